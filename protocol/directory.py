@@ -1,0 +1,120 @@
+"""The directory of live workers in Redis: key schema, writer and reader.
+
+    baton:{cluster}:workers              set of instance ids
+    baton:{cluster}:worker:{instance}    WorkerRecord as msgpack; expires LEASE_S after renewal
+
+A record that is gone is a hint that the worker is, not a proof: who holds an open stream to it
+knows better. What comes back from Redis is checked like anything from a network.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+LEASE_S = 5.0
+RENEW_S = 1.0
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the others must know of the model that a worker serves."""
+
+    id: str
+    fingerprint: str
+    precision: str  # KV precision: "exact"
+    max_model_len: int
+    vocab_size: int
+    kv_bytes_per_token: int
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker as registered. Endpoints are ``host:port``."""
+
+    instance: str
+    role: str  # "prefill" | "decode"
+    endpoint: str
+    kv_endpoint: str
+    model: ModelInfo
+    pid: int
+    engine_pid: int
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+    kv_tokens_free: int = 0
+    kv_tokens_total: int = 0
+    draining: bool = False
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(WorkerRecord).decode
+
+
+def new_instance_id() -> str:
+    """A random 128-bit id, drawn at every start of a worker and compared for equality only."""
+    return secrets.token_hex(16)
+
+
+def connect(url: str) -> redis.Redis:
+    """A client for ``redis://``, ``rediss://`` or ``unix://`` with deadlines on every operation."""
+    return redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)
+
+
+class Directory:
+    """Both sides of the schema. Raises RedisError when Redis does not answer."""
+
+    def __init__(self, client: redis.Redis, cluster: str) -> None:
+        self._redis = client
+        self._members = f"baton:{cluster}:workers"
+        self._prefix = f"baton:{cluster}:worker:"
+
+    async def renew(self, record: WorkerRecord) -> None:
+        """Register, or extend the lease and refresh the load."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(self._prefix + record.instance, _encode(record), px=int(LEASE_S * 1000))
+            pipe.sadd(self._members, record.instance)
+            await pipe.execute()
+
+    async def remove(self, instance: str) -> None:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.delete(self._prefix + instance)
+            pipe.srem(self._members, instance)
+            await pipe.execute()
+
+    async def workers(self) -> list[WorkerRecord]:
+        """Every worker with a live lease. Garbage is passed over; ids without a lease are swept."""
+        raw = await self._redis.smembers(self._members)
+        members = [m.decode("ascii", "replace") for m in raw if isinstance(m, bytes)]
+        if not members:
+            return []
+        members.sort()
+        blobs = await self._redis.mget([self._prefix + m for m in members])
+        records = []
+        gone = []
+        for member, blob in zip(members, blobs, strict=True):
+            if not isinstance(blob, bytes):
+                gone.append(member)
+                continue
+            try:
+                record = _decode(blob)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if record.instance == member:
+                records.append(record)
+        if gone:
+            await self._redis.srem(self._members, *gone)
+        return records
+
+
+__all__ = [
+    "LEASE_S",
+    "RENEW_S",
+    "Directory",
+    "ModelInfo",
+    "RedisError",
+    "WorkerRecord",
+    "connect",
+    "new_instance_id",
+]
