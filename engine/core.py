@@ -1,0 +1,251 @@
+"""The engine: plan a step, run it, read and write the pool. One thread, no I/O."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+
+import msgspec
+import torch
+from torch import Tensor
+
+from engine.batch import Batch, Chunk, DecodeGroup, chunk_mask, decode_groups
+from engine.block_manager import BlockManager
+from engine.kv_pool import KVPool
+from engine.model import Model
+from engine.pieces import Piece
+from engine.policy import Policy
+from engine.sampler import sample
+from engine.scheduler import Scheduler, StepPlan
+from engine.sequence import Phase, Sequence, blocks_for
+from engine.state import RowState
+from protocol.blocks import BLOCK_TOKENS
+from protocol.errors import InvalidRequest
+from protocol.request import Finish, Request
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of one engine."""
+
+    pages: int  # pages of the KV pool
+    max_batch: int = 64  # sequences that run at once
+    chunk: int = 512  # most prompt tokens in a step
+    max_model_len: int = 4096  # tokens of one sequence
+
+
+class TokenOut(msgspec.Struct, frozen=True, array_like=True):
+    """One token of one sequence, and whether it was the last."""
+
+    handle: int
+    token: int
+    finish: Finish
+
+
+class Engine:
+    """Sequences in, tokens out. A sequence is addressed by the caller's handle."""
+
+    def __init__(self, model: Model, config: EngineConfig, policy: Policy) -> None:
+        self.model = model
+        self.config = config
+        self.pool = KVPool(model.config, config.pages, model.dtype, model.device)
+        self.manager = BlockManager(config.pages)
+        self.scheduler = Scheduler(self.manager, config.max_batch, config.chunk, policy)
+        self.state = RowState(config.max_batch, blocks_for(config.max_model_len) + 1, model.device)
+        self._eos = frozenset(model.config.eos_token_ids)
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequest when this engine could never finish the request."""
+        limit = request.length_limit
+        if limit > self.config.max_model_len:
+            raise InvalidRequest(
+                f"{len(request.prompt)} prompt tokens and max_tokens={request.sampling.max_tokens}"
+                f" make {limit}, over the model's {self.config.max_model_len}",
+                "max_tokens",
+            )
+        if blocks_for(limit) > self.manager.pages:
+            raise InvalidRequest(
+                f"{limit} tokens need {blocks_for(limit)} pages; the KV pool has"
+                f" {self.manager.pages}",
+                "max_tokens",
+            )
+        if max(request.context) >= self.model.config.vocab_size:
+            raise InvalidRequest(
+                f"token id {max(request.context)} is outside the vocabulary of"
+                f" {self.model.config.vocab_size}",
+                "prompt",
+            )
+
+    def generate(self, handle: int, request: Request) -> None:
+        """Compute the context here, then decode."""
+        self.check(request)
+        self.scheduler.add(Sequence(handle, request, Phase.WAITING))
+
+    def prefill(self, handle: int, request: Request) -> None:
+        """Compute the context, emit one token, and keep the pages until ``drop``."""
+        self.check(request)
+        self.scheduler.add(Sequence(handle, request, Phase.WAITING, hold=True))
+
+    def receive(self, handle: int, request: Request) -> int:
+        """Expect the context's KV from elsewhere; returns the tokens that are cached here."""
+        self.check(request)
+        return self.scheduler.pin(Sequence(handle, request, Phase.PINNED))
+
+    def reserve(self, handle: int) -> None:
+        self.scheduler.reserve(self.scheduler.sequences[handle])
+
+    def join(self, handle: int, token: int) -> None:
+        """Every missing block is written: decode on from ``token``."""
+        self.scheduler.join(self.scheduler.sequences[handle], token)
+
+    def recompute(self, handle: int) -> None:
+        self.scheduler.recompute(self.scheduler.sequences[handle])
+
+    def drop(self, handle: int) -> None:
+        """Forget a sequence, wherever it is. Unknown handles are none of our business."""
+        sequence = self.scheduler.sequences.get(handle)
+        if sequence is not None:
+            self.scheduler.finish(sequence)
+
+    # ---- KV in and out ----------------------------------------------------------------------
+
+    def computed_blocks(self, handle: int) -> int:
+        """Leading blocks of the context whose KV may be read: full ones, and the last one when the
+        whole context is computed."""
+        sequence = self.scheduler.sequences[handle]
+        context = len(sequence.request.context)
+        if sequence.computed >= context:
+            return blocks_for(context)
+        return sequence.computed // BLOCK_TOKENS
+
+    def read(self, handle: int, piece: Piece, out: Tensor) -> int:
+        """Copy computed KV of a sequence into ``out`` (uint8); returns the bytes."""
+        pages = self.scheduler.sequences[handle].pages[piece.block : piece.block + piece.blocks]
+        return self.pool.read(piece, pages, out)
+
+    def write(self, handle: int, piece: Piece, data: Tensor) -> None:
+        """Scatter received KV into the reserved pages of a sequence."""
+        sequence = self.scheduler.sequences[handle]
+        assert sequence.phase is Phase.RECEIVING and piece.block * BLOCK_TOKENS >= sequence.cached
+        self.pool.write(piece, sequence.pages[piece.block : piece.block + piece.blocks], data)
+
+    # ---- one step ---------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        return self.scheduler.plan()
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> list[TokenOut]:
+        """Run a planned step; returns the tokens drawn in it."""
+        batch, rows = self._batch(plan)
+        logits = self.model.forward(batch, self.pool)
+        drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
+        tokens: list[int] = []
+        if drawing:
+            tokens = self._draw(drawing, logits, rows)
+        for sequence in plan.decode:
+            sequence.computed += 1
+        for sequence, count in plan.chunks:
+            sequence.computed += count
+            sequence.commit(self.manager)
+        return [self._advance(s, t) for s, t in zip(drawing, tokens, strict=True)]
+
+    def _draw(self, drawing: Seq[Sequence], logits: Tensor, rows: Tensor) -> list[int]:
+        sampled = any(s.request.sampling.temperature > 0 for s in drawing)
+        narrowed = any(s.request.sampling.top_p < 1 for s in drawing)
+        tokens = sample(logits, self.state.sampling(rows, sampled, narrowed))
+        self.state.last_token[rows] = tokens
+        self.state.length[rows] += 1
+        return tokens.tolist()
+
+    def _advance(self, sequence: Sequence, token: int) -> TokenOut:
+        """Append a drawn token and move the sequence on."""
+        sequence.tokens.append(token)
+        if sequence.computed % BLOCK_TOKENS == 0:
+            sequence.commit(self.manager)
+        finish = self._finish_reason(sequence, token)
+        if sequence.hold:
+            self.scheduler.hold(sequence)
+        elif finish is not Finish.NONE:
+            self.scheduler.finish(sequence)
+        elif sequence.phase is Phase.PREFILL:
+            self.scheduler.promote(sequence)
+        return TokenOut(sequence.handle, token, finish)
+
+    def _finish_reason(self, sequence: Sequence, token: int) -> Finish:
+        sampling = sequence.request.sampling
+        if token in self._eos and not sampling.ignore_eos:
+            return Finish.STOP
+        if token in sampling.stop_token_ids:
+            return Finish.STOP
+        if len(sequence.tokens) >= sequence.request.length_limit:
+            return Finish.LENGTH
+        return Finish.NONE
+
+    # ---- building the batch -----------------------------------------------------------------
+
+    def _batch(self, plan: StepPlan) -> tuple[Batch, Tensor]:
+        """The packed batch, and the state rows of those that draw a token, in logit order."""
+        state, device = self.state, self.model.device
+        for sequence in plan.decode:
+            state.seat(sequence)
+        tokens, positions, slots = [], [], []
+        rows = torch.tensor([s.row for s in plan.decode], dtype=torch.int64, device=device)
+        groups: tuple[DecodeGroup, ...] = ()
+        if plan.decode:
+            table, lengths = state.block_table[rows], state.length[rows]
+            at = lengths - 1
+            tokens.append(state.last_token[rows])
+            positions.append(at)
+            slots.append(self._slots(table.gather(1, (at // BLOCK_TOKENS)[:, None])[:, 0], at))
+            groups = decode_groups(table, lengths)
+        chunks, start = [], len(plan.decode)
+        logit_rows = list(range(start))
+        finishing = []
+        for sequence, count in plan.chunks:
+            state.seat(sequence)
+            first, end = sequence.computed, sequence.computed + count
+            at = torch.arange(first, end, device=device)
+            tokens.append(torch.tensor(sequence.tokens[first:end], device=device))
+            positions.append(at)
+            slots.append(self._slots(state.block_table[sequence.row][at // BLOCK_TOKENS], at))
+            chunks.append(self._chunk(sequence, start, count))
+            start += count
+            if end == len(sequence.tokens):
+                logit_rows.append(start - 1)
+                finishing.append(sequence.row)
+        batch = Batch(
+            tokens=torch.cat(tokens),
+            positions=torch.cat(positions),
+            slots=torch.cat(slots),
+            decode_rows=len(plan.decode),
+            groups=groups,
+            chunks=tuple(chunks),
+            logit_rows=None
+            if len(logit_rows) == start
+            else torch.tensor(logit_rows, dtype=torch.int64, device=device),
+        )
+        if finishing:
+            rows = torch.cat([rows, torch.tensor(finishing, device=device)])
+        return batch, rows
+
+    @staticmethod
+    def _slots(pages: Tensor, positions: Tensor) -> Tensor:
+        return pages * BLOCK_TOKENS + positions % BLOCK_TOKENS
+
+    def _chunk(self, sequence: Sequence, start: int, count: int) -> Chunk:
+        context = sequence.computed
+        if context == 0:
+            return Chunk(start, count, 0, None, None)
+        device = self.model.device
+        pages = self.state.block_table[sequence.row][: blocks_for(context + count)]
+        return Chunk(start, count, context, pages, chunk_mask(context, count, device))
+
+
+def timed_step(engine: Engine) -> tuple[list[TokenOut], float]:
+    """Plan and run one step; the tokens, and the seconds it took."""
+    began = time.perf_counter()
+    plan = engine.plan()
+    tokens = engine.run(plan) if plan else []
+    return tokens, time.perf_counter() - began

@@ -1,0 +1,92 @@
+"""Sampling as a function of (logits, seed, choice, position): no state, no random stream.
+
+    token = argmax over allowed tokens of  logits / temperature + Gumbel(seed, choice, position, t)
+
+The Gumbel-max trick (Gumbel 1954; Maddison et al., A* Sampling, 2014, section 2) draws exactly from
+softmax(logits / temperature). Noise comes from a counter-based generator, SplitMix64 (Steele, Lea,
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, section 4), so a token does
+not depend on the batch, on speculation, or on the worker that draws it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def _signed(value: int) -> int:
+    """``value`` mod 2**64 as torch's int64 holds it."""
+    value &= 2**64 - 1
+    return value - 2**64 if value >= 2**63 else value
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MIX1 = _signed(0xBF58476D1CE4E5B9)
+_MIX2 = _signed(0x94D049BB133111EB)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's output function."""
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+def row_key(seed: int, choice: int) -> int:
+    """Key of one choice of one request, as int64: computed once, at admission."""
+    key = torch.tensor([_signed(seed)]) + _GAMMA
+    return int(_mix(_mix(key) ^ _signed(choice * 0xD1B54A32D192ED03)))
+
+
+def gumbel(keys: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """Gumbel(0, 1) noise, [R, vocab] float64. keys, positions: [R] int64; ``positions`` is the
+    index of the token to draw in its sequence."""
+    counter = torch.arange(1, vocab + 1, device=keys.device) * _GAMMA
+    row = _mix(keys ^ (positions * _MIX1))
+    bits = _shift(_mix(row[:, None] + counter), 11)  # 53 random bits
+    uniform = (bits.double() + 0.5) * 2.0**-53
+    return -torch.log(-torch.log(uniform))
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """Parameters of the rows to draw, one element per row: [R]."""
+
+    temperature: Tensor  # float32; 0: greedy
+    top_p: Tensor  # float32
+    keys: Tensor  # int64, of row_key
+    positions: Tensor  # int64
+    any_sampled: bool  # some temperature is above 0
+    any_top_p: bool  # some top_p is below 1
+
+
+def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
+    """Mask logits [R, vocab] outside the smallest set whose probability reaches top_p [R]
+    (Holtzman et al., The Curious Case of Neural Text Degeneration, section 3.1)."""
+    ordered, index = logits.sort(dim=-1, descending=True, stable=True)
+    probability = ordered.softmax(dim=-1)
+    before = probability.cumsum(dim=-1) - probability
+    # A row that asks for everything keeps everything, whatever rounding does to the sum.
+    beyond = (before >= top_p[:, None]) & (top_p[:, None] < 1.0)
+    drop = torch.zeros_like(beyond).scatter_(1, index, beyond)
+    return logits.masked_fill(drop, float("-inf"))
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Next tokens [R] int64 from logits [R, vocab] fp32."""
+    if not rows.any_sampled:
+        return logits.argmax(dim=-1)
+    greedy = rows.temperature == 0
+    scaled = logits / torch.where(greedy, 1.0, rows.temperature)[:, None]
+    if rows.any_top_p:
+        scaled = keep_top_p(scaled, torch.where(greedy, 1.0, rows.top_p))
+    noise = gumbel(rows.keys, rows.positions, logits.shape[-1])
+    noise[greedy] = 0.0
+    return (scaled.double() + noise).argmax(dim=-1)

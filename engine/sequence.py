@@ -1,0 +1,90 @@
+"""One request inside the engine.
+
+    generate   WAITING -> PREFILL -> DECODE -> done              (preempted: -> WAITING)
+    prefill    WAITING -> PREFILL -> HELD -> done                (held until released: KV goes out)
+    receive    PINNED -> RECEIVING -> WAITING_ROW -> DECODE -> done   (recompute: -> WAITING)
+
+Whoever moves a sequence to another phase also moves it between the scheduler's queues.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from engine.block_manager import BlockManager
+from protocol.blocks import BLOCK_TOKENS, block_keys
+from protocol.request import Request
+
+
+class Phase(enum.Enum):
+    WAITING = enum.auto()
+    PREFILL = enum.auto()
+    DECODE = enum.auto()
+    HELD = enum.auto()
+    PINNED = enum.auto()
+    RECEIVING = enum.auto()
+    WAITING_ROW = enum.auto()
+
+
+def blocks_for(tokens: int) -> int:
+    """Pages that hold ``tokens`` tokens."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+class Sequence:
+    """Tokens, pages and progress of one request. Its pages are released by ``release``."""
+
+    def __init__(self, handle: int, request: Request, phase: Phase, hold: bool = False) -> None:
+        self.handle = handle
+        self.request = request
+        self.phase = phase
+        self.hold = hold  # prefill only: one token, then the pages are kept until released
+        self.tokens = list(request.context)
+        self.computed = 0  # leading tokens whose KV is in the pool
+        self.cached = 0  # of these, taken from the prefix cache at admission
+        self.pages: list[int] = []
+        self.row = -1  # row in the state table while in PREFILL or DECODE
+        self.seated_pages = -1  # leading pages that its row knows; -1: the row knows nothing
+        self.keys: list[bytes] = []
+        self.committed = 0  # leading pages whose key is declared
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that a prefill still has to compute."""
+        return len(self.tokens) - self.computed
+
+    def take_row(self, row: int) -> None:
+        """Run in ``row`` from now on; the row's state is written when the next step is built."""
+        self.row = row
+        self.seated_pages = -1
+
+    def extend_keys(self) -> list[bytes]:
+        """Keys of all full blocks of the tokens known so far."""
+        full = len(self.tokens) // BLOCK_TOKENS
+        if len(self.keys) < full:
+            parent = self.keys[-1] if self.keys else self.request.cache_root
+            start = len(self.keys) * BLOCK_TOKENS
+            self.keys += block_keys(parent, self.tokens[start : full * BLOCK_TOKENS])
+        return self.keys
+
+    def commit(self, manager: BlockManager) -> None:
+        """Declare the pages that have become full and computed since the last call."""
+        full = self.computed // BLOCK_TOKENS
+        if self.committed < full:
+            keys = self.extend_keys()
+            for i in range(self.committed, full):
+                manager.commit(self.pages[i], keys[i])
+            self.committed = full
+
+    def release(self, manager: BlockManager) -> None:
+        """Give every page back; the sequence holds nothing afterwards."""
+        manager.release(self.pages)
+        self.pages = []
+        self.computed = self.cached = self.committed = 0
+
+    def attach_prefix(self, manager: BlockManager, pages: list[int]) -> None:
+        """Start from cached pages (pinned here)."""
+        manager.pin(pages)
+        self.pages = list(pages)
+        self.computed = self.cached = len(pages) * BLOCK_TOKENS
+        self.committed = len(pages)
