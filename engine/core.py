@@ -99,9 +99,6 @@ class Engine:
         """Every missing block is written: decode on from ``token``."""
         self.scheduler.join(self.scheduler.sequences[handle], token)
 
-    def recompute(self, handle: int) -> None:
-        self.scheduler.recompute(self.scheduler.sequences[handle])
-
     def drop(self, handle: int) -> None:
         """Forget a sequence, wherever it is. Unknown handles are none of our business."""
         sequence = self.scheduler.sequences.get(handle)

@@ -80,13 +80,6 @@ class Scheduler:
         sequence.phase = Phase.WAITING_ROW
         self.joining.append(sequence)
 
-    def recompute(self, sequence: Sequence) -> None:
-        """Compute the whole context here after all, on whatever is cached."""
-        self._unqueue(sequence)
-        sequence.release(self.manager)
-        sequence.phase = Phase.WAITING
-        self.waiting.append(sequence)
-
     # ---- departures -------------------------------------------------------------------------
 
     def finish(self, sequence: Sequence) -> None:
@@ -109,13 +102,14 @@ class Scheduler:
         self.decoding.append(sequence)
 
     def _unqueue(self, sequence: Sequence) -> None:
-        queue: deque[Sequence] | list[Sequence] | None = {
+        queues: dict[Phase, deque[Sequence] | list[Sequence]] = {
             Phase.WAITING: self.waiting,
             Phase.PREFILL: self.prefilling,
             Phase.DECODE: self.decoding,
             Phase.RECEIVING: self.reserving,
             Phase.WAITING_ROW: self.joining,
-        }.get(sequence.phase)
+        }
+        queue = queues.get(sequence.phase)
         if queue is not None and sequence in queue:
             queue.remove(sequence)
 

@@ -2,7 +2,7 @@
 
     generate   WAITING -> PREFILL -> DECODE -> done              (preempted: -> WAITING)
     prefill    WAITING -> PREFILL -> HELD -> done                (held until released: KV goes out)
-    receive    PINNED -> RECEIVING -> WAITING_ROW -> DECODE -> done   (recompute: -> WAITING)
+    receive    PINNED -> RECEIVING -> WAITING_ROW -> DECODE -> done
 
 Whoever moves a sequence to another phase also moves it between the scheduler's queues.
 """

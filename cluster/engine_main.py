@@ -1,0 +1,83 @@
+"""Entry of the engine process: ``python -m cluster.engine_main SOCKET_FD ARENA_FD``, the spec on
+standard input. It dies with its front, whichever way the front goes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from decode_worker import policy as decode_policy
+from engine import messages as m
+from engine.arena import Arena
+from engine.channel import Closed, EngineChannel
+from engine.policy import Policy
+from engine.spec import EngineSpec
+from prefill_worker import policy as prefill_policy
+from protocol.errors import BatonError
+
+POLICIES: dict[str, Policy] = {"prefill": prefill_policy.plan, "decode": decode_policy.plan}
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the front goes: a stuck engine reads no EOF."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+def main() -> None:
+    parent = os.getppid()
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's to handle
+    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineSpec)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    channel: EngineChannel[m.Command] = EngineChannel(sock, m.Command)
+    arena = Arena(int(sys.argv[2]), spec.arena)
+    arena.release_fd()
+    try:
+        serve(spec, channel, arena)
+    except Closed:
+        pass
+    except BatonError as error:
+        channel.send([m.Failed(str(error))])
+
+
+def serve(spec: EngineSpec, channel: EngineChannel[m.Command], arena: Arena) -> None:
+    """Load, say so, and serve until the front is gone."""
+
+    def progress(what: str, fraction: float) -> None:
+        channel.send([m.Progress(what, fraction)])
+
+    engine_server = build(spec, channel, arena, progress)
+    gc.collect()
+    gc.freeze()  # what is loaded stays; the collector need not look at it in every step
+    engine_server()
+
+
+def build(
+    spec: EngineSpec,
+    channel: EngineChannel[m.Command],
+    arena: Arena,
+    progress: Callable[[str, float], None],
+) -> Callable[[], None]:
+    """Load the model and announce it; returns the loop to run."""
+    progress("importing torch", 0.0)
+    from engine.loading import load
+    from engine.server import EngineServer
+
+    loaded = load(spec, POLICIES[spec.role], progress)
+    channel.send([loaded.ready])
+    return EngineServer(loaded.engine, channel, arena, POLICIES).run
+
+
+if __name__ == "__main__":
+    main()

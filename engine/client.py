@@ -1,0 +1,139 @@
+"""The front's hold on its engine: start it, watch it, replace it. Torch-free.
+
+    starting --Ready--> serving --died or silent--> starting ...      (until stop, or out of tries)
+
+``session()`` gives the session that serves now, or waits for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+
+from engine import messages as m
+from engine.session import Report, Session, spawn
+from engine.spec import EngineSpec
+from protocol.errors import EngineDied, StartupError, Unavailable
+
+START_DEADLINE_S = 600.0
+SILENCE_S = 3.5
+"""An engine that says nothing for so long is stuck: seven beats. Longer for models whose own step
+takes longer, see ``_silence_limit``."""
+
+MAX_DEATHS = 5
+"""Engines that may die within DEATH_WINDOW_S before the worker gives up."""
+
+DEATH_WINDOW_S = 60.0
+
+
+class EngineClient:
+    """Owns the engine process, one at a time."""
+
+    def __init__(self, argv: list[str], spec: EngineSpec, report: Report) -> None:
+        self._argv = argv
+        self._spec = spec
+        self._report = report
+        self._handles = itertools.count(1)
+        self._session: Session | None = None
+        self._serving = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._problem: str | None = None
+        self.restarts = 0
+
+    async def start(self) -> m.Ready:
+        """Start the first engine; raises StartupError when it cannot load."""
+        session = await self._launch()
+        self._keeper = asyncio.create_task(self._keep(session), name="engine-keeper")
+        assert session.ready is not None
+        return session.ready
+
+    async def stop(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._session is not None:
+            self._session.end()
+
+    def problem(self) -> str | None:
+        """Why this engine will not come back; None while there is hope."""
+        return self._problem
+
+    def handle(self) -> int:
+        """A handle that no sequence has had."""
+        return next(self._handles)
+
+    @property
+    def current(self) -> Session | None:
+        """The session that serves now."""
+        return self._session if self._serving.is_set() else None
+
+    async def session(self, wait_s: float) -> Session:
+        """The session that serves, or the next one to. Raises Unavailable after ``wait_s``."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._serving.wait()
+        except TimeoutError as error:
+            raise Unavailable(f"no engine within {wait_s:g} s") from error
+        assert self._session is not None
+        return self._session
+
+    # ---- keeping one alive ------------------------------------------------------------------
+
+    async def _launch(self) -> Session:
+        session = spawn(self._argv, self._spec)
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                await session.open(self._report)
+        except TimeoutError as error:
+            session.end()
+            raise StartupError(f"the engine was not ready after {START_DEADLINE_S:g} s") from error
+        except BaseException:
+            session.end()
+            raise
+        self._session = session
+        self._serving.set()
+        return session
+
+    async def _keep(self, session: Session) -> None:
+        deaths: list[float] = []
+        while True:
+            why = await self._attend(session)
+            self._serving.clear()
+            session.end()
+            self._report(f"engine lost: {why}; starting another", 0.0)
+            deaths = [t for t in deaths if time.monotonic() - t < DEATH_WINDOW_S]
+            deaths.append(time.monotonic())
+            if len(deaths) >= MAX_DEATHS:
+                self._problem = f"{len(deaths)} engines died in {DEATH_WINDOW_S:g} s: {why}"
+                return
+            try:
+                session = await self._launch()
+            except (StartupError, EngineDied) as error:
+                self._problem = f"the engine does not start again: {error}"
+                return
+            self.restarts += 1
+
+    async def _attend(self, session: Session) -> str:
+        """Dispatch the session's events until it is lost; says how."""
+        listening = asyncio.create_task(session.listen())
+        limit = self._silence_limit(session)
+        try:
+            while not listening.done():
+                await asyncio.wait([listening], timeout=m.BEAT_S)
+                if not listening.done() and session.silent_s() > limit:
+                    return f"no sign of life for {session.silent_s():.1f} s"
+            error = listening.exception()
+            if isinstance(error, EngineDied):
+                return str(error)
+            assert error is not None
+            raise error
+        finally:
+            listening.cancel()
+
+    @staticmethod
+    def _silence_limit(session: Session) -> float:
+        assert session.ready is not None
+        return max(SILENCE_S, 4.0 * session.ready.step_seconds)

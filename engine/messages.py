@@ -1,0 +1,210 @@
+"""What front and engine say to each other: small, typed, batched per step. Torch-free.
+
+Handles are drawn by the front, one for each sequence, and are never reused within one engine
+process. KV does not pass here: it lies in slots of the shared arena, and messages name slots.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from engine.pieces import Piece
+from protocol.request import Finish, Request
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+# ---- front -> engine -----------------------------------------------------------------------
+
+
+class Generate(_Message, frozen=True):
+    """Compute the context here, then decode."""
+
+    handle: int
+    request: Request
+
+
+class Prefill(_Message, frozen=True):
+    """Compute the context, send one token, offer the KV from block ``skip_blocks`` on, and hold
+    the pages until ``Drop``."""
+
+    handle: int
+    request: Request
+    skip_blocks: int
+    frame_bytes: int
+
+
+class Receive(_Message, frozen=True):
+    """Pin what is cached; answered by ``Pinned``."""
+
+    handle: int
+    request: Request
+
+
+class Reserve(_Message, frozen=True):
+    """Queue for the pages of the missing blocks; answered by ``Reserved``."""
+
+    handle: int
+
+
+class Ingest(_Message, frozen=True):
+    """A checked frame lies in ``slot``; scatter it, then give the slot back (``SlotsFree``)."""
+
+    handle: int
+    slot: int
+    piece: Piece
+    nbytes: int
+
+
+class Join(_Message, frozen=True):
+    """Every frame has been given; ``token`` is the first output."""
+
+    handle: int
+    token: int
+
+
+class Grant(_Message, frozen=True):
+    """``frames`` more of this prefill may be put into slots."""
+
+    handle: int
+    frames: int
+
+
+class Drop(_Message, frozen=True):
+    """Forget the sequence; its pages are free at once."""
+
+    handle: int
+
+
+class SetRole(_Message, frozen=True):
+    """Plan steps as this role from now on."""
+
+    role: str
+
+
+class SlotsFree(_Message, frozen=True):
+    """Slots that the receiver has emptied (both ways)."""
+
+    slots: list[int]
+
+
+class Stop(_Message, frozen=True):
+    """End the process."""
+
+
+Command: TypeAlias = (
+    Generate
+    | Prefill
+    | Receive
+    | Reserve
+    | Ingest
+    | Join
+    | Grant
+    | Drop
+    | SetRole
+    | SlotsFree
+    | Stop
+)
+
+
+# ---- engine -> front -----------------------------------------------------------------------
+
+
+class Progress(_Message, frozen=True):
+    """Loading: what is being done, and how much of it."""
+
+    what: str
+    fraction: float
+
+
+class Ready(_Message, frozen=True):
+    """The engine takes commands. ``step_seconds``: the longest step seen in warm-up."""
+
+    fingerprint: str
+    precision: str
+    vocab_size: int
+    max_model_len: int
+    kv_bytes_per_token: int
+    kv_tokens: int
+    page_layer_bytes: int
+    layers: int
+    step_seconds: float
+
+
+class Failed(_Message, frozen=True):
+    """The engine cannot start; the text is for the operator."""
+
+    why: str
+
+
+class Refused(_Message, frozen=True):
+    """This request cannot be taken: the fault is in ``param``."""
+
+    handle: int
+    why: str
+    param: str
+
+
+class Pinned(_Message, frozen=True):
+    handle: int
+    cached_tokens: int
+
+
+class Reserved(_Message, frozen=True):
+    handle: int
+
+
+class Started(_Message, frozen=True):
+    """The prefill was admitted: its pages are there."""
+
+    handle: int
+    cached_tokens: int
+
+
+class Frame(_Message, frozen=True):
+    """KV of a prefill lies in ``slot``; ``last``: no further frame follows."""
+
+    handle: int
+    sequence: int
+    slot: int
+    piece: Piece
+    nbytes: int
+    last: bool
+
+
+class Tokens(_Message, frozen=True):
+    """Tokens of one step: parallel lists."""
+
+    handles: list[int]
+    tokens: list[int]
+    finishes: list[Finish]
+
+
+class Beat(_Message, frozen=True):
+    """The loop turns. Sent at least every BEAT_S, with the load."""
+
+    running: int
+    waiting: int
+    queued_tokens: int
+    pages_free: int
+
+
+Event: TypeAlias = (
+    Progress
+    | Ready
+    | Failed
+    | Refused
+    | Pinned
+    | Reserved
+    | Started
+    | Frame
+    | SlotsFree
+    | Tokens
+    | Beat
+)
+
+BEAT_S = 0.5

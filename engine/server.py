@@ -1,0 +1,180 @@
+"""The engine process: take commands, run a step, report; nothing else.
+
+    loop:  take what has arrived  ->  step  ->  fill slots with KV that may go  ->  one batch out
+
+The loop never waits for I/O while there is work. It ends when the front does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import singledispatchmethod
+from typing import Any
+
+import torch
+
+from engine import messages as m
+from engine.arena import Arena
+from engine.channel import Closed, EngineChannel
+from engine.core import Engine
+from engine.egress import Egress
+from engine.pieces import Piece, cut
+from engine.policy import Policy
+from engine.sequence import blocks_for
+from protocol.errors import InvalidRequest
+
+
+class EngineServer:
+    """Serves one front over ``channel``. ``policies`` by role name."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        channel: EngineChannel[m.Command],
+        arena: Arena,
+        policies: Mapping[str, Policy],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._policies = policies
+        self._clock = clock
+        # [slots, slot_bytes] uint8 over the shared mapping
+        self._slots = torch.frombuffer(arena.map, dtype=torch.uint8).view(
+            -1, arena.shape.slot_bytes
+        )
+        self._egress = Egress(arena.shape.outbound_slots(), self._copy_out)
+        self._out: list[Any] = []
+        self._stopping = False
+
+    def run(self) -> None:
+        """Until told to stop, or the front is gone."""
+        last_beat = self._clock()
+        busy = False
+        try:
+            while not self._stopping:
+                for command in self._channel.receive(0.0 if busy else m.BEAT_S):
+                    self._take(command)
+                busy = self._step()
+                if self._clock() - last_beat >= m.BEAT_S:
+                    last_beat = self._clock()
+                    self._out.append(self._beat())
+                self._flush()
+        except Closed:
+            return
+
+    # ---- commands ---------------------------------------------------------------------------
+
+    def _take(self, command: m.Command) -> None:
+        """A command about a sequence that has ended meanwhile is passed over."""
+        handle = getattr(command, "handle", None)
+        opens = isinstance(command, m.Generate | m.Prefill | m.Receive)
+        if handle is None or opens or handle in self._engine.scheduler.sequences:
+            self._apply(command)
+        elif isinstance(command, m.Ingest):
+            self._out.append(m.SlotsFree([command.slot]))
+
+    @singledispatchmethod
+    def _apply(self, command: m.Command) -> None:
+        raise AssertionError(command)
+
+    @_apply.register
+    def _generate(self, command: m.Generate) -> None:
+        try:
+            self._engine.generate(command.handle, command.request)
+        except InvalidRequest as error:
+            self._refuse(command.handle, error)
+
+    @_apply.register
+    def _prefill(self, command: m.Prefill) -> None:
+        engine = self._engine
+        try:
+            engine.prefill(command.handle, command.request)
+        except InvalidRequest as error:
+            return self._refuse(command.handle, error)
+        blocks = blocks_for(len(command.request.context))
+        layers = engine.model.config.layers
+        page_layer_bytes = engine.pool.page_layer_bytes
+        pieces = cut(command.skip_blocks, blocks, layers, page_layer_bytes, command.frame_bytes)
+        self._egress.open(command.handle, pieces)
+        return None
+
+    @_apply.register
+    def _receive(self, command: m.Receive) -> None:
+        try:
+            cached = self._engine.receive(command.handle, command.request)
+        except InvalidRequest as error:
+            return self._refuse(command.handle, error)
+        self._out.append(m.Pinned(command.handle, cached))
+        return None
+
+    @_apply.register
+    def _reserve(self, command: m.Reserve) -> None:
+        self._engine.reserve(command.handle)
+
+    @_apply.register
+    def _ingest(self, command: m.Ingest) -> None:
+        data = self._slots[command.slot][: command.nbytes]
+        self._engine.write(command.handle, command.piece, data)
+        self._out.append(m.SlotsFree([command.slot]))
+
+    @_apply.register
+    def _join(self, command: m.Join) -> None:
+        self._engine.join(command.handle, command.token)
+
+    @_apply.register
+    def _grant(self, command: m.Grant) -> None:
+        self._egress.grant(command.handle, command.frames)
+
+    @_apply.register
+    def _drop(self, command: m.Drop) -> None:
+        self._egress.close(command.handle)
+        self._engine.drop(command.handle)
+
+    @_apply.register
+    def _set_role(self, command: m.SetRole) -> None:
+        self._engine.scheduler.policy = self._policies[command.role]
+
+    @_apply.register
+    def _slots_free(self, command: m.SlotsFree) -> None:
+        self._egress.free(command.slots)
+
+    @_apply.register
+    def _stop(self, _command: m.Stop) -> None:
+        self._stopping = True
+
+    def _refuse(self, handle: int, error: InvalidRequest) -> None:
+        self._out.append(m.Refused(handle, str(error), error.param or ""))
+
+    # ---- one turn ---------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """One engine step and the KV that it frees to go; whether anything was done."""
+        scheduler = self._engine.scheduler
+        plan = self._engine.plan()
+        self._out += [m.Started(s.handle, s.cached) for s in scheduler.take_started()]
+        self._out += [m.Reserved(s.handle) for s in scheduler.take_reserved()]
+        if plan:
+            drawn = self._engine.run(plan)
+            if drawn:
+                columns = zip(*((t.handle, t.token, t.finish) for t in drawn), strict=True)
+                self._out.append(m.Tokens(*(list(c) for c in columns)))
+        # Tokens leave before KV is copied: a first token never waits for the payload behind it.
+        self._flush()
+        frames = self._egress.pump(self._engine.computed_blocks)
+        self._out += frames
+        return bool(plan or frames)
+
+    def _flush(self) -> None:
+        self._channel.send(self._out)
+        self._out = []
+
+    def _copy_out(self, handle: int, piece: Piece, slot: int) -> int:
+        return self._engine.read(handle, piece, self._slots[slot])
+
+    def _beat(self) -> m.Beat:
+        s = self._engine.scheduler
+        queued = sum(q.remaining for q in s.waiting) + sum(q.remaining for q in s.prefilling)
+        waiting = len(s.sequences) - len(s.decoding)
+        return m.Beat(len(s.decoding), waiting, queued, self._engine.manager.available)

@@ -1,0 +1,176 @@
+"""One life of an engine process, as its front sees it: arena, socket, who listens for what.
+
+A session ends once and for all when the process dies, or when its front kills it because it stopped
+answering; whatever was in it is lost then, and every listener is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from engine import messages as m
+from engine.arena import Arena
+from engine.channel import Framer, pack
+from engine.spec import EngineSpec
+from protocol.errors import EngineDied, StartupError
+from protocol.request import Finish
+
+Report = Callable[[str, float], None]
+"""(what is being done, fraction of it done)"""
+
+
+class Listener(Protocol):
+    """Who owns a handle in the front."""
+
+    def on_event(self, event: m.Event) -> None:
+        """An event of this handle other than tokens."""
+
+    def on_token(self, token: int, finish: Finish) -> None:
+        """The next token of this handle."""
+
+    def on_lost(self) -> None:
+        """The engine is gone, and the sequence with it."""
+
+
+class Session:
+    """Talks to one engine process. All methods belong to the event loop's thread."""
+
+    def __init__(self, process: subprocess.Popen[bytes], arena: Arena, sock: socket.socket) -> None:
+        self.process = process
+        self.arena = arena
+        self.ready: m.Ready | None = None
+        self.beat = m.Beat(0, 0, 0, 0)
+        self.alive = True
+        self.inbound = arena.shape.inbound_slots()
+        self.on_inbound_free: Callable[[], None] = lambda: None
+        self._heard = time.monotonic()
+        self._listeners: dict[int, Listener] = {}
+        self._outbox: list[m.Command] = []
+        self._socket = sock
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader: asyncio.StreamReader | None = None
+
+    # ---- life -------------------------------------------------------------------------------
+
+    async def open(self, report: Report) -> m.Ready:
+        """Wait for the engine to load. Raises StartupError with its own words, or EngineDied."""
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
+        framer: Framer[m.Event] = Framer(m.Event)
+        while self.ready is None:
+            for event in framer.feed(await self._read()):
+                if isinstance(event, m.Progress):
+                    report(event.what, event.fraction)
+                elif isinstance(event, m.Failed):
+                    raise StartupError(event.why)
+                elif isinstance(event, m.Ready):
+                    self.ready = event
+        self._framer = framer
+        return self.ready
+
+    async def _read(self) -> bytes:
+        assert self._reader is not None
+        try:
+            data = await self._reader.read(1 << 18)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise EngineDied("the engine process ended")
+        self._heard = time.monotonic()
+        return data
+
+    async def listen(self) -> None:
+        """Dispatch events until the engine is gone (EngineDied)."""
+        while True:
+            for event in self._framer.feed(await self._read()):
+                self._dispatch(event)
+
+    def silent_s(self) -> float:
+        """Seconds since the engine was last heard."""
+        return time.monotonic() - self._heard
+
+    def end(self) -> None:
+        """Kill the process if it lives, and tell every listener. Idempotent."""
+        if not self.alive:
+            return
+        self.alive = False
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self._socket.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=5.0)
+        lost, self._listeners = self._listeners, {}
+        for listener in lost.values():
+            listener.on_lost()
+
+    # ---- traffic ----------------------------------------------------------------------------
+
+    def attach(self, handle: int, listener: Listener) -> None:
+        self._listeners[handle] = listener
+
+    def detach(self, handle: int) -> None:
+        self._listeners.pop(handle, None)
+
+    def send(self, command: m.Command) -> None:
+        """Queue a command; all of one turn of the event loop go as one batch. After the end of the
+        session it is dropped: its listener has been told."""
+        if not self.alive:
+            return
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(command)
+
+    def _flush(self) -> None:
+        batch, self._outbox = self._outbox, []
+        if self.alive and self._writer is not None:
+            self._writer.write(pack(batch))
+
+    def _dispatch(self, event: m.Event) -> None:
+        if isinstance(event, m.Tokens):
+            columns = zip(event.handles, event.tokens, event.finishes, strict=True)
+            for handle, token, finish in columns:
+                if (listener := self._listeners.get(handle)) is not None:
+                    listener.on_token(token, finish)
+        elif isinstance(event, m.Beat):
+            self.beat = event
+        elif isinstance(event, m.SlotsFree):
+            self.inbound += event.slots
+            self.on_inbound_free()
+        elif isinstance(event, m.Progress | m.Ready | m.Failed):
+            raise AssertionError(event)
+        elif (listener := self._listeners.get(event.handle)) is not None:
+            listener.on_event(event)
+        elif isinstance(event, m.Frame):
+            self.send(m.SlotsFree([event.slot]))  # its transfer has ended meanwhile
+
+
+def spawn(argv: list[str], spec: EngineSpec) -> Session:
+    """Start an engine process that inherits its socket and arena; nothing has a name."""
+    ours, theirs = socket.socketpair()
+    arena = Arena.create(spec.arena)
+    try:
+        process = subprocess.Popen(
+            [*argv, str(theirs.fileno()), str(arena.fd)],
+            pass_fds=(theirs.fileno(), arena.fd),
+            stdin=subprocess.PIPE,
+        )
+    except OSError as error:
+        ours.close()
+        raise StartupError(f"cannot start the engine process: {error}") from error
+    finally:
+        theirs.close()
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(msgspec.json.encode(spec))
+    arena.release_fd()
+    return Session(process, arena, ours)

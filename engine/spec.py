@@ -1,0 +1,22 @@
+"""What an engine process is told at its start. Torch-free."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.arena import ArenaShape
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """``None`` leaves the choice to the engine."""
+
+    model_path: str
+    role: str
+    dtype: str | None = None
+    device: str | None = None
+    threads: int | None = None
+    kv_tokens: int | None = None
+    max_batch: int = 64
+    chunk: int = 512
+    max_model_len: int | None = None
+    arena: ArenaShape = ArenaShape()

@@ -1,0 +1,1 @@
+"""Moves KV blocks between workers: frames and their checks, credits, the gRPC transport."""

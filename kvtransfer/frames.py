@@ -1,0 +1,124 @@
+"""A frame: one piece of KV on the wire, and everything needed to refuse it.
+
+    magic      4s   b"BKV1"
+    transfer   16s  drawn by the receiver for each attempt
+    sequence   u32  0, 1, 2, ... within the transfer
+    layer      u16 } the piece: layers and blocks of the prompt
+    layers     u16 }
+    block      u32 }
+    blocks     u32 }
+    codec      u8   0: raw
+    reserved   3x
+    nbytes     u32  of the payload
+    checksum   u64  XXH3 of all the above and the payload
+    payload
+
+Little-endian. Both ends derive the same list of pieces from the request, so that a frame is checked
+against the very piece that is due, not against bounds.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+import xxhash
+
+from engine.pieces import Piece
+from protocol.errors import TransferFailed
+
+_HEAD = struct.Struct("<4s16sIHHIIB3xI")
+_SUM = struct.Struct("<Q")
+HEADER_BYTES: Final = _HEAD.size + _SUM.size
+_MAGIC: Final = b"BKV1"
+RAW: Final = 0
+
+
+class FrameHeader(msgspec.Struct, frozen=True):
+    """What a frame says of itself."""
+
+    transfer: bytes
+    sequence: int
+    piece: Piece
+    nbytes: int
+    codec: int = RAW
+
+
+def _checksum(head: bytes, payload: memoryview | bytes) -> int:
+    digest = xxhash.xxh3_64(head)
+    digest.update(payload)
+    return int(digest.intdigest())
+
+
+def pack(header: FrameHeader, payload: memoryview | bytes) -> bytes:
+    """The frame as bytes: one copy of the payload."""
+    p = header.piece
+    head = _HEAD.pack(
+        _MAGIC,
+        header.transfer,
+        header.sequence,
+        p.layer,
+        p.layers,
+        p.block,
+        p.blocks,
+        header.codec,
+        len(payload),
+    )
+    return b"".join((head, _SUM.pack(_checksum(head, payload)), payload))
+
+
+def unpack(data: bytes) -> tuple[FrameHeader, memoryview]:
+    """Header and payload of a frame. Raises TransferFailed when it is not whole."""
+    if len(data) < HEADER_BYTES:
+        raise TransferFailed(f"a frame has at least {HEADER_BYTES} bytes, this one {len(data)}")
+    view = memoryview(data)
+    magic, transfer, sequence, layer, layers, block, blocks, codec, nbytes = _HEAD.unpack_from(view)
+    (checksum,) = _SUM.unpack_from(view, _HEAD.size)
+    payload = view[HEADER_BYTES:]
+    if magic != _MAGIC:
+        raise TransferFailed(f"not a KV frame: it starts with {magic!r}, expected {_MAGIC!r}")
+    if nbytes != len(payload):
+        raise TransferFailed(f"frame {sequence} says {nbytes} bytes and has {len(payload)}")
+    if checksum != _checksum(data[: _HEAD.size], payload):
+        raise TransferFailed(f"frame {sequence} does not match its checksum")
+    piece = Piece(layer, layers, block, blocks)
+    return FrameHeader(transfer, sequence, piece, nbytes, codec), payload
+
+
+class Expectation:
+    """The frames that one transfer must bring, in order."""
+
+    def __init__(self, transfer: bytes, pieces: list[Piece], block_layer_bytes: int) -> None:
+        self.transfer = transfer
+        self._pieces = pieces
+        self._block_layer_bytes = block_layer_bytes
+        self._next = 0
+
+    @property
+    def total(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def complete(self) -> bool:
+        return self._next == len(self._pieces)
+
+    def check(self, header: FrameHeader) -> None:
+        """Accept ``header`` as the next frame. Raises TransferFailed for any other."""
+        if header.transfer != self.transfer:
+            raise TransferFailed("a frame of another transfer")
+        if self.complete:
+            raise TransferFailed(f"frame {header.sequence} after the last one")
+        if header.sequence != self._next:
+            raise TransferFailed(f"frame {header.sequence} came, {self._next} was due")
+        due = self._pieces[self._next]
+        if header.piece != due:
+            raise TransferFailed(f"frame {header.sequence} holds {header.piece}, due was {due}")
+        if header.codec != RAW:
+            raise TransferFailed(f"frame {header.sequence} has codec {header.codec}, due was raw")
+        if header.nbytes != due.bytes(self._block_layer_bytes):
+            raise TransferFailed(
+                f"frame {header.sequence} has {header.nbytes} bytes, due were"
+                f" {due.bytes(self._block_layer_bytes)}"
+            )
+        self._next += 1

@@ -1,0 +1,125 @@
+"""The receiving end: pulls the frames of one transfer into slots, checking each.
+
+The thread of a pull does what costs time (checksum, copy into shared memory); the event loop does
+the rest. A frame that fails a check ends the transfer, and nothing of it has touched a live page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from engine.pieces import Piece
+from kvtransfer.frames import Expectation, unpack
+from kvtransfer.source import PULL
+from protocol import auth
+from protocol.errors import TransferFailed
+from protocol.rpc import channel_options
+
+MAX_PULLS = 64
+
+Arrived = Callable[[int, Piece, int], None]
+"""(slot, piece, nbytes): a checked frame lies in the slot. Event loop only."""
+
+
+class Pull:
+    """One transfer in progress. ``add_slot`` for every credit granted."""
+
+    def __init__(
+        self,
+        call: Iterator[bytes],
+        expectation: Expectation,
+        view: Callable[[int, int], memoryview],
+        arrived: Arrived,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._call = call
+        self._expectation = expectation
+        self._view = view
+        self._arrived = arrived
+        self._loop = loop
+        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def add_slot(self, slot: int) -> None:
+        self._slots.put(slot)
+
+    def unused_slots(self) -> list[int]:
+        """Slots that no frame came for; to be asked once the pull is over."""
+        slots = []
+        while not self._slots.empty():
+            slots.append(self._slots.get_nowait())
+        return slots
+
+    def cancel(self) -> None:
+        self._call.cancel()  # type: ignore[attr-defined]
+
+    def run(self) -> None:
+        """Take every frame; blocks. Raises TransferFailed."""
+        try:
+            for data in self._call:
+                self._accept(data)
+        except grpc.RpcError as error:
+            raise TransferFailed(f"the KV stream broke: {error.code().name}") from error  # type: ignore[attr-defined]
+        if not self._expectation.complete:
+            raise TransferFailed("the KV stream ended before its last frame")
+
+    def _accept(self, data: bytes) -> None:
+        header, payload = unpack(data)
+        self._expectation.check(header)
+        try:
+            slot = self._slots.get_nowait()
+        except queue.Empty:
+            raise TransferFailed(f"frame {header.sequence} came without a credit") from None
+        self._view(slot, header.nbytes)[:] = payload
+        self._loop.call_soon_threadsafe(self._arrived, slot, header.piece, header.nbytes)
+
+
+class KVSink:
+    """Channels to the KV servers of others, and the threads that read from them."""
+
+    def __init__(self, token: str) -> None:
+        self._metadata = auth.metadata(token)
+        self._channels: dict[str, grpc.Channel] = {}
+        self._threads = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="kv-sink")
+
+    def open(
+        self,
+        endpoint: str,
+        expectation: Expectation,
+        view: Callable[[int, int], memoryview],
+        arrived: Arrived,
+    ) -> Pull:
+        """Open the stream of one transfer; ``run`` it with ``finish``."""
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = grpc.insecure_channel(endpoint, options=channel_options())
+            self._channels[endpoint] = channel
+        method = channel.unary_stream(PULL)
+        call = method(expectation.transfer, metadata=self._metadata)
+        return Pull(call, expectation, view, arrived, asyncio.get_running_loop())
+
+    async def finish(self, pull: Pull) -> None:
+        """Read the transfer to its end. Raises TransferFailed. When cancelled, the stream is
+        cancelled, and this returns only after its thread has let go of the slots."""
+        running = asyncio.get_running_loop().run_in_executor(self._threads, pull.run)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            pull.cancel()
+            await asyncio.wait([running])
+            running.exception()
+            raise
+
+    def forget(self, endpoint: str) -> None:
+        """A worker is gone; its endpoint may be someone else's one day."""
+        if (channel := self._channels.pop(endpoint, None)) is not None:
+            channel.close()
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,36 @@
+"""gRPC settings that every channel and server of Baton shares."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+Options: TypeAlias = list[tuple[str, int]]
+
+MAX_MESSAGE_BYTES = 64 << 20
+
+
+def channel_options() -> Options:
+    """A peer that answers no ping for 3 s is gone; idle streams are pinged every 2 s."""
+    return [
+        ("grpc.keepalive_time_ms", 2_000),
+        ("grpc.keepalive_timeout_ms", 3_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        # A worker that comes back is found at once, not after a long back-off.
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # One connection for each channel: a stream to a dead instance never rides on another's.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def server_options() -> Options:
+    """Accept those pings, and ping the callers likewise; never share a port between processes."""
+    return [
+        *channel_options()[:6],
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+    ]
