@@ -63,7 +63,7 @@ class Pull:
             for data in self._call:
                 self._accept(data)
         except grpc.RpcError as error:
-            raise TransferFailed(f"the KV stream broke: {error.code().name}") from error  # type: ignore[attr-defined]
+            raise TransferFailed(f"the KV stream broke: {error.code().name}") from error
         if not self._expectation.complete:
             raise TransferFailed("the KV stream ended before its last frame")
 
@@ -98,7 +98,7 @@ class KVSink:
         if channel is None:
             channel = grpc.insecure_channel(endpoint, options=channel_options())
             self._channels[endpoint] = channel
-        method = channel.unary_stream(PULL)
+        method: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PULL)
         call = method(expectation.transfer, metadata=self._metadata)
         return Pull(call, expectation, view, arrived, asyncio.get_running_loop())
 

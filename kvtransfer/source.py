@@ -35,7 +35,7 @@ class Outlet:
 
     def __init__(self, transfer: bytes, view: Callable[[int, int], memoryview]) -> None:
         self.transfer = transfer
-        self.taken = threading.Event()
+        self.taken = False
         self._view = view
         self._queue: queue.SimpleQueue[tuple[Frame, Callable[[], None]] | None] = (
             queue.SimpleQueue()
@@ -47,7 +47,8 @@ class Outlet:
         self._queue.put((frame, release))
 
     def close(self) -> None:
-        """No more frames: the Prefill call is over."""
+        """The Prefill call is over: release what was not sent, and end the sending thread."""
+        self._discard()
         self._queue.put(None)
 
     def frames(self, active: Callable[[], bool]) -> Iterator[bytes]:
@@ -69,8 +70,7 @@ class Outlet:
             if frame.last:
                 return
 
-    def discard(self) -> None:
-        """Release what nobody will send any more."""
+    def _discard(self) -> None:
         while True:
             try:
                 item = self._queue.get_nowait()
@@ -91,7 +91,9 @@ class KVSource:
             options=server_options(),
             interceptors=[TokenGuard(token)],
         )
-        handler = grpc.unary_stream_rpc_method_handler(self._pull)
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(
+            self._pull
+        )
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(SERVICE, {"Pull": handler})]
         )
@@ -119,17 +121,14 @@ class KVSource:
         with self._lock:
             self._outlets.pop(outlet.transfer, None)
         outlet.close()
-        if not outlet.taken.is_set():
-            outlet.discard()
 
     def _pull(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._lock:
             outlet = self._outlets.get(request)
-        if outlet is None or outlet.taken.is_set():
+            refused = outlet is None or outlet.taken
+            if outlet is not None:
+                outlet.taken = True
+        if outlet is None or refused:
             context.abort(grpc.StatusCode.NOT_FOUND, "no such transfer, or it is already pulled")
-            return
-        outlet.taken.set()
-        try:
+        else:
             yield from outlet.frames(context.is_active)
-        finally:
-            outlet.discard()

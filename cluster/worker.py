@@ -1,0 +1,208 @@
+"""One worker: an engine process and the front that speaks for it. Runs with or without Ray.
+
+    front (this process, torch-free)                        engine (its child)
+    gRPC asyncio: Decode.Attach, Prefill.Run   <--socket--> scheduler, step loop
+    gRPC threads: KV/Pull                      <--arena-->  KV in shared memory
+    Redis: lease and load
+
+Both roles are served by every worker; the role says which of them it is registered for and how its
+engine plans a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import grpc
+
+from cluster.settings import WorkerSettings
+from decode_worker.service import DecodeService
+from engine import messages as m
+from engine.client import EngineClient
+from engine.spec import EngineSpec
+from kvtransfer.sink import KVSink
+from kvtransfer.source import KVSource
+from prefill_worker.service import PrefillService
+from protocol import wire_pb2_grpc as rpc
+from protocol.auth import AsyncTokenGuard, check_bind
+from protocol.blocks import BLOCK_TOKENS
+from protocol.directory import (
+    RENEW_S,
+    Directory,
+    ModelInfo,
+    RedisError,
+    WorkerRecord,
+    connect,
+    new_instance_id,
+)
+from protocol.errors import StartupError
+from protocol.rpc import server_options
+
+log = logging.getLogger("baton.worker")
+
+Say = Callable[[str], None]
+
+
+def engine_command() -> list[str]:
+    """How the engine process is started; its socket and arena are appended."""
+    return [sys.executable, "-m", "cluster.engine_main"]
+
+
+class Worker:
+    """Life of one worker: ``start``, then ``serve_forever`` or the caller's own wait, ``stop``."""
+
+    def __init__(self, settings: WorkerSettings, say: Say = lambda text: log.info("%s", text)):
+        settings.check()
+        self.settings = settings
+        self.instance = new_instance_id()
+        self._say = say
+        self._said = ""
+        spec = EngineSpec(
+            model_path=settings.model_path,
+            role=settings.role,
+            dtype=settings.dtype,
+            device=settings.device,
+            threads=settings.threads,
+            kv_tokens=settings.kv_tokens,
+            max_batch=settings.max_batch,
+            chunk=settings.prefill_chunk,
+            max_model_len=settings.max_model_len,
+        )
+        self._engine = EngineClient(engine_command(), spec, self._progress)
+        self._source = KVSource(settings.token)
+        self._sink = KVSink(settings.token)
+        self._prefill = PrefillService(self._engine, self._source, self.instance)
+        self._decode = DecodeService(
+            self._engine, self._sink, settings.token, settings.local_prefill_tokens
+        )
+        self._server: grpc.aio.Server | None = None
+        self._redis = connect(settings.redis_url)
+        self._directory = Directory(self._redis, settings.cluster)
+        self._endpoint = ""
+        self._kv_endpoint = ""
+        self._model: ModelInfo | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    def _progress(self, what: str, fraction: float) -> None:
+        """Pass loading steps on, each once; fractions only at the quarters."""
+        text = f"{what} {int(fraction * 4) * 25}%" if fraction else what
+        if text != self._said:
+            self._said = text
+            self._say(text)
+
+    # ---- life -------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the engine, listen, register. Raises StartupError."""
+        check_bind(self.settings.host)
+        began = time.monotonic()
+        ready = await self._engine.start()
+        self._model = self._describe(ready)
+        self._kv_endpoint = self._source.start(self.settings.host, self.settings.kv_port)
+        self._endpoint = await self._listen()
+        try:
+            await self._directory.renew(self.record())
+        except RedisError as error:
+            raise StartupError(f"cannot register in Redis: {error}") from error
+        self._renewing = asyncio.create_task(self._renew(), name="lease")
+        self._say(
+            f"{self.settings.role} worker {self.instance[:8]} ready on {self._endpoint} in"
+            f" {time.monotonic() - began:.1f} s: {ready.kv_tokens} tokens of KV cache"
+        )
+
+    async def _listen(self) -> str:
+        server = grpc.aio.server(
+            options=server_options(), interceptors=[AsyncTokenGuard(self.settings.token)]
+        )
+        rpc.add_DecodeServicer_to_server(self._decode, server)
+        rpc.add_PrefillServicer_to_server(self._prefill, server)
+        address = f"{self.settings.host}:{self.settings.port}"
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise StartupError(f"cannot listen on {address}: {error}") from error
+        await server.start()
+        self._server = server
+        return f"{self.settings.host}:{port}"
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Take nothing new, let running requests finish for up to ``drain_s``, then go."""
+        self._prefill.draining = self._decode.draining = True
+        deadline = time.monotonic() + drain_s
+        while self._decode.jobs and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+            with contextlib.suppress(RedisError):
+                await self._directory.remove(self.instance)
+        await self._decode.close()
+        if self._server is not None:
+            await self._server.stop(grace=0.5)
+        await asyncio.to_thread(self._source.stop)
+        self._sink.close()
+        await self._engine.stop()
+        await self._redis.aclose()
+
+    async def serve_forever(self) -> None:
+        """Until cancelled. Raises StartupError when the engine will not come back."""
+        while self.problem() is None:
+            await asyncio.sleep(0.5)
+        raise StartupError(self.problem() or "")
+
+    def problem(self) -> str | None:
+        """What is wrong for good; None while the worker serves or is about to again."""
+        return self._engine.problem()
+
+    # ---- directory --------------------------------------------------------------------------
+
+    def _describe(self, ready: m.Ready) -> ModelInfo:
+        return ModelInfo(
+            id=self.settings.model_id,
+            fingerprint=ready.fingerprint,
+            precision=ready.precision,
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            kv_bytes_per_token=ready.kv_bytes_per_token,
+        )
+
+    def record(self) -> WorkerRecord:
+        """This worker as the directory shows it."""
+        assert self._model is not None
+        session = self._engine.current
+        beat = session.beat if session is not None else m.Beat(0, 0, 0, 0)
+        ready = session.ready if session is not None else None
+        return WorkerRecord(
+            instance=self.instance,
+            role=self.settings.role,
+            endpoint=self._endpoint,
+            kv_endpoint=self._kv_endpoint,
+            model=self._model,
+            pid=os.getpid(),
+            engine_pid=session.process.pid if session is not None else 0,
+            running=beat.running,
+            waiting=beat.waiting,
+            queued_tokens=beat.queued_tokens,
+            kv_tokens_free=beat.pages_free * BLOCK_TOKENS,
+            kv_tokens_total=ready.kv_tokens if ready is not None else 0,
+            draining=self._decode.draining,
+        )
+
+    async def _renew(self) -> None:
+        """Keep the lease. Redis may be away for a while; requests do not need it."""
+        failing = False
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self._directory.renew(self.record())
+                failing = False
+            except RedisError as error:
+                if not failing:
+                    log.warning("the lease is not renewed, Redis does not answer: %s", error)
+                failing = True

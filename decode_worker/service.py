@@ -1,0 +1,181 @@
+"""The Decode RPC: one stream for each router, carrying all its requests.
+
+Outputs of one turn of the event loop (one engine step, as a rule) leave as one message. The queue
+towards a router is bounded; a router that does not read loses its stream, not our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import TypeAlias
+
+import grpc
+
+from decode_worker.handover import Links
+from decode_worker.job import Job
+from decode_worker.prefillers import Prefillers
+from engine.client import EngineClient
+from engine.session import Session
+from kvtransfer.sink import KVSink
+from kvtransfer.slots import InboundSlots
+from protocol import wire_pb2 as pb
+from protocol import wire_pb2_grpc as rpc
+from protocol.blocks import BLOCK_TOKENS
+from protocol.errors import InvalidRequest
+from protocol.request import from_wire
+
+log = logging.getLogger("baton.decode")
+
+HEARTBEAT_S = 0.5
+MAX_QUEUED = 2048
+"""Messages that may wait for one router."""
+
+Context: TypeAlias = "grpc.aio.ServicerContext[pb.RouterMessage, pb.WorkerMessage]"
+
+
+class RouterLink:
+    """What goes to one router, and the jobs that it has here."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.closed = False
+        self._outputs: list[pb.Output] = []
+        self._queue: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
+
+    def forget(self, job: Job) -> None:
+        self.jobs.pop(job.request.id, None)
+
+    def emit(self, output: pb.Output) -> None:
+        if self.closed:
+            return
+        if not self._outputs:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outputs.append(output)
+
+    def _flush(self) -> None:
+        self._queue.put_nowait(pb.WorkerMessage(outputs=self._outputs))
+        self._outputs = []
+        if self._queue.qsize() > MAX_QUEUED:
+            log.error("a router does not read: %d messages wait, closing its stream", MAX_QUEUED)
+            self.close()
+
+    def close(self) -> None:
+        """End the stream; its jobs are cancelled with it."""
+        self.closed = True
+        self._queue.put_nowait(None)
+        for job in list(self.jobs.values()):
+            job.cancel()
+
+    async def messages(self, load: pb.Load) -> AsyncIterator[pb.WorkerMessage]:
+        """Messages to send, heartbeats in between; ``load`` is refreshed by its owner."""
+        yield pb.WorkerMessage(load=load)
+        while not self.closed:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    message = await self._queue.get()
+            except TimeoutError:
+                message = pb.WorkerMessage(load=load)
+            if message is None:
+                return
+            yield message
+
+
+class DecodeService(rpc.DecodeServicer):
+    """Serves Decode.Attach on the engine of this worker."""
+
+    def __init__(
+        self, engine: EngineClient, sink: KVSink, token: str, local_prefill_tokens: int
+    ) -> None:
+        self._engine = engine
+        self._sink = sink
+        self._prefillers = Prefillers(token)
+        self._local_prefill_tokens = local_prefill_tokens
+        self._slots: tuple[Session, InboundSlots] | None = None
+        self._links: set[RouterLink] = set()
+        self.draining = False
+
+    @property
+    def jobs(self) -> int:
+        """Requests in this worker."""
+        return sum(len(link.jobs) for link in self._links)
+
+    async def close(self) -> None:
+        for link in list(self._links):
+            link.close()
+        await self._prefillers.close()
+
+    async def Attach(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.RouterMessage], context: Context
+    ) -> AsyncIterator[pb.WorkerMessage]:
+        link = RouterLink()
+        self._links.add(link)
+
+        def detach(_: Context) -> None:
+            reading.cancel()
+            link.close()
+            self._links.discard(link)
+
+        reading = asyncio.create_task(self._read(request_iterator, link))
+        context.add_done_callback(detach)  # type: ignore[arg-type]
+        async for message in link.messages(self._load()):
+            if not message.outputs:
+                message.load.CopyFrom(self._load())
+            yield message
+
+    async def _read(self, messages: AsyncIterator[pb.RouterMessage], link: RouterLink) -> None:
+        try:
+            async for message in messages:
+                for submit in message.submit:
+                    self._submit(submit, link)
+                for name in message.cancel:
+                    if (job := link.jobs.get(name)) is not None:
+                        job.cancel()
+        finally:
+            link.close()
+
+    def _submit(self, submit: pb.Submit, link: RouterLink) -> None:
+        name = submit.request.id
+
+        def refuse(why: str, *, retryable: bool) -> None:
+            link.emit(pb.Output(id=name, finish=pb.FINISH_ERROR, error=why, retryable=retryable))
+
+        if self.draining:
+            return refuse("this worker is draining", retryable=True)
+        if name in link.jobs:
+            return refuse("a request with this id is here already", retryable=False)
+        try:
+            request = from_wire(submit.request)
+        except InvalidRequest as error:
+            return refuse(str(error), retryable=False)
+        link.jobs[name] = Job(
+            request,
+            list(submit.prefill),
+            self._engine,
+            self._links_now,
+            self._local_prefill_tokens,
+            link.emit,
+            link.forget,
+        )
+        return None
+
+    def _links_now(self) -> Links:
+        session = self._engine.current
+        assert session is not None
+        if self._slots is None or self._slots[0] is not session:
+            self._slots = (session, InboundSlots(session))
+        return Links(session, self._slots[1], self._sink, self._prefillers)
+
+    def _load(self) -> pb.Load:
+        session = self._engine.current
+        if session is None or session.ready is None:
+            return pb.Load()
+        beat = session.beat
+        return pb.Load(
+            running=beat.running,
+            waiting=beat.waiting,
+            queued_tokens=beat.queued_tokens,
+            kv_tokens_free=beat.pages_free * BLOCK_TOKENS,
+            kv_tokens_total=session.ready.kv_tokens,
+        )

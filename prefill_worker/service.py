@@ -1,0 +1,151 @@
+"""The Prefill RPC: one call for each prompt, and everything it holds ends with the call.
+
+    call opens --Accepted--> queued in the engine --Started--> chunks run, KV goes to the outlet
+         --FirstToken--> the rest of the KV --Sent--> caller ends the call --> pages are free
+
+Cleanup hangs on the call's done callback, so it runs however the call ends: served, cancelled,
+broken, or refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TypeAlias
+
+import grpc
+
+from engine import messages as m
+from engine.client import EngineClient
+from engine.session import Session
+from kvtransfer.source import TRANSFER_BYTES, KVSource, Outlet
+from protocol import wire_pb2 as pb
+from protocol import wire_pb2_grpc as rpc
+from protocol.blocks import BLOCK_TOKENS
+from protocol.errors import InvalidRequest
+from protocol.request import Finish, Request, from_wire
+
+Context: TypeAlias = "grpc.aio.ServicerContext[pb.PrefillCall, pb.PrefillEvent]"
+
+
+class _Call:
+    """One prefill: engine events become messages of the call, frames go to the outlet."""
+
+    def __init__(self, session: Session, handle: int, outlet: Outlet) -> None:
+        self._session = session
+        self._handle = handle
+        self._outlet = outlet
+        self._loop = asyncio.get_running_loop()
+        self.frames = 0
+        self.messages: asyncio.Queue[pb.PrefillEvent | Exception] = asyncio.Queue()
+
+    def on_event(self, event: m.Event) -> None:
+        if isinstance(event, m.Started):
+            started = pb.PrefillEvent.Started(cached_tokens=event.cached_tokens)
+            self.messages.put_nowait(pb.PrefillEvent(started=started))
+        elif isinstance(event, m.Frame):
+            self._send_frame(event)
+        elif isinstance(event, m.Refused):
+            self.messages.put_nowait(InvalidRequest(event.why, event.param))
+
+    def _send_frame(self, frame: m.Frame) -> None:
+        def release() -> None:
+            self._loop.call_soon_threadsafe(self._session.send, m.SlotsFree([frame.slot]))
+
+        self._outlet.put(frame, release)
+        self.frames += 1
+        if frame.last:
+            sent = pb.PrefillEvent.Sent(frames=self.frames)
+            self.messages.put_nowait(pb.PrefillEvent(sent=sent))
+
+    def on_token(self, token: int, finish: Finish) -> None:
+        first = pb.PrefillEvent.FirstToken(token=token, finish=int(finish))  # type: ignore[arg-type]
+        self.messages.put_nowait(pb.PrefillEvent(first_token=first))
+
+    def on_lost(self) -> None:
+        self.messages.put_nowait(ConnectionError("the engine died"))
+
+
+class PrefillService(rpc.PrefillServicer):
+    """Serves Prefill.Run on the engine of this worker."""
+
+    def __init__(self, engine: EngineClient, source: KVSource, instance: str) -> None:
+        self._engine = engine
+        self._source = source
+        self._instance = instance
+        self.draining = False
+
+    async def Run(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.PrefillCall], context: Context
+    ) -> AsyncIterator[pb.PrefillEvent]:
+        start, request = await self._opening(request_iterator, context)
+        session = self._engine.current
+        if session is None or session.ready is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is being replaced")
+        frame_bytes = min(start.frame_bytes, session.arena.shape.slot_bytes)
+        if frame_bytes < session.ready.page_layer_bytes:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"frame_bytes must be at least {session.ready.page_layer_bytes}, not {frame_bytes}",
+            )
+        handle = self._engine.handle()
+        outlet = self._source.open(bytes.fromhex(start.transfer), session.arena.slot)
+        call = _Call(session, handle, outlet)
+        granting = asyncio.create_task(self._grant(request_iterator, session, handle))
+
+        def release(_: Context) -> None:
+            granting.cancel()
+            session.detach(handle)
+            session.send(m.Drop(handle))
+            self._source.close(outlet)
+
+        context.add_done_callback(release)  # type: ignore[arg-type]
+        session.attach(handle, call)
+        session.send(m.Prefill(handle, request, start.skip_blocks, frame_bytes))
+        accepted = pb.PrefillEvent.Accepted(queued_tokens=session.beat.queued_tokens)
+        yield pb.PrefillEvent(accepted=accepted)
+        async for event in self._relay(call, granting, context):
+            yield event
+
+    async def _opening(
+        self, calls: AsyncIterator[pb.PrefillCall], context: Context
+    ) -> tuple[pb.PrefillStart, Request]:
+        """The first message, checked; aborts the call when it is not one we can serve."""
+        start = (await anext(aiter(calls), pb.PrefillCall())).start
+        if start.instance != self._instance:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another instance lives here")
+        if self.draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
+        try:
+            if len(bytes.fromhex(start.transfer)) != TRANSFER_BYTES:
+                raise InvalidRequest(f"transfer must have {TRANSFER_BYTES} bytes", "transfer")
+            request = from_wire(start.request)
+            if start.skip_blocks * BLOCK_TOKENS > len(request.context):
+                raise InvalidRequest("skip_blocks lies beyond the prompt", "skip_blocks")
+        except (InvalidRequest, ValueError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return start, request
+
+    @staticmethod
+    async def _grant(calls: AsyncIterator[pb.PrefillCall], session: Session, handle: int) -> None:
+        """Pass the receiver's credits on, until it ends its half of the call."""
+        async for call in calls:
+            session.send(m.Grant(handle, min(call.credits, session.arena.shape.outbound)))
+
+    @staticmethod
+    async def _relay(
+        call: _Call, granting: asyncio.Task[None], context: Context
+    ) -> AsyncIterator[pb.PrefillEvent]:
+        """What the engine says, until the caller has ended its half."""
+        while not granting.done():
+            getting = asyncio.create_task(call.messages.get())
+            await asyncio.wait([getting, granting], return_when=asyncio.FIRST_COMPLETED)
+            if not getting.done():
+                getting.cancel()
+                return
+            message = getting.result()
+            if isinstance(message, InvalidRequest):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(message))
+            if isinstance(message, Exception):
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(message))
+            yield message
