@@ -33,11 +33,11 @@ class _Call:
 
     def __init__(self, session: Session, handle: int, outlet: Outlet) -> None:
         self._session = session
-        self._handle = handle
+        self.handle = handle
         self._outlet = outlet
         self._loop = asyncio.get_running_loop()
         self.frames = 0
-        self.messages: asyncio.Queue[pb.PrefillEvent | Exception] = asyncio.Queue()
+        self.messages: asyncio.Queue[pb.PrefillEvent | Exception | None] = asyncio.Queue()
 
     def on_event(self, event: m.Event) -> None:
         if isinstance(event, m.Started):
@@ -91,7 +91,7 @@ class PrefillService(rpc.PrefillServicer):
         handle = self._engine.handle()
         outlet = self._source.open(bytes.fromhex(start.transfer), session.arena.slot)
         call = _Call(session, handle, outlet)
-        granting = asyncio.create_task(self._grant(request_iterator, session, handle))
+        granting = asyncio.create_task(self._grant(request_iterator, session, call))
 
         def release(_: Context) -> None:
             granting.cancel()
@@ -104,7 +104,7 @@ class PrefillService(rpc.PrefillServicer):
         session.send(m.Prefill(handle, request, start.skip_blocks, frame_bytes))
         accepted = pb.PrefillEvent.Accepted(queued_tokens=session.beat.queued_tokens)
         yield pb.PrefillEvent(accepted=accepted)
-        async for event in self._relay(call, granting, context):
+        async for event in self._relay(call, context):
             yield event
 
     async def _opening(
@@ -127,23 +127,19 @@ class PrefillService(rpc.PrefillServicer):
         return start, request
 
     @staticmethod
-    async def _grant(calls: AsyncIterator[pb.PrefillCall], session: Session, handle: int) -> None:
+    async def _grant(calls: AsyncIterator[pb.PrefillCall], session: Session, call: _Call) -> None:
         """Pass the receiver's credits on, until it ends its half of the call."""
-        async for call in calls:
-            session.send(m.Grant(handle, min(call.credits, session.arena.shape.outbound)))
+        try:
+            async for message in calls:
+                frames = min(message.credits, session.arena.shape.outbound)
+                session.send(m.Grant(call.handle, frames))
+        finally:
+            call.messages.put_nowait(None)
 
     @staticmethod
-    async def _relay(
-        call: _Call, granting: asyncio.Task[None], context: Context
-    ) -> AsyncIterator[pb.PrefillEvent]:
+    async def _relay(call: _Call, context: Context) -> AsyncIterator[pb.PrefillEvent]:
         """What the engine says, until the caller has ended its half."""
-        while not granting.done():
-            getting = asyncio.create_task(call.messages.get())
-            await asyncio.wait([getting, granting], return_when=asyncio.FIRST_COMPLETED)
-            if not getting.done():
-                getting.cancel()
-                return
-            message = getting.result()
+        while (message := await call.messages.get()) is not None:
             if isinstance(message, InvalidRequest):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(message))
             if isinstance(message, Exception):

@@ -14,6 +14,8 @@ def channel_options() -> Options:
     return [
         ("grpc.keepalive_time_ms", 2_000),
         ("grpc.keepalive_timeout_ms", 3_000),
+        # Without this a ping is waited for 60 s, whatever keepalive_timeout_ms says (grpcio 1.85).
+        ("grpc.http2.ping_timeout_ms", 3_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -29,8 +31,8 @@ def channel_options() -> Options:
 def server_options() -> Options:
     """Accept those pings, and ping the callers likewise; never share a port between processes."""
     return [
-        *channel_options()[:6],
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        *channel_options()[:7],
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
     ]

@@ -1,0 +1,111 @@
+"""The router as an ASGI application: for uvicorn, and as a Ray Serve ingress.
+
+startup     tokenizer, directory, a stream to every decode worker
+requests    see ``intake`` and ``respond``
+shutdown    streams and directory closed
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from router import errors
+from router.body import ClientGone
+from router.errors import ApiError
+from router.intake import check_model, take_in
+from router.request_id import RequestIdMiddleware
+from router.respond import CompletionResponse
+from router.settings import RouterSettings
+from router.state import RouterState, opened
+from router.wire_json import ModelCard
+from router.workers import ListWorkers
+
+
+def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None) -> FastAPI:
+    """The application. It holds nothing until its lifespan starts.
+
+    ``list_workers`` replaces the directory in Redis. Ray Serve wants a function that makes it, as
+    FastAPI applications cannot be pickled: ``serve.ingress(lambda: create_app(settings))``.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with opened(settings, list_workers) as state:
+            app.state.router = state
+            yield
+
+    app = FastAPI(title="Baton", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(RequestIdMiddleware)
+    errors.install(app)
+    app.add_api_route("/v1/completions", completions, methods=["POST"])
+    app.add_api_route("/v1/models", models, methods=["GET"])
+    app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/ready", ready, methods=["GET"])
+    app.add_api_route("/metrics", metrics, methods=["GET"])
+    return app
+
+
+def _state(request: Request) -> RouterState:
+    state = request.app.state.router
+    assert isinstance(state, RouterState)
+    return state
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def completions(request: Request) -> Response:
+    state = _state(request)
+    try:
+        return CompletionResponse(await take_in(state, request))
+    except ApiError as error:
+        state.metrics.ended(str(error.status))
+        raise
+    except ClientGone:
+        state.metrics.ended("cancelled")
+        return Response(status_code=499)  # nobody will see it
+
+
+def _card(state: RouterState) -> ModelCard:
+    known = state.pool.model
+    limit = known.max_model_len if known else None
+    return ModelCard(id=state.settings.model_id, created=state.started, max_model_len=limit)
+
+
+async def models(request: Request) -> Response:
+    return _json({"object": "list", "data": [_card(_state(request))]})
+
+
+async def model(request: Request, name: str) -> Response:
+    state = _state(request)
+    check_model(state, name)
+    return _json(_card(state))
+
+
+async def health() -> Response:
+    """This process is alive; nothing is said of the others."""
+    return _json({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """A completion would find a decode worker."""
+    state = _state(request)
+    attached = state.pool.attached
+    if not attached:
+        raise errors.unavailable(
+            f"no decode worker for {state.settings.model_id!r} is attached to this router"
+        )
+    return _json({"status": "ready", "decode_workers": attached})
+
+
+async def metrics(request: Request) -> Response:
+    state = _state(request)
+    state.metrics.decode_workers.set(state.pool.attached)
+    return Response(state.metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,157 @@
+"""Token ids to text, as they come.
+
+The pieces of a stream join to exactly ``tokenizer.decode(all_ids, skip_special_tokens=True)``, and
+each token is looked at once. Decoding a window again and comparing, as is common, is neither: a
+character of four bytes or a run of invalid ones makes the window grow or the pieces differ. So this
+follows the two decoders that language models use:
+
+    ByteLevel (GPT-2, Llama 3, Qwen)     token -> bytes -> UTF-8, incomplete tail held back
+    SentencePiece (Llama 2, Mistral)     token -> text, or one byte <0xNN>; a run of bytes is text
+                                         if all of it is UTF-8, else a replacement sign for each
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from protocol.errors import StartupError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+
+
+class Detokenizer(Protocol):
+    """The state of one stream."""
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The text that these tokens complete."""
+
+    def flush(self) -> str:
+        """What an incomplete end decodes to. Nothing may be pushed after it."""
+
+
+class ByteLevel:
+    """``table[token]`` is the token's bytes."""
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, tokens: Iterable[int]) -> str:
+        table = self._table
+        size = len(table)
+        return self._decoder.decode(b"".join([table[t] for t in tokens if t < size]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class SentencePiece:
+    """``table[token]`` is text, or bytes for a byte token, or None for one that says nothing."""
+
+    def __init__(self, table: list[str | bytes | None], strip: int) -> None:
+        self._table = table
+        self._strip = strip  # leading spaces of the whole text still to be dropped
+        self._run = bytearray()
+
+    def push(self, tokens: Iterable[int]) -> str:
+        out = []
+        for token in tokens:
+            piece = self._table[token] if token < len(self._table) else None
+            if isinstance(piece, bytes):
+                self._run += piece
+            elif piece is not None:
+                out.append(self._end_run())
+                out.append(piece)
+        return self._stripped("".join(out))
+
+    def flush(self) -> str:
+        return self._stripped(self._end_run())
+
+    def _end_run(self) -> str:
+        run = bytes(self._run)
+        self._run.clear()
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(run)
+
+    def _stripped(self, text: str) -> str:
+        while self._strip and text:
+            if text[0] != " ":
+                self._strip = 0
+                break
+            self._strip -= 1
+            text = text[1:]
+        return text
+
+
+def detokenizers(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
+    """A maker of detokenizers; the table behind them is built once.
+
+    Raises StartupError for a decoder that this module does not follow exactly.
+    """
+    stages = _stages(tokenizer)
+    names = [stage["type"] for stage in stages]
+    if names == ["ByteLevel"]:
+        unicode_to_byte = _byte_alphabet()
+        byte_table = [_bytes_of(t, unicode_to_byte) for t in _pieces(tokenizer)]
+        return lambda: ByteLevel(byte_table)
+    if names[:3] == ["Replace", "ByteFallback", "Fuse"] and names[3:] in ([], ["Strip"]):
+        old, new = stages[0]["pattern"].get("String"), stages[0]["content"]
+        no_strip: dict[str, Any] = {"content": " ", "start": 0, "stop": 0}
+        strip = stages[3] if len(stages) == 4 else no_strip
+        if old is not None and strip["content"] == " " and strip["stop"] == 0:
+            table = [_text_of(t, old, new) for t in _pieces(tokenizer)]
+            return lambda: SentencePiece(table, strip["start"])
+    raise StartupError(
+        f"the tokenizer's decoder is {names or 'missing'}; expected ByteLevel, or Replace,"
+        " ByteFallback, Fuse and Strip"
+    )
+
+
+def _stages(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    if tokenizer.decoder is None:
+        return []
+    spec = json.loads(tokenizer.decoder.__getstate__())
+    if spec["type"] != "Sequence":
+        return [spec]
+    return list(spec["decoders"])
+
+
+def _pieces(tokenizer: Tokenizer) -> list[str | None]:
+    """The token's string by id; None where there is none, and for special tokens."""
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    special = {i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
+    return [None if i in special else tokenizer.id_to_token(i) for i in range(size)]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte, back to the byte."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(plain)]
+    stand_ins = {chr(b): b for b in plain}
+    stand_ins.update({chr(256 + i): b for i, b in enumerate(others)})
+    return stand_ins
+
+
+def _bytes_of(piece: str | None, alphabet: dict[str, int]) -> bytes:
+    if piece is None:
+        return b""
+    try:
+        return bytes([alphabet[c] for c in piece])
+    except KeyError:  # an added token stands for itself
+        return piece.encode()
+
+
+def _text_of(piece: str | None, old: str, new: str) -> str | bytes | None:
+    if piece is None:
+        return None
+    piece = piece.replace(old, new)
+    byte = _BYTE_TOKEN.match(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece

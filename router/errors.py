@@ -1,0 +1,100 @@
+"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``, all keys set."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from protocol.errors import BatonError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER = {"retry-after": "1"}
+
+
+class ApiError(BatonError):
+    """An error to show to the caller. ``param`` is the field of the request, where there is one."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",  # noqa: A002 - OpenAI's name
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """The JSON of it: a response body, or the payload of an SSE frame."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        return Response(
+            self.body(), self.status, headers=self.headers, media_type="application/json"
+        )
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request itself is wrong: 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str) -> ApiError:
+    """Nobody can take the request now: 503, and when to come back."""
+    return ApiError(503, message, type="service_unavailable", code="no_worker", headers=RETRY_AFTER)
+
+
+def timed_out(message: str) -> ApiError:
+    return ApiError(504, message, type="timeout_error", code="timeout")
+
+
+def failed(message: str, code: str = "internal_error") -> ApiError:
+    return ApiError(500, message, type="server_error", code=code)
+
+
+async def _on_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    messages = {
+        404: (f"{what}: there is no such path", "not_found"),
+        405: (f"{what}: this path does not take that method", "method_not_allowed"),
+    }
+    message, code = messages.get(error.status_code, (str(error.detail), None))
+    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return failed("the router failed on this request; its log says more").response()
+
+
+def install(app: FastAPI) -> None:
+    """Give every error of the app that shape."""
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)

@@ -1,0 +1,206 @@
+"""The stream to one decode worker: all requests of this router share it.
+
+    down --headers of the worker arrive--> attached --stream ends--> down --...--> closed
+                                              |
+    submit, cancel --> outbox --writer: one message for all that waits-->  worker
+    mailboxes <-- reader: always reads, never waits for a client <--       worker
+
+When the stream ends, each request on it hears of it once (Trouble.BROKEN) and is forgotten here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from protocol import auth
+from protocol import wire_pb2 as pb
+from protocol.directory import WorkerRecord
+from protocol.request import Finish
+from protocol.wire_pb2_grpc import DecodeStub
+from router.mailbox import Mailbox, Trouble
+from router.pick import DecodeView
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE = 64 * 1024 * 1024
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Without this a ping is waited for 60 s, whatever keepalive_timeout_ms says (grpcio 1.85).
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_CONNECT_S = 5.0
+_STALE_S = 1.0  # a heartbeat's age from which the directory's word is newer
+_RETRY_S = (0.05, 1.0)  # first and longest pause between two attempts
+
+INSTANCE_KEY = "x-baton-instance"
+"""Metadata: the instance this stream is meant for, so that a successor on its port can refuse."""
+
+Call = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
+
+
+class DecodeLink:
+    """``on_change`` is called whenever ``attached`` changes."""
+
+    def __init__(self, record: WorkerRecord, token: str, on_change: Callable[[], None]) -> None:
+        self.record = record
+        self.attached = False
+        self._metadata = (*auth.metadata(token), (INSTANCE_KEY, record.instance))
+        self._on_change = on_change
+        self._inflight: dict[str, Mailbox] = {}
+        self._load: pb.Load | WorkerRecord = record
+        self._own_at_report = 0
+        self._heard_at = -math.inf
+        self._outbox = pb.RouterMessage()
+        self._written = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"decode {self.record.endpoint}")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def submit(self, message: pb.Submit, mailbox: Mailbox) -> None:
+        """Hand a request over. Its outputs go to ``mailbox`` until it ends or is cancelled."""
+        assert self.attached
+        self._inflight[message.request.id] = mailbox
+        self._outbox.submit.append(message)
+        self._written.set()
+
+    def cancel(self, wire_id: str) -> None:
+        """Tell the worker to stop. Does nothing for a request that has ended."""
+        if self._inflight.pop(wire_id, None) is not None:
+            self._outbox.cancel.append(wire_id)
+            self._written.set()
+
+    def update(self, record: WorkerRecord) -> None:
+        """What the directory now says of this instance."""
+        self.record = record
+        if time.monotonic() - self._heard_at > _STALE_S:
+            self._report(record)
+
+    def view(self) -> DecodeView:
+        return DecodeView(
+            instance=self.record.instance,
+            own=len(self._inflight),
+            reported=self._load.running + self._load.waiting,
+            own_at_report=self._own_at_report,
+            queued_tokens=self._load.queued_tokens,
+            kv_free=self._load.kv_tokens_free,
+            kv_total=self._load.kv_tokens_total,
+            draining=self.record.draining,
+        )
+
+    def _report(self, load: pb.Load | WorkerRecord) -> None:
+        self._load = load
+        self._own_at_report = len(self._inflight)
+
+    async def _run(self) -> None:
+        try:
+            await self._keep_attached()
+        finally:
+            self._detach("the worker is no longer used")
+
+    async def _keep_attached(self) -> None:
+        pause = _RETRY_S[0]
+        async with grpc.aio.insecure_channel(self.record.endpoint, options=_OPTIONS) as channel:
+            stub = DecodeStub(channel)
+            while True:
+                try:
+                    reason = await self._attach(stub.Attach(metadata=self._metadata))
+                except (grpc.aio.AioRpcError, TimeoutError) as error:
+                    reason = _reason(error)
+                if self.attached:
+                    log.warning("decode worker %s: stream ended: %s", self.record.endpoint, reason)
+                    pause = _RETRY_S[0]
+                self._detach(reason)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _RETRY_S[1])
+
+    async def _attach(self, call: Call) -> str:
+        """Serve one stream to its end; returns or raises why it ended."""
+        writer: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await call.initial_metadata()
+            if call.done():  # then there were none: it could not connect, or was refused
+                return f"{(await call.code()).name} {await call.details()}"
+            writer = asyncio.create_task(self._write(call))
+            self.attached = True
+            self._on_change()
+            while isinstance(message := await call.read(), pb.WorkerMessage):
+                self._dispatch(message)
+            return f"closed by the worker ({(await call.code()).name}) {await call.details()}"
+        finally:
+            if writer is not None:
+                writer.cancel()
+            call.cancel()
+
+    async def _write(self, call: Call) -> None:
+        # A write fails when the stream has ended: the reader hears of that, too.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while await self._written.wait():
+                self._written.clear()
+                message, self._outbox = self._outbox, pb.RouterMessage()
+                await call.write(message)
+
+    def _dispatch(self, message: pb.WorkerMessage) -> None:
+        for output in message.outputs:
+            mailbox = self._inflight.get(output.id)
+            if mailbox is not None:  # else cancelled, and this was under way
+                self._deliver(output, mailbox)
+        if message.HasField("load"):
+            self._heard_at = time.monotonic()
+            self._report(message.load)
+
+    def _deliver(self, output: pb.Output, mailbox: Mailbox) -> None:
+        if output.cached_tokens:
+            mailbox.cached_tokens = output.cached_tokens
+        failed = output.finish == pb.FINISH_ERROR
+        known = output.finish in (pb.FINISH_STOP, pb.FINISH_LENGTH)
+        finish = Finish(output.finish) if known else Finish.NONE
+        if not mailbox.put(output.tokens, finish):
+            self.cancel(output.id)
+            mailbox.fail(Trouble.OVERFLOW, "the client reads too slowly")
+        elif failed:
+            trouble = Trouble.RETRYABLE if output.retryable else Trouble.FATAL
+            mailbox.fail(trouble, output.error or "the worker gave no reason")
+        if output.finish != pb.FINISH_NONE:
+            self._inflight.pop(output.id, None)
+
+    def _detach(self, reason: str) -> None:
+        self._outbox = pb.RouterMessage()
+        self._written.clear()
+        self._heard_at = -math.inf
+        lost = list(self._inflight.values())
+        self._inflight.clear()
+        if self.attached:
+            self.attached = False
+            self._on_change()
+        for mailbox in lost:
+            mailbox.fail(Trouble.BROKEN, reason)
+
+
+def _reason(error: grpc.aio.AioRpcError | TimeoutError) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return f"no answer within {_CONNECT_S:.0f} s"

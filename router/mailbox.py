@@ -1,0 +1,90 @@
+"""One request's tokens, between the reader of a stream and the request's handler.
+
+    reader --put()--> [tokens, finish] --take()--> handler
+    timers, disconnect, broken stream --fail()--> [trouble] -----^
+
+One waits at most; what has come meanwhile is taken at once, so that a busy handler sends one chunk
+for many tokens. It lives as long as the request, across the workers that the request is given to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from protocol.request import Finish
+
+
+class Trouble(enum.Enum):
+    """Why no more tokens come. The first two may be mended by another worker."""
+
+    BROKEN = "broken"  # the stream to the worker ended
+    RETRYABLE = "retryable"  # the worker says that another may succeed
+    FATAL = "fatal"  # the worker says that none will
+    OVERFLOW = "overflow"  # the client reads too slowly
+    TIMEOUT = "timeout"
+    GONE = "gone"  # the client hung up
+
+    @property
+    def mendable(self) -> bool:
+        return self in (Trouble.BROKEN, Trouble.RETRYABLE)
+
+
+class Batch(NamedTuple):
+    tokens: list[int]
+    finish: Finish
+    trouble: Trouble | None
+    reason: str
+
+
+class Mailbox:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._tokens: list[int] = []
+        self._finish = Finish.NONE
+        self._trouble: Trouble | None = None
+        self._reason = ""
+        self._waiter: asyncio.Future[None] | None = None
+        self.cached_tokens = 0
+
+    @property
+    def lost(self) -> bool:
+        """In trouble that no other worker can mend."""
+        return self._trouble is not None and not self._trouble.mendable
+
+    def put(self, tokens: Iterable[int], finish: Finish) -> bool:
+        """False, and nothing is kept, when the handler is too far behind."""
+        before = len(self._tokens)
+        self._tokens.extend(tokens)
+        if before and len(self._tokens) > self._limit:
+            del self._tokens[before:]
+            return False
+        self._finish = finish
+        self._wake()
+        return True
+
+    def fail(self, trouble: Trouble, reason: str) -> None:
+        """What cannot be mended stands, whatever comes after it."""
+        if not self.lost:
+            self._trouble, self._reason = trouble, reason
+            self._wake()
+
+    async def take(self) -> Batch:
+        """All there is; waits while there is nothing."""
+        while not (self._tokens or self._finish or self._trouble):
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        batch = Batch(self._tokens, self._finish, self._trouble, self._reason)
+        self._tokens = []
+        if not self.lost:
+            self._trouble = None
+        return batch
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

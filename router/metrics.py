@@ -1,0 +1,112 @@
+"""Prometheus metrics of one router. Names and bucket edges follow vLLM's, with finer ones below."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_TTFT = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
+    *(7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_ITL = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_DURATION = (
+    *(0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
+
+class Metrics:
+    """A registry of its own: several routers may live in one process."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From the request's arrival to its first token", _TTFT
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of a request", _ITL
+        )
+        self.time_per_output_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean of a request, after its first", _ITL
+        )
+        self.duration = self._histogram(
+            "request_duration_seconds", "From the request's arrival to its end", _DURATION
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts")
+        self.uncached_prompt_tokens = self._counter(
+            "uncached_prompt_tokens", "Tokens in prompts that no prefix cache held"
+        )
+        self.output_tokens = self._counter("output_tokens", "Tokens sent to clients")
+        self.running = self._gauge("requests_running", "Requests that have brought a token")
+        self.waiting = self._gauge("requests_waiting", "Requests before their first token")
+        self.decode_workers = self._gauge("router_decode_workers", "Decode workers attached")
+        self._requests = Counter(
+            "baton_requests", "Requests ended", ["model", "status"], registry=self.registry
+        )
+
+    def ended(self, status: str) -> None:
+        """Count a request: ok, cancelled, or the HTTP status of its error."""
+        self._requests.labels(self._model, status).inc()
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        metric = Histogram(
+            f"baton_{name}", text, ["model"], buckets=buckets, registry=self.registry
+        )
+        return metric.labels(self._model)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"baton_{name}", text, ["model"], registry=self.registry).labels(self._model)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"baton_{name}", text, ["model"], registry=self.registry).labels(self._model)
+
+
+class Meter:
+    """The stopwatch of one request."""
+
+    def __init__(self, metrics: Metrics, arrived: float) -> None:
+        self._metrics = metrics
+        self._arrived = arrived
+        self._first = self._last = 0.0
+        self._tokens = 0
+        metrics.waiting.inc()
+
+    def tokens(self, count: int) -> None:
+        """Tokens have come. Of those that came together, each counts an equal part of the time."""
+        if not count:
+            return
+        now = time.perf_counter()
+        if not self._tokens:
+            self._first = self._last = now
+            self._metrics.time_to_first_token.observe(now - self._arrived)
+            self._metrics.waiting.dec()
+            self._metrics.running.inc()
+            steps = 0  # those that came with the first have no time of their own
+        else:
+            steps = count
+        for _ in range(steps):
+            self._metrics.inter_token_latency.observe((now - self._last) / steps)
+        self._tokens += count
+        self._last = now
+
+    def ended(self, status: str, prompt: int, cached: int) -> None:
+        metrics = self._metrics
+        (metrics.running if self._tokens else metrics.waiting).dec()
+        metrics.ended(status)
+        metrics.duration.observe(time.perf_counter() - self._arrived)
+        metrics.output_tokens.inc(self._tokens)
+        if self._tokens:  # else nobody knows what was computed
+            metrics.prompt_tokens.inc(prompt)
+            metrics.uncached_prompt_tokens.inc(prompt - cached)
+        if self._tokens > 1:
+            mean = (self._last - self._first) / (self._tokens - 1)
+            metrics.time_per_output_token.observe(mean)

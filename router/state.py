@@ -1,0 +1,60 @@
+"""All that a running router holds. One per application; nothing is global."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from protocol.directory import Directory, connect
+from router.detokenize import Detokenizer, detokenizers
+from router.metrics import Metrics
+from router.settings import RouterSettings
+from router.tokens import load_tokenizer
+from router.workers import ListWorkers, Pool
+
+
+@dataclass(frozen=True)
+class RouterState:
+    settings: RouterSettings
+    tokenizer: Tokenizer
+    new_detokenizer: Callable[[], Detokenizer]
+    metrics: Metrics
+    pool: Pool
+    started: int  # seconds since the epoch
+
+
+@asynccontextmanager
+async def opened(
+    settings: RouterSettings, list_workers: ListWorkers | None = None
+) -> AsyncIterator[RouterState]:
+    """Load, connect, and close it all in the end. ``list_workers`` stands in for Redis.
+
+    Raises StartupError when there is no tokenizer to use. A Redis that does not answer yet is
+    waited for while running.
+    """
+    tokenizer = load_tokenizer(settings.model_path)
+    async with AsyncExitStack() as stack:
+        if list_workers is None:
+            client = connect(settings.redis_url)
+            stack.push_async_callback(client.aclose)
+            list_workers = Directory(client, settings.cluster).workers
+        pool = Pool(
+            list_workers,
+            model_id=settings.model_id,
+            token=settings.token,
+            refresh_s=settings.refresh_s,
+        )
+        stack.push_async_callback(pool.close)
+        await pool.start()
+        yield RouterState(
+            settings=settings,
+            tokenizer=tokenizer,
+            new_detokenizer=detokenizers(tokenizer),
+            metrics=Metrics(settings.model_id),
+            pool=pool,
+            started=int(time.time()),
+        )

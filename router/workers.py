@@ -1,0 +1,180 @@
+"""The pool of workers: who the directory says there is, and whose stream is up.
+
+    directory --every 0.5 s--> refresh: new decode worker   -> open a link, for good
+                                        record gone         -> close the link, if its stream is down
+                                        directory silent    -> keep what was known
+
+A lost lease alone removes no decode worker: a stream that is up knows better.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+
+from redis.exceptions import RedisError
+
+from protocol import wire_pb2 as pb
+from protocol.directory import ModelInfo, WorkerRecord
+from router.link import DecodeLink
+from router.pick import PrefillView, order_prefill, pick_decode
+
+log = logging.getLogger(__name__)
+
+ListWorkers = Callable[[], Awaitable[list[WorkerRecord]]]
+
+
+class Pool:
+    def __init__(
+        self, list_workers: ListWorkers, *, model_id: str, token: str, refresh_s: float
+    ) -> None:
+        self._list = list_workers
+        self._model_id = model_id
+        self._token = token
+        self._refresh_s = refresh_s
+        self._links: dict[str, DecodeLink] = {}
+        self._prefill: dict[str, WorkerRecord] = {}
+        self._outstanding: Counter[str] = Counter()
+        self._model: ModelInfo | None = None
+        self._refused: set[str] = set()
+        self._silent = False
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.refresh()
+        self._task = asyncio.create_task(self._follow(), name="directory")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        self._links.clear()
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The model of the workers that are or were last known; None before the first."""
+        return self._model
+
+    @property
+    def attached(self) -> int:
+        """Decode workers whose stream is up."""
+        return sum(link.attached for link in self._links.values())
+
+    def choose(self, tokens: int, avoid: Collection[str] = ()) -> DecodeLink | None:
+        """The decode worker for a request of ``tokens`` tokens; None when no stream is up."""
+        views = [link.view() for link in self._links.values() if link.attached]
+        instance = pick_decode(views, tokens, avoid)
+        return None if instance is None else self._links[instance]
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Until a stream comes up or goes down, or the time is over."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def prefill_candidates(self) -> list[pb.PrefillCandidate]:
+        views = [
+            PrefillView(r.instance, self._outstanding[r.instance], r.queued_tokens, r.draining)
+            for r in self._prefill.values()
+        ]
+        chosen = [self._prefill[instance] for instance in order_prefill(views)]
+        return [
+            pb.PrefillCandidate(instance=r.instance, endpoint=r.endpoint, kv_endpoint=r.kv_endpoint)
+            for r in chosen
+        ]
+
+    def charge(self, instance: str, tokens: int) -> Charge:
+        """Count prompt tokens as outstanding at a prefill worker, until released."""
+        return Charge(self._outstanding, instance, tokens)
+
+    async def refresh(self) -> None:
+        """One look into the directory. When it does not answer, what was known stands."""
+        try:
+            records = await self._list()
+        except (RedisError, OSError, TimeoutError) as error:
+            if not self._silent:
+                log.warning("directory does not answer; keeping the last view: %s", error)
+            self._silent = True
+            return
+        if self._silent:
+            log.info("directory answers again")
+        self._silent = False
+        await self._apply([r for r in records if r.model.id == self._model_id])
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._refresh_s)
+            try:
+                await self.refresh()
+            except Exception:  # whatever one look brings, the next may be good
+                log.exception("looking into the directory failed")
+
+    async def _apply(self, records: list[WorkerRecord]) -> None:
+        await self._drop_gone(records)
+        records = self._same_model(records)
+        self._prefill = {r.instance: r for r in records if r.role == "prefill"}
+        for record in records:
+            if record.role != "decode":
+                continue
+            link = self._links.get(record.instance)
+            if link is None:
+                link = DecodeLink(record, self._token, self._changed.set)
+                self._links[record.instance] = link
+                link.start()
+            link.update(record)
+
+    async def _drop_gone(self, records: list[WorkerRecord]) -> None:
+        listed = {r.instance for r in records}
+        endpoints = {r.endpoint for r in records}
+        for instance, link in list(self._links.items()):
+            # Another instance on its port: the stream, if it is up, is that one's.
+            replaced = link.record.endpoint in endpoints
+            if instance not in listed and (replaced or not link.attached):
+                del self._links[instance]
+                await link.close()
+
+    def _same_model(self, records: list[WorkerRecord]) -> list[WorkerRecord]:
+        """Those that serve what the workers in use serve, bit by bit."""
+        if not self._links:
+            first = next((r.model for r in records if r.role == "decode"), None)
+            self._model = first or self._model
+        same = []
+        for record in records:
+            if self._model is None or _identity(record.model) == _identity(self._model):
+                same.append(record)
+            elif record.instance not in self._refused:
+                self._refused.add(record.instance)
+                log.warning(
+                    "ignoring %s worker %s: its %s has fingerprint %s (%s), expected %s (%s)",
+                    *(record.role, record.endpoint, record.model.id),
+                    *(record.model.fingerprint, record.model.precision),
+                    *(self._model.fingerprint, self._model.precision),
+                )
+        return same
+
+
+class Charge:
+    """Prompt tokens on their way through a prefill worker. Released once, however often asked."""
+
+    def __init__(self, outstanding: Counter[str], instance: str, tokens: int) -> None:
+        self._outstanding = outstanding
+        self._instance = instance
+        self._tokens = tokens
+        outstanding[instance] += tokens
+
+    def release(self) -> None:
+        self._outstanding[self._instance] -= self._tokens
+        if self._outstanding[self._instance] <= 0:
+            del self._outstanding[self._instance]
+        self._tokens = 0
+
+
+def _identity(model: ModelInfo) -> tuple[str, str]:
+    return model.fingerprint, model.precision

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.router.conftest import Cluster, Start, until
+from tests.router.fake_worker import outputs
+
+
+async def samples(cluster: Cluster) -> dict[tuple[str, str], float]:
+    """By name and status."""
+    page = (await cluster.client.get("/metrics")).text
+    return {
+        (s.name, s.labels.get("status", "")): s.value
+        for family in text_string_to_metric_families(page)
+        for s in family.samples
+        if "le" not in s.labels and s.labels.get("model") == "tiny"
+    }
+
+
+async def test_a_request_is_counted(start: Start) -> None:
+    cluster = await start(outputs(delay=0.01, cached=3))
+    await cluster.post(prompt=[5, 6, 7, 8], max_tokens=5)
+    await cluster.post(prompt="")
+    found = await samples(cluster)
+    assert found["baton_requests_total", "ok"] == 1
+    assert found["baton_requests_total", "400"] == 1
+    assert found["baton_prompt_tokens_total", ""] == 4
+    assert found["baton_uncached_prompt_tokens_total", ""] == 1
+    assert found["baton_output_tokens_total", ""] == 5
+    assert found["baton_time_to_first_token_seconds_count", ""] == 1
+    assert found["baton_inter_token_latency_seconds_count", ""] == 4
+    assert found["baton_request_time_per_output_token_seconds_count", ""] == 1
+    assert 0.01 <= found["baton_request_time_per_output_token_seconds_sum", ""] < 1
+    assert found["baton_request_duration_seconds_count", ""] == 1
+    assert found["baton_requests_running", ""] == found["baton_requests_waiting", ""] == 0
+    assert found["baton_router_decode_workers", ""] == 1
+
+
+async def test_running_and_waiting(start: Start) -> None:
+    cluster = await start(outputs(delay=0.15))
+    task = asyncio.create_task(cluster.post(prompt="hi", max_tokens=3))
+    await until(lambda: bool(cluster.workers[0].requests))
+    assert (await samples(cluster))["baton_requests_waiting", ""] == 1
+    await asyncio.sleep(0.2)
+    found = await samples(cluster)
+    assert (found["baton_requests_running", ""], found["baton_requests_waiting", ""]) == (1, 0)
+    await task

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.errors import ApiError
+from router.schema import parse
+
+GOOD: dict[str, Any] = {"model": "m", "prompt": "hi"}
+
+
+def refusal(**changes: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse({**GOOD, **changes})
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_defaults() -> None:
+    body = parse(GOOD)
+    assert (body.max_tokens, body.temperature, body.top_p) == (16, 1.0, 1.0)
+    assert (body.stop, body.seed, body.stream, body.include_usage) == ((), None, False, False)
+
+
+def test_null_is_the_default() -> None:
+    body = parse({**GOOD, "max_tokens": None, "stop": None, "logprobs": None, "seed": None})
+    assert body == parse(GOOD)
+
+
+def test_a_full_request() -> None:
+    body = parse(
+        {
+            **{"model": "m", "prompt": [1, 2], "max_tokens": 5, "temperature": 0, "top_p": 1},
+            **{"seed": -(2**63), "stop": ["a", "b"], "ignore_eos": True, "return_token_ids": True},
+            **{"stream": True, "stream_options": {"include_usage": True}, "user": "u"},
+        }
+    )
+    assert (body.prompt, body.stop, body.seed) == ([1, 2], ("a", "b"), -(2**63))
+    assert body.include_usage
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("prompt", "", "empty"),
+        ("prompt", [], "empty"),
+        ("prompt", 5, "not 5"),
+        ("prompt", ["a", "b"], "arrays of prompts"),
+        ("prompt", [[1], [2]], "arrays of prompts"),
+        ("prompt", [1, -2], "[1] must be a token id (an integer from 0), not -2"),
+        ("prompt", [True], "not True"),
+        ("prompt", [1.5], "not 1.5"),
+        ("prompt", {"{x}": 1}, "{x}"),
+        ("model", 5, "valid string, not 5"),
+        ("max_tokens", 0, "greater than or equal to 1, not 0"),
+        ("max_tokens", "16", "valid integer, not '16'"),
+        ("max_tokens", True, "valid integer, not True"),
+        ("temperature", 2.5, "less than or equal to 2, not 2.5"),
+        ("temperature", float("nan"), "not nan"),
+        ("temperature", float("inf"), "not inf"),
+        ("top_p", 0, "greater than 0, not 0"),
+        ("top_p", 1.1, "less than or equal to 1"),
+        ("seed", 2**63, "less than"),
+        ("seed", 1.5, "not 1.5"),
+        ("stop", "", "empty"),
+        ("stop", ["a", ""], "empty"),
+        ("stop", list("abcde"), "at most 4 strings, not 5"),
+        ("stop", [1], "array of strings"),
+        ("stream", "yes", "not 'yes'"),
+        ("stream_options", {"include_usage": True}, "only allowed with stream=true"),
+        ("ignore_eos", 1, "not 1"),
+        ("user", 1, "not 1"),
+    ],
+)
+def test_a_mistake_names_the_field_and_what_came(field: str, value: Any, says: str) -> None:
+    error = refusal(**{field: value})
+    assert error.param == field
+    assert error.message.startswith(field)
+    assert says in error.message
+
+
+def test_a_missing_field() -> None:
+    with pytest.raises(ApiError, match="prompt is required") as caught:
+        parse({"model": "m"})
+    assert caught.value.param == "prompt"
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_known() -> None:
+    error = refusal(max_token=5)
+    assert (error.param, error.code) == ("max_token", "unknown_parameter")
+    assert "'max_tokens'" in error.message
+    nested = refusal(stream=True, stream_options={"includeusage": True})
+    assert nested.param == "stream_options.includeusage"
+    assert "'include_usage'" in nested.message
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral", "asking"),
+    [
+        ("n", 1, 2),
+        ("n", 1, True),
+        ("best_of", 1, 3),
+        ("echo", False, True),
+        ("logprobs", None, 0),
+        ("suffix", "", "x"),
+        ("presence_penalty", 0.0, 0.5),
+        ("frequency_penalty", 0, -1),
+        ("repetition_penalty", 1.0, 1.1),
+        ("logit_bias", {}, {"5": 1}),
+        ("top_k", -1, 5),
+        ("min_p", 0, 0.1),
+        ("stop_token_ids", [], [3]),
+        ("response_format", {"type": "text"}, {"type": "json_object"}),
+    ],
+)
+def test_what_is_not_built_is_taken_only_where_it_changes_nothing(
+    field: str, neutral: Any, asking: Any
+) -> None:
+    assert parse({**GOOD, field: neutral}) == parse(GOOD)
+    error = refusal(**{field: asking})
+    assert (error.param, error.code) == (field, "unsupported_parameter")
+    assert field in error.message

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.redis_server import EmbeddedRedis
+from engine.core import Engine, EngineConfig
+from prefill_worker.policy import plan
+from protocol.request import Request
+from tests.engine.conftest import drain, load_model, save_tiny
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+class Oracle:
+    """The text that a single engine gives to a request that runs alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = load_model(folder)
+
+    def __call__(self, request: Request) -> list[int]:
+        engine = Engine(self._model, EngineConfig(pages=64, max_model_len=1024), plan)
+        engine.generate(0, request)
+        return drain(engine)[0]
+
+
+@pytest.fixture(scope="session")
+def oracle(model: Path) -> Oracle:
+    return Oracle(model)

@@ -1,0 +1,145 @@
+"""Real workers with real engines, and a client that speaks the router's side of Decode.Attach."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cluster.redis_server import EmbeddedRedis
+from cluster.settings import WorkerSettings
+from cluster.worker import Worker
+from protocol import auth
+from protocol import wire_pb2 as pb
+from protocol import wire_pb2_grpc as rpc
+from protocol.request import Request, to_wire
+from protocol.rpc import channel_options
+
+TOKEN = "t" * 32
+
+
+def settings(role: str, redis: EmbeddedRedis, model: Path, **changes: Any) -> WorkerSettings:
+    return WorkerSettings(
+        **{
+            "role": role,
+            "cluster": "test",
+            "redis_url": redis.url,
+            "token": TOKEN,
+            "model_path": str(model),
+            "model_id": "tiny",
+            "threads": 1,
+            "kv_tokens": 4096,
+            "max_batch": 16,
+            "prefill_chunk": 64,
+            "local_prefill_tokens": 8,
+            **changes,
+        }
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(*wanted: WorkerSettings) -> AsyncIterator[list[Worker]]:
+    workers = [Worker(s) for s in wanted]
+    try:
+        await asyncio.gather(*(w.start() for w in workers))
+        yield workers
+    finally:
+        await asyncio.gather(*(w.stop() for w in workers))
+
+
+class Answer:
+    """What came back for one request."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.finish = pb.FINISH_NONE
+        self.error = ""
+        self.retryable = False
+        self.cached = 0
+        self.timeline: dict[str, float] = {}
+        self.first = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    def take(self, output: pb.Output) -> None:
+        assert not self.ended.is_set(), "an output after the last one"
+        self.tokens += output.tokens
+        self.cached = max(self.cached, output.cached_tokens)
+        if output.tokens:
+            self.first.set()
+        if output.finish:
+            self.finish, self.error = output.finish, output.error
+            self.retryable = output.retryable
+            self.timeline = {mark.event: mark.seconds for mark in output.timeline}
+            self.ended.set()
+
+
+class Client:
+    """One router's stream to one decode worker."""
+
+    def __init__(self, decode: Worker, prefill: Iterable[Worker] = ()) -> None:
+        self.candidates = [candidate(w) for w in prefill]
+        self.answers: dict[str, Answer] = {}
+        self.load = pb.Load()
+        self._names = itertools.count()
+        self._channel = grpc.aio.insecure_channel(decode._endpoint, options=channel_options())
+        self._call = rpc.DecodeStub(self._channel).Attach(metadata=auth.metadata(TOKEN))
+        self._writing = asyncio.Lock()  # gRPC takes one write at a time
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for message in self._call:
+            if message.HasField("load"):
+                self.load = message.load
+            for output in message.outputs:
+                self.answers[output.id].take(output)
+
+    async def submit(self, request: Request) -> Answer:
+        self.answers[request.id] = answer = Answer()
+        submit = pb.Submit(request=to_wire(request), prefill=self.candidates)
+        async with self._writing:
+            await self._call.write(pb.RouterMessage(submit=[submit]))
+        return answer
+
+    async def cancel(self, name: str) -> None:
+        async with self._writing:
+            await self._call.write(pb.RouterMessage(cancel=[name]))
+
+    async def ask(self, request: Request, wait_s: float = 30.0) -> Answer:
+        answer = await self.submit(request)
+        async with asyncio.timeout(wait_s):
+            await answer.ended.wait()
+        return answer
+
+    async def close(self) -> None:
+        self._call.cancel()
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+        await self._channel.close()
+
+
+def candidate(worker: Worker) -> pb.PrefillCandidate:
+    record = worker.record()
+    return pb.PrefillCandidate(
+        instance=record.instance, endpoint=record.endpoint, kv_endpoint=record.kv_endpoint
+    )
+
+
+@contextlib.asynccontextmanager
+async def attached(decode: Worker, *prefill: Worker) -> AsyncIterator[Client]:
+    client = Client(decode, prefill)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def free_again(worker: Worker, within_s: float = 2.0) -> None:
+    """Wait until every page of the worker is free or evictable."""
+    async with asyncio.timeout(within_s):
+        while worker.record().kv_tokens_free != worker.record().kv_tokens_total:
+            await asyncio.sleep(0.05)

@@ -1,0 +1,209 @@
+"""Prefill on one worker, decode on another: the text is that of one engine, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+from cluster.redis_server import EmbeddedRedis
+from protocol import wire_pb2 as pb
+from protocol.request import Request
+from tests.engine.conftest import request
+from tests.workers.conftest import Oracle
+from tests.workers.harness import attached, free_again, running, settings
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, 320) for _ in range(length)]
+
+
+def mixed(count: int, length: int = 150, **options: object) -> list[Request]:
+    return [
+        request(
+            f"r{i}",
+            prompt(length + 13 * i, i),
+            seed=i,
+            **{"max_tokens": 24, "temperature": float(i % 2), **options},
+        )
+        for i in range(count)
+    ]
+
+
+async def test_text_of_two_workers_is_that_of_one(
+    redis: EmbeddedRedis, model: Path, oracle: Oracle
+) -> None:
+    async with (
+        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
+        attached(d, p) as client,
+    ):
+        requests = mixed(16)
+        answers = await asyncio.gather(*(client.ask(r) for r in requests))
+        for r, answer in zip(requests, answers, strict=True):
+            assert answer.tokens == oracle(r), answer.error
+            assert answer.finish == pb.FINISH_LENGTH
+            assert "kv_ready" in answer.timeline  # it really came from the other worker
+        await free_again(p)
+        await free_again(d)
+
+
+async def test_only_missing_blocks_travel_and_prefixes_are_reported(
+    redis: EmbeddedRedis, model: Path, oracle: Oracle
+) -> None:
+    async with (
+        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
+        attached(d, p) as client,
+    ):
+        first = request("a", prompt(200, 1))
+        second = request("b", [*prompt(200, 1), *prompt(40, 2)])
+        assert (await client.ask(first)).cached == 0
+        answer = await client.ask(second)
+        assert answer.cached == 192
+        assert answer.tokens == oracle(second)
+
+
+async def test_short_prompts_and_lone_workers_prefill_locally(
+    redis: EmbeddedRedis, model: Path, oracle: Oracle
+) -> None:
+    async with (
+        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
+        attached(d, p) as client,
+    ):
+        short = request("a", prompt(8, 1))
+        answer = await client.ask(short)
+        assert answer.tokens == oracle(short) and "kv_ready" not in answer.timeline
+        client.candidates = []
+        long = request("b", prompt(200, 2))
+        answer = await client.ask(long)
+        assert answer.tokens == oracle(long) and "kv_ready" not in answer.timeline
+
+
+async def test_first_token_may_be_the_last(
+    redis: EmbeddedRedis, model: Path, oracle: Oracle
+) -> None:
+    async with (
+        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
+        attached(d, p) as client,
+    ):
+        r = request("a", prompt(100, 1), max_tokens=1)
+        answer = await client.ask(r)
+        assert answer.tokens == oracle(r) and answer.finish == pb.FINISH_LENGTH
+        await free_again(p)
+        await free_again(d)
+
+
+async def test_prefill_engine_killed_under_load(
+    redis: EmbeddedRedis, model: Path, oracle: Oracle
+) -> None:
+    async with (
+        running(
+            settings("prefill", redis, model, prefill_chunk=8), settings("decode", redis, model)
+        ) as (
+            p,
+            d,
+        ),
+        attached(d, p) as client,
+    ):
+        requests = mixed(8, length=300)
+        answers = [await client.submit(r) for r in requests]
+        await asyncio.sleep(0.1)
+        os.kill(p.record().engine_pid, signal.SIGKILL)
+        for r, answer in zip(requests, answers, strict=True):
+            async with asyncio.timeout(30):
+                await answer.ended.wait()
+            assert answer.tokens == oracle(r), answer.error
+        await free_again(d)
+        again = request("again", prompt(200, 77))
+        async with asyncio.timeout(30):
+            while "kv_ready" not in (await client.ask(again)).timeline:  # a new engine serves
+                again = request(again.id + "x", prompt(200, 77))
+                await asyncio.sleep(0.5)
+
+
+async def test_decode_engine_killed_mid_stream(
+    redis: EmbeddedRedis, model: Path, oracle: Oracle
+) -> None:
+    async with (
+        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
+        attached(d, p) as client,
+    ):
+        requests = mixed(8, max_tokens=200)
+        answers = [await client.submit(r) for r in requests]
+        await asyncio.gather(*(a.first.wait() for a in answers))
+        os.kill(d.record().engine_pid, signal.SIGKILL)
+        for r, answer in zip(requests, answers, strict=True):
+            async with asyncio.timeout(60):
+                await answer.ended.wait()
+            assert answer.tokens == oracle(r), answer.error
+
+
+async def test_stuck_engine_is_replaced_within_five_seconds(
+    redis: EmbeddedRedis, model: Path, oracle: Oracle
+) -> None:
+    async with running(settings("decode", redis, model)) as (d,), attached(d) as client:
+        pid = d.record().engine_pid
+        os.kill(pid, signal.SIGSTOP)
+        answer = await client.submit(request("a", prompt(100, 1)))
+        async with asyncio.timeout(5):
+            while d._engine.current is not None and d.record().engine_pid == pid:
+                await asyncio.sleep(0.05)
+        async with asyncio.timeout(30):
+            await answer.ended.wait()
+        assert answer.tokens == oracle(request("a", prompt(100, 1)))
+
+
+async def test_cancel_frees_pages_on_both_workers(redis: EmbeddedRedis, model: Path) -> None:
+    async with (
+        running(
+            settings("prefill", redis, model, prefill_chunk=8), settings("decode", redis, model)
+        ) as (
+            p,
+            d,
+        ),
+        attached(d, p) as client,
+    ):
+        for r in mixed(6, length=400, max_tokens=400):
+            await client.submit(r)
+        await asyncio.sleep(0.3)
+        for name in list(client.answers):
+            await client.cancel(name)
+        await free_again(p)
+        await free_again(d)
+
+
+async def test_router_gone_frees_pages_on_both_workers(redis: EmbeddedRedis, model: Path) -> None:
+    async with running(
+        settings("prefill", redis, model, prefill_chunk=8), settings("decode", redis, model)
+    ) as (p, d):
+        async with attached(d, p) as client:
+            for r in mixed(6, length=400, max_tokens=400):
+                await client.submit(r)
+            await asyncio.sleep(0.3)
+        await free_again(p)
+        await free_again(d)
+
+
+async def test_a_request_that_cannot_fit_is_refused(redis: EmbeddedRedis, model: Path) -> None:
+    async with running(settings("decode", redis, model)) as (d,), attached(d) as client:
+        answer = await client.ask(request("a", prompt(100, 1), max_tokens=5000))
+        assert answer.finish == pb.FINISH_ERROR and not answer.retryable
+        assert "5100" in answer.error and "1024" in answer.error
+
+
+async def test_more_requests_than_pages_all_finish(
+    redis: EmbeddedRedis, model: Path, oracle: Oracle
+) -> None:
+    small = {"kv_tokens": 640}
+    async with (
+        running(
+            settings("prefill", redis, model, **small), settings("decode", redis, model, **small)
+        ) as (p, d),
+        attached(d, p) as client,
+    ):
+        requests = mixed(10, length=100, max_tokens=60)
+        answers = await asyncio.gather(*(client.ask(r, 60) for r in requests))
+        for r, answer in zip(requests, answers, strict=True):
+            assert answer.tokens == oracle(r), answer.error
