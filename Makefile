@@ -1,0 +1,82 @@
+# up      set up, then `baton up` in the foreground (ARGS="--detach --port 8001" to add options)
+# down    stop it
+# test    set up, then all tests          lint    ruff, mypy          format  ruff format
+# proto   generate the gRPC stubs         clean   remove what this file made
+#
+# PYTHON picks the interpreter: 3.11 or 3.12.
+
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
+TORCH := 2.13.0
+UV := 0.13.8
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+ARGS ?=
+
+.PHONY: up down test lint format proto clean
+
+up: $(VENV)/installed
+	env BATON_DIE_WITH_PARENT=1 $(BIN)/baton up $(ARGS)
+
+down: $(VENV)/installed
+	$(BIN)/baton down
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(VENV)/installed-dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. \
+		--grpc_python_out=. --mypy_out=. --mypy_grpc_out=. protocol/wire.proto
+
+clean:
+	if [ -x $(BIN)/baton ]; then $(BIN)/baton down; fi
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: set-up runs again only when what it depends on has changed.
+
+$(VENV)/created:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "make: needs Python 3.11 or 3.12; say where it is: make PYTHON=/path/to/python3.11"; \
+		exit 1; fi
+	@$(PYTHON) -c '$(SUPPORTED)' || { echo "make: $(PYTHON) is not Python 3.11 or 3.12"; exit 1; }
+	@echo "setting up: a virtual environment in $(VENV) ($$($(PYTHON) --version))"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# The CPU build where there is no GPU: from the configured index if it has one, else by way of uv,
+# which knows where PyTorch keeps it, else the build that brings CUDA along.
+$(VENV)/torch-$(TORCH): $(VENV)/created
+	@echo "setting up: torch $(TORCH)"
+	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then \
+		$(PIP) install "torch==$(TORCH)"; \
+	elif $(PIP) install "torch==$(TORCH)+cpu" 2>/dev/null; then :; \
+	elif $(PIP) install "uv==$(UV)" && $(BIN)/uv pip install --quiet --python $(BIN)/python \
+		--torch-backend=cpu "torch==$(TORCH)"; then :; \
+	else \
+		echo "setting up: no CPU build of torch found; taking the one with CUDA (some GB)"; \
+		$(PIP) install "torch==$(TORCH)"; \
+	fi
+	@touch $@
+
+$(VENV)/installed: requirements.txt pyproject.toml $(VENV)/torch-$(TORCH)
+	@echo "setting up: pinned dependencies"
+	@$(PIP) install -r requirements.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
+	@echo "setting up: pinned dependencies of tests and checks"
+	@$(PIP) install -r requirements-dev.txt
+	@touch $@

@@ -1,0 +1,1 @@
+"""The launcher: settings, the Ray Serve application, the supervisor and the command line."""

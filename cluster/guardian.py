@@ -1,0 +1,135 @@
+"""Holds the supervisor, and leaves nothing behind when it ends. Stdlib only: it is always there.
+
+    baton up ──leash (a pipe)──> guardian ──child──> supervisor ──> Redis, Ray ──> workers, router
+
+The guardian is the subreaper of its tree: whatever loses its parent becomes its direct child. So
+when the supervisor is gone, killing its own children until there are none ends everything, in
+whatever session or group it hid, and never a stranger: the pid of a child that was not waited for
+is not given away.
+
+- the supervisor ends, however it does         kill what is left, remove the run folder, same status
+- SIGTERM or SIGINT                            passed on to the supervisor; a second one: kill all
+- the leash breaks (`baton up` was killed)     kill all
+- the guardian itself is killed                the supervisor notices, and tears down by itself
+
+Run as: python -I -S guardian.py LEASH_FD RUN_DIR COMMAND [ARGUMENT ...]; LEASH_FD -1: no leash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> None:
+    """From now on, orphans of this process's tree become its children instead of init's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def children() -> list[int]:
+    """Pids of this process's direct children, zombies too."""
+    me = os.getpid()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == me:
+            found.append(int(entry.name))
+    return found
+
+
+def kill_descendants() -> None:
+    """Kills and reaps until the kernel says that there is no child left."""
+    while True:
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+class Guardian:
+    def __init__(self, leash: int, command: list[str]) -> None:
+        self._leash = leash
+        self._command = command
+        self._signals = 0
+
+    def run(self) -> int:
+        """Exit status of the supervisor, with all of its tree gone."""
+        become_subreaper()
+        wake_r, wake_w = os.pipe()
+        os.set_blocking(wake_w, False)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        child = subprocess.Popen(self._command, pass_fds=self._inherited())
+        try:
+            return self._watch(child, wake_r)
+        finally:
+            kill_descendants()
+
+    def _inherited(self) -> tuple[int, ...]:
+        # Standard streams aside, only the lock of the state folder goes on to the supervisor.
+        lock = os.environ.get("BATON_LOCK_FD")
+        return (int(lock),) if lock else ()
+
+    def _watch(self, child: subprocess.Popen[bytes], wake: int) -> int:
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        if self._leash >= 0:
+            poll.register(self._leash, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(1000)}
+            if wake in ready and not self._forward(child, os.read(wake, 64)):
+                return 130
+            if self._leash in ready:
+                if not os.read(self._leash, 1):
+                    return 137
+                poll.unregister(self._leash)  # a byte lets go: `baton up --detach` is done
+            status = child.poll()
+            if status is not None:
+                return status if status >= 0 else 128 - status
+            _reap_adopted(child.pid)
+
+    def _forward(self, child: subprocess.Popen[bytes], numbers: bytes) -> bool:
+        """Passes a request to stop on; False when it was the second one."""
+        for number in numbers:
+            if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                self._signals += 1
+                child.send_signal(signal.SIGTERM)
+        return self._signals < 2
+
+
+def _reap_adopted(supervisor: int) -> None:
+    """Waits for dead children other than the supervisor, whose status is still wanted."""
+    for pid in children():
+        if pid != supervisor:
+            os.waitpid(pid, os.WNOHANG)
+
+
+def main(leash: str, run_dir: str, *command: str) -> int:
+    status = Guardian(int(leash), list(command)).run()
+    shutil.rmtree(run_dir, ignore_errors=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

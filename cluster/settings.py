@@ -1,0 +1,79 @@
+"""What a worker is told at its start. Frozen and picklable: Ray carries it to the replica."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import msgspec
+
+from protocol.auth import check_bind
+from protocol.errors import StartupError
+
+Role: TypeAlias = Literal["prefill", "decode"]
+
+
+def as_role(text: str) -> Role:
+    """Raises StartupError for anything but the two roles."""
+    if text == "prefill":
+        return "prefill"
+    if text == "decode":
+        return "decode"
+    raise StartupError(f"role must be 'prefill' or 'decode', not {text!r}")
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker of either role. ``None`` leaves a choice to the engine; port 0 to the system."""
+
+    role: Role
+    cluster: str
+    redis_url: str
+    token: str
+    model_path: str
+    model_id: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    kv_port: int = 0
+    threads: int | None = None
+    kv_tokens: int | None = None
+    max_batch: int = 64
+    prefill_chunk: int = 512
+    max_model_len: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+    # Prompts with at most this many uncached tokens are prefilled on the decode worker itself.
+    local_prefill_tokens: int = 64
+    metrics_port: int = 0
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown["token"] = "..."
+        shown["redis_url"] = without_password(self.redis_url)
+        return f"WorkerSettings({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def check(self) -> None:
+        """Raises StartupError for what cannot work, before a process is started on it."""
+        as_role(self.role)
+        if not self.token:
+            raise StartupError("a worker needs the cluster token: set BATON_TOKEN")
+        check_bind(self.host)
+        for name in ("port", "kv_port", "metrics_port"):
+            value = getattr(self, name)
+            if not 0 <= value <= 65535:
+                raise StartupError(f"{name} must be in 0..65535 (0: any free one), not {value}")
+        if self.local_prefill_tokens < 0:
+            given = self.local_prefill_tokens
+            raise StartupError(f"local_prefill_tokens must be at least 0, not {given}")
+        for name in ("threads", "kv_tokens", "max_batch", "prefill_chunk", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise StartupError(f"{name} must be at least 1, not {value}")
+
+
+def without_password(url: str) -> str:
+    """``url`` as it may be shown: the password, where there is one, replaced by dots."""
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return "(not a URL)"
+    return url.replace(f":{password}@", ":...@", 1) if password else url

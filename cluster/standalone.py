@@ -1,0 +1,125 @@
+"""`baton worker` and `baton router`: one process in the foreground, without Ray.
+
+SIGTERM or SIGINT drains; a second one ends it at once. Secrets come from the environment, never
+from the command line, where every user of the machine could read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from cluster.settings import WorkerSettings
+from protocol.errors import StartupError
+
+if TYPE_CHECKING:
+    from router.settings import RouterSettings
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def token() -> str:
+    """The cluster token, from BATON_TOKEN."""
+    value = os.environ.get("BATON_TOKEN", "")
+    if not value:
+        raise StartupError("set BATON_TOKEN to the token that all processes of the cluster share")
+    return value
+
+
+def secret() -> bytes:
+    """The cluster secret, from BATON_SECRET (hex, 16 to 64 bytes)."""
+    text = os.environ.get("BATON_SECRET", "")
+    try:
+        value = bytes.fromhex(text)
+    except ValueError:
+        value = b""
+    if not 16 <= len(value) <= 64:
+        raise StartupError(
+            "set BATON_SECRET to 32 to 128 hex digits, the same for every router of the cluster: "
+            "`python -c 'import secrets; print(secrets.token_hex(32))'` draws one"
+        )
+    return value
+
+
+def run_worker(settings: WorkerSettings, drain_s: float) -> int:
+    """Exit status 0 when it was asked to stop. Raises StartupError for a problem of its own."""
+    import uvloop
+
+    return uvloop.run(_worker(settings, drain_s))
+
+
+async def _worker(settings: WorkerSettings, drain_s: float) -> int:
+    from cluster.worker import Worker
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(130)  # the engine ends with its front
+        stop.set()
+
+    def say(text: str) -> None:
+        print(text if text.startswith(settings.role) else f"{settings.role}: {text}", flush=True)
+
+    worker = Worker(settings, say)
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    if not await _until(stop, worker.start()):
+        await worker.stop()
+        return 130
+    left_s = 0.0
+    try:
+        if not await _until(stop, worker.serve_forever()):
+            print(f"{settings.role}: draining; a second signal stops it at once", flush=True)
+            left_s = drain_s
+    finally:
+        await worker.stop(left_s)
+    return 0
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Runs ``work`` until it ends (True) or until ``stop`` is set (False: it is cancelled)."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    await asyncio.wait({task})
+    return False
+
+
+def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -> int:
+    """Serves until a signal. uvicorn drains on the first one and ends at the second."""
+    import uvicorn
+
+    from router.app import create_app
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            self.force_exit = self.should_exit  # uvicorn asks for SIGINT to stop at once
+            self.should_exit = True
+
+    for number in _SIGNALS:  # uvicorn raises them again when it is done: by then, no matter
+        signal.signal(number, lambda *_: None)
+
+    config = uvicorn.Config(
+        create_app(settings),
+        host=host,
+        port=port,
+        loop="uvloop",
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+    )
+    server = Server(config)
+    print(f"router: http://{host}:{port}", flush=True)
+    server.run()
+    return 0 if server.started else 1

@@ -1,0 +1,187 @@
+"""Starts a cluster, watches over it, and drains it: the process that drives Ray.
+
+starting ──stages──> serving ──SIGTERM──> draining ──> exit 0
+    └── a stage fails: Failed, exit 1. Whatever is left is killed by the guardian, our parent;
+        if that was killed itself, the kernel sends SIGTERM and we sweep (``_orphaned``).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from cluster import die_with_parent, guardian, processes, ray_runtime
+from cluster.events import Began, Done, Event, Failed, Note, Ready, Writer
+from cluster.launch import Launch, read_launch
+from cluster.processes import ProcessId
+from cluster.redis_server import EmbeddedRedis
+from cluster.state import Home, State, remove_run_dir
+from protocol.errors import StartupError
+
+
+class Stopped(Exception):
+    """SIGTERM came before it was ready."""
+
+
+class Supervisor:
+    """One run of one cluster. ``run`` reads straight down."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._home = Home(launch.cluster)
+        self._run_dir = Path(launch.run_dir)
+        self._write = Writer(Path(launch.events_path))
+        self._parent = os.getppid()
+        self._stop = threading.Event()
+        self._starting = True
+        self._stage = "start"
+        self._redis: EmbeddedRedis | None = None
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the guardian passes SIGTERM
+        die_with_parent.die_with_parent(self._parent, signal.SIGTERM)
+        self._save(ready=False)
+        try:
+            self._start()
+            self._starting, self._stage = False, "serve"
+            self._wait()
+            self._drain()
+        except Stopped:
+            pass
+        except StartupError as e:
+            print(ray_runtime.replica_errors(self._run_dir), flush=True)
+            self._write(Failed(self._stage, str(e)))
+            return 1
+        finally:
+            if self._orphaned():
+                self._sweep()
+        return 0
+
+    def _start(self) -> None:
+        redis_url = self._stage_redis()
+        self._begin("ray")
+        gpus = ray_runtime.gpu_count()
+        # Before Ray, whose processes inherit them.
+        os.environ["BATON_TOKEN"] = secrets.token_hex(32)
+        os.environ["BATON_SECRET"] = secrets.token_hex(32)
+        ray_runtime.prepare(self._run_dir)
+        ray_runtime.start(self._run_dir, gpus=gpus)
+        signal.signal(signal.SIGTERM, self._on_signal)  # Ray has put its own in place
+        ray_runtime.start_serve(self._launch.host, self._launch.port)
+        self._end("Ray and Serve, " + (f"{gpus} GPU(s)" if gpus else "no GPU"))
+        self._begin("deploy")
+        from cluster import deploy  # imports Serve, which must see the environment above
+
+        deploy.run(self._launch, redis_url, gpus)
+        self._end(f"{self._launch.prefill} prefill, {self._launch.decode} decode, 1 router")
+        self._begin("test")
+        tokens = deploy.wait_until_it_answers(self._launch, lambda text: self._write(Note(text)))
+        self._end(f"a completion streamed in {tokens} parts")
+        self._save(ready=True)
+        self._write(Ready(self._launch.url, self._launch.model_id))
+
+    def _stage_redis(self) -> str:
+        self._begin("redis")
+        if self._launch.redis_url is not None:
+            _check_redis(self._launch.redis_url)
+            self._end("the one given")
+            return self._launch.redis_url
+        self._redis = EmbeddedRedis(self._run_dir)
+        self._redis.start()
+        self._end("embedded, on a private socket")
+        return self._redis.url
+
+    def _wait(self) -> None:
+        while not self._stop.wait(1.0):
+            dead = ray_runtime.dead_process()
+            if dead is not None:
+                raise StartupError(f"{dead} died")
+
+    def _drain(self) -> None:
+        from cluster import deploy
+
+        began = time.monotonic()
+        deploy.drain()
+        print(f"drained in {time.monotonic() - began:.1f} s", flush=True)
+        if self._redis is not None:
+            self._redis.stop()
+
+    def _begin(self, stage: str) -> None:
+        self._stage = stage
+        self._write(Began(stage))
+
+    def _end(self, text: str) -> None:
+        self._write(Done(self._stage, text))
+
+    def _save(self, *, ready: bool) -> None:
+        self._home.write(
+            State(
+                run_dir=self._launch.run_dir,
+                url=self._launch.url,
+                model_id=self._launch.model_id,
+                guardian=ProcessId.of(self._parent),
+                supervisor=ProcessId.of(os.getpid()),
+                ready=ready,
+            )
+        )
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._stop.set()
+        if self._starting:
+            self._starting = False  # a second signal must not interrupt the tearing down
+            raise Stopped
+
+    def _orphaned(self) -> bool:
+        return os.getppid() != self._parent
+
+    def _sweep(self) -> None:
+        """The guardian's work, in its place."""
+        guardian.become_subreaper()
+        guardian.kill_descendants()
+        processes.sweep(self._run_dir)
+        remove_run_dir(self._run_dir)
+
+
+def _check_redis(url: str) -> None:
+    """Raises StartupError unless a Redis answers at ``url``."""
+    import redis
+
+    from cluster.settings import without_password
+
+    try:
+        with redis.Redis.from_url(url, socket_timeout=3.0, socket_connect_timeout=3.0) as client:
+            client.ping()
+    except (redis.RedisError, ValueError, OSError) as e:
+        raise StartupError(f"no Redis answers at {without_password(url)}: {e}") from e
+
+
+def main() -> int:
+    """Run as: python -m cluster.supervisor LAUNCH_FILE."""
+    lock = os.environ.pop("BATON_LOCK_FD", None)
+    if lock is not None:
+        os.set_inheritable(int(lock), False)  # ours until we end; not for Ray's processes
+    launch = read_launch(Path(sys.argv[1]))
+    try:
+        return Supervisor(launch).run()
+    except Exception as e:
+        Writer(Path(launch.events_path))(_unexpected(e))
+        raise
+
+
+def _unexpected(error: Exception) -> Event:
+    first = str(error).strip().partition("\n")[0]
+    return Failed("start", f"{type(error).__name__}: {first}")
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # Ray's exit handlers take seconds; what they would stop, the guardian kills at once.
+    os._exit(status)

@@ -1,0 +1,59 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_HOME", str(tmp_path))
+    for name in ("BATON_TOKEN", "BATON_SECRET", "BATON_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from cluster.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('ray', 'torch', 'redis', 'fastapi') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize("name", ["cluster.standalone", "router.app", "cluster.up", "cluster.down"])
+def test_fronts_need_neither_ray_nor_torch(name: str) -> None:
+    program = f"import sys, {name}; print([m for m in ('ray', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_down_when_nothing_runs() -> None:
+    result = runner.invoke(app, ["down"])
+    assert result.exit_code == 0
+    assert "was not running" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["up", "--host", "0.0.0.0"], "0.0.0.0"),
+        (["up", "--model", "/no/such/folder"], "/no/such/folder"),
+        (["up", "--port", "70000"], "65535"),
+        (["up", "--cluster", "../x"], "cluster name"),
+        (["worker", "--role", "decode", "--redis-url", "unix:///x"], "BATON_TOKEN"),
+        (["router", "--redis-url", "unix:///x"], "BATON_TOKEN"),
+    ],
+)
+def test_refusals_say_why(arguments: list[str], named: str, tmp_path: Path) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 1
+    assert named in result.output
+    assert not list(tmp_path.glob("*/state.json"))

@@ -1,0 +1,73 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster import models
+from protocol.errors import StartupError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny-llama"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (path / "tokenizer.json").write_text("{}")
+    (path / "model-00001-of-00002.safetensors").touch()
+    return path
+
+
+def test_folder_gives_its_name(folder: Path) -> None:
+    assert models.resolve(str(folder)) == models.Model(folder, "tiny-llama")
+    assert models.resolve(str(folder), "mine").id == "mine"
+
+
+def test_demo_is_the_default() -> None:
+    assert models.demo_path().parts[-3:] == ("engine", "demo", "target")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors"]
+)
+def test_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(StartupError, match=name.replace("model-00001-of-00002", r"\*")):
+        models.resolve(str(folder))
+
+
+def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"config.json, tokenizer.json, \*.safetensors"):
+        models.check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ('{"architectures": ["GPT2LMHeadModel"]}', "GPT2LMHeadModel"),
+        ("{}", "no architecture"),
+        ("[", "cannot be read"),
+        ('{"architectures": 3}', "cannot be read"),
+    ],
+)
+def test_what_is_not_llama_is_refused(folder: Path, config: str, named: str) -> None:
+    (folder / "config.json").write_text(config)
+    with pytest.raises(StartupError, match=named):
+        models.resolve(str(folder))
+
+
+@pytest.mark.parametrize("wanted", ["nowhere", "/no/such/folder", "./a/b", ""])
+def test_neither_folder_nor_hub_id(wanted: str) -> None:
+    with pytest.raises(StartupError):
+        models.resolve(wanted)
+
+
+def test_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(*_args: object, **_kwargs: object) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(StartupError, match="give a folder with --model"):
+        models.resolve("owner/name")
