@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -116,11 +117,12 @@ async def test_prefill_engine_killed_under_load(
                 await answer.ended.wait()
             assert answer.tokens == oracle(r), answer.error
         await free_again(d)
-        again = request("again", prompt(200, 77))
         async with asyncio.timeout(30):
-            while "kv_ready" not in (await client.ask(again)).timeline:  # a new engine serves
-                again = request(again.id + "x", prompt(200, 77))
-                await asyncio.sleep(0.5)
+            for seed in itertools.count(100):  # until the prefill worker's new engine serves
+                fresh = request(f"again{seed}", prompt(200, seed))
+                if "kv_ready" in (await client.ask(fresh)).timeline:
+                    break
+                await asyncio.sleep(0.2)
 
 
 async def test_decode_engine_killed_mid_stream(
