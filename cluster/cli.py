@@ -182,3 +182,7 @@ def router(
 def _failure(error: Exception) -> typer.Exit:
     typer.echo(f"baton: {error}", err=True)
     return typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

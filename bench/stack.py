@@ -1,0 +1,89 @@
+"""The whole stack against the bare engine: what the two pools, the wire and HTTP add.
+
+    python -m bench.stack [--quick]
+
+For the demo model and a random one of 100 M parameters, at 1, 8 and 16 streams of 256-token prompts
+and 64 output tokens. Stack and engine take turns, round by round, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from pathlib import Path
+
+from bench.bare import bare_engine, run_bare
+from bench.http_load import run_http
+from bench.local_cluster import LocalCluster, local_cluster
+from bench.random_model import SHAPE_100M, make
+from bench.report import Row, finish, median
+from bench.workload import Outcome, Workload
+from cluster.models import demo_path
+
+STREAMS = (1, 8, 16)
+VOCAB = 4096
+PROMPT, OUTPUT = 256, 64
+
+
+def workload(streams: int, requests_each: int, seed: int) -> Workload:
+    return Workload(streams, streams * requests_each, PROMPT, OUTPUT, VOCAB, seed)
+
+
+def measure(
+    cluster: LocalCluster, model: Path, rounds: int, requests_each: int
+) -> dict[int, tuple[list[Outcome], list[Outcome]]]:
+    """(bare, stack) outcomes of each number of streams."""
+    engine = bare_engine(model)
+    results: dict[int, tuple[list[Outcome], list[Outcome]]] = {n: ([], []) for n in STREAMS}
+    name = cluster.state.model_id
+    asyncio.run(run_http(cluster.url, name, workload(2, 2, 999)))  # warm-up
+    run_bare(engine, workload(2, 2, 998))
+    seed = 0
+    for _ in range(rounds):
+        for streams in STREAMS:
+            seed += 1
+            each = requests_each * 4 if streams == 1 else requests_each
+            load = workload(streams, each, seed)
+            results[streams][0].append(run_bare(engine, load))
+            results[streams][1].append(asyncio.run(run_http(cluster.url, name, load)))
+    return results
+
+
+def rows(label: str, streams: int, bare: list[Outcome], stack: list[Outcome]) -> list[Row]:
+    def middle(outcomes: list[Outcome], field: str) -> float:
+        return median([getattr(o, field) for o in outcomes])
+
+    at = f"{label}, {streams} streams"
+    ttft, bare_ttft = middle(stack, "ttft_ms"), middle(bare, "ttft_ms")
+    tpot, bare_tpot = middle(stack, "tpot_ms"), middle(bare, "tpot_ms")
+    rate, bare_rate = middle(stack, "tokens_per_s"), middle(bare, "tokens_per_s")
+    return [
+        Row(f"{at}: TTFT", ttft, "ms", f"engine {bare_ttft:.1f} ms", bare_ttft / ttft),
+        Row(f"{at}: TTFT added", ttft - bare_ttft, "ms"),
+        Row(f"{at}: TPOT", tpot, "ms", f"engine {bare_tpot:.2f} ms", bare_tpot / tpot),
+        Row(f"{at}: tokens", rate, "tok/s", f"engine {bare_rate:.0f} tok/s", rate / bare_rate),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one round, demo model only")
+    quick = parser.parse_args().quick
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        models = [("demo", demo_path(), 3)]
+        if not quick:
+            models.append(("100M", make(Path(folder) / "random-100m", SHAPE_100M), 1))
+        for label, path, requests_each in models:
+            with local_cluster("--model", str(path), "--threads", "1") as cluster:
+                results = measure(cluster, path, 1 if quick else 3, requests_each)
+                for streams, (bare, stack) in results.items():
+                    found += rows(label, streams, bare, stack)
+                resident = cluster.resident_bytes() / 2**30
+                found.append(Row(f"{label}: resident memory, all processes", resident, "GiB"))
+    finish("stack", found)
+
+
+if __name__ == "__main__":
+    main()

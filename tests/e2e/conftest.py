@@ -1,0 +1,52 @@
+"""One cluster for the folder: `baton up` with the demo model, as a person runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.local_cluster import LocalCluster, local_cluster
+from cluster.models import demo_path
+from engine.core import Engine, EngineConfig
+from prefill_worker.policy import plan
+from protocol.directory import Directory, WorkerRecord, connect
+from protocol.request import Request
+from tests.engine.conftest import drain, load_model
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    with local_cluster("--threads", "1", "--prefill-chunk", "128") as running:
+        yield running
+
+
+class Oracle:
+    """The text of the demo model on one engine, each request alone."""
+
+    def __init__(self) -> None:
+        self._model = load_model(demo_path(), 4096)
+
+    def __call__(self, request: Request) -> list[int]:
+        engine = Engine(self._model, EngineConfig(pages=128, max_model_len=4096), plan)
+        engine.generate(0, request)
+        return drain(engine)[0]
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Oracle:
+    return Oracle()
+
+
+async def workers(cluster: LocalCluster) -> list[WorkerRecord]:
+    """What the directory says now."""
+    client = connect(f"unix://{Path(cluster.state.run_dir) / 'redis.sock'}")
+    try:
+        return await Directory(client, "default").workers()
+    finally:
+        await client.aclose()
+
+
+async def worker(cluster: LocalCluster, role: str) -> WorkerRecord:
+    return next(w for w in await workers(cluster) if w.role == role)

@@ -1,0 +1,68 @@
+"""Imports point one way, and fronts and router run without torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "protocol": set(),
+    "engine": {"protocol"},
+    "kvtransfer": {"protocol", "engine"},
+    "prefill_worker": {"protocol", "engine", "kvtransfer"},
+    "decode_worker": {"protocol", "engine", "kvtransfer"},
+    "router": {"protocol"},
+}
+
+TORCH_FREE = [
+    "router.app",
+    "cluster.worker",
+    "cluster.cli",
+    "engine.client",
+    "kvtransfer.source",
+    "kvtransfer.sink",
+    "prefill_worker.service",
+    "decode_worker.service",
+]
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level packages that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_point_one_way(package: str) -> None:
+    ours = {*MAY_IMPORT, "cluster", "bench", "tests"}
+    files = list((ROOT / package).rglob("*.py"))
+    assert files
+    for path in files:
+        foreign = (imports(path) & ours) - MAY_IMPORT[package] - {package}
+        assert not foreign, f"{path.relative_to(ROOT)} imports {sorted(foreign)}"
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_fronts_and_router_do_without_torch(module: str) -> None:
+    check = (
+        f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT).returncode == 0
+
+
+def test_no_pickle_on_any_wire() -> None:
+    for package in [*MAY_IMPORT, "cluster"]:
+        for path in (ROOT / package).rglob("*.py"):
+            unsafe = imports(path) & {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
+            assert not unsafe, f"{path.relative_to(ROOT)} imports {sorted(unsafe)}"
