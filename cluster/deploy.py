@@ -42,6 +42,7 @@ def run(launch: Launch, redis_url: str, gpus: int) -> None:
         secret=b"",
         model_path=launch.model_path,
         model_id=launch.model_id,
+        adds_request_id=False,  # Serve does
     )
     application = serve_app.router_application(router, launch.drain_s)
     targets.append(_target(application, serve_app.ROUTER_APP, "/"))

@@ -40,7 +40,8 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
             yield
 
     app = FastAPI(title="Baton", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(RequestIdMiddleware)
+    if settings.adds_request_id:
+        app.add_middleware(RequestIdMiddleware)
     errors.install(app)
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/models", models, methods=["GET"])

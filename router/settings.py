@@ -20,3 +20,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     client_buffer_tokens: int = 1024  # tokens a client may lag behind before it loses its request
     refresh_s: float = 0.5  # between two looks into the directory
     max_body_bytes: int = 8 * 1024 * 1024
+    adds_request_id: bool = True  # False where the proxy in front adds x-request-id itself
+
+    def __repr__(self) -> str:
+        return f"RouterSettings(cluster={self.cluster!r}, model_id={self.model_id!r}, ...)"
