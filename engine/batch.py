@@ -25,6 +25,11 @@ class DecodeGroup:
     width: int  # pages per row
     mask: Tensor  # [r, 1, 1, width * page_tokens], 0 where attended, -inf beyond the end
 
+    def grow(self, lengths: Tensor) -> None:
+        """Every row has one token more to attend to, on the pages it had: lengths [rows]."""
+        last = lengths[self.rows] - 1
+        self.mask[:, 0, 0].scatter_(1, last[:, None], 0.0)
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -50,7 +55,9 @@ class Batch:
     logit_rows: Tensor | None  # [R] rows whose logits are wanted; None: all
 
 
-def decode_groups(block_table: Tensor, lengths: Tensor) -> tuple[DecodeGroup, ...]:
+def decode_groups(
+    block_table: Tensor, lengths: Tensor, dtype: torch.dtype
+) -> tuple[DecodeGroup, ...]:
     """Group decode rows by context length, so that attention pads little.
 
     block_table: [R, max_pages] page ids. lengths: [R] tokens to attend to, the new one included.
@@ -60,25 +67,27 @@ def decode_groups(block_table: Tensor, lengths: Tensor) -> tuple[DecodeGroup, ..
     pages = (lengths + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS  # [R]
     longest, shortest = int(pages.max()), int(pages.min())
     if longest <= 2 * shortest:
-        return (_group(block_table, lengths, slice(None), longest),)
+        return (_group(block_table, lengths, slice(None), longest, dtype),)
     # bit_length(p - 1): 1 -> 0, 2 -> 1, 3..4 -> 2, 5..8 -> 3
     kind = torch.ceil(torch.log2(pages.double())).long()
     groups = []
     for value in torch.unique(kind).tolist():
         rows = (kind == value).nonzero().squeeze(1)
         width = int(pages[rows].max())
-        groups.append(_group(block_table[rows], lengths[rows], rows, width))
+        groups.append(_group(block_table[rows], lengths[rows], rows, width, dtype))
     return tuple(groups)
 
 
-def _group(table: Tensor, lengths: Tensor, rows: Tensor | slice, width: int) -> DecodeGroup:
+def _group(
+    table: Tensor, lengths: Tensor, rows: Tensor | slice, width: int, dtype: torch.dtype
+) -> DecodeGroup:
     reach = torch.arange(width * BLOCK_TOKENS, device=table.device)
-    mask = torch.zeros((len(lengths), len(reach)), device=table.device)
+    mask = torch.zeros((len(lengths), len(reach)), dtype=dtype, device=table.device)
     mask.masked_fill_(reach >= lengths[:, None], float("-inf"))
     return DecodeGroup(rows, table[:, :width].reshape(-1), width, mask[:, None, None, :])
 
 
-def chunk_mask(context: int, count: int, device: torch.device) -> Tensor:
+def chunk_mask(context: int, count: int, like: Tensor) -> Tensor:
     """Causal mask of ``count`` queries after ``context`` keys: [count, context + count]."""
-    mask = torch.full((count, context + count), float("-inf"), device=device)
+    mask = like.new_full((count, context + count), float("-inf"))
     return mask.triu_(context + 1)

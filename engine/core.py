@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Seq
 
 import msgspec
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Chunk, DecodeGroup, chunk_mask, decode_groups
+from engine.batcher import Batcher
 from engine.block_manager import BlockManager
 from engine.kv_pool import KVPool
 from engine.model import Model
@@ -51,6 +50,7 @@ class Engine:
         self.manager = BlockManager(config.pages)
         self.scheduler = Scheduler(self.manager, config.max_batch, config.chunk, policy)
         self.state = RowState(config.max_batch, blocks_for(config.max_model_len) + 1, model.device)
+        self._batcher = Batcher(self.state, model.dtype)
         self._eos = frozenset(model.config.eos_token_ids)
 
     # ---- requests ---------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Engine:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[TokenOut]:
         """Run a planned step; returns the tokens drawn in it."""
-        batch, rows = self._batch(plan)
+        batch, rows = self._batcher.build(plan)
         logits = self.model.forward(batch, self.pool)
         drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
         tokens: list[int] = []
@@ -179,70 +179,3 @@ class Engine:
         if len(sequence.tokens) >= sequence.request.length_limit:
             return Finish.LENGTH
         return Finish.NONE
-
-    # ---- building the batch -----------------------------------------------------------------
-
-    def _batch(self, plan: StepPlan) -> tuple[Batch, Tensor]:
-        """The packed batch, and the state rows of those that draw a token, in logit order."""
-        state, device = self.state, self.model.device
-        for sequence in plan.decode:
-            state.seat(sequence)
-        tokens, positions, slots = [], [], []
-        rows = torch.tensor([s.row for s in plan.decode], dtype=torch.int64, device=device)
-        groups: tuple[DecodeGroup, ...] = ()
-        if plan.decode:
-            table, lengths = state.block_table[rows], state.length[rows]
-            at = lengths - 1
-            tokens.append(state.last_token[rows])
-            positions.append(at)
-            slots.append(self._slots(table.gather(1, (at // BLOCK_TOKENS)[:, None])[:, 0], at))
-            groups = decode_groups(table, lengths)
-        chunks, start = [], len(plan.decode)
-        logit_rows = list(range(start))
-        finishing = []
-        for sequence, count in plan.chunks:
-            state.seat(sequence)
-            first, end = sequence.computed, sequence.computed + count
-            at = torch.arange(first, end, device=device)
-            tokens.append(torch.tensor(sequence.tokens[first:end], device=device))
-            positions.append(at)
-            slots.append(self._slots(state.block_table[sequence.row][at // BLOCK_TOKENS], at))
-            chunks.append(self._chunk(sequence, start, count))
-            start += count
-            if end == len(sequence.tokens):
-                logit_rows.append(start - 1)
-                finishing.append(sequence.row)
-        batch = Batch(
-            tokens=torch.cat(tokens),
-            positions=torch.cat(positions),
-            slots=torch.cat(slots),
-            decode_rows=len(plan.decode),
-            groups=groups,
-            chunks=tuple(chunks),
-            logit_rows=None
-            if len(logit_rows) == start
-            else torch.tensor(logit_rows, dtype=torch.int64, device=device),
-        )
-        if finishing:
-            rows = torch.cat([rows, torch.tensor(finishing, device=device)])
-        return batch, rows
-
-    @staticmethod
-    def _slots(pages: Tensor, positions: Tensor) -> Tensor:
-        return pages * BLOCK_TOKENS + positions % BLOCK_TOKENS
-
-    def _chunk(self, sequence: Sequence, start: int, count: int) -> Chunk:
-        context = sequence.computed
-        if context == 0:
-            return Chunk(start, count, 0, None, None)
-        device = self.model.device
-        pages = self.state.block_table[sequence.row][: blocks_for(context + count)]
-        return Chunk(start, count, context, pages, chunk_mask(context, count, device))
-
-
-def timed_step(engine: Engine) -> tuple[list[TokenOut], float]:
-    """Plan and run one step; the tokens, and the seconds it took."""
-    began = time.perf_counter()
-    plan = engine.plan()
-    tokens = engine.run(plan) if plan else []
-    return tokens, time.perf_counter() - began

@@ -36,10 +36,14 @@ def rotary_table(config: ModelConfig, positions: int, device: torch.device) -> T
     return torch.polar(torch.ones_like(angles), angles).to(device)
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotary embedding of x [T, heads, head_dim], neighbours paired; turn: [T, 1, head_dim / 2]."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
+def rotate_(x: Tensor, turn: Tensor) -> None:
+    """Rotary embedding of x [T, heads, head_dim] in place, neighbours paired; turn:
+    [T, 1, head_dim / 2] complex64. Computed in fp32 whatever x is."""
+    pairs = x.unflatten(-1, (-1, 2))
+    if x.dtype == torch.float32:
+        torch.view_as_complex(pairs).mul_(turn)
+    else:
+        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turn))
 
 
 class Model:
@@ -70,17 +74,13 @@ class Model:
     ) -> Tensor:
         c = self.config
         rows = len(x)
-        projected = F.linear(self._norm(x, w.attention_norm), w.qkv)
+        projected = F.linear(self._norm(x, w.attention_norm), w.qkv)  # [T, q | k | v]
         heads = projected.view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
-        rotated = rotate(heads[:, : c.heads + c.kv_heads], turn)
-        q, k = rotated[:, : c.heads], rotated[:, c.heads :]
-        v = heads[:, c.heads + c.kv_heads :]
-        key_slots, value_slots = pool.by_slot[i]
-        key_slots.index_copy_(0, batch.slots, k.reshape(rows, -1))
-        value_slots.index_copy_(0, batch.slots, v.reshape(rows, -1))
-        keys, values = pool.by_page[i]
-        out = attend(q, k, v, keys, values, batch)
-        return torch.addmm(x, out.view(rows, -1), w.out.t())
+        rotate_(heads[:, : c.heads + c.kv_heads], turn)
+        q, kv = heads[:, : c.heads], heads[:, c.heads :]
+        pool.by_slot[i].index_copy_(0, batch.slots, projected[:, c.heads * c.head_dim :])
+        out = attend(q, kv.unflatten(1, (2, c.kv_heads)), pool.by_page[i], batch)
+        return torch.addmm(x, out.reshape(rows, -1), w.out.t())
 
     def _mlp(self, w: LayerWeights, x: Tensor) -> Tensor:
         gate, up = F.linear(self._norm(x, w.mlp_norm), w.gate_up).chunk(2, dim=-1)
