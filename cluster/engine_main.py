@@ -3,7 +3,6 @@ standard input. It dies with its front, whichever way the front goes."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -13,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from cluster.die_with_parent import die_with_parent
 from decode_worker import policy as decode_policy
 from engine import messages as m
 from engine.arena import Arena
@@ -24,19 +24,9 @@ from protocol.errors import BatonError
 
 POLICIES: dict[str, Policy] = {"prefill": prefill_policy.plan, "decode": decode_policy.plan}
 
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the front goes: a stuck engine reads no EOF."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(0)
-
 
 def main() -> None:
-    parent = os.getppid()
-    die_with_parent(parent)
+    die_with_parent(os.getppid())  # a stuck engine would read no end of its socket
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's to handle
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineSpec)
     sock = socket.socket(fileno=int(sys.argv[1]))
@@ -76,7 +66,7 @@ def build(
 
     loaded = load(spec, POLICIES[spec.role], progress)
     channel.send([loaded.ready])
-    return EngineServer(loaded.engine, channel, arena, POLICIES).run
+    return EngineServer(loaded.engine, channel, arena).run
 
 
 if __name__ == "__main__":

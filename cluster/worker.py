@@ -79,7 +79,11 @@ class Worker:
         self._sink = KVSink(settings.token)
         self._prefill = PrefillService(self._engine, self._source, self.instance)
         self._decode = DecodeService(
-            self._engine, self._sink, settings.token, settings.local_prefill_tokens
+            self._engine,
+            self._sink,
+            settings.token,
+            settings.local_prefill_tokens,
+            self.instance,
         )
         self._server: grpc.aio.Server | None = None
         self._redis = connect(settings.redis_url)
@@ -135,7 +139,7 @@ class Worker:
         """Take nothing new, let running requests finish for up to ``drain_s``, then go."""
         self._prefill.draining = self._decode.draining = True
         deadline = time.monotonic() + drain_s
-        while self._decode.jobs and time.monotonic() < deadline:
+        while (self._decode.jobs or self._prefill.calls) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
         if self._renewing is not None:
             self._renewing.cancel()
@@ -202,7 +206,7 @@ class Worker:
             try:
                 await self._directory.renew(self.record())
                 failing = False
-            except RedisError as error:
+            except (RedisError, OSError, TimeoutError) as error:
                 if not failing:
                     log.warning("the lease is not renewed, Redis does not answer: %s", error)
                 failing = True

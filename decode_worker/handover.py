@@ -5,7 +5,8 @@
        last frame in and first token known --> Join
 
 The decode worker owns both RPCs. An attempt ends by joining the batch, by finishing (the first
-token was the last), or by an error; its hold on the prefill worker's pages ends with it.
+token was the last), or by TransferFailed; its hold on the prefill worker's pages ends with it.
+Whatever the prefill worker refuses, this worker can still compute itself.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from kvtransfer.slots import InboundSlots
 from kvtransfer.source import TRANSFER_BYTES
 from protocol import wire_pb2 as pb
 from protocol.blocks import BLOCK_TOKENS
-from protocol.errors import InvalidRequest, TransferFailed
+from protocol.errors import TransferFailed
 from protocol.request import Finish, Request, to_wire
 
 ACCEPT_S = 2.0
 """A prefill worker that has not accepted by then is passed over."""
 
-PREFILL_S = 120.0
-"""From accepted to first token, queueing included; and from there until pages are free here."""
+PREFILL_S = 60.0
+"""From accepted to first token, queueing included; well within the router's own deadline."""
 
 FRAME_S = 5.0
 """Progress deadline of the KV once the prompt is computed: the longest gap between frames."""
@@ -63,7 +64,7 @@ class Told:
 
 
 class Handover:
-    """One attempt for the sequence ``handle``, pinned with ``cached_tokens`` here."""
+    """One attempt for the sequence ``handle``, of which ``cached_tokens`` are here already."""
 
     def __init__(
         self, links: Links, handle: int, request: Request, cached_tokens: int, told: Told
@@ -77,7 +78,7 @@ class Handover:
         self._frame_bytes = links.session.arena.shape.slot_bytes
         self._credits = 0
         self._credit_due = asyncio.Event()
-        self._incoming = Incoming(
+        self.incoming = Incoming(
             links.session, links.slots, links.sink, handle, self._expectation(), self._grant
         )
 
@@ -89,23 +90,15 @@ class Handover:
         pieces = cut(first, blocks, ready.layers, ready.page_layer_bytes, self._frame_bytes)
         return Expectation(self._transfer, pieces, ready.page_layer_bytes)
 
-    def on_reserved(self) -> None:
-        """The engine has pages for the missing blocks."""
-        self._incoming.reserved.set()
-
-    async def run(self, candidate: pb.PrefillCandidate) -> Finish:
-        """Bring the context's KV in and join. Raises TransferFailed, or InvalidRequest when the
-        prefill worker says that the request itself is at fault."""
+    async def run(self, candidate: pb.PrefillCandidate) -> None:
+        """Bring the context's KV in and join. Raises TransferFailed."""
         call = self._links.prefillers.run(candidate.endpoint)
         crediting = asyncio.create_task(self._send_credits(call))
         try:
             await self._open(call, candidate.instance)
-            return await self._carry(call, candidate.kv_endpoint)
+            await self._carry(call, candidate.kv_endpoint)
         except grpc.aio.AioRpcError as error:
-            why = f"{error.code().name}: {error.details()}"
-            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                raise InvalidRequest(f"prefill worker: {why}") from error
-            raise TransferFailed(f"prefill: {why}") from error
+            raise TransferFailed(f"prefill: {error.code().name}: {error.details()}") from error
         except TimeoutError as error:
             raise TransferFailed("prefill: no progress within the deadline") from error
         finally:
@@ -127,34 +120,45 @@ class Handover:
             await self._next(call, "accepted")
         self._told.mark("prefill_queued")
 
-    async def _carry(self, call: PrefillCall, kv_endpoint: str) -> Finish:
-        """From accepted to joined."""
+    async def _carry(self, call: PrefillCall, kv_endpoint: str) -> None:
+        """From accepted to joined, or to the end."""
         receiving: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(PREFILL_S):
                 cached = (await self._next(call, "started")).started.cached_tokens
                 self._told.mark("prefill_started")
-                receiving = asyncio.create_task(self._incoming.run(kv_endpoint))
-                first = (await _beside(self._next(call, "first_token"), receiving)).first_token
+                receiving = asyncio.create_task(self.incoming.run(kv_endpoint))
+                event = await _beside(self._next(call, "first_token"), receiving)
+            token, finish = self._checked(event.first_token)
             self._told.mark("first_token")
-            finish = Finish(first.finish)
-            self._told.first(first.token, finish, max(cached, self._cached))
             if finish is Finish.NONE:
-                async with asyncio.timeout(PREFILL_S):
-                    await _beside(self._watch(receiving), receiving)
+                self._told.first(token, finish, max(cached, self._cached))
+                await _beside(self._watch(receiving), receiving)
                 self._told.mark("kv_ready")
-                self._links.session.send(m.Join(self._handle, first.token))
-            return finish
+                self._links.session.send(m.Join(self._handle, token))
         finally:
+            call.cancel()  # first of all: P's pages are free whatever the rest takes
             if receiving is not None:
                 receiving.cancel()
                 await asyncio.wait([receiving])
+        if finish is not Finish.NONE:
+            self._told.first(token, finish, max(cached, self._cached))
+
+    def _checked(self, first: pb.PrefillEvent.FirstToken) -> tuple[int, Finish]:
+        """The first token as P says it, if it can be one."""
+        ready = self._links.session.ready
+        assert ready is not None
+        if first.token >= ready.vocab_size:
+            raise TransferFailed(f"prefill: token {first.token} of {ready.vocab_size} came")
+        if first.finish not in (pb.FINISH_NONE, pb.FINISH_STOP, pb.FINISH_LENGTH):
+            raise TransferFailed(f"prefill: finish {first.finish} came")
+        return first.token, Finish(first.finish)
 
     async def _watch(self, receiving: asyncio.Task[None]) -> None:
         """Wait for the last frame, but not for a sender that has gone quiet."""
         while not receiving.done():
             await asyncio.wait([receiving], timeout=0.5)
-            if self._incoming.stalled_s() > FRAME_S:
+            if self.incoming.window.stalled_s() > FRAME_S:
                 raise TransferFailed(f"no KV frame for {FRAME_S:g} s")
 
     @staticmethod
@@ -163,7 +167,6 @@ class Handover:
         while True:
             event = await call.read()
             if not isinstance(event, pb.PrefillEvent):
-                # The call is over; its status says why, and is raised by this.
                 raise TransferFailed(f"prefill: {await call.details()}, {kind} was due")
             if event.WhichOneof("body") == kind:
                 return event
@@ -177,12 +180,16 @@ class Handover:
         self._credit_due.set()
 
     async def _send_credits(self, call: PrefillCall) -> None:
-        """One message for all the credits of a turn of the loop."""
-        while True:
-            await self._credit_due.wait()
-            self._credit_due.clear()
-            granted, self._credits = self._credits, 0
-            await call.write(pb.PrefillCall(credits=granted))
+        """One message for all the credits of a turn of the loop. A call that is over says so to
+        whoever reads from it."""
+        try:
+            while True:
+                await self._credit_due.wait()
+                self._credit_due.clear()
+                granted, self._credits = self._credits, 0
+                await call.write(pb.PrefillCall(credits=granted))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return
 
 
 async def _beside(main: Coroutine[Any, Any, T], other: asyncio.Task[None]) -> T:
@@ -194,4 +201,7 @@ async def _beside(main: Coroutine[Any, Any, T], other: asyncio.Task[None]) -> T:
             raise error
         return await task
     finally:
-        task.cancel()
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled():
+            task.exception()  # seen, also where the other one's error went first

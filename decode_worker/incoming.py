@@ -6,18 +6,19 @@ slot granted --credit--> P sends a frame --thread--> slot filled --Ingest--> sca
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
+from decode_worker.window import Window
 from engine import messages as m
 from engine.pieces import Piece
 from engine.session import Session
 from kvtransfer.frames import Expectation
 from kvtransfer.sink import KVSink, Pull
 from kvtransfer.slots import InboundSlots
+from protocol.errors import TransferFailed
 
-WINDOW = 4
-"""Frames in flight of one transfer."""
+PAGES_S = 20.0
+"""How long a hand-over waits for pages here, while the prefill worker holds its own."""
 
 
 class Incoming:
@@ -39,49 +40,42 @@ class Incoming:
         self._expectation = expectation
         self._credit = credit
         self._pull: Pull | None = None
-        self._asked = 0
-        self._granted = 0
-        self._arrived = 0
-        self._moved = time.monotonic()
-        self.reserved = asyncio.Event()  # set when the engine has pages for the missing blocks
+        self.window = Window(expectation.total)
+        self._reserved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_reserved(self) -> None:
+        """The engine has pages for the missing blocks."""
+        if not self._reserved.done():
+            self._reserved.set_result(None)
 
     async def run(self, endpoint: str) -> None:
         """Until every frame has been given to the engine. Raises TransferFailed."""
         self._session.send(m.Reserve(self._handle))
-        await self.reserved.wait()
-        if self._expectation.total == 0:
-            return
+        try:
+            async with asyncio.timeout(PAGES_S):
+                await self._reserved
+        except TimeoutError as error:
+            raise TransferFailed(f"no pages free here within {PAGES_S:g} s") from error
         view = self._session.arena.slot
         self._pull = self._sink.open(endpoint, self._expectation, view, self._on_frame)
         try:
-            for _ in range(min(WINDOW, self._expectation.total)):
-                self._ask()
+            self._ask()
             await self._sink.finish(self._pull)
         finally:
             self._slots.withdraw(self)
             self._slots.give_back(self._pull.unused_slots())
 
-    def stalled_s(self) -> float:
-        """Seconds for which the sender has held a credit and sent nothing."""
-        if self._granted == self._arrived:
-            return 0.0
-        return time.monotonic() - self._moved
-
     def _ask(self) -> None:
-        self._asked += 1
-        self._slots.ask(self, self._on_slot)
+        for _ in range(self.window.to_ask()):
+            self._slots.ask(self, self._on_slot)
 
     def _on_slot(self, slot: int) -> None:
         assert self._pull is not None
-        if self._granted == self._arrived:
-            self._moved = time.monotonic()
-        self._granted += 1
+        self.window.granted()
         self._pull.add_slot(slot)
         self._credit()
 
     def _on_frame(self, slot: int, piece: Piece, nbytes: int) -> None:
-        self._arrived += 1
-        self._moved = time.monotonic()
+        self.window.arrived()
         self._session.send(m.Ingest(self._handle, slot, piece, nbytes))
-        if self._asked < self._expectation.total:
-            self._ask()
+        self._ask()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TypeAlias
 
 import grpc
@@ -24,7 +24,8 @@ from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
-from protocol.request import from_wire
+from protocol.request import Request, from_wire
+from protocol.rpc import INSTANCE_KEY
 
 log = logging.getLogger("baton.decode")
 
@@ -55,30 +56,43 @@ class RouterLink:
         self._outputs.append(output)
 
     def _flush(self) -> None:
+        if self.closed:
+            return
         self._queue.put_nowait(pb.WorkerMessage(outputs=self._outputs))
         self._outputs = []
         if self._queue.qsize() > MAX_QUEUED:
             log.error("a router does not read: %d messages wait, closing its stream", MAX_QUEUED)
+            while not self._queue.empty():
+                self._queue.get_nowait()
             self.close()
 
     def close(self) -> None:
-        """End the stream; its jobs are cancelled with it."""
+        """End the stream after what is queued; its jobs are cancelled. Idempotent."""
+        if self.closed:
+            return
+        if self._outputs:
+            self._flush()
         self.closed = True
         self._queue.put_nowait(None)
         for job in list(self.jobs.values()):
             job.cancel()
 
-    async def messages(self, load: pb.Load) -> AsyncIterator[pb.WorkerMessage]:
-        """Messages to send, heartbeats in between; ``load`` is refreshed by its owner."""
-        yield pb.WorkerMessage(load=load)
-        while not self.closed:
+    async def messages(self, load: Callable[[], pb.Load]) -> AsyncIterator[pb.WorkerMessage]:
+        """Messages to send, with the load at least every HEARTBEAT_S."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            message: pb.WorkerMessage | None
             try:
-                async with asyncio.timeout(HEARTBEAT_S):
+                async with asyncio.timeout_at(due):
                     message = await self._queue.get()
             except TimeoutError:
-                message = pb.WorkerMessage(load=load)
+                message = pb.WorkerMessage()
             if message is None:
                 return
+            if loop.time() >= due:
+                message.load.CopyFrom(load())
+                due = loop.time() + HEARTBEAT_S
             yield message
 
 
@@ -86,9 +100,15 @@ class DecodeService(rpc.DecodeServicer):
     """Serves Decode.Attach on the engine of this worker."""
 
     def __init__(
-        self, engine: EngineClient, sink: KVSink, token: str, local_prefill_tokens: int
+        self,
+        engine: EngineClient,
+        sink: KVSink,
+        token: str,
+        local_prefill_tokens: int,
+        instance: str,
     ) -> None:
         self._engine = engine
+        self._instance = instance
         self._sink = sink
         self._prefillers = Prefillers(token)
         self._local_prefill_tokens = local_prefill_tokens
@@ -109,6 +129,9 @@ class DecodeService(rpc.DecodeServicer):
     async def Attach(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.RouterMessage], context: Context
     ) -> AsyncIterator[pb.WorkerMessage]:
+        for key, value in context.invocation_metadata() or ():
+            if key == INSTANCE_KEY and value != self._instance:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another instance is here")
         link = RouterLink()
         self._links.add(link)
 
@@ -119,9 +142,7 @@ class DecodeService(rpc.DecodeServicer):
 
         reading = asyncio.create_task(self._read(request_iterator, link))
         context.add_done_callback(detach)  # type: ignore[arg-type]
-        async for message in link.messages(self._load()):
-            if not message.outputs:
-                message.load.CopyFrom(self._load())
+        async for message in link.messages(self._load):
             yield message
 
     async def _read(self, messages: AsyncIterator[pb.RouterMessage], link: RouterLink) -> None:
@@ -147,6 +168,7 @@ class DecodeService(rpc.DecodeServicer):
             return refuse("a request with this id is here already", retryable=False)
         try:
             request = from_wire(submit.request)
+            self._check_length(request)
         except InvalidRequest as error:
             return refuse(str(error), retryable=False)
         link.jobs[name] = Job(
@@ -159,6 +181,17 @@ class DecodeService(rpc.DecodeServicer):
             link.forget,
         )
         return None
+
+    def _check_length(self, request: Request) -> None:
+        """Refuse here what the engine would, before a long prompt goes there."""
+        session = self._engine.current
+        ready = session.ready if session is not None else None
+        if ready is not None and request.length_limit > ready.max_model_len:
+            raise InvalidRequest(
+                f"{len(request.prompt)} prompt tokens and max_tokens={request.sampling.max_tokens}"
+                f" make {request.length_limit}, over the model's {ready.max_model_len}",
+                "max_tokens",
+            )
 
     def _links_now(self) -> Links:
         session = self._engine.current

@@ -19,8 +19,8 @@ class ArenaShape(msgspec.Struct, frozen=True):
     """Sizes; the same on both ends."""
 
     slot_bytes: int = 1 << 20
-    inbound: int = 32
-    outbound: int = 32
+    inbound: int = 64
+    outbound: int = 64
 
     @property
     def bytes(self) -> int:

@@ -49,6 +49,13 @@ class BlockManager:
         idle = sum(1 for page in pinning if self._refs[page] == 0)
         return count <= self.available - idle
 
+    def touch(self, pages: Sequence[int]) -> None:
+        """Make cached pages the last to be evicted, their first one last of all."""
+        for page in reversed(pages):
+            if self._refs[page] == 0:
+                del self._evictable[page]
+                self._evictable[page] = None
+
     def pin(self, pages: Sequence[int]) -> None:
         """Take a reference on cached pages."""
         for page in pages:
@@ -75,13 +82,20 @@ class BlockManager:
         self._refs[page] = 1
         return page
 
-    def commit(self, page: int, key: bytes) -> None:
-        """Declare a page in use to hold the block ``key``, full and computed. When another page
-        already does, that one stays the cached one."""
-        assert self._refs[page] > 0
-        if key not in self._page and self._key[page] is None:
+    def commit(self, page: int, key: bytes) -> int:
+        """Declare a page in use to hold the block ``key``, full and computed.
+
+        Returns the page to use for the block from now on: ``page``, or the one that already holds
+        it, the reference having moved there. So a cached block's parents are always cached."""
+        assert self._refs[page] > 0 and self._key[page] is None
+        holder = self._page.get(key)
+        if holder is None:
             self._page[key] = page
             self._key[page] = key
+            return page
+        self.pin([holder])
+        self.release([page])
+        return holder
 
     def release(self, pages: Sequence[int]) -> None:
         """Give back one reference on each page of a sequence, given in the sequence's order."""

@@ -64,6 +64,8 @@ class EngineChannel(Generic[T]):
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         sock.setblocking(False)
         self._socket = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         self._framer: Framer[T] = Framer(kind)
         self._out = bytearray()
 
@@ -71,8 +73,9 @@ class EngineChannel(Generic[T]):
         """Messages that have come; waits up to ``wait_s`` when there are none.
 
         Raises Closed when the front is gone."""
-        writing = [self._socket] if self._out else []
-        select.select([self._socket], writing, [], wait_s)
+        waiting = select.POLLIN | (select.POLLOUT if self._out else 0)
+        self._poll.modify(self._socket, waiting)
+        self._poll.poll(wait_s * 1000)
         self._flush()
         received: list[T] = []
         while True:

@@ -8,14 +8,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
+import logging
 import time
 
 from engine import messages as m
 from engine.session import Report, Session, spawn
 from engine.spec import EngineSpec
-from protocol.errors import EngineDied, StartupError, Unavailable
+from protocol.errors import StartupError, Unavailable
+
+log = logging.getLogger("baton.engine")
 
 START_DEADLINE_S = 600.0
 SILENCE_S = 3.5
@@ -40,7 +42,6 @@ class EngineClient:
         self._serving = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._problem: str | None = None
-        self.restarts = 0
 
     async def start(self) -> m.Ready:
         """Start the first engine; raises StartupError when it cannot load."""
@@ -52,8 +53,7 @@ class EngineClient:
     async def stop(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+            await asyncio.wait([self._keeper])
         if self._session is not None:
             self._session.end()
 
@@ -98,23 +98,32 @@ class EngineClient:
         return session
 
     async def _keep(self, session: Session) -> None:
+        """Replace the engine whenever it is lost; whatever goes wrong here is the problem."""
         deaths: list[float] = []
-        while True:
-            why = await self._attend(session)
+        try:
+            while True:
+                why = await self._attend(session)
+                self._serving.clear()
+                session.end()
+                deaths = [t for t in deaths if time.monotonic() - t < DEATH_WINDOW_S]
+                deaths.append(time.monotonic())
+                if len(deaths) >= MAX_DEATHS:
+                    self._problem = f"{len(deaths)} engines died in {DEATH_WINDOW_S:g} s: {why}"
+                    return
+                session = await self._replace(session, why)
+        except Exception as error:
+            log.exception("the engine is not replaced")
+            self._problem = f"the engine does not start again: {error}"
+
+    async def _replace(self, old: Session, why: str) -> Session:
+        log.warning("engine lost: %s; starting another", why)
+        self._report(f"engine lost: {why}; starting another", 0.0)
+        new = await self._launch()
+        assert old.ready is not None and new.ready is not None
+        if new.ready.fingerprint != old.ready.fingerprint:
             self._serving.clear()
-            session.end()
-            self._report(f"engine lost: {why}; starting another", 0.0)
-            deaths = [t for t in deaths if time.monotonic() - t < DEATH_WINDOW_S]
-            deaths.append(time.monotonic())
-            if len(deaths) >= MAX_DEATHS:
-                self._problem = f"{len(deaths)} engines died in {DEATH_WINDOW_S:g} s: {why}"
-                return
-            try:
-                session = await self._launch()
-            except (StartupError, EngineDied) as error:
-                self._problem = f"the engine does not start again: {error}"
-                return
-            self.restarts += 1
+            raise StartupError("the model on disk is not the one that was served before")
+        return new
 
     async def _attend(self, session: Session) -> str:
         """Dispatch the session's events until it is lost; says how."""
@@ -125,11 +134,7 @@ class EngineClient:
                 await asyncio.wait([listening], timeout=m.BEAT_S)
                 if not listening.done() and session.silent_s() > limit:
                     return f"no sign of life for {session.silent_s():.1f} s"
-            error = listening.exception()
-            if isinstance(error, EngineDied):
-                return str(error)
-            assert error is not None
-            raise error
+            return str(listening.exception())
         finally:
             listening.cancel()
 

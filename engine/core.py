@@ -14,12 +14,12 @@ from engine.kv_pool import KVPool
 from engine.model import Model
 from engine.pieces import Piece
 from engine.policy import Policy
-from engine.sampler import sample
+from engine.sampler import greedy, sample
 from engine.scheduler import Scheduler, StepPlan
 from engine.sequence import Phase, Sequence, blocks_for
 from engine.state import RowState
 from protocol.blocks import BLOCK_TOKENS
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, TransferFailed
 from protocol.request import Finish, Request
 
 
@@ -55,18 +55,17 @@ class Engine:
 
     # ---- requests ---------------------------------------------------------------------------
 
-    def check(self, request: Request) -> None:
-        """Raises InvalidRequest when this engine could never finish the request."""
-        limit = request.length_limit
-        if limit > self.config.max_model_len:
+    def check(self, request: Request, tokens: int) -> None:
+        """Raises InvalidRequest when ``tokens`` tokens of this request can never be held here."""
+        if tokens > self.config.max_model_len:
             raise InvalidRequest(
                 f"{len(request.prompt)} prompt tokens and max_tokens={request.sampling.max_tokens}"
-                f" make {limit}, over the model's {self.config.max_model_len}",
+                f" make {tokens}, over the model's {self.config.max_model_len}",
                 "max_tokens",
             )
-        if blocks_for(limit) > self.manager.pages:
+        if blocks_for(tokens) > self.manager.pages:
             raise InvalidRequest(
-                f"{limit} tokens need {blocks_for(limit)} pages; the KV pool has"
+                f"{tokens} tokens need {blocks_for(tokens)} pages; the KV pool has"
                 f" {self.manager.pages}",
                 "max_tokens",
             )
@@ -79,20 +78,21 @@ class Engine:
 
     def generate(self, handle: int, request: Request) -> None:
         """Compute the context here, then decode."""
-        self.check(request)
+        self.check(request, request.length_limit)
         self.scheduler.add(Sequence(handle, request, Phase.WAITING))
 
     def prefill(self, handle: int, request: Request) -> None:
         """Compute the context, emit one token, and keep the pages until ``drop``."""
-        self.check(request)
+        self.check(request, len(request.context) + 1)
         self.scheduler.add(Sequence(handle, request, Phase.WAITING, hold=True))
 
     def receive(self, handle: int, request: Request) -> int:
         """Expect the context's KV from elsewhere; returns the tokens that are cached here."""
-        self.check(request)
-        return self.scheduler.pin(Sequence(handle, request, Phase.PINNED))
+        self.check(request, request.length_limit)
+        return self.scheduler.look_up(Sequence(handle, request, Phase.LOOKED_UP))
 
     def reserve(self, handle: int) -> None:
+        """Queue for the pages of a received sequence, the cached ones included."""
         self.scheduler.reserve(self.scheduler.sequences[handle])
 
     def join(self, handle: int, token: int) -> None:
@@ -122,9 +122,12 @@ class Engine:
         return self.pool.read(piece, pages, out)
 
     def write(self, handle: int, piece: Piece, data: Tensor) -> None:
-        """Scatter received KV into the reserved pages of a sequence."""
+        """Scatter received KV into the reserved pages of a sequence. Raises TransferFailed for
+        values that are not finite: they would spread to whoever gets the page next."""
         sequence = self.scheduler.sequences[handle]
         assert sequence.phase is Phase.RECEIVING and piece.block * BLOCK_TOKENS >= sequence.cached
+        if not torch.isfinite(data.view(self.pool.tensor.dtype).sum(dtype=torch.float32)):
+            raise TransferFailed("a frame holds values that are not finite")
         self.pool.write(piece, sequence.pages[piece.block : piece.block + piece.blocks], data)
 
     # ---- one step ---------------------------------------------------------------------------
@@ -149,9 +152,12 @@ class Engine:
         return [self._advance(s, t) for s, t in zip(drawing, tokens, strict=True)]
 
     def _draw(self, drawing: Seq[Sequence], logits: Tensor, rows: Tensor) -> list[int]:
-        sampled = any(s.request.sampling.temperature > 0 for s in drawing)
-        narrowed = any(s.request.sampling.top_p < 1 for s in drawing)
-        tokens = sample(logits, self.state.sampling(rows, sampled, narrowed))
+        """Draw one token for each; noise costs only the rows that ask for it."""
+        tokens = greedy(logits)
+        sampled = [i for i, s in enumerate(drawing) if s.sampled]
+        if sampled:
+            index = torch.tensor(sampled, device=logits.device)
+            tokens[index] = sample(logits[index], self.state.sampling(rows[index]))
         self.state.last_token[rows] = tokens
         self.state.length[rows] += 1
         return tokens.tolist()
@@ -174,7 +180,7 @@ class Engine:
         sampling = sequence.request.sampling
         if token in self._eos and not sampling.ignore_eos:
             return Finish.STOP
-        if token in sampling.stop_token_ids:
+        if token in sequence.stop_tokens:
             return Finish.STOP
         if len(sequence.tokens) >= sequence.request.length_limit:
             return Finish.LENGTH

@@ -18,16 +18,20 @@ class _Transfer:
     pieces: deque[Piece]
     credits: int = 0
     sent: int = 0
+    held: int = 0  # slots that its receiver's side has not emptied yet
 
 
 class Egress:
     """Owns the outbound slots. A frame goes out when its blocks are computed, the receiver has
-    granted it, and a slot is free; transfers take turns, so that a slow one holds up no other."""
+    granted it, and a slot is free. Transfers take turns, and none holds more than its share of
+    the slots, so that a slow receiver holds up no other."""
 
     def __init__(self, slots: list[int], copy: Copy) -> None:
         self._free = list(slots)
+        self._total = len(slots)
         self._copy = copy
         self._transfers: dict[int, _Transfer] = {}
+        self._holder: dict[int, _Transfer] = {}  # by slot
 
     def open(self, handle: int, pieces: list[Piece]) -> None:
         self._transfers[handle] = _Transfer(deque(pieces))
@@ -41,15 +45,18 @@ class Egress:
         self._transfers.pop(handle, None)
 
     def free(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._holder.pop(slot).held -= 1
         self._free += slots
 
     def pump(self, computed: Callable[[int], int]) -> list[Frame]:
         """Fill slots with what may go; ``computed(handle)`` is the number of readable blocks."""
         frames: list[Frame] = []
+        share = max(1, self._total // max(1, len(self._transfers)))
         turn = deque(self._transfers.items())
         while turn and self._free:
             handle, transfer = turn.popleft()
-            if not transfer.pieces or not transfer.credits:
+            if not transfer.pieces or not transfer.credits or transfer.held >= share:
                 continue
             piece = transfer.pieces[0]
             if piece.block + piece.blocks > computed(handle):
@@ -61,7 +68,9 @@ class Egress:
     def _send(self, handle: int, transfer: _Transfer) -> Frame:
         piece, slot = transfer.pieces.popleft(), self._free.pop()
         nbytes = self._copy(handle, piece, slot)
+        self._holder[slot] = transfer
         sequence = transfer.sent
         transfer.credits -= 1
+        transfer.held += 1
         transfer.sent += 1
         return Frame(handle, sequence, slot, piece, nbytes, last=not transfer.pieces)

@@ -53,6 +53,11 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
         pages=pages, max_batch=spec.max_batch, chunk=spec.chunk, max_model_len=max_len
     )
     engine = Engine(model, sizes, policy)
+    if engine.pool.page_layer_bytes > spec.arena.slot_bytes:
+        raise StartupError(
+            f"one layer of {BLOCK_TOKENS} tokens of KV takes {engine.pool.page_layer_bytes} bytes,"
+            f" more than a slot of the arena ({spec.arena.slot_bytes})"
+        )
     progress("warming up", 0.0)
     step_seconds = warm_up(engine)
     return Loaded(engine, _ready(engine, fingerprint(folder, str(dtype)), step_seconds))

@@ -39,7 +39,7 @@ class Prefill(_Message, frozen=True):
 
 
 class Receive(_Message, frozen=True):
-    """Pin what is cached; answered by ``Pinned``."""
+    """Look up what is cached; answered by ``Found``."""
 
     handle: int
     request: Request
@@ -80,34 +80,14 @@ class Drop(_Message, frozen=True):
     handle: int
 
 
-class SetRole(_Message, frozen=True):
-    """Plan steps as this role from now on."""
-
-    role: str
-
-
 class SlotsFree(_Message, frozen=True):
     """Slots that the receiver has emptied (both ways)."""
 
     slots: list[int]
 
 
-class Stop(_Message, frozen=True):
-    """End the process."""
-
-
 Command: TypeAlias = (
-    Generate
-    | Prefill
-    | Receive
-    | Reserve
-    | Ingest
-    | Join
-    | Grant
-    | Drop
-    | SetRole
-    | SlotsFree
-    | Stop
+    Generate | Prefill | Receive | Reserve | Ingest | Join | Grant | Drop | SlotsFree
 )
 
 
@@ -149,13 +129,24 @@ class Refused(_Message, frozen=True):
     param: str
 
 
-class Pinned(_Message, frozen=True):
+class Found(_Message, frozen=True):
+    """Leading tokens of the context that are cached here."""
+
     handle: int
     cached_tokens: int
 
 
 class Reserved(_Message, frozen=True):
+    """The pages are there: KV may come."""
+
     handle: int
+
+
+class Broken(_Message, frozen=True):
+    """The KV cannot be received as planned: the sequence is to be dropped and placed anew."""
+
+    handle: int
+    why: str
 
 
 class Started(_Message, frozen=True):
@@ -198,8 +189,9 @@ Event: TypeAlias = (
     | Ready
     | Failed
     | Refused
-    | Pinned
+    | Found
     | Reserved
+    | Broken
     | Started
     | Frame
     | SlotsFree

@@ -38,16 +38,3 @@ def cut(
         for block in range(first_block, end_block)
         for layer in range(0, layers, step)
     ]
-
-
-def covers(pieces: list[Piece], first_block: int, end_block: int, layers: int) -> bool:
-    """Whether ``pieces`` hold every (layer, block) of the range exactly once."""
-    cells = {
-        (layer, block)
-        for p in pieces
-        for layer in range(p.layer, p.layer + p.layers)
-        for block in range(p.block, p.block + p.blocks)
-    }
-    return len(cells) == sum(p.layers * p.blocks for p in pieces) and cells == {
-        (layer, block) for layer in range(layers) for block in range(first_block, end_block)
-    }

@@ -45,26 +45,28 @@ def row_key(seed: int, choice: int) -> int:
     return int(_mix(_mix(key) ^ _signed(choice * 0xD1B54A32D192ED03)))
 
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: dividing by them would overflow fp32."""
+
+
 def gumbel(keys: Tensor, positions: Tensor, vocab: int) -> Tensor:
     """Gumbel(0, 1) noise, [R, vocab] float64. keys, positions: [R] int64; ``positions`` is the
     index of the token to draw in its sequence."""
-    counter = torch.arange(1, vocab + 1, device=keys.device) * _GAMMA
+    counter = torch.arange(1, vocab + 1, device=keys.device).mul_(_GAMMA)
     row = _mix(keys ^ (positions * _MIX1))
     bits = _shift(_mix(row[:, None] + counter), 11)  # 53 random bits
-    uniform = (bits.double() + 0.5) * 2.0**-53
-    return -torch.log(-torch.log(uniform))
+    uniform = bits.double().add_(0.5).mul_(2.0**-53)
+    return uniform.log_().neg_().log_().neg_()
 
 
 @dataclass(frozen=True)
 class SamplingRows:
     """Parameters of the rows to draw, one element per row: [R]."""
 
-    temperature: Tensor  # float32; 0: greedy
+    temperature: Tensor  # float32
     top_p: Tensor  # float32
     keys: Tensor  # int64, of row_key
-    positions: Tensor  # int64
-    any_sampled: bool  # some temperature is above 0
-    any_top_p: bool  # some top_p is below 1
+    positions: Tensor  # int64, index of the token to draw
 
 
 def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
@@ -72,21 +74,22 @@ def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     (Holtzman et al., The Curious Case of Neural Text Degeneration, section 3.1)."""
     ordered, index = logits.sort(dim=-1, descending=True, stable=True)
     probability = ordered.softmax(dim=-1)
-    before = probability.cumsum(dim=-1) - probability
-    # A row that asks for everything keeps everything, whatever rounding does to the sum.
-    beyond = (before >= top_p[:, None]) & (top_p[:, None] < 1.0)
+    beyond = probability.cumsum(dim=-1) - probability >= top_p[:, None]
+    beyond[:, 0] = False  # the most likely token is always allowed, however small top_p is
     drop = torch.zeros_like(beyond).scatter_(1, index, beyond)
     return logits.masked_fill(drop, float("-inf"))
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Next tokens [R] int64 from logits [R, vocab] fp32."""
-    if not rows.any_sampled:
-        return logits.max(dim=-1).indices  # on the CPU, a third of argmax's time
-    greedy = rows.temperature == 0
-    scaled = logits / torch.where(greedy, 1.0, rows.temperature)[:, None]
-    if rows.any_top_p:
-        scaled = keep_top_p(scaled, torch.where(greedy, 1.0, rows.top_p))
+    """Tokens [R] int64 drawn from logits [R, vocab] fp32, every row with a temperature."""
+    scaled = logits / rows.temperature[:, None]
+    narrow = (rows.top_p < 1.0).nonzero()[:, 0]
+    if len(narrow):
+        scaled[narrow] = keep_top_p(scaled[narrow], rows.top_p[narrow])
     noise = gumbel(rows.keys, rows.positions, logits.shape[-1])
-    noise[greedy] = 0.0
-    return (scaled.double() + noise).max(dim=-1).indices
+    return noise.add_(scaled).max(dim=-1).indices
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """The most likely token of each row: [R] int64."""
+    return logits.max(dim=-1).indices  # on the CPU, a third of argmax's time

@@ -2,7 +2,7 @@
 
     generate   WAITING -> PREFILL -> DECODE -> done              (preempted: -> WAITING)
     prefill    WAITING -> PREFILL -> HELD -> done                (held until released: KV goes out)
-    receive    PINNED -> RECEIVING -> WAITING_ROW -> DECODE -> done
+    receive    LOOKED_UP -> RESERVING -> RECEIVING -> WAITING_ROW -> DECODE -> done
 
 Whoever moves a sequence to another phase also moves it between the scheduler's queues.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 
 from engine.block_manager import BlockManager
+from engine.sampler import GREEDY_BELOW
 from protocol.blocks import BLOCK_TOKENS, block_keys
 from protocol.request import Request
 
@@ -21,7 +22,8 @@ class Phase(enum.Enum):
     PREFILL = enum.auto()
     DECODE = enum.auto()
     HELD = enum.auto()
-    PINNED = enum.auto()
+    LOOKED_UP = enum.auto()
+    RESERVING = enum.auto()
     RECEIVING = enum.auto()
     WAITING_ROW = enum.auto()
 
@@ -39,6 +41,10 @@ class Sequence:
         self.request = request
         self.phase = phase
         self.hold = hold  # prefill only: one token, then the pages are kept until released
+        self.sampled = request.sampling.temperature >= GREEDY_BELOW
+        self.stop_tokens = frozenset(request.sampling.stop_token_ids)
+        self.started = False  # admitted once; a preempted sequence starts only once
+        self.expected = 0  # received: leading blocks that were cached when it was looked up
         self.tokens = list(request.context)
         self.computed = 0  # leading tokens whose KV is in the pool
         self.cached = 0  # of these, taken from the prefix cache at admission
@@ -68,12 +74,16 @@ class Sequence:
         return self.keys
 
     def commit(self, manager: BlockManager) -> None:
-        """Declare the pages that have become full and computed since the last call."""
+        """Declare the pages that have become full and computed since the last call. Where another
+        sequence has computed the same block meanwhile, its page takes the place of ours."""
         full = self.computed // BLOCK_TOKENS
         if self.committed < full:
             keys = self.extend_keys()
             for i in range(self.committed, full):
-                manager.commit(self.pages[i], keys[i])
+                page = manager.commit(self.pages[i], keys[i])
+                if page != self.pages[i]:
+                    self.pages[i] = page
+                    self.seated_pages = min(self.seated_pages, i)
             self.committed = full
 
     def release(self, manager: BlockManager) -> None:

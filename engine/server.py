@@ -8,7 +8,7 @@ The loop never waits for I/O while there is work. It ends when the front does.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import singledispatchmethod
 from typing import Any
 
@@ -20,25 +20,22 @@ from engine.channel import Closed, EngineChannel
 from engine.core import Engine
 from engine.egress import Egress
 from engine.pieces import Piece, cut
-from engine.policy import Policy
-from engine.sequence import blocks_for
-from protocol.errors import InvalidRequest
+from engine.sequence import Phase, blocks_for
+from protocol.errors import InvalidRequest, TransferFailed
 
 
 class EngineServer:
-    """Serves one front over ``channel``. ``policies`` by role name."""
+    """Serves one front over ``channel``."""
 
     def __init__(
         self,
         engine: Engine,
         channel: EngineChannel[m.Command],
         arena: Arena,
-        policies: Mapping[str, Policy],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._channel = channel
-        self._policies = policies
         self._clock = clock
         # [slots, slot_bytes] uint8 over the shared mapping
         self._slots = torch.frombuffer(arena.map, dtype=torch.uint8).view(
@@ -46,14 +43,13 @@ class EngineServer:
         )
         self._egress = Egress(arena.shape.outbound_slots(), self._copy_out)
         self._out: list[Any] = []
-        self._stopping = False
 
     def run(self) -> None:
-        """Until told to stop, or the front is gone."""
+        """Until the front is gone."""
         last_beat = self._clock()
         busy = False
         try:
-            while not self._stopping:
+            while True:
                 for command in self._channel.receive(0.0 if busy else m.BEAT_S):
                     self._take(command)
                 busy = self._step()
@@ -106,7 +102,7 @@ class EngineServer:
             cached = self._engine.receive(command.handle, command.request)
         except InvalidRequest as error:
             return self._refuse(command.handle, error)
-        self._out.append(m.Pinned(command.handle, cached))
+        self._out.append(m.Found(command.handle, cached))
         return None
 
     @_apply.register
@@ -116,7 +112,10 @@ class EngineServer:
     @_apply.register
     def _ingest(self, command: m.Ingest) -> None:
         data = self._slots[command.slot][: command.nbytes]
-        self._engine.write(command.handle, command.piece, data)
+        try:
+            self._engine.write(command.handle, command.piece, data)
+        except TransferFailed as error:
+            self._out.append(m.Broken(command.handle, str(error)))
         self._out.append(m.SlotsFree([command.slot]))
 
     @_apply.register
@@ -133,16 +132,8 @@ class EngineServer:
         self._engine.drop(command.handle)
 
     @_apply.register
-    def _set_role(self, command: m.SetRole) -> None:
-        self._engine.scheduler.policy = self._policies[command.role]
-
-    @_apply.register
     def _slots_free(self, command: m.SlotsFree) -> None:
         self._egress.free(command.slots)
-
-    @_apply.register
-    def _stop(self, _command: m.Stop) -> None:
-        self._stopping = True
 
     def _refuse(self, handle: int, error: InvalidRequest) -> None:
         self._out.append(m.Refused(handle, str(error), error.param or ""))
@@ -155,6 +146,7 @@ class EngineServer:
         plan = self._engine.plan()
         self._out += [m.Started(s.handle, s.cached) for s in scheduler.take_started()]
         self._out += [m.Reserved(s.handle) for s in scheduler.take_reserved()]
+        self._out += [m.Broken(s.handle, "evicted meanwhile") for s in scheduler.take_evicted()]
         if plan:
             drawn = self._engine.run(plan)
             if drawn:
@@ -175,6 +167,7 @@ class EngineServer:
 
     def _beat(self) -> m.Beat:
         s = self._engine.scheduler
-        queued = sum(q.remaining for q in s.waiting) + sum(q.remaining for q in s.prefilling)
+        queued = sum(q.remaining for q in s.queue if q.phase is Phase.WAITING)
+        queued += sum(q.remaining for q in s.prefilling)
         waiting = len(s.sequences) - len(s.decoding)
         return m.Beat(len(s.decoding), waiting, queued, self._engine.manager.available)

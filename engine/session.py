@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import subprocess
 import time
@@ -22,6 +23,8 @@ from engine.channel import Framer, pack
 from engine.spec import EngineSpec
 from protocol.errors import EngineDied, StartupError
 from protocol.request import Finish
+
+log = logging.getLogger("baton.engine")
 
 Report = Callable[[str, float], None]
 """(what is being done, fraction of it done)"""
@@ -90,7 +93,11 @@ class Session:
         """Dispatch events until the engine is gone (EngineDied)."""
         while True:
             for event in self._framer.feed(await self._read()):
-                self._dispatch(event)
+                try:
+                    self._dispatch(event)
+                except Exception:
+                    # A bug in whoever listens must not deafen the others.
+                    log.exception("event %s", type(event).__name__)
 
     def silent_s(self) -> float:
         """Seconds since the engine was last heard."""
@@ -108,10 +115,13 @@ class Session:
         if self.process.poll() is None:
             self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=5.0)
+            self.process.wait(timeout=1.0)
         lost, self._listeners = self._listeners, {}
         for listener in lost.values():
-            listener.on_lost()
+            try:
+                listener.on_lost()
+            except Exception:
+                log.exception("telling that the engine is lost")
 
     # ---- traffic ----------------------------------------------------------------------------
 

@@ -44,13 +44,11 @@ class RowState:
             self.block_table[row, known : len(sequence.pages)] = fresh
             sequence.seated_pages = len(sequence.pages)
 
-    def sampling(self, rows: Tensor, any_sampled: bool, any_top_p: bool) -> SamplingRows:
+    def sampling(self, rows: Tensor) -> SamplingRows:
         """Parameters to draw the next token of each of ``rows`` [R]."""
         return SamplingRows(
             temperature=self.temperature[rows],
             top_p=self.top_p[rows],
             keys=self.key[rows],
             positions=self.length[rows],
-            any_sampled=any_sampled,
-            any_top_p=any_top_p,
         )

@@ -20,7 +20,7 @@ from protocol import auth
 from protocol.errors import TransferFailed
 from protocol.rpc import channel_options
 
-MAX_PULLS = 64
+MAX_PULLS = 256
 
 Arrived = Callable[[int, Piece, int], None]
 """(slot, piece, nbytes): a checked frame lies in the slot. Event loop only."""
@@ -62,6 +62,9 @@ class Pull:
         try:
             for data in self._call:
                 self._accept(data)
+                if self._expectation.complete:
+                    self.cancel()  # nothing more is due: do not wait for the sender to say so
+                    return
         except grpc.RpcError as error:
             raise TransferFailed(f"the KV stream broke: {error.code().name}") from error
         if not self._expectation.complete:
@@ -105,19 +108,17 @@ class KVSink:
     async def finish(self, pull: Pull) -> None:
         """Read the transfer to its end. Raises TransferFailed. When cancelled, the stream is
         cancelled, and this returns only after its thread has let go of the slots."""
-        running = asyncio.get_running_loop().run_in_executor(self._threads, pull.run)
+        running = self._threads.submit(pull.run)
+        waiting = asyncio.wrap_future(running)
         try:
-            await asyncio.shield(running)
+            await asyncio.shield(waiting)
         except asyncio.CancelledError:
             pull.cancel()
-            await asyncio.wait([running])
-            running.exception()
+            if not running.cancel():  # it has a thread already
+                await asyncio.wait([waiting])
+                if not waiting.cancelled():
+                    waiting.exception()
             raise
-
-    def forget(self, endpoint: str) -> None:
-        """A worker is gone; its endpoint may be someone else's one day."""
-        if (channel := self._channels.pop(endpoint, None)) is not None:
-            channel.close()
 
     def close(self) -> None:
         for channel in self._channels.values():

@@ -26,7 +26,7 @@ from protocol.rpc import server_options
 SERVICE = "baton.v1.KV"
 PULL = f"/{SERVICE}/Pull"
 TRANSFER_BYTES = 16
-MAX_PULLS = 64
+MAX_PULLS = 256
 _POLL_S = 0.5
 
 

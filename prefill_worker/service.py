@@ -74,6 +74,7 @@ class PrefillService(rpc.PrefillServicer):
         self._source = source
         self._instance = instance
         self.draining = False
+        self.calls = 0  # open, from accepted on
 
     async def Run(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.PrefillCall], context: Context
@@ -94,11 +95,13 @@ class PrefillService(rpc.PrefillServicer):
         granting = asyncio.create_task(self._grant(request_iterator, session, call))
 
         def release(_: Context) -> None:
+            self.calls -= 1
             granting.cancel()
             session.detach(handle)
             session.send(m.Drop(handle))
             self._source.close(outlet)
 
+        self.calls += 1
         context.add_done_callback(release)  # type: ignore[arg-type]
         session.attach(handle, call)
         session.send(m.Prefill(handle, request, start.skip_blocks, frame_bytes))

@@ -11,6 +11,7 @@ from protocol import wire_pb2 as pb
 from protocol.errors import InvalidRequest
 
 MAX_SEED = 2**63 - 1
+MAX_STOP_TOKENS = 64
 
 
 class Finish(enum.IntEnum):
@@ -94,6 +95,11 @@ def from_wire(message: pb.Request) -> Request:
         raise InvalidRequest(f"top_p must be in (0, 1], not {s.top_p}", "top_p")
     if s.seed > MAX_SEED:
         raise InvalidRequest(f"seed must be below 2**63, not {s.seed}", "seed")
+    if len(s.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidRequest(
+            f"at most {MAX_STOP_TOKENS} stop_token_ids, not {len(s.stop_token_ids)}",
+            "stop_token_ids",
+        )
     if s.max_tokens <= len(message.emitted):
         raise InvalidRequest(
             f"max_tokens ({s.max_tokens}) must exceed the {len(message.emitted)} tokens emitted",

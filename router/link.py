@@ -24,33 +24,16 @@ from protocol import auth
 from protocol import wire_pb2 as pb
 from protocol.directory import WorkerRecord
 from protocol.request import Finish
+from protocol.rpc import INSTANCE_KEY, channel_options
 from protocol.wire_pb2_grpc import DecodeStub
 from router.mailbox import Mailbox, Trouble
 from router.pick import DecodeView
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE = 64 * 1024 * 1024
-_OPTIONS = (
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Without this a ping is waited for 60 s, whatever keepalive_timeout_ms says (grpcio 1.85).
-    ("grpc.http2.ping_timeout_ms", 3000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_send_message_length", MAX_MESSAGE),
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 _CONNECT_S = 5.0
 _STALE_S = 1.0  # a heartbeat's age from which the directory's word is newer
 _RETRY_S = (0.05, 1.0)  # first and longest pause between two attempts
-
-INSTANCE_KEY = "x-baton-instance"
-"""Metadata: the instance this stream is meant for, so that a successor on its port can refuse."""
 
 Call = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
 
@@ -122,13 +105,18 @@ class DecodeLink:
 
     async def _keep_attached(self) -> None:
         pause = _RETRY_S[0]
-        async with grpc.aio.insecure_channel(self.record.endpoint, options=_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(
+            self.record.endpoint, options=channel_options()
+        ) as channel:
             stub = DecodeStub(channel)
             while True:
                 try:
                     reason = await self._attach(stub.Attach(metadata=self._metadata))
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
                     reason = _reason(error)
+                except Exception as error:
+                    log.exception("decode worker %s: a bug", self.record.endpoint)
+                    reason = repr(error)
                 if self.attached:
                     log.warning("decode worker %s: stream ended: %s", self.record.endpoint, reason)
                     pause = _RETRY_S[0]
@@ -145,6 +133,7 @@ class DecodeLink:
             if call.done():  # then there were none: it could not connect, or was refused
                 return f"{(await call.code()).name} {await call.details()}"
             writer = asyncio.create_task(self._write(call))
+            writer.add_done_callback(lambda _: call.cancel())  # a mute stream is no stream
             self.attached = True
             self._on_change()
             while isinstance(message := await call.read(), pb.WorkerMessage):
@@ -156,7 +145,7 @@ class DecodeLink:
             call.cancel()
 
     async def _write(self, call: Call) -> None:
-        # A write fails when the stream has ended: the reader hears of that, too.
+        # A write fails when the stream has ended: the reader hears of that.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while await self._written.wait():
                 self._written.clear()
