@@ -92,6 +92,7 @@ class Worker:
         self._kv_endpoint = ""
         self._model: ModelInfo | None = None
         self._renewing: asyncio.Task[None] | None = None
+        self._stopping = False
 
     def _progress(self, what: str, fraction: float) -> None:
         """Pass loading steps on, each once; fractions only at the quarters."""
@@ -137,7 +138,7 @@ class Worker:
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take nothing new, let running requests finish for up to ``drain_s``, then go."""
-        self._prefill.draining = self._decode.draining = True
+        self._stopping = self._prefill.draining = self._decode.draining = True
         deadline = time.monotonic() + drain_s
         while (self._decode.jobs or self._prefill.calls) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
@@ -201,7 +202,7 @@ class Worker:
     async def _renew(self) -> None:
         """Keep the lease. Redis may be away for a while; requests do not need it."""
         failing = False
-        while True:
+        while not self._stopping:  # a client library may swallow a cancellation
             await asyncio.sleep(RENEW_S)
             try:
                 await self._directory.renew(self.record())

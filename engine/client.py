@@ -39,7 +39,7 @@ class EngineClient:
         self._report = report
         self._handles = itertools.count(1)
         self._session: Session | None = None
-        self._serving = asyncio.Event()
+        self._settled = asyncio.Event()  # an engine serves, or there will be none
         self._keeper: asyncio.Task[None] | None = None
         self._problem: str | None = None
 
@@ -68,15 +68,18 @@ class EngineClient:
     @property
     def current(self) -> Session | None:
         """The session that serves now."""
-        return self._session if self._serving.is_set() else None
+        return self._session if self._settled.is_set() and self._problem is None else None
 
     async def session(self, wait_s: float) -> Session:
-        """The session that serves, or the next one to. Raises Unavailable after ``wait_s``."""
+        """The session that serves, or the next one to. Raises Unavailable after ``wait_s``, or at
+        once when there will be none."""
         try:
             async with asyncio.timeout(wait_s):
-                await self._serving.wait()
+                await self._settled.wait()
         except TimeoutError as error:
             raise Unavailable(f"no engine within {wait_s:g} s") from error
+        if self._problem is not None:
+            raise Unavailable(self._problem)
         assert self._session is not None
         return self._session
 
@@ -94,7 +97,7 @@ class EngineClient:
             session.end()
             raise
         self._session = session
-        self._serving.set()
+        self._settled.set()
         return session
 
     async def _keep(self, session: Session) -> None:
@@ -103,17 +106,20 @@ class EngineClient:
         try:
             while True:
                 why = await self._attend(session)
-                self._serving.clear()
+                self._settled.clear()
                 session.end()
                 deaths = [t for t in deaths if time.monotonic() - t < DEATH_WINDOW_S]
                 deaths.append(time.monotonic())
                 if len(deaths) >= MAX_DEATHS:
-                    self._problem = f"{len(deaths)} engines died in {DEATH_WINDOW_S:g} s: {why}"
-                    return
+                    return self._give_up(f"{len(deaths)} engines died lately: {why}")
                 session = await self._replace(session, why)
         except Exception as error:
             log.exception("the engine is not replaced")
-            self._problem = f"the engine does not start again: {error}"
+            self._give_up(f"the engine does not start again: {error}")
+
+    def _give_up(self, problem: str) -> None:
+        self._problem = problem
+        self._settled.set()
 
     async def _replace(self, old: Session, why: str) -> Session:
         log.warning("engine lost: %s; starting another", why)
@@ -121,7 +127,6 @@ class EngineClient:
         new = await self._launch()
         assert old.ready is not None and new.ready is not None
         if new.ready.fingerprint != old.ready.fingerprint:
-            self._serving.clear()
             raise StartupError("the model on disk is not the one that was served before")
         return new
 
