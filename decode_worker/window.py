@@ -2,7 +2,7 @@
 
     asked for a slot --granted--> credit with the sender --frame--> arrived
 
-A transfer starts with one credit: until its first frame comes, its prompt may still be waiting to
+A transfer starts with few credits: until its first frame comes, its prompt may still be waiting to
 be computed, and slots that it held would be missing elsewhere.
 """
 
@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+START = 2
+"""Frames under way before the first one has come."""
 
 OPEN = 4
 """Frames under way once frames flow."""
@@ -28,7 +31,7 @@ class Window:
 
     def to_ask(self) -> int:
         """Slots to ask for now; they count as asked for."""
-        size = OPEN if self._arrived else 1
+        size = OPEN if self._arrived else START
         count = min(self._total - self._asked, size - (self._asked - self._arrived))
         self._asked += count
         return count

@@ -148,6 +148,7 @@ class EngineServer:
         self._out += [m.Reserved(s.handle) for s in scheduler.take_reserved()]
         self._out += [m.Broken(s.handle, "evicted meanwhile") for s in scheduler.take_evicted()]
         if plan:
+            self._flush()  # who waits for pages can open the way for KV while this step computes
             drawn = self._engine.run(plan)
             if drawn:
                 columns = zip(*((t.handle, t.token, t.finish) for t in drawn), strict=True)
