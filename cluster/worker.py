@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -116,6 +117,8 @@ class Worker:
         except RedisError as error:
             raise StartupError(f"cannot register in Redis: {error}") from error
         self._renewing = asyncio.create_task(self._renew(), name="lease")
+        gc.collect()
+        gc.freeze()  # what is loaded stays: collections need not walk it while tokens wait
         self._say(
             f"{self.settings.role} worker {self.instance[:8]} ready on {self._endpoint} in"
             f" {time.monotonic() - began:.1f} s: {ready.kv_tokens} tokens of KV cache"

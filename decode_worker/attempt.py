@@ -14,6 +14,7 @@ from typing import Protocol
 
 from decode_worker.handover import Handover, Links, Told
 from decode_worker.placement import prefill_here
+from decode_worker.prefillers import PrefillCall
 from engine import messages as m
 from protocol import wire_pb2 as pb
 from protocol.errors import TransferFailed, Unavailable
@@ -62,9 +63,13 @@ class Attempt:
         others = candidate is not None
         if not prefill_here(context, 0, others, local_prefill_tokens):
             assert candidate is not None
-            cached = await self._look_up(request)
-            if not prefill_here(context, cached, others, local_prefill_tokens):
-                return await self._hand_over(request, cached, candidate)
+            call = self._links.prefillers.run(candidate.endpoint)  # opens while we look up
+            try:
+                cached = await self._look_up(request)
+                if not prefill_here(context, cached, others, local_prefill_tokens):
+                    return await self._hand_over(request, cached, call, candidate)
+            finally:
+                call.cancel()
             self.give_up()
         self._owner.mark("prefill_queued")
         self._seat()
@@ -94,11 +99,11 @@ class Attempt:
             raise Unavailable("the engine does not answer") from error
 
     async def _hand_over(
-        self, request: Request, cached: int, candidate: pb.PrefillCandidate
+        self, request: Request, cached: int, call: PrefillCall, candidate: pb.PrefillCandidate
     ) -> None:
         told = Told(self._first, self._owner.mark)
         self._handover = Handover(self._links, self._handle, request, cached, told)
-        running = asyncio.ensure_future(self._handover.run(candidate))
+        running = asyncio.ensure_future(self._handover.run(call, candidate))
         try:
             await asyncio.wait([running, self._breaking], return_when=asyncio.FIRST_COMPLETED)
             if not running.done():

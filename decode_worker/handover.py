@@ -90,9 +90,9 @@ class Handover:
         pieces = cut(first, blocks, ready.layers, ready.page_layer_bytes, self._frame_bytes)
         return Expectation(self._transfer, pieces, ready.page_layer_bytes)
 
-    async def run(self, candidate: pb.PrefillCandidate) -> None:
-        """Bring the context's KV in and join. Raises TransferFailed."""
-        call = self._links.prefillers.run(candidate.endpoint)
+    async def run(self, call: PrefillCall, candidate: pb.PrefillCandidate) -> None:
+        """Bring the context's KV in over ``call`` (just opened) and join. Raises
+        TransferFailed."""
         crediting = asyncio.create_task(self._send_credits(call))
         try:
             await self._open(call, candidate.instance)

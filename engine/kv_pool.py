@@ -10,6 +10,8 @@ Who may use which page is the block manager's business.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +22,15 @@ from engine.pieces import Piece
 from protocol.blocks import BLOCK_TOKENS
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On the CPU the system hands out their memory when a page is first written: a pool as
+    large as the machine allows costs what is used of it."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
 class KVPool:
     """Storage of KV by page. Frees nothing: pages are only overwritten."""
 
@@ -28,7 +39,7 @@ class KVPool:
     ) -> None:
         self.pages = pages
         shape = (config.layers, pages, BLOCK_TOKENS, 2, config.kv_heads, config.head_dim)
-        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        self.tensor = _zeros(shape, dtype, device)
         # Per layer: [pages * page_tokens, 2 * kv_heads * head_dim]
         self.by_slot = self.tensor.view(config.layers, pages * BLOCK_TOKENS, -1).unbind()
         # Per layer: [pages, page_tokens, 2, kv_heads, head_dim]
