@@ -1,0 +1,134 @@
+"""Keys, requests from the wire, and what Redis may contain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.redis_server import EmbeddedRedis
+from protocol import wire_pb2 as pb
+from protocol.auth import check_bind
+from protocol.blocks import BLOCK_TOKENS, block_key, block_keys, cache_root
+from protocol.directory import Directory, ModelInfo, WorkerRecord, connect, new_instance_id
+from protocol.errors import InvalidRequest, StartupError
+from protocol.request import Request, Sampling, from_wire, to_wire
+
+ROOT = cache_root(b"secret", "tenant", "model", "exact")
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=4 * BLOCK_TOKENS)
+
+
+@given(TOKENS)
+def test_keys_chain(tokens: list[int]) -> None:
+    keys = block_keys(ROOT, tokens)
+    assert len(keys) == len(tokens) // BLOCK_TOKENS
+    parent = ROOT
+    for i, key in enumerate(keys):
+        parent = block_key(parent, tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS])
+        assert key == parent
+
+
+def test_keys_depend_on_everything_before_and_on_the_namespace() -> None:
+    tokens = list(range(96))
+    keys = block_keys(ROOT, tokens)
+    changed = block_keys(ROOT, [7, *tokens[1:]])
+    assert not set(keys) & set(changed)
+    parts = ("secret", "tenant", "model", "exact")
+    for i in range(4):
+        other = [part + "x" if i == j else part for j, part in enumerate(parts)]
+        root = cache_root(other[0].encode(), *other[1:])
+        assert not set(keys) & set(block_keys(root, tokens))
+    # Where one part ends matters, too.
+    assert cache_root(b"s", "ab", "c", "d") != cache_root(b"s", "a", "bc", "d")
+
+
+def request(**changes: object) -> Request:
+    sampling = Sampling(temperature=0.5, top_p=0.9, seed=2**62, max_tokens=9, stop_token_ids=(3,))
+    fields: dict[str, object] = {"id": "a", "prompt": (1, 2, 3), "emitted": (4,)}
+    fields |= {"sampling": sampling, "cache_root": ROOT}
+    return Request(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_a_request_survives_the_wire() -> None:
+    assert from_wire(pb.Request.FromString(to_wire(request()).SerializeToString())) == request()
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"id": ""}, "id"),
+        ({"id": "x" * 129}, "id"),
+        ({"prompt": ()}, "prompt"),
+        ({"cache_root": b"short"}, "cache_root"),
+        ({"emitted": tuple(range(9))}, "max_tokens"),
+        ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
+        ({"sampling": Sampling(temperature=-1.0)}, "temperature"),
+        ({"sampling": Sampling(top_p=0.0)}, "top_p"),
+        ({"sampling": Sampling(top_p=float("nan"))}, "top_p"),
+        ({"sampling": Sampling(seed=2**63)}, "seed"),
+        ({"sampling": Sampling(stop_token_ids=tuple(range(65)))}, "stop_token_ids"),
+    ],
+)
+def test_out_of_range_is_refused_by_name(changes: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        from_wire(to_wire(request(**changes)))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
+def test_loopback_may_be_bound(host: str) -> None:
+    check_bind(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
+def test_nothing_else_may_be_bound(host: str) -> None:
+    with pytest.raises(StartupError):
+        check_bind(host)
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+def record(instance: str) -> WorkerRecord:
+    model = ModelInfo(
+        id="m",
+        fingerprint="f",
+        precision="exact",
+        max_model_len=10,
+        vocab_size=10,
+        kv_bytes_per_token=1,
+    )
+    return WorkerRecord(
+        instance=instance,
+        role="decode",
+        endpoint="127.0.0.1:1",
+        kv_endpoint="127.0.0.1:2",
+        model=model,
+        pid=1,
+        engine_pid=2,
+    )
+
+
+async def test_directory_passes_over_garbage_and_sweeps_the_dead(redis: EmbeddedRedis) -> None:
+    client = connect(redis.url)
+    directory = Directory(client, "c")
+    good, forged, garbage, dead = (new_instance_id() for _ in range(4))
+    await directory.renew(record(good))
+    await client.sadd("baton:c:workers", forged, garbage, dead, b"\xff\xfe")
+    blob = await client.get(f"baton:c:worker:{good}")
+    await client.set(f"baton:c:worker:{forged}", blob)  # says that it is another
+    await client.set(f"baton:c:worker:{garbage}", b"\xc1garbage")
+    assert await directory.workers() == [record(good)]
+    members = await client.smembers("baton:c:workers")
+    assert dead.encode() not in members and good.encode() in members
+    await directory.remove(good)
+    assert await directory.workers() == []
+    await client.aclose()
