@@ -13,7 +13,6 @@ last page first, so that a prefix never leaves before what extends it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 
@@ -23,7 +22,7 @@ class BlockManager:
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
-        self._free: deque[int] = deque(range(pages))
+        self._free = list(range(pages - 1, -1, -1))  # the last one freed goes first: it is warm
         self._refs = [0] * pages
         self._key: list[bytes | None] = [None] * pages
         self._page: dict[bytes, int] = {}
@@ -71,7 +70,7 @@ class BlockManager:
 
     def _take(self) -> int:
         if self._free:
-            page = self._free.popleft()
+            page = self._free.pop()
         else:
             page = next(iter(self._evictable))
             del self._evictable[page]

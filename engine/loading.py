@@ -24,7 +24,8 @@ from protocol.request import Request, Sampling
 
 PRECISION = "exact"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CPU_KV_BYTES = 512 << 20
+CPU_KV_BYTES = 256 << 20
+"""Most that the KV pool takes on a CPU by itself; ``kv_tokens`` asks for more."""
 GPU_KV_SHARE = 0.8
 """Of the memory that is free once the weights are loaded; the rest is workspace."""
 
