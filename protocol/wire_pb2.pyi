@@ -51,6 +51,14 @@ class Sampling(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0: greedy"""
     top_p: _builtins.float
@@ -62,8 +70,21 @@ class Sampling(_message.Message):
     max_tokens: _builtins.int
     """output tokens in all, those already emitted included"""
     ignore_eos: _builtins.bool
+    top_k: _builtins.int
+    """0: off"""
+    min_p: _builtins.float
+    presence_penalty: _builtins.float
+    frequency_penalty: _builtins.float
+    repetition_penalty: _builtins.float
+    """(0, 10]; 1: off"""
+    min_tokens: _builtins.int
+    """output tokens before which the text does not end"""
+    logprobs: _builtins.int
+    """most likely tokens to report beside the drawn one"""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]: ...
     def __init__(
         self,
         *,
@@ -74,14 +95,79 @@ class Sampling(_message.Message):
         max_tokens: _builtins.int = ...,
         ignore_eos: _builtins.bool = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_k: _builtins.int = ...,
+        min_p: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float = ...,
+        logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
+        min_tokens: _builtins.int = ...,
+        logprobs: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+
+Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class LogitBias(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token: _builtins.int
+    bias: _builtins.float
+    def __init__(
+        self,
+        *,
+        token: _builtins.int = ...,
+        bias: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
+
+@_typing.final
+class Logprobs(_message.Message):
+    """Beside a token whose request asked for it; natural logarithms."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    rank: _builtins.int
+    """of the drawn token, 1 is the most likely"""
+    @_builtins.property
+    def top_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        rank: _builtins.int = ...,
+        top_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "rank", b"rank", "top_logprobs", b"top_logprobs", "top_tokens", b"top_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
 class Request(_message.Message):
@@ -92,9 +178,12 @@ class Request(_message.Message):
     EMITTED_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     CACHE_ROOT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     cache_root: _builtins.bytes
     """16 bytes: root key of the prefix cache namespace"""
+    priority: _builtins.int
+    """lower runs earlier"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -111,10 +200,11 @@ class Request(_message.Message):
         emitted: _abc.Iterable[_builtins.int] | None = ...,
         sampling: Global___Sampling | None = ...,
         cache_root: _builtins.bytes = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "emitted", b"emitted", "id", b"id", "prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "emitted", b"emitted", "id", b"id", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -210,6 +300,7 @@ class Output(_message.Message):
     RETRYABLE_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     finish: Global___Finish.ValueType
     error: _builtins.str
@@ -224,6 +315,10 @@ class Output(_message.Message):
     def timeline(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mark]:
         """set with the last message of a request"""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logprobs]:
+        """one for each token, or none"""
+
     def __init__(
         self,
         *,
@@ -234,10 +329,11 @@ class Output(_message.Message):
         retryable: _builtins.bool = ...,
         cached_tokens: _builtins.int = ...,
         timeline: _abc.Iterable[Global___Mark] | None = ...,
+        logprobs: _abc.Iterable[Global___Logprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "error", b"error", "finish", b"finish", "id", b"id", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "error", b"error", "finish", b"finish", "id", b"id", "logprobs", b"logprobs", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -436,18 +532,22 @@ class PrefillEvent(_message.Message):
 
         TOKEN_FIELD_NUMBER: _builtins.int
         FINISH_FIELD_NUMBER: _builtins.int
+        LOGPROBS_FIELD_NUMBER: _builtins.int
         token: _builtins.int
         finish: Global___Finish.ValueType
         """when the first token is also the last"""
+        @_builtins.property
+        def logprobs(self) -> Global___Logprobs: ...
         def __init__(
             self,
             *,
             token: _builtins.int = ...,
             finish: Global___Finish.ValueType = ...,
+            logprobs: Global___Logprobs | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "token", b"token"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs", "token", b"token"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,34 @@
+"""Log-probabilities that travel beside a drawn token."""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol import wire_pb2 as pb
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms of the model's own probabilities, before temperature, filters, penalties
+    and bias.
+
+    ``rank`` of the drawn token: 1 is the most likely; equal ones share a rank. ``top_tokens`` are
+    the most likely tokens, best first, as many as were asked for; ``top_logprobs`` is theirs.
+    """
+
+    logprob: float
+    rank: int
+    top_tokens: list[int]
+    top_logprobs: list[float]
+
+
+def logprobs_to_wire(value: Logprobs) -> pb.Logprobs:
+    return pb.Logprobs(
+        logprob=value.logprob,
+        rank=value.rank,
+        top_tokens=value.top_tokens,
+        top_logprobs=value.top_logprobs,
+    )
+
+
+def logprobs_from_wire(value: pb.Logprobs) -> Logprobs:
+    return Logprobs(value.logprob, value.rank, list(value.top_tokens), list(value.top_logprobs))
