@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from cluster.models import demo_path
-from engine.config import load_config
+from engine.checkpoint import load_config
 from engine.weights import names
 
 SHAPE_100M = {

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from engine.kv_format import Precision, StorageChoice
+from kvtransfer.codecs import Wanted
+
 app = typer.Typer(
     name="baton",
     help="Serves large language models from two pools of workers: prefill and decode.",
@@ -25,6 +28,11 @@ KvTokens = Annotated[int | None, typer.Option(min=1, help="Tokens in each worker
 MaxBatch = Annotated[int, typer.Option(min=1, help="Sequences in a step.")]
 PrefillChunk = Annotated[int, typer.Option(min=1, help="Prompt tokens in a step.")]
 MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Longest context in tokens.")]
+KvPrecision = Annotated[Precision, typer.Option(help="Of the KV cache, in the whole cluster.")]
+KvPool = Annotated[
+    StorageChoice, typer.Option(help="fp8: the KV pool holds bytes; wide: the model's type.")
+]
+KvCodec = Annotated[Wanted, typer.Option(help="KV on the wire; values are the same either way.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 LocalPrefill = Annotated[
     int, typer.Option(min=0, help="Uncached prompt tokens prefilled on the decode worker.")
@@ -51,6 +59,9 @@ def up(
     prefill_chunk: PrefillChunk = 512,
     max_model_len: MaxModelLen = None,
     dtype: Dtype = None,
+    kv_precision: KvPrecision = "fp8",
+    kv_pool: KvPool = "auto",
+    kv_codec: KvCodec = "auto",
     local_prefill_tokens: LocalPrefill = 64,
     drain_s: Drain = 30.0,
 ) -> None:
@@ -75,6 +86,9 @@ def up(
         prefill_chunk=prefill_chunk,
         max_model_len=max_model_len,
         dtype=dtype,
+        kv_precision=kv_precision,
+        kv_pool=kv_pool,
+        kv_codec=kv_codec,
         local_prefill_tokens=local_prefill_tokens,
         drain_s=drain_s,
     )
@@ -110,6 +124,9 @@ def worker(
     prefill_chunk: PrefillChunk = 512,
     max_model_len: MaxModelLen = None,
     dtype: Dtype = None,
+    kv_precision: KvPrecision = "fp8",
+    kv_pool: KvPool = "auto",
+    kv_codec: KvCodec = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
     local_prefill_tokens: LocalPrefill = 64,
     drain_s: Drain = 30.0,
@@ -138,6 +155,9 @@ def worker(
             prefill_chunk=prefill_chunk,
             max_model_len=max_model_len,
             dtype=dtype,
+            kv_precision=kv_precision,
+            kv_pool=kv_pool,
+            kv_codec=kv_codec,
             device=device,
             local_prefill_tokens=local_prefill_tokens,
         )

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 
 from cluster.state import write_private
+from engine.kv_format import Precision, StorageChoice
+from kvtransfer.codecs import Wanted
 from protocol.errors import StartupError
 
 
@@ -29,6 +31,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 512
     max_model_len: int | None = None
     dtype: str | None = None
+    kv_precision: Precision = "fp8"
+    kv_pool: StorageChoice = "auto"
+    kv_codec: Wanted = "auto"
     local_prefill_tokens: int = 64
     start_deadline_s: float = 180.0
     drain_s: float = 30.0

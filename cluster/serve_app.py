@@ -119,6 +119,9 @@ def worker_settings(launch: Launch, role: Role, redis_url: str, *, cuda: bool) -
         prefill_chunk=launch.prefill_chunk,
         max_model_len=launch.max_model_len,
         dtype=launch.dtype,
+        kv_precision=launch.kv_precision,
+        kv_pool=launch.kv_pool,
+        kv_codec=launch.kv_codec,
         device="cuda" if cuda else "cpu",
         local_prefill_tokens=launch.local_prefill_tokens,
     )

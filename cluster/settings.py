@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from engine.kv_format import Precision, StorageChoice
+from kvtransfer.codecs import Wanted
 from protocol.auth import check_bind
 from protocol.errors import StartupError
 
@@ -40,6 +42,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 512
     max_model_len: int | None = None
     dtype: str | None = None
+    kv_precision: Precision = "fp8"
+    kv_pool: StorageChoice = "auto"
+    kv_codec: Wanted = "auto"
     device: str | None = None
     # Prompts with at most this many uncached tokens are prefilled on the decode worker itself.
     local_prefill_tokens: int = 64
@@ -61,6 +66,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not 0 <= value <= 65535:
                 raise StartupError(f"{name} must be in 0..65535 (0: any free one), not {value}")
+        if self.kv_precision == "exact":
+            for name in ("kv_pool", "kv_codec"):
+                if getattr(self, name) == "fp8":
+                    raise StartupError(
+                        f"{name} fp8 would round KV that is to be exact: use kv_precision fp8,"
+                        f" or leave {name} at auto"
+                    )
         if self.local_prefill_tokens < 0:
             given = self.local_prefill_tokens
             raise StartupError(f"local_prefill_tokens must be at least 0, not {given}")

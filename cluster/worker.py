@@ -74,6 +74,8 @@ class Worker:
             max_batch=settings.max_batch,
             chunk=settings.prefill_chunk,
             max_model_len=settings.max_model_len,
+            kv_precision=settings.kv_precision,
+            kv_storage=settings.kv_pool,
         )
         self._engine = EngineClient(engine_command(), spec, self._progress)
         self._source = KVSource(settings.token)
@@ -84,6 +86,7 @@ class Worker:
             self._sink,
             settings.token,
             settings.local_prefill_tokens,
+            settings.kv_codec,
             self.instance,
         )
         self._server: grpc.aio.Server | None = None
@@ -174,10 +177,10 @@ class Worker:
         return ModelInfo(
             id=self.settings.model_id,
             fingerprint=ready.fingerprint,
-            precision=ready.precision,
+            precision=ready.kv.precision,
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
-            kv_bytes_per_token=ready.kv_bytes_per_token,
+            kv_bytes_per_token=ready.kv.bytes_per_token,
         )
 
     def record(self) -> WorkerRecord:

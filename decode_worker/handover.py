@@ -22,8 +22,10 @@ import grpc
 from decode_worker.incoming import Incoming
 from decode_worker.prefillers import PrefillCall, Prefillers
 from engine import messages as m
+from engine.kv_format import Codec
 from engine.pieces import cut
 from engine.session import Session
+from kvtransfer.codecs import TrafficCounter
 from kvtransfer.frames import Expectation
 from kvtransfer.sink import KVSink
 from kvtransfer.slots import InboundSlots
@@ -53,6 +55,8 @@ class Links:
     slots: InboundSlots
     sink: KVSink
     prefillers: Prefillers
+    codec: Codec
+    traffic: TrafficCounter
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,13 @@ class Handover:
         self._credits = 0
         self._credit_due = asyncio.Event()
         self.incoming = Incoming(
-            links.session, links.slots, links.sink, handle, self._expectation(), self._grant
+            links.session,
+            links.slots,
+            links.sink,
+            handle,
+            self._expectation(),
+            self._grant,
+            links.traffic,
         )
 
     def _expectation(self) -> Expectation:
@@ -87,8 +97,9 @@ class Handover:
         assert ready is not None
         blocks = -(-len(self._request.context) // BLOCK_TOKENS)
         first = self._cached // BLOCK_TOKENS
-        pieces = cut(first, blocks, ready.layers, ready.page_layer_bytes, self._frame_bytes)
-        return Expectation(self._transfer, pieces, ready.page_layer_bytes)
+        size = ready.kv.page_layer_bytes(self._links.codec)
+        pieces = cut(first, blocks, ready.kv.layers, size, self._frame_bytes)
+        return Expectation(self._transfer, pieces, size, self._links.codec)
 
     async def run(self, call: PrefillCall, candidate: pb.PrefillCandidate) -> None:
         """Bring the context's KV in over ``call`` (just opened) and join. Raises
@@ -114,6 +125,7 @@ class Handover:
             transfer=self._transfer.hex(),
             skip_blocks=self._cached // BLOCK_TOKENS,
             frame_bytes=self._frame_bytes,
+            codec=self._links.codec,
         )
         async with asyncio.timeout(ACCEPT_S):
             await call.write(pb.PrefillCall(start=start))

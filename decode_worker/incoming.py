@@ -12,6 +12,7 @@ from decode_worker.window import Window
 from engine import messages as m
 from engine.pieces import Piece
 from engine.session import Session
+from kvtransfer.codecs import TrafficCounter
 from kvtransfer.frames import Expectation
 from kvtransfer.sink import KVSink, Pull
 from kvtransfer.slots import InboundSlots
@@ -32,6 +33,7 @@ class Incoming:
         handle: int,
         expectation: Expectation,
         credit: Callable[[], None],
+        traffic: TrafficCounter,
     ) -> None:
         self._session = session
         self._slots = slots
@@ -39,6 +41,7 @@ class Incoming:
         self._handle = handle
         self._expectation = expectation
         self._credit = credit
+        self._traffic = traffic
         self._pull: Pull | None = None
         self.window = Window(expectation.total)
         self._reserved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,5 +80,8 @@ class Incoming:
 
     def _on_frame(self, slot: int, piece: Piece, nbytes: int) -> None:
         self.window.arrived()
-        self._session.send(m.Ingest(self._handle, slot, piece, nbytes))
+        codec = self._expectation.codec
+        if (ready := self._session.ready) is not None:
+            self._traffic.count(ready.kv, codec, piece, nbytes)
+        self._session.send(m.Ingest(self._handle, slot, piece, nbytes, codec))
         self._ask()

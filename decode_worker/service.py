@@ -18,6 +18,7 @@ from decode_worker.job import Job
 from decode_worker.prefillers import Prefillers
 from engine.client import EngineClient
 from engine.session import Session
+from kvtransfer.codecs import TrafficCounter, Wanted, choose
 from kvtransfer.sink import KVSink
 from kvtransfer.slots import InboundSlots
 from protocol import wire_pb2 as pb
@@ -105,6 +106,7 @@ class DecodeService(rpc.DecodeServicer):
         sink: KVSink,
         token: str,
         local_prefill_tokens: int,
+        codec: Wanted,
         instance: str,
     ) -> None:
         self._engine = engine
@@ -112,6 +114,8 @@ class DecodeService(rpc.DecodeServicer):
         self._sink = sink
         self._prefillers = Prefillers(token)
         self._local_prefill_tokens = local_prefill_tokens
+        self._codec = codec
+        self.traffic = TrafficCounter()
         self._slots: tuple[Session, InboundSlots] | None = None
         self._links: set[RouterLink] = set()
         self.draining = False
@@ -195,10 +199,11 @@ class DecodeService(rpc.DecodeServicer):
 
     def _links_now(self) -> Links:
         session = self._engine.current
-        assert session is not None
+        assert session is not None and session.ready is not None
         if self._slots is None or self._slots[0] is not session:
             self._slots = (session, InboundSlots(session))
-        return Links(session, self._slots[1], self._sink, self._prefillers)
+        codec = choose(session.ready.kv, self._codec)
+        return Links(session, self._slots[1], self._sink, self._prefillers, codec, self.traffic)
 
     def _load(self) -> pb.Load:
         session = self._engine.current

@@ -11,50 +11,92 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batch import Batch, Chunk, DecodeGroup
+from engine.batch import Chunk, DecodeGroup, View
+from engine.kv_pool import LayerCache
+
+CACHED_BYTES = 512 << 10
+"""On a CPU, decode rows are attended to in portions whose KV stays in the core's own cache between
+its gathering and its use."""
 
 
-def attend(q: Tensor, kv: Tensor, pool: Tensor, batch: Batch) -> Tensor:
-    """Attention output [T, heads, head_dim] for the packed rows of ``batch``.
+def attend(
+    q: Tensor,
+    kv: Tensor,
+    cache: LayerCache,
+    view: View,
+    out: Tensor,
+    *,
+    scale: float,
+    softcap: float,
+) -> None:
+    """Attention of the packed rows of a batch, into ``out`` [T, heads, head_dim].
 
     q: [T, heads, head_dim]. kv: [T, 2, kv_heads, head_dim], this step's, already in the pool.
-    pool: [pages, page_tokens, 2, kv_heads, head_dim], one layer.
+    ``softcap``: scores become cap * tanh(score / cap); 0: they stay (Gemma 2, section 2).
     """
-    if not batch.chunks and len(batch.groups) == 1:
-        return _decode(q, pool, batch.groups[0])
-    out = torch.empty_like(q)
-    for group in batch.groups:
-        out[: batch.decode_rows][group.rows] = _decode(
-            q[: batch.decode_rows][group.rows], pool, group
-        )
-    for chunk in batch.chunks:
-        rows = slice(chunk.start, chunk.start + chunk.count)
-        out[rows] = _prefill(q[rows], kv[rows], pool, chunk)
-    return out
+    score = _Score(scale, softcap)
+    rows = view.decode_rows
+    for group in view.groups:
+        if isinstance(group.rows, slice):
+            _decode(q[:rows], cache, group, out[:rows], score)
+        else:
+            part = torch.empty_like(q[group.rows])
+            _decode(q[group.rows], cache, group, part, score)
+            out[group.rows] = part
+    for chunk in view.chunks:
+        at = slice(chunk.start, chunk.start + chunk.count)
+        out[at] = _prefill(q[at], kv[at], cache, chunk, score)
 
 
-def _decode(q: Tensor, pool: Tensor, group: DecodeGroup) -> Tensor:
-    """One query token per row over its pages: [r, heads, head_dim]."""
+class _Score:
+    """How queries meet keys: fused where torch can, spelled out with a soft cap."""
+
+    def __init__(self, scale: float, softcap: float) -> None:
+        self._scale, self._softcap = scale, softcap
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """q: [b, heads, queries, dim], k and v: [b, kv_heads, span, dim]; ``mask`` None: causal."""
+        shared = q.shape[1] // k.shape[1]
+        if not self._softcap:
+            return F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=self._scale,
+                enable_gqa=shared > 1,
+            )
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+        scores = (q @ k.transpose(-1, -2)).float() * self._scale
+        scores = scores.div_(self._softcap).tanh_().mul_(self._softcap)
+        if mask is None:
+            mask = scores.new_full(scores.shape[-2:], float("-inf")).triu_(1)
+        return (scores + mask).softmax(-1).to(v.dtype) @ v
+
+
+def _decode(q: Tensor, cache: LayerCache, group: DecodeGroup, out: Tensor, score: _Score) -> None:
+    """One query token per row over its pages, into ``out`` [r, heads, head_dim]."""
     rows, heads, dim = q.shape
-    kv_heads = pool.shape[3]
-    gathered = pool.index_select(0, group.pages).view(rows, -1, 2, kv_heads, dim)
-    k, v = gathered.permute(2, 0, 3, 1, 4).unbind()  # [r, kv_heads, span, head_dim]
-    grouped = q.reshape(rows, kv_heads, heads // kv_heads, dim)
-    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=group.mask)
-    return out.reshape(rows, heads, dim)
+    kv_heads = cache.kv_heads
+    width = group.pages.shape[1]
+    portion = rows
+    if q.device.type == "cpu":
+        portion = max(1, CACHED_BYTES // (width * cache.page_bytes))
+    for start in range(0, rows, portion):
+        at = slice(start, min(start + portion, rows))
+        gathered = cache.gather(group.pages[at].flatten())
+        span = gathered.view(at.stop - start, -1, 2, kv_heads, dim)
+        k, v = span.permute(2, 0, 3, 1, 4).unbind()  # [r, kv_heads, span, head_dim]
+        grouped = q[at].reshape(-1, kv_heads, heads // kv_heads, dim)
+        attended = score(grouped, k, v, group.mask[at])
+        out[at] = attended.reshape(-1, heads, dim)
 
 
-def _prefill(q: Tensor, kv: Tensor, pool: Tensor, chunk: Chunk) -> Tensor:
+def _prefill(q: Tensor, kv: Tensor, cache: LayerCache, chunk: Chunk, score: _Score) -> Tensor:
     """A chunk of one prompt over its context and itself: [count, heads, head_dim]."""
     if chunk.pages is not None:
-        kv = pool.index_select(0, chunk.pages).flatten(0, 1)[: chunk.context + chunk.count]
+        kv = cache.gather(chunk.pages).flatten(0, 1)[: chunk.span]
     k, v = kv.permute(1, 2, 0, 3).unbind()  # [kv_heads, span, head_dim]
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        k[None],
-        v[None],
-        attn_mask=chunk.mask,
-        is_causal=chunk.mask is None,
-        enable_gqa=True,
-    )
-    return out[0].transpose(0, 1)
+    attended = score(q.transpose(0, 1)[None], k[None], v[None], chunk.mask)
+    return attended[0].transpose(0, 1)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Chunk, DecodeGroup, chunk_mask, decode_groups
+from engine.batch import Batch, DecodeGroup, View
+from engine.reach import chunk_reach, decode_groups, grow_
 from engine.scheduler import StepPlan
-from engine.sequence import Sequence, blocks_for
+from engine.sequence import Sequence
 from engine.state import RowState
 from protocol.blocks import BLOCK_TOKENS
 
@@ -20,19 +22,20 @@ def slots_of(pages: Tensor, positions: Tensor) -> Tensor:
 
 
 class Batcher:
-    """Builds batches over one RowState.
+    """Builds batches over one RowState, with a view for each of the model's ``windows``.
 
     While the same sequences decode on the same pages, a step only moves on by one token: state
     rows, page lists and masks are those of the step before.
     """
 
-    def __init__(self, state: RowState, dtype: torch.dtype) -> None:
+    def __init__(self, state: RowState, dtype: torch.dtype, windows: Iterable[int]) -> None:
         self._state = state
+        self._windows = sorted(set(windows))
         self._like = torch.empty(0, dtype=dtype, device=state.device)
         self._handles: list[int] = []
         self._rows = torch.empty(0, dtype=torch.int64, device=state.device)  # [R] state rows
         self._table = torch.empty(0)  # [R, max_pages]
-        self._groups: tuple[DecodeGroup, ...] = ()
+        self._groups: dict[int, tuple[DecodeGroup, ...]] = {}  # by window
 
     def build(self, plan: StepPlan) -> tuple[Batch, Tensor]:
         """The batch, and the state rows of those that draw a token, in the order of the logits."""
@@ -45,7 +48,7 @@ class Batcher:
             page = self._table.gather(1, (at // BLOCK_TOKENS)[:, None])[:, 0]
             slots.append(slots_of(page, at))
         start = len(plan.decode)
-        logit_rows, drawing, chunks = list(range(start)), [], []
+        logit_rows, drawing, starts = list(range(start)), [], []
         for sequence, count in plan.chunks:
             self._state.seat(sequence)
             first, end = sequence.computed, sequence.computed + count
@@ -53,7 +56,7 @@ class Batcher:
             tokens.append(torch.tensor(sequence.tokens[first:end], device=self._state.device))
             positions.append(at)
             slots.append(slots_of(self._state.block_table[sequence.row][at // BLOCK_TOKENS], at))
-            chunks.append(self._chunk(sequence, start, count))
+            starts.append(start)
             start += count
             if end == len(sequence.tokens):
                 logit_rows.append(start - 1)
@@ -62,9 +65,7 @@ class Batcher:
             tokens=_join(tokens),
             positions=_join(positions),
             slots=_join(slots),
-            decode_rows=len(plan.decode),
-            groups=self._groups if plan.decode else (),
-            chunks=tuple(chunks),
+            views={window: self._view(window, plan, starts) for window in self._windows},
             logit_rows=None if len(logit_rows) == start else self._tensor(logit_rows),
         )
         decoding = self._rows if plan.decode else self._rows[:0]
@@ -81,19 +82,24 @@ class Batcher:
             self._rows = self._tensor([s.row for s in decode])
             self._table = self._state.block_table[self._rows]
         lengths = self._state.length[self._rows]
-        if same:
-            for group in self._groups:
-                group.grow(lengths)
-        else:
-            self._groups = decode_groups(self._table, lengths, self._like.dtype)
+        for window in self._windows:
+            if same:
+                for group in self._groups[window]:
+                    grow_(group, lengths, window)
+            else:
+                dtype = self._like.dtype
+                self._groups[window] = decode_groups(self._table, lengths, window, dtype)
         return lengths
 
-    def _chunk(self, sequence: Sequence, start: int, count: int) -> Chunk:
-        context = sequence.computed
-        if context == 0:
-            return Chunk(start, count, 0, None, None)
-        pages = self._state.block_table[sequence.row][: blocks_for(context + count)]
-        return Chunk(start, count, context, pages, chunk_mask(context, count, self._like))
+    def _view(self, window: int, plan: StepPlan, starts: Seq[int]) -> View:
+        chunks = [
+            chunk_reach(
+                self._state.block_table[s.row], start, s.computed, count, window, self._like
+            )
+            for (s, count), start in zip(plan.chunks, starts, strict=True)
+        ]
+        groups = self._groups[window] if plan.decode else ()
+        return View(len(plan.decode), groups, tuple(chunks))
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._state.device)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.batcher import Batcher
 from engine.block_manager import BlockManager
-from engine.kv_pool import KVPool
+from engine.kv_format import Codec, Precision, Storage
+from engine.kv_pool import make_pool
 from engine.model import Model
 from engine.pieces import Piece
 from engine.policy import Policy
@@ -19,7 +20,7 @@ from engine.scheduler import Scheduler, StepPlan
 from engine.sequence import Phase, Sequence, blocks_for
 from engine.state import RowState
 from protocol.blocks import BLOCK_TOKENS
-from protocol.errors import InvalidRequest, TransferFailed
+from protocol.errors import InvalidRequest
 from protocol.request import Finish, Request
 
 
@@ -30,6 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 64  # sequences that run at once
     chunk: int = 512  # most prompt tokens in a step
     max_model_len: int = 4096  # tokens of one sequence
+    kv_precision: Precision = "exact"
+    kv_storage: Storage = "wide"
 
 
 class TokenOut(msgspec.Struct, frozen=True, array_like=True):
@@ -46,11 +49,14 @@ class Engine:
     def __init__(self, model: Model, config: EngineConfig, policy: Policy) -> None:
         self.model = model
         self.config = config
-        self.pool = KVPool(model.config, config.pages, model.dtype, model.device)
+        self.format = model.config.kv_format(
+            config.kv_precision, config.kv_storage, model.dtype.itemsize
+        )
+        self.pool = make_pool(self.format, config.pages, model.dtype, model.device)
         self.manager = BlockManager(config.pages)
         self.scheduler = Scheduler(self.manager, config.max_batch, config.chunk, policy)
         self.state = RowState(config.max_batch, blocks_for(config.max_model_len) + 1, model.device)
-        self._batcher = Batcher(self.state, model.dtype)
+        self._batcher = Batcher(self.state, model.dtype, model.config.windows)
         self._eos = frozenset(model.config.eos_token_ids)
 
     # ---- requests ---------------------------------------------------------------------------
@@ -116,19 +122,17 @@ class Engine:
             return blocks_for(context)
         return sequence.computed // BLOCK_TOKENS
 
-    def read(self, handle: int, piece: Piece, out: Tensor) -> int:
+    def read(self, handle: int, piece: Piece, out: Tensor, codec: Codec = Codec.RAW) -> int:
         """Copy computed KV of a sequence into ``out`` (uint8); returns the bytes."""
         pages = self.scheduler.sequences[handle].pages[piece.block : piece.block + piece.blocks]
-        return self.pool.read(piece, pages, out)
+        return self.pool.read(piece, pages, out, codec)
 
-    def write(self, handle: int, piece: Piece, data: Tensor) -> None:
-        """Scatter received KV into the reserved pages of a sequence. Raises TransferFailed for
-        values that are not finite: they would spread to whoever gets the page next."""
+    def write(self, handle: int, piece: Piece, data: Tensor, codec: Codec = Codec.RAW) -> None:
+        """Scatter received KV into the reserved pages of a sequence. Raises TransferFailed."""
         sequence = self.scheduler.sequences[handle]
         assert sequence.phase is Phase.RECEIVING and piece.block * BLOCK_TOKENS >= sequence.cached
-        if not torch.isfinite(data.view(self.pool.tensor.dtype).sum(dtype=torch.float32)):
-            raise TransferFailed("a frame holds values that are not finite")
-        self.pool.write(piece, sequence.pages[piece.block : piece.block + piece.blocks], data)
+        pages = sequence.pages[piece.block : piece.block + piece.blocks]
+        self.pool.write(piece, pages, data, codec)
 
     # ---- one step ---------------------------------------------------------------------------
 

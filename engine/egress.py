@@ -6,16 +6,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.kv_format import Codec
 from engine.messages import Frame
 from engine.pieces import Piece
 
-Copy = Callable[[int, Piece, int], int]
-"""(handle, piece, slot) -> bytes copied."""
+Copy = Callable[[int, Piece, int, Codec], int]
+"""(handle, piece, slot, codec) -> bytes copied."""
 
 
 @dataclass
 class _Transfer:
     pieces: deque[Piece]
+    codec: Codec
     credits: int = 0
     sent: int = 0
     held: int = 0  # slots that its receiver's side has not emptied yet
@@ -33,8 +35,8 @@ class Egress:
         self._transfers: dict[int, _Transfer] = {}
         self._holder: dict[int, _Transfer] = {}  # by slot
 
-    def open(self, handle: int, pieces: list[Piece]) -> None:
-        self._transfers[handle] = _Transfer(deque(pieces))
+    def open(self, handle: int, pieces: list[Piece], codec: Codec) -> None:
+        self._transfers[handle] = _Transfer(deque(pieces), codec)
 
     def grant(self, handle: int, frames: int) -> None:
         """Unknown handles are transfers that have ended."""
@@ -67,7 +69,7 @@ class Egress:
 
     def _send(self, handle: int, transfer: _Transfer) -> Frame:
         piece, slot = transfer.pieces.popleft(), self._free.pop()
-        nbytes = self._copy(handle, piece, slot)
+        nbytes = self._copy(handle, piece, slot, transfer.codec)
         self._holder[slot] = transfer
         sequence = transfer.sent
         transfer.credits -= 1

@@ -1,11 +1,14 @@
-"""The paged KV pool: one tensor, allocated once.
+"""The paged KV pool: allocated once.
 
-    pool  [layers, pages, page_tokens, 2 (K, V), kv_heads, head_dim]
+    wide   [layers, pages, page_tokens, 2 (K, V), kv_heads, head_dim] in the model's type
+    fp8    the same as e4m3 bytes, and [layers, pages, page_tokens, 2, kv_heads] exponents
 
 A page holds one block of the prefix cache (BLOCK_TOKENS tokens). Token ``t`` of page ``p`` is slot
 ``p * page_tokens + t`` in every layer. K and V of a token lie side by side, as the projection
 leaves them, so that a step writes each layer's KV in one operation and gathers a page in one copy.
 Who may use which page is the block manager's business.
+
+Under the precision ``fp8`` every write is rounded to the fp8 grid, whatever the pool is made of.
 """
 
 from __future__ import annotations
@@ -13,13 +16,53 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.config import ModelConfig
+from engine import fp8_grid
+from engine.kv_format import Codec, KVFormat
 from engine.pieces import Piece
 from protocol.blocks import BLOCK_TOKENS
+from protocol.errors import TransferFailed
+
+
+class LayerCache(Protocol):
+    """One layer of a pool, as attention reads it."""
+
+    kv_heads: int
+    page_bytes: int  # of a gathered page
+
+    def gather(self, pages: Tensor) -> Tensor:
+        """Pages [n] as [n, page_tokens, 2, kv_heads, head_dim] in the model's type."""
+
+
+class KVPool(Protocol):
+    """Storage of KV by page. Frees nothing: pages are only overwritten."""
+
+    format: KVFormat
+
+    def layer(self, index: int) -> LayerCache: ...
+
+    def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:
+        """Write kv [T, 2, kv_heads, head_dim] to ``slots`` [T]. Under ``fp8`` precision ``kv``
+        itself is rounded, so that whoever attends to it sees what the pool holds."""
+
+    def read(self, piece: Piece, pages: Sequence[int], out: Tensor, codec: Codec) -> int:
+        """Copy ``piece`` into ``out`` (uint8, long enough); returns the bytes written. ``pages``
+        are the pages of the blocks ``piece.blocks``; the layout is that of engine/kv_format.py."""
+
+    def write(self, piece: Piece, pages: Sequence[int], data: Tensor, codec: Codec) -> None:
+        """Copy ``data`` (uint8, in the layout of ``read``) into ``pages``. Raises TransferFailed
+        for what is no finite KV: it would spread to whoever gets the page next."""
+
+
+def make_pool(format_: KVFormat, pages: int, dtype: torch.dtype, device: torch.device) -> KVPool:
+    """A pool of zeros."""
+    if format_.storage == "fp8":
+        return Fp8Pool(format_, pages, dtype, device)
+    return WidePool(format_, pages, dtype, device)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -31,46 +74,175 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
-class KVPool:
-    """Storage of KV by page. Frees nothing: pages are only overwritten."""
+def _shape(format_: KVFormat, pages: int) -> tuple[int, ...]:
+    return (format_.layers, pages, BLOCK_TOKENS, 2, format_.kv_heads, format_.head_dim)
+
+
+class _Wire:
+    """The bytes of one piece, as views."""
+
+    def __init__(self, format_: KVFormat, piece: Piece, data: Tensor, dtype: torch.dtype) -> None:
+        shape = (piece.layers, piece.blocks, *_shape(format_, 0)[2:])
+        values = math.prod(shape)
+        vectors = values // format_.head_dim
+        self._data, self._dtype, self._shape = data, dtype, shape
+        self._values, self._vectors = values, vectors
+
+    def raw(self) -> Tensor:
+        count = self._values * self._dtype.itemsize
+        return self._data[:count].view(self._dtype).view(self._shape)
+
+    def payload(self) -> Tensor:
+        return self._data[: self._values].view(self._shape)
+
+    def exponents(self) -> Tensor:
+        end = self._values + self._vectors
+        return self._data[self._values : end].view(self._shape[:-1])
+
+
+class WidePool:
+    """Values in the model's type."""
 
     def __init__(
-        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device
+        self, format_: KVFormat, pages: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.pages = pages
-        shape = (config.layers, pages, BLOCK_TOKENS, 2, config.kv_heads, config.head_dim)
-        self.tensor = _zeros(shape, dtype, device)
-        # Per layer: [pages * page_tokens, 2 * kv_heads * head_dim]
-        self.by_slot = self.tensor.view(config.layers, pages * BLOCK_TOKENS, -1).unbind()
-        # Per layer: [pages, page_tokens, 2, kv_heads, head_dim]
-        self.by_page = self.tensor.unbind()
+        self.format = format_
+        self.tensor = _zeros(_shape(format_, pages), dtype, device)
+        self._rounds = format_.precision == "fp8"
+        by_slot = self.tensor.view(format_.layers, pages * BLOCK_TOKENS, -1)
+        self._by_slot = by_slot.unbind()
+        self._layers = [WideLayer(t) for t in self.tensor.unbind()]
 
-    @property
-    def page_layer_bytes(self) -> int:
-        """Bytes of one page (K and V) in one layer."""
-        page = self.tensor[0, 0]
-        return page.numel() * page.element_size()
+    def layer(self, index: int) -> LayerCache:
+        return self._layers[index]
 
-    def read(self, piece: Piece, pages: Sequence[int], out: Tensor) -> int:
-        """Copy ``piece`` into ``out`` (uint8, long enough); returns the bytes written.
+    def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:
+        if self._rounds:
+            fp8_grid.round_(kv)
+        self._by_slot[layer].index_copy_(0, slots, kv.flatten(1))
 
-        ``pages`` are the pages of the blocks ``piece.blocks``. The layout on the wire is
-        [layers, blocks, page_tokens, 2, kv_heads, head_dim].
-        """
+    def read(self, piece: Piece, pages: Sequence[int], out: Tensor, codec: Codec) -> int:
         source = self.tensor[piece.layer : piece.layer + piece.layers]
-        index = torch.tensor(pages, device=source.device)
-        shape = (piece.layers, len(pages), *source.shape[2:])
-        count = piece.layers * len(pages) * self.page_layer_bytes
-        target = out[:count].view(self.tensor.dtype).view(shape)
-        if source.device.type == "cpu":
-            torch.index_select(source, 1, index, out=target)
+        found = source.index_select(1, torch.tensor(pages, device=source.device))
+        wire = _Wire(self.format, piece, out, self.tensor.dtype)
+        if codec is Codec.FP8:
+            payload = torch.empty_like(found, dtype=torch.uint8)
+            exponents = torch.empty_like(payload[..., 0])
+            fp8_grid.encode(found.flatten(0, 2), payload.flatten(0, 2), exponents.flatten(0, 2))
+            wire.payload().copy_(payload)
+            wire.exponents().copy_(exponents)
         else:
-            target.copy_(source.index_select(1, index))
-        return count
+            wire.raw().copy_(found)
+        return piece.bytes(self.format.page_layer_bytes(codec))
 
-    def write(self, piece: Piece, pages: Sequence[int], data: Tensor) -> None:
-        """Copy ``data`` (uint8, in the layout of ``read``) into ``pages``."""
+    def write(self, piece: Piece, pages: Sequence[int], data: Tensor, codec: Codec) -> None:
+        wire = _Wire(self.format, piece, data, self.tensor.dtype)
         target = self.tensor[piece.layer : piece.layer + piece.layers]
-        shape = (piece.layers, len(pages), *target.shape[2:])
-        source = data.view(self.tensor.dtype).view(shape).to(target.device)
-        target.index_copy_(1, torch.tensor(pages, device=target.device), source)
+        device = target.device
+        if codec is Codec.FP8:
+            payload, exponents = wire.payload().to(device), wire.exponents().to(device)
+            _check_exponents(exponents)
+            source = torch.empty(payload.shape, dtype=target.dtype, device=device)
+            fp8_grid.decode(payload.flatten(0, 2), exponents.flatten(0, 2), source.flatten(0, 2))
+        else:
+            source = wire.raw().to(device)
+            _check_finite(source)
+        target.index_copy_(1, torch.tensor(pages, device=device), source)
+
+
+class WideLayer:
+    def __init__(self, pages: Tensor) -> None:
+        self._pages = pages
+        self.kv_heads = pages.shape[3]
+        self.page_bytes = pages[0].numel() * pages.element_size()
+
+    def gather(self, pages: Tensor) -> Tensor:
+        return self._pages.index_select(0, pages)
+
+
+class Fp8Pool:
+    """e4m3 bytes and exponents: half the memory of bf16."""
+
+    def __init__(
+        self, format_: KVFormat, pages: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.format = format_
+        self._dtype = dtype
+        shape = _shape(format_, pages)
+        self.payload = _zeros(shape, torch.uint8, device)
+        self.exponents = _zeros(shape[:-1], torch.uint8, device)
+        slots = pages * BLOCK_TOKENS
+        self._payload_by_slot = self.payload.view(format_.layers, slots, -1).unbind()
+        self._exponents_by_slot = self.exponents.view(format_.layers, slots, -1).unbind()
+        self._layers = [
+            Fp8Layer(p, e, dtype)
+            for p, e in zip(self.payload.unbind(), self.exponents.unbind(), strict=True)
+        ]
+
+    def layer(self, index: int) -> LayerCache:
+        return self._layers[index]
+
+    def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:
+        payload = torch.empty(kv.shape, dtype=torch.uint8, device=kv.device)
+        exponents = torch.empty(kv.shape[:-1], dtype=torch.uint8, device=kv.device)
+        fp8_grid.encode(kv, payload, exponents)
+        fp8_grid.decode(payload, exponents, kv)
+        self._payload_by_slot[layer].index_copy_(0, slots, payload.flatten(1))
+        self._exponents_by_slot[layer].index_copy_(0, slots, exponents.flatten(1))
+
+    def read(self, piece: Piece, pages: Sequence[int], out: Tensor, codec: Codec) -> int:
+        at = slice(piece.layer, piece.layer + piece.layers)
+        index = torch.tensor(pages, device=self.payload.device)
+        payload = self.payload[at].index_select(1, index)
+        exponents = self.exponents[at].index_select(1, index)
+        wire = _Wire(self.format, piece, out, self._dtype)
+        if codec is Codec.FP8:
+            wire.payload().copy_(payload)
+            wire.exponents().copy_(exponents)
+        else:
+            raw = torch.empty(payload.shape, dtype=self._dtype, device=payload.device)
+            fp8_grid.decode(payload.flatten(0, 2), exponents.flatten(0, 2), raw.flatten(0, 2))
+            wire.raw().copy_(raw)
+        return piece.bytes(self.format.page_layer_bytes(codec))
+
+    def write(self, piece: Piece, pages: Sequence[int], data: Tensor, codec: Codec) -> None:
+        at = slice(piece.layer, piece.layer + piece.layers)
+        device = self.payload.device
+        index = torch.tensor(pages, device=device)
+        wire = _Wire(self.format, piece, data, self._dtype)
+        if codec is Codec.FP8:
+            payload, exponents = wire.payload().to(device), wire.exponents().to(device)
+            _check_exponents(exponents)
+        else:
+            raw = wire.raw().to(device)
+            _check_finite(raw)
+            payload = torch.empty(raw.shape, dtype=torch.uint8, device=device)
+            exponents = torch.empty(raw.shape[:-1], dtype=torch.uint8, device=device)
+            fp8_grid.encode(raw.flatten(0, 2), payload.flatten(0, 2), exponents.flatten(0, 2))
+        self.payload[at].index_copy_(1, index, payload)
+        self.exponents[at].index_copy_(1, index, exponents)
+
+
+class Fp8Layer:
+    def __init__(self, payload: Tensor, exponents: Tensor, dtype: torch.dtype) -> None:
+        self._payload, self._exponents, self._dtype = payload, exponents, dtype
+        self.kv_heads = payload.shape[3]
+        self.page_bytes = payload[0].numel() * dtype.itemsize
+
+    def gather(self, pages: Tensor) -> Tensor:
+        payload = self._payload.index_select(0, pages)
+        exponents = self._exponents.index_select(0, pages)
+        out = torch.empty(payload.shape, dtype=self._dtype, device=payload.device)
+        fp8_grid.decode(payload, exponents, out)
+        return out
+
+
+def _check_finite(values: Tensor) -> None:
+    if not torch.isfinite(values.sum(dtype=torch.float32)):
+        raise TransferFailed("a frame holds values that are not finite")
+
+
+def _check_exponents(exponents: Tensor) -> None:
+    largest = fp8_grid.MAX_EXPONENT - fp8_grid.MIN_EXPONENT
+    if int(exponents.max()) > largest:
+        raise TransferFailed(f"a frame holds scales beyond 2^{fp8_grid.MAX_EXPONENT}")

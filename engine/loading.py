@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from engine.config import ModelConfig, fingerprint, load_config
+from engine.checkpoint import fingerprint, load_config
 from engine.core import Engine, EngineConfig
+from engine.kv_format import KVFormat, Storage
 from engine.messages import Ready
 from engine.model import Model
 from engine.policy import Policy
@@ -22,7 +23,6 @@ from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import StartupError
 from protocol.request import Request, Sampling
 
-PRECISION = "exact"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU_KV_BYTES = 256 << 20
 """Most that the KV pool takes on a CPU by itself; ``kv_tokens`` asks for more."""
@@ -49,16 +49,18 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
     )
     max_len = min(spec.max_model_len or config.max_positions, config.max_positions)
     model = Model(config, weights, max_len)
-    pages = _pages(spec, config, dtype, device, max_len)
+    storage = _storage(spec, device)
+    kv = config.kv_format(spec.kv_precision, storage, dtype.itemsize)
+    _check_slots(kv, spec)
     sizes = EngineConfig(
-        pages=pages, max_batch=spec.max_batch, chunk=spec.chunk, max_model_len=max_len
+        pages=_pages(spec, kv, device, max_len),
+        max_batch=spec.max_batch,
+        chunk=spec.chunk,
+        max_model_len=max_len,
+        kv_precision=spec.kv_precision,
+        kv_storage=storage,
     )
     engine = Engine(model, sizes, policy)
-    if engine.pool.page_layer_bytes > spec.arena.slot_bytes:
-        raise StartupError(
-            f"one layer of {BLOCK_TOKENS} tokens of KV takes {engine.pool.page_layer_bytes} bytes,"
-            f" more than a slot of the arena ({spec.arena.slot_bytes})"
-        )
     progress("warming up", 0.0)
     step_seconds = warm_up(engine)
     return Loaded(engine, _ready(engine, fingerprint(folder, str(dtype)), step_seconds))
@@ -74,10 +76,25 @@ def _place(spec: EngineSpec) -> tuple[torch.device, torch.dtype]:
     return device, DTYPES[name]
 
 
-def _pages(
-    spec: EngineSpec, config: ModelConfig, dtype: torch.dtype, device: torch.device, max_len: int
-) -> int:
-    page_bytes = config.kv_bytes_per_token(dtype.itemsize) * BLOCK_TOKENS
+def _storage(spec: EngineSpec, device: torch.device) -> Storage:
+    """On a GPU memory binds, and fp8 halves what KV takes of it; on a CPU turning bytes into
+    values costs more than reading them."""
+    if spec.kv_storage != "auto":
+        return spec.kv_storage
+    return "fp8" if spec.kv_precision == "fp8" and device.type == "cuda" else "wide"
+
+
+def _check_slots(kv: KVFormat, spec: EngineSpec) -> None:
+    largest = max(kv.page_layer_bytes(codec) for codec in kv.codecs)
+    if largest > spec.arena.slot_bytes:
+        raise StartupError(
+            f"one layer of {BLOCK_TOKENS} tokens of KV takes {largest} bytes, more than a slot of"
+            f" the arena ({spec.arena.slot_bytes})"
+        )
+
+
+def _pages(spec: EngineSpec, kv: KVFormat, device: torch.device, max_len: int) -> int:
+    page_bytes = kv.bytes_per_token * BLOCK_TOKENS
     if spec.kv_tokens is not None:
         pages = spec.kv_tokens // BLOCK_TOKENS
     elif device.type == "cuda":
@@ -113,15 +130,11 @@ def warm_up(engine: Engine) -> float:
 
 
 def _ready(engine: Engine, model_fingerprint: str, step_seconds: float) -> Ready:
-    config = engine.model.config
     return Ready(
         fingerprint=model_fingerprint,
-        precision=PRECISION,
-        vocab_size=config.vocab_size,
+        vocab_size=engine.model.config.vocab_size,
         max_model_len=engine.config.max_model_len,
-        kv_bytes_per_token=config.kv_bytes_per_token(engine.model.dtype.itemsize),
+        kv=engine.format,
         kv_tokens=engine.manager.pages * BLOCK_TOKENS,
-        page_layer_bytes=engine.pool.page_layer_bytes,
-        layers=config.layers,
         step_seconds=step_seconds,
     )

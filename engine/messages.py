@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from engine.kv_format import Codec, KVFormat
 from engine.pieces import Piece
 from protocol.request import Finish, Request
 
@@ -36,6 +37,7 @@ class Prefill(_Message, frozen=True):
     request: Request
     skip_blocks: int
     frame_bytes: int
+    codec: Codec
 
 
 class Receive(_Message, frozen=True):
@@ -58,6 +60,7 @@ class Ingest(_Message, frozen=True):
     slot: int
     piece: Piece
     nbytes: int
+    codec: Codec
 
 
 class Join(_Message, frozen=True):
@@ -105,13 +108,10 @@ class Ready(_Message, frozen=True):
     """The engine takes commands. ``step_seconds``: the longest step seen in warm-up."""
 
     fingerprint: str
-    precision: str
     vocab_size: int
     max_model_len: int
-    kv_bytes_per_token: int
+    kv: KVFormat
     kv_tokens: int
-    page_layer_bytes: int
-    layers: int
     step_seconds: float
 
 

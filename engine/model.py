@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,38 +10,9 @@ from engine.attention import attend
 from engine.batch import Batch
 from engine.config import ModelConfig
 from engine.kv_pool import KVPool
-from engine.weights import LayerWeights, Weights
-
-
-def rotary_table(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
-    """cos + i sin of every angle: [positions, head_dim / 2] complex64.
-
-    Su et al., RoFormer, section 3.4.2; with Llama 3's scaling, wavelengths beyond the original
-    context are stretched by ``factor`` and those between the two borders blended.
-    """
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    frequency = config.rope_theta**-half
-    if (scaling := config.rope_scaling) is not None:
-        turns = scaling.original_positions * frequency / (2 * math.pi)
-        blend = (turns - scaling.low_freq_factor) / (
-            scaling.high_freq_factor - scaling.low_freq_factor
-        )
-        blend = blend.clamp(0, 1)
-        frequency = frequency * (blend + (1 - blend) / scaling.factor)
-    # transformers rounds the inverse frequencies to fp32 before the product; so do we.
-    frequency = frequency.float()
-    angles = torch.arange(positions).float()[:, None] * frequency
-    return torch.polar(torch.ones_like(angles), angles).to(device)
-
-
-def rotate_(x: Tensor, turn: Tensor) -> None:
-    """Rotary embedding of x [T, heads, head_dim] in place, neighbours paired; turn:
-    [T, 1, head_dim / 2] complex64. Computed in fp32 whatever x is."""
-    pairs = x.unflatten(-1, (-1, 2))
-    if x.dtype == torch.float32:
-        torch.view_as_complex(pairs).mul_(turn)
-    else:
-        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turn))
+from engine.layers import LayerWeights, Weights
+from engine.linear import padded_rows
+from engine.rotary import rotary_table, rotate_
 
 
 class Model:
@@ -54,37 +23,65 @@ class Model:
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        self._turns = rotary_table(config, max_positions, self.device)
+        tables = {
+            rope: rotary_table(rope, config.head_dim, max_positions, self.device)
+            for rope in {config.rope, config.local_rope or config.rope}
+        }
+        self._turns = [tables[config.rope_of(i)] for i in range(config.layers)]
+        # Rows are padded where the products are made for numbers of rows (engine/linear.py).
+        self._pads = self.device.type == "cpu"
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """Logits [R, vocab] in fp32 of the rows ``batch.logit_rows``; KV of all rows is in the
         pool afterwards."""
+        c, rows = self.config, len(batch.tokens)
         x = F.embedding(batch.tokens, self.weights.embedding)  # [T, hidden]
-        turn = self._turns[batch.positions][:, None]  # [T, 1, head_dim / 2]
+        if c.embedding_scale != 1.0:
+            x = x * torch.tensor(c.embedding_scale, dtype=x.dtype)
+        if self._pads and padded_rows(rows) != rows:
+            x = F.pad(x, (0, 0, 0, padded_rows(rows) - rows))
+        turns = {id(table): table[batch.positions][:, None] for table in set(self._turns)}
         for i, layer in enumerate(self.weights.layers):
-            x = self._attention(i, layer, x, turn, batch, pool)
+            x = self._attention(i, layer, x, turns[id(self._turns[i])], batch, pool)
             x = self._mlp(layer, x)
-        if batch.logit_rows is not None:
-            x = x[batch.logit_rows]
-        x = self._norm(x, self.weights.final_norm)
-        return F.linear(x, self.weights.head).float()
+        x = x[:rows] if batch.logit_rows is None else x[batch.logit_rows]
+        logits = self.weights.head(self._norm(x, self.weights.final_norm)).float()
+        if c.logit_softcap:
+            logits = logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
+        return logits
 
     def _attention(
         self, i: int, w: LayerWeights, x: Tensor, turn: Tensor, batch: Batch, pool: KVPool
     ) -> Tensor:
         c = self.config
-        rows = len(x)
-        projected = F.linear(self._norm(x, w.attention_norm), w.qkv)  # [T, q | k | v]
-        heads = projected.view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
+        rows = len(batch.tokens)
+        projected = w.qkv(self._norm(x, w.attention_norm))  # [T, q | k | v]
+        heads = projected.view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)[:rows]
+        q, kv = heads[:, : c.heads], heads[:, c.heads :].unflatten(1, (2, c.kv_heads))
+        if w.q_norm is not None and w.k_norm is not None:
+            q.copy_(self._norm(q, w.q_norm))
+            kv[:, 0].copy_(self._norm(kv[:, 0], w.k_norm))
         rotate_(heads[:, : c.heads + c.kv_heads], turn)
-        q, kv = heads[:, : c.heads], heads[:, c.heads :]
-        pool.by_slot[i].index_copy_(0, batch.slots, projected[:, c.heads * c.head_dim :])
-        out = attend(q, kv.unflatten(1, (2, c.kv_heads)), pool.by_page[i], batch)
-        return torch.addmm(x, out.reshape(rows, -1), w.out.t())
+        pool.store(i, batch.slots, kv)
+        out = x.new_zeros(len(x), c.heads * c.head_dim)
+        attend(
+            q,
+            kv,
+            pool.layer(i),
+            batch.views[c.windows[i]],
+            out[:rows].view(rows, c.heads, c.head_dim),
+            scale=c.attention_scale,
+            softcap=c.attention_softcap,
+        )
+        if w.attention_out_norm is None:
+            return w.out.add(out, x)
+        return x + self._norm(w.out(out), w.attention_out_norm)
 
     def _mlp(self, w: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = F.linear(self._norm(x, w.mlp_norm), w.gate_up).chunk(2, dim=-1)
-        return torch.addmm(x, F.silu(gate).mul_(up), w.down.t())
+        normed = self._norm(x, w.mlp_norm)
+        if w.mlp_out_norm is None:
+            return w.mlp.add(normed, x)
+        return x + self._norm(w.mlp(normed), w.mlp_out_norm)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
+        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)

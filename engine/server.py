@@ -19,6 +19,7 @@ from engine.arena import Arena
 from engine.channel import Closed, EngineChannel
 from engine.core import Engine
 from engine.egress import Egress
+from engine.kv_format import Codec
 from engine.pieces import Piece, cut
 from engine.sequence import Phase, blocks_for
 from protocol.errors import InvalidRequest, TransferFailed
@@ -90,10 +91,10 @@ class EngineServer:
         except InvalidRequest as error:
             return self._refuse(command.handle, error)
         blocks = blocks_for(len(command.request.context))
-        layers = engine.model.config.layers
-        page_layer_bytes = engine.pool.page_layer_bytes
-        pieces = cut(command.skip_blocks, blocks, layers, page_layer_bytes, command.frame_bytes)
-        self._egress.open(command.handle, pieces)
+        size = engine.format.page_layer_bytes(command.codec)
+        layers = engine.format.layers
+        pieces = cut(command.skip_blocks, blocks, layers, size, command.frame_bytes)
+        self._egress.open(command.handle, pieces, command.codec)
         return None
 
     @_apply.register
@@ -113,7 +114,7 @@ class EngineServer:
     def _ingest(self, command: m.Ingest) -> None:
         data = self._slots[command.slot][: command.nbytes]
         try:
-            self._engine.write(command.handle, command.piece, data)
+            self._engine.write(command.handle, command.piece, data, command.codec)
         except TransferFailed as error:
             self._out.append(m.Broken(command.handle, str(error)))
         self._out.append(m.SlotsFree([command.slot]))
@@ -163,8 +164,8 @@ class EngineServer:
         self._channel.send(self._out)
         self._out = []
 
-    def _copy_out(self, handle: int, piece: Piece, slot: int) -> int:
-        return self._engine.read(handle, piece, self._slots[slot])
+    def _copy_out(self, handle: int, piece: Piece, slot: int, codec: Codec) -> int:
+        return self._engine.read(handle, piece, self._slots[slot], codec)
 
     def _beat(self) -> m.Beat:
         s = self._engine.scheduler

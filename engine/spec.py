@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.arena import ArenaShape
+from engine.kv_format import Precision, StorageChoice
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,4 +20,6 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 64
     chunk: int = 512
     max_model_len: int | None = None
+    kv_precision: Precision = "fp8"
+    kv_storage: StorageChoice = "auto"
     arena: ArenaShape = ArenaShape()

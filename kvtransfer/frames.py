@@ -7,7 +7,7 @@
     layers     u16 }
     block      u32 }
     blocks     u32 }
-    codec      u8   0: raw
+    codec      u8   engine/kv_format.py
     reserved   3x
     nbytes     u32  of the payload
     checksum   u64  XXH3 of all the above and the payload
@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 import xxhash
 
+from engine.kv_format import Codec
 from engine.pieces import Piece
 from protocol.errors import TransferFailed
 
@@ -32,7 +33,6 @@ _HEAD = struct.Struct("<4s16sIHHIIB3xI")
 _SUM = struct.Struct("<Q")
 HEADER_BYTES: Final = _HEAD.size + _SUM.size
 _MAGIC: Final = b"BKV1"
-RAW: Final = 0
 
 
 class FrameHeader(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class FrameHeader(msgspec.Struct, frozen=True):
     sequence: int
     piece: Piece
     nbytes: int
-    codec: int = RAW
+    codec: int = Codec.RAW
 
 
 def _checksum(head: bytes, payload: memoryview | bytes) -> int:
@@ -89,8 +89,15 @@ def unpack(data: bytes) -> tuple[FrameHeader, memoryview]:
 class Expectation:
     """The frames that one transfer must bring, in order."""
 
-    def __init__(self, transfer: bytes, pieces: list[Piece], block_layer_bytes: int) -> None:
+    def __init__(
+        self,
+        transfer: bytes,
+        pieces: list[Piece],
+        block_layer_bytes: int,
+        codec: Codec = Codec.RAW,
+    ) -> None:
         self.transfer = transfer
+        self.codec = codec
         self._pieces = pieces
         self._block_layer_bytes = block_layer_bytes
         self._next = 0
@@ -114,8 +121,10 @@ class Expectation:
         due = self._pieces[self._next]
         if header.piece != due:
             raise TransferFailed(f"frame {header.sequence} holds {header.piece}, due was {due}")
-        if header.codec != RAW:
-            raise TransferFailed(f"frame {header.sequence} has codec {header.codec}, due was raw")
+        if header.codec != self.codec:
+            raise TransferFailed(
+                f"frame {header.sequence} has codec {header.codec}, due was {self.codec:d}"
+            )
         if header.nbytes != due.bytes(self._block_layer_bytes):
             raise TransferFailed(
                 f"frame {header.sequence} has {header.nbytes} bytes, due were"

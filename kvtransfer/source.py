@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from engine.kv_format import Codec
 from engine.messages import Frame
 from kvtransfer.frames import FrameHeader, pack
 from protocol.auth import TokenGuard, check_bind
@@ -33,8 +34,11 @@ _POLL_S = 0.5
 class Outlet:
     """Frames of one transfer on their way to the thread that sends them."""
 
-    def __init__(self, transfer: bytes, view: Callable[[int, int], memoryview]) -> None:
+    def __init__(
+        self, transfer: bytes, view: Callable[[int, int], memoryview], codec: Codec
+    ) -> None:
         self.transfer = transfer
+        self._codec = codec
         self.taken = False
         self._view = view
         self._queue: queue.SimpleQueue[tuple[Frame, Callable[[], None]] | None] = (
@@ -61,7 +65,9 @@ class Outlet:
             if item is None:
                 return
             frame, release = item
-            header = FrameHeader(self.transfer, frame.sequence, frame.piece, frame.nbytes)
+            header = FrameHeader(
+                self.transfer, frame.sequence, frame.piece, frame.nbytes, self._codec
+            )
             try:
                 data = pack(header, self._view(frame.slot, frame.nbytes))
             finally:
@@ -111,8 +117,13 @@ class KVSource:
     def stop(self) -> None:
         self._server.stop(grace=None).wait(5.0)
 
-    def open(self, transfer: bytes, view: Callable[[int, int], memoryview]) -> Outlet:
-        outlet = Outlet(transfer, view)
+    def open(
+        self,
+        transfer: bytes,
+        view: Callable[[int, int], memoryview],
+        codec: Codec = Codec.RAW,
+    ) -> Outlet:
+        outlet = Outlet(transfer, view, codec)
         with self._lock:
             self._outlets[transfer] = outlet
         return outlet

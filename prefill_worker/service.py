@@ -17,6 +17,7 @@ import grpc
 
 from engine import messages as m
 from engine.client import EngineClient
+from engine.kv_format import Codec
 from engine.session import Session
 from kvtransfer.source import TRANSFER_BYTES, KVSource, Outlet
 from protocol import wire_pb2 as pb
@@ -83,14 +84,9 @@ class PrefillService(rpc.PrefillServicer):
         session = self._engine.current
         if session is None or session.ready is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is being replaced")
-        frame_bytes = min(start.frame_bytes, session.arena.shape.slot_bytes)
-        if frame_bytes < session.ready.page_layer_bytes:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"frame_bytes must be at least {session.ready.page_layer_bytes}, not {frame_bytes}",
-            )
+        codec, frame_bytes = await self._payload(start, session, context)
         handle = self._engine.handle()
-        outlet = self._source.open(bytes.fromhex(start.transfer), session.arena.slot)
+        outlet = self._source.open(bytes.fromhex(start.transfer), session.arena.slot, codec)
         call = _Call(session, handle, outlet)
         granting = asyncio.create_task(self._grant(request_iterator, session, call))
 
@@ -104,7 +100,7 @@ class PrefillService(rpc.PrefillServicer):
         self.calls += 1
         context.add_done_callback(release)  # type: ignore[arg-type]
         session.attach(handle, call)
-        session.send(m.Prefill(handle, request, start.skip_blocks, frame_bytes))
+        session.send(m.Prefill(handle, request, start.skip_blocks, frame_bytes, codec))
         accepted = pb.PrefillEvent.Accepted(queued_tokens=session.beat.queued_tokens)
         yield pb.PrefillEvent(accepted=accepted)
         async for event in self._relay(call, context):
@@ -128,6 +124,27 @@ class PrefillService(rpc.PrefillServicer):
         except (InvalidRequest, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return start, request
+
+    @staticmethod
+    async def _payload(
+        start: pb.PrefillStart, session: Session, context: Context
+    ) -> tuple[Codec, int]:
+        """Codec and size of the frames; aborts the call where they are not possible."""
+        assert session.ready is not None
+        kv = session.ready.kv
+        if start.codec not in kv.codecs:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"codec {start.codec} does not go with the KV precision {kv.precision}",
+            )
+        codec = Codec(start.codec)
+        frame_bytes = min(start.frame_bytes, session.arena.shape.slot_bytes)
+        if frame_bytes < kv.page_layer_bytes(codec):
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"frame_bytes must be at least {kv.page_layer_bytes(codec)}, not {frame_bytes}",
+            )
+        return codec, frame_bytes
 
     @staticmethod
     async def _grant(calls: AsyncIterator[pb.PrefillCall], session: Session, call: _Call) -> None:

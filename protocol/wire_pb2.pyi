@@ -433,6 +433,7 @@ class PrefillStart(_message.Message):
     TRANSFER_FIELD_NUMBER: _builtins.int
     SKIP_BLOCKS_FIELD_NUMBER: _builtins.int
     FRAME_BYTES_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     """of the worker addressed; another one refuses"""
     transfer: _builtins.str
@@ -441,6 +442,8 @@ class PrefillStart(_message.Message):
     """leading blocks the decode worker already holds"""
     frame_bytes: _builtins.int
     """largest KV payload of one frame that it takes"""
+    codec: _builtins.int
+    """of the KV payload: engine/kv_format.py"""
     @_builtins.property
     def request(self) -> Global___Request: ...
     def __init__(
@@ -451,10 +454,11 @@ class PrefillStart(_message.Message):
         transfer: _builtins.str = ...,
         skip_blocks: _builtins.int = ...,
         frame_bytes: _builtins.int = ...,
+        codec: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_bytes", b"frame_bytes", "instance", b"instance", "request", b"request", "skip_blocks", b"skip_blocks", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "frame_bytes", b"frame_bytes", "instance", b"instance", "request", b"request", "skip_blocks", b"skip_blocks", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,41 +10,20 @@ import pytest
 import torch
 
 from decode_worker.policy import plan
-from engine.config import ModelConfig, load_config
+from engine.checkpoint import load_config
+from engine.config import ModelConfig
 from engine.core import Engine, EngineConfig
 from engine.model import Model
 from engine.weights import load_weights
 from protocol.request import Request, Sampling
+from tests.engine.families import save
 
 ROOT = bytes(16)
-TINY: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 1024,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
-
-
-def save_tiny(folder: Path, shard: str = "10GB", **changes: Any) -> Path:
-    """A random Llama saved by transformers itself."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(7)
-    model = LlamaForCausalLM(LlamaConfig(**{**TINY, "initializer_range": 0.3, **changes}))
-    model.save_pretrained(folder, max_shard_size=shard)
-    assert json.loads((folder / "config.json").read_text())["architectures"]
-    return folder
+    return save(tmp_path_factory.mktemp("tiny"))
 
 
 def load_model(folder: Path, max_positions: int = 1024) -> Model:

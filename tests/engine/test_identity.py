@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.core import Engine
+from engine.kv_format import Codec
 from engine.pieces import cut
 from protocol.request import Request
 from tests.engine.conftest import drain, request
@@ -103,7 +104,7 @@ def hand_over(p: Engine, d: Engine, r: Request, frame_bytes: int) -> list[int]:
     first = drain(p)[0]
     d.plan()
     assert [s.handle for s in d.scheduler.take_reserved()] == [0]
-    page_layer = p.pool.page_layer_bytes
+    page_layer = p.format.page_layer_bytes(Codec.RAW)
     for piece in cut(cached, p.computed_blocks(0), 3, page_layer, frame_bytes):
         frame = torch.zeros(frame_bytes, dtype=torch.uint8)
         size = p.read(0, piece, frame)

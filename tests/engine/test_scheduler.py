@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.block_manager import BlockManager
 from engine.core import Engine
 from engine.egress import Egress
+from engine.kv_format import Codec
 from engine.pieces import Piece, cut
 from protocol.blocks import block_keys
 from tests.engine.conftest import ROOT, drain, request
@@ -118,9 +119,9 @@ def test_block_manager_counts(steps: list[tuple[int, int]]) -> None:
 
 
 def test_a_slow_receiver_holds_up_no_other() -> None:
-    egress = Egress(list(range(4)), lambda _handle, _piece, _slot: 1)
+    egress = Egress(list(range(4)), lambda _handle, _piece, _slot, _codec: 1)
     for handle in (1, 2):
-        egress.open(handle, [Piece(0, 1, block, 1) for block in range(8)])
+        egress.open(handle, [Piece(0, 1, block, 1) for block in range(8)], Codec.RAW)
     egress.grant(1, 100)
     first = egress.pump(lambda _: 8)
     assert [f.handle for f in first] == [1, 1]

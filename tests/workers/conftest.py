@@ -9,12 +9,13 @@ from cluster.redis_server import EmbeddedRedis
 from engine.core import Engine, EngineConfig
 from prefill_worker.policy import plan
 from protocol.request import Request
-from tests.engine.conftest import drain, load_model, save_tiny
+from tests.engine.conftest import drain, load_model
+from tests.engine.families import save
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
+    return save(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

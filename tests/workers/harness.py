@@ -37,6 +37,7 @@ def settings(role: str, redis: EmbeddedRedis, model: Path, **changes: Any) -> Wo
             "max_batch": 16,
             "prefill_chunk": 64,
             "local_prefill_tokens": 8,
+            "kv_precision": "exact",
             **changes,
         }
     )

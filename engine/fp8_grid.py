@@ -1,0 +1,91 @@
+"""The fp8 grid of KV: e4m3 values times a power of two, one for each token, K or V, and head.
+
+    x  ->  round(x / 2^e) * 2^e        e = ceil(log2(max |x| / 448)), within MIN_EXPONENT..MAX
+
+Rounding is to nearest, ties to even, on the e4m3 grid of the OCP 8-bit floating point
+specification (section 5.1: 3 bits of mantissa, subnormals of 2^-9, largest 448), saturating. Since
+the scale is a power of two, rounding twice changes nothing, so that a pool may hold the rounded
+values wide or as bytes, and a wire carry either. The exponent's range keeps all values exact in
+fp16, too. NaN becomes 0: what is stored can spoil no one else's attention.
+
+Plain tensor arithmetic, alike on every device, in portions that stay in a core's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+MIN_EXPONENT, MAX_EXPONENT = -15, 7
+_LARGEST = 448.0
+_PORTION = 1 << 15  # elements
+
+
+def round_(x: Tensor) -> None:
+    """Round x [rows, ..., head_dim] to the grid, in place."""
+    for part in _portions(x):
+        exponent = _exponents(part)
+        part.copy_(_scaled(part, exponent).mul_(_power(exponent)))
+
+
+def encode(x: Tensor, payload: Tensor, exponents: Tensor) -> None:
+    """x [rows, ..., head_dim], rounded to the grid, as bytes: ``payload`` of the same shape and
+    ``exponents`` [rows, ...], both uint8. Exact for what is on the grid already."""
+    for part, data, biased in zip(
+        _portions(x), _portions(payload), exponents.split(_rows(x)), strict=True
+    ):
+        exponent = _exponents(part)
+        # e4m3 is fp16 with an exponent 8 lower and 7 bits less of mantissa.
+        bits = _scaled(part, exponent).mul_(2.0**-8).half().view(torch.int16)
+        data.copy_((bits >> 7).bitwise_and_(0x7F).bitwise_or_((bits >> 8).bitwise_and_(0x80)))
+        biased.copy_(exponent.sub_(MIN_EXPONENT)[..., 0])
+
+
+def decode(payload: Tensor, exponents: Tensor, out: Tensor) -> None:
+    """The values of ``payload`` [rows, ..., head_dim] and ``exponents`` [rows, ...] into ``out``,
+    of the payload's shape and any floating type. Exact."""
+    for data, biased, part in zip(
+        _portions(payload), exponents.split(_rows(payload)), _portions(out), strict=True
+    ):
+        # The byte's bits in the places of fp32, whose exponent is 120 higher.
+        bits = data.view(torch.int8).to(torch.int32).bitwise_left_shift_(20)
+        values = bits.bitwise_and_(-0x78100000).view(torch.float32)
+        exponent = biased[..., None].to(torch.int32) + MIN_EXPONENT
+        torch.mul(values, _power(exponent + 120), out=values)
+        part.copy_(values)
+
+
+def _rows(x: Tensor) -> int:
+    """Rows of a portion. On a GPU all of them: what matters there is the number of kernels."""
+    if x.device.type != "cpu":
+        return max(1, len(x))
+    return max(1, _PORTION // max(1, x[:1].numel()))
+
+
+def _portions(x: Tensor) -> Iterator[Tensor]:
+    yield from x.split(_rows(x))
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """2 ** exponent, int32 to fp32, exactly."""
+    return (exponent + 127).bitwise_left_shift_(23).view(torch.float32)
+
+
+def _exponents(x: Tensor) -> Tensor:
+    """e of every vector of x [..., head_dim]: [..., 1] int32."""
+    largest = x.abs().amax(-1, keepdim=True).float()
+    bits = (largest / _LARGEST).view(torch.int32)
+    # The exponent, one more where any bit of the mantissa is set: the ceiling of the logarithm.
+    return (((bits + 0x7FFFFF) >> 23) - 127).clamp_(MIN_EXPONENT, MAX_EXPONENT)
+
+
+def _scaled(x: Tensor, exponent: Tensor) -> Tensor:
+    """x / 2^e rounded to e4m3, as new fp32."""
+    y = x.float() * _power(-exponent)
+    y.nan_to_num_(nan=0.0).clamp_(-_LARGEST, _LARGEST)
+    # Adding and taking away 1.5 * 2^23 steps leaves a multiple of the step (rounded by the adder).
+    power = (y.view(torch.int32) & 0x7F800000).view(torch.float32)
+    magic = power.clamp_(min=2.0**-6).mul_(1.5 * 2.0**20)
+    return y.add_(magic).sub_(magic)

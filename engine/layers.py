@@ -1,0 +1,137 @@
+"""The weights of a model in the form that it multiplies with, built from a checkpoint's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.linear import Linear, linear
+from engine.mlp import DenseMlp, ExpertWeights, Mlp, MoeMlp
+from engine.rotary import interleave
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer. Rows of q and k are interleaved for rotary pairs; norms carry their offset."""
+
+    attention_norm: Tensor  # [hidden]
+    qkv: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    out: Linear  # [hidden, heads * head_dim]
+    attention_out_norm: Tensor | None  # [hidden]
+    mlp_norm: Tensor  # [hidden]
+    mlp: Mlp
+    mlp_out_norm: Tensor | None  # [hidden]
+
+
+@dataclass(frozen=True)
+class Weights:
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [hidden]
+    head: Linear  # [vocab, hidden]
+
+    @property
+    def bytes(self) -> int:
+        """Read in a decode step: everything but the embedding, of which a row is looked up."""
+        return self.head.bytes + sum(x.qkv.bytes + x.out.bytes + x.mlp.bytes for x in self.layers)
+
+
+Get = Callable[[str, tuple[int, ...]], Tensor]
+
+
+def _projections(get: Get, c: ModelConfig, module: str) -> tuple[Linear, Linear]:
+    """(query, key and value in one; output) of one layer's attention."""
+    h, q, kv = c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
+    weights = [
+        interleave(get(module + "q_proj.weight", (q, h)), c.heads),
+        interleave(get(module + "k_proj.weight", (kv, h)), c.kv_heads),
+        get(module + "v_proj.weight", (kv, h)),
+    ]
+    bias = None
+    if c.qkv_bias:
+        parts = [
+            interleave(get(module + "q_proj.bias", (q,)), c.heads),
+            interleave(get(module + "k_proj.bias", (kv,)), c.kv_heads),
+            get(module + "v_proj.bias", (kv,)),
+        ]
+        bias = torch.cat(parts)
+    out_bias = get(module + "o_proj.bias", (h,)) if c.out_bias else None
+    return (
+        linear(torch.cat(weights), bias),
+        linear(get(module + "o_proj.weight", (h, q)), out_bias),
+    )
+
+
+def _dense(get: Get, c: ModelConfig, module: str) -> Mlp:
+    h, n = c.hidden_size, c.intermediate_size
+    gate_up = [get(module + "gate_proj.weight", (n, h)), get(module + "up_proj.weight", (n, h))]
+    gate_up_bias = down_bias = None
+    if c.mlp_bias:
+        parts = [get(module + "gate_proj.bias", (n,)), get(module + "up_proj.bias", (n,))]
+        gate_up_bias, down_bias = torch.cat(parts), get(module + "down_proj.bias", (h,))
+    down = linear(get(module + "down_proj.weight", (h, n)), down_bias)
+    return DenseMlp(linear(torch.cat(gate_up), gate_up_bias), down, c.activation)
+
+
+def _experts(get: Get, c: ModelConfig, layer: str) -> Mlp:
+    moe = c.moe
+    assert moe is not None
+    h, n, module = c.hidden_size, moe.intermediate_size, f"{layer}{moe.module}."
+    gate_up, down = [], []
+    for e in range(moe.experts):
+        expert = f"{module}experts.{e}."
+        gate = get(f"{expert}{moe.gate}.weight", (n, h))
+        gate_up.append(torch.cat([gate, get(f"{expert}{moe.up}.weight", (n, h))]))
+        down.append(get(f"{expert}{moe.down}.weight", (h, n)))
+    router = get(module + "gate.weight", (moe.experts, h))
+    weights = ExpertWeights(router, torch.stack(gate_up), torch.stack(down))
+    return MoeMlp(weights, moe, c.activation)
+
+
+def _layer(get: Get, c: ModelConfig, i: int) -> LayerWeights:
+    p = f"model.layers.{i}."
+
+    def norm(name: str, size: int, wanted: bool = True) -> Tensor | None:
+        return get(f"{p}{name}.weight", (size,)) + c.norm_offset if wanted else None
+
+    def head_norm(name: str) -> Tensor | None:
+        found = norm(f"self_attn.{name}", c.head_dim, c.qk_norm)
+        return None if found is None else interleave(found, 1)
+
+    h, sandwich = c.hidden_size, c.sandwich_norms
+    before = norm("input_layernorm", h)
+    between = norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm", h)
+    assert before is not None and between is not None
+    qkv, out = _projections(get, c, p + "self_attn.")
+    return LayerWeights(
+        attention_norm=before,
+        qkv=qkv,
+        q_norm=head_norm("q_norm"),
+        k_norm=head_norm("k_norm"),
+        out=out,
+        attention_out_norm=norm("post_attention_layernorm", h, sandwich),
+        mlp_norm=between,
+        mlp=_experts(get, c, p) if c.is_sparse(i) else _dense(get, c, p + "mlp."),
+        mlp_out_norm=norm("post_feedforward_layernorm", h, sandwich),
+    )
+
+
+def assemble(
+    get: Get, config: ModelConfig, progress: Callable[[float], None] = lambda _: None
+) -> Weights:
+    """Build the weights from ``get(name, shape)``; reports the fraction done."""
+    shape = (config.vocab_size, config.hidden_size)
+    embedding = get("model.embed_tokens.weight", shape)
+    layers = []
+    for i in range(config.layers):
+        layers.append(_layer(get, config, i))
+        progress((i + 1) / config.layers)
+    head = embedding if config.tied_embeddings else get("lm_head.weight", shape)
+    final_norm = get("model.norm.weight", (config.hidden_size,)) + config.norm_offset
+    return Weights(embedding, tuple(layers), final_norm, linear(head))

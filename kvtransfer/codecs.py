@@ -1,0 +1,50 @@
+"""Which codec a transfer uses, and what it puts on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from engine.kv_format import Codec, KVFormat
+from engine.pieces import Piece
+from kvtransfer.frames import HEADER_BYTES
+from protocol.errors import StartupError
+
+Wanted: TypeAlias = Literal["auto", "raw", "fp8"]
+
+
+def choose(format_: KVFormat, wanted: Wanted) -> Codec:
+    """The codec to ask for. ``auto``: the one with the fewest bytes that changes no value. Raises
+    StartupError for one that would."""
+    codecs = {codec.name.lower(): codec for codec in format_.codecs}
+    if wanted == "auto":
+        return min(codecs.values(), key=format_.page_layer_bytes)
+    if wanted not in codecs:
+        raise StartupError(
+            f"the codec {wanted} would round KV, which has the precision {format_.precision}:"
+            f" use {' or '.join(['auto', *codecs])}, or the precision fp8"
+        )
+    return codecs[wanted]
+
+
+@dataclass
+class Traffic:
+    """What has come in by one codec, headers included, and what it would have been raw."""
+
+    frames: int = 0
+    bytes: int = 0
+    raw_bytes: int = 0
+
+
+@dataclass
+class TrafficCounter:
+    """By codec. Event loop only."""
+
+    by_codec: dict[Codec, Traffic] = field(default_factory=dict)
+
+    def count(self, format_: KVFormat, codec: Codec, piece: Piece, nbytes: int) -> None:
+        """One frame with ``nbytes`` of payload."""
+        traffic = self.by_codec.setdefault(codec, Traffic())
+        traffic.frames += 1
+        traffic.bytes += HEADER_BYTES + nbytes
+        traffic.raw_bytes += HEADER_BYTES + piece.bytes(format_.page_layer_bytes(Codec.RAW))
