@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from itertools import zip_longest
 
 import msgspec
 import torch
@@ -15,12 +15,14 @@ from engine.kv_pool import make_pool
 from engine.model import Model
 from engine.pieces import Piece
 from engine.policy import Policy
-from engine.sampler import greedy, sample
+from engine.sampling.draw import Drawer
+from engine.sampling.table import SamplingTable, check_tokens
 from engine.scheduler import Scheduler, StepPlan
 from engine.sequence import Phase, Sequence, blocks_for
 from engine.state import RowState
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
+from protocol.logprobs import Logprobs
 from protocol.request import Finish, Request
 
 
@@ -36,11 +38,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenOut(msgspec.Struct, frozen=True, array_like=True):
-    """One token of one sequence, and whether it was the last."""
+    """One token of one sequence, whether it was the last, and what its request wants beside it."""
 
     handle: int
     token: int
     finish: Finish
+    logprobs: Logprobs | None = None
 
 
 class Engine:
@@ -55,7 +58,12 @@ class Engine:
         self.pool = make_pool(self.format, config.pages, model.dtype, model.device)
         self.manager = BlockManager(config.pages)
         self.scheduler = Scheduler(self.manager, config.max_batch, config.chunk, policy)
-        self.state = RowState(config.max_batch, blocks_for(config.max_model_len) + 1, model.device)
+        pages = blocks_for(config.max_model_len) + 1  # of one sequence
+        vocab, eos = model.config.vocab_size, model.config.eos_token_ids
+        length = pages * BLOCK_TOKENS
+        table = SamplingTable(config.max_batch, length, vocab, eos, model.device)
+        self.state = RowState(config.max_batch, pages, table)
+        self._draw = Drawer(table)
         self._batcher = Batcher(self.state, model.dtype, model.config.windows)
         self._eos = frozenset(model.config.eos_token_ids)
 
@@ -81,6 +89,7 @@ class Engine:
                 f" {self.model.config.vocab_size}",
                 "prompt",
             )
+        check_tokens(request.sampling, self.model.config.vocab_size)
 
     def generate(self, handle: int, request: Request) -> None:
         """Compute the context here, then decode."""
@@ -145,28 +154,25 @@ class Engine:
         batch, rows = self._batcher.build(plan)
         logits = self.model.forward(batch, self.pool)
         drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
-        tokens: list[int] = []
-        if drawing:
-            tokens = self._draw(drawing, logits, rows)
+        out = self._draw_tokens(drawing, logits, rows) if drawing else []
         for sequence in plan.decode:
             sequence.computed += 1
         for sequence, count in plan.chunks:
             sequence.computed += count
             sequence.commit(self.manager)
-        return [self._advance(s, t) for s, t in zip(drawing, tokens, strict=True)]
+        return [self._advance(s, t, p) for s, (t, p) in zip(drawing, out, strict=True)]
 
-    def _draw(self, drawing: Seq[Sequence], logits: Tensor, rows: Tensor) -> list[int]:
-        """Draw one token for each; noise costs only the rows that ask for it."""
-        tokens = greedy(logits)
-        sampled = [i for i, s in enumerate(drawing) if s.sampled]
-        if sampled:
-            index = torch.tensor(sampled, device=logits.device)
-            tokens[index] = sample(logits[index], self.state.sampling(rows[index]))
+    def _draw_tokens(
+        self, drawing: list[Sequence], logits: Tensor, rows: Tensor
+    ) -> list[tuple[int, Logprobs | None]]:
+        """Draw one token for each, in the order of the logits."""
+        positions = self.state.length[rows]
+        tokens, logprobs = self._draw(drawing, logits, rows, positions)
         self.state.last_token[rows] = tokens
         self.state.length[rows] += 1
-        return tokens.tolist()
+        return list(zip_longest(tokens.tolist(), logprobs))
 
-    def _advance(self, sequence: Sequence, token: int) -> TokenOut:
+    def _advance(self, sequence: Sequence, token: int, logprobs: Logprobs | None) -> TokenOut:
         """Append a drawn token and move the sequence on."""
         sequence.tokens.append(token)
         if sequence.computed % BLOCK_TOKENS == 0:
@@ -178,7 +184,7 @@ class Engine:
             self.scheduler.finish(sequence)
         elif sequence.phase is Phase.PREFILL:
             self.scheduler.promote(sequence)
-        return TokenOut(sequence.handle, token, finish)
+        return TokenOut(sequence.handle, token, finish, logprobs)
 
     def _finish_reason(self, sequence: Sequence, token: int) -> Finish:
         sampling = sequence.request.sampling

@@ -12,7 +12,6 @@ from __future__ import annotations
 import enum
 
 from engine.block_manager import BlockManager
-from engine.sampler import GREEDY_BELOW
 from protocol.blocks import BLOCK_TOKENS, block_keys
 from protocol.request import Request
 
@@ -41,7 +40,6 @@ class Sequence:
         self.request = request
         self.phase = phase
         self.hold = hold  # prefill only: one token, then the pages are kept until released
-        self.sampled = request.sampling.temperature >= GREEDY_BELOW
         self.stop_tokens = frozenset(request.sampling.stop_token_ids)
         self.started = False  # admitted once; a preempted sequence starts only once
         self.expected = 0  # received: leading blocks that were cached when it was looked up

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
@@ -53,12 +53,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
 
     logprobs: int | None = None  # most likely tokens to report beside the drawn one; None: nothing
-
-    @property
-    def token_ids(self) -> Iterator[int]:
-        """Token ids that it names: they must be in the vocabulary."""
-        yield from self.stop_token_ids
-        yield from (token for token, _ in self.logit_bias)
 
 
 def sampling_to_wire(s: Sampling) -> pb.Sampling:

@@ -1,0 +1,75 @@
+"""Repetition, presence and frequency penalties, on the tokens that a sequence already has.
+
+Only logits of tokens in a row's history change, so a step works on [rows, longest history], not on
+the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.sampling.bias import flat_index
+
+
+@dataclass(frozen=True)
+class PenaltyRows:
+    """Penalties of the rows that have any: [S]."""
+
+    at: Tensor  # int64, rows of the logits
+    seats: Tensor  # int64, rows of the History
+    repetition: Tensor  # float32; 1: off
+    presence: Tensor  # float32; 0: off
+    frequency: Tensor  # float32; 0: off
+
+
+def penalised(logits: Tensor, counts: Tensor, rows: PenaltyRows) -> Tensor:
+    """Logits after penalties, elementwise: logits, counts (in the output) [S, W] -> [S, W].
+
+    The repetition penalty is for tokens of prompt and output alike, and divides positive logits,
+    multiplies others (Keskar et al., CTRL, 2019, section 4.1, as transformers has it). Presence and
+    frequency are subtracted for tokens of the output only (OpenAI's API reference).
+    """
+    repetition = rows.repetition[:, None]
+    out = torch.where(logits > 0, logits / repetition, logits * repetition)
+    out -= rows.frequency[:, None] * counts
+    out -= rows.presence[:, None] * (counts > 0)
+    return out
+
+
+class History:
+    """Tokens of each row and their counts in its output; a row is written by ``seat``."""
+
+    def __init__(self, rows: int, length: int, vocab: int, device: torch.device) -> None:
+        self._vocab = vocab
+        self.tokens = torch.zeros((rows, length), dtype=torch.int64, device=device)
+        self.counts = torch.zeros((rows, vocab), dtype=torch.int32, device=device)
+
+    def seat(self, row: int, tokens: Sequence[int], prompt: int) -> None:
+        """Row ``row`` belongs to a sequence of ``tokens``, the first ``prompt`` its prompt."""
+        known = torch.tensor(tokens, device=self.tokens.device)
+        self.tokens[row] = known[0]  # beyond its end, a row repeats a token that it has
+        self.tokens[row, : len(tokens)] = known
+        self.counts[row] = 0
+        one = torch.ones(len(tokens) - prompt, dtype=torch.int32, device=known.device)
+        self.counts[row].index_add_(0, known[prompt:], one)
+
+    def penalise_(self, logits: Tensor, rows: PenaltyRows, longest: int) -> None:
+        """Apply penalties to logits [R, vocab] in place; no row has more than ``longest`` tokens.
+
+        A token that occurs twice is written twice, with the same value.
+        """
+        tokens = self.tokens[rows.seats, :longest]  # [S, longest]
+        counts = self.counts.view(-1)[flat_index(tokens, rows.seats, self._vocab)]
+        index = flat_index(tokens, rows.at, self._vocab)
+        flat = logits.view(-1)
+        flat[index] = penalised(flat[index], counts, rows)
+
+    def append(self, rows: PenaltyRows, positions: Tensor, drawn: Tensor) -> None:
+        """The rows have drawn a token each: positions, drawn [R] int64, for all of the logits."""
+        tokens = drawn[rows.at]
+        self.tokens[rows.seats, positions[rows.at]] = tokens
+        self.counts.view(-1)[rows.seats * self._vocab + tokens] += 1  # every row is there once
