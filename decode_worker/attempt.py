@@ -12,12 +12,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from decode_worker.handover import Handover, Links, Told
+from decode_worker.handover import First, Handover, Links, Told
 from decode_worker.placement import prefill_here
 from decode_worker.prefillers import PrefillCall
 from engine import messages as m
 from protocol import wire_pb2 as pb
 from protocol.errors import TransferFailed, Unavailable
+from protocol.logprobs import Logprobs
 from protocol.request import Finish, Request
 
 LOOKUP_S = 30.0
@@ -27,7 +28,7 @@ LOOKUP_S = 30.0
 class Owner(Protocol):
     """The job, as its attempt sees it."""
 
-    def token(self, token: int, finish: Finish) -> None:
+    def token(self, token: int, finish: Finish, logprobs: Logprobs | None) -> None:
         """The next token."""
 
     def cached(self, tokens: int) -> None:
@@ -113,14 +114,14 @@ class Attempt:
             running.cancel()
             await asyncio.wait([running])
 
-    def _first(self, token: int, finish: Finish, cached: int) -> None:
+    def _first(self, first: First, cached: int) -> None:
         self._owner.cached(cached)
-        self._owner.token(token, finish)
+        self._owner.token(*first)
 
     # ---- what the engine says ---------------------------------------------------------------
 
-    def on_token(self, token: int, finish: Finish) -> None:
-        self._owner.token(token, finish)
+    def on_token(self, token: int, finish: Finish, logprobs: Logprobs | None) -> None:
+        self._owner.token(token, finish, logprobs)
 
     def on_event(self, event: m.Event) -> None:
         if isinstance(event, m.Started):

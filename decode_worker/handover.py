@@ -15,7 +15,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 
@@ -33,6 +33,7 @@ from kvtransfer.source import TRANSFER_BYTES
 from protocol import wire_pb2 as pb
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import TransferFailed
+from protocol.logprobs import Logprobs, logprobs_from_wire
 from protocol.request import Finish, Request, to_wire
 
 ACCEPT_S = 2.0
@@ -59,11 +60,19 @@ class Links:
     traffic: TrafficCounter
 
 
+class First(NamedTuple):
+    """The first token, as the prefill worker drew it."""
+
+    token: int
+    finish: Finish
+    logprobs: Logprobs | None
+
+
 @dataclass(frozen=True)
 class Told:
     """Whom an attempt tells of its progress."""
 
-    first: Callable[[int, Finish, int], None]  # token, why it ends, cached prompt tokens
+    first: Callable[[First, int], None]  # with the cached prompt tokens
     mark: Callable[[str], None]  # an event of the timeline
 
 
@@ -141,22 +150,22 @@ class Handover:
                 self._told.mark("prefill_started")
                 receiving = asyncio.create_task(self.incoming.run(kv_endpoint))
                 event = await _beside(self._next(call, "first_token"), receiving)
-            token, finish = self._checked(event.first_token)
+            first = self._checked(event.first_token)
             self._told.mark("first_token")
-            if finish is Finish.NONE:
-                self._told.first(token, finish, max(cached, self._cached))
+            if first.finish is Finish.NONE:
+                self._told.first(first, max(cached, self._cached))
                 await _beside(self._watch(receiving), receiving)
                 self._told.mark("kv_ready")
-                self._links.session.send(m.Join(self._handle, token))
+                self._links.session.send(m.Join(self._handle, first.token))
         finally:
             call.cancel()  # first of all: P's pages are free whatever the rest takes
             if receiving is not None:
                 receiving.cancel()
                 await asyncio.wait([receiving])
-        if finish is not Finish.NONE:
-            self._told.first(token, finish, max(cached, self._cached))
+        if first.finish is not Finish.NONE:
+            self._told.first(first, max(cached, self._cached))
 
-    def _checked(self, first: pb.PrefillEvent.FirstToken) -> tuple[int, Finish]:
+    def _checked(self, first: pb.PrefillEvent.FirstToken) -> First:
         """The first token as P says it, if it can be one."""
         ready = self._links.session.ready
         assert ready is not None
@@ -164,7 +173,10 @@ class Handover:
             raise TransferFailed(f"prefill: token {first.token} of {ready.vocab_size} came")
         if first.finish not in (pb.FINISH_NONE, pb.FINISH_STOP, pb.FINISH_LENGTH):
             raise TransferFailed(f"prefill: finish {first.finish} came")
-        return first.token, Finish(first.finish)
+        logprobs = logprobs_from_wire(first.logprobs) if first.HasField("logprobs") else None
+        if (logprobs is None) != (self._request.sampling.logprobs is None):
+            raise TransferFailed("prefill: log-probabilities came or not, unlike asked for")
+        return First(first.token, Finish(first.finish), logprobs)
 
     async def _watch(self, receiving: asyncio.Task[None]) -> None:
         """Wait for the last frame, but not for a sender that has gone quiet."""

@@ -20,6 +20,7 @@ from decode_worker.handover import Links
 from engine.client import EngineClient
 from protocol import wire_pb2 as pb
 from protocol.errors import TransferFailed, Unavailable
+from protocol.logprobs import Logprobs, logprobs_to_wire
 from protocol.request import Finish, Request
 
 log = logging.getLogger("baton.decode")
@@ -89,13 +90,15 @@ class Job:
 
     # ---- what the attempt says --------------------------------------------------------------
 
-    def token(self, token: int, finish: Finish) -> None:
+    def token(self, token: int, finish: Finish, logprobs: Logprobs | None) -> None:
         if self._done:
             return
         if len(self._emitted) == len(self.request.emitted):
             self.mark("first_token")
         self._emitted.append(token)
         output = pb.Output(id=self.request.id, tokens=(token,), cached_tokens=self._cached)
+        if logprobs is not None:
+            output.logprobs.append(logprobs_to_wire(logprobs))
         if finish is not Finish.NONE:
             self.mark("finished")
             output.finish = int(finish)  # type: ignore[assignment]

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.kv_format import Codec, KVFormat
 from engine.pieces import Piece
+from protocol.logprobs import Logprobs
 from protocol.request import Finish, Request
 
 
@@ -168,11 +169,12 @@ class Frame(_Message, frozen=True):
 
 
 class Tokens(_Message, frozen=True):
-    """Tokens of one step: parallel lists."""
+    """Tokens of one step: parallel lists. ``logprobs`` is empty where nobody asked for any."""
 
     handles: list[int]
     tokens: list[int]
     finishes: list[Finish]
+    logprobs: list[Logprobs | None] = []
 
 
 class Beat(_Message, frozen=True):

@@ -17,7 +17,7 @@ import torch
 from engine import messages as m
 from engine.arena import Arena
 from engine.channel import Closed, EngineChannel
-from engine.core import Engine
+from engine.core import Engine, TokenOut
 from engine.egress import Egress
 from engine.kv_format import Codec
 from engine.pieces import Piece, cut
@@ -152,8 +152,7 @@ class EngineServer:
             self._flush()  # who waits for pages can open the way for KV while this step computes
             drawn = self._engine.run(plan)
             if drawn:
-                columns = zip(*((t.handle, t.token, t.finish) for t in drawn), strict=True)
-                self._out.append(m.Tokens(*(list(c) for c in columns)))
+                self._out.append(_tokens(drawn))
         # Tokens leave before KV is copied: a first token never waits for the payload behind it.
         self._flush()
         frames = self._egress.pump(self._engine.computed_blocks)
@@ -173,3 +172,11 @@ class EngineServer:
         queued += sum(q.remaining for q in s.prefilling)
         waiting = len(s.sequences) - len(s.decoding)
         return m.Beat(len(s.decoding), waiting, queued, self._engine.manager.available)
+
+
+def _tokens(drawn: list[TokenOut]) -> m.Tokens:
+    handles, tokens, finishes, logprobs = zip(
+        *((t.handle, t.token, t.finish, t.logprobs) for t in drawn), strict=True
+    )
+    asked = any(entry is not None for entry in logprobs)
+    return m.Tokens(list(handles), list(tokens), list(finishes), list(logprobs) if asked else [])

@@ -22,6 +22,7 @@ from engine.arena import Arena
 from engine.channel import Framer, pack
 from engine.spec import EngineSpec
 from protocol.errors import EngineDied, StartupError
+from protocol.logprobs import Logprobs
 from protocol.request import Finish
 
 log = logging.getLogger("baton.engine")
@@ -36,8 +37,8 @@ class Listener(Protocol):
     def on_event(self, event: m.Event) -> None:
         """An event of this handle other than tokens."""
 
-    def on_token(self, token: int, finish: Finish) -> None:
-        """The next token of this handle."""
+    def on_token(self, token: int, finish: Finish, logprobs: Logprobs | None) -> None:
+        """The next token of this handle, with log-probabilities if it asked for them."""
 
     def on_lost(self) -> None:
         """The engine is gone, and the sequence with it."""
@@ -147,10 +148,11 @@ class Session:
 
     def _dispatch(self, event: m.Event) -> None:
         if isinstance(event, m.Tokens):
-            columns = zip(event.handles, event.tokens, event.finishes, strict=True)
-            for handle, token, finish in columns:
+            reports = event.logprobs or [None] * len(event.handles)
+            columns = zip(event.handles, event.tokens, event.finishes, reports, strict=True)
+            for handle, token, finish, logprobs in columns:
                 if (listener := self._listeners.get(handle)) is not None:
-                    listener.on_token(token, finish)
+                    listener.on_token(token, finish, logprobs)
         elif isinstance(event, m.Beat):
             self.beat = event
         elif isinstance(event, m.SlotsFree):

@@ -24,6 +24,7 @@ from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
+from protocol.logprobs import Logprobs, logprobs_to_wire
 from protocol.request import Finish, Request, from_wire
 
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.PrefillCall, pb.PrefillEvent]"
@@ -59,8 +60,10 @@ class _Call:
             sent = pb.PrefillEvent.Sent(frames=self.frames)
             self.messages.put_nowait(pb.PrefillEvent(sent=sent))
 
-    def on_token(self, token: int, finish: Finish) -> None:
+    def on_token(self, token: int, finish: Finish, logprobs: Logprobs | None) -> None:
         first = pb.PrefillEvent.FirstToken(token=token, finish=int(finish))  # type: ignore[arg-type]
+        if logprobs is not None:
+            first.logprobs.CopyFrom(logprobs_to_wire(logprobs))
         self.messages.put_nowait(pb.PrefillEvent(first_token=first))
 
     def on_lost(self) -> None:
