@@ -35,6 +35,7 @@ async def take_in(state: RouterState, http: HttpRequest) -> Job:
         raise unavailable("no decode worker is attached; try again shortly")
     prompt = await _prompt_ids(state, body)
     _check_room(prompt, body, model)
+    _check_vocabulary(prompt, body, model)
     request = _request(state, body, prompt, model)
     return Job(
         id=request.id,
@@ -75,12 +76,6 @@ async def _prompt_ids(state: RouterState, body: CompletionBody) -> list[int]:
 def _check_room(prompt: list[int], body: CompletionBody, model: ModelInfo) -> None:
     if not prompt:
         raise invalid("prompt holds no tokens", "prompt")
-    highest = max(prompt)
-    if highest >= model.vocab_size:
-        raise invalid(
-            f"prompt holds token id {highest}; the vocabulary ends at {model.vocab_size - 1}",
-            "prompt",
-        )
     if len(prompt) + body.max_tokens > model.max_model_len:
         raise invalid(
             f"the model takes {model.max_model_len} tokens, prompt and output together; this"
@@ -88,6 +83,18 @@ def _check_room(prompt: list[int], body: CompletionBody, model: ModelInfo) -> No
             "prompt" if len(prompt) >= model.max_model_len else "max_tokens",
             "context_length_exceeded",
         )
+
+
+def _check_vocabulary(prompt: list[int], body: CompletionBody, model: ModelInfo) -> None:
+    biased = [token for token, _ in body.logit_bias]
+    named = {"prompt": prompt, "logit_bias": biased, "stop_token_ids": body.stop_token_ids}
+    for field, ids in named.items():
+        highest = max(ids, default=0)
+        if highest >= model.vocab_size:
+            raise invalid(
+                f"{field} holds token id {highest}; the vocabulary ends at {model.vocab_size - 1}",
+                field,
+            )
 
 
 def _request(
@@ -101,9 +108,17 @@ def _request(
         sampling=Sampling(
             temperature=body.temperature,
             top_p=body.top_p,
+            top_k=max(body.top_k, 0),
+            min_p=body.min_p,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            repetition_penalty=body.repetition_penalty,
+            logit_bias=body.logit_bias,
             seed=seed,
             max_tokens=body.max_tokens,
+            min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
+            stop_token_ids=body.stop_token_ids,
         ),
         cache_root=cache_root(state.settings.secret, TENANT, model.fingerprint, model.precision),
     )

@@ -7,6 +7,7 @@ its neutral value only (``unsupported.py``); a field nobody knows is refused.
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Annotated, Any
 
 from pydantic import (
@@ -19,10 +20,12 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from protocol.sampling import BIAS_RANGE, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from router.errors import ApiError, invalid
 from router.unsupported import check_unsupported, is_unsupported
 
 MAX_STOPS = 4
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}", re.ASCII)  # one spelling for each
 
 
 def _bad(message: str, code: str | None = None) -> PydanticCustomError:
@@ -51,10 +54,36 @@ def _check_prompt(value: Any) -> str | list[int]:
             " supported yet: send one request for each",
             "unsupported_parameter",
         )
+    return _check_ids(value)
+
+
+def _check_ids(value: list[Any]) -> list[int]:
     for place, item in enumerate(value):
         if type(item) is not int or item < 0:
             raise _bad(f"[{place}] must be a token id (an integer from 0), not {show(item)}")
     return value
+
+
+def _check_stop_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise _bad(f"must be an array of token ids, not {show(value)}")
+    if len(value) > MAX_STOP_TOKENS:
+        raise _bad(f"must hold at most {MAX_STOP_TOKENS} token ids, not {len(value)}")
+    return tuple(_check_ids(value))
+
+
+def _check_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict):
+        raise _bad(f"must be an object of token ids and numbers, not {show(value)}")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise _bad(f"must have at most {MAX_LOGIT_BIAS} entries, not {len(value)}")
+    low, high = BIAS_RANGE
+    for token, bias in value.items():
+        if not _TOKEN_ID.fullmatch(token):
+            raise _bad(f"must have token ids (integers from 0) as its keys, not {show(token)}")
+        if type(bias) not in (int, float) or not low <= bias <= high:
+            raise _bad(f"[{token}] must be a number in [{low:g}, {high:g}], not {show(bias)}")
+    return tuple((int(token), float(bias)) for token, bias in value.items())
 
 
 def _check_stop(value: Any) -> tuple[str, ...]:
@@ -84,8 +113,16 @@ class CompletionBody(BaseModel):
     max_tokens: int = Field(16, ge=1)
     temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    top_k: int = Field(0, ge=-1, lt=2**31)  # 0 and -1: off
+    min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    repetition_penalty: float = Field(1.0, gt=0, le=10, allow_inf_nan=False)
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_check_bias)] = ()
+    min_tokens: int = Field(0, ge=0)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Annotated[tuple[str, ...], PlainValidator(_check_stop)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], PlainValidator(_check_stop_ids)] = ()
     ignore_eos: bool = False
     return_token_ids: bool = False
     stream: bool = False
@@ -96,6 +133,13 @@ class CompletionBody(BaseModel):
     def _options_need_stream(self) -> CompletionBody:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "is only allowed with stream=true")
+        return self
+
+    @model_validator(mode="after")
+    def _min_within_max(self) -> CompletionBody:
+        if self.min_tokens > self.max_tokens:
+            message = f"must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}"
+            raise PydanticCustomError("min_tokens", "{message}", {"message": message})
         return self
 
     @property
@@ -116,8 +160,8 @@ def parse(raw: dict[str, Any]) -> CompletionBody:
 
 def _translate(error: ErrorDetails) -> ApiError:
     kind = error["type"]
-    if kind == "stream_options":
-        return invalid(f"stream_options {error['msg']}", "stream_options")
+    if kind in ("stream_options", "min_tokens"):
+        return invalid(f"{kind} {error['msg']}", kind)
     field = ".".join(str(part) for part in error["loc"])
     if kind == "extra_forbidden":
         return _unknown(field)

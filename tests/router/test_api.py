@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from protocol.blocks import cache_root
 from protocol.directory import ModelInfo
+from protocol.request import Sampling, from_wire
 from router.settings import RouterSettings
 from router.tokens import LONG_PROMPT
 from tests.router.conftest import MODEL, Start, running, until
@@ -71,6 +72,33 @@ async def test_what_the_worker_gets(start: Start, settings: RouterSettings) -> N
     assert first.cache_root == cache_root(settings.secret, "default", "f" * 32, "exact")
     assert second.sampling.seed != third.sampling.seed, "each request draws a seed of its own"
     assert (second.sampling.temperature, second.sampling.ignore_eos) == (1.0, False)
+
+
+async def test_sampling_reaches_the_worker(start: Start) -> None:
+    cluster = await start(outputs())
+    given: dict[str, Any] = {
+        **{"top_k": 7, "min_p": 0.125, "presence_penalty": -0.5, "frequency_penalty": 0.25},
+        **{"repetition_penalty": 1.5, "min_tokens": 2, "stop_token_ids": [3, 4]},
+    }
+    bias = {"5": -100, "6": 0.5}
+    await cluster.post(prompt=[5], max_tokens=3, logit_bias=bias, **given)
+    await cluster.post(prompt=[5], max_tokens=3, top_k=-1)
+    full, plain = (from_wire(s.request).sampling for s in cluster.workers[0].requests)
+    for name, value in given.items():
+        assert getattr(full, name) == (tuple(value) if isinstance(value, list) else value)
+    assert full.logit_bias == ((5, -100.0), (6, 0.5))
+    assert plain == Sampling(max_tokens=3, seed=plain.seed)
+
+
+@pytest.mark.parametrize(
+    "field", [{"logit_bias": {"99999": 1}}, {"stop_token_ids": [99999]}, {"prompt": [99999]}]
+)
+async def test_a_token_id_outside_the_vocabulary(start: Start, field: dict[str, Any]) -> None:
+    cluster = await start(outputs())
+    response = await cluster.post(**{"prompt": [5], **field})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert [error["param"]] == list(field) and "99999" in error["message"]
 
 
 async def test_a_stop_string_across_tokens(start: Start, tokenizer: Tokenizer) -> None:
