@@ -57,7 +57,9 @@ def cut_off(scaled: Tensor, head: Tensor, filters: FilterRows) -> Tensor:
     inside = before < filters.top_p[:, None] * mass  # the first one always
     count = inside.sum(-1, keepdim=True).clamp_(min=1)  # 0 only where logits are not numbers
     nucleus = head.gather(1, count - 1)
-    nucleus.masked_fill_(filters.top_p[:, None] >= 1.0, float("-inf"))
+    # A top-k that ends beyond head: the mass of what it leaves is not known here.
+    unknown = (filters.top_k[:, None] > head.shape[1]) & (floor == head[:, -1:])
+    nucleus.masked_fill_(unknown | (filters.top_p[:, None] >= 1.0), float("-inf"))
     return torch.maximum(floor, nucleus)
 
 
