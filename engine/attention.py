@@ -14,9 +14,9 @@ from torch import Tensor
 from engine.batch import Chunk, DecodeGroup, View
 from engine.kv_pool import LayerCache
 
-CACHED_BYTES = 512 << 10
-"""On a CPU, decode rows are attended to in portions whose KV stays in the core's own cache between
-its gathering and its use."""
+CACHED_BYTES = 2 << 20
+"""On a CPU, decode rows are attended to in portions whose KV stays in the cache between its
+gathering and its use."""
 
 
 def attend(

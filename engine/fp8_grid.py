@@ -19,15 +19,18 @@ import torch
 from torch import Tensor
 
 MIN_EXPONENT, MAX_EXPONENT = -15, 7
-_LARGEST = 448.0
+_LARGEST = 448.0 * 2.0**MAX_EXPONENT
+_BITS_OF_448 = 0x43E00000  # as fp32
 _PORTION = 1 << 15  # elements
 
 
 def round_(x: Tensor) -> None:
     """Round x [rows, ..., head_dim] to the grid, in place."""
     for part in _portions(x):
-        exponent = _exponents(part)
-        part.copy_(_scaled(part, exponent).mul_(_power(exponent)))
+        values = part if part.dtype == torch.float32 else part.float()
+        _round_(values)
+        if values is not part:
+            part.copy_(values)
 
 
 def encode(x: Tensor, payload: Tensor, exponents: Tensor) -> None:
@@ -36,9 +39,10 @@ def encode(x: Tensor, payload: Tensor, exponents: Tensor) -> None:
     for part, data, biased in zip(
         _portions(x), _portions(payload), exponents.split(_rows(x)), strict=True
     ):
-        exponent = _exponents(part)
+        values = part.to(torch.float32, copy=True)
+        exponent = _round_(values)
         # e4m3 is fp16 with an exponent 8 lower and 7 bits less of mantissa.
-        bits = _scaled(part, exponent).mul_(2.0**-8).half().view(torch.int16)
+        bits = values.mul_(_power(-8 - exponent)).half().view(torch.int16)
         data.copy_((bits >> 7).bitwise_and_(0x7F).bitwise_or_((bits >> 8).bitwise_and_(0x80)))
         biased.copy_(exponent.sub_(MIN_EXPONENT)[..., 0])
 
@@ -52,9 +56,11 @@ def decode(payload: Tensor, exponents: Tensor, out: Tensor) -> None:
         # The byte's bits in the places of fp32, whose exponent is 120 higher.
         bits = data.view(torch.int8).to(torch.int32).bitwise_left_shift_(20)
         values = bits.bitwise_and_(-0x78100000).view(torch.float32)
-        exponent = biased[..., None].to(torch.int32) + MIN_EXPONENT
-        torch.mul(values, _power(exponent + 120), out=values)
-        part.copy_(values)
+        scale = _power(biased[..., None].to(torch.int32) + (MIN_EXPONENT + 120))
+        if part.dtype == torch.float32:
+            torch.mul(values, scale, out=part)
+        else:
+            part.copy_(values.mul_(scale))
 
 
 def _rows(x: Tensor) -> int:
@@ -73,19 +79,18 @@ def _power(exponent: Tensor) -> Tensor:
     return (exponent + 127).bitwise_left_shift_(23).view(torch.float32)
 
 
-def _exponents(x: Tensor) -> Tensor:
-    """e of every vector of x [..., head_dim]: [..., 1] int32."""
-    largest = x.abs().amax(-1, keepdim=True).float()
-    bits = (largest / _LARGEST).view(torch.int32)
-    # The exponent, one more where any bit of the mantissa is set: the ceiling of the logarithm.
-    return (((bits + 0x7FFFFF) >> 23) - 127).clamp_(MIN_EXPONENT, MAX_EXPONENT)
-
-
-def _scaled(x: Tensor, exponent: Tensor) -> Tensor:
-    """x / 2^e rounded to e4m3, as new fp32."""
-    y = x.float() * _power(-exponent)
-    y.nan_to_num_(nan=0.0).clamp_(-_LARGEST, _LARGEST)
-    # Adding and taking away 1.5 * 2^23 steps leaves a multiple of the step (rounded by the adder).
-    power = (y.view(torch.int32) & 0x7F800000).view(torch.float32)
-    magic = power.clamp_(min=2.0**-6).mul_(1.5 * 2.0**20)
-    return y.add_(magic).sub_(magic)
+def _round_(x: Tensor) -> Tensor:
+    """Round x [..., head_dim] fp32 in place; the exponents e, [..., 1] int32."""
+    x.nan_to_num_(nan=0.0).clamp_(-_LARGEST, _LARGEST)
+    largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
+    # Bits of a float grow with its value, so this is the ceiling of log2(largest / 448).
+    exponent: Tensor = ((largest.view(torch.int32) - (_BITS_OF_448 - 0x7FFFFF)) >> 23).clamp_(
+        MIN_EXPONENT
+    )
+    # The power of two below each value, but no less than the grid's smallest normal number.
+    power = (x.view(torch.int32) & 0x7F800000).view(torch.float32)
+    power = torch.maximum(power, _power(exponent - 6))
+    # Adding and taking away 1.5 * 2^23 steps leaves a multiple of the step: the adder rounds.
+    magic = power.mul_(1.5 * 2.0**20)
+    x.add_(magic).sub_(magic)
+    return exponent

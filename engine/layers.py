@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.config import ModelConfig
 from engine.linear import Linear, linear
 from engine.mlp import DenseMlp, ExpertWeights, Mlp, MoeMlp
+from engine.norm import RmsNorm
 from engine.rotary import interleave
 
 
@@ -18,22 +19,22 @@ from engine.rotary import interleave
 class LayerWeights:
     """One layer. Rows of q and k are interleaved for rotary pairs; norms carry their offset."""
 
-    attention_norm: Tensor  # [hidden]
+    attention_norm: RmsNorm  # [hidden]
     qkv: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
+    q_norm: RmsNorm | None  # [head_dim]
+    k_norm: RmsNorm | None  # [head_dim]
     out: Linear  # [hidden, heads * head_dim]
-    attention_out_norm: Tensor | None  # [hidden]
-    mlp_norm: Tensor  # [hidden]
+    attention_out_norm: RmsNorm | None  # [hidden]
+    mlp_norm: RmsNorm  # [hidden]
     mlp: Mlp
-    mlp_out_norm: Tensor | None  # [hidden]
+    mlp_out_norm: RmsNorm | None  # [hidden]
 
 
 @dataclass(frozen=True)
 class Weights:
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
-    final_norm: Tensor  # [hidden]
+    final_norm: RmsNorm  # [hidden]
     head: Linear  # [vocab, hidden]
 
     @property
@@ -97,28 +98,25 @@ def _experts(get: Get, c: ModelConfig, layer: str) -> Mlp:
 def _layer(get: Get, c: ModelConfig, i: int) -> LayerWeights:
     p = f"model.layers.{i}."
 
-    def norm(name: str, size: int, wanted: bool = True) -> Tensor | None:
-        return get(f"{p}{name}.weight", (size,)) + c.norm_offset if wanted else None
+    def norm(name: str) -> RmsNorm:
+        return RmsNorm(get(f"{p}{name}.weight", (c.hidden_size,)) + c.norm_offset, c.norm_eps)
 
-    def head_norm(name: str) -> Tensor | None:
-        found = norm(f"self_attn.{name}", c.head_dim, c.qk_norm)
-        return None if found is None else interleave(found, 1)
+    def head_norm(name: str) -> RmsNorm:
+        weight = get(f"{p}self_attn.{name}.weight", (c.head_dim,)) + c.norm_offset
+        return RmsNorm(interleave(weight, 1), c.norm_eps)
 
-    h, sandwich = c.hidden_size, c.sandwich_norms
-    before = norm("input_layernorm", h)
-    between = norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm", h)
-    assert before is not None and between is not None
+    sandwich = c.sandwich_norms
     qkv, out = _projections(get, c, p + "self_attn.")
     return LayerWeights(
-        attention_norm=before,
+        attention_norm=norm("input_layernorm"),
         qkv=qkv,
-        q_norm=head_norm("q_norm"),
-        k_norm=head_norm("k_norm"),
+        q_norm=head_norm("q_norm") if c.qk_norm else None,
+        k_norm=head_norm("k_norm") if c.qk_norm else None,
         out=out,
-        attention_out_norm=norm("post_attention_layernorm", h, sandwich),
-        mlp_norm=between,
+        attention_out_norm=norm("post_attention_layernorm") if sandwich else None,
+        mlp_norm=norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"),
         mlp=_experts(get, c, p) if c.is_sparse(i) else _dense(get, c, p + "mlp."),
-        mlp_out_norm=norm("post_feedforward_layernorm", h, sandwich),
+        mlp_out_norm=norm("post_feedforward_layernorm") if sandwich else None,
     )
 
 
@@ -134,4 +132,4 @@ def assemble(
         progress((i + 1) / config.layers)
     head = embedding if config.tied_embeddings else get("lm_head.weight", shape)
     final_norm = get("model.norm.weight", (config.hidden_size,)) + config.norm_offset
-    return Weights(embedding, tuple(layers), final_norm, linear(head))
+    return Weights(embedding, tuple(layers), RmsNorm(final_norm, config.norm_eps), linear(head))

@@ -45,7 +45,7 @@ class Model:
             x = self._attention(i, layer, x, turns[id(self._turns[i])], batch, pool)
             x = self._mlp(layer, x)
         x = x[:rows] if batch.logit_rows is None else x[batch.logit_rows]
-        logits = self.weights.head(self._norm(x, self.weights.final_norm)).float()
+        logits = self.weights.head(self.weights.final_norm(x)).float()
         if c.logit_softcap:
             logits = logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
         return logits
@@ -55,12 +55,12 @@ class Model:
     ) -> Tensor:
         c = self.config
         rows = len(batch.tokens)
-        projected = w.qkv(self._norm(x, w.attention_norm))  # [T, q | k | v]
+        projected = w.qkv(w.attention_norm(x))  # [T, q | k | v]
         heads = projected.view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)[:rows]
         q, kv = heads[:, : c.heads], heads[:, c.heads :].unflatten(1, (2, c.kv_heads))
         if w.q_norm is not None and w.k_norm is not None:
-            q.copy_(self._norm(q, w.q_norm))
-            kv[:, 0].copy_(self._norm(kv[:, 0], w.k_norm))
+            q.copy_(w.q_norm(q))
+            kv[:, 0].copy_(w.k_norm(kv[:, 0]))
         rotate_(heads[:, : c.heads + c.kv_heads], turn)
         pool.store(i, batch.slots, kv)
         out = x.new_zeros(len(x), c.heads * c.head_dim)
@@ -75,13 +75,10 @@ class Model:
         )
         if w.attention_out_norm is None:
             return w.out.add(out, x)
-        return x + self._norm(w.out(out), w.attention_out_norm)
+        return x + w.attention_out_norm(w.out(out))
 
     def _mlp(self, w: LayerWeights, x: Tensor) -> Tensor:
-        normed = self._norm(x, w.mlp_norm)
+        normed = w.mlp_norm(x)
         if w.mlp_out_norm is None:
             return w.mlp.add(normed, x)
-        return x + self._norm(w.mlp(normed), w.mlp_out_norm)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+        return x + w.mlp_out_norm(w.mlp(normed))
