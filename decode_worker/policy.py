@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from engine.policy import StepState, fill_in_order
+from engine.policy import StepState, fill
 
-BESIDE_DECODE = 4
-"""Share of the chunk (1/n) that a prompt may take of a step in which others decode."""
+STEP_BUDGET_S = 0.05
+"""A step with decoding sequences lasts about as long at most: prompts computed here leave the
+inter-token latency of the others where a reader still takes it for a stream."""
 
 
 def plan(state: StepState) -> list[int]:
-    """Decoding goes on in every step; prompts computed here take a bounded part of it, so that the
-    inter-token latency of the others stays near that of a step without them."""
-    budget = state.chunk
-    if state.decoding:
-        budget = max(32, state.chunk // BESIDE_DECODE)
-    return fill_in_order(state.remaining, budget)
+    """Decoding goes on in every step; prompts take what is left of its budget."""
+    return fill(state, STEP_BUDGET_S)

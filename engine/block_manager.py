@@ -7,18 +7,23 @@
                       cached, in use --release--> cached, evictable --allocate--> in use
 
 A page with a key (``commit``) can be found by the next request with the same prefix. When nobody
-uses it, it waits in ``_evictable``, oldest first, until its page is needed. A sequence releases its
-last page first, so that a prefix never leaves before what extends it.
+uses it, it waits in ``_evictable``, least recently used first, until its page is needed.
+
+Who holds a block holds its parents, and releases its last page first. So along a chain of blocks
+neither reference counts nor places in ``_evictable`` ever go back from child to parent: a prefix
+never leaves before what extends it, and a chain can be bisected.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence
 
 
 class BlockManager:
     """Owns every page of one pool. Pages come from ``allocate`` or ``pin`` and must be released
-    once for each."""
+    once for each. ``keys`` are always those of a chain of blocks, from its first one on."""
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
@@ -26,45 +31,43 @@ class BlockManager:
         self._refs = [0] * pages
         self._key: list[bytes | None] = [None] * pages
         self._page: dict[bytes, int] = {}
-        self._evictable: dict[int, None] = {}  # insertion order: oldest first
+        # Oldest first. Not a dict: its first entry is found past all those deleted before it.
+        self._evictable: OrderedDict[int, None] = OrderedDict()
 
     @property
     def available(self) -> int:
         """Pages that ``allocate`` could give now."""
         return len(self._free) + len(self._evictable)
 
-    def match(self, keys: Sequence[bytes]) -> list[int]:
-        """Pages of the longest cached prefix of ``keys``; pinned by nobody yet."""
-        pages = []
-        for key in keys:
-            page = self._page.get(key)
-            if page is None:
-                break
-            pages.append(page)
-        return pages
+    def cached(self, keys: Sequence[bytes], limit: int) -> int:
+        """How many of the first ``limit`` blocks are cached from the first one on. Looks at
+        O(log limit) of them."""
+        return bisect_left(range(limit), True, key=lambda i: keys[i] not in self._page)
 
-    def can_allocate(self, count: int, pinning: Sequence[int] = ()) -> bool:
-        """Whether ``count`` pages can be had after ``pinning`` (matched pages) is pinned."""
-        idle = sum(1 for page in pinning if self._refs[page] == 0)
-        return count <= self.available - idle
+    def can_extend(self, keys: Sequence[bytes], cached: int, count: int) -> bool:
+        """Whether ``count`` pages can be had once the first ``cached`` blocks are pinned."""
+        used = bisect_left(range(cached), True, key=lambda i: not self._refs[self._page[keys[i]]])
+        return count <= self.available - (cached - used)
 
-    def touch(self, pages: Sequence[int]) -> None:
-        """Make cached pages the last to be evicted, their first one last of all."""
-        for page in reversed(pages):
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Make cached blocks the last to be evicted, their first one last of all."""
+        for key in reversed(keys):
+            page = self._page[key]
             if self._refs[page] == 0:
-                del self._evictable[page]
-                self._evictable[page] = None
+                self._evictable.move_to_end(page)
 
-    def pin(self, pages: Sequence[int]) -> None:
-        """Take a reference on cached pages."""
+    def pin(self, keys: Sequence[bytes]) -> list[int]:
+        """Take a reference on cached blocks; returns their pages."""
+        pages = [self._page[key] for key in keys]
         for page in pages:
             if self._refs[page] == 0:
                 del self._evictable[page]
             self._refs[page] += 1
+        return pages
 
     def allocate(self, count: int) -> list[int]:
         """``count`` pages with undefined content; the oldest cached ones are evicted when no page
-        is free. The caller has asked ``can_allocate``."""
+        is free. The caller has made sure that they are ``available``."""
         assert count <= self.available
         return [self._take() for _ in range(count)]
 
@@ -72,8 +75,7 @@ class BlockManager:
         if self._free:
             page = self._free.pop()
         else:
-            page = next(iter(self._evictable))
-            del self._evictable[page]
+            page, _ = self._evictable.popitem(last=False)
             key = self._key[page]
             assert key is not None
             del self._page[key]
@@ -82,19 +84,18 @@ class BlockManager:
         return page
 
     def commit(self, page: int, key: bytes) -> int:
-        """Declare a page in use to hold the block ``key``, full and computed.
+        """Declare a page in use to hold the block ``key``, full and computed. The holder's pages of
+        the block's parents are committed.
 
         Returns the page to use for the block from now on: ``page``, or the one that already holds
         it, the reference having moved there. So a cached block's parents are always cached."""
         assert self._refs[page] > 0 and self._key[page] is None
-        holder = self._page.get(key)
-        if holder is None:
+        if key not in self._page:
             self._page[key] = page
             self._key[page] = key
             return page
-        self.pin([holder])
         self.release([page])
-        return holder
+        return self.pin([key])[0]
 
     def release(self, pages: Sequence[int]) -> None:
         """Give back one reference on each page of a sequence, given in the sequence's order."""

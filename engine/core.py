@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from itertools import zip_longest
 
 import msgspec
@@ -20,6 +22,8 @@ from engine.sampling.table import SamplingTable, check_tokens
 from engine.scheduler import Scheduler, StepPlan
 from engine.sequence import Phase, Sequence, blocks_for
 from engine.state import RowState
+from engine.step_plan import StepPlanner
+from engine.step_time import StepTimeModel, StepTimer
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
 from protocol.logprobs import Logprobs
@@ -33,6 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 64  # sequences that run at once
     chunk: int = 512  # most prompt tokens in a step
     max_model_len: int = 4096  # tokens of one sequence
+    step_budget_ms: float | None = None  # of a step with decoding; None: the policy's own, 0: none
     kv_precision: Precision = "exact"
     kv_storage: Storage = "wide"
 
@@ -49,7 +54,13 @@ class TokenOut(msgspec.Struct, frozen=True, array_like=True):
 class Engine:
     """Sequences in, tokens out. A sequence is addressed by the caller's handle."""
 
-    def __init__(self, model: Model, config: EngineConfig, policy: Policy) -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        policy: Policy,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.model = model
         self.config = config
         self.format = model.config.kv_format(
@@ -57,7 +68,11 @@ class Engine:
         )
         self.pool = make_pool(self.format, config.pages, model.dtype, model.device)
         self.manager = BlockManager(config.pages)
-        self.scheduler = Scheduler(self.manager, config.max_batch, config.chunk, policy)
+        self.step_time = StepTimeModel()
+        self._timer = StepTimer(self.step_time, clock)
+        budget_s = None if config.step_budget_ms is None else config.step_budget_ms / 1e3
+        planner = StepPlanner(policy, config.chunk, budget_s, self.step_time)
+        self.scheduler = Scheduler(self.manager, config.max_batch, planner)
         pages = blocks_for(config.max_model_len) + 1  # of one sequence
         vocab, eos = model.config.vocab_size, model.config.eos_token_ids
         length = pages * BLOCK_TOKENS
@@ -146,15 +161,20 @@ class Engine:
     # ---- one step ---------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
-        return self.scheduler.plan()
+        plan = self.scheduler.plan()
+        if not plan:
+            self._timer.idle()
+        return plan
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[TokenOut]:
         """Run a planned step; returns the tokens drawn in it."""
+        self._timer.begin()
         batch, rows = self._batcher.build(plan)
         logits = self.model.forward(batch, self.pool)
         drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
         out = self._draw_tokens(drawing, logits, rows) if drawing else []
+        self._timer.end(plan.work, done=bool(drawing) or self.model.device.type == "cpu")
         for sequence in plan.decode:
             sequence.computed += 1
         for sequence, count in plan.chunks:

@@ -7,13 +7,24 @@ from typing import TypeAlias
 
 import msgspec
 
+from engine.step_time import Coefficients, Work
+from protocol.blocks import BLOCK_TOKENS
+
+UNKNOWN_SHARE = 4
+"""Share of the chunk (1/n) that a prompt may take of a step with a budget as long as nothing is
+known of how long steps take."""
+
 
 class StepState(msgspec.Struct, frozen=True):
     """What a policy may look at."""
 
     decoding: int  # sequences that decode one token in this step
-    remaining: Sequence[int]  # uncomputed tokens of each sequence in prefill, oldest first
+    decode_kv_tokens: int  # tokens that they attend to
+    remaining: Sequence[int]  # uncomputed tokens of each sequence in prefill, most urgent first
+    computed: Sequence[int]  # computed tokens of the same
     chunk: int  # most prompt tokens that the configuration allows in a step
+    budget_s: float | None = None  # seconds of a step as configured; None: the role's own choice
+    step_time: Coefficients | None = None  # None: nothing is known yet
 
 
 Policy: TypeAlias = Callable[[StepState], list[int]]
@@ -21,10 +32,44 @@ Policy: TypeAlias = Callable[[StepState], list[int]]
 
 
 def fill_in_order(remaining: Sequence[int], budget: int) -> list[int]:
-    """Give the budget to the oldest first."""
+    """Give the budget to the most urgent first."""
     counts = []
     for tokens in remaining:
         count = min(tokens, budget)
         counts.append(count)
         budget -= count
     return counts
+
+
+def fill_within(state: StepState, seconds: float) -> list[int]:
+    """As many prompt tokens, the most urgent first, as keep the predicted step within ``seconds``:
+    at most ``chunk``, and at least one block, so that prefill goes on however long decoding takes.
+    """
+    least = min(BLOCK_TOKENS, state.chunk)
+    if state.step_time is None:
+        return fill_in_order(state.remaining, max(least, state.chunk // UNKNOWN_SHARE))
+    left = seconds - state.step_time.seconds(Work(state.decoding, state.decode_kv_tokens))
+    budget = state.chunk
+    counts = []
+    for tokens, computed in zip(state.remaining, state.computed, strict=True):
+        fitting = state.step_time.prompt_tokens_within(left, computed)
+        count = int(min(tokens, budget, fitting))
+        counts.append(count)
+        budget -= count
+        if count < tokens:
+            left = 0.0  # the next ones do not pass it
+        else:
+            added = Work(0, 0, count, count * (computed + count / 2))
+            left -= state.step_time.added_seconds(added)
+    if sum(counts) < least:
+        return fill_in_order(state.remaining, least)
+    return counts
+
+
+def fill(state: StepState, own_budget_s: float) -> list[int]:
+    """The chunks of a role whose budget is ``own_budget_s`` unless configured; 0: none. A budget is
+    for those that decode: a step without them takes the whole chunk."""
+    budget = own_budget_s if state.budget_s is None else state.budget_s
+    if not state.decoding or budget == 0:
+        return fill_in_order(state.remaining, state.chunk)
+    return fill_within(state, budget)

@@ -38,6 +38,7 @@ class Sequence:
     def __init__(self, handle: int, request: Request, phase: Phase, hold: bool = False) -> None:
         self.handle = handle
         self.request = request
+        self.order = (request.priority, handle)  # who comes first, in every queue
         self.phase = phase
         self.hold = hold  # prefill only: one token, then the pages are kept until released
         self.stop_tokens = frozenset(request.sampling.stop_token_ids)
@@ -90,9 +91,9 @@ class Sequence:
         self.pages = []
         self.computed = self.cached = self.committed = 0
 
-    def attach_prefix(self, manager: BlockManager, pages: list[int]) -> None:
-        """Start from cached pages (pinned here)."""
-        manager.pin(pages)
-        self.pages = list(pages)
-        self.computed = self.cached = len(pages) * BLOCK_TOKENS
-        self.committed = len(pages)
+    def take_pages(self, manager: BlockManager, cached: int, missing: int) -> None:
+        """Start from ``cached`` blocks, with ``missing`` pages more (all pinned here)."""
+        self.pages = manager.pin(self.keys[:cached])
+        self.pages += manager.allocate(missing)
+        self.computed = self.cached = cached * BLOCK_TOKENS
+        self.committed = cached

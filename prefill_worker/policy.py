@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from engine.policy import StepState, fill_in_order
+from engine.policy import StepState, fill
+
+STEP_BUDGET_S = 0.0
+"""No bound: here nobody waits for the next token of a stream."""
 
 
 def plan(state: StepState) -> list[int]:
-    """Oldest prompt first, with the whole budget: TTFT of those ahead is not spent on those
+    """Most urgent prompt first, with the whole chunk: TTFT of those ahead is not spent on those
     behind, and a short prompt shares the step with the tail of the one before it."""
-    return fill_in_order(state.remaining, state.chunk)
+    return fill(state, STEP_BUDGET_S)
