@@ -58,6 +58,7 @@ class Answer:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.logprobs: list[pb.Logprobs] = []
         self.finish = pb.FINISH_NONE
         self.error = ""
         self.retryable = False
@@ -69,6 +70,7 @@ class Answer:
     def take(self, output: pb.Output) -> None:
         assert not self.ended.is_set(), "an output after the last one"
         self.tokens += output.tokens
+        self.logprobs += output.logprobs
         self.cached = max(self.cached, output.cached_tokens)
         if output.tokens:
             self.first.set()
