@@ -1,0 +1,128 @@
+"""What the KV precision fp8 costs in quality: the demo model on held-out Python.
+
+    python -m bench.kv_quality [--windows N]
+
+Full windows of the trained length (4096 tokens) from the held-out files are scored twice, token by
+token, with exact KV and with KV on the fp8 grid. For each range of positions: perplexity of both,
+and how often both find the same token the likeliest. Also the bytes of KV that a token takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bench.report import Row, finish
+from cluster.models import demo_path
+from engine.batch import Batch, View
+from engine.checkpoint import load_config
+from engine.demo.corpus import read_corpus
+from engine.demo.evaluate import BUCKETS
+from engine.demo.models import MAX_LEN
+from engine.demo.tokenizer import encode
+from engine.kv_format import Codec, Precision, Storage
+from engine.kv_pool import KVPool, make_pool
+from engine.model import Model
+from engine.reach import chunk_reach
+from engine.weights import load_weights
+from protocol.blocks import BLOCK_TOKENS
+
+CHUNK = 512
+CPU = torch.device("cpu")
+
+
+def held_out_windows() -> Iterator[Tensor]:
+    """Windows of MAX_LEN tokens and the one that each predicts: [MAX_LEN + 1] int64."""
+    tokenizer = Tokenizer.from_file(str(demo_path() / "tokenizer.json"))
+    for doc in encode(tokenizer, read_corpus().held_out):
+        for start in range(0, len(doc) - MAX_LEN, MAX_LEN):
+            yield torch.from_numpy(doc[start : start + MAX_LEN + 1])
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of every token of a window but the first: [MAX_LEN]."""
+
+    loss: Tensor  # nats
+    likeliest: Tensor  # the token that the model would have chosen
+
+
+def score(model: Model, pool: KVPool, window: Tensor) -> Scores:
+    """Feed the window in chunks, as a prefill does, and look at all logits."""
+    table = torch.arange(MAX_LEN // BLOCK_TOKENS)
+    loss, likeliest = [], []
+    for start in range(0, MAX_LEN, CHUNK):
+        positions = torch.arange(start, start + CHUNK)
+        chunk = chunk_reach(table, 0, start, CHUNK, 0, torch.empty(0, dtype=model.dtype))
+        view = View(0, (), (chunk,))
+        batch = Batch(window[start : start + CHUNK], positions, positions, {0: view}, None)
+        logits = model.forward(batch, pool)
+        following = window[start + 1 : start + CHUNK + 1]
+        loss.append(F.cross_entropy(logits, following, reduction="none"))
+        likeliest.append(logits.argmax(-1))
+    return Scores(torch.cat(loss), torch.cat(likeliest))
+
+
+@torch.inference_mode()
+def compare(windows: list[Tensor]) -> list[Row]:
+    config = load_config(demo_path())
+    model = Model(config, load_weights(demo_path(), config, torch.float32, CPU), MAX_LEN)
+
+    def scores(precision: Precision, storage: Storage) -> list[Scores]:
+        format_ = config.kv_format(precision, storage, model.dtype.itemsize)
+        pool = make_pool(format_, MAX_LEN // BLOCK_TOKENS, model.dtype, CPU)
+        return [score(model, pool, window) for window in windows]
+
+    exact, fp8, stored = scores("exact", "wide"), scores("fp8", "wide"), scores("fp8", "fp8")
+    found = []
+    for low, high in (*BUCKETS, (0, MAX_LEN)):
+        at = slice(low, high)
+        before, after = (
+            math.exp(torch.cat([s.loss[at] for s in side]).mean().item()) for side in (exact, fp8)
+        )
+        same = torch.cat(
+            [a.likeliest[at] == b.likeliest[at] for a, b in zip(exact, fp8, strict=True)]
+        )
+        name = f"positions {low} to {high - 1}"
+        found += [
+            Row(f"{name}: perplexity", after, "", f"exact {before:.3f}", before / after),
+            Row(f"{name}: perplexity, change", 100 * (after / before - 1), "%"),
+            Row(f"{name}: same likeliest token", 100 * same.float().mean().item(), "%"),
+        ]
+    equal = all(torch.equal(a.loss, b.loss) for a, b in zip(fp8, stored, strict=True))
+    found.append(Row("a pool of bytes gives the very same scores", float(equal), ""))
+    return found + sizes(model)
+
+
+def sizes(model: Model) -> list[Row]:
+    """Bytes of KV on the wire for each token, by codec and type of the model."""
+    rows = []
+    for name, element_bytes in (("fp32", 4), ("bf16", 2)):
+        format_ = model.config.kv_format("fp8", "wide", element_bytes)
+        raw, packed = (
+            format_.layers * format_.page_layer_bytes(codec) / BLOCK_TOKENS
+            for codec in (Codec.RAW, Codec.FP8)
+        )
+        rows.append(
+            Row("KV of a token, fp8", packed, "bytes", f"raw {name} {raw:.0f}", raw / packed)
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--windows", type=int, help="score only the first N windows")
+    windows = list(held_out_windows())[: parser.parse_args().windows]
+    print(f"{len(windows)} windows of {MAX_LEN} tokens")
+    finish("kv_quality", compare(windows))
+
+
+if __name__ == "__main__":
+    main()
