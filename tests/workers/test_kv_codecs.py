@@ -1,0 +1,53 @@
+"""fp8 between two workers: pools and codecs differ, the text does not; bytes are counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.redis_server import EmbeddedRedis
+from cluster.worker import Worker
+from engine.kv_format import Codec
+from kvtransfer.codecs import Traffic
+from kvtransfer.frames import HEADER_BYTES
+from protocol import wire_pb2 as pb
+from protocol.errors import StartupError
+from tests.workers.harness import attached, running, settings
+from tests.workers.test_handover import mixed
+
+BLOCKS = sum(-(-(150 + 13 * i) // 32) for i in range(6))  # of the prompts below
+FP8 = {"kv_precision": "fp8"}
+
+
+async def texts(
+    redis: EmbeddedRedis, model: Path, pools: tuple[str, str], codec: str
+) -> tuple[list[list[int]], dict[Codec, Traffic]]:
+    """Six prompts one after another, so that every run has the same batches."""
+    p_settings = settings("prefill", redis, model, **FP8, kv_pool=pools[0])
+    d_settings = settings("decode", redis, model, **FP8, kv_pool=pools[1], kv_codec=codec)
+    async with running(p_settings, d_settings) as (p, d), attached(d, p) as client:
+        answers = [await client.ask(r) for r in mixed(6)]
+        assert all(a.finish == pb.FINISH_LENGTH and "kv_ready" in a.timeline for a in answers)
+        return [a.tokens for a in answers], d._decode.traffic.by_codec
+
+
+async def test_pools_and_codecs_change_bytes_but_no_token(
+    redis: EmbeddedRedis, model: Path
+) -> None:
+    expected, raw = await texts(redis, model, ("wide", "wide"), "raw")
+    assert list(raw) == [Codec.RAW] and raw[Codec.RAW].bytes == raw[Codec.RAW].raw_bytes
+    for pools, codec in ((("wide", "fp8"), "auto"), (("fp8", "wide"), "fp8")):
+        got, traffic = await texts(redis, model, pools, codec)
+        assert got == expected
+        assert list(traffic) == [Codec.FP8]
+        packed = traffic[Codec.FP8]
+        # 3 layers, K and V of 2 heads of 16 elements: a byte each, and one for the scale.
+        assert packed.bytes == packed.frames * HEADER_BYTES + BLOCKS * 32 * 3 * 2 * 2 * (16 + 1)
+        assert packed.raw_bytes == packed.frames * HEADER_BYTES + BLOCKS * 32 * 3 * 2 * 2 * 16 * 4
+
+
+def test_what_would_round_exact_kv_is_refused_at_once(redis: EmbeddedRedis, model: Path) -> None:
+    for name in ("kv_pool", "kv_codec"):
+        with pytest.raises(StartupError, match=f"{name} fp8 would round"):
+            Worker(settings("decode", redis, model, **{name: "fp8"}))
