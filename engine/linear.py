@@ -20,6 +20,11 @@ def padded_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
+def row_counts(most: int) -> list[int]:
+    """Every number of rows that ``padded_rows`` gives, up to the one for ``most``."""
+    return sorted({padded_rows(rows) for rows in range(1, most + 1)})
+
+
 class Linear(Protocol):
     """One weight [out, in] on its device."""
 

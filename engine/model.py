@@ -31,6 +31,19 @@ class Model:
         # Rows are padded where the products are made for numbers of rows (engine/linear.py).
         self._pads = self.device.type == "cpu"
 
+    def warm(self, rows: int) -> None:
+        """Multiply ``rows`` rows with every kind of weight, so that what is made for this number of
+        rows (engine/linear.py) is there before a request needs it."""
+        c = self.config
+        hidden = torch.zeros(rows, c.hidden_size, dtype=self.dtype, device=self.device)
+        attended = hidden.new_zeros(rows, c.heads * c.head_dim)
+        kinds = {c.is_sparse(i): layer for i, layer in enumerate(self.weights.layers)}
+        for layer in kinds.values():
+            layer.qkv(hidden)
+            layer.out.add(attended, hidden)
+            layer.mlp.add(hidden, hidden)
+        self.weights.head(hidden)
+
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """Logits [R, vocab] in fp32 of the rows ``batch.logit_rows``; KV of all rows is in the
         pool afterwards."""
