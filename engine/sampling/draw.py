@@ -19,7 +19,7 @@ from engine.sampling.logprobs import finish, prepare
 from engine.sampling.noise import draw_all
 from engine.sampling.penalties import History
 from engine.sampling.selection import Draws, Selection, select
-from engine.sampling.table import SamplingTable
+from engine.sampling.table import SamplingTable, penalises
 from engine.sequence import Sequence as Running
 from protocol.logprobs import Logprobs
 
@@ -29,7 +29,8 @@ def process_(
 ) -> None:
     """Bias, penalties and bans, in place on logits [R, vocab] fp32, contiguous.
 
-    positions: [R] int64, the index of the token to draw; no sequence has more than ``longest``.
+    positions: [R] int64, the index of the token to draw; no sequence that is penalised has more
+    tokens than ``longest``.
     """
     if chosen.bias is not None:
         add_bias_(logits, chosen.bias)
@@ -43,7 +44,8 @@ def process_(
 def draw(logits: Tensor, chosen: Selection, positions: Tensor) -> Tensor:
     """Tokens [R] int64 from processed logits [R, vocab] fp32: a function of each row alone.
 
-    positions: [R] int64. A verifier of drafts gives several rows and positions of one sequence.
+    positions: [R] int64. A verifier of drafts may give several rows and positions of one sequence:
+    ``select`` takes a sequence as often as there are rows for it.
     """
     # On the CPU, max takes a third of argmax's time.
     tokens = logits.max(dim=-1).indices if chosen.greedy else torch.empty_like(positions)
@@ -70,7 +72,7 @@ class Drawer:
         self._seats: list[int] = []
         self._rows: Tensor | None = None
         self._chosen: Selection | None = None
-        self._longest = 0  # tokens of the longest sequence that draws
+        self._longest = 0  # tokens of the longest sequence that is penalised
 
     def __call__(
         self, drawing: list[Running], logits: Tensor, rows: Tensor, positions: Tensor
@@ -101,7 +103,8 @@ class Drawer:
                 return self._chosen
         self._drawing, self._rows = drawing, rows
         self._seats = [s.row for s in drawing]
-        self._longest = max(len(s.tokens) for s in drawing)
+        penalised = [s for s in drawing if penalises(s.request.sampling)]
+        self._longest = max((len(s.tokens) for s in penalised), default=0)
         self._chosen = select(drawing, rows, self._table)
         return self._chosen
 

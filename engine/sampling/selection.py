@@ -54,7 +54,8 @@ class Selection:
     reports: ReportRows | None
 
 
-def filters(s: Sampling) -> bool:
+def filtered_by(s: Sampling) -> bool:
+    """Whether some tokens may not be drawn."""
     return s.top_p < 1.0 or s.top_k > 0 or s.min_p > 0.0
 
 
@@ -74,8 +75,8 @@ def select(drawing: Sequence[Running], rows: Tensor, table: SamplingTable) -> Se
         left = len(drawing[i].request.prompt) + wanted[i].min_tokens - len(drawing[i].tokens)
         return left > 0 and table.ends_of(wanted[i])
 
-    plain = find(lambda i: noisy[i] and not filters(wanted[i]))
-    filtered = find(lambda i: noisy[i] and filters(wanted[i]))
+    plain = find(lambda i: noisy[i] and not filtered_by(wanted[i]))
+    filtered = find(lambda i: noisy[i] and filtered_by(wanted[i]))
     biased = find(lambda i: wanted[i].logit_bias)
     banned = find(early)
     punished = find(lambda i: penalises(wanted[i]))

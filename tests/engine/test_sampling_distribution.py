@@ -117,6 +117,20 @@ def test_where_it_looks_first_changes_nothing(
     assert 20 < (whole != draw_all(rows, noise)).sum() < 380, "filters matter in some rows only"
 
 
+def test_a_wide_row_is_drawn_in_parts_as_a_whole() -> None:
+    count, vocab = 5, 100_000
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(count, vocab, generator=generator) * torch.arange(1, 6)[:, None]
+    noise = NoiseRows(torch.linspace(0.3, 2, count), torch.arange(count), torch.arange(count))
+    scaled = rows / noise.temperature[:, None]
+    whole = scaled + gumbel(noise.keys, noise.positions, torch.arange(vocab))
+    together = draw_all(rows, noise)
+    assert torch.equal(together, whole.argmax(dim=-1))
+    for i in range(count):
+        one = torch.tensor([i])
+        assert torch.equal(draw_all(rows[one], noise.of(one)), together[one])
+
+
 def test_the_cut_off_is_that_of_the_reference() -> None:
     rows, noise, chosen = mixed_rows(60, 300)
     scaled = rows / noise.temperature[:, None]
