@@ -33,6 +33,14 @@ KvPool = Annotated[
     StorageChoice, typer.Option(help="fp8: the KV pool holds bytes; wide: the model's type.")
 ]
 KvCodec = Annotated[Wanted, typer.Option(help="KV on the wire; values are the same either way.")]
+StepBudgetMs = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Milliseconds of a step in which streams wait for a prompt's chunk; 0: no bound. "
+        "By default 50 on decode workers, none on prefill workers.",
+    ),
+]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 LocalPrefill = Annotated[
     int, typer.Option(min=0, help="Uncached prompt tokens prefilled on the decode worker.")
@@ -58,6 +66,7 @@ def up(
     max_batch: MaxBatch = 64,
     prefill_chunk: PrefillChunk = 512,
     max_model_len: MaxModelLen = None,
+    step_budget_ms: StepBudgetMs = None,
     dtype: Dtype = None,
     kv_precision: KvPrecision = "fp8",
     kv_pool: KvPool = "auto",
@@ -85,6 +94,7 @@ def up(
         max_batch=max_batch,
         prefill_chunk=prefill_chunk,
         max_model_len=max_model_len,
+        step_budget_ms=step_budget_ms,
         dtype=dtype,
         kv_precision=kv_precision,
         kv_pool=kv_pool,
@@ -123,6 +133,7 @@ def worker(
     max_batch: MaxBatch = 64,
     prefill_chunk: PrefillChunk = 512,
     max_model_len: MaxModelLen = None,
+    step_budget_ms: StepBudgetMs = None,
     dtype: Dtype = None,
     kv_precision: KvPrecision = "fp8",
     kv_pool: KvPool = "auto",
@@ -154,6 +165,7 @@ def worker(
             max_batch=max_batch,
             prefill_chunk=prefill_chunk,
             max_model_len=max_model_len,
+            step_budget_ms=step_budget_ms,
             dtype=dtype,
             kv_precision=kv_precision,
             kv_pool=kv_pool,

@@ -30,6 +30,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 64
     prefill_chunk: int = 512
     max_model_len: int | None = None
+    step_budget_ms: float | None = None
     dtype: str | None = None
     kv_precision: Precision = "fp8"
     kv_pool: StorageChoice = "auto"

@@ -118,6 +118,7 @@ def worker_settings(launch: Launch, role: Role, redis_url: str, *, cuda: bool) -
         max_batch=launch.max_batch,
         prefill_chunk=launch.prefill_chunk,
         max_model_len=launch.max_model_len,
+        step_budget_ms=launch.step_budget_ms,
         dtype=launch.dtype,
         kv_precision=launch.kv_precision,
         kv_pool=launch.kv_pool,

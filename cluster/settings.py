@@ -41,6 +41,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 64
     prefill_chunk: int = 512
     max_model_len: int | None = None
+    step_budget_ms: float | None = None
     dtype: str | None = None
     kv_precision: Precision = "fp8"
     kv_pool: StorageChoice = "auto"
@@ -66,6 +67,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not 0 <= value <= 65535:
                 raise StartupError(f"{name} must be in 0..65535 (0: any free one), not {value}")
+        if self.step_budget_ms is not None and not 0 <= self.step_budget_ms < float("inf"):
+            given_ms = self.step_budget_ms
+            raise StartupError(f"step_budget_ms must be at least 0 (0: no bound), not {given_ms}")
         if self.kv_precision == "exact":
             for name in ("kv_pool", "kv_codec"):
                 if getattr(self, name) == "fp8":

@@ -74,6 +74,7 @@ class Worker:
             max_batch=settings.max_batch,
             chunk=settings.prefill_chunk,
             max_model_len=settings.max_model_len,
+            step_budget_ms=settings.step_budget_ms,
             kv_precision=settings.kv_precision,
             kv_storage=settings.kv_pool,
         )
@@ -202,6 +203,7 @@ class Worker:
             queued_tokens=beat.queued_tokens,
             kv_tokens_free=beat.pages_free * BLOCK_TOKENS,
             kv_tokens_total=ready.kv_tokens if ready is not None else 0,
+            step_model=beat.step_model,
             draining=self._decode.draining,
         )
 

@@ -216,4 +216,5 @@ class DecodeService(rpc.DecodeServicer):
             queued_tokens=beat.queued_tokens,
             kv_tokens_free=beat.pages_free * BLOCK_TOKENS,
             kv_tokens_total=session.ready.kv_tokens,
+            step_model=beat.step_model,
         )

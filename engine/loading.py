@@ -18,6 +18,7 @@ from engine.model import Model
 from engine.policy import Policy
 from engine.sequence import blocks_for
 from engine.spec import EngineSpec
+from engine.step_time import SETTLED
 from engine.weights import load_weights
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import StartupError
@@ -59,6 +60,7 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
         max_model_len=max_len,
         kv_precision=spec.kv_precision,
         kv_storage=storage,
+        step_budget_ms=spec.step_budget_ms,
     )
     engine = Engine(model, sizes, policy)
     progress("warming up", 0.0)
@@ -112,14 +114,27 @@ def _pages(spec: EngineSpec, kv: KVFormat, device: torch.device, max_len: int) -
 
 
 def warm_up(engine: Engine) -> float:
-    """Run the largest prefill step and a decode step; the seconds of the longest."""
-    length = min(engine.config.chunk, engine.config.max_model_len - 2)
-    length = min(length, (engine.manager.pages - 1) * BLOCK_TOKENS)
-    prompt = tuple(i % engine.model.config.vocab_size for i in range(length))
-    sampling = Sampling(temperature=1.0, top_p=0.9, max_tokens=2, ignore_eos=True)
-    # A cache root of its own, so that no request ever meets these blocks.
-    request = Request(id="warm-up", prompt=prompt, sampling=sampling, cache_root=os.urandom(16))
-    engine.generate(0, request)
+    """Run the largest prefill step and some others; the seconds of the longest. What the first ones
+    cost is not what steps cost: the model of their time learns from the second round."""
+    longest = _warm_up_round(engine, {-1: 1}, tokens=2)
+    engine.step_time.forget()
+    _warm_up_round(engine, {-2: 1, -3: 4}, tokens=SETTLED)
+    return longest
+
+
+def _warm_up_round(engine: Engine, shares: dict[int, int], tokens: int) -> float:
+    """For each handle (no request ever has a negative one) a prompt of 1/share of the chunk, and
+    ``tokens`` tokens after it; the longest step."""
+    limit = min(engine.config.max_model_len, engine.manager.pages * BLOCK_TOKENS)
+    tokens = min(tokens, limit // 2)
+    sampling = Sampling(temperature=1.0, top_p=0.9, max_tokens=tokens, ignore_eos=True)
+    for handle, share in shares.items():
+        length = max(1, min(engine.config.chunk // share, limit - tokens))
+        prompt = tuple(i % engine.model.config.vocab_size for i in range(length))
+        # A cache root of its own, so that no request ever meets these blocks.
+        root = os.urandom(16)
+        request = Request(id="warm-up", prompt=prompt, sampling=sampling, cache_root=root)
+        engine.generate(handle, request)
     longest = 0.0
     while plan := engine.plan():
         began = time.perf_counter()

@@ -178,12 +178,14 @@ class Tokens(_Message, frozen=True):
 
 
 class Beat(_Message, frozen=True):
-    """The loop turns. Sent at least every BEAT_S, with the load."""
+    """The loop turns. Sent at least every BEAT_S, with the load. ``step_model``: coefficients of
+    ``engine/step_time.py``, as fitted so far."""
 
     running: int
     waiting: int
     queued_tokens: int
     pages_free: int
+    step_model: tuple[float, ...] = ()
 
 
 Event: TypeAlias = (

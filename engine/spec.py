@@ -20,6 +20,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 64
     chunk: int = 512
     max_model_len: int | None = None
+    step_budget_ms: float | None = None  # None: the role's policy has its own; 0: none
     kv_precision: Precision = "fp8"
     kv_storage: StorageChoice = "auto"
     arena: ArenaShape = ArenaShape()

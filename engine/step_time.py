@@ -100,6 +100,10 @@ class StepTimeModel:
     """The fit. One for each engine; ``observe`` after every step."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing, as at the start."""
         self.steps = 0
         self.coefficients = Coefficients(0.0, 0.0, 0.0, 0.0, 0.0)
         self._information = np.zeros((5, 5))  # A, of scaled features

@@ -45,6 +45,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     queued_tokens: int = 0
     kv_tokens_free: int = 0
     kv_tokens_total: int = 0
+    step_model: tuple[float, ...] = ()  # c0 .. c4 of engine/step_time.py, as last fitted
     draining: bool = False
 
 

@@ -372,6 +372,7 @@ class Load(_message.Message):
     QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FREE_FIELD_NUMBER: _builtins.int
     KV_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    STEP_MODEL_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """sequences in the decode batch"""
     waiting: _builtins.int
@@ -381,6 +382,10 @@ class Load(_message.Message):
     kv_tokens_free: _builtins.int
     """free or evictable"""
     kv_tokens_total: _builtins.int
+    @_builtins.property
+    def step_model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """seconds of a step: engine/step_time.py; empty: not known yet"""
+
     def __init__(
         self,
         *,
@@ -389,10 +394,11 @@ class Load(_message.Message):
         queued_tokens: _builtins.int = ...,
         kv_tokens_free: _builtins.int = ...,
         kv_tokens_total: _builtins.int = ...,
+        step_model: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_tokens", b"queued_tokens", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_tokens", b"queued_tokens", "running", b"running", "step_model", b"step_model", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,8 @@ def test_pickle_keeps_everything() -> None:
         ({"port": 70_000}, "port"),
         ({"max_batch": 0}, "max_batch"),
         ({"kv_tokens": -1}, "kv_tokens"),
+        ({"step_budget_ms": -1.0}, "step_budget_ms"),
+        ({"step_budget_ms": float("nan")}, "step_budget_ms"),
         ({"local_prefill_tokens": -1}, "local_prefill_tokens"),
         ({"role": "both"}, "role"),
     ],
