@@ -1,4 +1,4 @@
-import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from protocol.errors import StartupError
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "tiny-llama"
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    shutil.copy(models.demo_path() / "config.json", path)
     (path / "tokenizer.json").write_text("{}")
     (path / "model-00001-of-00002.safetensors").touch()
     return path
@@ -44,12 +44,14 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
     ("config", "named"),
     [
         ('{"architectures": ["GPT2LMHeadModel"]}', "GPT2LMHeadModel"),
-        ("{}", "no architecture"),
-        ("[", "cannot be read"),
-        ('{"architectures": 3}', "cannot be read"),
+        ("{}", "architecture none is not supported"),
+        ("[", "not a usable model config"),
+        ("null", "not a usable model config"),
+        ('{"architectures": 3}', "not a usable model config"),
+        ('{"architectures": ["LlamaForCausalLM"]}', "num_attention_heads"),
     ],
 )
-def test_what_is_not_llama_is_refused(folder: Path, config: str, named: str) -> None:
+def test_what_is_not_supported_is_refused(folder: Path, config: str, named: str) -> None:
     (folder / "config.json").write_text(config)
     with pytest.raises(StartupError, match=named):
         models.resolve(str(folder))
@@ -71,3 +73,21 @@ def test_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(StartupError, match="give a folder with --model"):
         models.resolve("owner/name")
+
+
+def test_a_hub_model_that_is_not_supported_is_not_downloaded(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    import huggingface_hub
+
+    (folder / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    fetched: list[list[str]] = []
+
+    def snapshot(_hub_id: str, allow_patterns: list[str]) -> str:
+        fetched.append(allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    with pytest.raises(StartupError, match="GPT2LMHeadModel is not supported"):
+        models.resolve("owner/name")
+    assert fetched == [["config.json", "generation_config.json"]]
