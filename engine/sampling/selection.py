@@ -109,12 +109,11 @@ def _draws(
 
 def _filtered(at: Tensor, rows: Tensor, table: SamplingTable) -> Draws:
     seats = rows[at]
-    top_p = table.floats[seats, columns.TOP_P]
-    chosen = FilterRows(
-        top_p=top_p,
+    chosen = FilterRows.of_rows(
+        top_p=table.floats[seats, columns.TOP_P],
         top_k=table.ints[seats, columns.TOP_K],
         min_p=table.floats[seats, columns.MIN_P],
-        nucleus=bool((top_p < 1.0).any()),
+        vocab=table.vocab,
     )
     return _draws(at, rows, table, chosen)
 

@@ -97,15 +97,16 @@ def mixed_rows(count: int, vocab: int) -> tuple[torch.Tensor, NoiseRows, filters
     rows[::2] = rows[::2].bfloat16().float()  # ties
     uniform = torch.rand(3, count, generator=generator)
     top_k = (uniform[0] * 2 * vocab).long().clamp_(1, vocab)
+    top_k[1::3] = vocab  # every third row: top_p alone, or with min_p
     top_p = (uniform[1] * 1.3).clamp_(0.01, 1.0)
     min_p = (uniform[2] - 0.5).clamp_(min=0.0) * 0.1
     noise = NoiseRows(
         0.5 + torch.rand(count, generator=generator), torch.arange(count) * 77, torch.arange(count)
     )
-    return rows, noise, filters.FilterRows(top_p, top_k, min_p, nucleus=True)
+    return rows, noise, filters.FilterRows.of_rows(top_p, top_k, min_p, vocab)
 
 
-@pytest.mark.parametrize("heads", [(1,), (8, 64), (256,), (699,)])
+@pytest.mark.parametrize("heads", [(1,), (8, 64), (256,), (699,), filters.HEADS])
 def test_where_it_looks_first_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, heads: tuple[int, ...]
 ) -> None:
@@ -162,6 +163,8 @@ def test_text_of_a_seed_stays() -> None:
     seeds = torch.tensor([row_key(seed, 0) for seed in range(8)])
     rows = NoiseRows(torch.full((8,), 0.8), seeds, torch.arange(8) + 5)
     assert draw_all(row, rows).tolist() == [174, 209, 38, 37, 259, 227, 278, 141]
-    half = filters.FilterRows(torch.full((8,), 0.5), torch.full((8,), 320), torch.zeros(8), True)
+    half = filters.FilterRows.of_rows(
+        torch.full((8,), 0.5), torch.full((8,), 320), torch.zeros(8), 320
+    )
     expected = [174, 209, 38, 173, 259, 310, 275, 141]
     assert filters.draw_filtered(row, rows, half).tolist() == expected
