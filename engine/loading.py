@@ -13,6 +13,7 @@ import torch
 from engine.checkpoint import fingerprint, load_config
 from engine.core import Engine, EngineConfig
 from engine.kv_format import KVFormat, Storage
+from engine.linear import row_counts
 from engine.messages import Ready
 from engine.model import Model
 from engine.policy import Policy
@@ -29,6 +30,8 @@ CPU_KV_BYTES = 256 << 20
 """Most that the KV pool takes on a CPU by itself; ``kv_tokens`` asks for more."""
 GPU_KV_SHARE = 0.8
 """Of the memory that is free once the weights are loaded; the rest is workspace."""
+WARM_S = 1.0
+"""Most that making products ready on a CPU may take; what is not ready is made when needed."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
     )
     engine = Engine(model, sizes, policy)
     progress("warming up", 0.0)
+    if device.type == "cpu":
+        warm_products(model, spec.chunk + spec.max_batch)
     step_seconds = warm_up(engine)
     return Loaded(engine, _ready(engine, fingerprint(folder, str(dtype)), step_seconds))
 
@@ -111,6 +116,15 @@ def _pages(spec: EngineSpec, kv: KVFormat, device: torch.device, max_len: int) -
             f" {2 * BLOCK_TOKENS} tokens ({2 * page_bytes / 2**20:.1f} MiB)"
         )
     return pages
+
+
+def warm_products(model: Model, most_rows: int) -> None:
+    """Make the products of all numbers of rows, the smallest first, as far as a second goes."""
+    deadline = time.perf_counter() + WARM_S
+    for rows in row_counts(most_rows):
+        if time.perf_counter() > deadline:
+            break
+        model.warm(rows)
 
 
 def warm_up(engine: Engine) -> float:
