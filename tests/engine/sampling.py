@@ -71,17 +71,21 @@ def p_value(counts: Row, probabilities: Row) -> float:
 
 
 def seated(
-    samplings: Sequence[Sampling], prompt: list[int], output: list[int], vocab: int
+    samplings: Sequence[Sampling],
+    prompt: list[int],
+    output: list[int],
+    vocab: int,
+    device: str = "cpu",
 ) -> tuple[list[Running], Tensor, SamplingTable]:
     """Sequences with these samplings and tokens, their rows, and the table they sit in."""
-    table = SamplingTable(len(samplings), 512, vocab, (EOS,), torch.device("cpu"))
+    table = SamplingTable(len(samplings), 512, vocab, (EOS,), torch.device(device))
     sequences = []
     for i, s in enumerate(samplings):
         request = Request(id=str(i), prompt=tuple(prompt), emitted=tuple(output), sampling=s)
         sequences.append(Running(i, request, Phase.DECODE))
         sequences[-1].take_row(len(samplings) - 1 - i)
         table.seat(sequences[-1])
-    return sequences, torch.arange(len(samplings) - 1, -1, -1), table
+    return sequences, torch.arange(len(samplings) - 1, -1, -1, device=device), table
 
 
 def selected(

@@ -1,0 +1,54 @@
+"""On a GPU, the same tokens are drawn from the same logits, and reported alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.sampling.draw import Drawer
+from protocol.logprobs import Logprobs
+from protocol.sampling import Sampling
+from tests.engine.sampling import options, seated
+from tests.engine.test_sampling_engine import KINDS
+
+VOCAB = 20_000
+PROMPT, OUTPUT = [5, 6, 7, 5], [7, 8, 8]
+STEPS = 4
+
+
+def drawn(device: str, samplings: list[Sampling]) -> tuple[list[list[int]], list[Logprobs | None]]:
+    """Tokens of some steps, [STEPS][R], and the last one's log-probabilities."""
+    sequences, rows, table = seated(samplings, PROMPT, OUTPUT, VOCAB, device)
+    draw = Drawer(table)
+    generator = torch.Generator().manual_seed(3)
+    spread = torch.linspace(0.5, 5, len(samplings))[:, None]
+    steps, start = [], len(PROMPT) + len(OUTPUT)
+    for position in range(start, start + STEPS):
+        logits = torch.randn(len(samplings), VOCAB, generator=generator) * spread
+        at = torch.full((len(samplings),), position, device=device)
+        tokens, logprobs = draw(sequences, logits.to(device), rows, at)
+        steps.append(tokens.tolist())
+    return steps, logprobs
+
+
+def every_kind() -> list[Sampling]:
+    return [options(seed=i, **KINDS[i % len(KINDS)]) for i in range(4 * len(KINDS))]
+
+
+def test_every_kind_in_one_batch_of_many_steps() -> None:
+    samplings = every_kind()
+    together, logprobs = drawn("cpu", samplings)
+    assert [entry is not None for entry in logprobs] == [s.logprobs is not None for s in samplings]
+    assert len({token for step in together for token in step}) > len(samplings)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_draws_the_same() -> None:
+    tokens, logprobs = drawn("cuda", every_kind())
+    wanted, reports = drawn("cpu", every_kind())
+    assert tokens == wanted
+    for ours, theirs in zip(logprobs, reports, strict=True):
+        if ours is not None and theirs is not None:
+            assert (ours.rank, ours.top_tokens) == (theirs.rank, theirs.top_tokens)
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
