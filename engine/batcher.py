@@ -32,7 +32,7 @@ class Batcher:
         self._state = state
         self._windows = sorted(set(windows))
         self._like = torch.empty(0, dtype=dtype, device=state.device)
-        self._handles: list[int] = []
+        self._seatings: list[int] = []
         self._rows = torch.empty(0, dtype=torch.int64, device=state.device)  # [R] state rows
         self._table = torch.empty(0)  # [R, max_pages]
         self._groups: dict[int, tuple[DecodeGroup, ...]] = {}  # by window
@@ -73,12 +73,12 @@ class Batcher:
 
     def _decode(self, decode: Seq[Sequence]) -> Tensor:
         """Bring the kept rows and groups up to date; the lengths of the decode rows."""
-        handles = [s.handle for s in decode]
-        same = handles == self._handles and all(s.seated_pages == len(s.pages) for s in decode)
+        seatings = [s.seating for s in decode]  # not handles: one may have left and come back
+        same = seatings == self._seatings and all(s.seated_pages == len(s.pages) for s in decode)
         if not same:
             for sequence in decode:
                 self._state.seat(sequence)
-            self._handles = handles
+            self._seatings = seatings
             self._rows = self._tensor([s.row for s in decode])
             self._table = self._state.block_table[self._rows]
         lengths = self._state.length[self._rows]

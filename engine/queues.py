@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 
 from engine.block_manager import BlockManager
 from engine.in_flight import InFlight
@@ -29,6 +30,7 @@ class Queues:
         self._reserved: list[Sequence] = []
         self._evicted: list[Sequence] = []
         self._rows = list(range(rows - 1, -1, -1))
+        self._seatings = itertools.count(1)
 
     def _enter(self, queue: list[Sequence], sequence: Sequence, phase: Phase) -> None:
         sequence.phase = phase
@@ -45,6 +47,9 @@ class Queues:
         elif sequence.phase is Phase.PREFILL:
             self.prefilling.remove(sequence)
             self._in_flight.remove(sequence)
+
+    def _take_row(self, sequence: Sequence) -> None:
+        sequence.take_row(self._rows.pop(), next(self._seatings))
 
     def _free_row(self, sequence: Sequence) -> None:
         if sequence.row >= 0:

@@ -126,7 +126,7 @@ class Scheduler(Queues):
                     return
                 self._preempt(seated[-1])
             del self.joining[0]
-            first.take_row(self._rows.pop())
+            self._take_row(first)
             first.phase = Phase.DECODE
             self.decoding.append(first)
 
@@ -193,7 +193,7 @@ class Scheduler(Queues):
             sequence.phase = Phase.RECEIVING
             self._reserved.append(sequence)
             return
-        sequence.take_row(self._rows.pop())
+        self._take_row(sequence)
         self._enter(self.prefilling, sequence, Phase.PREFILL)
         self._in_flight.add(sequence)
         if not sequence.started:

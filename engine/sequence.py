@@ -49,6 +49,7 @@ class Sequence:
         self.cached = 0  # of these, taken from the prefix cache at admission
         self.pages: list[int] = []
         self.row = -1  # row in the state table while in PREFILL or DECODE
+        self.seating = 0  # number of its stay on the row; no other stay has it
         self.seated_pages = -1  # leading pages that its row knows; -1: the row knows nothing
         self.keys: list[bytes] = []
         self.committed = 0  # leading pages whose key is declared
@@ -58,9 +59,10 @@ class Sequence:
         """Tokens that a prefill still has to compute."""
         return len(self.tokens) - self.computed
 
-    def take_row(self, row: int) -> None:
+    def take_row(self, row: int, seating: int) -> None:
         """Run in ``row`` from now on; the row's state is written when the next step is built."""
         self.row = row
+        self.seating = seating
         self.seated_pages = -1
 
     def extend_keys(self) -> list[bytes]:

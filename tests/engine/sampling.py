@@ -83,7 +83,7 @@ def seated(
     for i, s in enumerate(samplings):
         request = Request(id=str(i), prompt=tuple(prompt), emitted=tuple(output), sampling=s)
         sequences.append(Running(i, request, Phase.DECODE))
-        sequences[-1].take_row(len(samplings) - 1 - i)
+        sequences[-1].take_row(len(samplings) - 1 - i, i + 1)
         table.seat(sequences[-1])
     return sequences, torch.arange(len(samplings) - 1, -1, -1, device=device), table
 

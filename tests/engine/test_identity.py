@@ -45,6 +45,14 @@ def test_preempted_by_more_urgent_ones_is_as_alone(lives: Lives) -> None:
     assert lives.preempted > before
 
 
+def test_back_on_the_row_that_it_left(lives: Lives) -> None:
+    """Preempted while alone in the decode batch, and back before anybody else has decoded."""
+    crowd = tuple(Arrival(i, 0, 0, 0.0, None) for i in (0, *range(10, 16)))
+    urgent = Arrival(9, 3, -5, 0.0, None)
+    assert lives.requests[9].sampling.max_tokens == 1
+    lives.check(Schedule((*crowd, urgent), 8, 16, 1, (0.1,)))
+
+
 def test_the_schedules_share_prefixes(lives: Lives) -> None:
     before = lives.shared_tokens
     lives.check(Schedule(everybody(), 256, 512, 32, (1.0,)))
