@@ -68,15 +68,16 @@ def test_a_held_prefill_gives_its_blocks_at_once() -> None:
     assert second.cached == 192
 
 
-def test_who_waits_for_a_prefix_is_passed_but_not_robbed() -> None:
-    turns = Turns(pages=16, rows=3, chunk=32)
+@pytest.mark.parametrize(("pages", "rows"), [(16, 8), (80, 3)])
+def test_who_waits_for_a_prefix_is_passed_but_not_robbed(pages: int, rows: int) -> None:
+    turns = Turns(pages, rows, chunk=32)
     turns.generate(0, wish(PROMPT))  # 7 pages
-    waits = turns.generate(1, wish(PROMPT))  # will need 1 beside what it shares; 6 are kept
-    small = turns.generate(2, wish([5] * 40))  # 2 pages
-    large = turns.generate(3, wish([6] * 60))  # 2 pages, one more than there are
+    waits = turns.generate(1, wish(PROMPT))  # 7 pages are kept for it, and a row
+    passes = turns.generate(2, wish([5] * 40))  # 2 pages
+    too_much = turns.generate(3, wish([6] * 60))
     turns.step()
-    assert [s.phase for s in (waits, small)] == [Phase.WAITING, Phase.PREFILL]
-    assert large.phase is Phase.WAITING
+    assert [s.phase for s in (waits, passes)] == [Phase.WAITING, Phase.PREFILL]
+    assert too_much.phase is Phase.WAITING
     while waits.phase is Phase.WAITING:
         turns.step()
     assert waits.cached == 192
@@ -114,6 +115,16 @@ def test_the_newest_of_the_least_urgent_class_makes_room() -> None:
     turns.drain()
     assert turns.preempted[:2] == [2, 1]
     assert 0 not in turns.preempted
+
+
+def test_who_waits_for_a_row_makes_room_before_an_older_one_that_runs() -> None:
+    turns = Turns(pages=4, rows=1)
+    turns.generate(0, wish([1] * 40, max_tokens=60))  # 2 pages, then 4
+    received = turns.receive(1, wish([2] * 40))
+    turns.step()
+    turns.scheduler.join(received, 7)
+    turns.drain()
+    assert turns.preempted == [1]
 
 
 @pytest.mark.parametrize("short", ["rows", "pages"])
