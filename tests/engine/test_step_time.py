@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core import Engine
+from engine.loading import warm_up
 from engine.step_time import Coefficients, StepTimeModel, StepTimer, Work
 
 TRUE = Coefficients(2e-3, 1e-4, 1e-7, 5e-5, 2e-8)
@@ -132,6 +135,16 @@ def test_steps_that_end_unseen_count_with_the_next() -> None:
     timer.end(Work(1, 100), done=True)
     sums.observe(Work(1, 100), 0.25)
     assert model.coefficients == sums.coefficients
+
+
+def test_warm_up_teaches_an_engine(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    warm_up(engine)
+    known = engine.step_time.known
+    assert known is not None and known.seconds(Work(0, 0, 64, 64 * 32)) > 0
+    assert known.added_seconds(Work(0, 0, 64, 64 * 32)) > 0
+    assert not engine.scheduler.sequences and engine.manager.available == 64
+    assert engine.scheduler.take_started() == []
 
 
 def test_costs_little() -> None:
