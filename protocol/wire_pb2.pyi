@@ -243,6 +243,9 @@ class Submit(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
+    LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    local_prefill_tokens: _builtins.int
+    """With at most so many tokens missing it prefills itself all the same; unset: its own setting."""
     @_builtins.property
     def request(self) -> Global___Request: ...
     @_builtins.property
@@ -254,12 +257,15 @@ class Submit(_message.Message):
         *,
         request: Global___Request | None = ...,
         prefill: _abc.Iterable[Global___PrefillCandidate] | None = ...,
+        local_prefill_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "local_prefill_tokens", b"local_prefill_tokens", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "local_prefill_tokens", b"local_prefill_tokens", "prefill", b"prefill", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__local_prefill_tokens: _TypeAlias = _typing.Literal["local_prefill_tokens"]  # noqa: Y015
+    _WhichOneofArgType__local_prefill_tokens: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__local_prefill_tokens) -> _WhichOneofReturnType__local_prefill_tokens | None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
 
@@ -301,6 +307,7 @@ class Output(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     finish: Global___Finish.ValueType
     error: _builtins.str
@@ -319,6 +326,10 @@ class Output(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logprobs]:
         """one for each token, or none"""
 
+    @_builtins.property
+    def measured(self) -> Global___Measured:
+        """set with the last message of a request that was handed over"""
+
     def __init__(
         self,
         *,
@@ -330,14 +341,50 @@ class Output(_message.Message):
         cached_tokens: _builtins.int = ...,
         timeline: _abc.Iterable[Global___Mark] | None = ...,
         logprobs: _abc.Iterable[Global___Logprobs] | None = ...,
+        measured: Global___Measured | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "error", b"error", "finish", b"finish", "id", b"id", "logprobs", b"logprobs", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "error", b"error", "finish", b"finish", "id", b"id", "logprobs", b"logprobs", "measured", b"measured", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Output: _TypeAlias = Output  # noqa: Y015
+
+@_typing.final
+class Measured(_message.Message):
+    """What the hand-over that succeeded took. The tail is what came after the first token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_INSTANCE_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    TAIL_BYTES_FIELD_NUMBER: _builtins.int
+    TAIL_SECONDS_FIELD_NUMBER: _builtins.int
+    prefill_instance: _builtins.str
+    kv_tokens: _builtins.int
+    """tokens whose KV came"""
+    kv_bytes: _builtins.int
+    """on the wire"""
+    tail_bytes: _builtins.int
+    tail_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        prefill_instance: _builtins.str = ...,
+        kv_tokens: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
+        tail_bytes: _builtins.int = ...,
+        tail_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_bytes", b"kv_bytes", "kv_tokens", b"kv_tokens", "prefill_instance", b"prefill_instance", "tail_bytes", b"tail_bytes", "tail_seconds", b"tail_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Measured: _TypeAlias = Measured  # noqa: Y015
 
 @_typing.final
 class Mark(_message.Message):
