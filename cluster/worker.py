@@ -27,6 +27,7 @@ from decode_worker.service import DecodeService
 from engine import messages as m
 from engine.client import EngineClient
 from engine.spec import EngineSpec
+from kvtransfer.links import Receiver
 from kvtransfer.sink import KVSink
 from kvtransfer.source import KVSource
 from prefill_worker.service import PrefillService
@@ -82,13 +83,9 @@ class Worker:
         self._source = KVSource(settings.token)
         self._sink = KVSink(settings.token)
         self._prefill = PrefillService(self._engine, self._source, self.instance)
+        self._receiver = Receiver(self._engine, self._sink, settings.token, settings.kv_codec)
         self._decode = DecodeService(
-            self._engine,
-            self._sink,
-            settings.token,
-            settings.local_prefill_tokens,
-            settings.kv_codec,
-            self.instance,
+            self._engine, self._receiver, settings.local_prefill_tokens, self.instance
         )
         self._server: grpc.aio.Server | None = None
         self._redis = connect(settings.redis_url)
@@ -155,6 +152,7 @@ class Worker:
             with contextlib.suppress(RedisError):
                 await self._directory.remove(self.instance)
         await self._decode.close()
+        await self._receiver.close()
         if self._server is not None:
             await self._server.stop(grace=0.5)
         await asyncio.to_thread(self._source.stop)

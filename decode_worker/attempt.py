@@ -12,10 +12,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from decode_worker.handover import First, Handover, Links, Told
+from decode_worker.handover import First, Handover, Told
 from decode_worker.placement import prefill_here
-from decode_worker.prefillers import PrefillCall
 from engine import messages as m
+from kvtransfer.links import Links
+from kvtransfer.prefillers import PrefillCall
 from protocol import wire_pb2 as pb
 from protocol.errors import TransferFailed, Unavailable
 from protocol.logprobs import Logprobs

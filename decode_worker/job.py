@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 
 from decode_worker.attempt import Attempt
-from decode_worker.handover import Links
 from engine.client import EngineClient
+from kvtransfer.links import Links
 from protocol import wire_pb2 as pb
 from protocol.errors import TransferFailed, Unavailable
 from protocol.logprobs import Logprobs, logprobs_to_wire

@@ -13,14 +13,9 @@ from typing import TypeAlias
 
 import grpc
 
-from decode_worker.handover import Links
 from decode_worker.job import Job
-from decode_worker.prefillers import Prefillers
 from engine.client import EngineClient
-from engine.session import Session
-from kvtransfer.codecs import TrafficCounter, Wanted, choose
-from kvtransfer.sink import KVSink
-from kvtransfer.slots import InboundSlots
+from kvtransfer.links import Receiver
 from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
 from protocol.blocks import BLOCK_TOKENS
@@ -103,20 +98,14 @@ class DecodeService(rpc.DecodeServicer):
     def __init__(
         self,
         engine: EngineClient,
-        sink: KVSink,
-        token: str,
+        receiver: Receiver,
         local_prefill_tokens: int,
-        codec: Wanted,
         instance: str,
     ) -> None:
         self._engine = engine
+        self._receiver = receiver
         self._instance = instance
-        self._sink = sink
-        self._prefillers = Prefillers(token)
         self._local_prefill_tokens = local_prefill_tokens
-        self._codec = codec
-        self.traffic = TrafficCounter()
-        self._slots: tuple[Session, InboundSlots] | None = None
         self._links: set[RouterLink] = set()
         self.draining = False
 
@@ -128,7 +117,6 @@ class DecodeService(rpc.DecodeServicer):
     async def close(self) -> None:
         for link in list(self._links):
             link.close()
-        await self._prefillers.close()
 
     async def Attach(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.RouterMessage], context: Context
@@ -179,7 +167,7 @@ class DecodeService(rpc.DecodeServicer):
             request,
             list(submit.prefill),
             self._engine,
-            self._links_now,
+            self._receiver.links,
             self._local_prefill_tokens,
             link.emit,
             link.forget,
@@ -196,14 +184,6 @@ class DecodeService(rpc.DecodeServicer):
                 f" make {request.length_limit}, over the model's {ready.max_model_len}",
                 "max_tokens",
             )
-
-    def _links_now(self) -> Links:
-        session = self._engine.current
-        assert session is not None and session.ready is not None
-        if self._slots is None or self._slots[0] is not session:
-            self._slots = (session, InboundSlots(session))
-        codec = choose(session.ready.kv, self._codec)
-        return Links(session, self._slots[1], self._sink, self._prefillers, codec, self.traffic)
 
     def _load(self) -> pb.Load:
         session = self._engine.current

@@ -29,7 +29,7 @@ async def texts(
     async with running(p_settings, d_settings) as (p, d), attached(d, p) as client:
         answers = [await client.ask(r) for r in mixed(6)]
         assert all(a.finish == pb.FINISH_LENGTH and "kv_ready" in a.timeline for a in answers)
-        return [a.tokens for a in answers], d._decode.traffic.by_codec
+        return [a.tokens for a in answers], d._receiver.traffic.by_codec
 
 
 async def test_pools_and_codecs_change_bytes_but_no_token(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from decode_worker.window import Window
 from engine import messages as m
 from engine.pieces import Piece
 from engine.session import Session
@@ -16,6 +15,7 @@ from kvtransfer.codecs import TrafficCounter
 from kvtransfer.frames import Expectation
 from kvtransfer.sink import KVSink, Pull
 from kvtransfer.slots import InboundSlots
+from kvtransfer.window import Window
 from protocol.errors import TransferFailed
 
 PAGES_S = 20.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode_worker.placement import prefill_here
-from decode_worker.window import OPEN, START, Window
+from kvtransfer.window import OPEN, START, Window
 
 
 @given(total=st.integers(0, 40), data=st.data())
@@ -42,9 +41,3 @@ def test_only_a_sender_with_a_credit_can_stall() -> None:
     window.arrived()
     now = 300.0
     assert window.stalled_s() == 0.0
-
-
-def test_where_a_prompt_is_computed() -> None:
-    assert prefill_here(1000, 0, False, 64)
-    assert prefill_here(1000, 936, True, 64)
-    assert not prefill_here(1000, 935, True, 64)
