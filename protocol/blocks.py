@@ -1,6 +1,6 @@
 """Keys of KV blocks: a chained keyed hash over spans of tokens.
 
-    root  = H(cluster secret; tenant, model fingerprint, KV precision)
+    root  = H(cluster secret; tenant, model fingerprint, KV precision[, salt])
     key_0 = H(root,  tokens[0:32])
     key_i = H(key_i-1, tokens[32i:32i+32])
 
@@ -20,10 +20,13 @@ BLOCK_TOKENS = 32
 KEY_BYTES = 16
 
 
-def cache_root(secret: bytes, tenant: str, fingerprint: str, precision: str) -> bytes:
-    """Root key of one prefix-cache namespace, 16 bytes. ``secret`` has at most 64 bytes."""
+def cache_root(
+    secret: bytes, tenant: str, fingerprint: str, precision: str, salt: str = ""
+) -> bytes:
+    """Root key of one prefix-cache namespace, 16 bytes. ``secret`` has at most 64 bytes; a ``salt``
+    is the caller's own, and narrows the tenant's namespace."""
     h = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"baton-root")
-    for part in (tenant, fingerprint, precision):
+    for part in (tenant, fingerprint, precision, *([salt] if salt else [])):
         data = part.encode()
         h.update(len(data).to_bytes(4, "little"))
         h.update(data)

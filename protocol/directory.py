@@ -47,6 +47,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens_total: int = 0
     step_model: tuple[float, ...] = ()  # c0 .. c4 of engine/step_time.py, as last fitted
     draining: bool = False
+    max_batch: int = 0  # sequences in a step; 0: not said
+    prefill_chunk: int = 0  # prompt tokens in a step; 0: not said
 
 
 _encode = msgspec.msgpack.Encoder().encode
