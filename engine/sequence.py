@@ -1,9 +1,10 @@
 """One request inside the engine.
 
-    generate   WAITING -> PREFILL -> DECODE -> done              (preempted: -> WAITING)
+    generate   WAITING -> PREFILL -> DECODE -> done
     prefill    WAITING -> PREFILL -> HELD -> done                (held until released: KV goes out)
     receive    LOOKED_UP -> RESERVING -> RECEIVING -> WAITING_ROW -> DECODE -> done
 
+Preempted in PREFILL (unless it is to be held), DECODE or WAITING_ROW: -> WAITING, like generate.
 Whoever moves a sequence to another phase also moves it between the scheduler's queues.
 """
 

@@ -11,7 +11,8 @@ from engine.kv_format import Codec
 from engine.model import Model
 from engine.pieces import cut
 from protocol.request import Request
-from tests.engine.conftest import drain
+from tests.engine.conftest import drain, load_model
+from tests.engine.families import save
 from tests.engine.schedules import Arrival, Lives, Schedule, schedules
 
 
@@ -66,6 +67,16 @@ def test_the_schedules_share_prefixes(lives: Lives) -> None:
 def test_any_schedule_gives_the_same_text(lives: Lives, schedule: Schedule) -> None:
     """Arrivals, priorities, cancellations, resumed requests, engine sizes and step times."""
     lives.check(schedule)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "qwen3-moe"])
+def test_windows_and_experts_change_nothing(
+    family: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    others = Lives(load_model(save(tmp_path_factory.mktemp(family), family)))
+    others.check(Schedule(everybody(), 12, 64, 8, (1.0,)))
+    others.check(Schedule(everybody(2), 256, 512, 32, (1.0, 60.0)))
+    assert others.preempted
 
 
 def test_resumed_goes_on_as_if_nothing_happened(lives: Lives) -> None:
