@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protocol/wire.proto\x12\x08\x62\x61ton.v1\"\xdc\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\r\n\x05top_k\x18\x08 \x01(\r\x12\r\n\x05min_p\x18\t \x01(\x01\x12\x18\n\x10presence_penalty\x18\n \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x0c \x01(\x01\x12\'\n\nlogit_bias\x18\r \x03(\x0b\x32\x13.baton.v1.LogitBias\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"(\n\tLogitBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"S\n\x08Logprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\ntop_tokens\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x82\x01\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x03 \x03(\r\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x12\n\ncache_root\x18\x05 \x01(\x0c\x12\x10\n\x08priority\x18\x06 \x01(\x11\"K\n\x10PrefillCandidate\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x13\n\x0bkv_endpoint\x18\x03 \x01(\t\"\x95\x01\n\x06Submit\x12\"\n\x07request\x18\x01 \x01(\x0b\x32\x11.baton.v1.Request\x12+\n\x07prefill\x18\x02 \x03(\x0b\x32\x1a.baton.v1.PrefillCandidate\x12!\n\x14local_prefill_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x17\n\x15_local_prefill_tokens\"A\n\rRouterMessage\x12 \n\x06submit\x18\x01 \x03(\x0b\x32\x10.baton.v1.Submit\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\t\"\xed\x01\n\x06Output\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12 \n\x06\x66inish\x18\x03 \x01(\x0e\x32\x10.baton.v1.Finish\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12 \n\x08timeline\x18\x07 \x03(\x0b\x32\x0e.baton.v1.Mark\x12$\n\x08logprobs\x18\x08 \x03(\x0b\x32\x12.baton.v1.Logprobs\x12$\n\x08measured\x18\t \x01(\x0b\x32\x12.baton.v1.Measured\"s\n\x08Measured\x12\x18\n\x10prefill_instance\x18\x01 \x01(\t\x12\x11\n\tkv_tokens\x18\x02 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04\x12\x12\n\ntail_bytes\x18\x04 \x01(\x04\x12\x14\n\x0ctail_seconds\x18\x05 \x01(\x01\"&\n\x04Mark\x12\r\n\x05\x65vent\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x84\x01\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x16\n\x0ekv_tokens_free\x18\x04 \x01(\x04\x12\x17\n\x0fkv_tokens_total\x18\x05 \x01(\x04\x12\x12\n\nstep_model\x18\x06 \x03(\x01\"P\n\rWorkerMessage\x12!\n\x07outputs\x18\x01 \x03(\x0b\x32\x10.baton.v1.Output\x12\x1c\n\x04load\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Load\"\x8f\x01\n\x0cPrefillStart\x12\"\n\x07request\x18\x01 \x01(\x0b\x32\x11.baton.v1.Request\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x10\n\x08transfer\x18\x03 \x01(\t\x12\x13\n\x0bskip_blocks\x18\x04 \x01(\r\x12\x13\n\x0b\x66rame_bytes\x18\x05 \x01(\r\x12\r\n\x05\x63odec\x18\x06 \x01(\r\"Q\n\x0bPrefillCall\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x16.baton.v1.PrefillStartH\x00\x12\x11\n\x07\x63redits\x18\x02 \x01(\rH\x00\x42\x06\n\x04\x62ody\"\xa7\x03\n\x0cPrefillEvent\x12\x33\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1f.baton.v1.PrefillEvent.AcceptedH\x00\x12\x31\n\x07started\x18\x02 \x01(\x0b\x32\x1e.baton.v1.PrefillEvent.StartedH\x00\x12\x38\n\x0b\x66irst_token\x18\x03 \x01(\x0b\x32!.baton.v1.PrefillEvent.FirstTokenH\x00\x12+\n\x04sent\x18\x04 \x01(\x0b\x32\x1b.baton.v1.PrefillEvent.SentH\x00\x1a!\n\x08\x41\x63\x63\x65pted\x12\x15\n\rqueued_tokens\x18\x01 \x01(\x04\x1a \n\x07Started\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x1a\x63\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12 \n\x06\x66inish\x18\x02 \x01(\x0e\x32\x10.baton.v1.Finish\x12$\n\x08logprobs\x18\x03 \x01(\x0b\x32\x12.baton.v1.Logprobs\x1a\x16\n\x04Sent\x12\x0e\n\x06\x66rames\x18\x01 \x01(\rB\x06\n\x04\x62ody*O\n\x06\x46inish\x12\x0f\n\x0b\x46INISH_NONE\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02\x12\x10\n\x0c\x46INISH_ERROR\x10\x03\x32H\n\x06\x44\x65\x63ode\x12>\n\x06\x41ttach\x12\x17.baton.v1.RouterMessage\x1a\x17.baton.v1.WorkerMessage(\x01\x30\x01\x32\x43\n\x07Prefill\x12\x38\n\x03Run\x12\x15.baton.v1.PrefillCall\x1a\x16.baton.v1.PrefillEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protocol/wire.proto\x12\x08\x62\x61ton.v1\"\xdc\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\r\n\x05top_k\x18\x08 \x01(\r\x12\r\n\x05min_p\x18\t \x01(\x01\x12\x18\n\x10presence_penalty\x18\n \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x0c \x01(\x01\x12\'\n\nlogit_bias\x18\r \x03(\x0b\x32\x13.baton.v1.LogitBias\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"(\n\tLogitBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"S\n\x08Logprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\ntop_tokens\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x82\x01\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x03 \x03(\r\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x12\n\ncache_root\x18\x05 \x01(\x0c\x12\x10\n\x08priority\x18\x06 \x01(\x11\"k\n\x10PrefillCandidate\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x13\n\x0bkv_endpoint\x18\x03 \x01(\t\x12\x1e\n\x05\x66\x65tch\x18\x04 \x01(\x0b\x32\x0f.baton.v1.Fetch\"P\n\x05\x46\x65tch\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x13\n\x0bkv_endpoint\x18\x03 \x01(\t\x12\x0e\n\x06\x62locks\x18\x04 \x01(\r\"\xb5\x01\n\x06Submit\x12\"\n\x07request\x18\x01 \x01(\x0b\x32\x11.baton.v1.Request\x12+\n\x07prefill\x18\x02 \x03(\x0b\x32\x1a.baton.v1.PrefillCandidate\x12\x1e\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Fetch\x12!\n\x14local_prefill_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x17\n\x15_local_prefill_tokens\"A\n\rRouterMessage\x12 \n\x06submit\x18\x01 \x03(\x0b\x32\x10.baton.v1.Submit\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\t\"\xed\x01\n\x06Output\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12 \n\x06\x66inish\x18\x03 \x01(\x0e\x32\x10.baton.v1.Finish\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12 \n\x08timeline\x18\x07 \x03(\x0b\x32\x0e.baton.v1.Mark\x12$\n\x08logprobs\x18\x08 \x03(\x0b\x32\x12.baton.v1.Logprobs\x12$\n\x08measured\x18\t \x01(\x0b\x32\x12.baton.v1.Measured\"s\n\x08Measured\x12\x18\n\x10prefill_instance\x18\x01 \x01(\t\x12\x11\n\tkv_tokens\x18\x02 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04\x12\x12\n\ntail_bytes\x18\x04 \x01(\x04\x12\x14\n\x0ctail_seconds\x18\x05 \x01(\x01\"&\n\x04Mark\x12\r\n\x05\x65vent\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x84\x01\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x16\n\x0ekv_tokens_free\x18\x04 \x01(\x04\x12\x17\n\x0fkv_tokens_total\x18\x05 \x01(\x04\x12\x12\n\nstep_model\x18\x06 \x03(\x01\"P\n\rWorkerMessage\x12!\n\x07outputs\x18\x01 \x03(\x0b\x32\x10.baton.v1.Output\x12\x1c\n\x04load\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Load\"\xd3\x01\n\x0cPrefillStart\x12\"\n\x07request\x18\x01 \x01(\x0b\x32\x11.baton.v1.Request\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x10\n\x08transfer\x18\x03 \x01(\t\x12\x13\n\x0bskip_blocks\x18\x04 \x01(\r\x12\x13\n\x0b\x66rame_bytes\x18\x05 \x01(\r\x12\r\n\x05\x63odec\x18\x06 \x01(\r\x12\r\n\x05model\x18\x07 \x01(\t\x12\x13\n\x0b\x63\x61\x63hed_only\x18\x08 \x01(\x08\x12\x1e\n\x05\x66\x65tch\x18\t \x01(\x0b\x32\x0f.baton.v1.Fetch\"Q\n\x0bPrefillCall\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x16.baton.v1.PrefillStartH\x00\x12\x11\n\x07\x63redits\x18\x02 \x01(\rH\x00\x42\x06\n\x04\x62ody\"\xf6\x03\n\x0cPrefillEvent\x12\x33\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1f.baton.v1.PrefillEvent.AcceptedH\x00\x12\x31\n\x07started\x18\x02 \x01(\x0b\x32\x1e.baton.v1.PrefillEvent.StartedH\x00\x12\x38\n\x0b\x66irst_token\x18\x03 \x01(\x0b\x32!.baton.v1.PrefillEvent.FirstTokenH\x00\x12+\n\x04sent\x18\x04 \x01(\x0b\x32\x1b.baton.v1.PrefillEvent.SentH\x00\x12\x33\n\x08\x66\x65tching\x18\x05 \x01(\x0b\x32\x1f.baton.v1.PrefillEvent.FetchingH\x00\x1a!\n\x08\x41\x63\x63\x65pted\x12\x15\n\rqueued_tokens\x18\x01 \x01(\x04\x1a \n\x07Started\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x1a\x18\n\x08\x46\x65tching\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x1a\x63\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12 \n\x06\x66inish\x18\x02 \x01(\x0e\x32\x10.baton.v1.Finish\x12$\n\x08logprobs\x18\x03 \x01(\x0b\x32\x12.baton.v1.Logprobs\x1a\x16\n\x04Sent\x12\x0e\n\x06\x66rames\x18\x01 \x01(\rB\x06\n\x04\x62ody*O\n\x06\x46inish\x12\x0f\n\x0b\x46INISH_NONE\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02\x12\x10\n\x0c\x46INISH_ERROR\x10\x03\x32H\n\x06\x44\x65\x63ode\x12>\n\x06\x41ttach\x12\x17.baton.v1.RouterMessage\x1a\x17.baton.v1.WorkerMessage(\x01\x30\x01\x32\x43\n\x07Prefill\x12\x38\n\x03Run\x12\x15.baton.v1.PrefillCall\x1a\x16.baton.v1.PrefillEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protocol.wire_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISH']._serialized_start=2209
-  _globals['_FINISH']._serialized_end=2288
+  _globals['_FINISH']._serialized_start=2502
+  _globals['_FINISH']._serialized_end=2581
   _globals['_SAMPLING']._serialized_start=34
   _globals['_SAMPLING']._serialized_end=382
   _globals['_LOGITBIAS']._serialized_start=384
@@ -42,37 +42,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUEST']._serialized_start=512
   _globals['_REQUEST']._serialized_end=642
   _globals['_PREFILLCANDIDATE']._serialized_start=644
-  _globals['_PREFILLCANDIDATE']._serialized_end=719
-  _globals['_SUBMIT']._serialized_start=722
-  _globals['_SUBMIT']._serialized_end=871
-  _globals['_ROUTERMESSAGE']._serialized_start=873
-  _globals['_ROUTERMESSAGE']._serialized_end=938
-  _globals['_OUTPUT']._serialized_start=941
-  _globals['_OUTPUT']._serialized_end=1178
-  _globals['_MEASURED']._serialized_start=1180
-  _globals['_MEASURED']._serialized_end=1295
-  _globals['_MARK']._serialized_start=1297
-  _globals['_MARK']._serialized_end=1335
-  _globals['_LOAD']._serialized_start=1338
-  _globals['_LOAD']._serialized_end=1470
-  _globals['_WORKERMESSAGE']._serialized_start=1472
-  _globals['_WORKERMESSAGE']._serialized_end=1552
-  _globals['_PREFILLSTART']._serialized_start=1555
-  _globals['_PREFILLSTART']._serialized_end=1698
-  _globals['_PREFILLCALL']._serialized_start=1700
-  _globals['_PREFILLCALL']._serialized_end=1781
-  _globals['_PREFILLEVENT']._serialized_start=1784
-  _globals['_PREFILLEVENT']._serialized_end=2207
-  _globals['_PREFILLEVENT_ACCEPTED']._serialized_start=2007
-  _globals['_PREFILLEVENT_ACCEPTED']._serialized_end=2040
-  _globals['_PREFILLEVENT_STARTED']._serialized_start=2042
-  _globals['_PREFILLEVENT_STARTED']._serialized_end=2074
-  _globals['_PREFILLEVENT_FIRSTTOKEN']._serialized_start=2076
-  _globals['_PREFILLEVENT_FIRSTTOKEN']._serialized_end=2175
-  _globals['_PREFILLEVENT_SENT']._serialized_start=2177
-  _globals['_PREFILLEVENT_SENT']._serialized_end=2199
-  _globals['_DECODE']._serialized_start=2290
-  _globals['_DECODE']._serialized_end=2362
-  _globals['_PREFILL']._serialized_start=2364
-  _globals['_PREFILL']._serialized_end=2431
+  _globals['_PREFILLCANDIDATE']._serialized_end=751
+  _globals['_FETCH']._serialized_start=753
+  _globals['_FETCH']._serialized_end=833
+  _globals['_SUBMIT']._serialized_start=836
+  _globals['_SUBMIT']._serialized_end=1017
+  _globals['_ROUTERMESSAGE']._serialized_start=1019
+  _globals['_ROUTERMESSAGE']._serialized_end=1084
+  _globals['_OUTPUT']._serialized_start=1087
+  _globals['_OUTPUT']._serialized_end=1324
+  _globals['_MEASURED']._serialized_start=1326
+  _globals['_MEASURED']._serialized_end=1441
+  _globals['_MARK']._serialized_start=1443
+  _globals['_MARK']._serialized_end=1481
+  _globals['_LOAD']._serialized_start=1484
+  _globals['_LOAD']._serialized_end=1616
+  _globals['_WORKERMESSAGE']._serialized_start=1618
+  _globals['_WORKERMESSAGE']._serialized_end=1698
+  _globals['_PREFILLSTART']._serialized_start=1701
+  _globals['_PREFILLSTART']._serialized_end=1912
+  _globals['_PREFILLCALL']._serialized_start=1914
+  _globals['_PREFILLCALL']._serialized_end=1995
+  _globals['_PREFILLEVENT']._serialized_start=1998
+  _globals['_PREFILLEVENT']._serialized_end=2500
+  _globals['_PREFILLEVENT_ACCEPTED']._serialized_start=2274
+  _globals['_PREFILLEVENT_ACCEPTED']._serialized_end=2307
+  _globals['_PREFILLEVENT_STARTED']._serialized_start=2309
+  _globals['_PREFILLEVENT_STARTED']._serialized_end=2341
+  _globals['_PREFILLEVENT_FETCHING']._serialized_start=2343
+  _globals['_PREFILLEVENT_FETCHING']._serialized_end=2367
+  _globals['_PREFILLEVENT_FIRSTTOKEN']._serialized_start=2369
+  _globals['_PREFILLEVENT_FIRSTTOKEN']._serialized_end=2468
+  _globals['_PREFILLEVENT_SENT']._serialized_start=2470
+  _globals['_PREFILLEVENT_SENT']._serialized_end=2492
+  _globals['_DECODE']._serialized_start=2583
+  _globals['_DECODE']._serialized_end=2655
+  _globals['_PREFILL']._serialized_start=2657
+  _globals['_PREFILL']._serialized_end=2724
 # @@protoc_insertion_point(module_scope)

@@ -217,25 +217,64 @@ class PrefillCandidate(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
     KV_ENDPOINT_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     endpoint: _builtins.str
     """host:port of the Prefill service"""
     kv_endpoint: _builtins.str
     """host:port of the KV service"""
+    @_builtins.property
+    def fetch(self) -> Global___Fetch:
+        """what it had better bring in before it computes"""
+
     def __init__(
         self,
         *,
         instance: _builtins.str = ...,
         endpoint: _builtins.str = ...,
         kv_endpoint: _builtins.str = ...,
+        fetch: Global___Fetch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "instance", b"instance", "kv_endpoint", b"kv_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "fetch", b"fetch", "instance", b"instance", "kv_endpoint", b"kv_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillCandidate: _TypeAlias = PrefillCandidate  # noqa: Y015
+
+@_typing.final
+class Fetch(_message.Message):
+    """Cached blocks of a prompt that another worker, of either role, has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    KV_ENDPOINT_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    instance: _builtins.str
+    endpoint: _builtins.str
+    """host:port of the Prefill service"""
+    kv_endpoint: _builtins.str
+    """host:port of the KV service"""
+    blocks: _builtins.int
+    """leading blocks of the prompt that it is thought to have"""
+    def __init__(
+        self,
+        *,
+        instance: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        kv_endpoint: _builtins.str = ...,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "endpoint", b"endpoint", "instance", b"instance", "kv_endpoint", b"kv_endpoint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fetch: _TypeAlias = Fetch  # noqa: Y015
 
 @_typing.final
 class Submit(_message.Message):
@@ -243,6 +282,7 @@ class Submit(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
     LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     local_prefill_tokens: _builtins.int
     """With at most so many tokens missing it prefills itself all the same; unset: its own setting."""
@@ -252,16 +292,21 @@ class Submit(_message.Message):
     def prefill(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillCandidate]:
         """best first; empty: prefill on the decode worker"""
 
+    @_builtins.property
+    def fetch(self) -> Global___Fetch:
+        """what the decode worker had better bring in first"""
+
     def __init__(
         self,
         *,
         request: Global___Request | None = ...,
         prefill: _abc.Iterable[Global___PrefillCandidate] | None = ...,
+        fetch: Global___Fetch | None = ...,
         local_prefill_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "local_prefill_tokens", b"local_prefill_tokens", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "fetch", b"fetch", "local_prefill_tokens", b"local_prefill_tokens", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "local_prefill_tokens", b"local_prefill_tokens", "prefill", b"prefill", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "fetch", b"fetch", "local_prefill_tokens", b"local_prefill_tokens", "prefill", b"prefill", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__local_prefill_tokens: _TypeAlias = _typing.Literal["local_prefill_tokens"]  # noqa: Y015
     _WhichOneofArgType__local_prefill_tokens: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens"]  # noqa: Y015
@@ -487,6 +532,9 @@ class PrefillStart(_message.Message):
     SKIP_BLOCKS_FIELD_NUMBER: _builtins.int
     FRAME_BYTES_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CACHED_ONLY_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     """of the worker addressed; another one refuses"""
     transfer: _builtins.str
@@ -497,8 +545,16 @@ class PrefillStart(_message.Message):
     """largest KV payload of one frame that it takes"""
     codec: _builtins.int
     """of the KV payload: engine/kv_format.py"""
+    model: _builtins.str
+    """identity of the KV: that of the addressed worker, or it refuses"""
+    cached_only: _builtins.bool
+    """compute nothing: send the full blocks that are cached"""
     @_builtins.property
     def request(self) -> Global___Request: ...
+    @_builtins.property
+    def fetch(self) -> Global___Fetch:
+        """what to bring in before computing"""
+
     def __init__(
         self,
         *,
@@ -508,10 +564,13 @@ class PrefillStart(_message.Message):
         skip_blocks: _builtins.int = ...,
         frame_bytes: _builtins.int = ...,
         codec: _builtins.int = ...,
+        model: _builtins.str = ...,
+        cached_only: _builtins.bool = ...,
+        fetch: Global___Fetch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "frame_bytes", b"frame_bytes", "instance", b"instance", "request", b"request", "skip_blocks", b"skip_blocks", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_only", b"cached_only", "codec", b"codec", "fetch", b"fetch", "frame_bytes", b"frame_bytes", "instance", b"instance", "model", b"model", "request", b"request", "skip_blocks", b"skip_blocks", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -584,6 +643,23 @@ class PrefillEvent(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
+    class Fetching(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        DONE_FIELD_NUMBER: _builtins.int
+        done: _builtins.bool
+        def __init__(
+            self,
+            *,
+            done: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class FirstToken(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -629,6 +705,7 @@ class PrefillEvent(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
+    FETCHING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___PrefillEvent.Accepted: ...
     @_builtins.property
@@ -637,6 +714,8 @@ class PrefillEvent(_message.Message):
     def first_token(self) -> Global___PrefillEvent.FirstToken: ...
     @_builtins.property
     def sent(self) -> Global___PrefillEvent.Sent: ...
+    @_builtins.property
+    def fetching(self) -> Global___PrefillEvent.Fetching: ...
     def __init__(
         self,
         *,
@@ -644,12 +723,13 @@ class PrefillEvent(_message.Message):
         started: Global___PrefillEvent.Started | None = ...,
         first_token: Global___PrefillEvent.FirstToken | None = ...,
         sent: Global___PrefillEvent.Sent | None = ...,
+        fetching: Global___PrefillEvent.Fetching | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "first_token", b"first_token", "sent", b"sent", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "fetching", b"fetching", "first_token", b"first_token", "sent", b"sent", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "first_token", b"first_token", "sent", b"sent", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "fetching", b"fetching", "first_token", b"first_token", "sent", b"sent", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["accepted", "started", "first_token", "sent"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["accepted", "started", "first_token", "sent", "fetching"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
