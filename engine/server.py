@@ -171,7 +171,7 @@ class EngineServer:
         queued = sum(q.remaining for q in s.queue if q.phase is Phase.WAITING)
         queued += sum(q.remaining for q in s.prefilling)
         waiting = len(s.sequences) - len(s.decoding)
-        step_model = tuple(self._engine.step_time.coefficients)
+        step_model = tuple(self._engine.step_time.known or ())
         return m.Beat(len(s.decoding), waiting, queued, self._engine.manager.available, step_model)
 
 
