@@ -6,6 +6,7 @@
     ├── Unavailable         nobody can take the request now; retry later     HTTP 503
     ├── TransferFailed      KV did not arrive intact or in time; the decode worker recovers
     ├── EngineDied          the engine process ended or stopped answering
+    ├── MalformedEvents     a report of what a worker has cached cannot be read
     └── StartupError        a process cannot start as configured; says what to change
 
 Bugs of our own are ``assert``; these are for input, networks, disks and other processes.
@@ -43,6 +44,10 @@ class TransferFailed(BatonError):
 
 class EngineDied(BatonError):
     """The engine process ended, or stopped answering, while work was in it."""
+
+
+class MalformedEvents(BatonError):
+    """A report of what a worker has cached cannot be read; the index does without it."""
 
 
 class StartupError(BatonError):
