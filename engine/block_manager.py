@@ -33,6 +33,34 @@ class BlockManager:
         self._page: dict[bytes, int] = {}
         # Oldest first. Not a dict: its first entry is found past all those deleted before it.
         self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._changes: list[tuple[bool, list[bytes]]] | None = None
+
+    # ---- what is cached, told -----------------------------------------------------------------
+
+    def report(self) -> None:
+        """Note from now on what ``take_changes`` gives; before, nothing is noted."""
+        self._changes = []
+
+    def take_changes(self) -> list[tuple[bool, bytes]]:
+        """What came into the cache (True) and went (False) since the last call, in order: runs of
+        packed keys. A block comes after its parent, and goes before it."""
+        if not self._changes:
+            return []
+        taken, self._changes = self._changes, []
+        return [(stored, b"".join(keys)) for stored, keys in taken]
+
+    def _note(self, stored: bool, key: bytes) -> None:
+        if self._changes is None:
+            return
+        if not self._changes or self._changes[-1][0] is not stored:
+            self._changes.append((stored, []))
+        self._changes[-1][1].append(key)
+
+    def forget(self) -> None:
+        """Free every page that nobody uses; what was cached in them is gone."""
+        self._free += [self._evict() for _ in range(len(self._evictable))]
+
+    # ---- pages --------------------------------------------------------------------------------
 
     @property
     def available(self) -> int:
@@ -72,15 +100,17 @@ class BlockManager:
         return [self._take() for _ in range(count)]
 
     def _take(self) -> int:
-        if self._free:
-            page = self._free.pop()
-        else:
-            page, _ = self._evictable.popitem(last=False)
-            key = self._key[page]
-            assert key is not None
-            del self._page[key]
-            self._key[page] = None
+        page = self._free.pop() if self._free else self._evict()
         self._refs[page] = 1
+        return page
+
+    def _evict(self) -> int:
+        page, _ = self._evictable.popitem(last=False)
+        key = self._key[page]
+        assert key is not None
+        del self._page[key]
+        self._key[page] = None
+        self._note(False, key)
         return page
 
     def commit(self, page: int, key: bytes) -> int:
@@ -93,6 +123,7 @@ class BlockManager:
         if key not in self._page:
             self._page[key] = page
             self._key[page] = key
+            self._note(True, key)
             return page
         self.release([page])
         return self.pin([key])[0]

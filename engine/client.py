@@ -13,7 +13,7 @@ import logging
 import time
 
 from engine import messages as m
-from engine.session import Report, Session, spawn
+from engine.session import CacheListener, Report, Session, spawn
 from engine.spec import EngineSpec
 from protocol.errors import StartupError, Unavailable
 
@@ -33,10 +33,17 @@ DEATH_WINDOW_S = 60.0
 class EngineClient:
     """Owns the engine process, one at a time."""
 
-    def __init__(self, argv: list[str], spec: EngineSpec, report: Report) -> None:
+    def __init__(
+        self,
+        argv: list[str],
+        spec: EngineSpec,
+        report: Report,
+        cache: CacheListener | None = None,
+    ) -> None:
         self._argv = argv
         self._spec = spec
         self._report = report
+        self._cache = cache
         self._handles = itertools.count(1)
         self._session: Session | None = None
         self._settled = asyncio.Event()  # an engine serves, or there will be none
@@ -86,7 +93,7 @@ class EngineClient:
     # ---- keeping one alive ------------------------------------------------------------------
 
     async def _launch(self) -> Session:
-        session = spawn(self._argv, self._spec)
+        session = spawn(self._argv, self._spec, self._cache)
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 await session.open(self._report)

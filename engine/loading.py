@@ -133,6 +133,7 @@ def warm_up(engine: Engine) -> float:
     longest = _warm_up_round(engine, {-1: 1}, tokens=2)
     engine.step_time.forget()
     _warm_up_round(engine, {-2: 1, -3: 4}, tokens=SETTLED)
+    engine.manager.forget()  # nobody ever asks for these blocks
     return longest
 
 

@@ -177,6 +177,13 @@ class Tokens(_Message, frozen=True):
     logprobs: list[Logprobs | None] = []
 
 
+class Cached(_Message, frozen=True):
+    """What came into the prefix cache (True) and went (False), in order: runs of block keys, packed
+    back to back. A block comes after its parent, and goes before it."""
+
+    changes: list[tuple[bool, bytes]]
+
+
 class Beat(_Message, frozen=True):
     """The loop turns. Sent at least every BEAT_S, with the load. ``step_model``: coefficients of
     ``engine/step_time.py``, as fitted so far."""
@@ -200,6 +207,7 @@ Event: TypeAlias = (
     | Frame
     | SlotsFree
     | Tokens
+    | Cached
     | Beat
 )
 

@@ -44,6 +44,7 @@ class EngineServer:
         )
         self._egress = Egress(arena.shape.outbound_slots(), self._copy_out)
         self._out: list[Any] = []
+        engine.manager.report()
 
     def run(self) -> None:
         """Until the front is gone."""
@@ -153,6 +154,8 @@ class EngineServer:
             drawn = self._engine.run(plan)
             if drawn:
                 self._out.append(_tokens(drawn))
+        if changes := self._engine.manager.take_changes():
+            self._out.append(m.Cached(changes))
         # Tokens leave before KV is copied: a first token never waits for the payload behind it.
         self._flush()
         frames = self._egress.pump(self._engine.computed_blocks)

@@ -21,6 +21,7 @@ from engine import messages as m
 from engine.arena import Arena
 from engine.channel import Framer, pack
 from engine.spec import EngineSpec
+from protocol.blocks import KEY_BYTES
 from protocol.errors import EngineDied, StartupError
 from protocol.logprobs import Logprobs
 from protocol.request import Finish
@@ -29,6 +30,19 @@ log = logging.getLogger("baton.engine")
 
 Report = Callable[[str, float], None]
 """(what is being done, fraction of it done)"""
+
+
+class CacheListener(Protocol):
+    """Who is told what the engine's prefix cache holds."""
+
+    def stored(self, keys: list[bytes]) -> None:
+        """Blocks that came, parents before children."""
+
+    def evicted(self, keys: list[bytes]) -> None:
+        """Blocks that went, children before parents."""
+
+    def cleared(self) -> None:
+        """Nothing is cached any more."""
 
 
 class Listener(Protocol):
@@ -47,7 +61,13 @@ class Listener(Protocol):
 class Session:
     """Talks to one engine process. All methods belong to the event loop's thread."""
 
-    def __init__(self, process: subprocess.Popen[bytes], arena: Arena, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        arena: Arena,
+        sock: socket.socket,
+        cache: CacheListener | None = None,
+    ) -> None:
         self.process = process
         self.arena = arena
         self.ready: m.Ready | None = None
@@ -55,6 +75,7 @@ class Session:
         self.alive = True
         self.inbound = arena.shape.inbound_slots()
         self.on_inbound_free: Callable[[], None] = lambda: None
+        self._cache = cache
         self._heard = time.monotonic()
         self._listeners: dict[int, Listener] = {}
         self._outbox: list[m.Command] = []
@@ -117,6 +138,8 @@ class Session:
             self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1.0)
+        if self._cache is not None:
+            self._cache.cleared()
         lost, self._listeners = self._listeners, {}
         for listener in lost.values():
             try:
@@ -155,6 +178,8 @@ class Session:
                     listener.on_token(token, finish, logprobs)
         elif isinstance(event, m.Beat):
             self.beat = event
+        elif isinstance(event, m.Cached):
+            self._tell_cache(event)
         elif isinstance(event, m.SlotsFree):
             self.inbound += event.slots
             self.on_inbound_free()
@@ -165,8 +190,15 @@ class Session:
         elif isinstance(event, m.Frame):
             self.send(m.SlotsFree([event.slot]))  # its transfer has ended meanwhile
 
+    def _tell_cache(self, event: m.Cached) -> None:
+        if self._cache is None:
+            return
+        for stored, packed in event.changes:
+            keys = [packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)]
+            (self._cache.stored if stored else self._cache.evicted)(keys)
 
-def spawn(argv: list[str], spec: EngineSpec) -> Session:
+
+def spawn(argv: list[str], spec: EngineSpec, cache: CacheListener | None = None) -> Session:
     """Start an engine process that inherits its socket and arena; nothing has a name."""
     ours, theirs = socket.socketpair()
     arena = Arena.create(spec.arena)
@@ -185,4 +217,4 @@ def spawn(argv: list[str], spec: EngineSpec) -> Session:
     with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(msgspec.json.encode(spec))
     arena.release_fd()
-    return Session(process, arena, ours)
+    return Session(process, arena, ours, cache)

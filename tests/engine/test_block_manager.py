@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.block_manager import BlockManager
+from protocol.blocks import KEY_BYTES
 
 PAGES = 9
 DEPTH = 6
@@ -20,8 +21,16 @@ Path = tuple[int, ...]
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=DEPTH).map(tuple)
 
 
+def key_of(path: Path) -> bytes:
+    return bytes(path).ljust(KEY_BYTES, b"\xff")
+
+
+def path_of(key: bytes) -> Path:
+    return tuple(key.rstrip(b"\xff"))
+
+
 def keys_of(path: Path) -> list[bytes]:
-    return [bytes(path[: i + 1]) for i in range(len(path))]
+    return [key_of(prefix) for prefix in prefixes(path)]
 
 
 def prefixes(path: Path) -> list[Path]:
@@ -62,6 +71,8 @@ class Pages(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.manager = BlockManager(PAGES)
+        self.manager.report()
+        self.told: set[Path] = set()
         self.cache = NaiveCache()
         self.holders: list[Holder] = []
         self.clock = 0
@@ -117,7 +128,7 @@ class Pages(RuleBasedStateMachine):
         for i in range(holder.committed, data.draw(st.integers(0, len(holder.path)))):
             block = holder.path[: i + 1]
             page, _ = self.cache.blocks.setdefault(block, (holder.pages[i], self.clock))
-            assert self.manager.commit(holder.pages[i], bytes(block)) == page
+            assert self.manager.commit(holder.pages[i], key_of(block)) == page
             holder.pages[i] = page
             holder.committed = i + 1
 
@@ -156,9 +167,31 @@ class Pages(RuleBasedStateMachine):
 
     @invariant()
     def the_cache_is_the_models_and_closed(self) -> None:
-        pages = {bytes(path): page for path, (page, _) in self.cache.blocks.items()}
+        pages = {key_of(path): page for path, (page, _) in self.cache.blocks.items()}
         assert self.manager._page == pages
         assert all(path[:-1] in self.cache.blocks for path in self.cache.blocks if len(path) > 1)
+
+    @rule()
+    def what_is_told_is_the_cache(self) -> None:
+        """After any number of turns; and closed at every moment between them."""
+        for stored, packed in self.manager.take_changes():
+            for i in range(0, len(packed), KEY_BYTES):
+                self.follow(stored, path_of(packed[i : i + KEY_BYTES]))
+        assert self.told == set(self.cache.blocks)
+
+    def follow(self, stored: bool, path: Path) -> None:
+        if stored:
+            assert path not in self.told and (len(path) == 1 or path[:-1] in self.told)
+            self.told.add(path)
+        else:
+            self.told.remove(path)
+            assert not {(*path, 0), (*path, 1)} & self.told
+
+    @rule()
+    def forget(self) -> None:
+        held = self.in_use()
+        self.manager.forget()
+        self.cache.blocks = {p: b for p, b in self.cache.blocks.items() if b[0] in held}
 
 
 Pages.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

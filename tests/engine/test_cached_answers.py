@@ -1,0 +1,67 @@
+"""What an engine says of its cache once a request has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from engine.core import Engine
+from engine.kv_format import Codec
+from engine.loading import warm_up
+from engine.pieces import Piece
+from protocol.blocks import KEY_BYTES, block_keys
+from tests.engine.conftest import ROOT, drain, request
+
+
+def stored(engine: Engine) -> list[bytes]:
+    """Keys that came since the last call; none may have gone."""
+    changes = engine.manager.take_changes()
+    assert all(kind for kind, _ in changes)
+    packed = b"".join(keys for _, keys in changes)
+    return [packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)]
+
+
+# 40 tokens of prompt. The KV of an answer's last token is never computed: with 24 tokens of answer
+# the second block lacks it, with 25 it is full.
+@pytest.mark.parametrize(("answer", "blocks"), [(23, 1), (24, 1), (25, 2), (56, 2), (57, 3)])
+def test_an_answers_last_full_block_is_cached_and_its_last_token_is_not(
+    make_engine: Callable[..., Engine], answer: int, blocks: int
+) -> None:
+    engine = make_engine()
+    engine.manager.report()
+    prompt = list(range(3, 43))
+    engine.generate(1, request("1", prompt, max_tokens=answer))
+    text = prompt + drain(engine)[1]
+    assert stored(engine) == block_keys(ROOT, text)[:blocks]
+
+
+@pytest.mark.parametrize(("answer", "blocks"), [(24, 1), (25, 2)])
+def test_the_same_holds_for_an_answer_whose_prompt_was_received(
+    make_engine: Callable[..., Engine], answer: int, blocks: int
+) -> None:
+    source, target = make_engine(), make_engine()
+    target.manager.report()
+    wanted = request("1", list(range(3, 43)), max_tokens=answer)
+    source.prefill(1, wanted)
+    first = drain(source)[1]
+    assert target.receive(1, wanted) == 0
+    target.reserve(1)
+    target.plan()
+    piece = Piece(0, source.format.layers, 0, 2)
+    data = torch.empty(piece.bytes(source.format.page_layer_bytes(Codec.RAW)), dtype=torch.uint8)
+    source.read(1, piece, data)
+    target.write(1, piece, data)
+    target.join(1, first[0])
+    text = [*wanted.prompt, *first, *drain(target)[1]]
+    assert stored(target) == block_keys(ROOT, text)[:blocks]
+
+
+def test_blocks_of_the_warm_up_are_neither_kept_nor_told(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine()
+    engine.manager.report()
+    warm_up(engine)
+    assert not engine.manager._page and engine.manager.available == 64
