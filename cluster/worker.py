@@ -3,7 +3,7 @@
     front (this process, torch-free)                        engine (its child)
     gRPC asyncio: Decode.Attach, Prefill.Run   <--socket--> scheduler, step loop
     gRPC threads: KV/Pull                      <--arena-->  KV in shared memory
-    Redis: lease and load
+    Redis: lease and load, cache events
 
 Both roles are served by every worker; the role says which of them it is registered for and how its
 engine plans a step.
@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import grpc
 
+from cluster.event_log import EventLog
 from cluster.settings import WorkerSettings
 from decode_worker.service import DecodeService
 from engine import messages as m
@@ -79,7 +80,10 @@ class Worker:
             kv_precision=settings.kv_precision,
             kv_storage=settings.kv_pool,
         )
-        self._engine = EngineClient(engine_command(), spec, self._progress)
+        self._redis = connect(settings.redis_url)
+        self._directory = Directory(self._redis, settings.cluster)
+        self._events = EventLog(self._redis, settings.cluster, self.instance)
+        self._engine = EngineClient(engine_command(), spec, self._progress, self._events)
         self._source = KVSource(settings.token)
         self._sink = KVSink(settings.token)
         self._prefill = PrefillService(self._engine, self._source, self.instance)
@@ -88,8 +92,6 @@ class Worker:
             self._engine, self._receiver, settings.local_prefill_tokens, self.instance
         )
         self._server: grpc.aio.Server | None = None
-        self._redis = connect(settings.redis_url)
-        self._directory = Directory(self._redis, settings.cluster)
         self._endpoint = ""
         self._kv_endpoint = ""
         self._model: ModelInfo | None = None
@@ -118,6 +120,7 @@ class Worker:
         except RedisError as error:
             raise StartupError(f"cannot register in Redis: {error}") from error
         self._renewing = asyncio.create_task(self._renew(), name="lease")
+        self._events.start()
         gc.collect()
         gc.freeze()  # what is loaded stays: collections need not walk it while tokens wait
         self._say(
@@ -158,6 +161,7 @@ class Worker:
         await asyncio.to_thread(self._source.stop)
         self._sink.close()
         await self._engine.stop()
+        await self._events.close()
         await self._redis.aclose()
 
     async def serve_forever(self) -> None:
