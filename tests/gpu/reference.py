@@ -1,0 +1,74 @@
+"""What the engine's text is held to: a CPU model in fp32 that is fed the text (teacher-forced).
+
+The contract: each emitted token's score is within epsilon of the reference's maximum. A score is
+the logit, for a greedy row; logit / temperature + noise for one that draws without filters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch, View
+from engine.kv_format import Precision
+from engine.kv_pool import make_pool
+from engine.model import Model
+from engine.reach import chunk_reach
+from engine.sampling.noise import gumbel, row_key
+from engine.sequence import blocks_for
+from protocol.blocks import BLOCK_TOKENS
+from protocol.request import Sampling
+
+EPSILON = {
+    (torch.float32, "exact"): 1e-3,
+    (torch.float32, "fp8"): 0.15,  # where a sum rounds otherwise, a value moves to the next step
+    (torch.bfloat16, "exact"): 0.1,
+    (torch.bfloat16, "fp8"): 0.3,
+}
+"""In standard deviations of the logits; a token drawn at random is some 3 of them off."""
+
+ROUTED = 0.05
+"""In bf16, share of tokens that may be off by more where experts are chosen: near a tie, another
+expert computes the token."""
+
+
+def assert_within(short: Tensor, dtype: torch.dtype, precision: Precision, routed: bool) -> None:
+    """short: [tokens] shortfalls of whole texts; most must be none at all, and none large."""
+    epsilon = EPSILON[dtype, precision]
+    beyond = short[short > epsilon]
+    if routed and dtype == torch.bfloat16:
+        assert len(beyond) <= ROUTED * len(short), beyond
+    else:
+        assert not len(beyond), beyond
+        assert short.mean() <= epsilon / 10, short
+
+
+@torch.inference_mode()
+def logits_of(model: Model, prompt: list[int], text: list[int], precision: Precision) -> Tensor:
+    """Logits [len(text), vocab] that each token of ``text`` was to be drawn from."""
+    tokens = [*prompt, *text[:-1]]
+    pages = blocks_for(len(tokens))
+    format_ = model.config.kv_format(precision, "wide", model.dtype.itemsize)
+    pool = make_pool(format_, pages, model.dtype, model.device)
+    positions = torch.arange(len(tokens))
+    like = torch.empty(0, dtype=model.dtype)
+    views = {
+        window: View(0, (), (chunk_reach(torch.arange(pages), 0, 0, len(tokens), window, like),))
+        for window in set(model.config.windows)
+    }
+    assert pages * BLOCK_TOKENS >= len(tokens)
+    batch = Batch(torch.tensor(tokens), positions, positions, views, None)
+    return model.forward(batch, pool)[len(prompt) - 1 :]
+
+
+def shortfall(logits: Tensor, text: list[int], prompt: int, sampling: Sampling) -> Tensor:
+    """By how much each token's score is below the best, in standard deviations of the logits:
+    [len(text)]. ``prompt``: tokens before the text."""
+    score, spread = logits.double(), logits.double().std(-1)
+    if sampling.temperature > 0:
+        keys = torch.full((len(text),), row_key(sampling.seed, sampling.choice))
+        positions = torch.arange(prompt, prompt + len(text))
+        noise = gumbel(keys, positions, torch.arange(logits.shape[1]))
+        score, spread = score / sampling.temperature + noise, spread / sampling.temperature
+    chosen = score.gather(1, torch.tensor(text)[:, None])[:, 0]
+    return (score.max(-1).values - chosen) / spread
