@@ -284,8 +284,11 @@ class Submit(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     FETCH_FIELD_NUMBER: _builtins.int
     LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    DEATHS_FIELD_NUMBER: _builtins.int
     local_prefill_tokens: _builtins.int
     """With at most so many tokens missing it prefills itself all the same; unset: its own setting."""
+    deaths: _builtins.int
+    """workers that died under this request so far; the third one ends it"""
     @_builtins.property
     def request(self) -> Global___Request: ...
     @_builtins.property
@@ -303,10 +306,11 @@ class Submit(_message.Message):
         prefill: _abc.Iterable[Global___PrefillCandidate] | None = ...,
         fetch: Global___Fetch | None = ...,
         local_prefill_tokens: _builtins.int | None = ...,
+        deaths: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "fetch", b"fetch", "local_prefill_tokens", b"local_prefill_tokens", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "fetch", b"fetch", "local_prefill_tokens", b"local_prefill_tokens", "prefill", b"prefill", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "deaths", b"deaths", "fetch", b"fetch", "local_prefill_tokens", b"local_prefill_tokens", "prefill", b"prefill", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__local_prefill_tokens: _TypeAlias = _typing.Literal["local_prefill_tokens"]  # noqa: Y015
     _WhichOneofArgType__local_prefill_tokens: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens"]  # noqa: Y015
@@ -353,6 +357,8 @@ class Output(_message.Message):
     TIMELINE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    DEATHS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     finish: Global___Finish.ValueType
     error: _builtins.str
@@ -361,6 +367,12 @@ class Output(_message.Message):
     """with FINISH_ERROR: another worker may succeed"""
     cached_tokens: _builtins.int
     """prompt tokens taken from a prefix cache; set with the first token"""
+    moved: _builtins.bool
+    """With FINISH_ERROR and retryable: given up unharmed (the worker goes, or has no engine now), so
+    that this was no death.
+    """
+    deaths: _builtins.int
+    """prefill workers that have just died under this request"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -387,10 +399,12 @@ class Output(_message.Message):
         timeline: _abc.Iterable[Global___Mark] | None = ...,
         logprobs: _abc.Iterable[Global___Logprobs] | None = ...,
         measured: Global___Measured | None = ...,
+        moved: _builtins.bool = ...,
+        deaths: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "error", b"error", "finish", b"finish", "id", b"id", "logprobs", b"logprobs", "measured", b"measured", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "deaths", b"deaths", "error", b"error", "finish", b"finish", "id", b"id", "logprobs", b"logprobs", "measured", b"measured", "moved", b"moved", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,6 +479,7 @@ class Load(_message.Message):
     KV_TOKENS_FREE_FIELD_NUMBER: _builtins.int
     KV_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     STEP_MODEL_FIELD_NUMBER: _builtins.int
+    DOWN_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """sequences in the decode batch"""
     waiting: _builtins.int
@@ -474,6 +489,8 @@ class Load(_message.Message):
     kv_tokens_free: _builtins.int
     """free or evictable"""
     kv_tokens_total: _builtins.int
+    down: _builtins.bool
+    """no engine serves now; requests wait for the next one"""
     @_builtins.property
     def step_model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """seconds of a step: engine/step_time.py; empty: not known yet"""
@@ -487,10 +504,11 @@ class Load(_message.Message):
         kv_tokens_free: _builtins.int = ...,
         kv_tokens_total: _builtins.int = ...,
         step_model: _abc.Iterable[_builtins.float] | None = ...,
+        down: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_tokens", b"queued_tokens", "running", b"running", "step_model", b"step_model", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_tokens", b"queued_tokens", "running", b"running", "step_model", b"step_model", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -502,6 +520,9 @@ class WorkerMessage(_message.Message):
 
     OUTPUTS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    draining: _builtins.bool
+    """the worker takes nothing new from here on"""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]: ...
     @_builtins.property
@@ -513,10 +534,11 @@ class WorkerMessage(_message.Message):
         *,
         outputs: _abc.Iterable[Global___Output] | None = ...,
         load: Global___Load | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "outputs", b"outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "load", b"load", "outputs", b"outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -643,6 +665,19 @@ class PrefillEvent(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
+    class Alive(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class Fetching(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -706,6 +741,7 @@ class PrefillEvent(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
     FETCHING_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___PrefillEvent.Accepted: ...
     @_builtins.property
@@ -716,6 +752,8 @@ class PrefillEvent(_message.Message):
     def sent(self) -> Global___PrefillEvent.Sent: ...
     @_builtins.property
     def fetching(self) -> Global___PrefillEvent.Fetching: ...
+    @_builtins.property
+    def alive(self) -> Global___PrefillEvent.Alive: ...
     def __init__(
         self,
         *,
@@ -724,12 +762,13 @@ class PrefillEvent(_message.Message):
         first_token: Global___PrefillEvent.FirstToken | None = ...,
         sent: Global___PrefillEvent.Sent | None = ...,
         fetching: Global___PrefillEvent.Fetching | None = ...,
+        alive: Global___PrefillEvent.Alive | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "fetching", b"fetching", "first_token", b"first_token", "sent", b"sent", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "alive", b"alive", "body", b"body", "fetching", b"fetching", "first_token", b"first_token", "sent", b"sent", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "fetching", b"fetching", "first_token", b"first_token", "sent", b"sent", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "alive", b"alive", "body", b"body", "fetching", b"fetching", "first_token", b"first_token", "sent", b"sent", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["accepted", "started", "first_token", "sent", "fetching"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["accepted", "started", "first_token", "sent", "fetching", "alive"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
