@@ -12,34 +12,24 @@ from torch import Tensor
 
 from engine.batcher import Batcher
 from engine.block_manager import BlockManager
-from engine.kv_format import Codec, Precision, Storage
+from engine.kv_format import Codec
 from engine.kv_pool import make_pool
+from engine.limits import EngineConfig as EngineConfig
+from engine.limits import check
 from engine.model import Model
 from engine.pieces import Piece
 from engine.policy import Policy
 from engine.sampling.draw import Drawer
-from engine.sampling.table import SamplingTable, check_tokens
+from engine.sampling.table import SamplingTable
 from engine.scheduler import Scheduler, StepPlan
 from engine.sequence import Phase, Sequence, blocks_for
 from engine.state import RowState
 from engine.step_plan import StepPlanner
 from engine.step_time import StepTimeModel, StepTimer
 from protocol.blocks import BLOCK_TOKENS
-from protocol.errors import InvalidRequest
+from protocol.errors import TransferFailed
 from protocol.logprobs import Logprobs
 from protocol.request import Finish, Request
-
-
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of one engine."""
-
-    pages: int  # pages of the KV pool
-    max_batch: int = 64  # sequences that run at once
-    chunk: int = 512  # most prompt tokens in a step
-    max_model_len: int = 4096  # tokens of one sequence
-    step_budget_ms: float | None = None  # of a step with decoding; None: the policy's own, 0: none
-    kv_precision: Precision = "exact"
-    kv_storage: Storage = "wide"
 
 
 class TokenOut(msgspec.Struct, frozen=True, array_like=True):
@@ -84,42 +74,40 @@ class Engine:
 
     # ---- requests ---------------------------------------------------------------------------
 
-    def check(self, request: Request, tokens: int) -> None:
-        """Raises InvalidRequest when ``tokens`` tokens of this request can never be held here."""
-        if tokens > self.config.max_model_len:
-            raise InvalidRequest(
-                f"{len(request.prompt)} prompt tokens and max_tokens={request.sampling.max_tokens}"
-                f" make {tokens}, over the model's {self.config.max_model_len}",
-                "max_tokens",
-            )
-        if blocks_for(tokens) > self.manager.pages:
-            raise InvalidRequest(
-                f"{tokens} tokens need {blocks_for(tokens)} pages; the KV pool has"
-                f" {self.manager.pages}",
-                "max_tokens",
-            )
-        if max(request.context) >= self.model.config.vocab_size:
-            raise InvalidRequest(
-                f"token id {max(request.context)} is outside the vocabulary of"
-                f" {self.model.config.vocab_size}",
-                "prompt",
-            )
-        check_tokens(request.sampling, self.model.config.vocab_size)
+    def _check(self, request: Request, tokens: int) -> None:
+        check(request, tokens, self.config, self.model.config.vocab_size)
 
     def generate(self, handle: int, request: Request) -> None:
         """Compute the context here, then decode."""
-        self.check(request, request.length_limit)
+        self._check(request, request.length_limit)
         self.scheduler.add(Sequence(handle, request, Phase.WAITING))
 
     def prefill(self, handle: int, request: Request) -> None:
         """Compute the context, emit one token, and keep the pages until ``drop``."""
-        self.check(request, len(request.context) + 1)
+        self._check(request, len(request.context) + 1)
         self.scheduler.add(Sequence(handle, request, Phase.WAITING, hold=True))
 
     def receive(self, handle: int, request: Request) -> int:
         """Expect the context's KV from elsewhere; returns the tokens that are cached here."""
-        self.check(request, request.length_limit)
+        self._check(request, request.length_limit)
         return self.scheduler.look_up(Sequence(handle, request, Phase.LOOKED_UP))
+
+    def export(self, handle: int, request: Request) -> int:
+        """Hold the context's full blocks that are cached until ``drop``; returns their number."""
+        self._check(request, len(request.context))
+        sequence = Sequence(handle, request, Phase.HELD)
+        self.scheduler.export(sequence)
+        return len(sequence.pages)
+
+    def import_(self, handle: int, request: Request) -> tuple[int, int]:
+        """Expect the context's missing full blocks from elsewhere, for the cache alone. Returns the
+        leading blocks that are cached, and those that are or have a page."""
+        self._check(request, len(request.context))
+        return self.scheduler.import_(Sequence(handle, request, Phase.IMPORTING))
+
+    def adopt(self, handle: int) -> None:
+        """End an import; what has come whole is cached."""
+        self.scheduler.adopt(self.scheduler.sequences[handle])
 
     def reserve(self, handle: int) -> None:
         """Queue for the pages of a received sequence, the cached ones included."""
@@ -152,11 +140,20 @@ class Engine:
         return self.pool.read(piece, pages, out, codec)
 
     def write(self, handle: int, piece: Piece, data: Tensor, codec: Codec = Codec.RAW) -> None:
-        """Scatter received KV into the reserved pages of a sequence. Raises TransferFailed."""
+        """Scatter received KV into the reserved pages of a sequence; pieces come in order. Raises
+        TransferFailed; the sequence is then of no use, and gone."""
         sequence = self.scheduler.sequences[handle]
-        assert sequence.phase is Phase.RECEIVING and piece.block * BLOCK_TOKENS >= sequence.cached
-        pages = sequence.pages[piece.block : piece.block + piece.blocks]
-        self.pool.write(piece, pages, data, codec)
+        imports = sequence.phase is Phase.IMPORTING
+        assert imports or sequence.phase is Phase.RECEIVING
+        assert piece.block * BLOCK_TOKENS >= sequence.cached
+        end = piece.block + piece.blocks
+        try:
+            self.pool.write(piece, sequence.pages[piece.block : end], data, codec)
+        except TransferFailed:
+            self.adopt(handle) if imports else self.drop(handle)
+            raise
+        if imports and piece.layer + piece.layers == self.format.layers:
+            sequence.computed = end * BLOCK_TOKENS
 
     # ---- one step ---------------------------------------------------------------------------
 

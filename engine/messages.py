@@ -41,6 +41,31 @@ class Prefill(_Message, frozen=True):
     codec: Codec
 
 
+class Export(_Message, frozen=True):
+    """Compute nothing: offer the KV of the context's full blocks that are cached, from block
+    ``skip_blocks`` on, and hold them until ``Drop``. Answered by ``Started``."""
+
+    handle: int
+    request: Request
+    skip_blocks: int
+    frame_bytes: int
+    codec: Codec
+
+
+class Import(_Message, frozen=True):
+    """Take pages for the full blocks of the context that are not cached, as far as nobody needs
+    them; answered by ``Importing``. Its end, whatever brings it, is ``Adopted``."""
+
+    handle: int
+    request: Request
+
+
+class Adopt(_Message, frozen=True):
+    """No further frame of this import comes: cache what has come whole."""
+
+    handle: int
+
+
 class Receive(_Message, frozen=True):
     """Look up what is cached; answered by ``Found``."""
 
@@ -91,7 +116,18 @@ class SlotsFree(_Message, frozen=True):
 
 
 Command: TypeAlias = (
-    Generate | Prefill | Receive | Reserve | Ingest | Join | Grant | Drop | SlotsFree
+    Generate
+    | Prefill
+    | Export
+    | Import
+    | Adopt
+    | Receive
+    | Reserve
+    | Ingest
+    | Join
+    | Grant
+    | Drop
+    | SlotsFree
 )
 
 
@@ -141,6 +177,22 @@ class Reserved(_Message, frozen=True):
     """The pages are there: KV may come."""
 
     handle: int
+
+
+class Importing(_Message, frozen=True):
+    """Leading blocks that are cached here, and those that are or have a page."""
+
+    handle: int
+    cached_blocks: int
+    blocks: int
+
+
+class Adopted(_Message, frozen=True):
+    """The import has ended, as asked for or because others need its pages: leading tokens that
+    are cached now."""
+
+    handle: int
+    cached_tokens: int
 
 
 class Broken(_Message, frozen=True):
@@ -202,6 +254,8 @@ Event: TypeAlias = (
     | Refused
     | Found
     | Reserved
+    | Importing
+    | Adopted
     | Broken
     | Started
     | Frame

@@ -21,14 +21,16 @@ class Queues:
     def __init__(self, manager: BlockManager, rows: int) -> None:
         self.manager = manager
         self.sequences: dict[int, Sequence] = {}
-        self.queue: list[Sequence] = []  # by order, like all that follow but decoding
+        self.queue: list[Sequence] = []  # by order, like all that follow but decoding and importing
         self.joining: list[Sequence] = []  # received, waiting for a row
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
+        self.importing: list[Sequence] = []  # in the order of their arrival
         self._in_flight = InFlight()
         self._started: list[Sequence] = []
         self._reserved: list[Sequence] = []
         self._evicted: list[Sequence] = []
+        self._adopted: list[tuple[int, int]] = []
         self._rows = list(range(rows - 1, -1, -1))
         self._seatings = itertools.count(1)
 
@@ -47,6 +49,15 @@ class Queues:
         elif sequence.phase is Phase.PREFILL:
             self.prefilling.remove(sequence)
             self._in_flight.remove(sequence)
+        elif sequence.phase is Phase.IMPORTING:
+            self.importing.remove(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Forget a sequence in any phase; its pages and row are free."""
+        del self.sequences[sequence.handle]
+        self._leave(sequence)
+        self._free_row(sequence)
+        sequence.release(self.manager)
 
     def _take_row(self, sequence: Sequence) -> None:
         sequence.take_row(self._rows.pop(), next(self._seatings))

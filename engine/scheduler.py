@@ -24,7 +24,8 @@ size of a step are the policy's.
 from __future__ import annotations
 
 from engine.block_manager import BlockManager
-from engine.queues import Queues, by_order
+from engine.exchange import Exchange
+from engine.queues import by_order
 from engine.sequence import Phase, Sequence, blocks_for
 from engine.step_plan import StepPlan as StepPlan
 from engine.step_plan import StepPlanner
@@ -34,7 +35,7 @@ MAX_PASSED = 8
 """Sequences that wait for a prefix in flight and are passed: looking for others ends there."""
 
 
-class Scheduler(Queues):
+class Scheduler(Exchange):
     """The turns of one engine's sequences: who moves to which queue, and when."""
 
     def __init__(self, manager: BlockManager, rows: int, planner: StepPlanner) -> None:
@@ -73,13 +74,6 @@ class Scheduler(Queues):
 
     # ---- departures -------------------------------------------------------------------------
 
-    def finish(self, sequence: Sequence) -> None:
-        """Forget a sequence in any phase; its pages and row are free."""
-        del self.sequences[sequence.handle]
-        self._leave(sequence)
-        self._free_row(sequence)
-        sequence.release(self.manager)
-
     def hold(self, sequence: Sequence) -> None:
         """Prefill is done; keep the pages until ``finish``, but not the row."""
         self._leave(sequence)
@@ -110,6 +104,8 @@ class Scheduler(Queues):
     def _make_room(self, sequence: Sequence) -> None:
         """One page more for ``sequence``, or its own preemption when it is the last in order."""
         while not self.manager.available:
+            if self._reclaim():
+                continue
             victim = max(self._preemptible(), key=by_order)
             self._preempt(victim)
             if victim is sequence:
@@ -174,11 +170,16 @@ class Scheduler(Queues):
         return seated and self.manager.can_extend(sequence.keys, cached, pages)
 
     def _make_way(self, sequence: Sequence, cached: int, missing: int) -> bool:
-        """Preempt less urgent ones until it fits; nobody when it would not fit even then."""
+        """Reclaim what imports hold, and then preempt less urgent ones, until it fits; nobody when
+        it would not fit even then."""
         victims = self._less_urgent(sequence)
-        if missing > self.manager.available + sum(len(v.pages) for v in victims):
+        holders = victims + self.importing
+        if missing > self.manager.available + sum(len(s.pages) for s in holders):
             return False
         while not self._fits(sequence, cached, missing, 0):
+            pages = self.manager.can_extend(sequence.keys, cached, missing)
+            if not pages and self._reclaim():
+                continue
             if not victims:
                 return False
             self._preempt(victims.pop())

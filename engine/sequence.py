@@ -3,6 +3,8 @@
     generate   WAITING -> PREFILL -> DECODE -> done
     prefill    WAITING -> PREFILL -> HELD -> done                (held until released: KV goes out)
     receive    LOOKED_UP -> RESERVING -> RECEIVING -> WAITING_ROW -> DECODE -> done
+    export     HELD -> done                                      (computes nothing)
+    import     IMPORTING -> done                                 (computes nothing)
 
 Preempted in PREFILL (unless it is to be held), DECODE or WAITING_ROW: -> WAITING, like generate.
 Whoever moves a sequence to another phase also moves it between the scheduler's queues.
@@ -26,6 +28,7 @@ class Phase(enum.Enum):
     RESERVING = enum.auto()
     RECEIVING = enum.auto()
     WAITING_ROW = enum.auto()
+    IMPORTING = enum.auto()
 
 
 def blocks_for(tokens: int) -> int:

@@ -67,7 +67,7 @@ class EngineServer:
     def _take(self, command: m.Command) -> None:
         """A command about a sequence that has ended meanwhile is passed over."""
         handle = getattr(command, "handle", None)
-        opens = isinstance(command, m.Generate | m.Prefill | m.Receive)
+        opens = isinstance(command, m.Generate | m.Prefill | m.Receive | m.Export | m.Import)
         if handle is None or opens or handle in self._engine.scheduler.sequences:
             self._apply(command)
         elif isinstance(command, m.Ingest):
@@ -86,17 +86,41 @@ class EngineServer:
 
     @_apply.register
     def _prefill(self, command: m.Prefill) -> None:
-        engine = self._engine
         try:
-            engine.prefill(command.handle, command.request)
+            self._engine.prefill(command.handle, command.request)
         except InvalidRequest as error:
             return self._refuse(command.handle, error)
-        blocks = blocks_for(len(command.request.context))
-        size = engine.format.page_layer_bytes(command.codec)
-        layers = engine.format.layers
+        self._offer(command, blocks_for(len(command.request.context)))
+        return None
+
+    @_apply.register
+    def _export(self, command: m.Export) -> None:
+        try:
+            blocks = self._engine.export(command.handle, command.request)
+        except InvalidRequest as error:
+            return self._refuse(command.handle, error)
+        self._offer(command, blocks)
+        return None
+
+    def _offer(self, command: m.Prefill | m.Export, blocks: int) -> None:
+        """KV of the blocks from ``skip_blocks`` to ``blocks`` may go out when it is computed."""
+        size = self._engine.format.page_layer_bytes(command.codec)
+        layers = self._engine.format.layers
         pieces = cut(command.skip_blocks, blocks, layers, size, command.frame_bytes)
         self._egress.open(command.handle, pieces, command.codec)
+
+    @_apply.register
+    def _import(self, command: m.Import) -> None:
+        try:
+            cached, blocks = self._engine.import_(command.handle, command.request)
+        except InvalidRequest as error:
+            return self._refuse(command.handle, error)
+        self._out.append(m.Importing(command.handle, cached, blocks))
         return None
+
+    @_apply.register
+    def _adopt(self, command: m.Adopt) -> None:
+        self._engine.adopt(command.handle)
 
     @_apply.register
     def _receive(self, command: m.Receive) -> None:
@@ -149,6 +173,7 @@ class EngineServer:
         self._out += [m.Started(s.handle, s.cached) for s in scheduler.take_started()]
         self._out += [m.Reserved(s.handle) for s in scheduler.take_reserved()]
         self._out += [m.Broken(s.handle, "evicted meanwhile") for s in scheduler.take_evicted()]
+        self._out += [m.Adopted(handle, tokens) for handle, tokens in scheduler.take_adopted()]
         if plan:
             self._flush()  # who waits for pages can open the way for KV while this step computes
             drawn = self._engine.run(plan)
