@@ -80,11 +80,17 @@ def _card(state: RouterState) -> ModelCard:
     return ModelCard(id=state.settings.model_id, created=state.started, max_model_len=limit)
 
 
+def _authenticate(request: Request) -> None:
+    _state(request).tenants.of(request.headers.get("authorization"))
+
+
 async def models(request: Request) -> Response:
+    _authenticate(request)
     return _json({"object": "list", "data": [_card(_state(request))]})
 
 
 async def model(request: Request, name: str) -> Response:
+    _authenticate(request)
     state = _state(request)
     check_model(state, name)
     return _json(_card(state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -14,6 +15,7 @@ from protocol.errors import BatonError
 log = logging.getLogger(__name__)
 
 RETRY_AFTER = {"retry-after": "1"}
+MAX_RETRY_AFTER_S = 60
 
 
 class ApiError(BatonError):
@@ -61,6 +63,17 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 def unavailable(message: str) -> ApiError:
     """Nobody can take the request now: 503, and when to come back."""
     return ApiError(503, message, type="service_unavailable", code="no_worker", headers=RETRY_AFTER)
+
+
+def overloaded(message: str, retry_after_s: float) -> ApiError:
+    """Too much work is here already: 429, and when to come back."""
+    headers = {"retry-after": str(max(1, min(MAX_RETRY_AFTER_S, math.ceil(retry_after_s))))}
+    return ApiError(429, message, type="rate_limit_error", code="overloaded", headers=headers)
+
+
+def unauthorized(message: str) -> ApiError:
+    headers = {"www-authenticate": "Bearer"}
+    return ApiError(401, message, code="invalid_api_key", headers=headers)
 
 
 def timed_out(message: str) -> ApiError:

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from protocol import wire_pb2 as pb
-from protocol.request import Finish, Request, to_wire
+from protocol.request import Finish, Request
+from router.admission import Admission, check_deadline
+from router.attempt import Attempt
 from router.body import ClientGone
 from router.errors import ApiError, failed, timed_out, unavailable
-from router.link import DecodeLink
 from router.mailbox import Batch, Mailbox, Trouble
+from router.placing import Placed, Placer
 from router.settings import RouterSettings
-from router.workers import Charge, Pool
+from router.workers import Pool
 
 log = logging.getLogger(__name__)
 
@@ -40,22 +43,41 @@ class Tokens(NamedTuple):
     finish: Finish
 
 
+class Routing(NamedTuple):
+    """What all requests of a router share."""
+
+    pool: Pool
+    placer: Placer
+    admission: Admission
+    settings: RouterSettings
+
+
+class Wanted(NamedTuple):
+    """A request, and what its caller may ask of the router."""
+
+    request: Request
+    keys: Sequence[bytes]  # of the prompt's full blocks
+    arrived: float  # on time.perf_counter
+    ttft_deadline_s: float
+
+
 class Generation:
     """Owns a request's work at the workers, and gives it up in ``close()``: call it in the end."""
 
-    def __init__(self, pool: Pool, request: Request, settings: RouterSettings) -> None:
-        self._pool = pool
-        self._request = request
-        self._settings = settings
-        self._fingerprint = pool.model.fingerprint if pool.model else ""
-        self._mailbox = Mailbox(settings.client_buffer_tokens)
+    def __init__(self, routing: Routing, wanted: Wanted) -> None:
+        self._pool = routing.pool
+        self._placer = routing.placer
+        self._admission = routing.admission
+        self._settings = routing.settings
+        self._wanted = wanted
+        self._request = wanted.request
+        self._fingerprint = self._pool.model.fingerprint if self._pool.model else ""
+        self._mailbox = Mailbox(self._settings.client_buffer_tokens)
         self._emitted: list[int] = []
-        self._attempt = 0
         self._failed_at: set[str] = set()
         self._pending: Batch | None = None  # trouble that came together with tokens
-        self._link: DecodeLink | None = None
-        self._wire_id = ""
-        self._charge: Charge | None = None
+        self._leave: Callable[[], None] | None = None
+        self.attempts: list[Attempt] = []  # the last one may still run
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
@@ -63,13 +85,17 @@ class Generation:
         return min(self._mailbox.cached_tokens, len(self._request.prompt))
 
     def start(self) -> None:
-        """Submit. Raises ApiError (503) when there is no decode worker."""
-        link = self._pool.choose(self._request.length_limit)
-        if link is None:
+        """Submit. Raises ApiError: 503 when there is no decode worker, 429 when there is too much
+        work already."""
+        self._leave = self._admission.enter(self._request.priority)
+        placed = self._placer.place(self._request, self._wanted.keys)
+        if placed is None:
             raise unavailable("no decode worker is attached; try again shortly")
+        waited_s = time.perf_counter() - self._wanted.arrived
+        check_deadline(placed.choice.chosen.terms, self._wanted.ttft_deadline_s, waited_s)
         self._set_timer("first token", self._settings.first_token_timeout_s)
         self._set_timer("end of the request", self._settings.request_timeout_s)
-        self._submit(link)
+        self._submit(placed)
 
     async def next(self) -> Tokens:
         """The next tokens. Raises ApiError or ClientGone; not to be called after a finish."""
@@ -89,6 +115,8 @@ class Generation:
         for timer in self._timers.values():
             timer.cancel()
         self._release()
+        if self._leave is not None:
+            self._leave()
 
     def _set_timer(self, what: str, seconds: float) -> None:
         reason = f"the {what} did not come within {seconds:g} s"
@@ -100,38 +128,29 @@ class Generation:
         self._release()
 
     def _release(self) -> None:
-        if self._link is not None:
-            self._link.cancel(self._wire_id)
-            self._link = None
-        self._release_charge()
+        if self.attempts:
+            self.attempts[-1].release()
 
-    def _release_charge(self) -> None:
-        if self._charge is not None:
-            self._charge.release()
-            self._charge = None
-
-    def _submit(self, link: DecodeLink) -> None:
+    def _submit(self, placed: Placed) -> None:
         """Owns the work from here: ``_release`` cancels it."""
-        self._attempt += 1
         # An id of its own for each attempt: the same worker may still be forgetting the last one.
-        self._wire_id = f"{self._request.id}.{self._attempt}"
-        request = msgspec.structs.replace(self._request.resumed(self._emitted), id=self._wire_id)
-        candidates = self._pool.prefill_candidates()
-        if candidates:
-            self._charge = self._pool.charge(candidates[0].instance, len(request.context))
-        link.submit(pb.Submit(request=to_wire(request), prefill=candidates), self._mailbox)
-        self._link = link
+        name = f"{self._request.id}.{len(self.attempts) + 1}"
+        request = msgspec.structs.replace(self._request.resumed(self._emitted), id=name)
+        self.attempts.append(Attempt(self._placer, placed, request, self._mailbox))
 
     def _taken(self, batch: Batch) -> Tokens:
         if not self._emitted:
             self._timers["first token"].cancel()
-        self._release_charge()
+        self.attempts[-1].took_tokens()
         tokens, finish = batch.tokens, batch.finish
         room = self._request.sampling.max_tokens - len(self._emitted)
         if len(tokens) >= room:  # ended, whether or not the worker came to say so
             tokens, finish = tokens[:room], finish or Finish.LENGTH
         self._emitted.extend(tokens)
-        if batch.trouble and not finish:
+        if finish:
+            self.attempts[-1].finished()
+            self._placer.learned.ended(len(self._emitted))
+        elif batch.trouble:
             self._pending = batch._replace(tokens=[])
         return Tokens(tokens, finish)
 
@@ -140,11 +159,11 @@ class Generation:
         assert batch.trouble is not None
         if not batch.trouble.mendable:
             raise _fatal(batch)
-        if self._link is not None:
-            self._failed_at.add(self._link.record.instance)
+        self._failed_at.add(self.attempts[-1].chosen.decode)
         self._release()
-        log.warning("request %s, attempt %d: %s", self._request.id, self._attempt, batch.reason)
-        if self._attempt >= ATTEMPTS:
+        tries = len(self.attempts)
+        log.warning("request %s, attempt %d: %s", self._request.id, tries, batch.reason)
+        if tries >= ATTEMPTS:
             raise unavailable(f"failed at {ATTEMPTS} attempts, the last time with: {batch.reason}")
         await self._resubmit()
 
@@ -152,25 +171,27 @@ class Generation:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._settings.resubmit_wait_s
         while not self._mailbox.lost:
-            link = self._pool.choose(self._request.length_limit, self._failed_at)
-            if link is not None:
-                await self._breathe(link)
-            if link is not None and link.attached and not self._mailbox.lost:
-                return self._submit_again(link)
+            await self._breathe()
+            resumed = self._request.resumed(self._emitted)
+            placed = self._placer.place(resumed, self._wanted.keys, self._failed_at)
+            if placed is not None and not self._mailbox.lost:
+                return self._submit_again(placed)
             if loop.time() >= until:
                 raise unavailable("the decode worker was lost, and no other came in time")
             await self._pool.wait_change(_LOOK_S)
         return None
 
-    async def _breathe(self, link: DecodeLink) -> None:
-        if link.record.instance in self._failed_at:
-            await asyncio.sleep(_RETRY_PAUSE_S * self._attempt)
+    async def _breathe(self) -> None:
+        """Before workers that have just refused are asked again, because there are no others."""
+        attached = {i for i, link in self._pool.links.items() if link.ready}
+        if attached and attached <= self._failed_at:
+            await asyncio.sleep(_RETRY_PAUSE_S * len(self.attempts))
 
-    def _submit_again(self, link: DecodeLink) -> None:
+    def _submit_again(self, placed: Placed) -> None:
         model = self._pool.model
         if model is None or model.fingerprint != self._fingerprint:
             raise unavailable("the decode worker was lost, and the model has changed since")
-        self._submit(link)
+        self._submit(placed)
 
 
 def _fatal(batch: Batch) -> ApiError | ClientGone:

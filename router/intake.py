@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 
 from fastapi import Request as HttpRequest
 
-from protocol.blocks import cache_root
+from protocol.blocks import block_keys, cache_root
 from protocol.directory import ModelInfo
 from protocol.request import MAX_SEED, Request, Sampling
 from router import tokens
 from router.body import read_object
 from router.errors import ApiError, invalid, unavailable
-from router.generate import Generation
+from router.generate import Generation, Wanted
 from router.metrics import Meter
 from router.respond import Job
 from router.schema import CompletionBody, parse
+from router.settings import RouterSettings
 from router.state import RouterState
+from router.tenants import Tenant
 from router.text import TextStream
 
-TENANT = "default"
-"""The one there is, until requests are authenticated."""
+EXPLAIN = "x-baton-explain"
+TTFT_DEADLINE = "x-baton-ttft-deadline-ms"
 
 
 async def take_in(state: RouterState, http: HttpRequest) -> Job:
     """Read and check a completion request. Raises ApiError or ClientGone."""
     arrived = time.perf_counter()
     settings = state.settings
+    tenant = state.tenants.of(http.headers.get("authorization"))
+    deadline_s = _deadline_s(http, settings)
     body = parse(await read_object(http, settings.max_body_bytes))
     check_model(state, body.model)
+    tenant.check(body.priority)
     model = state.pool.model
     if model is None or not state.pool.attached:
         raise unavailable("no decode worker is attached; try again shortly")
+    state.admission.check(body.priority)
     prompt = await _prompt_ids(state, body)
     _check_room(prompt, body, model)
     _check_vocabulary(prompt, body, model)
-    request = _request(state, body, prompt, model)
+    request = _request(state, body, prompt, model, tenant)
+    keys = block_keys(request.cache_root, request.prompt)
+    wanted = Wanted(request, keys, arrived, deadline_s)
     return Job(
         id=request.id,
         created=int(time.time()),
@@ -45,8 +54,11 @@ async def take_in(state: RouterState, http: HttpRequest) -> Job:
         stream=body.stream,
         include_usage=body.include_usage,
         return_token_ids=body.return_token_ids,
+        explain=http.headers.get(EXPLAIN) == "1",
+        goals=settings.goals,
+        policy=settings.routing_policy,
         timeout_s=settings.request_timeout_s,
-        generation=Generation(state.pool, request, settings),
+        generation=Generation(state.routing, wanted),
         text=TextStream(state.new_detokenizer(), body.stop),
         meter=Meter(state.metrics, arrived),
     )
@@ -62,6 +74,22 @@ def check_model(state: RouterState, name: str) -> None:
             param="model",
             code="model_not_found",
         )
+
+
+def _deadline_s(http: HttpRequest, settings: RouterSettings) -> float:
+    given = http.headers.get(TTFT_DEADLINE)
+    if given is None:
+        return settings.ttft_deadline_s
+    try:
+        milliseconds = float(given)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0 < milliseconds < math.inf:
+        raise invalid(
+            f"{TTFT_DEADLINE} must be a number of milliseconds above 0, not {given[:80]!r}",
+            TTFT_DEADLINE,
+        )
+    return milliseconds / 1000
 
 
 async def _prompt_ids(state: RouterState, body: CompletionBody) -> list[int]:
@@ -98,7 +126,7 @@ def _check_vocabulary(prompt: list[int], body: CompletionBody, model: ModelInfo)
 
 
 def _request(
-    state: RouterState, body: CompletionBody, prompt: list[int], model: ModelInfo
+    state: RouterState, body: CompletionBody, prompt: list[int], model: ModelInfo, tenant: Tenant
 ) -> Request:
     # Any 64-bit seed is taken; the wire has the non-negative ones.
     seed = secrets.randbits(63) if body.seed is None else body.seed & MAX_SEED
@@ -120,5 +148,9 @@ def _request(
             ignore_eos=body.ignore_eos,
             stop_token_ids=body.stop_token_ids,
         ),
-        cache_root=cache_root(state.settings.secret, TENANT, model.fingerprint, model.precision),
+        cache_root=cache_root(
+            *(state.settings.secret, tenant.name, model.fingerprint, model.precision),
+            body.cache_salt or "",
+        ),
+        priority=body.priority,
     )

@@ -26,8 +26,8 @@ from protocol.directory import WorkerRecord
 from protocol.request import Finish
 from protocol.rpc import INSTANCE_KEY, channel_options
 from protocol.wire_pb2_grpc import DecodeStub
+from router.load import DecodeLoad
 from router.mailbox import Mailbox, Trouble
-from router.pick import DecodeView
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +39,21 @@ Call = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
 
 
 class DecodeLink:
-    """``on_change`` is called whenever ``attached`` changes."""
+    """``on_change`` is called whenever ``attached`` changes; ``on_load`` with the prompt tokens
+    that are queued there, whenever the worker says so."""
 
-    def __init__(self, record: WorkerRecord, token: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        record: WorkerRecord,
+        token: str,
+        on_change: Callable[[], None],
+        on_load: Callable[[str, int], None] = lambda instance, queued_tokens: None,
+    ) -> None:
         self.record = record
         self.attached = False
         self._metadata = (*auth.metadata(token), (INSTANCE_KEY, record.instance))
         self._on_change = on_change
+        self._on_load = on_load
         self._inflight: dict[str, Mailbox] = {}
         self._load: pb.Load | WorkerRecord = record
         self._own_at_report = 0
@@ -81,21 +89,24 @@ class DecodeLink:
         if time.monotonic() - self._heard_at > _STALE_S:
             self._report(record)
 
-    def view(self) -> DecodeView:
-        return DecodeView(
-            instance=self.record.instance,
+    @property
+    def ready(self) -> bool:
+        """It takes new requests."""
+        return self.attached and not self.record.draining
+
+    def load(self) -> DecodeLoad:
+        return DecodeLoad(
             own=len(self._inflight),
             reported=self._load.running + self._load.waiting,
             own_at_report=self._own_at_report,
-            queued_tokens=self._load.queued_tokens,
             kv_free=self._load.kv_tokens_free,
             kv_total=self._load.kv_tokens_total,
-            draining=self.record.draining,
         )
 
     def _report(self, load: pb.Load | WorkerRecord) -> None:
         self._load = load
         self._own_at_report = len(self._inflight)
+        self._on_load(self.record.instance, load.queued_tokens)
 
     async def _run(self) -> None:
         try:
@@ -164,6 +175,10 @@ class DecodeLink:
     def _deliver(self, output: pb.Output, mailbox: Mailbox) -> None:
         if output.cached_tokens:
             mailbox.cached_tokens = output.cached_tokens
+        if output.timeline:
+            mailbox.timeline = {mark.event: mark.seconds for mark in output.timeline}
+        if output.HasField("measured"):
+            mailbox.measured = output.measured
         failed = output.finish == pb.FINISH_ERROR
         known = output.finish in (pb.FINISH_STOP, pb.FINISH_LENGTH)
         finish = Finish(output.finish) if known else Finish.NONE

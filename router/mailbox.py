@@ -14,6 +14,7 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from protocol import wire_pb2 as pb
 from protocol.request import Finish
 
 
@@ -48,6 +49,8 @@ class Mailbox:
         self._reason = ""
         self._waiter: asyncio.Future[None] | None = None
         self.cached_tokens = 0
+        self.timeline: dict[str, float] = {}  # events at the worker, seconds from Submit
+        self.measured: pb.Measured | None = None
 
     @property
     def lost(self) -> bool:

@@ -16,9 +16,12 @@ from msgspec import UNSET, UnsetType
 from starlette.types import Message, Receive, Scope, Send
 
 from router.body import ClientGone
+from router.cost import Objectives
 from router.errors import ApiError, failed
+from router.explain import Explanation, explain
 from router.generate import Generation
 from router.metrics import Meter
+from router.policies import PolicyName
 from router.text import TextStream
 from router.wire_json import DONE, REASONS, Choice, Completion, FinishReason, Usage, encode, frame
 
@@ -42,6 +45,9 @@ class Job(NamedTuple):
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    explain: bool
+    goals: Objectives
+    policy: PolicyName
     timeout_s: float
     generation: Generation
     text: TextStream
@@ -116,7 +122,7 @@ class CompletionResponse(Response):
             ids += delta.ids
             finish = delta.finish
         choice = self._choice(Delta("".join(texts), ids, finish), first=True)
-        body = encode(self._completion([choice], self._usage()))
+        body = encode(self._completion([choice], self._usage(), self._explanation()))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -134,6 +140,9 @@ class CompletionResponse(Response):
             if delta.finish:
                 if include_usage:
                     data += frame(encode(self._completion([], self._usage())))
+                if self._job.explain:
+                    blank = None if include_usage else UNSET
+                    data += frame(encode(self._completion([], blank, self._explanation())))
                 data += DONE
             if not self._started:
                 await self._start(send, STREAM_HEADERS)
@@ -160,7 +169,18 @@ class CompletionResponse(Response):
             prompt_token_ids=self._job.prompt if first else UNSET,
         )
 
-    def _completion(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
+    def _explanation(self) -> Explanation | UnsetType:
+        job = self._job
+        if not job.explain:
+            return UNSET
+        return explain(job.policy, job.goals, job.generation.attempts)
+
+    def _completion(
+        self,
+        choices: list[Choice],
+        usage: Usage | UnsetType | None,
+        explanation: Explanation | UnsetType = UNSET,
+    ) -> Completion:
         job = self._job
         return Completion(
             id=job.id,
@@ -168,6 +188,7 @@ class CompletionResponse(Response):
             model=job.model,
             choices=choices,
             usage=usage,
+            baton=explanation,
         )
 
     def _usage(self) -> Usage:

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from protocol.request import PRIORITIES
 from protocol.sampling import BIAS_RANGE, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from router.errors import ApiError, invalid
 from router.unsupported import check_unsupported, is_unsupported
@@ -127,6 +128,8 @@ class CompletionBody(BaseModel):
     return_token_ids: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
+    priority: int = Field(0, ge=PRIORITIES[0], le=PRIORITIES[1])  # lower runs earlier
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
     user: str | None = None  # a label of the caller's; nothing depends on it
 
     @model_validator(mode="after")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from protocol.errors import StartupError
+from router.cost import Objectives
+from router.policies import PolicyName
+
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one router. Picklable: with Ray Serve they travel to the replica."""
@@ -21,6 +25,30 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     refresh_s: float = 0.5  # between two looks into the directory
     max_body_bytes: int = 8 * 1024 * 1024
     adds_request_id: bool = True  # False where the proxy in front adds x-request-id itself
+    routing_policy: PolicyName = "cost"
+    ttft_slo_s: float = 2.0  # objectives: what placements are weighed by
+    tpot_slo_s: float = 0.1
+    admission_ttft_ms: float | None = None  # predicted TTFT at which to refuse; None: 10 * SLO
+    max_requests: int = 1024  # in the router at once, of one priority
+    api_keys: str | None = None  # file of API keys and tenants; None: one tenant, any key
+
+    @property
+    def goals(self) -> Objectives:
+        return Objectives(self.ttft_slo_s, self.tpot_slo_s)
+
+    @property
+    def ttft_deadline_s(self) -> float:
+        """Of a request that brings none of its own."""
+        if self.admission_ttft_ms is None:
+            return 10 * self.ttft_slo_s
+        return self.admission_ttft_ms / 1000
+
+    def check(self) -> None:
+        """Raises StartupError for what cannot work."""
+        for name in ("ttft_slo_s", "tpot_slo_s", "ttft_deadline_s", "max_requests"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise StartupError(f"{name} must be above 0 and finite, not {value}")
 
     def __repr__(self) -> str:
         return f"RouterSettings(cluster={self.cluster!r}, model_id={self.model_id!r}, ...)"

@@ -10,10 +10,18 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from protocol.directory import Directory, connect
+from router.admission import Admission
 from router.detokenize import Detokenizer, detokenizers
+from router.generate import Routing
+from router.index import PrefixIndex
+from router.learned import Learned
+from router.ledger import Ledger
 from router.metrics import Metrics
+from router.placing import Placer
 from router.settings import RouterSettings
+from router.tenants import Tenants, read_tenants
 from router.tokens import load_tokenizer
+from router.watch import Watch
 from router.workers import ListWorkers, Pool
 
 
@@ -24,7 +32,17 @@ class RouterState:
     new_detokenizer: Callable[[], Detokenizer]
     metrics: Metrics
     pool: Pool
+    index: PrefixIndex
+    ledger: Ledger
+    learned: Learned
+    admission: Admission
+    placer: Placer
+    tenants: Tenants
     started: int  # seconds since the epoch
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(self.pool, self.placer, self.admission, self.settings)
 
 
 @asynccontextmanager
@@ -33,10 +51,13 @@ async def opened(
 ) -> AsyncIterator[RouterState]:
     """Load, connect, and close it all in the end. ``list_workers`` stands in for Redis.
 
-    Raises StartupError when there is no tokenizer to use. A Redis that does not answer yet is
-    waited for while running.
+    Raises StartupError when there is no tokenizer to use, or another setting cannot work. A Redis
+    that does not answer yet is waited for while running.
     """
+    settings.check()
     tokenizer = load_tokenizer(settings.model_path)
+    tenants = read_tenants(settings.api_keys)
+    index, ledger, learned = PrefixIndex(), Ledger(time.monotonic), Learned()
     async with AsyncExitStack() as stack:
         if list_workers is None:
             client = connect(settings.redis_url)
@@ -47,6 +68,7 @@ async def opened(
             model_id=settings.model_id,
             token=settings.token,
             refresh_s=settings.refresh_s,
+            watcher=Watch(index, ledger, learned),
         )
         stack.push_async_callback(pool.close)
         await pool.start()
@@ -56,5 +78,11 @@ async def opened(
             new_detokenizer=detokenizers(tokenizer),
             metrics=Metrics(settings.model_id),
             pool=pool,
+            index=index,
+            ledger=ledger,
+            learned=learned,
+            admission=Admission(settings.max_requests),
+            placer=Placer(pool, index, ledger, learned, settings.goals, settings.routing_policy),
+            tenants=tenants,
             started=int(time.time()),
         )

@@ -38,8 +38,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_choice": (),
     "guided_grammar": (),
     "logits_processors": (),
-    "priority": (0,),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "vllm_xargs": (),
 }

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from protocol.request import Finish
+from router.explain import Explanation
 
 FinishReason = Literal["stop", "length"]
 
@@ -51,6 +52,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[Choice]
     usage: Usage | UnsetType | None = UNSET
+    baton: Explanation | UnsetType = UNSET  # for who asked: in the last chunk of a stream
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,32 +11,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from redis.exceptions import RedisError
 
-from protocol import wire_pb2 as pb
 from protocol.directory import ModelInfo, WorkerRecord
 from router.link import DecodeLink
-from router.pick import PrefillView, order_prefill, pick_decode
+from router.step_model import PRIOR, StepModel, completed, parse, pooled
 
 log = logging.getLogger(__name__)
 
 ListWorkers = Callable[[], Awaitable[list[WorkerRecord]]]
 
 
+class Watcher(Protocol):
+    """Who wants to know of the workers."""
+
+    def on_workers(self, records: Sequence[WorkerRecord]) -> None:
+        """All that are in use, whenever the directory has been looked into."""
+
+    def on_load(self, instance: str, queued_tokens: int) -> None:
+        """Prompt tokens queued at a worker, as it says."""
+
+
 class Pool:
     def __init__(
-        self, list_workers: ListWorkers, *, model_id: str, token: str, refresh_s: float
+        self,
+        list_workers: ListWorkers,
+        *,
+        model_id: str,
+        token: str,
+        refresh_s: float,
+        watcher: Watcher | None = None,
     ) -> None:
         self._list = list_workers
         self._model_id = model_id
         self._token = token
         self._refresh_s = refresh_s
-        self._links: dict[str, DecodeLink] = {}
-        self._prefill: dict[str, WorkerRecord] = {}
-        self._outstanding: Counter[str] = Counter()
+        self.links: dict[str, DecodeLink] = {}
+        self.prefill: dict[str, WorkerRecord] = {}
+        self._watcher = watcher
+        self._step_models: dict[str, StepModel] = {}
+        self._typical_step = PRIOR
         self._model: ModelInfo | None = None
         self._refused: set[str] = set()
         self._silent = False
@@ -51,8 +68,8 @@ class Pool:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.gather(*(link.close() for link in self._links.values()))
-        self._links.clear()
+        await asyncio.gather(*(link.close() for link in self.links.values()))
+        self.links.clear()
 
     @property
     def model(self) -> ModelInfo | None:
@@ -62,13 +79,16 @@ class Pool:
     @property
     def attached(self) -> int:
         """Decode workers whose stream is up."""
-        return sum(link.attached for link in self._links.values())
+        return sum(link.attached for link in self.links.values())
 
-    def choose(self, tokens: int, avoid: Collection[str] = ()) -> DecodeLink | None:
-        """The decode worker for a request of ``tokens`` tokens; None when no stream is up."""
-        views = [link.view() for link in self._links.values() if link.attached]
-        instance = pick_decode(views, tokens, avoid)
-        return None if instance is None else self._links[instance]
+    def record(self, instance: str) -> WorkerRecord | None:
+        """A worker of either role."""
+        link = self.links.get(instance)
+        return link.record if link is not None else self.prefill.get(instance)
+
+    def step_model(self, instance: str) -> StepModel:
+        """How long the worker's steps take; what others say where it does not."""
+        return self._step_models.get(instance, self._typical_step)
 
     async def wait_change(self, timeout_s: float) -> None:
         """Until a stream comes up or goes down, or the time is over."""
@@ -78,21 +98,6 @@ class Pool:
                 await self._changed.wait()
         except TimeoutError:
             pass
-
-    def prefill_candidates(self) -> list[pb.PrefillCandidate]:
-        views = [
-            PrefillView(r.instance, self._outstanding[r.instance], r.queued_tokens, r.draining)
-            for r in self._prefill.values()
-        ]
-        chosen = [self._prefill[instance] for instance in order_prefill(views)]
-        return [
-            pb.PrefillCandidate(instance=r.instance, endpoint=r.endpoint, kv_endpoint=r.kv_endpoint)
-            for r in chosen
-        ]
-
-    def charge(self, instance: str, tokens: int) -> Charge:
-        """Count prompt tokens as outstanding at a prefill worker, until released."""
-        return Charge(self._outstanding, instance, tokens)
 
     async def refresh(self) -> None:
         """One look into the directory. When it does not answer, what was known stands."""
@@ -119,30 +124,46 @@ class Pool:
     async def _apply(self, records: list[WorkerRecord]) -> None:
         await self._drop_gone(records)
         records = self._same_model(records)
-        self._prefill = {r.instance: r for r in records if r.role == "prefill"}
+        self.prefill = {r.instance: r for r in records if r.role == "prefill"}
         for record in records:
             if record.role != "decode":
                 continue
-            link = self._links.get(record.instance)
+            link = self.links.get(record.instance)
             if link is None:
-                link = DecodeLink(record, self._token, self._changed.set)
-                self._links[record.instance] = link
+                link = DecodeLink(record, self._token, self._changed.set, self._on_load)
+                self.links[record.instance] = link
                 link.start()
             link.update(record)
+        self._tell()
+
+    def _tell(self) -> None:
+        links = [link.record for link in self.links.values()]
+        records = [*self.prefill.values(), *links]
+        models = {r.instance: parse(r.step_model) for r in records}
+        self._typical_step = pooled(models.values())
+        self._step_models = {i: completed(m, self._typical_step) for i, m in models.items()}
+        if self._watcher is not None:
+            self._watcher.on_workers(records)
+            for record in self.prefill.values():
+                self._watcher.on_load(record.instance, record.queued_tokens)
+
+    def _on_load(self, instance: str, queued_tokens: int) -> None:
+        if self._watcher is not None:
+            self._watcher.on_load(instance, queued_tokens)
 
     async def _drop_gone(self, records: list[WorkerRecord]) -> None:
         listed = {r.instance for r in records}
         endpoints = {r.endpoint for r in records}
-        for instance, link in list(self._links.items()):
+        for instance, link in list(self.links.items()):
             # Another instance on its port: the stream, if it is up, is that one's.
             replaced = link.record.endpoint in endpoints
             if instance not in listed and (replaced or not link.attached):
-                del self._links[instance]
+                del self.links[instance]
                 await link.close()
 
     def _same_model(self, records: list[WorkerRecord]) -> list[WorkerRecord]:
         """Those that serve what the workers in use serve, bit by bit."""
-        if not self._links:
+        if not self.links:
             first = next((r.model for r in records if r.role == "decode"), None)
             self._model = first or self._model
         same = []
@@ -158,22 +179,6 @@ class Pool:
                     *(self._model.fingerprint, self._model.precision),
                 )
         return same
-
-
-class Charge:
-    """Prompt tokens on their way through a prefill worker. Released once, however often asked."""
-
-    def __init__(self, outstanding: Counter[str], instance: str, tokens: int) -> None:
-        self._outstanding = outstanding
-        self._instance = instance
-        self._tokens = tokens
-        outstanding[instance] += tokens
-
-    def release(self) -> None:
-        self._outstanding[self._instance] -= self._tokens
-        if self._outstanding[self._instance] <= 0:
-            del self._outstanding[self._instance]
-        self._tokens = 0
 
 
 def _identity(model: ModelInfo) -> tuple[str, str]:

@@ -36,9 +36,12 @@ def text_of(events: list[Any]) -> str:
 
 
 def load_of(cluster: Cluster) -> int:
-    """Requests the router believes to have in workers, and prefill tokens outstanding."""
-    pool = cluster.app.state.router.pool
-    return sum(link.view().own for link in pool._links.values()) + pool._outstanding.total()
+    """What the router believes to have under way."""
+    state = cluster.app.state.router
+    books = state.ledger
+    prompts = sum(queue.tokens for queue in books.queues.values())
+    rest = books.active.total() + books.pending_kv.total() + state.admission.inside.total()
+    return sum(link.load().own for link in state.pool.links.values()) + prompts + rest
 
 
 async def test_a_stream_joins_to_the_whole_text(start: Start, tokenizer: Tokenizer) -> None:

@@ -104,7 +104,7 @@ async def test_a_lost_lease_alone_removes_no_decode_worker(start: Start) -> None
     await asyncio.sleep(0.2)
     assert (await cluster.post(prompt="hi")).status_code == 200
     await worker.stop()
-    await until(lambda: not cluster.app.state.router.pool._links)
+    await until(lambda: not cluster.app.state.router.pool.links)
 
 
 async def test_a_successor_on_the_same_port_replaces_it(start: Start) -> None:
@@ -112,7 +112,7 @@ async def test_a_successor_on_the_same_port_replaces_it(start: Start) -> None:
     [worker] = cluster.workers
     pool = cluster.app.state.router.pool
     worker.instance = "another"
-    await until(lambda: list(pool._links) == ["another"])
+    await until(lambda: list(pool.links) == ["another"])
     await cluster.attached(1)
     await until(lambda: worker.streams == 1)
 
@@ -137,75 +137,74 @@ async def test_other_models_are_ignored(start: Start, caplog: pytest.LogCaptureF
         ]
         await asyncio.sleep(0.3)
     pool = cluster.app.state.router.pool
-    assert (pool.attached, len(pool._links)) == (1, 1)
-    assert [c.instance for c in pool.prefill_candidates()] == ["p0"]
+    assert (pool.attached, len(pool.links)) == (1, 1)
+    assert list(pool.prefill) == ["p0"]
     assert len([r for r in caplog.records if "fingerprint" in r.message]) == 2
 
 
 async def test_prefill_candidates_travel_with_the_request(start: Start) -> None:
     cluster = await start(silent)
     cluster.prefill = [prefill(f"p{i}", cluster.model, draining=i == 0) for i in range(5)]
-    pool = cluster.app.state.router.pool
-    await until(lambda: len(pool.prefill_candidates()) == 3)
-    tasks = [asyncio.create_task(cluster.post(prompt=[5] * n)) for n in (30, 20, 10)]
+    state = cluster.app.state.router
+    await until(lambda: len(state.pool.prefill) == 5)
+    tasks = [asyncio.create_task(cluster.post(prompt=[5] * n)) for n in (300, 200, 100, 50, 10)]
     [worker] = cluster.workers
-    await until(lambda: len(worker.requests) == 3)
-    best = [submit.prefill[0] for submit in worker.requests]
-    assert [c.instance for c in best] == ["p1", "p2", "p3"]
-    assert (best[0].endpoint, best[0].kv_endpoint) == ("p1:1", "p1:2")
-    assert dict(pool._outstanding) == {"p1": 30, "p2": 20, "p3": 10}
-    assert [c.instance for c in pool.prefill_candidates()] == ["p4", "p3", "p2"]
+    await until(lambda: len(worker.requests) == 5)
+    named = [[c.instance for c in submit.prefill] for submit in worker.requests]
+    assert named == [
+        ["p1", "p2", "p3"],
+        ["p2", "p3", "p4"],
+        ["p3", "p4", "p2"],
+        ["p4", "p3", "p2"],
+        ["p4", "p3", "p2"],
+    ]
+    best = worker.requests[0].prefill[0]
+    assert (best.endpoint, best.kv_endpoint) == ("p1:1", "p1:2")
+    queued = {instance: queue.tokens for instance, queue in state.ledger.queues.items()}
+    assert queued == {"p1": 300, "p2": 200, "p3": 100, "p4": 60}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert not pool._outstanding
+    assert not state.ledger.queues
 
 
-async def test_the_first_token_ends_the_prefill_charge(start: Start) -> None:
+async def test_the_first_token_ends_the_place_in_the_queue(start: Start) -> None:
     cluster = await start(outputs(delay=0.05))
     cluster.prefill = [prefill("p0", cluster.model)]
-    pool = cluster.app.state.router.pool
-    await until(lambda: len(pool.prefill_candidates()) == 1)
+    state = cluster.app.state.router
+    await until(lambda: len(state.pool.prefill) == 1)
     task = asyncio.create_task(cluster.post(prompt=[5] * 30, max_tokens=10))
-    await until(lambda: pool._outstanding["p0"] == 30)
-    await until(lambda: pool._outstanding["p0"] == 0)
+    await until(lambda: "p0" in state.ledger.queues)
+    assert state.ledger.queues["p0"].tokens == 30
+    await until(lambda: not state.ledger.queues)
     assert not task.done()
     await task
-    assert not pool._outstanding
-
-
-async def test_a_charge_is_released_once(start: Start) -> None:
-    pool = new_pool(await start())
-    one, two = pool.charge("p", 10), pool.charge("p", 5)
-    one.release()
-    one.release()
-    assert dict(pool._outstanding) == {"p": 5}
-    two.release()
-    assert not pool._outstanding
+    assert not state.ledger.active
+    assert not state.ledger.pending_kv
 
 
 async def test_load_counts_other_routers_and_own_work_once(start: Start) -> None:
     cluster = await start(silent)
-    [link] = cluster.app.state.router.pool._links.values()
-    await until(lambda: link.view().kv_total == 100_000)
+    [link] = cluster.app.state.router.pool.links.values()
+    await until(lambda: link.load().kv_total == 100_000)
     task = asyncio.create_task(cluster.post(prompt="hi"))
     await until(lambda: bool(cluster.workers[0].requests))
     link._dispatch(pb.WorkerMessage(load=pb.Load(running=2, waiting=2)))
-    assert (link.view().own, link.view().reported, link.view().own_at_report) == (1, 4, 1)
+    assert (link.load().own, link.load().reported, link.load().own_at_report) == (1, 4, 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert link.view().own == 0
+    assert link.load().own == 0
 
 
 async def test_the_directory_tells_the_load_when_heartbeats_do_not(start: Start) -> None:
     cluster = await start(silent)
-    [link] = cluster.app.state.router.pool._links.values()
-    await until(lambda: link.view().kv_total == 100_000)
+    [link] = cluster.app.state.router.pool.links.values()
+    await until(lambda: link.load().kv_total == 100_000)
     link.update(msgspec.structs.replace(link.record, running=9))
-    assert link.view().reported == 0, "a fresh heartbeat is newer"
+    assert link.load().reported == 0, "a fresh heartbeat is newer"
     link._heard_at -= 2
     link.update(msgspec.structs.replace(link.record, running=9))
-    assert link.view().reported == 9
+    assert link.load().reported == 9
 
 
 async def test_many_requests_share_messages(start: Start) -> None:

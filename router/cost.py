@@ -1,0 +1,282 @@
+"""What it costs to place a request: pure functions of a snapshot. Seconds, tokens, bytes.
+
+    u      = n - m_p                            uncached tokens at P
+    TTFT   = k*(path + max(queue, fetch) + prefill(m_p, u))      k: the worker's correction
+    ready  = max(TTFT + tail/bw, queue + bytes/bw, wait for room at D)
+    TPOT   = (ready - TTFT + (E[out] - 1)*step) / (E[out] - 1)
+    cost   = h(TTFT/TTFT_SLO) + h(TPOT/TPOT_SLO) + delay imposed on D's residents + eviction
+    h(x)   = x + 10*max(0, x - 1)               a missed objective outweighs any gain below it
+
+P alone (``PrefillTerms``) and D alone (``DecodeTerms``) are worked out once for each worker, so
+that a pair costs a few operations. Local prefill is P = D without a wire, and with the stall
+that its residents see. Fetching the prefix from a peer replaces computing it where that is sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from protocol.blocks import BLOCK_TOKENS
+from router.step_model import StepModel
+
+MISS_WEIGHT = 10.0
+PATH_S = 0.004
+"""To P and back beyond queue and computing, as long as nothing has been measured."""
+LOCAL_PATH_S = 0.001
+STEP_BUDGET_S = 0.05
+"""Longest step of a decode worker with a prompt in it, unless configured otherwise."""
+REUSE = 0.1
+"""Share of evicted tokens that somebody will have to compute again."""
+FETCH_GAIN = 0.9
+"""A fetch must bring the first token within this share of the time without it."""
+
+
+class Objectives(NamedTuple):
+    ttft_s: float
+    tpot_s: float
+
+
+class Query(NamedTuple):
+    """A request to place."""
+
+    tokens: int  # n: prompt and tokens already emitted
+    output: float  # E[out], at least 2
+    kv_bytes: float  # on the wire, of one token
+
+
+class PrefillState(NamedTuple):
+    """A worker as one to prefill on. ``cached``: tokens of this prompt that it holds."""
+
+    instance: str
+    model: StepModel
+    chunk: int
+    queue_s: float
+    correction: float
+    cached: int
+
+
+class DecodeState(NamedTuple):
+    """A worker as one to decode on. ``own``: as one to prefill on by the way."""
+
+    own: PrefillState
+    batch: int  # requests in it
+    rows: int  # sequences in a step at most; 0: not known
+    kv_used: int  # tokens of live sequences
+    kv_free: int  # tokens it can still take
+    kv_total: int  # 0: not known
+
+    @property
+    def instance(self) -> str:
+        return self.own.instance
+
+    @property
+    def cached(self) -> int:
+        return self.own.cached
+
+
+class Network(NamedTuple):
+    """What is known of links, by (from, to)."""
+
+    bandwidth: Mapping[tuple[str, str], float]  # bytes/s
+    path_s: Mapping[tuple[str, str], float]
+    active: Mapping[tuple[str, str], int]  # transfers under way
+    default_bandwidth: float
+
+    def share(self, source: str, target: str) -> float:
+        """Bytes/s for one more transfer."""
+        link = (source, target)
+        found = self.bandwidth.get(link, self.default_bandwidth)
+        return found / (1 + self.active.get(link, 0))
+
+
+class Fetch(NamedTuple):
+    """A prefix to be taken from a peer first. ``tokens``: of the prefix, whole blocks."""
+
+    source: str
+    tokens: int
+    seconds: float
+
+
+class PrefillTerms(NamedTuple):
+    """One prefill worker, whatever the decode worker."""
+
+    instance: str
+    cached: int
+    fetch: Fetch | None
+    queue_s: float
+    prefill_s: float
+    ttft_s: float  # without the path
+    correction: float
+    tail: int  # tokens of the last chunk: their KV is still to go when the first token is out
+
+
+class DecodeTerms(NamedTuple):
+    """One decode worker, whatever the prefill worker."""
+
+    instance: str
+    cached: int
+    batch: int
+    rows: int
+    step_s: float
+    wait_s: float  # for pages and a row
+    imposed: float
+    eviction: float
+    fits: bool
+
+
+class Terms(NamedTuple):
+    """What is predicted of a placement. ``cost`` is the sum of the four before it."""
+
+    queue_s: float
+    fetch_s: float
+    prefill_s: float
+    ttft_s: float
+    wire_s: float
+    wait_s: float
+    ready_s: float
+    step_s: float
+    tpot_s: float
+    ttft_cost: float
+    tpot_cost: float
+    imposed: float
+    eviction: float
+    cost: float
+
+
+def h(x: float) -> float:
+    return x + MISS_WEIGHT * (x - 1) if x > 1 else x
+
+
+def usable(cached: int, tokens: int) -> int:
+    """Tokens that need no computing: whole blocks, and never the last token."""
+    return min(cached, (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+
+
+def fetch_for(worker: PrefillState, best: Fetch | None, query: Query, net: Network) -> Fetch | None:
+    """The fetch of the longest prefix there is (``best``) to this worker, if it is the shorter
+    way."""
+    if best is None or best.source == worker.instance:
+        return None
+    tokens, held = usable(best.tokens, query.tokens), usable(worker.cached, query.tokens)
+    if tokens <= held:
+        return None
+    seconds = PATH_S + (tokens - held) * query.kv_bytes / net.share(best.source, worker.instance)
+    without = worker.queue_s + worker.model.prefill_s(held, query.tokens - held, worker.chunk)
+    rest = worker.model.prefill_s(tokens, query.tokens - tokens, worker.chunk)
+    if max(worker.queue_s, seconds) + rest > FETCH_GAIN * without:
+        return None
+    return Fetch(best.source, tokens, seconds)
+
+
+def prefill_terms(
+    worker: PrefillState, best: Fetch | None, query: Query, net: Network
+) -> PrefillTerms:
+    fetch = fetch_for(worker, best, query, net)
+    cached = fetch.tokens if fetch else usable(worker.cached, query.tokens)
+    missing = query.tokens - cached
+    prefill_s = worker.model.prefill_s(cached, missing, worker.chunk)
+    begins = max(worker.queue_s, fetch.seconds) if fetch else worker.queue_s
+    tail = (missing - 1) % worker.chunk + 1
+    return PrefillTerms(
+        *(worker.instance, cached, fetch, worker.queue_s, prefill_s, begins + prefill_s),
+        *(worker.correction, tail),
+    )
+
+
+def decode_terms(
+    worker: DecodeState, query: Query, goals: Objectives, resident_output: float
+) -> DecodeTerms:
+    """``resident_output``: what a request takes in all on average."""
+    model, cached = worker.own.model, usable(worker.own.cached, query.tokens)
+    need = query.tokens + query.output - cached
+    batch = min(worker.batch, worker.rows) if worker.rows else worker.batch
+    before = model.decode_s(batch, worker.kv_used)
+    step = model.decode_s(batch + 1, worker.kv_used + query.tokens + query.output / 2)
+    turn_s = resident_output * before  # a resident leaves, on average, every turn_s / batch
+    known = worker.kv_total > 0
+    short = max(0.0, need - worker.kv_free) if known else 0.0
+    wait = short / worker.kv_used * turn_s if worker.kv_used else 0.0
+    if worker.rows and worker.batch >= worker.rows:
+        wait = max(wait, (worker.batch + 1 - worker.rows) * turn_s / worker.rows)
+    imposed = batch * (h(step / goals.tpot_s) - h(before / goals.tpot_s))
+    crowded = need * min(1.0, worker.kv_used / worker.kv_total) if known else 0.0
+    eviction = REUSE * crowded * model.prompt_token / goals.ttft_s
+    return DecodeTerms(
+        *(worker.own.instance, cached, worker.batch, worker.rows, step, wait),
+        *(imposed, eviction, short == 0),
+    )
+
+
+def local_terms(
+    worker: DecodeState,
+    decode: DecodeTerms,
+    best: Fetch | None,
+    query: Query,
+    net: Network,
+    goals: Objectives,
+    resident_output: float,
+) -> tuple[PrefillTerms, float]:
+    """The decode worker as its own prefill worker, and the delay that this imposes beside that of
+    decoding. Prompts take what decoding leaves of a step's budget."""
+    own = worker.own
+    alone = prefill_terms(own, best, query, net)
+    if not worker.batch:
+        return alone, 0.0
+    stall_s = own.model.prompt_s(alone.cached, query.tokens - alone.cached)
+    decode_s = own.model.decode_s(worker.batch, worker.kv_used)
+    steps = max(
+        (query.tokens - alone.cached) / own.chunk,
+        stall_s / max(STEP_BUDGET_S - decode_s, STEP_BUDGET_S / 10),
+    )
+    begins = alone.ttft_s - alone.prefill_s
+    prefill_s = stall_s + max(1.0, steps) * decode_s
+    per_token = decode.step_s + stall_s / max(1.0, resident_output / 2)
+    imposed = h(per_token / goals.tpot_s) - h(decode.step_s / goals.tpot_s)
+    return (
+        alone._replace(prefill_s=prefill_s, ttft_s=max(begins, decode.wait_s) + prefill_s),
+        worker.batch * imposed,
+    )
+
+
+def pair_terms(
+    p: PrefillTerms, d: DecodeTerms, query: Query, net: Network, goals: Objectives
+) -> Terms:
+    """Prefill on P, decode on D."""
+    path_s = net.path_s.get((p.instance, d.instance), PATH_S)
+    ttft_s = p.correction * (path_s + p.ttft_s)
+    bandwidth = net.share(p.instance, d.instance)
+    missing = query.tokens - d.cached
+    wire_s = missing * query.kv_bytes / bandwidth
+    tail_s = min(p.tail, missing) * query.kv_bytes / bandwidth
+    ready_s = max(ttft_s + tail_s, p.queue_s + wire_s, d.wait_s)
+    return _priced(p, d, ttft_s, wire_s, ready_s, d.imposed, query, goals)
+
+
+def own_terms(
+    p: PrefillTerms, d: DecodeTerms, stall: float, query: Query, goals: Objectives
+) -> Terms:
+    """Prefill and decode on D."""
+    ttft_s = p.correction * (LOCAL_PATH_S + p.ttft_s)
+    return _priced(p, d, ttft_s, 0.0, ttft_s, d.imposed + stall, query, goals)
+
+
+def _priced(
+    p: PrefillTerms,
+    d: DecodeTerms,
+    ttft_s: float,
+    wire_s: float,
+    ready_s: float,
+    imposed: float,
+    query: Query,
+    goals: Objectives,
+) -> Terms:
+    tpot_s = (ready_s - ttft_s) / (query.output - 1) + d.step_s
+    ttft_cost = h(ttft_s / goals.ttft_s)
+    tpot_cost = h(tpot_s / goals.tpot_s)
+    fetch_s = p.fetch.seconds if p.fetch else 0.0
+    cost = ttft_cost + tpot_cost + imposed + d.eviction
+    return Terms(
+        *(p.queue_s, fetch_s, p.prefill_s, ttft_s, wire_s, d.wait_s, ready_s, d.step_s, tpot_s),
+        *(ttft_cost, tpot_cost, imposed, d.eviction, cost),
+    )

@@ -1,0 +1,91 @@
+"""Why a request went where it did, for a caller who asks (``x-baton-explain: 1``).
+
+What was predicted of every candidate, which was chosen, and what happened; times in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from router.attempt import Attempt
+from router.choose import Placement
+from router.cost import Objectives
+
+
+class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``prefill`` is None where the decode worker computes the prompt itself."""
+
+    decode: str
+    prefill: str | None
+    prefill_cached_tokens: int
+    decode_cached_tokens: int
+    fits: bool
+    load: float
+    predicted: dict[str, float]
+    fetch: dict[str, Any] | None = None
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """``timeline``: at the decode worker, since it had the request."""
+
+    ttft_s: float | None  # from its submission
+    timeline: dict[str, float]
+    hand_over: dict[str, Any] | None
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """One attempt. ``chosen`` is one of the ``candidates``."""
+
+    decision_s: float
+    tokens: int
+    expected_output: float
+    chosen: Candidate
+    observed: Observed
+    candidates: list[Candidate]
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    policy: str
+    objectives: dict[str, float]
+    attempts: list[Tried]
+
+
+def explain(policy: str, goals: Objectives, attempts: Sequence[Attempt]) -> Explanation:
+    return Explanation(policy, goals._asdict(), [_tried(attempt) for attempt in attempts])
+
+
+def _tried(attempt: Attempt) -> Tried:
+    placed = attempt.placed
+    ranked = sorted(placed.choice.considered, key=lambda c: c.terms.cost)
+    return Tried(
+        decision_s=placed.seconds,
+        tokens=placed.query.tokens,
+        expected_output=placed.query.output,
+        chosen=_candidate(attempt.chosen),
+        observed=Observed(attempt.first_token_s, attempt.timeline, _hand_over(attempt)),
+        candidates=[_candidate(c) for c in ranked],
+    )
+
+
+def _candidate(placement: Placement) -> Candidate:
+    return Candidate(
+        decode=placement.decode,
+        prefill=placement.prefill,
+        prefill_cached_tokens=placement.prefill_cached,
+        decode_cached_tokens=placement.decode_cached,
+        fits=placement.fits,
+        load=placement.load,
+        predicted=placement.terms._asdict(),
+        fetch=placement.fetch._asdict() if placement.fetch else None,
+    )
+
+
+def _hand_over(attempt: Attempt) -> dict[str, Any] | None:
+    measured = attempt.measured
+    if measured is None:
+        return None
+    names = ("prefill_instance", "kv_tokens", "kv_bytes", "tail_bytes", "tail_seconds")
+    return {name: getattr(measured, name) for name in names}
