@@ -114,5 +114,5 @@ async def ready(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     state = _state(request)
-    state.metrics.decode_workers.set(state.pool.attached)
+    state.show()
     return Response(state.metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})

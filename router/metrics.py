@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from router.attempt import Attempt
+from router.cost import Objectives
 
 _TTFT = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
@@ -18,22 +22,33 @@ _DURATION = (
     *(0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_DECISION = (*(25e-6, 50e-6, 1e-4, 2e-4, 3e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.1),)
+_RATIO = (*(0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0),)
+_STAGES = {  # by the events at the decode worker that they lie between
+    "queue": ("prefill_queued", "prefill_started"),
+    "prefill": ("prefill_started", "first_token"),
+    "wire": ("first_token", "kv_ready"),
+}
 
 
 class Metrics:
-    """A registry of its own: several routers may live in one process."""
+    """A registry of its own: several routers may live in one process. ``goals``: the buckets have
+    an edge at each, so that who met them can be read off."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, goals: Objectives) -> None:
         self.registry = CollectorRegistry()
         self._model = model
+        self.goals = goals
+        ttft = tuple(sorted({*_TTFT, goals.ttft_s}))
+        tpot = tuple(sorted({*_ITL, goals.tpot_s}))
         self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "From the request's arrival to its first token", _TTFT
+            "time_to_first_token_seconds", "From the request's arrival to its first token", ttft
         )
         self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens of a request", _ITL
+            "inter_token_latency_seconds", "Between two tokens of a request", tpot
         )
         self.time_per_output_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean of a request, after its first", _ITL
+            "request_time_per_output_token_seconds", "Mean of a request, after its first", tpot
         )
         self.duration = self._histogram(
             "request_duration_seconds", "From the request's arrival to its end", _DURATION
@@ -46,6 +61,38 @@ class Metrics:
         self.running = self._gauge("requests_running", "Requests that have brought a token")
         self.waiting = self._gauge("requests_waiting", "Requests before their first token")
         self.decode_workers = self._gauge("router_decode_workers", "Decode workers attached")
+        self.decision = self._histogram(
+            "router_decision_seconds", "To choose a request's workers", _DECISION
+        )
+        self.prediction = self._histogram(
+            "router_ttft_prediction_ratio", "Time to first token: observed to predicted", _RATIO
+        )
+        self.index_entries = self._gauge("index_entries", "Blocks in the prefix index")
+        self.index_staleness = self._gauge(
+            "index_staleness_seconds", "Age of what the prefix index knows"
+        )
+        self.cache_queries = self._counter(
+            "prefix_cache_queries_tokens", "Prompt tokens looked for in prefix caches"
+        )
+        self.cache_hits = self._counter(
+            "prefix_cache_hits_tokens", "Prompt tokens found in prefix caches"
+        )
+        self.queued_prefill_tokens = self._gauge(
+            "queued_prefill_tokens", "Prompt tokens of this router's that are to be computed"
+        )
+        self._stages = Histogram(
+            "baton_ttft_stage_seconds",
+            "Parts of the time to first token",
+            ["model", "stage"],
+            buckets=ttft,
+            registry=self.registry,
+        )
+        self._slo_met = Counter(
+            "baton_slo_met",
+            "Requests within an objective",
+            ["model", "slo"],
+            registry=self.registry,
+        )
         self._requests = Counter(
             "baton_requests", "Requests ended", ["model", "status"], registry=self.registry
         )
@@ -53,6 +100,29 @@ class Metrics:
     def ended(self, status: str) -> None:
         """Count a request: ok, cancelled, or the HTTP status of its error."""
         self._requests.labels(self._model, status).inc()
+
+    def stage(self, name: str, seconds: float) -> None:
+        self._stages.labels(self._model, name).observe(max(0.0, seconds))
+
+    def slo(self, name: str, met: bool) -> None:
+        self._slo_met.labels(self._model, name).inc(met)
+
+    def routed(self, attempts: Sequence[Attempt], arrived: float) -> None:
+        """A request has ended; its attempts."""
+        for attempt in attempts:
+            self.decision.observe(attempt.placed.seconds)
+        if not attempts or attempts[0].first_token_s is None:
+            return
+        first = attempts[0]
+        assert first.first_token_s is not None
+        self.prediction.observe(first.first_token_s / max(1e-6, first.chosen.terms.ttft_s))
+        marks = first.timeline
+        self.stage("route", first.submitted - arrived)
+        for name, (begin, end) in _STAGES.items():
+            if begin in marks and end in marks:
+                self.stage(name, marks[end] - marks[begin])
+        if "first_token" in marks:
+            self.stage("first_emit", first.first_token_s - marks["first_token"])
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
@@ -98,8 +168,9 @@ class Meter:
         self._tokens += count
         self._last = now
 
-    def ended(self, status: str, prompt: int, cached: int) -> None:
+    def ended(self, status: str, prompt: int, cached: int, attempts: Sequence[Attempt]) -> None:
         metrics = self._metrics
+        metrics.routed(attempts, self._arrived)
         (metrics.running if self._tokens else metrics.waiting).dec()
         metrics.ended(status)
         metrics.duration.observe(time.perf_counter() - self._arrived)
@@ -107,6 +178,10 @@ class Meter:
         if self._tokens:  # else nobody knows what was computed
             metrics.prompt_tokens.inc(prompt)
             metrics.uncached_prompt_tokens.inc(prompt - cached)
+            metrics.cache_queries.inc(prompt)
+            metrics.cache_hits.inc(cached)
+            metrics.slo("ttft", self._first - self._arrived <= metrics.goals.ttft_s)
         if self._tokens > 1:
             mean = (self._last - self._first) / (self._tokens - 1)
             metrics.time_per_output_token.observe(mean)
+            metrics.slo("tpot", mean <= metrics.goals.tpot_s)

@@ -92,7 +92,10 @@ class CompletionResponse(Response):
         finally:
             watcher.cancel()
             job.generation.close()
-            job.meter.ended(status, len(job.prompt), job.generation.cached_tokens)
+            generation = job.generation
+            job.meter.ended(
+                *(status, len(job.prompt), generation.cached_tokens, generation.attempts)
+            )
 
     async def _deltas(self) -> AsyncIterator[Delta]:
         """Text as it comes; the last one has a finish reason."""

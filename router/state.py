@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from protocol.directory import Directory, connect
 from router.admission import Admission
 from router.detokenize import Detokenizer, detokenizers
+from router.follow import Follower
 from router.generate import Routing
 from router.index import PrefixIndex
 from router.learned import Learned
@@ -33,12 +34,21 @@ class RouterState:
     metrics: Metrics
     pool: Pool
     index: PrefixIndex
+    follower: Follower | None
     ledger: Ledger
     learned: Learned
     admission: Admission
     placer: Placer
     tenants: Tenants
     started: int  # seconds since the epoch
+
+    def show(self) -> None:
+        """Set the gauges to what is now."""
+        show = self.metrics
+        show.decode_workers.set(self.pool.attached)
+        show.index_entries.set(self.index.entries)
+        show.index_staleness.set(self.follower.staleness_s if self.follower else 0.0)
+        show.queued_prefill_tokens.set(sum(q.tokens for q in self.ledger.queues.values()))
 
     @property
     def routing(self) -> Routing:
@@ -58,17 +68,21 @@ async def opened(
     tokenizer = load_tokenizer(settings.model_path)
     tenants = read_tenants(settings.api_keys)
     index, ledger, learned = PrefixIndex(), Ledger(time.monotonic), Learned()
+    follower = None
     async with AsyncExitStack() as stack:
         if list_workers is None:
             client = connect(settings.redis_url)
             stack.push_async_callback(client.aclose)
             list_workers = Directory(client, settings.cluster).workers
+            follower = Follower(client, settings.cluster, index)
+            stack.push_async_callback(follower.close)
+            follower.start()
         pool = Pool(
             list_workers,
             model_id=settings.model_id,
             token=settings.token,
             refresh_s=settings.refresh_s,
-            watcher=Watch(index, ledger, learned),
+            watcher=Watch(index, ledger, learned, follower),
         )
         stack.push_async_callback(pool.close)
         await pool.start()
@@ -76,9 +90,10 @@ async def opened(
             settings=settings,
             tokenizer=tokenizer,
             new_detokenizer=detokenizers(tokenizer),
-            metrics=Metrics(settings.model_id),
+            metrics=Metrics(settings.model_id, settings.goals),
             pool=pool,
             index=index,
+            follower=follower,
             ledger=ledger,
             learned=learned,
             admission=Admission(settings.max_requests),
