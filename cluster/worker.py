@@ -207,6 +207,8 @@ class Worker:
             kv_tokens_total=ready.kv_tokens if ready is not None else 0,
             step_model=beat.step_model,
             draining=self._decode.draining,
+            max_batch=self.settings.max_batch,
+            prefill_chunk=self.settings.prefill_chunk,
         )
 
     async def _renew(self) -> None:
