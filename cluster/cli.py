@@ -6,8 +6,29 @@ from typing import Annotated
 
 import typer
 
-from engine.kv_format import Precision, StorageChoice
-from kvtransfer.codecs import Wanted
+from cluster.options import (
+    AdmissionTtft,
+    ApiKeys,
+    Cluster,
+    Drain,
+    Dtype,
+    Host,
+    KvCodec,
+    KvPool,
+    KvPrecision,
+    KvTokens,
+    LocalPrefill,
+    MaxBatch,
+    MaxModelLen,
+    Model,
+    ModelId,
+    PrefillChunk,
+    RoutingPolicy,
+    StepBudgetMs,
+    Threads,
+    TpotSlo,
+    TtftSlo,
+)
 
 app = typer.Typer(
     name="baton",
@@ -16,36 +37,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,  # they would show secrets
 )
-
-Model = Annotated[
-    str | None, typer.Option(help="Model folder or hub id; the demo model by default.")
-]
-ModelId = Annotated[str | None, typer.Option(help="Name that clients give the model.")]
-Cluster = Annotated[str, typer.Option(help="Name of the cluster, one per user and name.")]
-Host = Annotated[str, typer.Option(help="Address to listen on; loopback only.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of each engine.")]
-KvTokens = Annotated[int | None, typer.Option(min=1, help="Tokens in each worker's KV pool.")]
-MaxBatch = Annotated[int, typer.Option(min=1, help="Sequences in a step.")]
-PrefillChunk = Annotated[int, typer.Option(min=1, help="Prompt tokens in a step.")]
-MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Longest context in tokens.")]
-KvPrecision = Annotated[Precision, typer.Option(help="Of the KV cache, in the whole cluster.")]
-KvPool = Annotated[
-    StorageChoice, typer.Option(help="fp8: the KV pool holds bytes; wide: the model's type.")
-]
-KvCodec = Annotated[Wanted, typer.Option(help="KV on the wire; values are the same either way.")]
-StepBudgetMs = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        help="Milliseconds of a step in which streams wait for a prompt's chunk; 0: no bound. "
-        "By default 50 on decode workers, none on prefill workers.",
-    ),
-]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
-LocalPrefill = Annotated[
-    int, typer.Option(min=0, help="Uncached prompt tokens prefilled on the decode worker.")
-]
-Drain = Annotated[float, typer.Option(min=0, help="Seconds that running requests may take.")]
 
 
 @app.command()
@@ -72,6 +63,11 @@ def up(
     kv_pool: KvPool = "auto",
     kv_codec: KvCodec = "auto",
     local_prefill_tokens: LocalPrefill = 64,
+    routing_policy: RoutingPolicy = "cost",
+    ttft_slo_ms: TtftSlo = 2000.0,
+    tpot_slo_ms: TpotSlo = 100.0,
+    admission_ttft_ms: AdmissionTtft = None,
+    api_keys: ApiKeys = None,
     drain_s: Drain = 30.0,
 ) -> None:
     """Start a cluster on this machine: workers, router, Redis, Ray."""
@@ -100,6 +96,11 @@ def up(
         kv_pool=kv_pool,
         kv_codec=kv_codec,
         local_prefill_tokens=local_prefill_tokens,
+        routing_policy=routing_policy,
+        ttft_slo_ms=ttft_slo_ms,
+        tpot_slo_ms=tpot_slo_ms,
+        admission_ttft_ms=admission_ttft_ms,
+        api_keys=str(api_keys.resolve()) if api_keys else None,
         drain_s=drain_s,
     )
     raise typer.Exit(run(launch, model, detach=detach))
@@ -187,6 +188,11 @@ def router(
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="HTTP port.")] = 8000,
     cluster: Cluster = "default",
+    routing_policy: RoutingPolicy = "cost",
+    ttft_slo_ms: TtftSlo = 2000.0,
+    tpot_slo_ms: TpotSlo = 100.0,
+    admission_ttft_ms: AdmissionTtft = None,
+    api_keys: ApiKeys = None,
     drain_s: Drain = 30.0,
 ) -> None:
     """Run one router in the foreground, without Ray. Needs BATON_TOKEN and BATON_SECRET."""
@@ -205,7 +211,13 @@ def router(
             secret=standalone.secret(),
             model_path=str(found.path),
             model_id=found.id,
+            routing_policy=routing_policy,
+            ttft_slo_s=ttft_slo_ms / 1000,
+            tpot_slo_s=tpot_slo_ms / 1000,
+            admission_ttft_ms=admission_ttft_ms,
+            api_keys=str(api_keys) if api_keys else None,
         )
+        settings.check()
         raise typer.Exit(standalone.run_router(settings, host, port, drain_s))
     except StartupError as e:
         raise _failure(e) from None

@@ -42,6 +42,11 @@ def run(launch: Launch, redis_url: str, gpus: int) -> None:
         secret=b"",
         model_path=launch.model_path,
         model_id=launch.model_id,
+        routing_policy=launch.routing_policy,
+        ttft_slo_s=launch.ttft_slo_ms / 1000,
+        tpot_slo_s=launch.tpot_slo_ms / 1000,
+        admission_ttft_ms=launch.admission_ttft_ms,
+        api_keys=launch.api_keys,
         adds_request_id=False,  # Serve does
     )
     application = serve_app.router_application(router, launch.drain_s)

@@ -10,6 +10,7 @@ from cluster.state import write_private
 from engine.kv_format import Precision, StorageChoice
 from kvtransfer.codecs import Wanted
 from protocol.errors import StartupError
+from router.policies import PolicyName
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     kv_pool: StorageChoice = "auto"
     kv_codec: Wanted = "auto"
     local_prefill_tokens: int = 64
+    routing_policy: PolicyName = "cost"
+    ttft_slo_ms: float = 2000.0
+    tpot_slo_ms: float = 100.0
+    admission_ttft_ms: float | None = None
+    api_keys: str | None = None
     start_deadline_s: float = 180.0
     drain_s: float = 30.0
 

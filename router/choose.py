@@ -16,20 +16,22 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 from router.cost import (
-    DecodeState,
     DecodeTerms,
-    Fetch,
-    Network,
-    Objectives,
-    PrefillState,
     PrefillTerms,
-    Query,
     Terms,
     decode_terms,
     local_terms,
     own_terms,
     pair_terms,
     prefill_terms,
+)
+from router.snapshot import (
+    DecodeState,
+    Fetch,
+    Objectives,
+    PrefillState,
+    Query,
+    Snapshot,
 )
 
 WIDTH = 8
@@ -40,15 +42,6 @@ MAX_PREFILL = 3
 """Prefill workers named to the decode worker: the best, and whom to turn to if it fails."""
 
 W = TypeVar("W", PrefillState, DecodeState)
-
-
-class Snapshot(NamedTuple):
-    """All that the choice may look at."""
-
-    prefill: Sequence[PrefillState]
-    decode: Sequence[DecodeState]
-    network: Network
-    resident_output: float  # tokens that a request takes on average
 
 
 class Placement(NamedTuple):

@@ -12,7 +12,7 @@ import msgspec
 
 from router.attempt import Attempt
 from router.choose import Placement
-from router.cost import Objectives
+from router.snapshot import Objectives
 
 
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from protocol import wire_pb2 as pb
-from router.cost import PATH_S, Network
+from router.cost import PATH_S
+from router.snapshot import Network
 
 WEIGHT = 0.1
 """Of a new observation."""

@@ -7,23 +7,10 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from router import buckets
 from router.attempt import Attempt
-from router.cost import Objectives
+from router.snapshot import Objectives
 
-_TTFT = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
-    *(7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-_ITL = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
-    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-_DURATION = (
-    *(0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-_DECISION = (*(25e-6, 50e-6, 1e-4, 2e-4, 3e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.1),)
-_RATIO = (*(0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0),)
 _STAGES = {  # by the events at the decode worker that they lie between
     "queue": ("prefill_queued", "prefill_started"),
     "prefill": ("prefill_started", "first_token"),
@@ -39,8 +26,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model = model
         self.goals = goals
-        ttft = tuple(sorted({*_TTFT, goals.ttft_s}))
-        tpot = tuple(sorted({*_ITL, goals.tpot_s}))
+        ttft = tuple(sorted({*buckets.TTFT, goals.ttft_s}))
+        tpot = tuple(sorted({*buckets.ITL, goals.tpot_s}))
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From the request's arrival to its first token", ttft
         )
@@ -51,7 +38,7 @@ class Metrics:
             "request_time_per_output_token_seconds", "Mean of a request, after its first", tpot
         )
         self.duration = self._histogram(
-            "request_duration_seconds", "From the request's arrival to its end", _DURATION
+            "request_duration_seconds", "From the request's arrival to its end", buckets.DURATION
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts")
         self.uncached_prompt_tokens = self._counter(
@@ -62,10 +49,12 @@ class Metrics:
         self.waiting = self._gauge("requests_waiting", "Requests before their first token")
         self.decode_workers = self._gauge("router_decode_workers", "Decode workers attached")
         self.decision = self._histogram(
-            "router_decision_seconds", "To choose a request's workers", _DECISION
+            "router_decision_seconds", "To choose a request's workers", buckets.DECISION
         )
         self.prediction = self._histogram(
-            "router_ttft_prediction_ratio", "Time to first token: observed to predicted", _RATIO
+            "router_ttft_prediction_ratio",
+            "Time to first token: observed to predicted",
+            buckets.RATIO,
         )
         self.index_entries = self._gauge("index_entries", "Blocks in the prefix index")
         self.index_staleness = self._gauge(

@@ -15,13 +15,13 @@ from protocol import wire_pb2 as pb
 from protocol.blocks import BLOCK_TOKENS
 from protocol.directory import WorkerRecord
 from protocol.request import Request, to_wire
-from router.choose import Choice, Placement, Snapshot
-from router.cost import DecodeState, Fetch, Objectives, PrefillState, Query
+from router.choose import Choice, Placement
 from router.index import PrefixIndex
 from router.learned import Learned
 from router.ledger import Ledger, Ticket
 from router.link import DecodeLink
 from router.policies import PolicyName, policy
+from router.snapshot import DecodeState, Fetch, Objectives, PrefillState, Query, Snapshot
 from router.step_model import CHUNK
 from router.workers import Pool
 

@@ -12,8 +12,8 @@ from functools import partial
 from random import Random
 from typing import Literal, Protocol, TypeAlias
 
-from router.choose import MAX_PREFILL, Choice, Snapshot, candidates, choose
-from router.cost import DecodeState, Objectives, PrefillState, Query
+from router.choose import MAX_PREFILL, Choice, candidates, choose
+from router.snapshot import DecodeState, Objectives, PrefillState, Query, Snapshot
 
 PolicyName: TypeAlias = Literal["cost", "round-robin", "least-loaded", "overlap-only"]
 

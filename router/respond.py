@@ -16,12 +16,12 @@ from msgspec import UNSET, UnsetType
 from starlette.types import Message, Receive, Scope, Send
 
 from router.body import ClientGone
-from router.cost import Objectives
 from router.errors import ApiError, failed
 from router.explain import Explanation, explain
 from router.generate import Generation
 from router.metrics import Meter
 from router.policies import PolicyName
+from router.snapshot import Objectives
 from router.text import TextStream
 from router.wire_json import DONE, REASONS, Choice, Completion, FinishReason, Usage, encode, frame
 

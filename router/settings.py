@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from protocol.errors import StartupError
-from router.cost import Objectives
 from router.policies import PolicyName
+from router.snapshot import Objectives
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
