@@ -86,8 +86,8 @@ class Worker:
         self._engine = EngineClient(engine_command(), spec, self._progress, self._events)
         self._source = KVSource(settings.token)
         self._sink = KVSink(settings.token)
-        self._prefill = PrefillService(self._engine, self._source, self.instance)
         self._receiver = Receiver(self._engine, self._sink, settings.token, settings.kv_codec)
+        self._prefill = PrefillService(self._engine, self._source, self._receiver, self.instance)
         self._decode = DecodeService(
             self._engine, self._receiver, settings.local_prefill_tokens, self.instance
         )

@@ -44,6 +44,9 @@ class Owner(Protocol):
     def lost(self) -> None:
         """The engine is gone."""
 
+    def spoiled(self, why: str) -> None:
+        """The KV that came was bad, and the sequence is gone: place it anew, elsewhere."""
+
 
 class Attempt:
     """A Listener of its sequence. ``give_up`` frees the sequence, wherever it is."""
@@ -56,6 +59,7 @@ class Attempt:
         self._found: asyncio.Future[int] | None = None
         self._handover: Handover | None = None
         self._breaking: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._joined = False
 
     async def place(
         self, request: Request, candidate: pb.PrefillCandidate | None, local_prefill_tokens: int
@@ -108,9 +112,10 @@ class Attempt:
         running = asyncio.ensure_future(self._handover.run(call, candidate))
         try:
             await asyncio.wait([running, self._breaking], return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
+            if self._breaking.done():
                 await self._breaking  # raises
             await running
+            self._joined = True
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -133,6 +138,8 @@ class Attempt:
                 self._found.set_result(event.cached_tokens)
         elif isinstance(event, m.Reserved) and self._handover is not None:
             self._handover.incoming.on_reserved()
+        elif isinstance(event, m.Broken) and self._joined:
+            self._owner.spoiled(event.why)  # the last frames were given together with Join
         elif isinstance(event, m.Broken):
             self._break(TransferFailed(event.why))
         elif isinstance(event, m.Refused):

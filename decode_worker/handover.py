@@ -60,7 +60,7 @@ class Handover:
         self._request = request
         self._cached = cached_tokens
         self._told = told
-        self._control = Control(links)
+        self._control = Control(links, told.mark)
         self._skip = cached_tokens // BLOCK_TOKENS
         blocks = -(-len(request.context) // BLOCK_TOKENS)
         self.incoming = self._control.incoming(handle, self._skip, blocks)
@@ -69,7 +69,10 @@ class Handover:
         """Bring the context's KV in over ``call`` (just opened) and join. Raises
         TransferFailed."""
         async with self._control.over(call):
-            await self._control.open(call, self._request, candidate.instance, self._skip)
+            fetch = candidate.fetch if candidate.HasField("fetch") else None
+            await self._control.open(
+                call, self._request, candidate.instance, self._skip, fetch=fetch
+            )
             self._told.mark("prefill_queued")
             await self._carry(call, candidate.kv_endpoint)
 
@@ -80,7 +83,7 @@ class Handover:
             async with asyncio.timeout(PREFILL_S):
                 cached = (await self._control.next(call, "started")).started.cached_tokens
                 self._told.mark("prefill_started")
-                receiving = asyncio.create_task(self.incoming.run(kv_endpoint))
+                receiving = asyncio.create_task(self._receive(kv_endpoint))
                 event = await beside(self._control.next(call, "first_token"), receiving)
             first = self._checked(event.first_token)
             self._told.mark("first_token")
@@ -96,6 +99,10 @@ class Handover:
                 await asyncio.wait([receiving])
         if first.finish is not Finish.NONE:
             self._told.first(first, max(cached, self._cached))
+
+    async def _receive(self, kv_endpoint: str) -> None:
+        await self.incoming.reserve()
+        await self.incoming.run(kv_endpoint)
 
     def _checked(self, first: pb.PrefillEvent.FirstToken) -> First:
         """The first token as P says it, if it can be one."""

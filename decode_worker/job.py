@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from decode_worker.attempt import Attempt
 from engine.client import EngineClient
+from kvtransfer.fetch import Fetch
 from kvtransfer.links import Links
 from protocol import wire_pb2 as pb
 from protocol.errors import TransferFailed, Unavailable
@@ -44,6 +45,7 @@ class Job:
         self,
         request: Request,
         candidates: list[pb.PrefillCandidate],
+        fetch: pb.Fetch | None,
         engine: EngineClient,
         links: Callable[[], Links],
         local_prefill_tokens: int,
@@ -52,6 +54,7 @@ class Job:
     ) -> None:
         self.request = request
         self._candidates = candidates[:MAX_TRANSFERS]
+        self._fetch = fetch
         self._engine = engine
         self._links = links
         self._local_prefill_tokens = local_prefill_tokens
@@ -131,6 +134,21 @@ class Job:
         else:
             self._fail(f"{MAX_ENGINES} engines died under this request", retryable=False)
 
+    def spoiled(self, why: str) -> None:
+        """What was handed over is of no use: start again from the tokens already sent."""
+        if self._done:
+            return
+        self._pass_over(why)
+        self._placing.cancel()
+        self._placing = self._place_anew()
+
+    def _pass_over(self, why: str) -> None:
+        """Give the attempt up, and the prefill worker that it had."""
+        log.warning("request %s: %s", self.request.id, why)
+        self._candidates = self._candidates[1:]
+        if self._attempt is not None:
+            self._attempt.give_up()
+
     # ---- placing ----------------------------------------------------------------------------
 
     def _place_anew(self) -> asyncio.Task[None]:
@@ -140,6 +158,8 @@ class Job:
         """Try until the sequence decodes here or has ended. Without candidates left, it is
         computed here."""
         try:
+            await self._engine.session(ENGINE_WAIT_S)
+            await self._fetch_once()
             while True:
                 await self._engine.session(ENGINE_WAIT_S)
                 self._attempt = Attempt(self, self._links(), self._engine.handle)
@@ -148,11 +168,17 @@ class Job:
                 try:
                     return await self._attempt.place(request, candidate, self._local_prefill_tokens)
                 except TransferFailed as error:
-                    log.warning("request %s: %s", self.request.id, error)
-                    self._candidates = self._candidates[1:]
-                    self._attempt.give_up()
+                    self._pass_over(str(error))
         except Unavailable as error:
             self._fail(str(error), retryable=True)
         except Exception:
             log.exception("request %s: a bug", self.request.id)
             self._fail("internal error", retryable=False)
+
+    async def _fetch_once(self) -> None:
+        """Bring in what another worker has cached, where the router names one. Not tried again."""
+        source, self._fetch = self._fetch, None
+        if source is not None:
+            request = self.request.resumed(self._emitted)
+            handle = self._engine.handle()
+            await Fetch(self._links(), handle, request, source, self.mark).run()

@@ -166,6 +166,7 @@ class DecodeService(rpc.DecodeServicer):
         link.jobs[name] = Job(
             request,
             list(submit.prefill),
+            submit.fetch if submit.HasField("fetch") else None,
             self._engine,
             self._receiver.links,
             self._local_prefill_tokens,

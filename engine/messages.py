@@ -151,6 +151,11 @@ class Ready(_Message, frozen=True):
     kv_tokens: int
     step_seconds: float
 
+    @property
+    def kv_identity(self) -> str:
+        """Workers with the same one may read each other's KV."""
+        return f"{self.fingerprint}/{self.kv.precision}"
+
 
 class Failed(_Message, frozen=True):
     """The engine cannot start; the text is for the operator."""

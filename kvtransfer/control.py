@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import grpc
@@ -29,8 +29,9 @@ T = TypeVar("T")
 class Control:
     """One transfer: its id, its messages, its credits."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links, mark: Callable[[str], None]) -> None:
         self._links = links
+        self._mark = mark  # told what happens at the other worker
         self._transfer = secrets.token_bytes(TRANSFER_BYTES)
         self._frame_bytes = links.session.arena.shape.slot_bytes
         self._credits = 0
@@ -69,10 +70,22 @@ class Control:
             call.cancel()
 
     async def open(
-        self, call: PrefillCall, request: Request, instance: str, skip_blocks: int
+        self,
+        call: PrefillCall,
+        request: Request,
+        instance: str,
+        skip_blocks: int,
+        *,
+        cached_only: bool = False,
+        fetch: pb.Fetch | None = None,
     ) -> None:
         """Until the other worker has accepted."""
+        ready = self._links.session.ready
+        assert ready is not None
         start = pb.PrefillStart(
+            model=ready.kv_identity,
+            cached_only=cached_only,
+            fetch=fetch,
             request=to_wire(request),
             instance=instance,
             transfer=self._transfer.hex(),
@@ -81,20 +94,23 @@ class Control:
             codec=self._links.codec,
         )
         async with asyncio.timeout(ACCEPT_S):
-            await call.write(pb.PrefillCall(start=start))
+            with contextlib.suppress(asyncio.InvalidStateError):  # over already: reading says why
+                await call.write(pb.PrefillCall(start=start))
             await self.next(call, "accepted")
 
-    @staticmethod
-    async def next(call: PrefillCall, kind: str) -> pb.PrefillEvent:
-        """The next event, which must be ``kind``; that all KV was sent may come before."""
+    async def next(self, call: PrefillCall, kind: str) -> pb.PrefillEvent:
+        """The next event, which must be ``kind``; others may only tell of progress."""
         while True:
             event = await call.read()
             if not isinstance(event, pb.PrefillEvent):
                 raise TransferFailed(f"prefill: {await call.details()}, {kind} was due")
-            if event.WhichOneof("body") == kind:
+            came = event.WhichOneof("body")
+            if came == kind:
                 return event
-            if event.WhichOneof("body") != "sent":
-                raise TransferFailed(f"prefill: {event.WhichOneof('body')} came, {kind} was due")
+            if came == "fetching":
+                self._mark("fetch_done" if event.fetching.done else "fetch_started")
+            elif came != "sent":
+                raise TransferFailed(f"prefill: {came} came, {kind} was due")
 
     # ---- credits ----------------------------------------------------------------------------
 

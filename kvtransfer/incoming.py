@@ -51,14 +51,18 @@ class Incoming:
         if not self._reserved.done():
             self._reserved.set_result(None)
 
-    async def run(self, endpoint: str) -> None:
-        """Until every frame has been given to the engine. Raises TransferFailed."""
+    async def reserve(self) -> None:
+        """Wait for pages. Raises TransferFailed."""
         self._session.send(m.Reserve(self._handle))
         try:
             async with asyncio.timeout(PAGES_S):
                 await self._reserved
         except TimeoutError as error:
             raise TransferFailed(f"no pages free here within {PAGES_S:g} s") from error
+
+    async def run(self, endpoint: str) -> None:
+        """Until every frame has been given to the engine, which has pages for all of them. Raises
+        TransferFailed."""
         view = self._session.arena.slot
         self._pull = self._sink.open(endpoint, self._expectation, view, self._on_frame)
         try:

@@ -1,7 +1,10 @@
-"""The Prefill RPC: one call for each prompt, and everything it holds ends with the call.
+"""The Prefill RPC, on workers of either role: a call for each prompt; what it holds ends with it.
 
-    call opens --Accepted--> queued in the engine --Started--> chunks run, KV goes to the outlet
-         --FirstToken--> the rest of the KV --Sent--> caller ends the call --> pages are free
+    call opens --Accepted--> (fetch what another worker has cached) --> queued in the engine
+         --Started--> chunks run, KV goes to the outlet --FirstToken--> the rest of the KV
+         --Sent--> caller ends the call --> pages are free
+
+With ``cached_only`` nothing is computed: --Accepted--> --Started--> cached KV --Sent-->.
 
 Cleanup hangs on the call's done callback, so it runs however the call ends: served, cancelled,
 broken, or refused.
@@ -19,6 +22,8 @@ from engine import messages as m
 from engine.client import EngineClient
 from engine.kv_format import Codec
 from engine.session import Session
+from kvtransfer.fetch import Fetch
+from kvtransfer.links import Receiver
 from kvtransfer.source import TRANSFER_BYTES, KVSource, Outlet
 from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
@@ -33,10 +38,13 @@ Context: TypeAlias = "grpc.aio.ServicerContext[pb.PrefillCall, pb.PrefillEvent]"
 class _Call:
     """One prefill: engine events become messages of the call, frames go to the outlet."""
 
-    def __init__(self, session: Session, handle: int, outlet: Outlet) -> None:
-        self._session = session
+    def __init__(
+        self, session: Session, handle: int, outlet: Outlet, start: pb.PrefillStart
+    ) -> None:
+        self.session = session
         self.handle = handle
         self._outlet = outlet
+        self._start = start
         self._loop = asyncio.get_running_loop()
         self.frames = 0
         self.messages: asyncio.Queue[pb.PrefillEvent | Exception | None] = asyncio.Queue()
@@ -45,14 +53,26 @@ class _Call:
         if isinstance(event, m.Started):
             started = pb.PrefillEvent.Started(cached_tokens=event.cached_tokens)
             self.messages.put_nowait(pb.PrefillEvent(started=started))
+            if self._start.cached_only:
+                self._send_none(event.cached_tokens // BLOCK_TOKENS)
         elif isinstance(event, m.Frame):
             self._send_frame(event)
         elif isinstance(event, m.Refused):
             self.messages.put_nowait(InvalidRequest(event.why, event.param))
 
+    def _send_none(self, cached_blocks: int) -> None:
+        """Say that all was sent, when the caller has whatever is cached here."""
+        if cached_blocks <= self._start.skip_blocks:
+            self.messages.put_nowait(pb.PrefillEvent(sent=pb.PrefillEvent.Sent(frames=0)))
+
+    def mark(self, event: str) -> None:
+        """Progress of the fetch that goes before the prefill."""
+        fetching = pb.PrefillEvent.Fetching(done=event == "fetch_done")
+        self.messages.put_nowait(pb.PrefillEvent(fetching=fetching))
+
     def _send_frame(self, frame: m.Frame) -> None:
         def release() -> None:
-            self._loop.call_soon_threadsafe(self._session.send, m.SlotsFree([frame.slot]))
+            self._loop.call_soon_threadsafe(self.session.send, m.SlotsFree([frame.slot]))
 
         self._outlet.put(frame, release)
         self.frames += 1
@@ -73,9 +93,12 @@ class _Call:
 class PrefillService(rpc.PrefillServicer):
     """Serves Prefill.Run on the engine of this worker."""
 
-    def __init__(self, engine: EngineClient, source: KVSource, instance: str) -> None:
+    def __init__(
+        self, engine: EngineClient, source: KVSource, receiver: Receiver, instance: str
+    ) -> None:
         self._engine = engine
         self._source = source
+        self._receiver = receiver
         self._instance = instance
         self.draining = False
         self.calls = 0  # open, from accepted on
@@ -90,24 +113,38 @@ class PrefillService(rpc.PrefillServicer):
         codec, frame_bytes = await self._payload(start, session, context)
         handle = self._engine.handle()
         outlet = self._source.open(bytes.fromhex(start.transfer), session.arena.slot, codec)
-        call = _Call(session, handle, outlet)
-        granting = asyncio.create_task(self._grant(request_iterator, session, call))
+        call = _Call(session, handle, outlet, start)
+        command = m.Export if start.cached_only else m.Prefill
+        work = command(handle, request, start.skip_blocks, frame_bytes, codec)
+        session.attach(handle, call)
+        running = [
+            asyncio.create_task(self._grant(request_iterator, session, call)),
+            asyncio.create_task(self._begin(call, work, start.fetch)),
+        ]
 
         def release(_: Context) -> None:
             self.calls -= 1
-            granting.cancel()
+            for task in running:
+                task.cancel()
             session.detach(handle)
             session.send(m.Drop(handle))
             self._source.close(outlet)
 
         self.calls += 1
         context.add_done_callback(release)  # type: ignore[arg-type]
-        session.attach(handle, call)
-        session.send(m.Prefill(handle, request, start.skip_blocks, frame_bytes, codec))
         accepted = pb.PrefillEvent.Accepted(queued_tokens=session.beat.queued_tokens)
         yield pb.PrefillEvent(accepted=accepted)
         async for event in self._relay(call, context):
             yield event
+
+    async def _begin(self, call: _Call, work: m.Prefill | m.Export, source: pb.Fetch) -> None:
+        """Fetch what is worth it, then give the work to the engine."""
+        here = self._engine.current is call.session
+        if source.blocks and here and isinstance(work, m.Prefill):
+            handle = self._engine.handle()
+            links = self._receiver.links()
+            await Fetch(links, handle, work.request, source, call.mark).run()
+        call.session.send(work)
 
     async def _opening(
         self, calls: AsyncIterator[pb.PrefillCall], context: Context
@@ -132,8 +169,14 @@ class PrefillService(rpc.PrefillServicer):
     async def _payload(
         start: pb.PrefillStart, session: Session, context: Context
     ) -> tuple[Codec, int]:
-        """Codec and size of the frames; aborts the call where they are not possible."""
+        """Codec and size of the frames; aborts the call where they, or the KV itself, are not what
+        the caller can use."""
         assert session.ready is not None
+        if start.model != session.ready.kv_identity:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the KV of {start.model} was asked for, {session.ready.kv_identity} is served",
+            )
         kv = session.ready.kv
         if start.codec not in kv.codecs:
             await context.abort(

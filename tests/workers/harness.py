@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,11 @@ def settings(role: str, redis: EmbeddedRedis, model: Path, **changes: Any) -> Wo
 
 
 @contextlib.asynccontextmanager
-async def running(*wanted: WorkerSettings) -> AsyncIterator[list[Worker]]:
-    workers = [Worker(s) for s in wanted]
+async def running(
+    *wanted: WorkerSettings, prepare: Callable[[Worker], Worker] = lambda worker: worker
+) -> AsyncIterator[list[Worker]]:
+    """``prepare`` is called with each worker before it starts."""
+    workers = [prepare(Worker(s)) for s in wanted]
     try:
         await asyncio.gather(*(w.start() for w in workers))
         yield workers
@@ -86,6 +89,7 @@ class Client:
 
     def __init__(self, decode: Worker, prefill: Iterable[Worker] = ()) -> None:
         self.candidates = [candidate(w) for w in prefill]
+        self.fetch: pb.Fetch | None = None
         self.answers: dict[str, Answer] = {}
         self.load = pb.Load()
         self._names = itertools.count()
@@ -103,7 +107,7 @@ class Client:
 
     async def submit(self, request: Request) -> Answer:
         self.answers[request.id] = answer = Answer()
-        submit = pb.Submit(request=to_wire(request), prefill=self.candidates)
+        submit = pb.Submit(request=to_wire(request), prefill=self.candidates, fetch=self.fetch)
         async with self._writing:
             await self._call.write(pb.RouterMessage(submit=[submit]))
         return answer
