@@ -98,6 +98,7 @@ class EventLog:
             self._full.set()
 
     def start(self) -> None:
+        self._closing = False
         self._task = asyncio.create_task(self._run(), name="cache events")
 
     async def close(self) -> None:

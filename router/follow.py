@@ -92,6 +92,7 @@ class Follower:
         return max((now - tail.fresh for tail in self._tails.values()), default=0.0)
 
     def start(self) -> None:
+        self._closing = False
         self._task = asyncio.create_task(self._run(), name="cache index")
 
     async def close(self) -> None:

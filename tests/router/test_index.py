@@ -58,6 +58,7 @@ def test_a_removed_worker_matches_no_more_and_its_slot_waits_for_the_sweep() -> 
     index = PrefixIndex()
     index.store("a", CHAIN)
     index.store("b", CHAIN[:100])
+    assert index.match(CHAIN) == {"a": 300, "b": 100}
     index.remove("a")
     index.store("c", CHAIN[:50])
     assert index.match(CHAIN) == {"b": 100, "c": 50}
@@ -66,7 +67,11 @@ def test_a_removed_worker_matches_no_more_and_its_slot_waits_for_the_sweep() -> 
         assert index.match(CHAIN) == {"b": 100, "c": 50}
     assert index.entries == 100
     index.store("d", CHAIN[:7])
+    assert index._slots == 3, "d has the slot that was a's"
     assert index.match(CHAIN) == {"b": 100, "c": 50, "d": 7}
+    index.evict("d", CHAIN[:7])
+    index.store("d", CHAIN)
+    assert index.match(CHAIN) == {"b": 100, "c": 50, "d": 300}
 
 
 def test_a_sweep_is_bounded_and_ends() -> None:
