@@ -31,7 +31,9 @@ class Attempt:
         self._ticket = placer.open(placed, request.priority)
         self._open = True
         mailbox.timeline, mailbox.measured = {}, None
-        placed.link.submit(placer.message(placed, request), mailbox)
+        message = placer.message(placed, request)
+        message.deaths = mailbox.deaths
+        placed.link.submit(message, mailbox)
 
     @property
     def chosen(self) -> Placement:

@@ -2,7 +2,9 @@
 
     start -> submitted --tokens--> ... --finish--> done
                  |  stream broken, or an error that another worker may not have
-                 +--> resubmitted with the tokens so far (at most 3 attempts in all)
+                 +--> resubmitted with the tokens so far, until three workers died under it
+                 |  handed back by a worker that goes, or waits for an engine
+                 +--> resubmitted likewise; this is no death
                  |  client gone, deadline, client too slow, stop string
                  +--> cancelled at the worker
 
@@ -19,6 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from protocol.liveness import MAX_DEATHS
 from protocol.request import Finish, Request
 from router.admission import Admission, check_deadline
 from router.attempt import Attempt
@@ -31,7 +34,9 @@ from router.workers import Pool
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 3
+MAX_ATTEMPTS = 32
+"""Those that were handed back included: a bound for workers that do nothing else."""
+
 _RETRY_PAUSE_S = 0.05  # before asking the only worker again, which has just refused
 _LOOK_S = 0.1  # between two looks whether the client of a waiting request is still there
 
@@ -163,8 +168,10 @@ class Generation:
         self._release()
         tries = len(self.attempts)
         log.warning("request %s, attempt %d: %s", self._request.id, tries, batch.reason)
-        if tries >= ATTEMPTS:
-            raise unavailable(f"failed at {ATTEMPTS} attempts, the last time with: {batch.reason}")
+        if batch.trouble is not Trouble.MOVED:
+            self._mailbox.deaths += 1
+        if self._mailbox.deaths >= MAX_DEATHS or tries >= MAX_ATTEMPTS:
+            raise unavailable(f"failed at {tries} attempts, the last time with: {batch.reason}")
         await self._resubmit()
 
     async def _resubmit(self) -> None:

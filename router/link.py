@@ -1,6 +1,6 @@
 """The stream to one decode worker: all requests of this router share it.
 
-    down --headers of the worker arrive--> attached --stream ends--> down --...--> closed
+    down --headers of the worker arrive--> attached --stream ends or falls silent--> down --> closed
                                               |
     submit, cancel --> outbox --writer: one message for all that waits-->  worker
     mailboxes <-- reader: always reads, never waits for a client <--       worker
@@ -16,6 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -23,6 +24,7 @@ import grpc.aio
 from protocol import auth
 from protocol import wire_pb2 as pb
 from protocol.directory import WorkerRecord
+from protocol.liveness import SILENCE_S, Silence
 from protocol.request import Finish
 from protocol.rpc import INSTANCE_KEY, channel_options
 from protocol.wire_pb2_grpc import DecodeStub
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 _STALE_S = 1.0  # a heartbeat's age from which the directory's word is newer
+_WHY_S = 0.2  # for the reason of an end to arrive
 _RETRY_S = (0.05, 1.0)  # first and longest pause between two attempts
 
 Call = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
@@ -57,6 +60,7 @@ class DecodeLink:
         self._inflight: dict[str, Mailbox] = {}
         self._load: pb.Load | WorkerRecord = record
         self._own_at_report = 0
+        self._draining = False
         self._heard_at = -math.inf
         self._outbox = pb.RouterMessage()
         self._written = asyncio.Event()
@@ -92,7 +96,12 @@ class DecodeLink:
     @property
     def ready(self) -> bool:
         """It takes new requests."""
-        return self.attached and not self.record.draining
+        return self.attached and not (self._draining or self.record.draining)
+
+    @property
+    def down(self) -> bool:
+        """Its engine is being replaced: what it is given waits."""
+        return isinstance(self._load, pb.Load) and self._load.down
 
     def load(self) -> DecodeLoad:
         return DecodeLoad(
@@ -137,23 +146,40 @@ class DecodeLink:
 
     async def _attach(self, call: Call) -> str:
         """Serve one stream to its end; returns or raises why it ended."""
-        writer: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await call.initial_metadata()
             if call.done():  # then there were none: it could not connect, or was refused
                 return f"{(await call.code()).name} {await call.details()}"
-            writer = asyncio.create_task(self._write(call))
-            writer.add_done_callback(lambda _: call.cancel())  # a mute stream is no stream
-            self.attached = True
+            self.attached, self._draining = True, False
             self._on_change()
-            while isinstance(message := await call.read(), pb.WorkerMessage):
-                self._dispatch(message)
-            return f"closed by the worker ({(await call.code()).name}) {await call.details()}"
+            return await self._serve(call)
         finally:
-            if writer is not None:
-                writer.cancel()
             call.cancel()
+
+    async def _serve(self, call: Call) -> str:
+        """Until the stream ends, or the worker falls silent: its heartbeats are due always."""
+        silence = Silence()
+        reading = asyncio.create_task(self._read(call, silence))
+        writing = asyncio.create_task(self._write(call))  # a mute stream is no stream
+        silent = asyncio.create_task(silence.lasts(SILENCE_S))
+        tasks: list[asyncio.Task[Any]] = [reading, writing, silent]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if silent.done():
+                return f"silent for {SILENCE_S:g} s"
+            await asyncio.wait([reading], timeout=_WHY_S)
+            return reading.result() if reading.done() else "cannot be written to"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _read(self, call: Call, silence: Silence) -> str:
+        while isinstance(message := await call.read(), pb.WorkerMessage):
+            silence.heard()
+            self._dispatch(message)
+        return f"closed by the worker ({(await call.code()).name}) {await call.details()}"
 
     async def _write(self, call: Call) -> None:
         # A write fails when the stream has ended: the reader hears of that.
@@ -171,6 +197,8 @@ class DecodeLink:
         if message.HasField("load"):
             self._heard_at = time.monotonic()
             self._report(message.load)
+        if message.draining:
+            self._draining = True
 
     def _deliver(self, output: pb.Output, mailbox: Mailbox) -> None:
         if output.cached_tokens:
@@ -179,6 +207,7 @@ class DecodeLink:
             mailbox.timeline = {mark.event: mark.seconds for mark in output.timeline}
         if output.HasField("measured"):
             mailbox.measured = output.measured
+        mailbox.deaths += output.deaths
         failed = output.finish == pb.FINISH_ERROR
         known = output.finish in (pb.FINISH_STOP, pb.FINISH_LENGTH)
         finish = Finish(output.finish) if known else Finish.NONE
@@ -186,7 +215,8 @@ class DecodeLink:
             self.cancel(output.id)
             mailbox.fail(Trouble.OVERFLOW, "the client reads too slowly")
         elif failed:
-            trouble = Trouble.RETRYABLE if output.retryable else Trouble.FATAL
+            mendable = Trouble.MOVED if output.moved else Trouble.RETRYABLE
+            trouble = mendable if output.retryable else Trouble.FATAL
             mailbox.fail(trouble, output.error or "the worker gave no reason")
         if output.finish != pb.FINISH_NONE:
             self._inflight.pop(output.id, None)

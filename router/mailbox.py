@@ -19,10 +19,11 @@ from protocol.request import Finish
 
 
 class Trouble(enum.Enum):
-    """Why no more tokens come. The first two may be mended by another worker."""
+    """Why no more tokens come. The first three may be mended by another worker."""
 
     BROKEN = "broken"  # the stream to the worker ended
     RETRYABLE = "retryable"  # the worker says that another may succeed
+    MOVED = "moved"  # the worker gives it up unharmed: it goes, or has no engine now
     FATAL = "fatal"  # the worker says that none will
     OVERFLOW = "overflow"  # the client reads too slowly
     TIMEOUT = "timeout"
@@ -30,7 +31,7 @@ class Trouble(enum.Enum):
 
     @property
     def mendable(self) -> bool:
-        return self in (Trouble.BROKEN, Trouble.RETRYABLE)
+        return self in (Trouble.BROKEN, Trouble.RETRYABLE, Trouble.MOVED)
 
 
 class Batch(NamedTuple):
@@ -51,6 +52,7 @@ class Mailbox:
         self.cached_tokens = 0
         self.timeline: dict[str, float] = {}  # events at the worker, seconds from Submit
         self.measured: pb.Measured | None = None
+        self.deaths = 0  # of workers, under this request
 
     @property
     def lost(self) -> bool:

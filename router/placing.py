@@ -132,8 +132,9 @@ class Placer:
             if not record.draining
         ]
         ready = [link for link in self._pool.links.values() if link.ready]
-        fresh = [link for link in ready if link.record.instance not in avoid]
-        decode = [self._decoding(link, priority, matches) for link in fresh or ready]
+        able = [link for link in ready if not link.down] or ready
+        fresh = [link for link in able if link.record.instance not in avoid]
+        decode = [self._decoding(link, priority, matches) for link in fresh or able]
         network = self.learned.network(self._ledger.active)
         return Snapshot(prefill, decode, network, self.learned.output)
 

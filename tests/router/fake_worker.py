@@ -39,6 +39,8 @@ def outputs(
     retryable: bool = True,
     together: int = 1,
     cached: int = 0,
+    moved: bool = False,
+    deaths: int = 0,
 ) -> Script:
     """A script: the expected tokens, ``together`` in a message, with a fault after some tokens."""
 
@@ -50,8 +52,11 @@ def outputs(
             if die_after == sent:
                 raise Die
             if error_after == sent:
-                error = pb.FINISH_ERROR
-                yield pb.Output(id=request.id, finish=error, error="boom", retryable=retryable)
+                if deaths:
+                    yield pb.Output(id=request.id, deaths=deaths)
+                last = pb.Output(id=request.id, finish=pb.FINISH_ERROR, error="boom")
+                last.retryable, last.moved = retryable, moved
+                yield last
                 return
             await asyncio.sleep(delay)
             ids = tokens[at : at + together]
@@ -89,6 +94,8 @@ class FakeWorker(DecodeServicer):
         self.streams = 0
         self.load = pb.Load(kv_tokens_free=100_000, kv_tokens_total=100_000)
         self.draining = False
+        self.mute = asyncio.Event()  # set: nothing is sent, as if the process stood still
+        self._open: set[_Stream] = set()
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -123,14 +130,21 @@ class FakeWorker(DecodeServicer):
             await self._server.stop(None)
             self._server = None
 
+    def say_draining(self) -> None:
+        """On the streams only: the directory does not know yet."""
+        for stream in self._open:
+            stream.outbox.put_nowait(pb.WorkerMessage(draining=True))
+
     async def Attach(self, request_iterator: Any, context: Any) -> None:
         stream = _Stream(self, context)
         self.streams += 1
+        self._open.add(stream)
         await context.send_initial_metadata(())
         stream.outbox.put_nowait(pb.WorkerMessage(load=self.load))
         loops = [
             asyncio.create_task(stream.read(request_iterator)),
             asyncio.create_task(stream.write()),
+            asyncio.create_task(stream.beat()),
         ]
         try:
             await stream.dead.wait()
@@ -138,6 +152,7 @@ class FakeWorker(DecodeServicer):
             for task in (*loops, *stream.tasks.values()):
                 task.cancel()
             self.streams -= 1
+            self._open.discard(stream)
 
 
 class _Stream:
@@ -163,9 +178,16 @@ class _Stream:
                 self.tasks[wire_id].cancel()
         self.dead.set()
 
+    async def beat(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            self.outbox.put_nowait(pb.WorkerMessage(load=self._worker.load))
+
     async def write(self) -> None:
         while True:
             message = await self.outbox.get()
+            while self._worker.mute.is_set():
+                await asyncio.sleep(0.01)
             while not self.outbox.empty():
                 message.MergeFrom(self.outbox.get_nowait())
             await self._context.write(message)

@@ -9,6 +9,7 @@ import sys
 import pytest
 from tokenizers import Tokenizer
 
+from protocol import wire_pb2 as pb
 from tests.router.conftest import Cluster, Start, until
 from tests.router.fake_worker import FakeWorker, expected, outputs, silent
 from tests.router.test_stream import frames, load_of, served, text_of
@@ -85,6 +86,62 @@ async def test_three_attempts_then_an_error_frame(start: Start) -> None:
     assert "boom" in events[-1]["error"]["message"]
 
 
+async def test_what_is_handed_back_unharmed_counts_as_no_death(start: Start) -> None:
+    cluster = await start(outputs(error_after=2, moved=True))
+    response = await cluster.post(prompt=[5, 6, 7], max_tokens=19, return_token_ids=True)
+    assert response.json()["choices"][0]["token_ids"] == expected([5, 6, 7], 19)
+    assert [s.deaths for s in cluster.workers[0].requests] == [0] * 10
+
+
+async def test_deaths_of_prefill_workers_count(start: Start) -> None:
+    cluster = await start(outputs(error_after=2, moved=True, deaths=1))
+    response = await cluster.post(prompt=[5, 6, 7], max_tokens=19)
+    assert response.status_code == 503
+    assert [s.deaths for s in cluster.workers[0].requests] == [0, 1, 2]
+
+
+async def test_a_worker_that_says_it_drains_gets_nothing_new(start: Start) -> None:
+    cluster = await start(outputs(), outputs())
+    going, staying = cluster.workers
+    links = cluster.app.state.router.pool.links
+    going.say_draining()
+    await until(lambda: not links[going.instance].ready)
+    for _ in range(4):
+        assert (await cluster.post(prompt=[5, 6], max_tokens=3)).status_code == 200
+    assert (len(going.requests), len(staying.requests)) == (0, 4)
+
+
+async def test_a_worker_without_an_engine_is_the_last_to_be_asked(start: Start) -> None:
+    cluster = await start(outputs(), outputs())
+    down, up = cluster.workers
+    down.load = pb.Load(down=True)
+    links = cluster.app.state.router.pool.links
+    await until(lambda: links[down.instance].down)
+    for _ in range(4):
+        assert (await cluster.post(prompt=[5, 6], max_tokens=3)).status_code == 200
+    assert (len(down.requests), len(up.requests)) == (0, 4)
+    await up.stop()
+    cluster.workers.remove(up)
+    await cluster.attached(1)
+    assert (await cluster.post(prompt=[5, 6], max_tokens=3)).status_code == 200
+    assert len(down.requests) == 1
+
+
+async def test_a_silent_worker_is_left_and_rejoins(start: Start) -> None:
+    cluster = await start(outputs(delay=0.01))
+    worker = cluster.workers[0]
+    task = asyncio.create_task(cluster.post(prompt=[5], max_tokens=100, return_token_ids=True))
+    await until(lambda: bool(worker.requests))
+    worker.mute.set()
+    began = asyncio.get_running_loop().time()
+    await cluster.attached(0)
+    assert asyncio.get_running_loop().time() - began < 5
+    await until(lambda: worker.streams == 1)  # the stale one is closed, another opened
+    worker.mute.clear()
+    assert (await task).json()["choices"][0]["token_ids"] == expected([5], 100)
+    assert len(worker.requests) == 2
+
+
 async def test_an_interrupted_request_waits_for_a_worker_to_come(start: Start) -> None:
     cluster = await start(outputs(delay=0.01, die_after=5))
     lost = cluster.workers[0]
@@ -120,7 +177,7 @@ async def test_it_does_not_go_on_with_another_model(start: Start) -> None:
 
 
 async def test_a_worker_that_stands_still_is_left(start: Start) -> None:
-    """Its process is stopped: the connection stays up, and only pings can tell."""
+    """Its process is stopped: the connection stays up, and only its silence can tell."""
     cluster = await start()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.router.fake_worker"), stdout=asyncio.subprocess.PIPE
@@ -137,7 +194,7 @@ async def test_a_worker_that_stands_still_is_left(start: Start) -> None:
         process.send_signal(signal.SIGSTOP)
         cluster.workers.remove(stuck)
         await cluster.add(outputs())
-        response = await asyncio.wait_for(task, 10)
+        response = await asyncio.wait_for(task, 5)
         assert response.json()["choices"][0]["token_ids"] == expected([5, 6], 100)
         [resumed] = cluster.workers[0].requests
         assert 0 < len(resumed.request.emitted) < 100
