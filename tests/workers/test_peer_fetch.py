@@ -17,6 +17,7 @@ import pytest_asyncio
 from cluster.redis_server import EmbeddedRedis
 from cluster.worker import Worker
 from engine.kv_format import Codec
+from kvtransfer.codecs import Traffic
 from kvtransfer.frames import FrameHeader, pack
 from kvtransfer.prefillers import Prefillers
 from protocol import wire_pb2 as pb
@@ -34,8 +35,9 @@ from tests.workers.harness import (
 )
 from tests.workers.test_handover import prompt
 
-FIRST = request("turn1", prompt(150, 1), max_tokens=75)  # 224 tokens have KV: 7 full blocks
 BLOCKS = 7
+"""Full blocks of a first turn: 150 tokens, and 74 of the answer's 75."""
+
 BLOCK_BYTES = 3 * 32 * 2 * 2 * 16 * 4  # 3 layers, K and V of 2 heads of 16 elements
 
 
@@ -56,94 +58,103 @@ def via(worker: Worker, fetch: pb.Fetch) -> pb.PrefillCandidate:
     return chosen
 
 
-def next_turn(answer: list[int], more: int = 40) -> Request:
-    return request("turn2", [*FIRST.prompt, *answer, *prompt(more, 2)], max_tokens=20)
+def first(seed: int) -> Request:
+    return request(f"turn 1 {seed}", prompt(150, seed), max_tokens=75)
 
 
+Trio = tuple[Worker, Worker, Worker]
 Export = Callable[..., Awaitable[list[str]]]
 
 
+@pytest_asyncio.fixture(scope="module")
+async def trio(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trio]:
+    """A prefill worker and two decode workers, for tests with prompts of their own."""
+    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+    server.start()
+    roles = ("prefill", "decode", "decode")
+    async with running(*(settings(role, server, model) for role in roles)) as (p, d1, d2):
+        yield p, d1, d2
+    server.stop()
+
+
 @pytest_asyncio.fixture
-async def export(redis: EmbeddedRedis, model: Path) -> AsyncIterator[Export]:
+async def export(trio: Trio) -> AsyncIterator[Export]:
     """Asks a worker for what it has cached: nothing. Gives what came, or why it was refused."""
-    async with running(settings("decode", redis, model)) as (worker,):
-        session = worker._engine.current
-        assert session is not None and session.ready is not None
-        right = pb.PrefillStart(
-            request=to_wire(request("r", prompt(64, 1))),
-            instance=worker.instance,
-            transfer="00" * 16,
-            frame_bytes=1 << 20,
-            model=session.ready.kv_identity,
-            cached_only=True,
-        )
+    worker = trio[1]
+    session = worker._engine.current
+    assert session is not None and session.ready is not None
+    right = pb.PrefillStart(
+        request=to_wire(request("r", prompt(64, 60))),
+        instance=worker.instance,
+        transfer="00" * 16,
+        frame_bytes=1 << 20,
+        model=session.ready.kv_identity,
+        cached_only=True,
+    )
 
-        async def ask(**changes: Any) -> list[str]:
-            start = pb.PrefillStart()
-            start.CopyFrom(right)
-            for field, value in changes.items():
-                setattr(start, field, value)
-            events = []
-            call = prefillers.run(worker.record().endpoint)
-            try:
-                await call.write(pb.PrefillCall(start=start))
-                while "sent" not in events:
-                    events.append((await call.read()).WhichOneof("body"))
-            except grpc.aio.AioRpcError as error:
-                events.append(error.details() or "")
-            call.cancel()
-            return events
+    async def ask(**changes: Any) -> list[str]:
+        start = pb.PrefillStart()
+        start.CopyFrom(right)
+        for field, value in changes.items():
+            setattr(start, field, value)
+        events = []
+        call = prefillers.run(worker.record().endpoint)
+        try:
+            await call.write(pb.PrefillCall(start=start))
+            while "sent" not in events:
+                events.append((await call.read()).WhichOneof("body"))
+        except grpc.aio.AioRpcError as error:
+            events.append(error.details() or "")
+        call.cancel()
+        return events
 
-        prefillers = Prefillers(TOKEN)
-        yield ask
-        await prefillers.close()
+    prefillers = Prefillers(TOKEN)
+    yield ask
+    await prefillers.close()
 
 
-async def first_turn(decode: Worker, *prefill: Worker) -> list[int]:
+async def second(seed: int, decode: Worker, *prefill: Worker) -> Request:
+    """The next turn of a chat whose first one ``decode`` has answered."""
     async with attached(decode, *prefill) as client:
-        answer = await client.ask(FIRST)
+        answer = await client.ask(first(seed))
     assert answer.finish == pb.FINISH_LENGTH
-    return answer.tokens
+    tokens = [*first(seed).prompt, *answer.tokens, *prompt(40, seed + 1000)]
+    return request(f"turn 2 {seed}", tokens, max_tokens=20)
 
 
 async def test_prefill_fetches_the_answer_from_where_it_was_given(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
+    trio: Trio, oracle: Oracle
 ) -> None:
-    roles = ("prefill", "decode", "decode")
-    async with running(*(settings(role, redis, model) for role in roles)) as (p, d1, d2):
-        turn = next_turn(await first_turn(d1, p))
-        async with attached(d2) as client:
-            client.candidates = [via(p, source(d1))]
-            answer = await client.ask(turn)
+    p, d1, d2 = trio
+    turn = await second(1, d1, p)
+    async with attached(d2) as client:
+        client.candidates = [via(p, source(d1))]
+        answer = await client.ask(turn)
+    assert answer.tokens == oracle(turn)
+    assert answer.cached == BLOCKS * 32
+    marks = answer.timeline
+    order = [marks[e] for e in ("fetch_started", "fetch_done", "prefill_started", "kv_ready")]
+    assert order == sorted(order)
+    for worker in trio:
+        await free_again(worker)
+
+
+async def test_decode_fetches_itself_and_only_what_is_missing(trio: Trio, oracle: Oracle) -> None:
+    _, d1, d2 = trio
+    turn = await second(2, d1)
+    traffic = d2._receiver.traffic.by_codec.setdefault(Codec.RAW, Traffic())
+    async with attached(d2) as client:
+        await client.ask(request("before", list(turn.prompt[:100]), max_tokens=1))
+        before = traffic.bytes
+        client.fetch = source(d1, blocks=100)  # more than there are in the prompt
+        answer = await client.ask(turn)
         assert answer.tokens == oracle(turn)
-        assert answer.cached == BLOCKS * 32
-        marks = answer.timeline
-        order = [marks[e] for e in ("fetch_started", "fetch_done", "prefill_started", "kv_ready")]
-        assert order == sorted(order)
-        for worker in (p, d1, d2):
-            await free_again(worker)
-
-
-async def test_decode_fetches_itself_and_only_what_is_missing(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
-) -> None:
-    async with running(settings("decode", redis, model), settings("decode", redis, model)) as (
-        d1,
-        d2,
-    ):
-        turn = next_turn(await first_turn(d1))
-        async with attached(d2) as client:
-            await client.ask(request("before", FIRST.prompt[:100], max_tokens=1))
-            client.fetch = source(d1, blocks=100)  # more than there are in the prompt
-            answer = await client.ask(turn)
-            assert answer.tokens == oracle(turn)
-            assert answer.cached == BLOCKS * 32 and "fetch_done" in answer.timeline
-            came = d2._receiver.traffic.by_codec[Codec.RAW].bytes
-            assert came // BLOCK_BYTES == BLOCKS - 3  # the rest was there
-            again = await client.ask(request("again", [*turn.prompt, 5], max_tokens=1))
-            assert again.cached == 8 * 32 and "fetch_started" not in again.timeline
-        await free_again(d1)
-        await free_again(d2)
+        assert answer.cached == BLOCKS * 32 and "fetch_done" in answer.timeline
+        assert (traffic.bytes - before) // BLOCK_BYTES == BLOCKS - 3  # the rest was there
+        again = await client.ask(request("again", [*turn.prompt[:250], 5], max_tokens=1))
+        assert again.cached == BLOCKS * 32 and "fetch_started" not in again.timeline
+    await free_again(d1)
+    await free_again(d2)
 
 
 async def fetched(worker: Worker, r: Request, fetch: pb.Fetch) -> Answer:
@@ -177,7 +188,7 @@ async def test_what_the_source_has_evicted_is_computed(
 ) -> None:
     small = settings("decode", redis, model, kv_tokens=12 * 32)
     async with running(small, settings("decode", redis, model)) as (d1, d2):
-        turn = next_turn(await first_turn(d1))
+        turn = await second(4, d1)
         async with attached(d1) as client:
             # 9 pages: 5 are free, and 4 of the answer's blocks have to go.
             await client.ask(request("other", prompt(280, 5), max_tokens=2))
@@ -216,64 +227,63 @@ async def test_source_killed_in_the_middle(
         await free_again(d2)
 
 
-async def test_source_that_stands_still(redis: EmbeddedRedis, model: Path, oracle: Oracle) -> None:
-    """Who waits for it goes on in time, and who gives up leaves nothing behind."""
-    roles = ("prefill", "decode", "decode")
-    async with running(*(settings(role, redis, model) for role in roles)) as (p, d1, d2):
-        turn = next_turn(await first_turn(d1))
-        os.kill(d1.record().engine_pid, signal.SIGSTOP)
-        async with attached(d2) as client:
-            client.candidates = [via(p, source(d1))]
-            await client.submit(request("given up", turn.prompt))
-            await asyncio.sleep(0.3)
-            await client.cancel("given up")
-            await free_again(p)
-            await free_again(d2)
-            client.candidates, client.fetch = [], source(d1)
-            answer = await client.ask(turn)
-        assert answer.tokens == oracle(turn)
-        assert "fetch_done" not in answer.timeline
-        assert 1.5 < answer.timeline["prefill_started"] < 3.0
-
-
 async def test_kv_that_is_not_finite_is_of_no_use(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+    trio: Trio, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fetched or handed over, also when the sequence has joined the batch already."""
+    """Fetched or handed over, also when the sequence is told to join before the engine looks."""
+    p, d, _ = trio
+    loop, pid = asyncio.get_running_loop(), d.record().engine_pid
+    stops = [False]
 
     def garbage(header: FrameHeader, payload: memoryview) -> bytes:
+        if stops.pop():
+            os.kill(pid, signal.SIGSTOP)
+            loop.call_soon_threadsafe(loop.call_later, 0.3, os.kill, pid, signal.SIGCONT)
         return pack(header, b"\xff" * len(payload))
 
-    async with running(settings("prefill", redis, model), settings("decode", redis, model)) as (
-        p,
-        d,
-    ):
-        monkeypatch.setattr("kvtransfer.source.pack", garbage)
-        r = request("handed over", prompt(150, 5))
+    monkeypatch.setattr("kvtransfer.source.pack", garbage)
+    for stop in (False, True):
+        stops, r = [stop], request(f"handed over {stop}", prompt(150, 50 + stop))
         async with attached(d, p) as client:
             answer = await client.ask(r, 10)
         assert answer.tokens == oracle(r), answer.error
-        r = request("fetched", prompt(150, 6))
-        async with attached(p) as client:
-            await client.ask(r)
-        answer = await fetched(d, r, source(p))
-        assert answer.tokens == oracle(r), answer.error
-        assert answer.cached == 0
-        await free_again(d)
+        assert "not finite" in caplog.text and not stops
+        caplog.clear()
+    stops, r = [False], request("fetched", prompt(150, 52))
+    async with attached(p) as client:
+        await client.ask(r)
+    answer = await fetched(d, r, source(p))
+    assert answer.tokens == oracle(r), answer.error
+    assert answer.cached == 0 and not stops
+    await free_again(d)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "why"),
-    [
-        ("codec", 1, "does not go with the KV precision exact"),
-        ("model", "another/exact", "another/exact was asked for"),
-        ("skip_blocks", 9, "beyond the prompt"),
-        ("instance", "another", "another instance"),
-        ("frame_bytes", 8, "at least"),
-    ],
-)
-async def test_who_asks_for_the_wrong_thing_gets_nothing(
-    export: Export, field: str, value: Any, why: str
-) -> None:
+async def test_who_asks_for_the_wrong_thing_gets_nothing(export: Export) -> None:
     assert await export() == ["accepted", "started", "sent"]
-    assert why in (await export(**{field: value}))[-1]
+    for change, why in {
+        ("codec", 1): "does not go with the KV precision exact",
+        ("model", "another/exact"): "another/exact was asked for",
+        ("skip_blocks", 9): "beyond the prompt",
+        ("instance", "another"): "another instance",
+        ("frame_bytes", 8): "at least",
+    }.items():
+        assert why in (await export(**dict([change])))[-1]
+
+
+async def test_source_that_stands_still(trio: Trio, oracle: Oracle) -> None:
+    """Who waits for it goes on in time, and who gives up leaves nothing behind."""
+    p, d1, d2 = trio
+    turn = await second(5, d1)
+    os.kill(d1.record().engine_pid, signal.SIGSTOP)  # its front will replace it
+    async with attached(d2) as client:
+        client.candidates = [via(p, source(d1))]
+        await client.submit(request("given up", list(turn.prompt)))
+        await asyncio.sleep(0.3)
+        await client.cancel("given up")
+        await free_again(p)
+        await free_again(d2)
+        client.candidates, client.fetch = [], source(d1)
+        answer = await client.ask(turn)
+    assert answer.tokens == oracle(turn)
+    assert "fetch_started" in answer.timeline and "fetch_done" not in answer.timeline
+    assert 1.0 < answer.timeline["prefill_started"] < 4.0
