@@ -13,6 +13,8 @@ from protocol.errors import StartupError
 DEMO_ID = "baton-demo"
 _HUB_FILES = ["config.json", "generation_config.json", "tokenizer*", "*.safetensors*", "*.jinja"]
 
+_NOT_NEEDED = ["consolidated*"]  # the same weights once more, in Mistral's own layout
+
 
 class Model(msgspec.Struct, frozen=True):
     """A checked model folder, and the id that clients name it by."""
@@ -74,7 +76,9 @@ def _download(hub_id: str) -> Path:
 
     try:
         load_config(Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES[:2])))
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+        return Path(
+            snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_NEEDED)
+        )
     except LocalEntryNotFoundError as e:
         raise StartupError(
             f"model {hub_id!r} is not in the local cache and the hub cannot be reached; "

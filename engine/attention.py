@@ -14,9 +14,9 @@ from torch import Tensor
 from engine.batch import Chunk, DecodeGroup, View
 from engine.kv_pool import LayerCache
 
-CACHED_BYTES = 2 << 20
-"""On a CPU, decode rows are attended to in portions whose KV stays in the cache between its
-gathering and its use."""
+PORTION_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
+"""Decode rows are attended to in portions of so much gathered KV: on a CPU it stays in the cache
+between its gathering and its use, on a GPU it bounds the memory that attention takes."""
 
 
 def attend(
@@ -57,6 +57,9 @@ class _Score:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q: [b, heads, queries, dim], k and v: [b, kv_heads, span, dim]; ``mask`` None: causal."""
         shared = q.shape[1] // k.shape[1]
+        if shared > 1 and mask is not None and q.device.type == "cuda":
+            # The fused kernels that take a mask do not know of heads that share.
+            k, v, shared = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1), 1
         if not self._softcap:
             return F.scaled_dot_product_attention(
                 q,
@@ -80,9 +83,7 @@ def _decode(q: Tensor, cache: LayerCache, group: DecodeGroup, out: Tensor, score
     rows, heads, dim = q.shape
     kv_heads = cache.kv_heads
     width = group.pages.shape[1]
-    portion = rows
-    if q.device.type == "cpu":
-        portion = max(1, CACHED_BYTES // (width * cache.page_bytes))
+    portion = max(1, PORTION_BYTES[q.device.type] // (width * cache.page_bytes))
     for start in range(0, rows, portion):
         at = slice(start, min(start + portion, rows))
         gathered = cache.gather(group.pages[at].flatten())

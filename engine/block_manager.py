@@ -17,7 +17,7 @@ never leaves before what extends it, and a chain can be bisected.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 
@@ -76,6 +76,14 @@ class BlockManager:
         """Whether ``count`` pages can be had once the first ``cached`` blocks are pinned."""
         used = bisect_left(range(cached), True, key=lambda i: not self._refs[self._page[keys[i]]])
         return count <= self.available - (cached - used)
+
+    def freed_by(self, holders: Sequence[Sequence[int]], keep: Sequence[bytes]) -> int:
+        """Pages that nobody would use any more if ``holders`` released theirs; those of the blocks
+        ``keep`` do not count."""
+        held = Counter(page for pages in holders for page in pages)
+        for key in keep:
+            held.pop(self._page[key], None)
+        return sum(self._refs[page] == count for page, count in held.items())
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Make cached blocks the last to be evicted, their first one last of all."""

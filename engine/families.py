@@ -15,6 +15,40 @@ from protocol.errors import StartupError
 Raw: TypeAlias = dict[str, Any]
 Switches: TypeAlias = dict[str, Any]
 
+_OF_MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "eos_token_id": 2}
+_OF_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+_OF_GEMMA = {"num_key_value_heads": 4, "eos_token_id": 1, "sliding_window": 4096}
+ABSENT: dict[str, Raw] = {
+    "LlamaForCausalLM": {"eos_token_id": 2},
+    "MistralForCausalLM": {**_OF_MISTRAL, "sliding_window": 4096},
+    "Qwen2ForCausalLM": {**_OF_QWEN, "sliding_window": 4096},
+    "Qwen3ForCausalLM": {**_OF_QWEN, "sliding_window": 4096},
+    "MixtralForCausalLM": {
+        **_OF_MISTRAL,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "Qwen3MoeForCausalLM": {
+        **_OF_QWEN,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "sliding_window": 4096,
+    },
+    "Gemma2ForCausalLM": {
+        **_OF_GEMMA,
+        "max_position_embeddings": 8192,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "Gemma3ForCausalLM": {**_OF_GEMMA, "max_position_embeddings": 131072},
+}
+"""What a key that is not there stands for, as in transformers, where it differs from Llama. A key
+that is null is there."""
+
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -32,6 +66,7 @@ def parse_config(raw: Raw, source: str) -> ModelConfig:
         raise StartupError(
             f"{source}: architecture {architecture} is not supported; expected one of {known}"
         )
+    raw = {**ABSENT[architecture], **raw}
     try:
         if raw.get("quantization_config"):
             method = raw["quantization_config"].get("quant_method", "unknown")
@@ -46,6 +81,7 @@ def parse_config(raw: Raw, source: str) -> ModelConfig:
 def _common(raw: Raw, architecture: str) -> Switches:
     """What every family reads alike."""
     eos = raw.get("eos_token_id")
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
     heads, layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
     head_dim = int(raw.get("head_dim") or raw["hidden_size"] // heads)
     return {
@@ -60,7 +96,8 @@ def _common(raw: Raw, architecture: str) -> Switches:
         "norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
         "max_positions": int(raw.get("max_position_embeddings", 2048)),
         "tied_embeddings": bool(raw.get("tie_word_embeddings", False)),
-        "eos_token_ids": tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        # Ids beyond the vocabulary, which some configs have, are never drawn.
+        "eos_token_ids": tuple(t for t in ends if 0 <= int(t) < int(raw["vocab_size"])),
         "rope": _rope(_rope_parameters(raw), raw),
         "windows": (0,) * layers,
         "attention_scale": head_dim**-0.5,

@@ -29,6 +29,11 @@ from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import TransferFailed
 
 
+LARGEST = 448.0 * 2.0**fp8_grid.MAX_EXPONENT
+"""Largest value in any pool, 57344. A model that exceeds it has gone astray; kept, its KV would
+spoil the attention of whoever gets the page next, because masked values are still multiplied."""
+
+
 class LayerCache(Protocol):
     """One layer of a pool, as attention reads it."""
 
@@ -123,6 +128,8 @@ class WidePool:
     def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         if self._rounds:
             fp8_grid.round_(kv)
+        else:
+            kv.nan_to_num_(nan=0.0).clamp_(-LARGEST, LARGEST)
         self._by_slot[layer].index_copy_(0, slots, kv.flatten(1))
 
     def read(self, piece: Piece, pages: Sequence[int], out: Tensor, codec: Codec) -> int:
@@ -150,7 +157,10 @@ class WidePool:
             fp8_grid.decode(payload.flatten(0, 2), exponents.flatten(0, 2), source.flatten(0, 2))
         else:
             source = wire.raw().to(device)
-            _check_finite(source)
+            _check_range(source)
+            if self._rounds:
+                source = source.clone()  # the frame itself stays as it came
+                fp8_grid.round_(source.flatten(0, 2))
         target.index_copy_(1, torch.tensor(pages, device=device), source)
 
 
@@ -219,7 +229,7 @@ class Fp8Pool:
             _check_exponents(exponents)
         else:
             raw = wire.raw().to(device)
-            _check_finite(raw)
+            _check_range(raw)
             payload = torch.empty(raw.shape, dtype=torch.uint8, device=device)
             exponents = torch.empty(raw.shape[:-1], dtype=torch.uint8, device=device)
             fp8_grid.encode(raw.flatten(0, 2), payload.flatten(0, 2), exponents.flatten(0, 2))
@@ -241,9 +251,9 @@ class Fp8Layer:
         return out
 
 
-def _check_finite(values: Tensor) -> None:
-    if not torch.isfinite(values.sum(dtype=torch.float32)):
-        raise TransferFailed("a frame holds values that are not finite")
+def _check_range(values: Tensor) -> None:
+    if not float(values.abs().max()) <= LARGEST:  # nor is NaN
+        raise TransferFailed(f"a frame holds values that are not finite, or beyond {LARGEST:g}")
 
 
 def _check_exponents(exponents: Tensor) -> None:

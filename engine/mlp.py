@@ -65,6 +65,7 @@ class MoeMlp:
     def __init__(self, weights: ExpertWeights, moe: Moe, activation: Activation) -> None:
         self._moe = moe
         self._router = linear(weights.router)
+        self._ids = torch.arange(moe.experts, device=weights.router.device)
         experts = PackedExperts if weights.down.device.type == "cpu" else GroupedExperts
         self._experts: PackedExperts | GroupedExperts = experts(weights, activation)
         self.bytes = self._router.bytes + sum(
@@ -78,8 +79,8 @@ class MoeMlp:
             weight = weight / weight.sum(dim=-1, keepdim=True)
         expert, order = chosen.flatten().sort(stable=True)  # [T * k]
         source = order // self._moe.per_token  # the row of each pair
-        counts = torch.bincount(expert, minlength=self._moe.experts)
-        out = self._experts(x[source], counts)  # [T * k, hidden], by expert
+        ends = torch.searchsorted(expert, self._ids, right=True, out_int32=True)
+        out = self._experts(x[source], ends)  # [T * k, hidden], by expert
         out = out * weight.flatten()[order, None].to(x.dtype)
         # Back in the order of the rows, where a sum over k gives the same result every time.
         return torch.empty_like(out).index_copy_(0, order, out).view(len(x), -1, x.shape[1]).sum(1)
@@ -96,27 +97,26 @@ class PackedExperts:
         self._down = [linear(w) for w in weights.down]
         self._activation = activation
 
-    def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x [rows, hidden], ``counts[e]`` rows for each expert in turn: [rows, hidden]."""
+    def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
+        """x [rows, hidden]; the rows of expert e end at ``ends[e]`` (int32): [rows, hidden]."""
         parts, start = [], 0
-        for expert, count in enumerate(counts.tolist()):
-            if count:
-                rows = self._gate_up[expert](x[start : start + count])
+        for expert, end in enumerate(ends.tolist()):
+            if end > start:
+                rows = self._gate_up[expert](x[start:end])
                 parts.append(self._down[expert](activate(rows, self._activation)))
-                start += count
+                start = end
         return torch.cat(parts)
 
 
 class GroupedExperts:
-    """On a GPU: one grouped product for all experts; the counts stay on the device."""
+    """On a GPU: one grouped product for all experts; who has how many rows stays on the device."""
 
     def __init__(self, weights: ExpertWeights, activation: Activation) -> None:
         self._gate_up = weights.gate_up.transpose(1, 2)
         self._down = weights.down.transpose(1, 2)
         self._activation = activation
 
-    def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x [rows, hidden], ``counts[e]`` rows for each expert in turn: [rows, hidden]."""
-        ends = counts.cumsum(0).to(torch.int32)
+    def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
+        """x [rows, hidden]; the rows of expert e end at ``ends[e]`` (int32): [rows, hidden]."""
         rows = F.grouped_mm(x, self._gate_up, offs=ends)
         return F.grouped_mm(activate(rows, self._activation), self._down, offs=ends)

@@ -28,8 +28,9 @@ class Model:
             for rope in {config.rope, config.local_rope or config.rope}
         }
         self._turns = [tables[config.rope_of(i)] for i in range(config.layers)]
-        # Rows are padded where the products are made for numbers of rows (engine/linear.py).
-        self._pads = self.device.type == "cpu"
+        # Rows are padded where the products are made for numbers of rows (engine/linear.py); but
+        # padding would choose experts, and have them read.
+        self._pads = self.device.type == "cpu" and config.moe is None
 
     def warm(self, rows: int) -> None:
         """Multiply ``rows`` rows with every kind of weight, so that what is made for this number of

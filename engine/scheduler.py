@@ -70,6 +70,7 @@ class Scheduler(Exchange):
         sequence.computed = len(sequence.tokens)
         sequence.commit(self.manager)
         sequence.tokens.append(token)
+        sequence.started = True  # elsewhere: if it is preempted, it goes on and does not start
         self._enter(self.joining, sequence, Phase.WAITING_ROW)
 
     # ---- departures -------------------------------------------------------------------------
@@ -141,8 +142,8 @@ class Scheduler(Exchange):
             elif self._waits_for_prefix(sequence, cached):
                 passed += 1
                 kept += missing
-            elif self._fits(sequence, cached, missing + kept, passed) or (
-                passed == 0 and self._make_way(sequence, cached, missing)
+            elif self._fits(sequence, cached, missing + kept, passed) or self._make_way(
+                sequence, cached, missing + kept, passed
             ):
                 self._start(sequence, cached, missing)
             else:
@@ -169,21 +170,30 @@ class Scheduler(Exchange):
         seated = sequence.phase is Phase.RESERVING or len(self._rows) > rows
         return seated and self.manager.can_extend(sequence.keys, cached, pages)
 
-    def _make_way(self, sequence: Sequence, cached: int, missing: int) -> bool:
+    def _make_way(self, sequence: Sequence, cached: int, pages: int, rows: int) -> bool:
         """Reclaim what imports hold, and then preempt less urgent ones, until it fits; nobody when
         it would not fit even then."""
         victims = self._less_urgent(sequence)
-        holders = victims + self.importing
-        if missing > self.manager.available + sum(len(s.pages) for s in holders):
-            return False
-        while not self._fits(sequence, cached, missing, 0):
-            pages = self.manager.can_extend(sequence.keys, cached, missing)
-            if not pages and self._reclaim():
-                continue
-            if not victims:
-                return False
-            self._preempt(victims.pop())
-        return True
+        imports: list[Sequence] = []
+        if self.manager.can_extend(sequence.keys, cached, pages):
+            victims = [v for v in victims if v.row >= 0]  # only a row is missing
+        else:
+            imports = self.importing
+        receives = sequence.phase is Phase.RESERVING
+        for count in range(len(victims) + 1):
+            chosen = victims[len(victims) - count :]
+            seats = len(self._rows) + sum(v.row >= 0 for v in chosen)
+            gained = self.manager.freed_by(
+                [s.pages for s in chosen + imports], sequence.keys[:cached]
+            )
+            enough = self.manager.can_extend(sequence.keys, cached, pages - gained)
+            if enough and (receives or seats > rows):
+                for victim in reversed(chosen):
+                    self._preempt(victim)
+                while not self.manager.can_extend(sequence.keys, cached, pages) and self._reclaim():
+                    pass
+                return True
+        return False
 
     def _start(self, sequence: Sequence, cached: int, missing: int) -> None:
         """It leaves the queue with what it needs."""

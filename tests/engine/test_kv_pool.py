@@ -111,19 +111,52 @@ def test_sizes(model: Model) -> None:
 
 
 @pytest.mark.parametrize("storage", ["wide", "fp8"])
-def test_frames_that_are_no_kv_are_refused(model: Model, storage: Storage) -> None:
+@pytest.mark.parametrize("codec", Codec)
+def test_frames_that_are_no_kv_are_refused(model: Model, storage: Storage, codec: Codec) -> None:
     d = engine(model, storage)
+    size = d.format.page_layer_bytes(codec)
+    piece = cut(0, 1, d.format.layers, size, 1 << 20)[0]
+    nbytes = piece.bytes(size)
+    bad = [torch.full((nbytes // 4,), v).view(torch.uint8) for v in (float("nan"), 1e30)]
+    if codec is Codec.FP8:
+        bad = [torch.full((nbytes,), 255, dtype=torch.uint8)]
+    for data in bad:
+        d.receive(0, request("a", list(range(5, 40))))
+        d.reserve(0)
+        d.plan()
+        with pytest.raises(TransferFailed, match=r"not finite|scales beyond"):
+            d.write(0, piece, data, codec)
+        d.drop(0)
+
+
+def test_a_wide_pool_rounds_what_a_frame_brings(model: Model) -> None:
+    d = engine(model, "wide")
     d.receive(0, request("a", list(range(5, 40))))
     d.reserve(0)
     d.plan()
-    codec, size = Codec.FP8, d.format.page_layer_bytes(Codec.FP8)
-    piece = cut(0, 1, d.format.layers, size, 1 << 20)[0]
-    with pytest.raises(TransferFailed, match="scales beyond"):
-        d.write(0, piece, torch.full((piece.bytes(size),), 255, dtype=torch.uint8), codec)
     size = d.format.page_layer_bytes(Codec.RAW)
-    nan = torch.full((piece.bytes(size) // 4,), float("nan")).view(torch.uint8)
-    with pytest.raises(TransferFailed, match="not finite"):
-        d.write(0, piece, nan, Codec.RAW)
+    piece = cut(0, 1, d.format.layers, size, 1 << 20)[0]
+    data = torch.full((piece.bytes(size) // 4,), 1.2345).view(torch.uint8)
+    d.write(0, piece, data, Codec.RAW)
+    out = torch.empty_like(data)
+    d.read(0, piece, out)
+    assert (out.view(torch.float32) == 1.25).all()
+    assert (data.view(torch.float32) == 1.2345).all()  # the frame itself stays as it came
+
+
+@pytest.mark.parametrize("precision", ["exact", "fp8"])
+def test_a_model_gone_astray_spoils_nobody_else(model: Model, precision: Precision) -> None:
+    """One sequence's KV is infinite or no number; another one's text stays."""
+    expected = engine(model, "wide", precision)
+    expected.generate(1, request("b", list(range(5, 9)), max_tokens=20))
+    text = drain(expected)[1]
+    astray = engine(model, "wide", precision)
+    for layer in range(model.config.layers):
+        for value in (float("nan"), float("inf"), -1e38):
+            kv = torch.full((8, 2, model.config.kv_heads, model.config.head_dim), value)
+            astray.pool.store(layer, torch.arange(8), kv)  # page 0 pads, and is given out again
+    astray.generate(1, request("b", list(range(5, 9)), max_tokens=20))
+    assert drain(astray)[1] == text
 
 
 def test_an_exact_pool_cannot_be_fp8(tmp_path: Path) -> None:

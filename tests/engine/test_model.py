@@ -173,3 +173,29 @@ def test_configs_of_older_transformers_read_alike(tmp_path: Path, family: str) -
         raw["rope_scaling"] = rope
     (folder / "config.json").write_text(json.dumps(raw))
     assert load_config(folder) == now
+
+
+@pytest.mark.parametrize("prefix", ["Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma2"])
+def test_keys_that_are_absent_mean_what_transformers_takes(tmp_path: Path, prefix: str) -> None:
+    """Each key in turn is taken out; the rest is the family's own default config."""
+    import transformers
+
+    full = getattr(transformers, f"{prefix}Config")().to_dict()
+    full["architectures"] = [f"{prefix}ForCausalLM"]
+    keys = [
+        *("num_key_value_heads", "sliding_window", "rms_norm_eps", "tie_word_embeddings"),
+        *("attn_logit_softcapping", "final_logit_softcapping", "max_position_embeddings"),
+        *("rope_parameters", "num_local_experts", "num_experts_per_tok", "eos_token_id"),
+    ]
+    (tmp_path / "config.json").write_text(json.dumps(full))
+    expected = load_config(tmp_path)
+    for key in keys:
+        (tmp_path / "config.json").write_text(
+            json.dumps({k: v for k, v in full.items() if k != key})
+        )
+        assert load_config(tmp_path) == expected, key
+
+
+def test_an_end_token_beyond_the_vocabulary_is_none(tmp_path: Path) -> None:
+    folder = save(tmp_path, eos_token_id=[2, 320])
+    assert load_config(folder).eos_token_ids == (2,)

@@ -154,6 +154,58 @@ def test_nobody_is_preempted_in_vain() -> None:
     assert not turns.preempted
 
 
+def test_nobody_is_preempted_for_a_row_that_it_does_not_have() -> None:
+    turns = Turns(pages=80, rows=1)
+    turns.generate(0, wish([1] * 40, max_tokens=30, priority=-1))
+    received = turns.receive(1, wish([2] * 80, priority=5))
+    turns.step()
+    turns.scheduler.join(received, 7)
+    turns.generate(2, wish([3] * 30, priority=-1))
+    turns.step()
+    assert not turns.preempted and received.pages
+
+
+def test_pages_that_others_share_do_not_count_as_had() -> None:
+    turns = Turns(pages=12, chunk=512)
+    turns.generate(0, wish(PROMPT[:192] + [5] * 10, max_tokens=60, priority=-1))
+    turns.step()
+    for handle in (1, 2):
+        turns.generate(handle, wish(PROMPT[:192] + [9 + handle] * 10, max_tokens=20, priority=5))
+    turns.step()
+    assert turns.manager.available == 3  # three sequences on 6 shared pages and one of their own
+    turns.generate(3, wish([17] * 300, priority=-1))  # 10 pages: 5 could be had
+    turns.step()
+    assert not turns.preempted
+
+
+def test_an_urgent_one_behind_a_waiting_one_preempts_as_well() -> None:
+    turns = Turns(pages=80, rows=3, chunk=32)
+    for handle in (0, 1):
+        turns.generate(handle, wish([handle] * 20, max_tokens=60, priority=9))
+    turns.step()
+    turns.step()
+    turns.generate(2, wish(PROMPT, priority=-1))
+    turns.step()
+    waiting = turns.generate(3, wish(PROMPT, priority=-1))  # for the prefix that 2 computes
+    urgent = turns.generate(4, wish([7] * 10, priority=-1))
+    turns.step()
+    assert waiting.phase is Phase.WAITING
+    # A row for it, and one that is kept for the one it passes.
+    assert urgent.phase is not Phase.WAITING and turns.preempted == [1, 0]
+
+
+def test_who_came_with_its_kv_does_not_start_when_it_comes_back() -> None:
+    turns = Turns(pages=4, rows=2)
+    received = turns.receive(1, wish([2] * 40, max_tokens=60))
+    turns.step()
+    turns.scheduler.join(received, 7)
+    turns.generate(0, wish([1] * 30, max_tokens=60))
+    started = []
+    while turns.step():
+        started += [s.handle for s in turns.scheduler.take_started()]
+    assert 1 in turns.preempted and started == [0]
+
+
 # ---- anything goes --------------------------------------------------------------------------
 
 PAGES, ROWS = 14, 3
