@@ -38,6 +38,7 @@ WIDTH = 8
 """Workers of each kind that are looked at closely."""
 NEAR = 0.05
 """Within this share of the best cost the load decides, and within it of the least load chance."""
+NEAR_S = 5e-4
 MAX_PREFILL = 3
 """Prefill workers named to the decode worker: the best, and whom to turn to if it fails."""
 
@@ -123,8 +124,10 @@ def preselected(workers: Sequence[W], load: Callable[[W], float]) -> Sequence[W]
 
 def least_loaded_of_best(considered: Sequence[Placement], chance: Random) -> Placement:
     fitting = [c for c in considered if c.fits] or considered
-    best = min(c.terms.cost for c in fitting)
-    near = [c for c in fitting if c.terms.cost <= best * (1 + NEAR)]
+    best = min((c.terms for c in fitting), key=lambda terms: terms.cost)
+    # Far below the objectives a prefix computed twice hardly shows in the cost: look at TTFT, too.
+    cost, ttft_s = best.cost * (1 + NEAR), best.ttft_s * (1 + NEAR) + NEAR_S
+    near = [c for c in fitting if c.terms.cost <= cost and c.terms.ttft_s <= ttft_s]
     least = min(c.load for c in near)
     equal = [c for c in near if c.load <= least * (1 + NEAR) + 1e-3]
     if len(equal) == 1:

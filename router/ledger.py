@@ -30,25 +30,26 @@ class Queue:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._seconds: dict[int, float] = {}  # by priority; lower is computed earlier
-        self._requests = 0
+        self.requests = 0
+        self.gone = False  # the worker is; the queue stays for the tickets that are open
         self._since = 0.0  # when the one under way began, as far as can be told
         self._seen: deque[int] = deque(maxlen=REPORTS)
         self.tokens = 0  # own
         self.others = 0  # tokens
 
     def add(self, tokens: int, seconds: float, priority: int) -> None:
-        if not self._requests:
+        if not self.requests:
             self._since = self._clock()
-        self._requests += 1
+        self.requests += 1
         self.tokens += tokens
         self._seconds[priority] = self._seconds.get(priority, 0.0) + seconds
 
     def remove(self, tokens: int, seconds: float, priority: int) -> None:
-        self._requests -= 1
+        self.requests -= 1
         self.tokens -= tokens
         self._seconds[priority] -= seconds
         self._since = self._clock()
-        if not self._requests:
+        if not self.requests:
             self._seconds.clear()  # sums of floats leave a remainder
 
     def report(self, tokens: int) -> None:
@@ -59,19 +60,15 @@ class Queue:
     def seconds(self, priority: int) -> float:
         """Predicted time of own work that goes before a request of this priority. The one under
         way is taken to be as far as its time; when it takes longer, it is about to end."""
-        if not self._requests:
+        if not self.requests:
             return 0.0
         ahead = sum(s for p, s in self._seconds.items() if p <= priority)
-        share = sum(self._seconds.values()) / self._requests
+        share = sum(self._seconds.values()) / self.requests
         return max(0.0, ahead - min(share, self._clock() - self._since))
-
-    @property
-    def idle(self) -> bool:
-        return not (self._requests or self.others)
 
 
 class Ledger:
-    """Own work by worker. Nothing is kept of a worker with nothing under way and no report."""
+    """Own work by worker. Nothing is kept of a worker that is gone and has nothing under way."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -81,25 +78,32 @@ class Ledger:
 
     def report(self, instance: str, queued_tokens: int) -> None:
         """A worker's own word."""
-        queue = self.queues.get(instance)
-        if queue is None and queued_tokens:
-            queue = self.queues[instance] = Queue(self._clock)
-        if queue is not None:
-            queue.report(queued_tokens)
-            self._drop_idle(instance)
+        queue = self.queue(instance)
+        queue.gone = False
+        queue.report(queued_tokens)
 
     def forget(self, instance: str) -> None:
         """The worker is gone: what it reported goes; tickets still release what is theirs."""
         if instance in self.queues:
+            self.queues[instance].gone = True
             self.queues[instance].others = 0
-            self._drop_idle(instance)
+            self._drop_if_gone(instance)
+
+    @property
+    def prompts(self) -> int:
+        """Requests whose prompts are to be computed."""
+        return sum(queue.requests for queue in self.queues.values())
 
     def queue(self, instance: str) -> Queue:
         """To add to."""
-        return self.queues.setdefault(instance, Queue(self._clock))
+        found = self.queues.get(instance)
+        if found is None:
+            found = self.queues[instance] = Queue(self._clock)
+        return found
 
-    def _drop_idle(self, instance: str) -> None:
-        if self.queues[instance].idle:
+    def _drop_if_gone(self, instance: str) -> None:
+        queue = self.queues[instance]
+        if queue.gone and not queue.requests:
             del self.queues[instance]
 
     def open(
@@ -162,7 +166,7 @@ class Ticket:
     def _leave_queue(self) -> None:
         ledger = self._ledger
         ledger.queues[self._computing].remove(*self._queued)
-        ledger._drop_idle(self._computing)
+        ledger._drop_if_gone(self._computing)
         _subtract(ledger.pending_kv, self._decode, self._kv_tokens)
 
     def _leave_link(self) -> None:

@@ -39,9 +39,8 @@ def load_of(cluster: Cluster) -> int:
     """What the router believes to have under way."""
     state = cluster.app.state.router
     books = state.ledger
-    prompts = sum(queue.tokens for queue in books.queues.values())
     rest = books.active.total() + books.pending_kv.total() + state.admission.inside.total()
-    return sum(link.load().own for link in state.pool.links.values()) + prompts + rest
+    return sum(link.load().own for link in state.pool.links.values()) + books.prompts + rest
 
 
 async def test_a_stream_joins_to_the_whole_text(start: Start, tokenizer: Tokenizer) -> None:

@@ -160,12 +160,14 @@ async def test_prefill_candidates_travel_with_the_request(start: Start) -> None:
     ]
     best = worker.requests[0].prefill[0]
     assert (best.endpoint, best.kv_endpoint) == ("p1:1", "p1:2")
-    queued = {instance: queue.tokens for instance, queue in state.ledger.queues.items()}
+    queued = {
+        instance: queue.tokens for instance, queue in state.ledger.queues.items() if queue.tokens
+    }
     assert queued == {"p1": 300, "p2": 200, "p3": 100, "p4": 60}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert not state.ledger.queues
+    assert not state.ledger.prompts
 
 
 async def test_the_first_token_ends_the_place_in_the_queue(start: Start) -> None:
@@ -174,9 +176,9 @@ async def test_the_first_token_ends_the_place_in_the_queue(start: Start) -> None
     state = cluster.app.state.router
     await until(lambda: len(state.pool.prefill) == 1)
     task = asyncio.create_task(cluster.post(prompt=[5] * 30, max_tokens=10))
-    await until(lambda: "p0" in state.ledger.queues)
+    await until(lambda: state.ledger.prompts == 1)
     assert state.ledger.queues["p0"].tokens == 30
-    await until(lambda: not state.ledger.queues)
+    await until(lambda: not state.ledger.prompts)
     assert not task.done()
     await task
     assert not state.ledger.active
