@@ -13,12 +13,13 @@ A dead slot's blocks match nobody from that moment on; their entries go later, s
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+
+from router.slots import Slots
 
 SHARDS = 256  # by the first byte of a key; a portion of a sweep is one of them at least
 _KEY_OBJECT_BYTES = 64  # a bytes object of 16, rounded up by the allocator
 _MANY_DEAD = 256  # slots
-_MANY_MASKS = 4096
 
 
 class PrefixIndex:
@@ -29,13 +30,7 @@ class PrefixIndex:
         self._max_blocks = max_blocks
         self._shards: list[dict[bytes, int]] = [{} for _ in range(SHARDS)]
         self._entries = 0
-        self._bits: dict[str, int] = {}  # by instance
-        self._names: dict[int, str] = {}  # by bit
-        self._named: dict[int, list[str]] = {}  # by mask, as they were asked for
-        self._live = 0
-        self._slots = 0
-        self._free: list[int] = []
-        self._dead = 0
+        self._slots = Slots()
         self._sweeping = 0  # dead bits that the sweep under way takes out
         self._swept = 0  # shards that it is through with
 
@@ -45,14 +40,15 @@ class PrefixIndex:
         self, keys: Sequence[bytes], instances: Collection[str] | None = None
     ) -> dict[str, int]:
         """Of each worker that holds the first of ``keys``, how many of them it holds from there
-        on. ``instances``: look at these only. About (workers + log) probes, not one a key."""
+        on. ``instances``: look at these only. About log2(keys) probes for each depth at which the
+        prefix of some worker ends."""
         found: dict[str, int] = {}
         if not keys:
             return found
         shards = self._shards
         key = keys[0]
         held = shards[key[0]].get(key, 0)  # workers that hold the blocks up to ``low``
-        held &= self._live if instances is None else self._mask(instances)
+        held &= self._slots.live if instances is None else self._slots.mask(instances)
         if not held:
             return found
         low, high = 0, len(keys) - 1
@@ -71,7 +67,7 @@ class PrefixIndex:
                         if mask != after:
                             rest.append((high, after))
                         high, after = middle, mask
-                self._name(held ^ after, high, found)
+                self._slots.name(held ^ after, high, found)
                 held = after
                 if not held:
                     return found
@@ -80,28 +76,14 @@ class PrefixIndex:
             low = high
             high, after = rest.pop()
             after &= held
-        self._name(held, len(keys), found)
+        self._slots.name(held, len(keys), found)
         return found
-
-    def _mask(self, instances: Collection[str]) -> int:
-        mask = 0
-        for instance in instances:
-            mask |= self._bits.get(instance, 0)
-        return mask
-
-    def _name(self, mask: int, blocks: int, found: dict[str, int]) -> None:
-        names = self._named.get(mask)
-        if names is None:
-            if len(self._named) >= _MANY_MASKS:
-                self._named.clear()
-            names = self._named[mask] = [self._names[bit] for bit in _bits(mask)]
-        found.update(dict.fromkeys(names, blocks))
 
     # ---- changes ----------------------------------------------------------------------------
 
     def store(self, instance: str, keys: Sequence[bytes]) -> None:
         """The worker holds these blocks; a prefix before what extends it."""
-        bit = self._bits.get(instance) or self._take_slot(instance)
+        bit = self._slots.bits.get(instance) or self._slots.take(instance)
         room = self._max_blocks - self._entries
         shards = self._shards
         new = 0
@@ -123,7 +105,7 @@ class PrefixIndex:
 
     def evict(self, instance: str, keys: Sequence[bytes]) -> None:
         """The worker holds these blocks no more. Unknown ones are passed over."""
-        bit = self._bits.get(instance)
+        bit = self._slots.bits.get(instance)
         if bit is None:
             return
         shards = self._shards
@@ -144,14 +126,8 @@ class PrefixIndex:
 
     def clear(self, instance: str) -> None:
         """The worker holds nothing. O(1); ``sweep`` does the rest."""
-        bit = self._bits.pop(instance, 0)
-        if not bit:
-            return
-        del self._names[bit]
-        self._named.clear()
-        self._live ^= bit
-        self._dead |= bit
-        if self._dead.bit_count() > _MANY_DEAD:  # who clears without end pays at once
+        self._slots.retire(instance)
+        if self._slots.dead.bit_count() > _MANY_DEAD:  # who clears without end pays at once
             while self.sweep(self._entries + SHARDS):
                 pass
 
@@ -163,17 +139,6 @@ class PrefixIndex:
         self.clear(instance)
         self.store(instance, keys)
 
-    def _take_slot(self, instance: str) -> int:
-        if self._free:
-            bit = self._free.pop()
-        else:
-            bit = 1 << self._slots
-            self._slots += 1
-        self._bits[instance] = bit
-        self._names[bit] = instance
-        self._live |= bit
-        return bit
-
     # ---- sweeping ---------------------------------------------------------------------------
 
     def sweep(self, budget: int) -> bool:
@@ -181,22 +146,23 @@ class PrefixIndex:
 
         Returns whether there is more to sweep."""
         if not self._sweeping:
-            if not self._dead:
+            self._sweeping, self._swept = self._slots.bury(), 0
+            if not self._sweeping:
                 return False
-            self._sweeping, self._dead, self._swept = self._dead, 0, 0
         while budget > 0 and self._swept < SHARDS:
             budget -= len(self._shards[self._swept]) + 1
             self._sweep_shard(self._swept)
             self._swept += 1
         if self._swept == SHARDS:
-            self._release_slots()
-        return bool(self._sweeping or self._dead)
+            self._slots.free(self._sweeping)
+            self._sweeping = 0
+        return bool(self._sweeping or self._slots.dead)
 
     def _sweep_shard(self, number: int) -> None:
         shard, sweeping = self._shards[number], self._sweeping
         size = len(shard)
-        for key, mask in [item for item in shard.items() if item[1] & sweeping]:
-            left = mask & ~sweeping
+        for key in [key for key, mask in shard.items() if mask & sweeping]:
+            left = shard[key] & ~sweeping
             if left:
                 shard[key] = left
             else:
@@ -204,11 +170,6 @@ class PrefixIndex:
         self._entries -= size - len(shard)
         if len(shard) < size // 2:
             self._shards[number] = dict(shard.items())  # a dict never shrinks by itself
-
-    def _release_slots(self) -> None:
-        self._free += _bits(self._sweeping)
-        self._sweeping = 0
-        self._free.sort(reverse=True)  # the lowest goes next, so that masks stay narrow
 
     # ---- size -------------------------------------------------------------------------------
 
@@ -222,11 +183,3 @@ class PrefixIndex:
         """About what the entries take: tables and keys. Masks are shared, and not counted."""
         tables = sum(sys.getsizeof(shard) for shard in self._shards)
         return tables + self._entries * _KEY_OBJECT_BYTES
-
-
-def _bits(mask: int) -> Iterator[int]:
-    """The single bits that make up the mask, lowest first."""
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit

@@ -213,7 +213,7 @@ class Interleaving(RuleBasedStateMachine):
             while index.sweep(100):
                 pass
             assert index.entries == len(set().union(*(w.cached for w in self.writers)))
-            assert index._slots <= 256 + 2 * WORKERS
+            assert index._slots.count <= 256 + 2 * WORKERS
 
 
 def _walk(chain: list[bytes], held: frozenset[bytes]) -> int:
