@@ -96,7 +96,8 @@ class Worker:
         self._kv_endpoint = ""
         self._model: ModelInfo | None = None
         self._renewing: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._renew_now = asyncio.Event()
+        self._gone = False
 
     def _progress(self, what: str, fraction: float) -> None:
         """Pass loading steps on, each once; fractions only at the quarters."""
@@ -145,24 +146,32 @@ class Worker:
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take nothing new, let running requests finish for up to ``drain_s``, then go."""
-        self._stopping = self._prefill.draining = self._decode.draining = True
-        deadline = time.monotonic() + drain_s
-        while (self._decode.jobs or self._prefill.calls) and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
+        await self._drain(drain_s)
+        self._gone = True
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])
             with contextlib.suppress(RedisError):
                 await self._directory.remove(self.instance)
         await self._decode.close()
+        self._prefill.close()
         await self._receiver.close()
         if self._server is not None:
-            await self._server.stop(grace=0.5)
+            await self._server.stop(grace=1.0)
         await asyncio.to_thread(self._source.stop)
         self._sink.close()
         await self._engine.stop()
         await self._events.close()
         await self._redis.aclose()
+
+    async def _drain(self, drain_s: float) -> None:
+        """What still runs when the time is over is handed over."""
+        self._prefill.draining = True
+        self._decode.drain()
+        self._renew_now.set()  # routers learn of a prefill worker from the directory alone
+        deadline = time.monotonic() + drain_s
+        while (self._decode.jobs or self._prefill.calls) and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
 
     async def serve_forever(self) -> None:
         """Until cancelled. Raises StartupError when the engine will not come back."""
@@ -214,8 +223,10 @@ class Worker:
     async def _renew(self) -> None:
         """Keep the lease. Redis may be away for a while; requests do not need it."""
         failing = False
-        while not self._stopping:  # a client library may swallow a cancellation
-            await asyncio.sleep(RENEW_S)
+        while not self._gone:  # a client library may swallow a cancellation
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._renew_now.wait(), RENEW_S)
+            self._renew_now.clear()
             try:
                 await self._directory.renew(self.record())
                 failing = False

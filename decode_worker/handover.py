@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine import messages as m
-from kvtransfer.control import Control, beside, watch
+from kvtransfer.control import Control, beside
 from kvtransfer.links import Links
 from kvtransfer.prefillers import PrefillCall
 from protocol import wire_pb2 as pb
@@ -81,15 +81,15 @@ class Handover:
         receiving: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(PREFILL_S):
-                cached = (await self._control.next(call, "started")).started.cached_tokens
+                cached = (await self._control.next("started")).started.cached_tokens
                 self._told.mark("prefill_started")
                 receiving = asyncio.create_task(self._receive(kv_endpoint))
-                event = await beside(self._control.next(call, "first_token"), receiving)
+                event = await beside(self._control.next("first_token"), receiving)
             first = self._checked(event.first_token)
             self._told.mark("first_token")
             if first.finish is Finish.NONE:
                 self._told.first(first, max(cached, self._cached))
-                await beside(watch(receiving, self.incoming, FRAME_S), receiving)
+                await beside(self._control.watch(receiving, self.incoming, FRAME_S), receiving)
                 self._told.mark("kv_ready")
                 self._links.session.send(m.Join(self._handle, first.token))
         finally:

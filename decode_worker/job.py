@@ -2,7 +2,9 @@
 
     placing --> decoding --> ended
        ^            |
-       +------------+   transfer failed, prefill worker died, engine died: a new attempt (bounded)
+       +------------+   transfer failed, prefill worker died: a new attempt (bounded)
+
+Where the engine here died, or the worker goes, the router gives the request to another.
 
 The job owns the request: it holds the tokens already sent, and starts again from them after any
 failure. What has been sent stays as it is, because sampling is a function of the position.
@@ -20,20 +22,18 @@ from engine.client import EngineClient
 from kvtransfer.fetch import Fetch
 from kvtransfer.links import Links
 from protocol import wire_pb2 as pb
-from protocol.errors import TransferFailed, Unavailable
+from protocol.errors import PeerLost, TransferFailed, Unavailable
+from protocol.liveness import MAX_DEATHS
 from protocol.logprobs import Logprobs, logprobs_to_wire
 from protocol.request import Finish, Request
 
 log = logging.getLogger("baton.decode")
 
-ENGINE_WAIT_S = 60.0
-"""How long a request waits for an engine that is being replaced."""
+ENGINE_WAIT_S = 5.0
+"""How long a request waits for an engine that is being replaced, before its router looks anew."""
 
 MAX_TRANSFERS = 3
 """Hand-overs that may fail before the prompt is computed here."""
-
-MAX_ENGINES = 3
-"""Engines that may die under one request: it may be what kills them."""
 
 Emit = Callable[[pb.Output], None]
 
@@ -51,6 +51,7 @@ class Job:
         local_prefill_tokens: int,
         emit: Emit,
         ended: Callable[[Job], None],
+        deaths: int = 0,
     ) -> None:
         self.request = request
         self._candidates = candidates[:MAX_TRANSFERS]
@@ -62,11 +63,12 @@ class Job:
         self._ended = ended
         self._emitted: list[int] = list(request.emitted)
         self._cached = 0
-        self._engines_lost = 0
+        self._deaths = deaths
         self._timeline: dict[str, float] = {}
         self._began = time.monotonic()
         self._done = False
         self._attempt: Attempt | None = None
+        self._candidate: pb.PrefillCandidate | None = None  # the one that is asked
         self._placing = self._place_anew()
 
     # ---- ending -----------------------------------------------------------------------------
@@ -83,10 +85,14 @@ class Job:
             self._attempt.give_up()
         self._ended(self)
 
-    def _fail(self, why: str, *, retryable: bool) -> None:
+    def hand_over(self, why: str) -> None:
+        """Give the request up unharmed: its router goes on elsewhere with what was sent."""
+        self._fail(why, retryable=True, moved=True)
+
+    def _fail(self, why: str, *, retryable: bool, moved: bool = False) -> None:
         if not self._done:
             output = pb.Output(id=self.request.id, finish=pb.FINISH_ERROR, error=why)
-            output.retryable = retryable
+            output.retryable, output.moved = retryable, moved
             output.timeline.extend(self._marks())
             self._emit(output)
             self._end()
@@ -123,16 +129,17 @@ class Job:
         self._fail(why, retryable=False)
 
     def lost(self) -> None:
-        """The engine died: start again from the tokens already sent."""
-        if self._done:
-            return
-        self._engines_lost += 1
-        if self._engines_lost < MAX_ENGINES:
-            log.warning("request %s: engine lost, starting again", self.request.id)
-            self._placing.cancel()
-            self._placing = self._place_anew()
-        else:
-            self._fail(f"{MAX_ENGINES} engines died under this request", retryable=False)
+        """The engine died. Another takes a while to load: the router knows who is quicker."""
+        self._fail("the engine died under this request", retryable=True)
+
+    def _peer_lost(self, error: PeerLost, endpoint: str) -> None:
+        """A prefill worker died or stands still; perhaps this request is why."""
+        self._links().prefillers.suspect(endpoint)
+        if error.at_work:
+            self._deaths += 1
+            self._emit(pb.Output(id=self.request.id, deaths=1))
+            if self._deaths >= MAX_DEATHS:
+                self._fail(f"{self._deaths} workers died under this request", retryable=False)
 
     def spoiled(self, why: str) -> None:
         """What was handed over is of no use: start again from the tokens already sent."""
@@ -145,7 +152,9 @@ class Job:
     def _pass_over(self, why: str) -> None:
         """Give the attempt up, and the prefill worker that it had."""
         log.warning("request %s: %s", self.request.id, why)
-        self._candidates = self._candidates[1:]
+        if self._candidate is not None:
+            self._candidates.remove(self._candidate)
+            self._candidate = None
         if self._attempt is not None:
             self._attempt.give_up()
 
@@ -153,6 +162,12 @@ class Job:
 
     def _place_anew(self) -> asyncio.Task[None]:
         return asyncio.create_task(self._place(), name=f"place-{self.request.id}")
+
+    def _next_candidate(self) -> pb.PrefillCandidate | None:
+        """The best one that has not just been found to stand still."""
+        prefillers = self._links().prefillers
+        able = [c for c in self._candidates if not prefillers.suspected(c.endpoint)]
+        return able[0] if able else None
 
     async def _place(self) -> None:
         """Try until the sequence decodes here or has ended. Without candidates left, it is
@@ -164,13 +179,15 @@ class Job:
                 await self._engine.session(ENGINE_WAIT_S)
                 self._attempt = Attempt(self, self._links(), self._engine.handle)
                 request = self.request.resumed(self._emitted)
-                candidate = self._candidates[0] if self._candidates else None
+                candidate = self._candidate = self._next_candidate()
                 try:
                     return await self._attempt.place(request, candidate, self._local_prefill_tokens)
                 except TransferFailed as error:
                     self._pass_over(str(error))
+                    if isinstance(error, PeerLost) and candidate is not None:
+                        self._peer_lost(error, candidate.endpoint)
         except Unavailable as error:
-            self._fail(str(error), retryable=True)
+            self.hand_over(str(error))
         except Exception:
             log.exception("request %s: a bug", self.request.id)
             self._fail("internal error", retryable=False)

@@ -62,6 +62,15 @@ class RouterLink:
                 self._queue.get_nowait()
             self.close()
 
+    def say_draining(self) -> None:
+        """Nothing new is taken here any more."""
+        self._queue.put_nowait(pb.WorkerMessage(draining=True))
+
+    def hand_over(self, why: str) -> None:
+        """Give every job back to the router, to go on elsewhere."""
+        for job in list(self.jobs.values()):
+            job.hand_over(why)
+
     def close(self) -> None:
         """End the stream after what is queued; its jobs are cancelled. Idempotent."""
         if self.closed:
@@ -114,8 +123,16 @@ class DecodeService(rpc.DecodeServicer):
         """Requests in this worker."""
         return sum(len(link.jobs) for link in self._links)
 
+    def drain(self) -> None:
+        """Take nothing new, and say so."""
+        self.draining = True
+        for link in self._links:
+            link.say_draining()
+
     async def close(self) -> None:
+        """Hand over what is left, and end every stream."""
         for link in list(self._links):
+            link.hand_over("the worker goes")
             link.close()
 
     async def Attach(  # noqa: N802
@@ -126,6 +143,8 @@ class DecodeService(rpc.DecodeServicer):
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another instance is here")
         link = RouterLink()
         self._links.add(link)
+        if self.draining:
+            link.say_draining()
 
         def detach(_: Context) -> None:
             reading.cancel()
@@ -151,18 +170,20 @@ class DecodeService(rpc.DecodeServicer):
     def _submit(self, submit: pb.Submit, link: RouterLink) -> None:
         name = submit.request.id
 
-        def refuse(why: str, *, retryable: bool) -> None:
-            link.emit(pb.Output(id=name, finish=pb.FINISH_ERROR, error=why, retryable=retryable))
+        def refuse(why: str, *, moved: bool = False) -> None:
+            output = pb.Output(id=name, finish=pb.FINISH_ERROR, error=why)
+            output.retryable = output.moved = moved
+            link.emit(output)
 
         if self.draining:
-            return refuse("this worker is draining", retryable=True)
+            return refuse("this worker is draining", moved=True)
         if name in link.jobs:
-            return refuse("a request with this id is here already", retryable=False)
+            return refuse("a request with this id is here already")
         try:
             request = from_wire(submit.request)
             self._check_length(request)
         except InvalidRequest as error:
-            return refuse(str(error), retryable=False)
+            return refuse(str(error))
         link.jobs[name] = Job(
             request,
             list(submit.prefill),
@@ -172,6 +193,7 @@ class DecodeService(rpc.DecodeServicer):
             self._local_prefill_tokens,
             link.emit,
             link.forget,
+            submit.deaths,
         )
         return None
 
@@ -189,7 +211,7 @@ class DecodeService(rpc.DecodeServicer):
     def _load(self) -> pb.Load:
         session = self._engine.current
         if session is None or session.ready is None:
-            return pb.Load()
+            return pb.Load(down=True)
         beat = session.beat
         return pb.Load(
             running=beat.running,

@@ -141,14 +141,15 @@ class EngineClient:
         """Dispatch the session's events until it is lost; says how."""
         listening = asyncio.create_task(session.listen())
         limit = self._silence_limit(session)
+        silent = asyncio.create_task(session.silence.lasts(limit))
         try:
-            while not listening.done():
-                await asyncio.wait([listening], timeout=m.BEAT_S)
-                if not listening.done() and session.silent_s() > limit:
-                    return f"no sign of life for {session.silent_s():.1f} s"
-            return str(listening.exception())
+            await asyncio.wait([listening, silent], return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():
+                return str(listening.exception())
+            return f"no sign of life for {limit:.1f} s"
         finally:
             listening.cancel()
+            silent.cancel()
 
     @staticmethod
     def _silence_limit(session: Session) -> float:

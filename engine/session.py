@@ -11,7 +11,6 @@ import contextlib
 import logging
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,6 +22,7 @@ from engine.channel import Framer, pack
 from engine.spec import EngineSpec
 from protocol.blocks import KEY_BYTES
 from protocol.errors import EngineDied, StartupError
+from protocol.liveness import Silence
 from protocol.logprobs import Logprobs
 from protocol.request import Finish
 
@@ -76,7 +76,7 @@ class Session:
         self.inbound = arena.shape.inbound_slots()
         self.on_inbound_free: Callable[[], None] = lambda: None
         self._cache = cache
-        self._heard = time.monotonic()
+        self.silence = Silence()
         self._listeners: dict[int, Listener] = {}
         self._outbox: list[m.Command] = []
         self._socket = sock
@@ -108,7 +108,7 @@ class Session:
             data = b""
         if not data:
             raise EngineDied("the engine process ended")
-        self._heard = time.monotonic()
+        self.silence.heard()
         return data
 
     async def listen(self) -> None:
@@ -120,10 +120,6 @@ class Session:
                 except Exception:
                     # A bug in whoever listens must not deafen the others.
                     log.exception("event %s", type(event).__name__)
-
-    def silent_s(self) -> float:
-        """Seconds since the engine was last heard."""
-        return time.monotonic() - self._heard
 
     def end(self) -> None:
         """Kill the process if it lives, and tell every listener. Idempotent."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine import messages as m
-from kvtransfer.control import Control, watch
+from kvtransfer.control import Control
 from kvtransfer.links import Links
 from protocol import wire_pb2 as pb
 from protocol.blocks import BLOCK_TOKENS
@@ -105,14 +105,14 @@ class Fetch:
             wanted = leading(wanted, here.blocks)
             await control.open(call, wanted, source.instance, here.cached_blocks, cached_only=True)
             async with asyncio.timeout(START_S):
-                started = (await control.next(call, "started")).started
+                started = (await control.next("started")).started
             there = min(started.cached_tokens // BLOCK_TOKENS, here.blocks)
             if there <= here.cached_blocks:
                 raise TransferFailed("the other worker does not have the blocks any more")
             incoming = control.incoming(self._handle, here.cached_blocks, there)
             receiving = asyncio.create_task(incoming.run(source.kv_endpoint))
             try:
-                await watch(receiving, incoming, FRAME_S)
+                await control.watch(receiving, incoming, FRAME_S)
             finally:
                 call.cancel()  # first of all: the other worker's pages are free
                 receiving.cancel()

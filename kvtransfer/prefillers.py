@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TypeAlias
 
 import grpc
@@ -10,6 +11,9 @@ from protocol import auth
 from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
 from protocol.rpc import channel_options
+
+SUSPECT_S = 5.0
+"""For so long nobody turns to a worker that was found silent; the directory lists it no longer."""
 
 PrefillCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.PrefillCall, pb.PrefillEvent]"
 
@@ -20,6 +24,18 @@ class Prefillers:
     def __init__(self, token: str) -> None:
         self._metadata = auth.metadata(token)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._suspected: dict[str, float] = {}  # endpoint -> until when
+
+    def suspect(self, endpoint: str) -> None:
+        """Somebody found that the worker there died or stands still."""
+        self._suspected[endpoint] = time.monotonic() + SUSPECT_S
+
+    def suspected(self, endpoint: str) -> bool:
+        """Whether to ask somebody else for the moment."""
+        if time.monotonic() > self._suspected.get(endpoint, 0.0):
+            self._suspected.pop(endpoint, None)
+            return False
+        return True
 
     def run(self, endpoint: str) -> PrefillCall:
         """Open a Prefill.Run call; whoever opens it cancels it."""

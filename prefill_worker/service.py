@@ -28,7 +28,8 @@ from kvtransfer.source import TRANSFER_BYTES, KVSource, Outlet
 from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
 from protocol.blocks import BLOCK_TOKENS
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, Unavailable
+from protocol.liveness import ALIVE_S
 from protocol.logprobs import Logprobs, logprobs_to_wire
 from protocol.request import Finish, Request, from_wire
 
@@ -101,7 +102,17 @@ class PrefillService(rpc.PrefillServicer):
         self._receiver = receiver
         self._instance = instance
         self.draining = False
-        self.calls = 0  # open, from accepted on
+        self._open: set[_Call] = set()
+
+    @property
+    def calls(self) -> int:
+        """Open ones, from accepted on."""
+        return len(self._open)
+
+    def close(self) -> None:
+        """The worker goes: whoever still waits for a prompt had better ask another."""
+        for call in self._open:
+            call.messages.put_nowait(Unavailable("this worker goes"))
 
     async def Run(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.PrefillCall], context: Context
@@ -123,14 +134,14 @@ class PrefillService(rpc.PrefillServicer):
         ]
 
         def release(_: Context) -> None:
-            self.calls -= 1
             for task in running:
                 task.cancel()
+            self._open.discard(call)
             session.detach(handle)
             session.send(m.Drop(handle))
             self._source.close(outlet)
 
-        self.calls += 1
+        self._open.add(call)
         context.add_done_callback(release)  # type: ignore[arg-type]
         accepted = pb.PrefillEvent.Accepted(queued_tokens=session.beat.queued_tokens)
         yield pb.PrefillEvent(accepted=accepted)
@@ -204,10 +215,19 @@ class PrefillService(rpc.PrefillServicer):
 
     @staticmethod
     async def _relay(call: _Call, context: Context) -> AsyncIterator[pb.PrefillEvent]:
-        """What the engine says, until the caller has ended its half."""
-        while (message := await call.messages.get()) is not None:
+        """What the engine says, until the caller has ended its half; signs of life between."""
+        while True:
+            try:
+                async with asyncio.timeout(ALIVE_S):
+                    message = await call.messages.get()
+            except TimeoutError:
+                message = pb.PrefillEvent(alive=pb.PrefillEvent.Alive())
+            if message is None:
+                return
             if isinstance(message, InvalidRequest):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(message))
+            if isinstance(message, Unavailable):
+                await context.abort(grpc.StatusCode.ABORTED, str(message))
             if isinstance(message, Exception):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(message))
             yield message

@@ -5,6 +5,7 @@
     ├── NotFound            no such model                                    HTTP 404
     ├── Unavailable         nobody can take the request now; retry later     HTTP 503
     ├── TransferFailed      KV did not arrive intact or in time; the decode worker recovers
+    │   └── PeerLost        for the other end died or fell silent
     ├── EngineDied          the engine process ended or stopped answering
     ├── MalformedEvents     a report of what a worker has cached cannot be read
     └── StartupError        a process cannot start as configured; says what to change
@@ -40,6 +41,14 @@ class Unavailable(BatonError):
 
 class TransferFailed(BatonError):
     """KV did not arrive intact or in time."""
+
+
+class PeerLost(TransferFailed):
+    """The worker at the other end died or fell silent. ``at_work``: with the request in it."""
+
+    def __init__(self, message: str, *, at_work: bool) -> None:
+        super().__init__(message)
+        self.at_work = at_work
 
 
 class EngineDied(BatonError):

@@ -64,7 +64,8 @@ class Answer:
         self.logprobs: list[pb.Logprobs] = []
         self.finish = pb.FINISH_NONE
         self.error = ""
-        self.retryable = False
+        self.retryable = self.moved = False
+        self.deaths = 0
         self.cached = 0
         self.timeline: dict[str, float] = {}
         self.first = asyncio.Event()
@@ -74,12 +75,13 @@ class Answer:
         assert not self.ended.is_set(), "an output after the last one"
         self.tokens += output.tokens
         self.logprobs += output.logprobs
+        self.deaths += output.deaths
         self.cached = max(self.cached, output.cached_tokens)
         if output.tokens:
             self.first.set()
         if output.finish:
             self.finish, self.error = output.finish, output.error
-            self.retryable = output.retryable
+            self.retryable, self.moved = output.retryable, output.moved
             self.timeline = {mark.event: mark.seconds for mark in output.timeline}
             self.ended.set()
 
@@ -92,6 +94,7 @@ class Client:
         self.fetch: pb.Fetch | None = None
         self.answers: dict[str, Answer] = {}
         self.load = pb.Load()
+        self.draining = False
         self._names = itertools.count()
         self._channel = grpc.aio.insecure_channel(decode._endpoint, options=channel_options())
         self._call = rpc.DecodeStub(self._channel).Attach(metadata=auth.metadata(TOKEN))
@@ -102,12 +105,18 @@ class Client:
         async for message in self._call:
             if message.HasField("load"):
                 self.load = message.load
+            self.draining |= message.draining
             for output in message.outputs:
                 self.answers[output.id].take(output)
 
-    async def submit(self, request: Request) -> Answer:
+    async def submit(self, request: Request, deaths: int = 0) -> Answer:
         self.answers[request.id] = answer = Answer()
-        submit = pb.Submit(request=to_wire(request), prefill=self.candidates, fetch=self.fetch)
+        submit = pb.Submit(
+            request=to_wire(request),
+            prefill=self.candidates,
+            fetch=self.fetch,
+            deaths=deaths,
+        )
         async with self._writing:
             await self._call.write(pb.RouterMessage(submit=[submit]))
         return answer
@@ -143,6 +152,12 @@ async def attached(decode: Worker, *prefill: Worker) -> AsyncIterator[Client]:
         yield client
     finally:
         await client.close()
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 async def free_again(worker: Worker, within_s: float = 2.0) -> None:

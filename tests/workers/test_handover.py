@@ -9,17 +9,40 @@ import random
 import signal
 from pathlib import Path
 
+import msgspec
+
 from cluster.redis_server import EmbeddedRedis
 from protocol import wire_pb2 as pb
 from protocol.request import Request
 from tests.engine.conftest import request
 from tests.workers.conftest import Oracle
-from tests.workers.harness import attached, free_again, running, settings
+from tests.workers.harness import (
+    Answer,
+    Client,
+    attached,
+    free_again,
+    running,
+    settings,
+    until,
+)
 
 
 def prompt(length: int, seed: int) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(3, 320) for _ in range(length)]
+
+
+async def resume(client: Client, asked: Request, answer: Answer) -> Answer:
+    """What a router does: ask again with the tokens that came, as often as it is moved."""
+    async with asyncio.timeout(60):
+        await answer.ended.wait()
+        emitted = list(answer.tokens)
+        for attempt in itertools.count(2):
+            again = msgspec.structs.replace(asked.resumed(emitted), id=f"{asked.id}.{attempt}")
+            resumed = await client.ask(again)
+            if not resumed.moved:
+                return resumed
+    raise AssertionError
 
 
 def mixed(count: int, length: int = 150, **options: object) -> list[Request]:
@@ -136,10 +159,12 @@ async def test_decode_engine_killed_mid_stream(
         answers = [await client.submit(r) for r in requests]
         await asyncio.gather(*(a.first.wait() for a in answers))
         os.kill(d.record().engine_pid, signal.SIGKILL)
-        for r, answer in zip(requests, answers, strict=True):
-            async with asyncio.timeout(60):
-                await answer.ended.wait()
-            assert answer.tokens == oracle(r), answer.error
+        resumed = await asyncio.gather(
+            *(resume(client, r, a) for r, a in zip(requests, answers, strict=True))
+        )
+        for r, first, second in zip(requests, answers, resumed, strict=True):
+            assert first.retryable and not first.moved  # a death, and no move
+            assert first.tokens + second.tokens == oracle(r), second.error
 
 
 async def test_stuck_engine_is_replaced_within_five_seconds(
@@ -150,11 +175,53 @@ async def test_stuck_engine_is_replaced_within_five_seconds(
         os.kill(pid, signal.SIGSTOP)
         answer = await client.submit(request("a", prompt(100, 1)))
         async with asyncio.timeout(5):
-            while d._engine.current is not None and d.record().engine_pid == pid:
-                await asyncio.sleep(0.05)
-        async with asyncio.timeout(30):
             await answer.ended.wait()
-        assert answer.tokens == oracle(request("a", prompt(100, 1)))
+        assert answer.retryable and (d._engine.current is None or d.record().engine_pid != pid)
+        resumed = await resume(client, request("a", prompt(100, 1)), answer)
+        assert answer.tokens + resumed.tokens == oracle(request("a", prompt(100, 1)))
+
+
+async def test_what_is_not_done_when_the_drain_ends_is_handed_over(
+    redis: EmbeddedRedis, model: Path, oracle: Oracle
+) -> None:
+    async with (
+        running(settings("decode", redis, model), settings("decode", redis, model)) as (
+            going,
+            staying,
+        ),
+        attached(going) as client,
+        attached(staying) as other,
+    ):
+        requests = mixed(4, max_tokens=200)
+        answers = [await client.submit(r) for r in requests]
+        await asyncio.gather(*(a.first.wait() for a in answers))
+        stopping = asyncio.create_task(going.stop(drain_s=0.2))
+        await until(lambda: client.draining)
+        late = await client.ask(request("late", prompt(30, 9)))
+        assert late.moved and late.retryable and not late.tokens
+        await stopping
+        for r, first in zip(requests, answers, strict=True):
+            assert first.ended.is_set() and first.moved, first.error
+            second = await resume(other, r, first)
+            assert first.tokens + second.tokens == oracle(r), second.error
+
+
+async def test_a_request_under_which_three_workers_died_ends(
+    redis: EmbeddedRedis, model: Path
+) -> None:
+    """Two have before; the third is the prefill worker that is asked now."""
+    async with (
+        running(
+            settings("prefill", redis, model, prefill_chunk=8), settings("decode", redis, model)
+        ) as (p, d),
+        attached(d, p) as client,
+    ):
+        answer = await client.submit(request("a", prompt(900, 1)), deaths=2)
+        await until(lambda: p._prefill.calls > 0)
+        os.kill(p.record().engine_pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            await answer.ended.wait()
+        assert "3 workers died" in answer.error and not answer.retryable and answer.deaths == 1
 
 
 async def test_cancel_frees_pages_on_both_workers(redis: EmbeddedRedis, model: Path) -> None:
