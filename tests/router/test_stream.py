@@ -15,12 +15,12 @@ from tests.router.conftest import MODEL, Cluster, Start, served, until
 from tests.router.fake_worker import expected, outputs, silent
 
 
-async def frames(url: str, **body: Any) -> list[Any]:
+async def frames(url: str, headers: dict[str, str] | None = None, **body: Any) -> list[Any]:
     """All events of a stream: parsed, ``[DONE]`` as it is."""
     request = {"model": MODEL, "stream": True, **body}
     async with (
         httpx.AsyncClient() as client,
-        client.stream("POST", f"{url}/v1/completions", json=request) as response,
+        client.stream("POST", f"{url}/v1/completions", json=request, headers=headers) as response,
     ):
         assert response.status_code == 200, await response.aread()
         assert response.headers["content-type"].startswith("text/event-stream")
