@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 BLOCK_MS = 250  # an XREAD waits so long for something new
 DEADLINE_S = 3.0  # of every exchange with Redis
 ENTRIES = 8  # of each stream in one XREAD
-PORTION = 8192  # keys put into the index before others may run
+PORTION = 4096  # keys put into the index before others may run
 SWEEP = 8_000  # entries looked at before others may run
 MAX_PAUSE_S = 2.0
 

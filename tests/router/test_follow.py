@@ -112,6 +112,19 @@ async def test_a_worker_that_left_is_gone_at_once(setting: Setting) -> None:
     assert all(router.index.entries == 20 for router in setting.routers)
 
 
+async def test_a_worker_that_leaves_while_its_snapshot_is_read_stays_away(setting: Setting) -> None:
+    bulk = chain(40_000, "bulk")
+    setting.log.stored(bulk)
+    await until(lambda: all(r.index.match(bulk).get(ONE) == len(bulk) for r in setting.routers))
+    late = Router(setting.client)
+    setting.routers.append(late)
+    while not 0 < late.index.entries < len(bulk):
+        await asyncio.sleep(0)
+    late.follower.follow([TWO])
+    assert late.index.match(bulk) == {}
+    await until(lambda: late.depth(TWO) == 20 and late.index.entries == 20)
+
+
 async def test_a_flushed_redis(setting: Setting) -> None:
     await setting.client.flushall()
     setting.routers.append(Router(setting.client))
