@@ -38,6 +38,9 @@ class Owner(Protocol):
     def mark(self, event: str) -> None:
         """An event of the timeline."""
 
+    def measured(self, measured: pb.Measured) -> None:
+        """What the hand-over took."""
+
     def refused(self, why: str) -> None:
         """The engine will never take this request."""
 
@@ -107,7 +110,7 @@ class Attempt:
     async def _hand_over(
         self, request: Request, cached: int, call: PrefillCall, candidate: pb.PrefillCandidate
     ) -> None:
-        told = Told(self._first, self._owner.mark)
+        told = Told(self._first, self._owner.mark, self._owner.measured)
         self._handover = Handover(self._links, self._handle, request, cached, told)
         running = asyncio.ensure_future(self._handover.run(call, candidate))
         try:

@@ -12,6 +12,7 @@ Whatever the prefill worker refuses, this worker can still compute itself.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -47,6 +48,7 @@ class Told:
 
     first: Callable[[First, int], None]  # with the cached prompt tokens
     mark: Callable[[str], None]  # an event of the timeline
+    measured: Callable[[pb.Measured], None]  # what it took, once all KV is here
 
 
 class Handover:
@@ -60,6 +62,7 @@ class Handover:
         self._request = request
         self._cached = cached_tokens
         self._told = told
+        self._prefill = ""  # instance
         self._control = Control(links, told.mark)
         self._skip = cached_tokens // BLOCK_TOKENS
         blocks = -(-len(request.context) // BLOCK_TOKENS)
@@ -68,6 +71,7 @@ class Handover:
     async def run(self, call: PrefillCall, candidate: pb.PrefillCandidate) -> None:
         """Bring the context's KV in over ``call`` (just opened) and join. Raises
         TransferFailed."""
+        self._prefill = candidate.instance
         async with self._control.over(call):
             fetch = candidate.fetch if candidate.HasField("fetch") else None
             await self._control.open(
@@ -89,8 +93,10 @@ class Handover:
             self._told.mark("first_token")
             if first.finish is Finish.NONE:
                 self._told.first(first, max(cached, self._cached))
+                before, began = self.incoming.bytes, time.monotonic()
                 await beside(self._control.watch(receiving, self.incoming, FRAME_S), receiving)
                 self._told.mark("kv_ready")
+                self._account(before, time.monotonic() - began)
                 self._links.session.send(m.Join(self._handle, first.token))
         finally:
             call.cancel()  # first of all: P's pages are free whatever the rest takes
@@ -99,6 +105,14 @@ class Handover:
                 await asyncio.wait([receiving])
         if first.finish is not Finish.NONE:
             self._told.first(first, max(cached, self._cached))
+
+    def _account(self, before: int, tail_s: float) -> None:
+        """``before``: bytes that had come when the first token did, ``tail_s`` ago."""
+        came = self.incoming.bytes
+        measured = pb.Measured(prefill_instance=self._prefill, kv_bytes=came)
+        measured.kv_tokens = len(self._request.context) - self._skip * BLOCK_TOKENS
+        measured.tail_bytes, measured.tail_seconds = came - before, tail_s
+        self._told.measured(measured)
 
     async def _receive(self, kv_endpoint: str) -> None:
         await self.incoming.reserve()

@@ -65,6 +65,7 @@ class Job:
         self._cached = 0
         self._deaths = deaths
         self._timeline: dict[str, float] = {}
+        self._measured: pb.Measured | None = None
         self._began = time.monotonic()
         self._done = False
         self._attempt: Attempt | None = None
@@ -112,12 +113,17 @@ class Job:
             self.mark("finished")
             output.finish = int(finish)  # type: ignore[assignment]
             output.timeline.extend(self._marks())
+            if self._measured is not None:
+                output.measured.CopyFrom(self._measured)
         self._emit(output)
         if finish is not Finish.NONE:
             self._end()
 
     def cached(self, tokens: int) -> None:
         self._cached = min(tokens, len(self.request.prompt))
+
+    def measured(self, measured: pb.Measured) -> None:
+        self._measured = measured
 
     def mark(self, event: str) -> None:
         self._timeline[event] = time.monotonic() - self._began

@@ -184,13 +184,16 @@ class DecodeService(rpc.DecodeServicer):
             self._check_length(request)
         except InvalidRequest as error:
             return refuse(str(error))
+        local = self._local_prefill_tokens
+        if submit.HasField("local_prefill_tokens"):
+            local = submit.local_prefill_tokens
         link.jobs[name] = Job(
             request,
             list(submit.prefill),
             submit.fetch if submit.HasField("fetch") else None,
             self._engine,
             self._receiver.links,
-            self._local_prefill_tokens,
+            local,
             link.emit,
             link.forget,
             submit.deaths,

@@ -44,6 +44,7 @@ class Incoming:
         self._traffic = traffic
         self._pull: Pull | None = None
         self.window = Window(expectation.total)
+        self.bytes = 0  # of KV that has come
         self._reserved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_reserved(self) -> None:
@@ -84,6 +85,7 @@ class Incoming:
 
     def _on_frame(self, slot: int, piece: Piece, nbytes: int) -> None:
         self.window.arrived()
+        self.bytes += nbytes
         codec = self._expectation.codec
         if (ready := self._session.ready) is not None:
             self._traffic.count(ready.kv, codec, piece, nbytes)
