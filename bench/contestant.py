@@ -85,6 +85,7 @@ class Child:
         return run
 
     def _last_words(self) -> str:
+        self._process.wait(timeout=30)  # the pipe may close before the last word is written
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f"it ended: {lines[-1] if lines else 'without a word'}"

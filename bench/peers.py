@@ -48,7 +48,7 @@ class GenerateContestant(_Transformers):
         ids = torch.tensor(prompts)
         stamps = _Stamps()
         options = GenerationConfig(
-            max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+            max_new_tokens=new_tokens, do_sample=False, eos_token_id=NEVER, pad_token_id=0
         )
         began = time.perf_counter()
         out = self._model.generate(

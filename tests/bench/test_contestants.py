@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,8 +42,15 @@ def test_all_say_the_same(children: dict[str, Child], folder: Path) -> None:
         runs[kind] = child.ask(job)
         assert runs[kind].error == "" and runs[kind].wall_s > 0 and runs[kind].decode_rate > 0
     assert [len(text) for text in runs[ENGINE].tokens] == [6] * 3
+    ends = runs[ENGINE].tokens[0][2]
     found = Results({kind: [run] for kind, run in runs.items()})
     assert [found.agreeing(kind) for kind in KINDS] == [(3, 3)] * 3
+    # The same with an end token in the middle: nobody ends there, or pads from there on.
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ends}))
+    for kind, child in children.items():
+        child.ask(Job(load=str(folder)))
+        assert child.ask(job).tokens == runs[ENGINE].tokens, kind
 
 
 def test_who_fails_is_out_and_says_why(children: dict[str, Child], tmp_path: Path) -> None:
