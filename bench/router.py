@@ -9,7 +9,8 @@ timed as Python calls it, from block hashes to the answer; hashing is left out o
 and p99 are those of the median round.
 
 "ingestion" is from an event as it comes from outside (ours: packed, as in Redis; Dynamo's: JSON) to
-the index, and "bytes" is how much the process grew meanwhile.
+the index. Bytes are ours by the index's own estimate, or by how much the process grew meanwhile,
+whichever is more; the peer's by how much it grew.
 """
 
 from __future__ import annotations
@@ -138,18 +139,17 @@ def times_rows(name: str, ours: Rounds, peer: Rounds, peer_name: str) -> list[Ro
 def load_rows(ours: Ours, peer: Peer | None) -> list[Row]:
     seconds, grown, pairs = ours.load()
     entries = ours.index.entries
-    rate, size = pairs / seconds, grown / entries
+    rate, size = pairs / seconds, max(grown, ours.index.memory_bytes) / entries
     rows = [Row("distinct blocks in the index", entries, "")]
     if peer is None:
-        rows += [Row("ingestion", rate, "blocks/s"), Row("index", size, "bytes/block")]
-    else:
-        theirs = peer("load")
-        other_rate, other_size = pairs / theirs["seconds"], theirs["bytes"] / entries
-        rows += [
-            Row("ingestion", rate, "blocks/s", f"RadixTree {other_rate:.4g}", rate / other_rate),
-            Row("index", size, "bytes/block", f"RadixTree {other_size:.1f}", other_size / size),
-        ]
-    return [*rows, Row("index, its own estimate", ours.index.memory_bytes / entries, "bytes/block")]
+        return [*rows, Row("ingestion", rate, "blocks/s"), Row("index", size, "bytes/block")]
+    theirs = peer("load")
+    other_rate, other_size = pairs / theirs["seconds"], theirs["bytes"] / entries
+    return [
+        *rows,
+        Row("ingestion", rate, "blocks/s", f"RadixTree {other_rate:.4g}", rate / other_rate),
+        Row("index", size, "bytes/block", f"RadixTree {other_size:.1f}", other_size / size),
+    ]
 
 
 def check_same(ours: Ours, peer: Peer) -> None:
