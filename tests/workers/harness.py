@@ -68,6 +68,7 @@ class Answer:
         self.deaths = 0
         self.cached = 0
         self.timeline: dict[str, float] = {}
+        self.measured: pb.Measured | None = None
         self.first = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -83,6 +84,7 @@ class Answer:
             self.finish, self.error = output.finish, output.error
             self.retryable, self.moved = output.retryable, output.moved
             self.timeline = {mark.event: mark.seconds for mark in output.timeline}
+            self.measured = output.measured if output.HasField("measured") else None
             self.ended.set()
 
 
@@ -94,6 +96,7 @@ class Client:
         self.fetch: pb.Fetch | None = None
         self.answers: dict[str, Answer] = {}
         self.load = pb.Load()
+        self.local_prefill_tokens: int | None = None
         self.draining = False
         self._names = itertools.count()
         self._channel = grpc.aio.insecure_channel(decode._endpoint, options=channel_options())
@@ -116,6 +119,7 @@ class Client:
             prefill=self.candidates,
             fetch=self.fetch,
             deaths=deaths,
+            local_prefill_tokens=self.local_prefill_tokens,
         )
         async with self._writing:
             await self._call.write(pb.RouterMessage(submit=[submit]))

@@ -83,10 +83,31 @@ async def test_only_missing_blocks_travel_and_prefixes_are_reported(
     ):
         first = request("a", prompt(200, 1))
         second = request("b", [*prompt(200, 1), *prompt(40, 2)])
-        assert (await client.ask(first)).cached == 0
+        whole = await client.ask(first)
+        assert whole.cached == 0
         answer = await client.ask(second)
         assert answer.cached == 192
         assert answer.tokens == oracle(second)
+        assert whole.measured is not None and answer.measured is not None
+        assert answer.measured.prefill_instance == p.instance
+        assert (whole.measured.kv_tokens, answer.measured.kv_tokens) == (200, 240 - 192)
+        assert whole.measured.kv_bytes > answer.measured.kv_bytes >= answer.measured.tail_bytes
+        assert whole.measured.tail_seconds > 0
+
+
+async def test_a_router_says_how_short_a_prompt_stays_here(
+    redis: EmbeddedRedis, model: Path, oracle: Oracle
+) -> None:
+    async with (
+        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
+        attached(d, p) as client,
+    ):
+        for tokens, limit, local in ((100, 100, True), (101, 100, False), (8, 0, False)):
+            client.local_prefill_tokens = limit
+            asked = request(f"{tokens}", prompt(tokens, tokens))
+            answer = await client.ask(asked)
+            assert answer.tokens == oracle(asked)
+            assert (answer.measured is None) == local
 
 
 async def test_short_prompts_and_lone_workers_prefill_locally(
