@@ -26,6 +26,7 @@ import msgspec
 import psutil
 
 from bench.report import Row, finish, median, percentile
+from bench.router_choice import Choices
 from bench.router_prompts import PIECE, PROMPT_BLOCKS, WORKERS, Workload
 from protocol.blocks import block_keys, cache_root
 from protocol.events import FIELD, Change, Kind, encode_entries, encode_snapshot, split_keys
@@ -74,6 +75,10 @@ class Ours:
 
     def answers(self) -> list[dict[str, int]]:
         return [self.index.match(split_keys(query)) for query in self._queries]
+
+    def keys(self) -> list[list[bytes]]:
+        """Of each query; new objects, as a request's are."""
+        return [split_keys(query) for query in self._queries]
 
     def match(self) -> list[float]:
         """Seconds of each query. Its keys are new objects, as a request's are."""
@@ -172,10 +177,16 @@ def match_rows(ours: Ours, peer: Peer | None) -> list[Row]:
 
 
 def choice_rows(ours: Ours, peer: Peer | None) -> list[Row]:
-    """Match and cost of every pair. Of the peer so far; ours stands beside it when it is there."""
-    if peer is None or not peer("service"):
-        return []
-    return times_rows("SelectionService.select", [peer("select") for _ in range(ROUNDS)], [], "")
+    """Match, loads, cost of the candidates, choice."""
+    served = peer is not None and peer("service")
+    choices = Choices(ours.index)
+    mine: Rounds = []
+    theirs: Rounds = []
+    for _ in range(ROUNDS):
+        mine.append(choices.choose(ours.keys()))
+        if peer is not None and served:
+            theirs.append(peer("select"))
+    return times_rows("full choice", mine, theirs, "SelectionService.select")
 
 
 def main() -> None:

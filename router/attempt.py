@@ -28,11 +28,11 @@ class Attempt:
         self._learned = placer.learned
         self._id = request.id
         self._mailbox = mailbox
-        self._ticket = placer.open(placed, request.priority)
-        self._open = True
-        mailbox.timeline, mailbox.measured = {}, None
         message = placer.message(placed, request)
         message.deaths = mailbox.deaths
+        mailbox.timeline, mailbox.measured = {}, None
+        self._ticket = placer.open(placed, request.priority)
+        self._open = True
         placed.link.submit(message, mailbox)
 
     @property

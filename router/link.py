@@ -91,7 +91,7 @@ class DecodeLink:
         """What the directory now says of this instance."""
         self.record = record
         if time.monotonic() - self._heard_at > _STALE_S:
-            self._report(record)
+            self.report(record)
 
     @property
     def ready(self) -> bool:
@@ -112,7 +112,8 @@ class DecodeLink:
             kv_total=self._load.kv_tokens_total,
         )
 
-    def _report(self, load: pb.Load | WorkerRecord) -> None:
+    def report(self, load: pb.Load | WorkerRecord) -> None:
+        """The worker's load, as it says."""
         self._load = load
         self._own_at_report = len(self._inflight)
         self._on_load(self.record.instance, load.queued_tokens)
@@ -196,7 +197,7 @@ class DecodeLink:
                 self._deliver(output, mailbox)
         if message.HasField("load"):
             self._heard_at = time.monotonic()
-            self._report(message.load)
+            self.report(message.load)
         if message.draining:
             self._draining = True
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+_MASKS = 4096  # whose names are kept
+
 
 class Slots:
     """``live``: bits in use. ``dead``: bits that masks may still have, of nobody any more."""
@@ -17,8 +19,10 @@ class Slots:
         self.count = 0
         self.bits: dict[str, int] = {}  # by instance
         self._names: dict[int, str] = {}  # by bit
-        # For each eight slots, by the mask of some of them: naming many workers one by one is slow.
-        self._named: list[dict[int, list[str]]] = []
+        # Naming many workers one by one is slow. So names are kept by mask; where the mask is new,
+        # by the mask of some of eight slots.
+        self._together: dict[int, list[str]] = {}
+        self._eights: list[dict[int, list[str]]] = []
         self._free: list[int] = []
 
     def take(self, instance: str) -> int:
@@ -29,7 +33,7 @@ class Slots:
         else:
             bit = 1 << self.count
             if self.count % 8 == 0:
-                self._named.append({})
+                self._eights.append({})
             self.count += 1
         self.bits[instance] = bit
         self._names[bit] = instance
@@ -41,7 +45,8 @@ class Slots:
         bit = self.bits.pop(instance, 0)
         if bit:
             del self._names[bit]
-            self._named[(bit.bit_length() - 1) >> 3].clear()
+            self._together.clear()
+            self._eights[(bit.bit_length() - 1) >> 3].clear()
             self.live ^= bit
             self.dead |= bit
 
@@ -63,17 +68,23 @@ class Slots:
 
     def name(self, mask: int, value: int, found: dict[str, int]) -> None:
         """Put ``value`` into ``found`` for each instance of ``mask``, all of them live."""
-        if not mask & (mask - 1):
-            if mask:
-                found[self._names[mask]] = value
-            return
-        for at, byte in enumerate(mask.to_bytes(len(self._named), "little")):
+        names = self._together.get(mask)
+        if names is None:
+            names = self._all_names(mask)
+            if len(self._together) >= _MASKS:
+                self._together.clear()
+            self._together[mask] = names
+        found.update(dict.fromkeys(names, value))
+
+    def _all_names(self, mask: int) -> list[str]:
+        names = []
+        for at, byte in enumerate(mask.to_bytes(len(self._eights), "little")):
             if byte:
-                names = self._named[at].get(byte)
-                if names is None:
-                    names = [self._names[bit << 8 * at] for bit in _bits(byte)]
-                    self._named[at][byte] = names
-                found.update(dict.fromkeys(names, value))
+                eight = self._eights[at]
+                if byte not in eight:
+                    eight[byte] = [self._names[bit << 8 * at] for bit in _bits(byte)]
+                names += eight[byte]
+        return names
 
 
 def _bits(mask: int) -> Iterator[int]:

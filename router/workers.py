@@ -134,9 +134,10 @@ class Pool:
                 self.links[record.instance] = link
                 link.start()
             link.update(record)
-        self._tell()
+        self.told()
 
-    def _tell(self) -> None:
+    def told(self) -> None:
+        """The records in use may have changed: work out what follows from them."""
         links = [link.record for link in self.links.values()]
         records = [*self.prefill.values(), *links]
         models = {r.instance: parse(r.step_model) for r in records}
