@@ -28,7 +28,6 @@ from engine.pieces import Piece
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import TransferFailed
 
-
 LARGEST = 448.0 * 2.0**fp8_grid.MAX_EXPONENT
 """Largest value in any pool, 57344. A model that exceeds it has gone astray; kept, its KV would
 spoil the attention of whoever gets the page next, because masked values are still multiplied."""

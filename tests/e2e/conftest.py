@@ -18,7 +18,9 @@ from tests.engine.conftest import drain, load_model
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    with local_cluster("--threads", "1", "--prefill-chunk", "128", "--kv-precision", "exact") as running:
+    with local_cluster(
+        "--threads", "1", "--prefill-chunk", "128", "--kv-precision", "exact"
+    ) as running:
         yield running
 
 
