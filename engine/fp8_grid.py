@@ -82,7 +82,7 @@ def _power(exponent: Tensor) -> Tensor:
 def _round_(x: Tensor) -> Tensor:
     """Round x [..., head_dim] fp32 in place; the exponents e, [..., 1] int32."""
     x.nan_to_num_(nan=0.0).clamp_(-_LARGEST, _LARGEST)
-    largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
+    largest = x.abs().amax(-1, keepdim=True)  # not vector_norm: it takes 14 times as long
     # Bits of a float grow with its value, so this is the ceiling of log2(largest / 448).
     exponent: Tensor = ((largest.view(torch.int32) - (_BITS_OF_448 - 0x7FFFFF)) >> 23).clamp_(
         MIN_EXPONENT
