@@ -1,0 +1,147 @@
+"""A pool of its own, without Ray: an embedded Redis, a router, and workers, each a process.
+
+start -> (hurt, stop, restart whom you like) -> close: no process and no port is left
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from cluster.ports import any_free
+from cluster.redis_server import EmbeddedRedis
+from protocol.directory import Directory, WorkerRecord, connect
+
+_POLL_S = 0.1
+
+
+class Standalone:
+    """``folder`` must have a short path; logs go there. ``worker_options`` and ``router_options``
+    are those of the command line."""
+
+    def __init__(
+        self,
+        folder: Path,
+        roles: Sequence[str] = ("prefill", "prefill", "decode", "decode"),
+        worker_options: Sequence[str] = (),
+        router_options: Sequence[str] = (),
+    ) -> None:
+        self._redis = EmbeddedRedis(folder)
+        self._log = (folder / "pool.log").open("ab")
+        self._worker_options = worker_options
+        self._router_options = router_options
+        self._env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "BATON_TOKEN": secrets.token_hex(16),
+            "BATON_SECRET": secrets.token_hex(16),
+        }
+        [self._port] = any_free("127.0.0.1", 1)
+        self.roles = list(roles)
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.router: subprocess.Popen[bytes] | None = None
+        self._mending: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def start(self) -> None:
+        """Until every worker serves and the router is attached to those that decode."""
+        self._redis.start()
+        self.workers = [self._worker(role) for role in self.roles]
+        self.start_router()
+        self._mending = asyncio.create_task(self._mend())
+        await self.whole()
+
+    async def close(self) -> None:
+        if self._mending is not None:
+            self._mending.cancel()
+            await asyncio.wait([self._mending])
+        alive = [p for p in (*self.workers, self.router) if p is not None]
+        for process in alive:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.kill()  # its engine ends with it
+        for process in alive:
+            process.wait()
+        self._redis.stop()
+        self._log.close()
+
+    def left(self) -> list[psutil.Process]:
+        """Processes that carry this pool's token."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("BATON_TOKEN") == self._env["BATON_TOKEN"]:
+                    found.append(process)
+        return found
+
+    def start_router(self) -> None:
+        options = ["--port", str(self._port), *self._router_options]
+        self.router = self._baton("router", *options)
+
+    def _worker(self, role: str) -> subprocess.Popen[bytes]:
+        return self._baton("worker", "--role", role, "--threads", "1", *self._worker_options)
+
+    def _baton(self, command: str, *options: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "cluster.cli", command),
+                *("--redis-url", self._redis.url, *options),
+            ],
+            env=self._env,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    async def _mend(self) -> None:
+        """Whoever has gone is started again, as Ray or an init system would."""
+        while True:
+            for i, process in enumerate(self.workers):
+                if process.poll() is not None:
+                    self.workers[i] = self._worker(self.roles[i])
+            await asyncio.sleep(_POLL_S)
+
+    # ---- who is there -----------------------------------------------------------------------
+
+    async def records(self) -> list[WorkerRecord]:
+        """Workers in the directory whose process, and that of their engine, is here."""
+        client = connect(self._redis.url)
+        try:
+            listed = await Directory(client, "default").workers()
+        finally:
+            await client.aclose()
+        pids = {p.pid for p in self.workers if p.poll() is None}
+        return [r for r in listed if r.pid in pids and psutil.pid_exists(r.engine_pid)]
+
+    async def whole(self, within_s: float = 60.0) -> None:
+        """Until all serve again, each attached, none draining or without an engine."""
+        async with asyncio.timeout(within_s), aiohttp.ClientSession() as session:
+            while not await self._is_whole(session):
+                await asyncio.sleep(_POLL_S)
+
+    async def _is_whole(self, session: aiohttp.ClientSession) -> bool:
+        serving = [r for r in await self.records() if r.engine_pid and not r.draining]
+        if sorted(r.role for r in serving) != sorted(self.roles):
+            return False
+        return await self.attached(session) == self.roles.count("decode")
+
+    async def attached(self, session: aiohttp.ClientSession) -> int:
+        """Decode workers whose stream to the router is up."""
+        try:
+            async with session.get(f"{self.url}/ready") as response:
+                return int((await response.json()).get("decode_workers", 0))
+        except aiohttp.ClientError:
+            return 0
