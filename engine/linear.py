@@ -1,8 +1,9 @@
 """Products with a weight: rows times weight, plus a bias where there is one.
 
-On a CPU the weight is laid out anew for oneDNN, which then multiplies few rows 1.7 to 3 times
-faster than torch's own product (docs/benchmarks.md). Its kernels are made for each number of rows,
-a few milliseconds each, so the rows are padded to one of few numbers (``padded_rows``).
+On a CPU the weight is laid out anew for oneDNN, which then multiplies few rows two to three times
+faster than torch's own product on some processors (docs/benchmarks.md). Its kernels are made for
+each number of rows, a few milliseconds each, so the rows are padded to one of few numbers
+(``padded_rows``).
 """
 
 from __future__ import annotations
