@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from router.cost import Terms
+from router.cost import Placement
 from router.errors import ApiError, overloaded
 
 
@@ -44,10 +44,10 @@ class Admission:
         return leave
 
 
-def check_deadline(terms: Terms, deadline_s: float, waited_s: float) -> None:
+def check_deadline(placement: Placement, deadline_s: float, waited_s: float) -> None:
     """Raises ApiError (429) when the placement's first token, or its place among those that decode,
     would come later than ``deadline_s`` after the request's arrival, ``waited_s`` ago."""
-    predicted = max(terms.ttft_s, terms.wait_s) + waited_s
+    predicted = max(placement.ttft_s, placement.d.wait_s) + waited_s
     if predicted > deadline_s:
         late: ApiError = overloaded(
             f"the first token is predicted to take {predicted:.1f} s, and is due within"

@@ -11,7 +11,7 @@ import time
 
 from protocol import wire_pb2 as pb
 from protocol.request import Request
-from router.choose import Placement
+from router.cost import Placement
 from router.mailbox import Mailbox
 from router.placing import Placed, Placer
 
@@ -48,7 +48,7 @@ class Attempt:
         if self.first_token_s is None:
             self.first_token_s = time.perf_counter() - self.submitted
             correction = self._learned.correction(self.computing)
-            predicted = self.chosen.terms.ttft_s / correction
+            predicted = self.chosen.ttft_s / correction
             self._learned.first_token(self.computing, predicted, self.first_token_s)
         self._ticket.tokens_came()
 

@@ -42,6 +42,7 @@ class PrefillTerms(NamedTuple):
     ttft_s: float  # without the path
     correction: float
     tail: int  # tokens of the last chunk: their KV is still to go when the first token is out
+    load: float  # its queue, as a share of the objective
 
 
 class DecodeTerms(NamedTuple):
@@ -49,8 +50,9 @@ class DecodeTerms(NamedTuple):
 
     instance: str
     cached: int
+    missing: int  # tokens whose KV it lacks
     batch: int
-    rows: int
+    busy: float  # its batch, as a share of what it takes
     step_s: float
     wait_s: float  # for pages and a row
     imposed: float
@@ -75,6 +77,37 @@ class Terms(NamedTuple):
     imposed: float
     eviction: float
     cost: float
+
+
+class Placement(NamedTuple):
+    """One candidate. ``prefill`` is None where D computes the prompt itself."""
+
+    prefill: str | None
+    p: PrefillTerms  # of who computes
+    d: DecodeTerms
+    load: float
+    ttft_s: float
+    wire_s: float
+    ready_s: float
+    tpot_s: float
+    ttft_cost: float
+    tpot_cost: float
+    imposed: float
+    cost: float
+
+    @property
+    def decode(self) -> str:
+        return self.d.instance
+
+    @property
+    def terms(self) -> Terms:
+        p, d = self.p, self.d
+        fetch_s = p.fetch.seconds if p.fetch else 0.0
+        return Terms(
+            *(p.queue_s, fetch_s, p.prefill_s, self.ttft_s, self.wire_s, d.wait_s),
+            *(self.ready_s, d.step_s, self.tpot_s),
+            *(self.ttft_cost, self.tpot_cost, self.imposed, d.eviction, self.cost),
+        )
 
 
 def h(x: float) -> float:
@@ -103,7 +136,7 @@ def fetch_for(worker: PrefillState, best: Fetch | None, query: Query, net: Netwo
 
 
 def prefill_terms(
-    worker: PrefillState, best: Fetch | None, query: Query, net: Network
+    worker: PrefillState, best: Fetch | None, query: Query, net: Network, goals: Objectives
 ) -> PrefillTerms:
     fetch = fetch_for(worker, best, query, net)
     cached = fetch.tokens if fetch else usable(worker.cached, query.tokens)
@@ -113,7 +146,7 @@ def prefill_terms(
     tail = (missing - 1) % worker.chunk + 1
     return PrefillTerms(
         *(worker.instance, cached, fetch, worker.queue_s, prefill_s, begins + prefill_s),
-        *(worker.correction, tail),
+        *(worker.correction, tail, worker.queue_s / goals.ttft_s),
     )
 
 
@@ -135,8 +168,9 @@ def decode_terms(
     imposed = batch * (h(step / goals.tpot_s) - h(before / goals.tpot_s))
     crowded = need * min(1.0, worker.kv_used / worker.kv_total) if known else 0.0
     eviction = REUSE * crowded * model.prompt_token / goals.ttft_s
+    busy = worker.batch / worker.rows if worker.rows else worker.batch * step / goals.tpot_s
     return DecodeTerms(
-        *(worker.own.instance, cached, worker.batch, worker.rows, step, wait),
+        *(worker.own.instance, cached, query.tokens - cached, batch, busy, step, wait),
         *(imposed, eviction, short == 0),
     )
 
@@ -153,7 +187,7 @@ def local_terms(
     """The decode worker as its own prefill worker, and the delay that this imposes beside that of
     decoding. Prompts take what decoding leaves of a step's budget."""
     own = worker.own
-    alone = prefill_terms(own, best, query, net)
+    alone = prefill_terms(own, best, query, net, goals)
     if not worker.batch:
         return alone, 0.0
     stall_s = own.model.prompt_s(alone.cached, query.tokens - alone.cached)
@@ -172,29 +206,29 @@ def local_terms(
     )
 
 
-def pair_terms(
+def remote(
     p: PrefillTerms, d: DecodeTerms, query: Query, net: Network, goals: Objectives
-) -> Terms:
+) -> Placement:
     """Prefill on P, decode on D."""
-    path_s = net.path_s.get((p.instance, d.instance), PATH_S)
-    ttft_s = p.correction * (path_s + p.ttft_s)
-    bandwidth = net.share(p.instance, d.instance)
-    missing = query.tokens - d.cached
-    wire_s = missing * query.kv_bytes / bandwidth
-    tail_s = min(p.tail, missing) * query.kv_bytes / bandwidth
+    link = (p.instance, d.instance)
+    ttft_s = p.correction * (net.path_s.get(link, PATH_S) + p.ttft_s)
+    per_token = query.kv_bytes / net.share(*link)
+    wire_s = d.missing * per_token
+    tail_s = min(p.tail, d.missing) * per_token
     ready_s = max(ttft_s + tail_s, p.queue_s + wire_s, d.wait_s)
-    return _priced(p, d, ttft_s, wire_s, ready_s, d.imposed, query, goals)
+    return _priced(p.instance, p, d, ttft_s, wire_s, ready_s, d.imposed, query, goals)
 
 
-def own_terms(
+def local(
     p: PrefillTerms, d: DecodeTerms, stall: float, query: Query, goals: Objectives
-) -> Terms:
+) -> Placement:
     """Prefill and decode on D."""
     ttft_s = p.correction * (LOCAL_PATH_S + p.ttft_s)
-    return _priced(p, d, ttft_s, 0.0, ttft_s, d.imposed + stall, query, goals)
+    return _priced(None, p, d, ttft_s, 0.0, ttft_s, d.imposed + stall, query, goals)
 
 
 def _priced(
+    prefill: str | None,
     p: PrefillTerms,
     d: DecodeTerms,
     ttft_s: float,
@@ -203,13 +237,11 @@ def _priced(
     imposed: float,
     query: Query,
     goals: Objectives,
-) -> Terms:
+) -> Placement:
     tpot_s = (ready_s - ttft_s) / (query.output - 1) + d.step_s
-    ttft_cost = h(ttft_s / goals.ttft_s)
-    tpot_cost = h(tpot_s / goals.tpot_s)
-    fetch_s = p.fetch.seconds if p.fetch else 0.0
+    ttft_cost, tpot_cost = h(ttft_s / goals.ttft_s), h(tpot_s / goals.tpot_s)
     cost = ttft_cost + tpot_cost + imposed + d.eviction
-    return Terms(
-        *(p.queue_s, fetch_s, p.prefill_s, ttft_s, wire_s, d.wait_s, ready_s, d.step_s, tpot_s),
-        *(ttft_cost, tpot_cost, imposed, d.eviction, cost),
-    )
+    return Placement(
+        prefill, p, d, d.busy + p.load, ttft_s, wire_s, ready_s, tpot_s, ttft_cost, tpot_cost,
+        imposed, cost,
+    )  # fmt: skip

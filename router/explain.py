@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from router.attempt import Attempt
-from router.choose import Placement
+from router.cost import Placement
 from router.snapshot import Objectives
 
 
@@ -59,7 +59,7 @@ def explain(policy: str, goals: Objectives, attempts: Sequence[Attempt]) -> Expl
 
 def _tried(attempt: Attempt) -> Tried:
     placed = attempt.placed
-    ranked = sorted(placed.choice.considered, key=lambda c: c.terms.cost)
+    ranked = sorted(placed.choice.considered, key=lambda c: c.cost)
     return Tried(
         decision_s=placed.seconds,
         tokens=placed.query.tokens,
@@ -74,12 +74,12 @@ def _candidate(placement: Placement) -> Candidate:
     return Candidate(
         decode=placement.decode,
         prefill=placement.prefill,
-        prefill_cached_tokens=placement.prefill_cached,
-        decode_cached_tokens=placement.decode_cached,
-        fits=placement.fits,
+        prefill_cached_tokens=placement.p.cached,
+        decode_cached_tokens=placement.d.cached,
+        fits=placement.d.fits,
         load=placement.load,
         predicted=placement.terms._asdict(),
-        fetch=placement.fetch._asdict() if placement.fetch else None,
+        fetch=placement.p.fetch._asdict() if placement.p.fetch else None,
     )
 
 

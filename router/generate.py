@@ -97,7 +97,7 @@ class Generation:
         if placed is None:
             raise unavailable("no decode worker is attached; try again shortly")
         waited_s = time.perf_counter() - self._wanted.arrived
-        check_deadline(placed.choice.chosen.terms, self._wanted.ttft_deadline_s, waited_s)
+        check_deadline(placed.choice.chosen, self._wanted.ttft_deadline_s, waited_s)
         self._set_timer("first token", self._settings.first_token_timeout_s)
         self._set_timer("end of the request", self._settings.request_timeout_s)
         self._submit(placed)

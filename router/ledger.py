@@ -62,9 +62,13 @@ class Queue:
         way is taken to be as far as its time; when it takes longer, it is about to end."""
         if not self.requests:
             return 0.0
-        ahead = sum(s for p, s in self._seconds.items() if p <= priority)
-        share = sum(self._seconds.values()) / self.requests
-        return max(0.0, ahead - min(share, self._clock() - self._since))
+        ahead = everything = 0.0
+        for level, seconds in self._seconds.items():
+            everything += seconds
+            if level <= priority:
+                ahead += seconds
+        under_way = min(everything / self.requests, self._clock() - self._since)
+        return max(0.0, ahead - under_way)
 
 
 class Ledger:

@@ -104,7 +104,7 @@ class Metrics:
             return
         first = attempts[0]
         assert first.first_token_s is not None
-        self.prediction.observe(first.first_token_s / max(1e-6, first.chosen.terms.ttft_s))
+        self.prediction.observe(first.first_token_s / max(1e-6, first.chosen.ttft_s))
         marks = first.timeline
         self.stage("route", first.submitted - arrived)
         for name, (begin, end) in _STAGES.items():

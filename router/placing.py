@@ -15,7 +15,8 @@ from protocol import wire_pb2 as pb
 from protocol.blocks import BLOCK_TOKENS
 from protocol.directory import WorkerRecord
 from protocol.request import Request, to_wire
-from router.choose import Choice, Placement
+from router.choose import Choice
+from router.cost import Placement
 from router.index import PrefixIndex
 from router.learned import Learned
 from router.ledger import Ledger, Ticket
@@ -74,9 +75,9 @@ class Placer:
         chosen, query = placed.choice.chosen, placed.query
         return self._ledger.open(
             *(chosen.prefill, chosen.decode),
-            tokens=query.tokens - chosen.prefill_cached,
-            seconds=chosen.terms.prefill_s,
-            kv_tokens=int(query.tokens + query.output) - chosen.decode_cached,
+            tokens=query.tokens - chosen.p.cached,
+            seconds=chosen.p.prefill_s,
+            kv_tokens=int(query.tokens + query.output) - chosen.d.cached,
             priority=priority,
         )
 
@@ -86,14 +87,14 @@ class Placer:
         submit = pb.Submit(request=to_wire(request))
         chosen = choice.chosen
         if chosen.prefill is None:
-            if chosen.fetch is not None:
-                self._set_fetch(submit.fetch, chosen.fetch)
+            if chosen.p.fetch is not None:
+                self._set_fetch(submit.fetch, chosen.p.fetch)
             return submit
         for candidate in (chosen, *choice.others):
             self._add_candidate(submit, candidate)
         if self.name == "cost":
             # The choice stands, unless D turns out to lack next to nothing.
-            missing = placed.query.tokens - chosen.decode_cached
+            missing = placed.query.tokens - chosen.d.cached
             submit.local_prefill_tokens = min(BLOCK_TOKENS, missing - 1)
         return submit
 
@@ -104,8 +105,8 @@ class Placer:
             candidate.instance = record.instance
             candidate.endpoint = record.endpoint
             candidate.kv_endpoint = record.kv_endpoint
-            if placement.fetch is not None:
-                self._set_fetch(candidate.fetch, placement.fetch)
+            if placement.p.fetch is not None:
+                self._set_fetch(candidate.fetch, placement.p.fetch)
 
     def _set_fetch(self, message: pb.Fetch, fetch: Fetch) -> None:
         record = self._pool.record(fetch.source)

@@ -63,7 +63,7 @@ class Network(NamedTuple):
         """Bytes/s for one more transfer."""
         link = (source, target)
         found = self.bandwidth.get(link, self.default_bandwidth)
-        return found / (1 + self.active.get(link, 0))
+        return found / (1 + self.active[link]) if link in self.active else found
 
 
 class Fetch(NamedTuple):

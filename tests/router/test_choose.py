@@ -53,7 +53,7 @@ def test_a_hot_prefix_spreads_and_the_others_stay_where_they_are() -> None:
         assert chosen.prefill is not None
         used[chosen.prefill] += 1
         held[chosen.prefill] = 1920
-        seconds = chosen.terms.prefill_s
+        seconds = chosen.p.prefill_s
         books.open(chosen.prefill, "d", tokens=80, seconds=seconds, kv_tokens=0, priority=0)
     assert used["a"] > max(used["b"], used["c"])
     elsewhere = [prefill("a", cached=0, queue_s=9.0), prefill("b", cached=1920)]
@@ -67,7 +67,7 @@ def test_the_hot_prefix_reaches_every_worker_in_the_end() -> None:
         workers = [prefill(n, cached=held.get(n, 0), queue_s=queues[n]) for n in queues]
         chosen = pick(workers, [busy_decode()], 2000).chosen
         assert chosen.prefill is not None
-        queues[chosen.prefill] += chosen.terms.prefill_s
+        queues[chosen.prefill] += chosen.p.prefill_s
         held[chosen.prefill] = 1920
     assert set(held) == {"a", "b", "c"}
     assert max(queues.values()) < 1.3 * min(queues.values())
@@ -96,7 +96,7 @@ def test_only_missing_blocks_travel() -> None:
     decodes = [decode("d"), decode("e", cached=1600, batch=1)]
     workers = [prefill("p", cached=1600)]
     chosen = pick(workers, decodes, 2000).chosen
-    assert (chosen.decode, chosen.decode_cached) == ("e", 1600)
+    assert (chosen.decode, chosen.d.cached) == ("e", 1600)
 
 
 def test_a_full_decode_worker_is_avoided_and_taken_when_there_is_no_other() -> None:
@@ -115,8 +115,8 @@ def test_a_peer_is_asked_when_that_beats_computing() -> None:
     choice = choose(query(2000), shot, GOALS, Random(0))
     assert choice is not None
     assert choice.chosen.prefill == "b"
-    assert choice.chosen.fetch is not None
-    assert (choice.chosen.fetch.source, choice.chosen.fetch.tokens) == ("a", 1920)
+    assert choice.chosen.p.fetch is not None
+    assert (choice.chosen.p.fetch.source, choice.chosen.p.fetch.tokens) == ("a", 1920)
 
 
 def test_the_next_turn_finds_the_answer_at_its_decode_worker() -> None:
@@ -124,15 +124,15 @@ def test_the_next_turn_finds_the_answer_at_its_decode_worker() -> None:
     shot = snapshot([prefill("p")], [decode("d", cached=1920, batch=30, queue_s=5.0), decode("e")])
     choice = choose(query(3000), shot, GOALS, Random(0))
     assert choice is not None
-    assert choice.chosen.fetch is not None
-    assert choice.chosen.fetch.source == "d"
+    assert choice.chosen.p.fetch is not None
+    assert choice.chosen.p.fetch.source == "d"
 
 
 def test_among_the_near_best_the_less_loaded() -> None:
     near = [decode("d", batch=3), decode("e", batch=2)]
     chosen = {pick([prefill("p")], near, 1000, seed).chosen.decode for seed in range(20)}
     assert chosen == {"e"}
-    costs = {c.decode: c.terms.cost for c in pick([prefill("p")], near, 1000).considered}
+    costs = {c.decode: c.cost for c in pick([prefill("p")], near, 1000).considered}
     assert abs(costs["d"] / costs["e"] - 1) < NEAR
 
 

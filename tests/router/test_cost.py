@@ -15,8 +15,8 @@ from router.cost import (
     decode_terms,
     fetch_for,
     h,
-    pair_terms,
     prefill_terms,
+    remote,
     usable,
 )
 from router.snapshot import Fetch
@@ -35,11 +35,11 @@ def test_the_last_token_is_always_computed_and_only_whole_blocks_are_cached() ->
 
 def test_terms_of_a_pair_by_hand() -> None:
     q = query(1000, output=101.0)
-    p = prefill_terms(prefill("p", queue_s=0.3, cached=320), None, q, network())
+    p = prefill_terms(prefill("p", queue_s=0.3, cached=320), None, q, network(), GOALS)
     assert p.prefill_s == pytest.approx(2 * 0.01 + 0.68)  # two chunks of 680 tokens
     d = decode_terms(decode("d", batch=4, kv_used=2000, cached=96), q, GOALS, 100.0)
     assert d.step_s == pytest.approx(0.01 + 5e-4 + 1e-7 * (2000 + 1000 + 50.5))
-    terms = pair_terms(p, d, q, network(bandwidth=1e6), GOALS)
+    terms = remote(p, d, q, network(bandwidth=1e6), GOALS)
     assert terms.ttft_s == pytest.approx(PATH_S + 0.3 + 0.7)
     assert terms.wire_s == pytest.approx((1000 - 96) * 1000 / 1e6)
     tail_s = (680 - 512) * 1000 / 1e6
@@ -50,22 +50,19 @@ def test_terms_of_a_pair_by_hand() -> None:
 
 def test_transfers_under_way_share_the_link() -> None:
     q = query(1000)
-    p = prefill_terms(prefill("p"), None, q, network())
+    p = prefill_terms(prefill("p"), None, q, network(), GOALS)
     d = decode_terms(decode("d"), q, GOALS, 100.0)
-    alone = pair_terms(p, d, q, network(), GOALS).wire_s
-    shared = pair_terms(p, d, q, network(active={("p", "d"): 2}), GOALS).wire_s
+    alone = remote(p, d, q, network(), GOALS).wire_s
+    shared = remote(p, d, q, network(active={("p", "d"): 2}), GOALS).wire_s
     assert shared == pytest.approx(3 * alone)
 
 
 def test_who_was_slower_than_predicted_is_predicted_slower() -> None:
     q = query(1000)
     d = decode_terms(decode("d"), q, GOALS, 100.0)
-    terms = [
-        pair_terms(
-            prefill_terms(prefill("p", correction=k), None, q, network()), d, q, network(), GOALS
-        )
-        for k in (1.0, 1.5)
-    ]
+    workers = [prefill("p", correction=k) for k in (1.0, 1.5)]
+    alone = [prefill_terms(w, None, q, network(), GOALS) for w in workers]
+    terms = [remote(p, d, q, network(), GOALS) for p in alone]
     assert terms[1].ttft_s == pytest.approx(1.5 * terms[0].ttft_s)
 
 
@@ -117,7 +114,8 @@ def test_a_fetch_only_where_it_beats_computing() -> None:
 
 
 def test_a_fetch_goes_on_while_the_queue_is_worked_off() -> None:
-    terms = prefill_terms(prefill("p", queue_s=0.5), Fetch("s", 960, 0.0), query(1000), network())
+    best = Fetch("s", 960, 0.0)
+    terms = prefill_terms(prefill("p", queue_s=0.5), best, query(1000), network(), GOALS)
     assert terms.ttft_s == pytest.approx(0.5 + 0.01 + 0.04)
 
 
@@ -151,7 +149,7 @@ def test_predictions_add_up_whatever_the_load(
         assert t.cost == pytest.approx(t.ttft_cost + t.tpot_cost + t.imposed + t.eviction)
         assert t.ttft_cost == pytest.approx(h(t.ttft_s / GOALS.ttft_s))
         assert t.ready_s >= t.ttft_s >= t.prefill_s
-        assert c.prefill_cached < tokens and c.decode_cached < tokens
+        assert c.p.cached < tokens and c.d.cached < tokens
 
 
 def test_what_a_worker_does_not_know_is_taken_from_the_others() -> None:
