@@ -11,8 +11,19 @@ One line per module, in the order a request meets them:
     tokens       prompt to token ids
     respond      answers the job, streamed or whole
     generate     one request across workers: deadlines, retries, cancellation
+    tenants      API keys and whose they are
+    admission    429 when too much work is here
+    attempt      one submission of a request, and its place in the books
     workers      the pool of workers, as the directory and the streams show it
-    pick         which workers take a request: pure functions
+    watch        who joins and leaves, told to the next four
+    index        which worker holds which blocks; ``follow`` and ``cursor`` keep it up to date
+    ledger       own work under way, by worker
+    learned      links, corrections, output lengths, from what has been served
+    placing      a request to its workers: snapshot, policy, ticket
+    snapshot     all that a policy may look at
+    policies     by name; ``choose`` is the one to use, by the formulas of ``cost`` (``terms``)
+    step_model   how long a worker's steps take
+    explain      why a request went where it did
     link         the stream to one decode worker
     mailbox      a request's tokens on their way from that stream to its handler
     text         tokens to text: ``detokenize``, then ``stop``

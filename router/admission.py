@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from router.cost import Placement
 from router.errors import ApiError, overloaded
+from router.terms import Placement
 
 
 class Admission:

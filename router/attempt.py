@@ -11,9 +11,9 @@ import time
 
 from protocol import wire_pb2 as pb
 from protocol.request import Request
-from router.cost import Placement
 from router.mailbox import Mailbox
 from router.placing import Placed, Placer
+from router.terms import Placement
 
 
 class Attempt:

@@ -17,7 +17,6 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 from router.cost import (
-    Placement,
     decode_terms,
     local,
     local_terms,
@@ -32,6 +31,7 @@ from router.snapshot import (
     Query,
     Snapshot,
 )
+from router.terms import Placement
 
 WIDTH = 8
 """Workers of each kind that are looked at closely."""

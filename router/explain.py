@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from router.attempt import Attempt
-from router.cost import Placement
 from router.snapshot import Objectives
+from router.terms import Placement
 
 
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):

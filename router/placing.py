@@ -16,7 +16,6 @@ from protocol.blocks import BLOCK_TOKENS
 from protocol.directory import WorkerRecord
 from protocol.request import Request, to_wire
 from router.choose import Choice
-from router.cost import Placement
 from router.index import PrefixIndex
 from router.learned import Learned
 from router.ledger import Ledger, Ticket
@@ -24,6 +23,7 @@ from router.link import DecodeLink
 from router.policies import PolicyName, policy
 from router.snapshot import DecodeState, Fetch, Objectives, PrefillState, Query, Snapshot
 from router.step_model import CHUNK
+from router.terms import Placement
 from router.workers import Pool
 
 
