@@ -103,9 +103,13 @@ def body(request: Request, salt: str = "", *, stream: bool = True) -> dict[str, 
 
 
 async def stream(
-    session: aiohttp.ClientSession, url: str, request: Request, salt: str = ""
+    session: aiohttp.ClientSession,
+    url: str,
+    request: Request,
+    salt: str = "",
+    seen: Seen | None = None,
 ) -> Seen:
-    seen = Seen()
+    seen = seen or Seen()
     last = time.monotonic()
     async with session.post(f"{url}/v1/completions", json=body(request, salt)) as response:
         if response.status != 200:
@@ -124,29 +128,40 @@ async def stream(
     return seen
 
 
-async def streams(url: str, asked: Sequence[Request], salt: str = "") -> list[Seen]:
-    """All at once."""
+async def streams(
+    url: str, asked: Sequence[Request], salt: str = "", seen: Sequence[Seen] | None = None
+) -> list[Seen]:
+    """All at once; ``seen``: where to note what comes."""
+    notes = seen or [Seen() for _ in asked]
     limits = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(connector=limits, timeout=timeout) as session:
-        return await asyncio.gather(*(stream(session, url, r, salt) for r in asked))
+        return await asyncio.gather(
+            *(stream(session, url, r, salt, s) for r, s in zip(asked, notes, strict=True))
+        )
 
 
 async def kill(pool: Standalone, role: str, part: str, draw: random.Random) -> None:
     """-9 to the front or the engine of a worker."""
     serving = [r for r in await pool.records() if r.role == role and r.engine_pid]
-    victim = draw.choice(serving)
+    at_work = [r for r in serving if r.running or r.waiting]  # as of up to a second ago
+    victim = draw.choice(at_work or serving)
     os.kill(victim.pid if part == "front" else victim.engine_pid, signal.SIGKILL)
 
 
 async def disturbed(
     pool: Standalone, asked: Sequence[Request], kinds: Sequence[tuple[str, str]], seed: int
 ) -> list[Seen]:
-    """The streams, while one process of each of ``kinds`` is killed at a random moment."""
+    """The streams, while one process of each of ``kinds`` is killed at a random moment: when a
+    random share of the tokens has come, so that there is work in it however fast the machine."""
     draw = random.Random(seed)
-    running = asyncio.create_task(streams(pool.url, asked, f"{seed}{kinds}"))
-    for role, part in kinds:
-        await asyncio.sleep(draw.uniform(0.2, 1.2))
+    seen = [Seen() for _ in asked]
+    running = asyncio.create_task(streams(pool.url, asked, f"{seed}{kinds}", seen))
+    total = sum(r.sampling.max_tokens for r in asked)
+    shares = sorted(draw.uniform(0.0, 0.5) for _ in kinds)
+    for share, (role, part) in zip(shares, sorted(kinds, reverse=True), strict=True):
+        while sum(len(s.tokens) for s in seen) < share * total:
+            await asyncio.sleep(0.01)
         await kill(pool, role, part, draw)
     return await running
 

@@ -23,6 +23,7 @@ from cluster.redis_server import EmbeddedRedis
 from protocol.directory import Directory, WorkerRecord, connect
 
 _POLL_S = 0.1
+_BEAT_S = 0.6  # a little more than between two heartbeats
 
 
 class Standalone:
@@ -37,7 +38,8 @@ class Standalone:
         router_options: Sequence[str] = (),
     ) -> None:
         self._redis = EmbeddedRedis(folder)
-        self._log = (folder / "pool.log").open("ab")
+        self._log_path = folder / "pool.log"
+        self._log = self._log_path.open("ab")
         self._worker_options = worker_options
         self._router_options = router_options
         self._env = {
@@ -77,6 +79,10 @@ class Standalone:
             process.wait()
         self._redis.stop()
         self._log.close()
+
+    def said(self, text: str) -> int:
+        """How often a process of the pool has logged this."""
+        return self._log_path.read_text(errors="replace").count(text)
 
     def left(self) -> list[psutil.Process]:
         """Processes that carry this pool's token."""
@@ -131,6 +137,7 @@ class Standalone:
         async with asyncio.timeout(within_s), aiohttp.ClientSession() as session:
             while not await self._is_whole(session):
                 await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_BEAT_S)  # by then the router knows of engines that are back
 
     async def _is_whole(self, session: aiohttp.ClientSession) -> bool:
         serving = [r for r in await self.records() if r.engine_pid and not r.draining]
