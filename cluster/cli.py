@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cluster.options import (
+    AdmissionQueue,
     AdmissionTtft,
     ApiKeys,
     Cluster,
@@ -67,6 +68,7 @@ def up(
     ttft_slo_ms: TtftSlo = 2000.0,
     tpot_slo_ms: TpotSlo = 100.0,
     admission_ttft_ms: AdmissionTtft = None,
+    admission_queue_ms: AdmissionQueue = None,
     api_keys: ApiKeys = None,
     drain_s: Drain = 30.0,
 ) -> None:
@@ -100,6 +102,7 @@ def up(
         ttft_slo_ms=ttft_slo_ms,
         tpot_slo_ms=tpot_slo_ms,
         admission_ttft_ms=admission_ttft_ms,
+        admission_queue_ms=admission_queue_ms,
         api_keys=str(api_keys.resolve()) if api_keys else None,
         drain_s=drain_s,
     )
@@ -192,6 +195,7 @@ def router(
     ttft_slo_ms: TtftSlo = 2000.0,
     tpot_slo_ms: TpotSlo = 100.0,
     admission_ttft_ms: AdmissionTtft = None,
+    admission_queue_ms: AdmissionQueue = None,
     api_keys: ApiKeys = None,
     drain_s: Drain = 30.0,
 ) -> None:
@@ -215,6 +219,7 @@ def router(
             ttft_slo_s=ttft_slo_ms / 1000,
             tpot_slo_s=tpot_slo_ms / 1000,
             admission_ttft_ms=admission_ttft_ms,
+            admission_queue_ms=admission_queue_ms,
             api_keys=str(api_keys) if api_keys else None,
         )
         settings.check()

@@ -46,6 +46,7 @@ def run(launch: Launch, redis_url: str, gpus: int) -> None:
         ttft_slo_s=launch.ttft_slo_ms / 1000,
         tpot_slo_s=launch.tpot_slo_ms / 1000,
         admission_ttft_ms=launch.admission_ttft_ms,
+        admission_queue_ms=launch.admission_queue_ms,
         api_keys=launch.api_keys,
         adds_request_id=False,  # Serve does
     )

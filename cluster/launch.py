@@ -41,6 +41,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_ms: float = 2000.0
     tpot_slo_ms: float = 100.0
     admission_ttft_ms: float | None = None
+    admission_queue_ms: float | None = None
     api_keys: str | None = None
     start_deadline_s: float = 180.0
     drain_s: float = 30.0

@@ -51,6 +51,14 @@ AdmissionTtft = Annotated[
         "10 times the objective by default.",
     ),
 ]
+AdmissionQueue = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="Refuse requests that are predicted to queue longer; below the objective, goodput "
+        "lasts under overload. No bound by default.",
+    ),
+]
 ApiKeys = Annotated[
     Path | None, typer.Option(help="YAML file of API keys and their tenants; any key without one.")
 ]

@@ -23,7 +23,7 @@ import msgspec
 
 from protocol.liveness import MAX_DEATHS
 from protocol.request import Finish, Request
-from router.admission import Admission, check_deadline
+from router.admission import Admission, Patience, check_patience
 from router.attempt import Attempt
 from router.body import ClientGone
 from router.errors import ApiError, failed, timed_out, unavailable
@@ -63,7 +63,7 @@ class Wanted(NamedTuple):
     request: Request
     keys: Sequence[bytes]  # of the prompt's full blocks
     arrived: float  # on time.perf_counter
-    ttft_deadline_s: float
+    patience: Patience
 
 
 class Generation:
@@ -97,7 +97,7 @@ class Generation:
         if placed is None:
             raise unavailable("no decode worker is attached; try again shortly")
         waited_s = time.perf_counter() - self._wanted.arrived
-        check_deadline(placed.choice.chosen, self._wanted.ttft_deadline_s, waited_s)
+        check_patience(placed.choice.chosen, self._wanted.patience, waited_s)
         self._set_timer("first token", self._settings.first_token_timeout_s)
         self._set_timer("end of the request", self._settings.request_timeout_s)
         self._submit(placed)

@@ -12,6 +12,7 @@ from protocol.blocks import block_keys, cache_root
 from protocol.directory import ModelInfo
 from protocol.request import MAX_SEED, Request, Sampling
 from router import tokens
+from router.admission import Patience
 from router.body import read_object
 from router.errors import ApiError, invalid, unavailable
 from router.generate import Generation, Wanted
@@ -32,7 +33,7 @@ async def take_in(state: RouterState, http: HttpRequest) -> Job:
     arrived = time.perf_counter()
     settings = state.settings
     tenant = state.tenants.of(http.headers.get("authorization"))
-    deadline_s = _deadline_s(http, settings)
+    patience = _patience(http, settings)
     body = parse(await read_object(http, settings.max_body_bytes))
     check_model(state, body.model)
     tenant.check(body.priority)
@@ -45,7 +46,7 @@ async def take_in(state: RouterState, http: HttpRequest) -> Job:
     _check_vocabulary(prompt, body, model)
     request = _request(state, body, prompt, model, tenant)
     keys = block_keys(request.cache_root, request.prompt)
-    wanted = Wanted(request, keys, arrived, deadline_s)
+    wanted = Wanted(request, keys, arrived, patience)
     return Job(
         id=request.id,
         created=int(time.time()),
@@ -76,10 +77,10 @@ def check_model(state: RouterState, name: str) -> None:
         )
 
 
-def _deadline_s(http: HttpRequest, settings: RouterSettings) -> float:
+def _patience(http: HttpRequest, settings: RouterSettings) -> Patience:
     given = http.headers.get(TTFT_DEADLINE)
     if given is None:
-        return settings.ttft_deadline_s
+        return settings.patience
     try:
         milliseconds = float(given)
     except ValueError:
@@ -89,7 +90,7 @@ def _deadline_s(http: HttpRequest, settings: RouterSettings) -> float:
             f"{TTFT_DEADLINE} must be a number of milliseconds above 0, not {given[:80]!r}",
             TTFT_DEADLINE,
         )
-    return milliseconds / 1000
+    return Patience(milliseconds / 1000)
 
 
 async def _prompt_ids(state: RouterState, body: CompletionBody) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from protocol.errors import StartupError
+from router.admission import Patience
 from router.policies import PolicyName
 from router.snapshot import Objectives
 
@@ -29,6 +30,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_s: float = 2.0  # objectives: what placements are weighed by
     tpot_slo_s: float = 0.1
     admission_ttft_ms: float | None = None  # predicted TTFT at which to refuse; None: 10 * SLO
+    admission_queue_ms: float | None = None  # predicted time in a queue, likewise; None: no bound
     max_requests: int = 1024  # in the router at once, of one priority
     api_keys: str | None = None  # file of API keys and tenants; None: one tenant, any key
 
@@ -38,16 +40,25 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ttft_deadline_s(self) -> float:
-        """Of a request that brings none of its own."""
         if self.admission_ttft_ms is None:
             return 10 * self.ttft_slo_s
         return self.admission_ttft_ms / 1000
 
+    @property
+    def patience(self) -> Patience:
+        """Of a request that brings no deadline of its own."""
+        if self.admission_queue_ms is None:
+            return Patience(self.ttft_deadline_s)
+        return Patience(self.ttft_deadline_s, self.admission_queue_ms / 1000)
+
     def check(self) -> None:
         """Raises StartupError for what cannot work."""
-        for name in ("ttft_slo_s", "tpot_slo_s", "ttft_deadline_s", "max_requests"):
+        for name in (
+            *("ttft_slo_s", "tpot_slo_s", "ttft_deadline_s", "admission_queue_ms"),
+            "max_requests",
+        ):
             value = getattr(self, name)
-            if not 0 < value < float("inf"):
+            if value is not None and not 0 < value < float("inf"):
                 raise StartupError(f"{name} must be above 0 and finite, not {value}")
 
     def __repr__(self) -> str:

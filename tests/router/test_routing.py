@@ -260,6 +260,16 @@ async def test_too_long_a_queue_is_a_429_that_says_when_to_come_back(start: Star
     assert (await cluster.post(prompt=PROMPT)).status_code == 200
 
 
+async def test_a_long_prompt_is_no_queue(start: Start) -> None:
+    cluster = await pool_of(start, prefills=1, admission_queue_ms=1500.0)
+    assert (await cluster.post(prompt=[5] * 4000)).status_code == 200, "4 s, twice the objective"
+    await queued(cluster, "p0", 2000)  # 2 s
+    busy(cluster, 90_000)
+    response = await cluster.post(prompt=[6] * 40)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    assert "queue" in error_of(response)["message"]
+
+
 @pytest.mark.parametrize("given", ["0", "-5", "soon", "nan", "inf"])
 async def test_a_deadline_that_is_none(start: Start, given: str) -> None:
     cluster = await pool_of(start)
