@@ -60,7 +60,7 @@ class Admission:
 def check_patience(placement: Placement, patience: Patience, waited_s: float) -> None:
     """Raises ApiError (429) when the request, which arrived ``waited_s`` ago, would come too late
     where it is to be placed."""
-    queue_s = max(placement.p.queue_s, placement.d.wait_s)
+    queue_s = max(placement.p.correction * placement.p.queue_s, placement.d.wait_s)
     predicted_s = max(placement.ttft_s, placement.d.wait_s) + waited_s
     if predicted_s > patience.ttft_s:
         raise overloaded(
