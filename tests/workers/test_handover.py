@@ -213,10 +213,10 @@ async def test_what_is_not_done_when_the_drain_ends_is_handed_over(
         attached(going) as client,
         attached(staying) as other,
     ):
-        requests = mixed(4, max_tokens=200)
+        requests = mixed(4, max_tokens=700)  # far more than a drain has time for
         answers = [await client.submit(r) for r in requests]
         await asyncio.gather(*(a.first.wait() for a in answers))
-        stopping = asyncio.create_task(going.stop(drain_s=0.2))
+        stopping = asyncio.create_task(going.stop(drain_s=0.05))
         await until(lambda: client.draining)
         late = await client.ask(request("late", prompt(30, 9)))
         assert late.moved and late.retryable and not late.tokens
