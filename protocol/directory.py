@@ -13,7 +13,7 @@ import secrets
 
 import msgspec
 import redis.asyncio as redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 LEASE_S = 5.0
 RENEW_S = 1.0
@@ -78,7 +78,15 @@ class Directory:
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.set(self._prefix + record.instance, _encode(record), px=int(LEASE_S * 1000))
             pipe.sadd(self._members, record.instance)
-            await pipe.execute()
+            replies = await pipe.execute(raise_on_error=False)
+        if any(_is_wrong_type(reply) for reply in replies):
+            # Somebody wrote something else there; the other workers come back as they renew.
+            await self._redis.unlink(self._members)
+            await self._redis.sadd(self._members, record.instance)
+            return
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
 
     async def remove(self, instance: str) -> None:
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -89,11 +97,10 @@ class Directory:
     async def workers(self) -> list[WorkerRecord]:
         """Every worker with a live lease. Garbage is passed over; ids without a lease are swept."""
         raw = await self._redis.smembers(self._members)
-        members = [m.decode("ascii", "replace") for m in raw if isinstance(m, bytes)]
+        members = sorted(m for m in raw if isinstance(m, bytes))
         if not members:
             return []
-        members.sort()
-        blobs = await self._redis.mget([self._prefix + m for m in members])
+        blobs = await self._redis.mget([self._prefix.encode() + m for m in members])
         records = []
         gone = []
         for member, blob in zip(members, blobs, strict=True):
@@ -104,11 +111,15 @@ class Directory:
                 record = _decode(blob)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            if record.instance == member:
+            if record.instance.encode() == member:
                 records.append(record)
         if gone:
             await self._redis.srem(self._members, *gone)
         return records
+
+
+def _is_wrong_type(reply: object) -> bool:
+    return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
 
 
 __all__ = [

@@ -13,7 +13,14 @@ from cluster.redis_server import EmbeddedRedis
 from protocol import wire_pb2 as pb
 from protocol.auth import check_bind
 from protocol.blocks import BLOCK_TOKENS, block_key, block_keys, cache_root
-from protocol.directory import Directory, ModelInfo, WorkerRecord, connect, new_instance_id
+from protocol.directory import (
+    Directory,
+    ModelInfo,
+    RedisError,
+    WorkerRecord,
+    connect,
+    new_instance_id,
+)
 from protocol.errors import InvalidRequest, StartupError
 from protocol.request import Request, Sampling, from_wire, to_wire
 
@@ -129,6 +136,22 @@ async def test_directory_passes_over_garbage_and_sweeps_the_dead(redis: Embedded
     assert await directory.workers() == [record(good)]
     members = await client.smembers("baton:c:workers")
     assert dead.encode() not in members and good.encode() in members
+    assert b"\xff\xfe" not in members
     await directory.remove(good)
     assert await directory.workers() == []
     await client.aclose()
+
+
+async def test_a_directory_that_holds_something_else_is_written_anew(redis: EmbeddedRedis) -> None:
+    async with connect(redis.url) as client:
+        directory = Directory(client, "d")
+        one, other = (record(new_instance_id()) for _ in range(2))
+        await directory.renew(one)
+        await client.set("baton:d:workers", "not a set")
+        with pytest.raises(RedisError):
+            await directory.workers()
+        for again in (one, other):
+            await directory.renew(again)
+        assert sorted(await directory.workers(), key=lambda r: r.instance) == sorted(
+            (one, other), key=lambda r: r.instance
+        )
