@@ -1,4 +1,4 @@
-"""A pool of its own, without Ray: an embedded Redis, a router, and workers, each a process.
+"""A pool of its own, without Ray: an embedded Redis, routers, and workers, each a process.
 
 start -> (hurt, stop, restart whom you like) -> close: no process and no port is left
 """
@@ -28,7 +28,7 @@ _BEAT_S = 0.6  # a little more than between two heartbeats
 
 class Standalone:
     """``folder`` must have a short path; logs go there. ``worker_options`` and ``router_options``
-    are those of the command line."""
+    are those of the command line. ``redis``: a server not started yet, in place of the usual."""
 
     def __init__(
         self,
@@ -36,8 +36,10 @@ class Standalone:
         roles: Sequence[str] = ("prefill", "prefill", "decode", "decode"),
         worker_options: Sequence[str] = (),
         router_options: Sequence[str] = (),
+        routers: int = 1,
+        redis: EmbeddedRedis | None = None,
     ) -> None:
-        self._redis = EmbeddedRedis(folder)
+        self.redis = redis or EmbeddedRedis(folder)
         self._log_path = folder / "pool.log"
         self._log = self._log_path.open("ab")
         self._worker_options = worker_options
@@ -47,22 +49,27 @@ class Standalone:
             "OMP_NUM_THREADS": "1",
             "BATON_TOKEN": secrets.token_hex(16),
             "BATON_SECRET": secrets.token_hex(16),
+            "BATON_REDIS_URL": self.redis.url,  # it may hold a password: not for `ps`
         }
-        [self._port] = any_free("127.0.0.1", 1)
+        self._ports = any_free("127.0.0.1", routers)
         self.roles = list(roles)
         self.workers: list[subprocess.Popen[bytes]] = []
-        self.router: subprocess.Popen[bytes] | None = None
+        self.routers: list[subprocess.Popen[bytes]] = []
         self._mending: asyncio.Task[None] | None = None
 
     @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self._ports]
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return self.urls[0]
 
     async def start(self) -> None:
-        """Until every worker serves and the router is attached to those that decode."""
-        self._redis.start()
+        """Until every worker serves and the routers are attached to those that decode."""
+        self.redis.start()
         self.workers = [self._worker(role) for role in self.roles]
-        self.start_router()
+        self.routers = [self._router(port) for port in self._ports]
         self._mending = asyncio.create_task(self._mend())
         await self.whole()
 
@@ -70,14 +77,14 @@ class Standalone:
         if self._mending is not None:
             self._mending.cancel()
             await asyncio.wait([self._mending])
-        alive = [p for p in (*self.workers, self.router) if p is not None]
+        alive = [*self.workers, *self.routers]
         for process in alive:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
                 process.kill()  # its engine ends with it
         for process in alive:
             process.wait()
-        self._redis.stop()
+        self.redis.stop()
         self._log.close()
 
     def said(self, text: str) -> int:
@@ -93,19 +100,21 @@ class Standalone:
                     found.append(process)
         return found
 
-    def start_router(self) -> None:
-        options = ["--port", str(self._port), *self._router_options]
-        self.router = self._baton("router", *options)
+    def restart_router(self, i: int = 0) -> None:
+        """Kill -9 it, and start it again on its port."""
+        self.routers[i].kill()
+        self.routers[i].wait()
+        self.routers[i] = self._router(self._ports[i])
+
+    def _router(self, port: int) -> subprocess.Popen[bytes]:
+        return self._baton("router", "--port", str(port), *self._router_options)
 
     def _worker(self, role: str) -> subprocess.Popen[bytes]:
         return self._baton("worker", "--role", role, "--threads", "1", *self._worker_options)
 
     def _baton(self, command: str, *options: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "cluster.cli", command),
-                *("--redis-url", self._redis.url, *options),
-            ],
+            [sys.executable, "-m", "cluster.cli", command, *options],
             env=self._env,
             stdout=self._log,
             stderr=self._log,
@@ -124,7 +133,7 @@ class Standalone:
 
     async def records(self) -> list[WorkerRecord]:
         """Workers in the directory whose process, and that of their engine, is here."""
-        client = connect(self._redis.url)
+        client = connect(self.redis.url)
         try:
             listed = await Directory(client, "default").workers()
         finally:
@@ -146,9 +155,13 @@ class Standalone:
         return await self.attached(session) == self.roles.count("decode")
 
     async def attached(self, session: aiohttp.ClientSession) -> int:
-        """Decode workers whose stream to the router is up."""
-        try:
-            async with session.get(f"{self.url}/ready") as response:
-                return int((await response.json()).get("decode_workers", 0))
-        except aiohttp.ClientError:
-            return 0
+        """Decode workers whose stream to each router is up."""
+        return min([await _attached(session, url) for url in self.urls])
+
+
+async def _attached(session: aiohttp.ClientSession, url: str) -> int:
+    try:
+        async with session.get(f"{url}/ready") as response:
+            return int((await response.json()).get("decode_workers", 0))
+    except aiohttp.ClientError:
+        return 0

@@ -202,10 +202,7 @@ async def test_rolling_restart_loses_no_stream(
 async def test_a_router_that_comes_back_serves_at_once(
     pool: Standalone, asked: list[Request], texts: list[list[int]]
 ) -> None:
-    assert pool.router is not None
-    pool.router.kill()
-    pool.router.wait()
-    pool.start_router()
+    pool.restart_router()
     async with aiohttp.ClientSession() as session, asyncio.timeout(30):
         while not await pool.attached(session):
             await asyncio.sleep(0.02)

@@ -1,0 +1,257 @@
+"""Two routers, two prefill and two decode workers: what was computed is found, by whom it may be.
+
+And Redis under faults while requests flow: it costs no request, and the hits come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+
+from bench.chaos import EXACT
+from bench.standalone import Standalone
+from protocol.directory import connect
+from tests.e2e.asking import Asker, Sent, Traffic, cached, candidates, predicted_cached, prompt
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+KEYS = {"sk-a1": "acme", "sk-a2": "acme", "sk-u": "umbrella"}
+PATIENT = ("--admission-ttft-ms", "600000")
+PREFIX = 256  # tokens
+ADDED_S = 2.0  # that a fault of Redis may cost a request
+BACK_S = 15.0  # in which the hits are back
+
+
+@pytest.fixture(scope="module")
+async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Standalone]:
+    folder = tmp_path_factory.mktemp("cache")
+    keys = folder / "keys.yaml"
+    keys.write_text("".join(f"{key}: {tenant}\n" for key, tenant in KEYS.items()))
+    options = (*PATIENT, "--api-keys", str(keys))
+    pool = Standalone(folder, worker_options=EXACT, router_options=options, routers=2)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+    assert not pool.left()
+
+
+@pytest.fixture(scope="module")
+async def askers(pool: Standalone) -> AsyncIterator[dict[str, Asker]]:
+    async with aiohttp.ClientSession() as session:
+        yield {key: Asker(pool, session, key) for key in KEYS}
+
+
+@pytest.fixture
+def asker(askers: dict[str, Asker]) -> Asker:
+    return askers["sk-a1"]
+
+
+async def test_a_shared_prefix_is_prefilled_once(pool: Standalone, asker: Asker) -> None:
+    shared = prompt(1, 320)
+    before = await asker.told(0)
+    assert cached(await asker.ask([*shared, *prompt(2, 40)], 0)) == 0
+    known = await asker.told(before + 11)
+    for i, router in enumerate((0, 1)):
+        answer = await asker.ask([*shared, *prompt(3 + i, 40)], router)
+        assert cached(answer) == predicted_cached(answer) == 320
+    pool.restart_router(1)
+    await pool.whole()
+    await asker.told(known)  # from snapshots: nobody has asked this router yet
+    answer = await asker.ask([*shared, *prompt(5, 40)], 1)
+    assert cached(answer) == predicted_cached(answer) == 320
+
+
+async def test_the_next_turn_finds_the_answer(asker: Asker) -> None:
+    turn = prompt(10, 200)
+    before = await asker.told(0)
+    first = await asker.ask(turn, 0, count=61)
+    await asker.told(before + 8)
+    answer = first["choices"][0]["token_ids"]
+    second = await asker.ask([*turn, *answer, *prompt(11, 40)], 1)
+    assert cached(second) == 256, "200 of the prompt and 60 of the answer, in whole blocks"
+
+
+async def test_tenants_share_nothing(askers: dict[str, Asker]) -> None:
+    tokens = prompt(20, 330)
+    before = await askers["sk-a1"].told(0)
+    assert cached(await askers["sk-a1"].ask(tokens)) == 0
+    await askers["sk-a1"].told(before + 10)
+    for router in (0, 1):
+        answer = await askers["sk-u"].ask(tokens, router, cache_salt=f"{router}")
+        assert cached(answer) == predicted_cached(answer) == 0
+        answer = await askers["sk-a1"].ask(tokens, router, cache_salt=f"{router}")
+        assert cached(answer) == predicted_cached(answer) == 0
+    assert cached(await askers["sk-u"].ask(tokens, 1)) == 0
+    assert cached(await askers["sk-a2"].ask(tokens, 1)) == 320  # another key of the same tenant
+
+
+async def test_who_shares_a_salt_shares_blocks(askers: dict[str, Asker]) -> None:
+    tokens = prompt(21, 330)
+    before = await askers["sk-a1"].told(0)
+    assert cached(await askers["sk-a1"].ask(tokens, cache_salt="s")) == 0
+    await askers["sk-a1"].told(before + 10)
+    assert cached(await askers["sk-a2"].ask(tokens, 1, cache_salt="s")) == 320
+    assert cached(await askers["sk-a2"].ask(tokens, 1)) == 0
+    assert cached(await askers["sk-u"].ask(tokens, 1, cache_salt="s")) == 0
+
+
+# ---- why it went there ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_explanation(pool: Standalone, streamed: bool) -> None:
+    async with AsyncOpenAI(base_url=f"{pool.url}/v1", api_key="sk-u") as client:
+        began = time.monotonic()
+        asked: Any = client.completions.create(
+            model="baton-demo",
+            prompt="def fibonacci(n):" * 40,
+            max_tokens=8,
+            stream=streamed,
+            extra_body={"cache_salt": str(streamed), "ignore_eos": True},
+            extra_headers={"x-baton-explain": "1"},
+        )
+        if streamed:
+            chunks = [chunk async for chunk in await asked]
+            assert not any("baton" in (chunk.model_extra or {}) for chunk in chunks[:-1])
+            told = chunks[-1].model_extra["baton"]
+        else:
+            told = (await asked).model_extra["baton"]
+        took_s = time.monotonic() - began
+    assert told["policy"] == "cost"
+    [attempt] = told["attempts"]
+    records = await pool.records()
+    named = {role: {r.instance for r in records if r.role == role} for role in pool.roles}
+    pairs = {(c["prefill"], c["decode"]) for c in attempt["candidates"]}
+    assert pairs == {(p, d) for p in (*named["prefill"], None) for d in named["decode"]}
+    assert attempt["chosen"] in attempt["candidates"]
+    for candidate in attempt["candidates"]:
+        assert all(math.isfinite(term) and term >= 0 for term in candidate["predicted"].values())
+        assert 0 < candidate["predicted"]["ttft_s"] < 10
+    marks, seen = attempt["observed"]["timeline"], attempt["observed"]
+    order = ["prefill_queued", "prefill_started", "first_token", "finished"]
+    times = [marks[mark] for mark in order if mark in marks]
+    assert times == sorted(times) and {"first_token", "finished"} <= marks.keys()
+    assert 0 < marks["first_token"] <= seen["ttft_s"] <= took_s
+    assert marks["finished"] <= took_s
+    assert (seen["hand_over"] is None) == (attempt["chosen"]["prefill"] is None)
+
+
+async def test_nobody_is_told_who_has_not_asked(pool: Standalone) -> None:
+    async with AsyncOpenAI(base_url=f"{pool.url}/v1", api_key="sk-u") as client:
+        reply = await client.completions.create(model="baton-demo", prompt="x", max_tokens=2)
+    assert not reply.model_extra
+
+
+# ---- Redis under faults ---------------------------------------------------------------------
+
+
+async def killed(pool: Standalone) -> None:
+    assert pool.redis.pid is not None
+    os.kill(pool.redis.pid, signal.SIGKILL)
+    await asyncio.sleep(1.0)
+    pool.redis.start()
+
+
+async def flushed(pool: Standalone) -> None:
+    async with connect(pool.redis.url) as client:
+        await client.flushall()
+
+
+async def stalled(pool: Standalone) -> None:
+    # Of this kind of connection nobody waits for the reply.
+    async with connect(pool.redis.url) as client, client.pubsub() as raw:
+        await raw.execute_command("DEBUG", "SLEEP", "5")
+        await asyncio.sleep(5)
+
+
+async def garbled(pool: Standalone) -> None:
+    """For a second, all keys hold noise, of their own type and of others."""
+    async with connect(pool.redis.url) as client:
+        for turn in range(8):
+            for key in await client.keys():
+                kind = await client.type(key)
+                if turn % 2:
+                    await client.set(key, os.urandom(100))
+                elif kind == b"stream":
+                    await client.xadd(key, {"x": os.urandom(99)}, id="18446744073709551615-1")
+                elif kind == b"set":
+                    await client.sadd(key, os.urandom(9), "f" * 32)
+                else:
+                    await client.delete(key)
+                    await client.rpush(key, os.urandom(99))
+            await asyncio.sleep(0.15)
+
+
+@pytest.fixture(scope="module")
+def prefixes() -> list[list[int]]:
+    return [prompt(100 + i, PREFIX) for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+async def calm(askers: dict[str, Asker], prefixes: list[list[int]]) -> list[Sent]:
+    asker = askers["sk-a1"]
+    for prefix in prefixes:
+        await asker.ask([*prefix, 3])
+    await asker.told(8 * len(prefixes))
+    async with Traffic(asker, prefixes, routers=2) as traffic:
+        await asyncio.sleep(3)
+    assert {sent.cached for sent in traffic.sent} == {PREFIX}
+    return traffic.sent
+
+
+async def complete(pool: Standalone, asker: Asker, instances: set[str]) -> None:
+    """Until the directory has all workers again, and both routers know of them."""
+    async with asyncio.timeout(BACK_S):
+        while {r.instance for r in await pool.records()} != instances:
+            await asyncio.sleep(0.1)
+        for router in (0, 1):
+            while len(candidates(await asker.ask([3], router))) < 6:
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("fault", [killed, flushed, stalled, garbled])
+async def test_redis_under_faults(
+    pool: Standalone,
+    asker: Asker,
+    prefixes: list[list[int]],
+    calm: list[Sent],
+    fault: Callable[[Standalone], Coroutine[Any, Any, None]],
+) -> None:
+    name = fault.__name__
+    quiet, new = prompt(hash(name), PREFIX), prompt(hash(name) + 1, PREFIX)
+    before = await asker.told(0)
+    await asker.ask([*quiet, 3])
+    before = await asker.told(before + 8)
+    instances = {r.instance for r in await pool.records()}
+    async with Traffic(asker, prefixes, routers=2) as traffic:
+        hurting = asyncio.create_task(fault(pool))
+        await asyncio.sleep(0.3)
+        await asker.ask([*new, 3], 0)  # Redis is not told, or forgets
+        await hurting
+        over = time.monotonic()
+        await complete(pool, asker, instances)
+        await asker.told(before + 8, BACK_S)
+        back = time.monotonic()
+        for tokens in (quiet, new):
+            answer = await asker.ask([*tokens, 4], 1)
+            assert cached(answer) == predicted_cached(answer) == PREFIX
+        await asyncio.sleep(1)
+    missed = [s for s in traffic.sent if s.cached < PREFIX]
+    slowest, usual = (max(s.seconds for s in sent) for sent in (traffic.sent, calm))
+    print(
+        f"{name}: back in {back - over:.1f} s; {len(missed)} of {len(traffic.sent)} missed; "
+        f"slowest {slowest:.2f} s, {usual:.2f} s when calm"
+    )
+    assert slowest < usual + ADDED_S
+    assert not any(s.began > back for s in missed)
