@@ -9,6 +9,7 @@ import msgspec
 from cluster.state import write_private
 from engine.kv_format import Precision, StorageChoice
 from kvtransfer.codecs import Wanted
+from protocol.directory import check_url
 from protocol.errors import StartupError
 from router.policies import PolicyName
 
@@ -52,11 +53,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return f"http://{host}:{self.port}"
 
     def check(self) -> None:
-        """Raises StartupError for counts that make no cluster."""
+        """Raises StartupError for what makes no cluster."""
         if self.prefill < 0:
             raise StartupError(f"--prefill must be at least 0, not {self.prefill}")
         if self.decode < 1:
             raise StartupError(f"--decode must be at least 1, not {self.decode}")
+        if self.redis_url is not None:
+            check_url(self.redis_url)
 
     def write(self) -> Path:
         path = Path(self.run_dir) / "launch.json"

@@ -10,6 +10,7 @@ import msgspec
 from engine.kv_format import Precision, StorageChoice
 from kvtransfer.codecs import Wanted
 from protocol.auth import check_bind
+from protocol.directory import check_url
 from protocol.errors import StartupError
 
 Role: TypeAlias = Literal["prefill", "decode"]
@@ -63,6 +64,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not self.token:
             raise StartupError("a worker needs the cluster token: set BATON_TOKEN")
         check_bind(self.host)
+        check_url(self.redis_url)
         for name in ("port", "kv_port", "metrics_port"):
             value = getattr(self, name)
             if not 0 <= value <= 65535:
@@ -87,9 +89,17 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_password(url: str) -> str:
-    """``url`` as it may be shown: the password, where there is one, replaced by dots."""
+    """``url`` as it may be shown: no password and no options, among which there may be one. Of what
+    is not quite a URL nothing is shown."""
     try:
-        password = urlsplit(url).password
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
     except ValueError:
         return "(not a URL)"
-    return url.replace(f":{password}@", ":...@", 1) if password else url
+    if (
+        not parts.scheme or "@" in parts.path + parts.query + parts.fragment
+    ):  # a password with / ? # in it
+        return "(not a URL)"
+    user = f"{parts.username or ''}:...@" if "@" in parts.netloc else ""
+    at = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{user}{at}{f':{port}' if port else ''}{parts.path}"

@@ -15,6 +15,8 @@ import msgspec
 import redis.asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 
+from protocol.errors import StartupError
+
 LEASE_S = 5.0
 RENEW_S = 1.0
 
@@ -61,8 +63,24 @@ def new_instance_id() -> str:
 
 
 def connect(url: str) -> redis.Redis:
-    """A client for ``redis://``, ``rediss://`` or ``unix://`` with deadlines on every operation."""
+    """A client for ``redis://``, ``rediss://`` or ``unix://`` with deadlines on every operation.
+
+    With ``rediss://`` the server must prove its name by a certificate that this machine trusts, or
+    that ``?ssl_ca_certs=FILE`` does."""
     return redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)
+
+
+def check_url(url: str) -> None:
+    """Raises StartupError for a URL that ``connect`` cannot use. The URL is not repeated: what is
+    wrong may be a password."""
+    try:
+        redis.ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError, RedisError):
+        raise StartupError(
+            "the Redis URL cannot be used: it must be redis://[[user]:password@]host[:port][/db],"
+            " rediss://... for TLS, or unix:///path, with options that redis-py knows; a password"
+            " has %2F %3F %23 %40 %25 for / ? # @ %"
+        ) from None
 
 
 class Directory:
@@ -129,6 +147,7 @@ __all__ = [
     "ModelInfo",
     "RedisError",
     "WorkerRecord",
+    "check_url",
     "connect",
     "new_instance_id",
 ]

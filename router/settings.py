@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from protocol.directory import check_url
 from protocol.errors import StartupError
 from router.admission import Patience
 from router.policies import PolicyName
@@ -53,6 +54,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises StartupError for what cannot work."""
+        check_url(self.redis_url)
         for name in (
             *("ttft_slo_s", "tpot_slo_s", "ttft_deadline_s", "admission_queue_ms"),
             "max_requests",

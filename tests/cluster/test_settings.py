@@ -57,3 +57,25 @@ def test_url_without_password() -> None:
     assert without_password("redis://h:1/0") == "redis://h:1/0"
     assert "pw" not in without_password("rediss://:pw@h:1/0")
     assert without_password("http://[broken") == "(not a URL)"
+    assert without_password("redis://u:pw@h:1/0") == "redis://u:...@h:1/0"
+    assert without_password("unix:///run/redis.sock?db=1") == "unix:///run/redis.sock"
+    for careless in (
+        *(
+            "redis://h:1/0?password=pw",
+            "redis://:12/pw@h:1/0",
+            "redis://u:12?pw@h",
+            "redis://:#pw@h",
+        ),
+        *("redis://:1/x/pw@h:1/0", "pw", ":pw@h:1", "redis://u:pw%40pw@h:1"),
+    ):
+        assert "pw" not in without_password(careless), careless
+
+
+@pytest.mark.parametrize(
+    "url", ["pw", "http://:pw@h:1", "redis://:pw/pw@h:1/0", "redis://:x@h:1?nonsense=pw", ""]
+)
+def test_a_url_that_cannot_be_used_is_refused_and_not_repeated(url: str) -> None:
+    settings = msgspec.structs.replace(SETTINGS, redis_url=url)
+    with pytest.raises(StartupError, match="Redis URL") as raised:
+        settings.check()
+    assert "pw" not in str(raised.value) and raised.value.__suppress_context__
