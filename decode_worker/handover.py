@@ -92,7 +92,7 @@ class Handover:
             first = self._checked(event.first_token)
             self._told.mark("first_token")
             if first.finish is Finish.NONE:
-                self._told.first(first, max(cached, self._cached))
+                self._told.first(first, cached)
                 before, began = self.incoming.bytes, time.monotonic()
                 await beside(self._control.watch(receiving, self.incoming, FRAME_S), receiving)
                 self._told.mark("kv_ready")
@@ -104,7 +104,7 @@ class Handover:
                 receiving.cancel()
                 await asyncio.wait([receiving])
         if first.finish is not Finish.NONE:
-            self._told.first(first, max(cached, self._cached))
+            self._told.first(first, cached)
 
     def _account(self, before: int, tail_s: float) -> None:
         """``before``: bytes that had come when the first token did, ``tail_s`` ago."""

@@ -120,7 +120,8 @@ class Job:
             self._end()
 
     def cached(self, tokens: int) -> None:
-        self._cached = min(tokens, len(self.request.prompt))
+        if len(self._emitted) == len(self.request.emitted):  # else it finds what it computed itself
+            self._cached = min(tokens, len(self.request.prompt))
 
     def measured(self, measured: pb.Measured) -> None:
         self._measured = measured
@@ -192,6 +193,8 @@ class Job:
                     self._pass_over(str(error))
                     if isinstance(error, PeerLost) and candidate is not None:
                         self._peer_lost(error, candidate.endpoint)
+                    if self._done:
+                        return None  # one death too many: nobody would own a further attempt
         except Unavailable as error:
             self.hand_over(str(error))
         except Exception:

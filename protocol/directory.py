@@ -129,11 +129,23 @@ class Directory:
                 record = _decode(blob)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            if record.instance.encode() == member:
+            if record.instance.encode() == member and _is_sane(record):
                 records.append(record)
         if gone:
             await self._redis.srem(self._members, *gone)
         return records
+
+
+def _is_sane(record: WorkerRecord) -> bool:
+    """Whether a record can be of a worker: what nobody could connect to is garbage."""
+    texts = (record.instance, record.endpoint, record.kv_endpoint)
+    counts = (record.running, record.waiting, record.queued_tokens, record.kv_tokens_total)
+    return (
+        record.role in ("prefill", "decode")
+        and all(t.isascii() and t.isprintable() and len(t) <= 256 for t in texts)
+        and record.endpoint.rpartition(":")[2].isdecimal()
+        and min(counts) >= 0
+    )
 
 
 def _is_wrong_type(reply: object) -> bool:

@@ -103,6 +103,7 @@ def least_loaded_of_best(considered: Sequence[Placement], chance: Random) -> Pla
     # Far below the objectives a prefix computed twice hardly shows in the cost: look at TTFT, too.
     cost, ttft_s = best.cost * (1 + NEAR), best.ttft_s * (1 + NEAR) + NEAR_S
     near = [c for c in fitting if c.cost <= cost and c.ttft_s <= ttft_s]
+    near = near or [best]  # costs that are no numbers compare with nothing
     least = min(c.load for c in near)
     equal = [c for c in near if c.load <= least * (1 + NEAR) + 1e-3]
     if len(equal) == 1:

@@ -87,7 +87,7 @@ class Generation:
 
     @property
     def cached_tokens(self) -> int:
-        return min(self._mailbox.cached_tokens, len(self._request.prompt))
+        return min(self._mailbox.cached_tokens or 0, len(self._request.prompt))
 
     def start(self) -> None:
         """Submit. Raises ApiError: 503 when there is no decode worker, 429 when there is too much

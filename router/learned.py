@@ -23,8 +23,8 @@ SURPRISE = (0.25, 4.0)
 """One observed/predicted counts as at most this: a stall is no trend."""
 OUTPUT = 128.0
 """Tokens of an output, as long as none has ended."""
-LEAST_TAIL_S = 1e-4
-"""Shorter ones measure clocks."""
+LEAST_TAIL_S, MOST_TAIL_S = 1e-4, 60.0
+"""Shorter ones measure clocks; longer ones are garbage."""
 
 
 class Learned:
@@ -50,10 +50,10 @@ class Learned:
 
     def handed_over(self, decode: str, measured: pb.Measured) -> None:
         """A hand-over has ended. What came over the network is checked for sense only."""
-        if measured.kv_tokens:
+        if measured.kv_tokens and measured.kv_bytes:
             ratio = measured.kv_bytes / measured.kv_tokens
             self._kv_bytes = _mean(self._kv_bytes, ratio)
-        if measured.tail_bytes and measured.tail_seconds > LEAST_TAIL_S:
+        if measured.tail_bytes and LEAST_TAIL_S < measured.tail_seconds < MOST_TAIL_S:
             link = (measured.prefill_instance, decode)
             rate = measured.tail_bytes / measured.tail_seconds
             self._bandwidth[link] = _mean(self._bandwidth.get(link), rate)

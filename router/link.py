@@ -34,6 +34,7 @@ from router.mailbox import Mailbox, Trouble
 log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
+_MESSAGE_BYTES = 4 << 20  # of submits in one message, well within what gRPC takes
 _STALE_S = 1.0  # a heartbeat's age from which the directory's word is newer
 _WHY_S = 0.2  # for the reason of an end to arrive
 _RETRY_S = (0.05, 1.0)  # first and longest pause between two attempts
@@ -187,8 +188,21 @@ class DecodeLink:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while await self._written.wait():
                 self._written.clear()
-                message, self._outbox = self._outbox, pb.RouterMessage()
-                await call.write(message)
+                await call.write(self._next_message())
+
+    def _next_message(self) -> pb.RouterMessage:
+        """All that waits, as far as one message may hold it; the rest follows in the next ones."""
+        waiting, self._outbox = self._outbox, pb.RouterMessage()
+        message = pb.RouterMessage(cancel=waiting.cancel)
+        room = _MESSAGE_BYTES
+        for submit in waiting.submit:
+            size = submit.ByteSize()
+            fits = size <= room or not message.submit
+            room = room - size if fits else 0  # whoever came first goes first
+            (message if fits else self._outbox).submit.append(submit)
+        if self._outbox.submit:
+            self._written.set()
+        return message
 
     def _dispatch(self, message: pb.WorkerMessage) -> None:
         for output in message.outputs:
@@ -202,22 +216,23 @@ class DecodeLink:
             self._draining = True
 
     def _deliver(self, output: pb.Output, mailbox: Mailbox) -> None:
-        if output.cached_tokens:
-            mailbox.cached_tokens = output.cached_tokens
+        if output.tokens and mailbox.cached_tokens is None:
+            mailbox.cached_tokens = output.cached_tokens  # later attempts find what it computed
         if output.timeline:
             mailbox.timeline = {mark.event: mark.seconds for mark in output.timeline}
         if output.HasField("measured"):
             mailbox.measured = output.measured
         mailbox.deaths += output.deaths
-        failed = output.finish == pb.FINISH_ERROR
         known = output.finish in (pb.FINISH_STOP, pb.FINISH_LENGTH)
+        failed = not known and output.finish != pb.FINISH_NONE
         finish = Finish(output.finish) if known else Finish.NONE
         if not mailbox.put(output.tokens, finish):
             self.cancel(output.id)
             mailbox.fail(Trouble.OVERFLOW, "the client reads too slowly")
         elif failed:
             mendable = Trouble.MOVED if output.moved else Trouble.RETRYABLE
-            trouble = mendable if output.retryable else Trouble.FATAL
+            fatal = output.finish == pb.FINISH_ERROR and not output.retryable
+            trouble = Trouble.FATAL if fatal else mendable
             mailbox.fail(trouble, output.error or "the worker gave no reason")
         if output.finish != pb.FINISH_NONE:
             self._inflight.pop(output.id, None)

@@ -49,7 +49,7 @@ class Mailbox:
         self._trouble: Trouble | None = None
         self._reason = ""
         self._waiter: asyncio.Future[None] | None = None
-        self.cached_tokens = 0
+        self.cached_tokens: int | None = None  # as the attempt says that brought the first token
         self.timeline: dict[str, float] = {}  # events at the worker, seconds from Submit
         self.measured: pb.Measured | None = None
         self.deaths = 0  # of workers, under this request

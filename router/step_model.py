@@ -45,11 +45,15 @@ PRIOR = StepModel(5e-3, 5e-5, 5e-8, 5e-5, 1e-9)
 """As long as no worker has said anything."""
 
 
+LONGEST_S = 60.0
+"""More than any coefficient can be; what claims more is garbage."""
+
+
 def parse(coefficients: Sequence[float]) -> StepModel | None:
     """The model in a record or heartbeat; None for none, or for what cannot be one."""
     if len(coefficients) != len(StepModel._fields):
         return None
-    if not all(0 <= c < math.inf for c in coefficients):
+    if not all(0 <= c <= LONGEST_S for c in coefficients):  # also refuses NaN
         return None
     return StepModel(*coefficients)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -23,6 +24,11 @@ from router.step_model import PRIOR, StepModel, completed, parse, pooled
 log = logging.getLogger(__name__)
 
 ListWorkers = Callable[[], Awaitable[list[WorkerRecord]]]
+
+
+GRACE_S = 2.5
+"""How long a prefill worker counts that the directory no longer lists: twice, and some, what it
+takes a living one to register again."""
 
 
 class Watcher(Protocol):
@@ -51,6 +57,7 @@ class Pool:
         self._refresh_s = refresh_s
         self.links: dict[str, DecodeLink] = {}
         self.prefill: dict[str, WorkerRecord] = {}
+        self._seen: dict[str, float] = {}  # when each of them was last listed
         self._watcher = watcher
         self._step_models: dict[str, StepModel] = {}
         self._typical_step = PRIOR
@@ -124,7 +131,7 @@ class Pool:
     async def _apply(self, records: list[WorkerRecord]) -> None:
         await self._drop_gone(records)
         records = self._same_model(records)
-        self.prefill = {r.instance: r for r in records if r.role == "prefill"}
+        self.prefill = self._prefill_of(records)
         for record in records:
             if record.role != "decode":
                 continue
@@ -135,6 +142,23 @@ class Pool:
                 link.start()
             link.update(record)
         self.told()
+
+    def _prefill_of(self, records: list[WorkerRecord]) -> dict[str, WorkerRecord]:
+        """Those listed, and for a while those that no longer are: a lease is lost by a directory
+        that was emptied, too, and then they will be back. Decode workers pass over the dead."""
+        now = time.monotonic()
+        listed = {r.instance: r for r in records if r.role == "prefill"}
+        self._seen = {**self._seen, **dict.fromkeys(listed, now)}
+        taken = {r.endpoint for r in listed.values()}
+        missed = {
+            instance: record
+            for instance, record in self.prefill.items()
+            if instance not in listed
+            and record.endpoint not in taken
+            and now - self._seen[instance] < GRACE_S
+        }
+        self._seen = {i: at for i, at in self._seen.items() if i in listed or i in missed}
+        return {**listed, **missed}
 
     def told(self) -> None:
         """The records in use may have changed: work out what follows from them."""

@@ -297,3 +297,36 @@ async def test_more_requests_than_pages_all_finish(
         answers = await asyncio.gather(*(client.ask(r, 60) for r in requests))
         for r, answer in zip(requests, answers, strict=True):
             assert answer.tokens == oracle(r), answer.error
+
+
+async def test_the_third_death_leaves_nothing_behind(redis: EmbeddedRedis, model: Path) -> None:
+    async with (
+        running(
+            settings("prefill", redis, model, prefill_chunk=8), settings("decode", redis, model)
+        ) as (p, d),
+        attached(d, p) as client,
+    ):
+        answer = await client.submit(request("a", prompt(600, 1), max_tokens=400), deaths=2)
+        await until(lambda: p._prefill.calls > 0)
+        os.kill(p.record().engine_pid, signal.SIGKILL)
+        async with asyncio.timeout(15):
+            await answer.ended.wait()
+        assert answer.finish == pb.FINISH_ERROR and "3 workers died" in answer.error
+        await free_again(d)
+        session = d._engine.current
+        assert session is not None and not session._listeners
+
+
+async def test_what_the_decode_worker_holds_but_nobody_spared_is_not_called_cached(
+    redis: EmbeddedRedis, model: Path
+) -> None:
+    """Its blocks need not travel; yet the prefill worker computed the whole prompt."""
+    async with running(settings("prefill", redis, model), settings("decode", redis, model)) as (
+        p,
+        d,
+    ):
+        async with attached(d) as client:
+            await client.ask(request("a", prompt(600, 1)))
+        async with attached(d, p) as client:
+            answer = await client.ask(request("b", [*prompt(600, 1), *prompt(100, 2)]))
+            assert "kv_ready" in answer.timeline and answer.cached == 0
