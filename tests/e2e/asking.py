@@ -83,7 +83,8 @@ class Sent(NamedTuple):
 
     began: float
     seconds: float
-    cached: int
+    known: int  # tokens of the prompt that its router knew to be cached
+    cached: int  # and that were
 
 
 class Traffic:
@@ -116,5 +117,6 @@ class Traffic:
             tokens = [*draw.choice(self._prefixes), *prompt(draw.getrandbits(30), 20)]
             began = time.monotonic()
             answer = await self._asker.ask(tokens, turn % self._routers)
-            self.sent.append(Sent(began, time.monotonic() - began, cached(answer)))
+            took_s = time.monotonic() - began
+            self.sent.append(Sent(began, took_s, predicted_cached(answer), cached(answer)))
             await asyncio.sleep(0.03)
