@@ -17,6 +17,8 @@ from bench.mooncake import Arrival
 
 MODEL = "baton-demo"
 TIMEOUT_S = 60.0
+KEEP_ALIVE_S = 2.0
+"""Well below the server's: a connection that it is just closing would fail a request."""
 
 
 class Objective(NamedTuple):
@@ -68,7 +70,7 @@ def _encoded(arrival: Arrival, salt: str) -> _Message:
 
 def session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
         headers={"content-type": "application/json", "x-baton-explain": "1"},
     )
