@@ -118,6 +118,7 @@ def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=max(1, round(drain_s)),
+        timeout_keep_alive=75,  # longer than clients keep idle connections for: they close first
     )
     server = Server(config)
     print(f"router: http://{host}:{port}", flush=True)
