@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TypeAlias
 
 import grpc
 
+from kvtransfer.channels import Channels
 from protocol import auth
 from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
@@ -23,12 +25,15 @@ class Prefillers:
 
     def __init__(self, token: str) -> None:
         self._metadata = auth.metadata(token)
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(_open, self._retire)
+        self._closing: set[asyncio.Task[None]] = set()
         self._suspected: dict[str, float] = {}  # endpoint -> until when
 
     def suspect(self, endpoint: str) -> None:
         """Somebody found that the worker there died or stands still."""
-        self._suspected[endpoint] = time.monotonic() + SUSPECT_S
+        now = time.monotonic()
+        self._suspected = {e: until for e, until in self._suspected.items() if until > now}
+        self._suspected[endpoint] = now + SUSPECT_S
 
     def suspected(self, endpoint: str) -> bool:
         """Whether to ask somebody else for the moment."""
@@ -39,13 +44,18 @@ class Prefillers:
 
     def run(self, endpoint: str) -> PrefillCall:
         """Open a Prefill.Run call; whoever opens it cancels it."""
-        channel = self._channels.get(endpoint)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(endpoint, options=channel_options())
-            self._channels[endpoint] = channel
-        stub: rpc.PrefillAsyncStub = rpc.PrefillStub(channel)
+        stub: rpc.PrefillAsyncStub = rpc.PrefillStub(self._channels.get(endpoint))
         return stub.Run(metadata=self._metadata)
 
+    def _retire(self, channel: grpc.aio.Channel) -> None:
+        closing = asyncio.create_task(channel.close(), name="idle channel")
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
     async def close(self) -> None:
-        for channel in self._channels.values():
+        for channel in self._channels.drain():
             await channel.close()
+
+
+def _open(endpoint: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(endpoint, options=channel_options())

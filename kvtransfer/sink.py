@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from engine.pieces import Piece
+from kvtransfer.channels import Channels
 from kvtransfer.frames import Expectation, unpack
 from kvtransfer.source import PULL
 from protocol import auth
@@ -86,7 +87,7 @@ class KVSink:
 
     def __init__(self, token: str) -> None:
         self._metadata = auth.metadata(token)
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels = Channels(_open, grpc.Channel.close)
         self._threads = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="kv-sink")
 
     def open(
@@ -98,9 +99,6 @@ class KVSink:
     ) -> Pull:
         """Open the stream of one transfer; ``run`` it with ``finish``."""
         channel = self._channels.get(endpoint)
-        if channel is None:
-            channel = grpc.insecure_channel(endpoint, options=channel_options())
-            self._channels[endpoint] = channel
         method: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PULL)
         call = method(expectation.transfer, metadata=self._metadata)
         return Pull(call, expectation, view, arrived, asyncio.get_running_loop())
@@ -121,6 +119,10 @@ class KVSink:
             raise
 
     def close(self) -> None:
-        for channel in self._channels.values():
+        for channel in self._channels.drain():
             channel.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _open(endpoint: str) -> grpc.Channel:
+    return grpc.insecure_channel(endpoint, options=channel_options())
