@@ -20,7 +20,7 @@ from engine import messages as m
 from engine.arena import Arena
 from engine.channel import Framer, pack
 from engine.spec import EngineSpec
-from protocol.blocks import KEY_BYTES
+from protocol.blocks import BLOCK_TOKENS, KEY_BYTES
 from protocol.errors import EngineDied, StartupError
 from protocol.liveness import Silence
 from protocol.logprobs import Logprobs
@@ -97,6 +97,7 @@ class Session:
                     raise StartupError(event.why)
                 elif isinstance(event, m.Ready):
                     self.ready = event
+                    self.beat = m.Beat(0, 0, 0, event.kv_tokens // BLOCK_TOKENS)  # all free
         self._framer = framer
         return self.ready
 
