@@ -13,6 +13,7 @@ MAX_SEED = 2**63 - 1
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
+MAX_GRAMMAR_BYTES = 256 << 10
 
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -53,6 +54,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
 
     logprobs: int | None = None  # most likely tokens to report beside the drawn one; None: nothing
+    prompt_logprobs: int | None = None  # the same, beside each of the prompt; None: nothing
+
+    # What the output must match, as JSON of llguidance's TopLevelGrammar; empty: anything will do.
+    grammar: str = ""
 
 
 def sampling_to_wire(s: Sampling) -> pb.Sampling:
@@ -72,6 +77,8 @@ def sampling_to_wire(s: Sampling) -> pb.Sampling:
         logit_bias=[pb.LogitBias(token=token, bias=bias) for token, bias in s.logit_bias],
         min_tokens=s.min_tokens,
         logprobs=s.logprobs,
+        prompt_logprobs=s.prompt_logprobs,
+        grammar=s.grammar,
     )
 
 
@@ -92,9 +99,15 @@ def sampling_from_wire(s: pb.Sampling) -> Sampling:
             f"min_tokens must be at most max_tokens ({s.max_tokens}), not {s.min_tokens}",
             "min_tokens",
         )
-    if s.logprobs > MAX_LOGPROBS:
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(s, name) > MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"{name} must be at most {MAX_LOGPROBS}, not {getattr(s, name)}", name
+            )
+    if len(s.grammar) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
-            f"logprobs must be at most {MAX_LOGPROBS}, not {s.logprobs}", "logprobs"
+            f"the grammar must have at most {MAX_GRAMMAR_BYTES} characters, not {len(s.grammar)}",
+            "grammar",
         )
     _check_count("stop_token_ids", s.stop_token_ids, MAX_STOP_TOKENS)
     return Sampling(
@@ -113,6 +126,8 @@ def sampling_from_wire(s: pb.Sampling) -> Sampling:
         logit_bias=_bias_from_wire(s.logit_bias),
         min_tokens=s.min_tokens,
         logprobs=s.logprobs if s.HasField("logprobs") else None,
+        prompt_logprobs=s.prompt_logprobs if s.HasField("prompt_logprobs") else None,
+        grammar=s.grammar,
     )
 
 
