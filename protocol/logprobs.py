@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from protocol import wire_pb2 as pb
+from protocol.errors import InvalidRequest
+from protocol.sampling import MAX_LOGPROBS
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -31,4 +33,12 @@ def logprobs_to_wire(value: Logprobs) -> pb.Logprobs:
 
 
 def logprobs_from_wire(value: pb.Logprobs) -> Logprobs:
+    """Raises InvalidRequest for what no worker may say: the peer is not trusted."""
+    count = len(value.top_tokens)
+    if count > MAX_LOGPROBS or count != len(value.top_logprobs):
+        raise InvalidRequest(
+            f"as many top_logprobs as top_tokens, at most {MAX_LOGPROBS}, were expected;"
+            f" {len(value.top_logprobs)} and {count} came",
+            "logprobs",
+        )
     return Logprobs(value.logprob, value.rank, list(value.top_tokens), list(value.top_logprobs))

@@ -373,6 +373,7 @@ class Output(_message.Message):
     MOVED_FIELD_NUMBER: _builtins.int
     DEATHS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    INVALID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     finish: Global___Finish.ValueType
     error: _builtins.str
@@ -405,6 +406,10 @@ class Output(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logprobs]:
         """of the prompt's second token on; with the first token"""
 
+    @_builtins.property
+    def invalid(self) -> Global___Invalid:
+        """with FINISH_ERROR: the request itself is wrong, and no worker takes it"""
+
     def __init__(
         self,
         *,
@@ -420,14 +425,41 @@ class Output(_message.Message):
         moved: _builtins.bool = ...,
         deaths: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[Global___Logprobs] | None = ...,
+        invalid: Global___Invalid | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["invalid", b"invalid", "measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "deaths", b"deaths", "error", b"error", "finish", b"finish", "id", b"id", "logprobs", b"logprobs", "measured", b"measured", "moved", b"moved", "prompt_logprobs", b"prompt_logprobs", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "deaths", b"deaths", "error", b"error", "finish", b"finish", "id", b"id", "invalid", b"invalid", "logprobs", b"logprobs", "measured", b"measured", "moved", b"moved", "prompt_logprobs", b"prompt_logprobs", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Output: _TypeAlias = Output  # noqa: Y015
+
+@_typing.final
+class Invalid(_message.Message):
+    """What is wrong with a request, in its caller's terms; ``error`` beside it says it in words."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARAM_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    param: _builtins.str
+    """empty: no field in particular"""
+    code: _builtins.str
+    """empty: none"""
+    def __init__(
+        self,
+        *,
+        param: _builtins.str = ...,
+        code: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "param", b"param"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Invalid: _TypeAlias = Invalid  # noqa: Y015
 
 @_typing.final
 class Measured(_message.Message):

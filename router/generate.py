@@ -26,7 +26,7 @@ from protocol.request import Finish, Request
 from router.admission import Admission, Patience, check_patience
 from router.attempt import Attempt
 from router.body import ClientGone
-from router.errors import ApiError, failed, timed_out, unavailable
+from router.errors import ApiError, failed, invalid, timed_out, unavailable
 from router.mailbox import Batch, Mailbox, Trouble
 from router.placing import Placed, Placer
 from router.settings import RouterSettings
@@ -156,7 +156,7 @@ class Generation:
             self.attempts[-1].finished()
             self._placer.learned.ended(len(self._emitted))
         elif batch.trouble:
-            self._pending = batch._replace(tokens=[])
+            self._pending = batch._replace(tokens=[], logprobs=[])
         return Tokens(tokens, finish)
 
     async def _mend(self, batch: Batch) -> None:
@@ -202,6 +202,8 @@ class Generation:
 
 
 def _fatal(batch: Batch) -> ApiError | ClientGone:
+    if batch.invalid is not None:
+        return invalid(batch.reason, batch.invalid.param, batch.invalid.code)
     if batch.trouble is Trouble.GONE:
         return ClientGone()
     if batch.trouble is Trouble.TIMEOUT:

@@ -25,11 +25,11 @@ from protocol import auth
 from protocol import wire_pb2 as pb
 from protocol.directory import WorkerRecord
 from protocol.liveness import SILENCE_S, Silence
-from protocol.request import Finish
 from protocol.rpc import INSTANCE_KEY, channel_options
 from protocol.wire_pb2_grpc import DecodeStub
 from router.load import DecodeLoad
 from router.mailbox import Mailbox, Trouble
+from router.outputs import Flight, deliver
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class DecodeLink:
         self._metadata = (*auth.metadata(token), (INSTANCE_KEY, record.instance))
         self._on_change = on_change
         self._on_load = on_load
-        self._inflight: dict[str, Mailbox] = {}
+        self._inflight: dict[str, Flight] = {}
         self._load: pb.Load | WorkerRecord = record
         self._own_at_report = 0
         self._draining = False
@@ -78,7 +78,7 @@ class DecodeLink:
     def submit(self, message: pb.Submit, mailbox: Mailbox) -> None:
         """Hand a request over. Its outputs go to ``mailbox`` until it ends or is cancelled."""
         assert self.attached
-        self._inflight[message.request.id] = mailbox
+        self._inflight[message.request.id] = Flight.of(message.request, mailbox)
         self._outbox.submit.append(message)
         self._written.set()
 
@@ -206,36 +206,18 @@ class DecodeLink:
 
     def _dispatch(self, message: pb.WorkerMessage) -> None:
         for output in message.outputs:
-            mailbox = self._inflight.get(output.id)
-            if mailbox is not None:  # else cancelled, and this was under way
-                self._deliver(output, mailbox)
+            flight = self._inflight.get(output.id)
+            if flight is None:  # cancelled, and this was under way
+                continue
+            if not deliver(output, flight):
+                self.cancel(output.id)
+            elif output.finish != pb.FINISH_NONE:
+                del self._inflight[output.id]
         if message.HasField("load"):
             self._heard_at = time.monotonic()
             self.report(message.load)
         if message.draining:
             self._draining = True
-
-    def _deliver(self, output: pb.Output, mailbox: Mailbox) -> None:
-        if output.tokens and mailbox.cached_tokens is None:
-            mailbox.cached_tokens = output.cached_tokens  # later attempts find what it computed
-        if output.timeline:
-            mailbox.timeline = {mark.event: mark.seconds for mark in output.timeline}
-        if output.HasField("measured"):
-            mailbox.measured = output.measured
-        mailbox.deaths += output.deaths
-        known = output.finish in (pb.FINISH_STOP, pb.FINISH_LENGTH)
-        failed = not known and output.finish != pb.FINISH_NONE
-        finish = Finish(output.finish) if known else Finish.NONE
-        if not mailbox.put(output.tokens, finish):
-            self.cancel(output.id)
-            mailbox.fail(Trouble.OVERFLOW, "the client reads too slowly")
-        elif failed:
-            mendable = Trouble.MOVED if output.moved else Trouble.RETRYABLE
-            fatal = output.finish == pb.FINISH_ERROR and not output.retryable
-            trouble = Trouble.FATAL if fatal else mendable
-            mailbox.fail(trouble, output.error or "the worker gave no reason")
-        if output.finish != pb.FINISH_NONE:
-            self._inflight.pop(output.id, None)
 
     def _detach(self, reason: str) -> None:
         self._outbox = pb.RouterMessage()
@@ -246,8 +228,8 @@ class DecodeLink:
         if self.attached:
             self.attached = False
             self._on_change()
-        for mailbox in lost:
-            mailbox.fail(Trouble.BROKEN, reason)
+        for flight in lost:
+            flight.mailbox.fail(Trouble.BROKEN, reason)
 
 
 def _reason(error: grpc.aio.AioRpcError | TimeoutError) -> str:
