@@ -139,6 +139,8 @@ class Attempt:
         elif isinstance(event, m.Found) and self._found is not None:
             if not self._found.done():
                 self._found.set_result(event.cached_tokens)
+        elif isinstance(event, m.Joined):
+            self._owner.mark("decode_started")
         elif isinstance(event, m.Reserved) and self._handover is not None:
             self._handover.incoming.on_reserved()
         elif isinstance(event, m.Broken) and self._joined:

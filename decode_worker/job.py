@@ -35,6 +35,9 @@ ENGINE_WAIT_S = 5.0
 MAX_TRANSFERS = 3
 """Hand-overs that may fail before the prompt is computed here."""
 
+_AFTER_FIRST = {"kv_ready", "decode_started", "finished"}
+"""Events that may still come when the first token is out."""
+
 Emit = Callable[[pb.Output], None]
 
 
@@ -103,7 +106,8 @@ class Job:
     def token(self, token: int, finish: Finish, logprobs: Logprobs | None) -> None:
         if self._done:
             return
-        if len(self._emitted) == len(self.request.emitted):
+        first = len(self._emitted) == len(self.request.emitted)
+        if first:
             self.mark("first_token")
         self._emitted.append(token)
         output = pb.Output(id=self.request.id, tokens=(token,), cached_tokens=self._cached)
@@ -112,9 +116,10 @@ class Job:
         if finish is not Finish.NONE:
             self.mark("finished")
             output.finish = int(finish)  # type: ignore[assignment]
-            output.timeline.extend(self._marks())
             if self._measured is not None:
                 output.measured.CopyFrom(self._measured)
+        if first or finish is not Finish.NONE:
+            output.timeline.extend(self._marks())
         self._emit(output)
         if finish is not Finish.NONE:
             self._end()
@@ -127,7 +132,9 @@ class Job:
         self._measured = measured
 
     def mark(self, event: str) -> None:
-        self._timeline[event] = time.monotonic() - self._began
+        """What belongs to the prompt counts once: not again where KV is lost and comes anew."""
+        if "first_token" not in self._timeline or event in _AFTER_FIRST:
+            self._timeline[event] = time.monotonic() - self._began
 
     def _marks(self) -> list[pb.Mark]:
         return [pb.Mark(event=e, seconds=s) for e, s in self._timeline.items()]

@@ -13,6 +13,7 @@ import logging
 import time
 
 from engine import messages as m
+from engine.counters import Counters
 from engine.session import CacheListener, Report, Session, spawn
 from engine.spec import EngineSpec
 from protocol.errors import StartupError, Unavailable
@@ -49,6 +50,8 @@ class EngineClient:
         self._settled = asyncio.Event()  # an engine serves, or there will be none
         self._keeper: asyncio.Task[None] | None = None
         self._problem: str | None = None
+        self._past = Counters()  # of the engines that are gone
+        self.restarts = 0
 
     async def start(self) -> m.Ready:
         """Start the first engine; raises StartupError when it cannot load."""
@@ -67,6 +70,11 @@ class EngineClient:
     def problem(self) -> str | None:
         """Why this engine will not come back; None while there is hope."""
         return self._problem
+
+    def counters(self) -> Counters:
+        """What the engines have done, all of them, up to the last beat."""
+        session = self._session
+        return self._past.plus(session.beat.counters) if session is not None else self._past
 
     def handle(self) -> int:
         """A handle that no sequence has had."""
@@ -132,6 +140,8 @@ class EngineClient:
         log.warning("engine lost: %s; starting another", why)
         self._report(f"engine lost: {why}; starting another", 0.0)
         new = await self._launch()
+        self._past = self._past.plus(old.beat.counters)
+        self.restarts += 1
         assert old.ready is not None and new.ready is not None
         if new.ready.fingerprint != old.ready.fingerprint:
             raise StartupError("the model on disk is not the one that was served before")

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from engine.counters import Counters
 from engine.kv_format import Codec, KVFormat
 from engine.pieces import Piece
 from protocol.logprobs import Logprobs
@@ -214,6 +215,12 @@ class Started(_Message, frozen=True):
     cached_tokens: int
 
 
+class Joined(_Message, frozen=True):
+    """KV that came from elsewhere is in place: the sequence decodes from this step on."""
+
+    handle: int
+
+
 class Frame(_Message, frozen=True):
     """KV of a prefill lies in ``slot``; ``last``: no further frame follows."""
 
@@ -250,6 +257,7 @@ class Beat(_Message, frozen=True):
     queued_tokens: int
     pages_free: int
     step_model: tuple[float, ...] = ()
+    counters: Counters = msgspec.field(default_factory=Counters)
 
 
 Event: TypeAlias = (
@@ -263,6 +271,7 @@ Event: TypeAlias = (
     | Adopted
     | Broken
     | Started
+    | Joined
     | Frame
     | SlotsFree
     | Tokens

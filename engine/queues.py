@@ -6,6 +6,7 @@ import bisect
 import itertools
 
 from engine.block_manager import BlockManager
+from engine.counters import Counters
 from engine.in_flight import InFlight
 from engine.sequence import Phase, Sequence
 
@@ -20,6 +21,7 @@ class Queues:
 
     def __init__(self, manager: BlockManager, rows: int) -> None:
         self.manager = manager
+        self.counters = Counters()
         self.sequences: dict[int, Sequence] = {}
         self.queue: list[Sequence] = []  # by order, like all that follow but decoding and importing
         self.joining: list[Sequence] = []  # received, waiting for a row
@@ -30,6 +32,7 @@ class Queues:
         self._started: list[Sequence] = []
         self._reserved: list[Sequence] = []
         self._evicted: list[Sequence] = []
+        self._joined: list[int] = []
         self._adopted: list[tuple[int, int]] = []
         self._rows = list(range(rows - 1, -1, -1))
         self._seatings = itertools.count(1)
@@ -78,6 +81,7 @@ class Queues:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give up pages and row; the context is recomputed when its turn comes again."""
+        self.counters.preemptions += 1
         self._leave(sequence)
         self._free_row(sequence)
         sequence.release(self.manager)
@@ -91,6 +95,11 @@ class Queues:
     def take_reserved(self) -> list[Sequence]:
         """Sequences that got their pages since the last call."""
         taken, self._reserved = self._reserved, []
+        return taken
+
+    def take_joined(self) -> list[int]:
+        """Handles of sequences whose KV came from elsewhere, and that decode from now on."""
+        taken, self._joined = self._joined, []
         return taken
 
     def take_evicted(self) -> list[Sequence]:

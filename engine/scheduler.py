@@ -126,6 +126,7 @@ class Scheduler(Exchange):
             self._take_row(first)
             first.phase = Phase.DECODE
             self.decoding.append(first)
+            self._joined.append(first.handle)
 
     # ---- admission --------------------------------------------------------------------------
 
@@ -199,6 +200,8 @@ class Scheduler(Exchange):
         """It leaves the queue with what it needs."""
         receives = sequence.phase is Phase.RESERVING
         self._leave(sequence)
+        if not sequence.started:
+            self.counters.looked_up(len(sequence.tokens), cached * BLOCK_TOKENS)
         sequence.take_pages(self.manager, cached, missing)
         if receives:
             sequence.phase = Phase.RECEIVING

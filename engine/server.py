@@ -172,11 +172,16 @@ class EngineServer:
         plan = self._engine.plan()
         self._out += [m.Started(s.handle, s.cached) for s in scheduler.take_started()]
         self._out += [m.Reserved(s.handle) for s in scheduler.take_reserved()]
+        self._out += [m.Joined(handle) for handle in scheduler.take_joined()]
         self._out += [m.Broken(s.handle, "evicted meanwhile") for s in scheduler.take_evicted()]
         self._out += [m.Adopted(handle, tokens) for handle, tokens in scheduler.take_adopted()]
         if plan:
             self._flush()  # who waits for pages can open the way for KV while this step computes
+            began = self._clock()
             drawn = self._engine.run(plan)
+            work, seconds = plan.work, self._clock() - began
+            sequences = work.decode_rows + len(plan.chunks)
+            scheduler.counters.step(work.prompt_tokens, sequences, len(drawn), seconds)
             if drawn:
                 self._out.append(_tokens(drawn))
         if changes := self._engine.manager.take_changes():
@@ -200,7 +205,8 @@ class EngineServer:
         queued += sum(q.remaining for q in s.prefilling)
         waiting = len(s.sequences) - len(s.decoding)
         step_model = tuple(self._engine.step_time.known or ())
-        return m.Beat(len(s.decoding), waiting, queued, self._engine.manager.available, step_model)
+        free = self._engine.manager.available
+        return m.Beat(len(s.decoding), waiting, queued, free, step_model, s.counters)
 
 
 def _tokens(drawn: list[TokenOut]) -> m.Tokens:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from engine.counters import Tally
 from engine.kv_format import Codec, KVFormat
 from engine.pieces import Piece
 from kvtransfer.frames import HEADER_BYTES
 from protocol.errors import StartupError
 
 Wanted: TypeAlias = Literal["auto", "raw", "fp8"]
+
+TRANSFER_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
 
 
 def choose(format_: KVFormat, wanted: Wanted) -> Codec:
@@ -29,11 +34,14 @@ def choose(format_: KVFormat, wanted: Wanted) -> Codec:
 
 @dataclass
 class Traffic:
-    """What has come in by one codec, headers included, and what it would have been raw."""
+    """What has come in by one codec, headers included, and what it would have been raw.
+    ``seconds``: of whole transfers, over TRANSFER_SECONDS."""
 
     frames: int = 0
     bytes: int = 0
     raw_bytes: int = 0
+    failures: int = 0
+    seconds: Tally = field(default_factory=lambda: Tally.over(TRANSFER_SECONDS))
 
 
 @dataclass
@@ -44,7 +52,18 @@ class TrafficCounter:
 
     def count(self, format_: KVFormat, codec: Codec, piece: Piece, nbytes: int) -> None:
         """One frame with ``nbytes`` of payload."""
-        traffic = self.by_codec.setdefault(codec, Traffic())
+        traffic = self._of(codec)
         traffic.frames += 1
         traffic.bytes += HEADER_BYTES + nbytes
         traffic.raw_bytes += HEADER_BYTES + piece.bytes(format_.page_layer_bytes(Codec.RAW))
+
+    def ended(self, codec: Codec, seconds: float) -> None:
+        """A transfer has come whole."""
+        self._of(codec).seconds.add(seconds, TRANSFER_SECONDS)
+
+    def failed(self, codec: Codec) -> None:
+        """A transfer broke, or brought what must not be believed."""
+        self._of(codec).failures += 1
+
+    def _of(self, codec: Codec) -> Traffic:
+        return self.by_codec.setdefault(codec, Traffic())

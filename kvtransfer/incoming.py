@@ -6,6 +6,7 @@ slot granted --credit--> P sends a frame --thread--> slot filled --Ingest--> sca
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from engine import messages as m
@@ -65,10 +66,15 @@ class Incoming:
         """Until every frame has been given to the engine, which has pages for all of them. Raises
         TransferFailed."""
         view = self._session.arena.slot
+        codec, began = self._expectation.codec, time.monotonic()
         self._pull = self._sink.open(endpoint, self._expectation, view, self._on_frame)
         try:
             self._ask()
             await self._sink.finish(self._pull)
+            self._traffic.ended(codec, time.monotonic() - began)
+        except TransferFailed:
+            self._traffic.failed(codec)
+            raise
         finally:
             self._slots.withdraw(self)
             self._slots.give_back(self._pull.unused_slots())
