@@ -12,6 +12,7 @@ from kvtransfer.codecs import Wanted
 from protocol.auth import check_bind
 from protocol.directory import check_url
 from protocol.errors import StartupError
+from protocol.tls import TlsFiles
 
 Role: TypeAlias = Literal["prefill", "decode"]
 
@@ -51,6 +52,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     # Prompts with at most this many uncached tokens are prefilled on the decode worker itself.
     local_prefill_tokens: int = 64
     metrics_port: int = 0
+    tls: TlsFiles | None = None  # beyond loopback there must be one
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__struct_fields__}

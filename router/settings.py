@@ -6,6 +6,7 @@ import msgspec
 
 from protocol.directory import check_url
 from protocol.errors import StartupError
+from protocol.tls import HttpTls, TlsFiles
 from router.admission import Patience
 from router.policies import PolicyName
 from router.snapshot import Objectives
@@ -34,6 +35,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     admission_queue_ms: float | None = None  # predicted time in a queue, likewise; None: no bound
     max_requests: int = 1024  # in the router at once, of one priority
     api_keys: str | None = None  # file of API keys and tenants; None: one tenant, any key
+    tls: TlsFiles | None = None  # to the workers
+    http_tls: HttpTls | None = None  # to clients
+    allow_plain_http: bool = False  # beyond loopback: a proxy in front speaks TLS
 
     @property
     def goals(self) -> Objectives:
