@@ -12,7 +12,6 @@ engine plans a step.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -22,6 +21,7 @@ from collections.abc import Callable
 
 import grpc
 
+from cluster import metrics
 from cluster.event_log import EventLog
 from cluster.settings import WorkerSettings
 from decode_worker.service import DecodeService
@@ -36,7 +36,6 @@ from protocol import wire_pb2_grpc as rpc
 from protocol.auth import AsyncTokenGuard, check_bind
 from protocol.blocks import BLOCK_TOKENS
 from protocol.directory import (
-    RENEW_S,
     Directory,
     ModelInfo,
     RedisError,
@@ -45,6 +44,8 @@ from protocol.directory import (
     new_instance_id,
 )
 from protocol.errors import StartupError
+from protocol.leases import Presence
+from protocol.metrics_http import MetricsServer
 from protocol.rpc import server_options
 
 log = logging.getLogger("baton.worker")
@@ -81,7 +82,6 @@ class Worker:
             kv_storage=settings.kv_pool,
         )
         self._redis = connect(settings.redis_url)
-        self._directory = Directory(self._redis, settings.cluster)
         self._events = EventLog(self._redis, settings.cluster, self.instance)
         self._engine = EngineClient(engine_command(), spec, self._progress, self._events)
         self._source = KVSource(settings.token)
@@ -92,12 +92,13 @@ class Worker:
             self._engine, self._receiver, settings.local_prefill_tokens, self.instance
         )
         self._server: grpc.aio.Server | None = None
+        sources = metrics.Sources(self.record, self._engine, self._receiver.traffic, self._requests)
+        self._metrics = MetricsServer(metrics.page(metrics.registry(sources)))
+        self._metrics_endpoint = ""
         self._endpoint = ""
         self._kv_endpoint = ""
         self._model: ModelInfo | None = None
-        self._renewing: asyncio.Task[None] | None = None
-        self._renew_now = asyncio.Event()
-        self._gone = False
+        self._presence = Presence(Directory(self._redis, settings.cluster).leases, self.record)
 
     def _progress(self, what: str, fraction: float) -> None:
         """Pass loading steps on, each once; fractions only at the quarters."""
@@ -116,11 +117,13 @@ class Worker:
         self._model = self._describe(ready)
         self._kv_endpoint = self._source.start(self.settings.host, self.settings.kv_port)
         self._endpoint = await self._listen()
+        self._metrics_endpoint = await self._metrics.start(
+            self.settings.host, self.settings.metrics_port
+        )
         try:
-            await self._directory.renew(self.record())
+            await self._presence.start()
         except RedisError as error:
             raise StartupError(f"cannot register in Redis: {error}") from error
-        self._renewing = asyncio.create_task(self._renew(), name="lease")
         self._events.start()
         gc.collect()
         gc.freeze()  # what is loaded stays: collections need not walk it while tokens wait
@@ -147,17 +150,13 @@ class Worker:
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take nothing new, let running requests finish for up to ``drain_s``, then go."""
         await self._drain(drain_s)
-        self._gone = True
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait([self._renewing])
-            with contextlib.suppress(RedisError):
-                await self._directory.remove(self.instance)
+        await self._presence.end()
         await self._decode.close()
         self._prefill.close()
         await self._receiver.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
+        await self._metrics.close()
         await asyncio.to_thread(self._source.stop)
         self._sink.close()
         await self._engine.stop()
@@ -168,7 +167,7 @@ class Worker:
         """What still runs when the time is over is handed over."""
         self._prefill.draining = True
         self._decode.drain()
-        self._renew_now.set()  # routers learn of a prefill worker from the directory alone
+        self._presence.renew_now()  # routers learn of a prefill worker from the directory alone
         deadline = time.monotonic() + drain_s
         while (self._decode.jobs or self._prefill.calls) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
@@ -218,19 +217,8 @@ class Worker:
             draining=self._decode.draining,
             max_batch=self.settings.max_batch,
             prefill_chunk=self.settings.prefill_chunk,
+            metrics_endpoint=self._metrics_endpoint,
         )
 
-    async def _renew(self) -> None:
-        """Keep the lease. Redis may be away for a while; requests do not need it."""
-        failing = False
-        while not self._gone:  # a client library may swallow a cancellation
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._renew_now.wait(), RENEW_S)
-            self._renew_now.clear()
-            try:
-                await self._directory.renew(self.record())
-                failing = False
-            except (RedisError, OSError, TimeoutError) as error:
-                if not failing:
-                    log.warning("the lease is not renewed, Redis does not answer: %s", error)
-                failing = True
+    def _requests(self) -> dict[str, int]:
+        return {"decode_jobs": self._decode.jobs, "prefill_calls": self._prefill.calls}

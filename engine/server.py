@@ -17,6 +17,7 @@ import torch
 from engine import messages as m
 from engine.arena import Arena
 from engine.channel import Closed, EngineChannel
+from engine.counters import Counters
 from engine.core import Engine, TokenOut
 from engine.egress import Egress
 from engine.kv_format import Codec
@@ -36,6 +37,7 @@ class EngineServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
+        engine.scheduler.counters = Counters()  # what warmed it up does not count
         self._channel = channel
         self._clock = clock
         # [slots, slot_bytes] uint8 over the shared mapping

@@ -1,7 +1,7 @@
-"""The directory of live workers in Redis: key schema, writer and reader.
+"""The directory of live processes in Redis: key schema, writer and reader (see ``leases``).
 
-    baton:{cluster}:workers              set of instance ids
-    baton:{cluster}:worker:{instance}    WorkerRecord as msgpack; expires LEASE_S after renewal
+    baton:{cluster}:workers    baton:{cluster}:worker:{instance}    WorkerRecord
+    baton:{cluster}:routers    baton:{cluster}:router:{instance}    RouterRecord
 
 A record that is gone is a hint that the worker is, not a proof: who holds an open stream to it
 knows better. What comes back from Redis is checked like anything from a network.
@@ -13,12 +13,10 @@ import secrets
 
 import msgspec
 import redis.asyncio as redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from protocol.errors import StartupError
-
-LEASE_S = 5.0
-RENEW_S = 1.0
+from protocol.leases import LEASE_S, RENEW_S, Leases
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +49,17 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     max_batch: int = 0  # sequences in a step; 0: not said
     prefill_chunk: int = 0  # prompt tokens in a step; 0: not said
+    metrics_endpoint: str = ""  # "": none
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(WorkerRecord).decode
+class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One router as registered, so that its metrics are found behind an ingress that several
+    share."""
+
+    instance: str
+    model: str
+    metrics_endpoint: str
+    pid: int
 
 
 def new_instance_id() -> str:
@@ -87,69 +92,43 @@ class Directory:
     """Both sides of the schema. Raises RedisError when Redis does not answer."""
 
     def __init__(self, client: redis.Redis, cluster: str) -> None:
-        self._redis = client
-        self._members = f"baton:{cluster}:workers"
-        self._prefix = f"baton:{cluster}:worker:"
+        of = f"baton:{cluster}:"
+        workers, routers = (of + "workers", of + "worker:"), (of + "routers", of + "router:")
+        self.leases = Leases(client, *workers, WorkerRecord, _is_sane)
+        self.routers = Leases(client, *routers, RouterRecord, _is_sane_router)
 
     async def renew(self, record: WorkerRecord) -> None:
-        """Register, or extend the lease and refresh the load."""
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.set(self._prefix + record.instance, _encode(record), px=int(LEASE_S * 1000))
-            pipe.sadd(self._members, record.instance)
-            replies = await pipe.execute(raise_on_error=False)
-        if any(_is_wrong_type(reply) for reply in replies):
-            # Somebody wrote something else there; the other workers come back as they renew.
-            await self._redis.unlink(self._members)
-            await self._redis.sadd(self._members, record.instance)
-            return
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
+        """Register a worker, or extend its lease and refresh its load."""
+        await self.leases.renew(record)
 
     async def remove(self, instance: str) -> None:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.delete(self._prefix + instance)
-            pipe.srem(self._members, instance)
-            await pipe.execute()
+        """A worker goes."""
+        await self.leases.remove(instance)
 
     async def workers(self) -> list[WorkerRecord]:
-        """Every worker with a live lease. Garbage is passed over; ids without a lease are swept."""
-        raw = await self._redis.smembers(self._members)
-        members = sorted(m for m in raw if isinstance(m, bytes))
-        if not members:
-            return []
-        blobs = await self._redis.mget([self._prefix.encode() + m for m in members])
-        records = []
-        gone = []
-        for member, blob in zip(members, blobs, strict=True):
-            if not isinstance(blob, bytes):
-                gone.append(member)
-                continue
-            try:
-                record = _decode(blob)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            if record.instance.encode() == member and _is_sane(record):
-                records.append(record)
-        if gone:
-            await self._redis.srem(self._members, *gone)
-        return records
+        """Every worker with a live lease."""
+        return await self.leases.all()
 
 
 def _is_sane(record: WorkerRecord) -> bool:
     """Whether a record can be of a worker: what nobody could connect to is garbage."""
-    texts = (record.instance, record.endpoint, record.kv_endpoint)
+    texts = (record.instance, record.endpoint, record.kv_endpoint, record.metrics_endpoint)
     counts = (record.running, record.waiting, record.queued_tokens, record.kv_tokens_total)
     return (
         record.role in ("prefill", "decode")
-        and all(t.isascii() and t.isprintable() and len(t) <= 256 for t in texts)
+        and all(_is_plain(t) for t in texts)
         and record.endpoint.rpartition(":")[2].isdecimal()
         and min(counts) >= 0
     )
 
 
-def _is_wrong_type(reply: object) -> bool:
-    return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
+def _is_sane_router(record: RouterRecord) -> bool:
+    texts = (record.instance, record.model, record.metrics_endpoint)
+    return all(_is_plain(t) for t in texts)
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable() and len(text) <= 256
 
 
 __all__ = [
@@ -158,6 +137,7 @@ __all__ = [
     "Directory",
     "ModelInfo",
     "RedisError",
+    "RouterRecord",
     "WorkerRecord",
     "check_url",
     "connect",

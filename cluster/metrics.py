@@ -1,0 +1,163 @@
+"""The metrics of one worker, read off it when they are asked for: nothing is counted twice, and a
+scrape is all they cost. Names follow vLLM's where it has one.
+
+Everything has the labels ``model`` and ``role``, gauges ``replica`` as well: which worker it is.
+What the engine did comes with its beats, and is up to half a second old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from engine.client import EngineClient
+from engine.counters import BATCH_SIZE, STEP_SECONDS, Tally
+from engine.kv_format import Codec
+from kvtransfer.codecs import TRANSFER_SECONDS, Traffic, TrafficCounter
+from protocol.directory import WorkerRecord
+
+TRANSPORT = "grpc"
+REPLICA_CHARS = 12  # of the instance id: enough to tell workers apart, and to read
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a worker's page is made from. ``requests``: those in its front, by what they are."""
+
+    record: Callable[[], WorkerRecord]
+    engine: EngineClient
+    traffic: TrafficCounter
+    requests: Callable[[], dict[str, int]]
+
+
+def registry(sources: Sources) -> CollectorRegistry:
+    """The page's registry: the worker, and CPU and memory of its two processes."""
+    made = CollectorRegistry()
+    made.register(WorkerCollector(sources))
+    ProcessCollector(registry=made)
+
+    def engine_pid() -> int:
+        session = sources.engine.current
+        return session.process.pid if session is not None else -1  # -1: shown as absent
+
+    ProcessCollector(namespace="baton_engine", pid=engine_pid, registry=made)
+    return made
+
+
+def page(made: CollectorRegistry) -> Callable[[], bytes]:
+    return lambda: generate_latest(made)
+
+
+class WorkerCollector(Collector):
+    """Everything under ``baton_``."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # not before the worker has a record
+
+    def collect(self) -> Iterator[Metric]:
+        record = self._sources.record()
+        labels = [record.model.id, record.role]
+        yield from _load(record, [*labels, record.instance[:REPLICA_CHARS]])
+        yield from self._front(labels, record.instance[:REPLICA_CHARS])
+        yield from self._engine(labels)
+        yield from _transfers(self._sources.traffic, labels)
+
+    def _front(self, labels: list[str], replica: str) -> Iterator[Metric]:
+        for name, count in self._sources.requests().items():
+            yield _gauge(name, _FRONT[name], [*labels, replica], count)
+
+    def _engine(self, labels: list[str]) -> Iterator[Metric]:
+        done = self._sources.engine.counters()
+        for name, text, count in (
+            ("prefill_computed_tokens", "Prompt tokens computed", done.prefill_tokens),
+            ("generation_tokens", "Tokens generated", done.generated_tokens),
+            ("num_preemptions", "Sequences that lost their pages", done.preemptions),
+            ("prefix_cache_queries_tokens", "Tokens looked for in the cache", done.cache_queries),
+            ("prefix_cache_hits_tokens", "Tokens found in the cache", done.cache_hits),
+            ("engine_restarts", "Engines that were replaced", self._sources.engine.restarts),
+        ):
+            yield _counter(name, text, labels, count)
+        steps, sizes = (done.step_seconds, STEP_SECONDS), (done.batch_size, BATCH_SIZE)
+        yield _histogram("engine_step_seconds", "Of one step of the engine", labels, *steps)
+        yield _histogram("engine_batch_size", "Sequences in a step", labels, *sizes)
+
+
+_LABELS = ["model", "role"]
+_FRONT = {
+    "decode_jobs": "Requests that this worker's front owns, queued and prefilled elsewhere too",
+    "prefill_calls": "Prompts that this worker computes or holds for others",
+}
+
+
+def _load(record: WorkerRecord, labels: list[str]) -> Iterator[Metric]:
+    used = record.kv_tokens_total - record.kv_tokens_free
+    for name, text, value in (
+        ("requests_running", "Sequences that decode", record.running),
+        ("requests_waiting", "Sequences before their decoding", record.waiting),
+        ("queued_prefill_tokens", "Prompt tokens still to be computed", record.queued_tokens),
+        ("kv_cache_usage_ratio", "Of KV pages in use", used / max(1, record.kv_tokens_total)),
+        ("kv_cache_tokens", "Tokens that the KV pool takes", record.kv_tokens_total),
+        ("draining", "1: takes nothing new", int(record.draining)),
+        ("engine_up", "1: its engine serves", int(record.engine_pid > 0)),
+    ):
+        yield _gauge(name, text, labels, value)
+
+
+def _transfers(traffic: TrafficCounter, labels: list[str]) -> Iterator[Metric]:
+    """KV that this worker has pulled: every byte counts at its receiver alone."""
+    names = [*_LABELS, "transport", "codec"]
+    bytes_ = CounterMetricFamily(
+        "baton_kv_transfer_bytes", "KV received, on the wire", labels=names
+    )
+    raw = CounterMetricFamily("baton_kv_transfer_raw_bytes", "The same without codec", labels=names)
+    failures = CounterMetricFamily("baton_kv_transfer_failures", "That broke", labels=names)
+    seconds = HistogramMetricFamily(
+        "baton_kv_transfer_seconds", "From the pull to the last frame", labels=names
+    )
+    for codec in Codec:
+        of = [*labels, TRANSPORT, codec.name.lower()]
+        one = traffic.by_codec.get(codec, Traffic())
+        bytes_.add_metric(of, one.bytes)
+        raw.add_metric(of, one.raw_bytes)
+        failures.add_metric(of, one.failures)
+        seconds.add_metric(of, _buckets(one.seconds, TRANSFER_SECONDS), one.seconds.total)
+    yield from (bytes_, raw, failures, seconds)
+
+
+def _gauge(name: str, text: str, labels: list[str], value: float) -> Metric:
+    metric = GaugeMetricFamily(f"baton_{name}", text, labels=[*_LABELS, "replica"])
+    metric.add_metric(labels, value)
+    return metric
+
+
+def _counter(name: str, text: str, labels: list[str], value: float) -> Metric:
+    metric = CounterMetricFamily(f"baton_{name}", text, labels=_LABELS)
+    metric.add_metric(labels, value)
+    return metric
+
+
+def _histogram(
+    name: str, text: str, labels: list[str], tally: Tally, edges: Sequence[float]
+) -> Metric:
+    metric = HistogramMetricFamily(f"baton_{name}", text, labels=_LABELS)
+    metric.add_metric(labels, _buckets(tally, edges), tally.total)
+    return metric
+
+
+def _buckets(tally: Tally, edges: Sequence[float]) -> list[tuple[str, float]]:
+    """Cumulated, with their upper edges."""
+    names = [*(str(float(edge)) for edge in edges), "+Inf"]
+    return list(zip(names, accumulate(tally.counts), strict=True))

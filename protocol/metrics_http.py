@@ -1,0 +1,68 @@
+"""A process's own Prometheus page: ``GET /metrics`` on a port of its own. One registry a process.
+
+The page is made anew for each scrape. Connections are short: whoever sends nothing, or reads
+nothing, is cut after LIFE_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from protocol.auth import check_bind
+from protocol.errors import StartupError
+
+LIFE_S = 10.0
+
+
+class MetricsServer:
+    """start -> scrapes -> close. ``page`` is called on the event loop for each scrape."""
+
+    def __init__(self, page: Callable[[], bytes]) -> None:
+        self._page = page
+        self._web = web.Server(self._answer)
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
+        """Listen; returns host:port. Port 0: any free one. Raises StartupError where it cannot."""
+        if tls is None:
+            check_bind(host)
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(self._connection, host, port, ssl=tls)
+        except OSError as error:
+            raise StartupError(f"cannot serve metrics on {host}:{port}: {error}") from error
+        bound = self._server.sockets[0].getsockname()[1]
+        return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._server is not None:
+            self._server.close()
+            await self._web.shutdown(timeout=1.0)
+            self._server = None
+
+    def _connection(self) -> asyncio.Protocol:
+        connection = self._web()
+        asyncio.get_running_loop().call_later(LIFE_S, _cut, connection)
+        return connection
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        if request.method not in ("GET", "HEAD"):
+            response = web.Response(status=405, text="GET it\n", headers={"Allow": "GET, HEAD"})
+        elif request.path != "/metrics":
+            response = web.Response(status=404, text="only /metrics is here\n")
+        else:
+            headers = {"Content-Type": CONTENT_TYPE_LATEST, "Cache-Control": "no-store"}
+            response = web.Response(body=self._page(), headers=headers)
+        response.force_close()
+        return response
+
+
+def _cut(connection: web.RequestHandler) -> None:
+    if connection.transport is not None:
+        connection.transport.abort()
