@@ -3,7 +3,7 @@
 On a CPU the weight is laid out anew for oneDNN, which then multiplies few rows two to three times
 faster than torch's own product on some processors (docs/benchmarks.md). Its kernels are made for
 each number of rows, a few milliseconds each, so the rows are padded to one of few numbers
-(``padded_rows``).
+(engine/rows.py).
 """
 
 from __future__ import annotations
@@ -14,16 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def padded_rows(rows: int) -> int:
-    """The least of 1..8, 12, 16, ... 64, 96, 128, ... that is not below ``rows``."""
-    step = 1 if rows <= 8 else 4 if rows <= 32 else 8 if rows <= 64 else 32
-    return -(-rows // step) * step
-
-
-def row_counts(most: int) -> list[int]:
-    """Every number of rows that ``padded_rows`` gives, up to the one for ``most``."""
-    return sorted({padded_rows(rows) for rows in range(1, most + 1)})
+from engine.rows import padded_rows as padded_rows
 
 
 class Linear(Protocol):

@@ -44,7 +44,9 @@ def load_weights(
             raise StartupError(
                 f"{folder}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}"
             )
-        return tensor.to(dtype)
+        # On a CPU it lies in the mapped file, which must not be needed once it is loaded: who
+        # writes to the file would write to the model.
+        return tensor.to(dtype, copy=device.type == "cpu")
 
     return assemble(get, config, progress)
 

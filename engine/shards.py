@@ -1,0 +1,97 @@
+"""What the headers of a folder's safetensors files say; no weight is read. Torch-free.
+
+A file is the length of its header (8 bytes, little endian), the header (JSON: dtype, shape and
+place of every tensor), and the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from protocol.errors import StartupError
+
+_LARGEST_HEADER = 100 << 20  # the format's own limit
+_POINTER = b"version https://git-lfs"
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class Shards(msgspec.Struct, frozen=True):
+    """The tensors of a model folder, all files together."""
+
+    files: int
+    file_bytes: int
+    elements: dict[str, int]  # of each tensor
+
+
+def read_shards(folder: Path) -> Shards:
+    """Raises StartupError for files that are missing, cut short, or not what they should be."""
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise StartupError(f"{folder}: no *.safetensors file; expected the model's weights there")
+    _check_index(folder, {path.name for path in paths})
+    elements: dict[str, int] = {}
+    try:
+        for path in paths:
+            elements |= _read(path)
+        return Shards(len(paths), sum(path.stat().st_size for path in paths), elements)
+    except OSError as error:
+        reason = error.strerror
+        raise StartupError(f"{folder}: cannot read the weights: {reason}") from error
+
+
+def _read(path: Path) -> dict[str, int]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(len(_POINTER))
+        if start == _POINTER:
+            raise StartupError(
+                f"{path}: a Git LFS pointer, not the weights; `git lfs pull` there gets them"
+            )
+        length = int.from_bytes(start[:8], "little")
+        if size < 8 or not 0 < length <= min(size - 8, _LARGEST_HEADER):
+            raise StartupError(f"{path}: not a safetensors file, or cut short ({size} bytes)")
+        file.seek(8)
+        header = file.read(length)
+    try:
+        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        tensors = {
+            name: msgspec.json.decode(entry, type=_Tensor)
+            for name, entry in raw.items()
+            if name != "__metadata__"
+        }
+    except msgspec.DecodeError as error:
+        raise StartupError(f"{path}: not a safetensors file: {error}") from error
+    expected = 8 + length + max((t.data_offsets[1] for t in tensors.values()), default=0)
+    if size != expected:
+        raise StartupError(
+            f"{path}: {size} bytes where its header says {expected}; fetch the file again"
+        )
+    return {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _check_index(folder: Path, present: set[str]) -> None:
+    """Raises StartupError when files that the index names are not there."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    try:
+        wanted = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+    except (msgspec.DecodeError, OSError) as error:
+        raise StartupError(f"{index}: cannot read the index of the weights: {error}") from error
+    if missing := sorted(wanted - present):
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise StartupError(
+            f"{folder}: {len(missing)} of {len(wanted)} files of weights are missing: {shown}"
+        )
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
