@@ -32,6 +32,9 @@ LARGEST = 448.0 * 2.0**fp8_grid.MAX_EXPONENT
 """Largest value in any pool, 57344. A model that exceeds it has gone astray; kept, its KV would
 spoil the attention of whoever gets the page next, because masked values are still multiplied."""
 
+_MADV_POPULATE_WRITE = 23
+"""Of Linux 5.14; the mmap module does not name it."""
+
 
 class LayerCache(Protocol):
     """One layer of a pool, as attention reads it."""
@@ -71,14 +74,16 @@ def make_pool(format_: KVFormat, pages: int, dtype: torch.dtype, device: torch.d
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On the CPU the system hands out their memory when a page is first written: a pool as
-    large as the machine allows costs what is used of it."""
+    """Zeros. On the CPU their memory is taken now: handed out when a page is first written, as the
+    system does it otherwise, it cost single steps 40 ms; and what does not fit fails at the start.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE)
-    # Large pages: filling the pool then costs a fraction of the page faults. A hint only.
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    # Large pages: taking the pool costs a fraction of the page faults. Both are hints.
+    for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
+        with contextlib.suppress(OSError):
+            memory.madvise(advice)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
