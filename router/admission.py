@@ -29,13 +29,17 @@ class Patience(NamedTuple):
 
 
 class Admission:
-    def __init__(self, limit: int) -> None:
+    """``on_refusal`` is told why, for each request that is not let in."""
+
+    def __init__(self, limit: int, on_refusal: Callable[[str], None] = lambda reason: None) -> None:
         self._limit = limit
+        self._on_refusal = on_refusal
         self.inside: Counter[int] = Counter()  # requests by priority
 
     def check(self, priority: int) -> None:
         """Raises ApiError (429) when a request of this priority would be one too many."""
         if self.inside[priority] >= self._limit:
+            self._on_refusal("requests")
             raise overloaded(
                 f"{self._limit} requests of priority {priority} are being served already", 1.0
             )
@@ -56,19 +60,30 @@ class Admission:
 
         return leave
 
+    def check_patience(self, placement: Placement, patience: Patience, waited_s: float) -> None:
+        """Raises ApiError (429), see ``check_patience``."""
+        check_patience(placement, patience, waited_s, self._on_refusal)
 
-def check_patience(placement: Placement, patience: Patience, waited_s: float) -> None:
+
+def check_patience(
+    placement: Placement,
+    patience: Patience,
+    waited_s: float,
+    on_refusal: Callable[[str], None] = lambda reason: None,
+) -> None:
     """Raises ApiError (429) when the request, which arrived ``waited_s`` ago, would come too late
     where it is to be placed."""
     queue_s = max(placement.p.correction * placement.p.queue_s, placement.d.wait_s)
     predicted_s = max(placement.ttft_s, placement.d.wait_s) + waited_s
     if predicted_s > patience.ttft_s:
+        on_refusal("ttft")
         raise overloaded(
             f"the first token is predicted to take {predicted_s:.1f} s, and is due within"
             f" {patience.ttft_s:g} s",
             predicted_s - patience.ttft_s,
         )
     if queue_s > patience.queue_s:
+        on_refusal("queue")
         raise overloaded(
             f"the queue is predicted to take {queue_s:.1f} s, and new requests are let in up to"
             f" {patience.queue_s:g} s; a deadline of your own (x-baton-ttft-deadline-ms) counts"

@@ -49,6 +49,7 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/ready", ready, methods=["GET"])
     app.add_api_route("/metrics", metrics, methods=["GET"])
+    app.add_api_route("/sd", sd, methods=["GET"])
     return app
 
 
@@ -113,6 +114,10 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    state = _state(request)
-    state.show()
-    return Response(state.metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})
+    page = _state(request).page()
+    return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def sd(request: Request) -> Response:
+    """Where every process has its metrics (Prometheus ``http_sd_configs``)."""
+    return _json(await _state(request).discovered())

@@ -23,7 +23,7 @@ import msgspec
 
 from protocol.liveness import MAX_DEATHS
 from protocol.request import Finish, Request
-from router.admission import Admission, Patience, check_patience
+from router.admission import Admission, Patience
 from router.attempt import Attempt
 from router.body import ClientGone
 from router.errors import ApiError, failed, invalid, timed_out, unavailable
@@ -97,7 +97,7 @@ class Generation:
         if placed is None:
             raise unavailable("no decode worker is attached; try again shortly")
         waited_s = time.perf_counter() - self._wanted.arrived
-        check_patience(placed.choice.chosen, self._wanted.patience, waited_s)
+        self._admission.check_patience(placed.choice.chosen, self._wanted.patience, waited_s)
         self._set_timer("first token", self._settings.first_token_timeout_s)
         self._set_timer("end of the request", self._settings.request_timeout_s)
         self._submit(placed)

@@ -104,6 +104,13 @@ class DecodeLink:
         """Its engine is being replaced: what it is given waits."""
         return isinstance(self._load, pb.Load) and self._load.down
 
+    @property
+    def state(self) -> str:
+        """As metrics show it."""
+        if not self.attached or self.down:
+            return "down"
+        return "ready" if self.ready else "draining"
+
     def load(self) -> DecodeLoad:
         return DecodeLoad(
             own=len(self._inflight),

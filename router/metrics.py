@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from router import buckets
 from router.attempt import Attempt
 from router.snapshot import Objectives
+from router.timeline import stages
 
-_STAGES = {  # by the events at the decode worker that they lie between
-    "queue": ("prefill_queued", "prefill_started"),
-    "prefill": ("prefill_started", "first_token"),
-    "wire": ("first_token", "kv_ready"),
-}
+ROLE = "router"
+REPLICA_CHARS = 12  # of an instance id
 
 
 class Metrics:
     """A registry of its own: several routers may live in one process. ``goals``: the buckets have
-    an edge at each, so that who met them can be read off."""
+    an edge at each, so that who met them can be read off. ``replica``: the router's instance."""
 
-    def __init__(self, model: str, goals: Objectives) -> None:
+    def __init__(self, model: str, goals: Objectives, replica: str = "") -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._model = model
+        self._replica = replica[:REPLICA_CHARS]
         self.goals = goals
         ttft = tuple(sorted({*buckets.TTFT, goals.ttft_s}))
         tpot = tuple(sorted({*buckets.ITL, goals.tpot_s}))
@@ -71,32 +78,42 @@ class Metrics:
         )
         self._stages = Histogram(
             "baton_ttft_stage_seconds",
-            "Parts of the time to first token",
-            ["model", "stage"],
+            "Parts of the time to first token; wire and scatter come after it",
+            ["model", "role", "stage"],
             buckets=ttft,
             registry=self.registry,
         )
-        self._slo_met = Counter(
-            "baton_slo_met",
-            "Requests within an objective",
-            ["model", "slo"],
+        self._slo_met = self._by("slo_met", "Requests within an objective", "slo")
+        self._requests = self._by("requests", "Requests ended", "status")
+        self._refusals = self._by("admission_refusals", "Requests not let in", "reason")
+        self._replicas = Gauge(
+            "baton_replicas",
+            "Workers that this router knows",
+            ["model", "role", "state", "replica"],
             registry=self.registry,
-        )
-        self._requests = Counter(
-            "baton_requests", "Requests ended", ["model", "status"], registry=self.registry
         )
 
     def ended(self, status: str) -> None:
         """Count a request: ok, cancelled, or the HTTP status of its error."""
-        self._requests.labels(self._model, status).inc()
+        self._requests.labels(self._model, ROLE, status).inc()
+
+    def refused(self, reason: str) -> None:
+        """Count a refusal: by the number of ``requests``, by ``ttft`` or by ``queue``."""
+        self._refusals.labels(self._model, ROLE, reason).inc()
+
+    def replicas(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Workers by role and state."""
+        self._replicas.clear()
+        for (role, state), count in counts.items():
+            self._replicas.labels(self._model, role, state, self._replica).set(count)
 
     def stage(self, name: str, seconds: float) -> None:
-        self._stages.labels(self._model, name).observe(max(0.0, seconds))
+        self._stages.labels(self._model, ROLE, name).observe(seconds)
 
     def slo(self, name: str, met: bool) -> None:
-        self._slo_met.labels(self._model, name).inc(met)
+        self._slo_met.labels(self._model, ROLE, name).inc(met)
 
-    def routed(self, attempts: Sequence[Attempt], arrived: float) -> None:
+    def routed(self, attempts: Sequence[Attempt]) -> None:
         """A request has ended; its attempts."""
         for attempt in attempts:
             self.decision.observe(attempt.placed.seconds)
@@ -105,28 +122,26 @@ class Metrics:
         first = attempts[0]
         assert first.first_token_s is not None
         self.prediction.observe(first.first_token_s / max(1e-6, first.chosen.ttft_s))
-        marks = first.timeline
-        self.stage("route", first.submitted - arrived)
-        for name, (begin, end) in _STAGES.items():
-            if begin in marks and end in marks:
-                self.stage(name, marks[end] - marks[begin])
-        if "first_token" in marks:
-            self.stage("first_emit", first.first_token_s - marks["first_token"])
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        metric = Histogram(
-            f"baton_{name}", text, ["model"], buckets=buckets, registry=self.registry
-        )
-        return metric.labels(self._model)
+        labels = ["model", "role"]
+        metric = Histogram(f"baton_{name}", text, labels, buckets=buckets, registry=self.registry)
+        return metric.labels(self._model, ROLE)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"baton_{name}", text, ["model"], registry=self.registry).labels(self._model)
+        metric = Counter(f"baton_{name}", text, ["model", "role"], registry=self.registry)
+        return metric.labels(self._model, ROLE)
+
+    def _by(self, name: str, text: str, label: str) -> Counter:
+        return Counter(f"baton_{name}", text, ["model", "role", label], registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"baton_{name}", text, ["model"], registry=self.registry).labels(self._model)
+        labels = ["model", "role", "replica"]
+        metric = Gauge(f"baton_{name}", text, labels, registry=self.registry)
+        return metric.labels(self._model, ROLE, self._replica)
 
 
 class Meter:
@@ -159,7 +174,11 @@ class Meter:
 
     def ended(self, status: str, prompt: int, cached: int, attempts: Sequence[Attempt]) -> None:
         metrics = self._metrics
-        metrics.routed(attempts, self._arrived)
+        metrics.routed(attempts)
+        if self._tokens:
+            first_s = self._first - self._arrived
+            for name, seconds in stages(self._arrived, first_s, attempts).items():
+                metrics.stage(name, seconds)
         (metrics.running if self._tokens else metrics.waiting).dec()
         metrics.ended(status)
         metrics.duration.observe(time.perf_counter() - self._arrived)

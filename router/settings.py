@@ -27,6 +27,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     client_buffer_tokens: int = 1024  # tokens a client may lag behind before it loses its request
     refresh_s: float = 0.5  # between two looks into the directory
     max_body_bytes: int = 8 * 1024 * 1024
+    metrics_host: str = "127.0.0.1"  # this router's own metrics, whoever shares its ingress
+    metrics_port: int = 0  # 0: any free one
     adds_request_id: bool = True  # False where the proxy in front adds x-request-id itself
     routing_policy: PolicyName = "cost"
     ttft_slo_s: float = 2.0  # objectives: what placements are weighed by

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -19,11 +21,25 @@ from router.learned import Learned
 from router.ledger import Ledger
 from router.metrics import Metrics
 from router.placing import Placer
+from router.sd import Published, groups
 from router.settings import RouterSettings
 from router.tenants import Tenants, read_tenants
 from router.tokens import load_tokenizer
 from router.watch import Watch
 from router.workers import ListWorkers, Pool
+
+ROLES = ("prefill", "decode")
+STATES = ("ready", "draining", "down")
+
+
+def worker_states(pool: Pool) -> Counter[tuple[str, str]]:
+    """Workers by role and state; a decode worker without stream or engine is down."""
+    found = Counter({(role, state): 0 for role in ROLES for state in STATES})
+    found.update(("decode", link.state) for link in pool.links.values())
+    found.update(
+        ("prefill", "draining" if record.draining else "ready") for record in pool.prefill.values()
+    )
+    return found
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,7 @@ class RouterState:
     admission: Admission
     placer: Placer
     tenants: Tenants
+    published: Published
     started: int  # seconds since the epoch
 
     def show(self) -> None:
@@ -49,6 +66,19 @@ class RouterState:
         show.index_entries.set(self.index.entries)
         show.index_staleness.set(self.follower.staleness_s if self.follower else 0.0)
         show.queued_prefill_tokens.set(sum(q.tokens for q in self.ledger.queues.values()))
+        show.replicas(worker_states(self.pool))
+
+    def page(self) -> bytes:
+        """What Prometheus reads."""
+        self.show()
+        return self.metrics.page()
+
+    async def discovered(self) -> list[dict[str, Any]]:
+        """Every live process with metrics, as ``http_sd_configs`` wants it."""
+        links = [link.record for link in self.pool.links.values()]
+        workers = [*links, *self.pool.prefill.values()]
+        tls = self.settings.tls is not None
+        return groups(workers, await self.published.routers(), self.settings.cluster, tls=tls)
 
     @property
     def routing(self) -> Routing:
@@ -68,7 +98,10 @@ async def opened(
     tokenizer = load_tokenizer(settings.model_path)
     tenants = read_tenants(settings.api_keys)
     index, ledger, learned = PrefixIndex(), Ledger(time.monotonic), Learned()
-    follower = None
+    follower = client = None
+    state: RouterState
+    published = Published(settings, lambda: state.page())
+    metrics = Metrics(settings.model_id, settings.goals, published.instance)
     async with AsyncExitStack() as stack:
         if list_workers is None:
             client = connect(settings.redis_url)
@@ -86,18 +119,22 @@ async def opened(
         )
         stack.push_async_callback(pool.close)
         await pool.start()
-        yield RouterState(
+        state = RouterState(
             settings=settings,
             tokenizer=tokenizer,
             new_detokenizer=detokenizers(tokenizer),
-            metrics=Metrics(settings.model_id, settings.goals),
+            metrics=metrics,
             pool=pool,
             index=index,
             follower=follower,
             ledger=ledger,
             learned=learned,
-            admission=Admission(settings.max_requests),
+            admission=Admission(settings.max_requests, metrics.refused),
             placer=Placer(pool, index, ledger, learned, settings.goals, settings.routing_policy),
             tenants=tenants,
+            published=published,
             started=int(time.time()),
         )
+        stack.push_async_callback(published.close)
+        await published.start(client)
+        yield state

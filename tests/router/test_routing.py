@@ -213,12 +213,14 @@ async def test_what_workers_account_for_is_learnt(start: Start) -> None:
         for line in page.splitlines()
         if not line.startswith("#")
     }
-    of = f'{{model="{MODEL}"}}'
+    of = f'{{model="{MODEL}",role="router"}}'
     assert values[f"baton_router_decision_seconds_count{of}"] == 3
     assert values[f"baton_prefix_cache_queries_tokens_total{of}"] == 3 * 640
-    assert values[f'baton_slo_met_total{{model="{MODEL}",slo="ttft"}}'] == 3
-    assert values[f"baton_index_entries{of}"] == 0
-    stage = f'baton_ttft_stage_seconds_count{{model="{MODEL}",stage="route"}}'
+    assert values[f'baton_slo_met_total{{model="{MODEL}",role="router",slo="ttft"}}'] == 3
+    replica = cluster.app.state.router.published.instance[:12]
+    gauge = f'{{model="{MODEL}",replica="{replica}",role="router"}}'
+    assert values[f"baton_index_entries{gauge}"] == 0
+    stage = f'baton_ttft_stage_seconds_count{{model="{MODEL}",role="router",stage="route"}}'
     assert values[stage] == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx
@@ -153,8 +154,8 @@ async def test_a_client_that_hangs_up_frees_the_worker(start: Start) -> None:
         await until(lambda: len(cluster.workers[0].cancelled) == 3, 1.0)
         assert load_of(cluster) == 0
     page = (await cluster.client.get("/metrics")).text
-    assert 'baton_requests_total{model="tiny",status="cancelled"} 3.0' in page
-    assert 'baton_requests_waiting{model="tiny"} 0.0' in page
+    assert 'baton_requests_total{model="tiny",role="router",status="cancelled"} 3.0' in page
+    assert re.search(r'baton_requests_waiting{model="tiny",[^}]*} 0.0\n', page)
 
 
 async def test_a_slow_client_loses_only_its_own_request(start: Start) -> None:

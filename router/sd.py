@@ -1,0 +1,97 @@
+"""``/sd``: every live process as Prometheus wants it (``http_sd_configs``), and this router's place
+among them.
+
+https://prometheus.io/docs/prometheus/latest/http_sd/ fixes the shape: a list of groups, each with
+``targets`` (host:port) and ``labels``. Labels with ``__meta_`` in front are for relabelling and do
+not reach the series, which have a role of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from protocol.directory import Directory, RouterRecord, WorkerRecord, new_instance_id
+from protocol.leases import Presence
+from protocol.metrics_http import MetricsServer
+from router.settings import RouterSettings
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # for Redis to say which other routers there are
+
+
+def groups(
+    workers: Iterable[WorkerRecord], routers: Iterable[RouterRecord], cluster: str, *, tls: bool
+) -> list[dict[str, Any]]:
+    """A group for each process that serves metrics; ``tls``: they want certificates."""
+    of = [(w.metrics_endpoint, w.role, w.instance, w.model.id) for w in workers]
+    of += [(r.metrics_endpoint, "router", r.instance, r.model) for r in routers]
+    scheme = "https" if tls else "http"
+    return [
+        {
+            "targets": [endpoint],
+            "labels": {
+                "__scheme__": scheme,
+                "__meta_baton_cluster": cluster,
+                "__meta_baton_role": role,
+                "__meta_baton_instance": instance,
+                "__meta_baton_model": model,
+            },
+        }
+        for endpoint, role, instance, model in sorted(of)
+        if endpoint
+    ]
+
+
+class Published:
+    """A router's own metrics port, and its record in the directory: start -> close.
+
+    An ingress that several routers share leads to any of them; this port to one."""
+
+    def __init__(self, settings: RouterSettings, page: Callable[[], bytes]) -> None:
+        self.instance = new_instance_id()
+        self._settings = settings
+        self._server = MetricsServer(page)
+        self._record: RouterRecord | None = None
+        self._directory: Directory | None = None
+        self._presence: Presence[RouterRecord] | None = None
+        self._others: list[RouterRecord] = []
+
+    async def start(self, client: redis.Redis | None) -> None:
+        """Listen, and register when Redis answers (None: there is none). Raises StartupError."""
+        settings = self._settings
+        endpoint = await self._server.start(settings.metrics_host, settings.metrics_port)
+        record = self._record = RouterRecord(
+            instance=self.instance,
+            model=settings.model_id,
+            metrics_endpoint=endpoint,
+            pid=os.getpid(),
+        )
+        if client is not None:
+            self._directory = Directory(client, settings.cluster)
+            self._presence = Presence(self._directory.routers, lambda: record)
+            self._presence.start_later(self.instance)
+
+    async def close(self) -> None:
+        if self._presence is not None:
+            await self._presence.end()
+        await self._server.close()
+
+    async def routers(self) -> list[RouterRecord]:
+        """This one, and the others; where Redis does not answer, those last known."""
+        assert self._record is not None
+        if self._directory is not None:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    self._others = await self._directory.routers.all()
+            except (RedisError, OSError, TimeoutError) as error:
+                log.warning("routers cannot be listed: %s", error)
+        others = [r for r in self._others if r.instance != self.instance]
+        return [self._record, *others]
