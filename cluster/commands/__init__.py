@@ -1,0 +1,1 @@
+"""The commands of `baton`, a file each; `cluster.cli` lists them."""
