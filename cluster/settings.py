@@ -65,7 +65,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         as_role(self.role)
         if not self.token:
             raise StartupError("a worker needs the cluster token: set BATON_TOKEN")
-        check_bind(self.host)
+        check_bind(self.host, tls=self.tls is not None)
         check_url(self.redis_url)
         for name in ("port", "kv_port", "metrics_port"):
             value = getattr(self, name)

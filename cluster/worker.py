@@ -29,6 +29,7 @@ from engine import messages as m
 from engine.client import EngineClient
 from engine.spec import EngineSpec
 from kvtransfer.links import Receiver
+from kvtransfer.prefillers import Prefillers
 from kvtransfer.sink import KVSink
 from kvtransfer.source import KVSource
 from prefill_worker.service import PrefillService
@@ -47,6 +48,7 @@ from protocol.errors import StartupError
 from protocol.leases import Presence
 from protocol.metrics_http import MetricsServer
 from protocol.rpc import server_options
+from protocol.security import Security
 
 log = logging.getLogger("baton.worker")
 
@@ -84,9 +86,11 @@ class Worker:
         self._redis = connect(settings.redis_url)
         self._events = EventLog(self._redis, settings.cluster, self.instance)
         self._engine = EngineClient(engine_command(), spec, self._progress, self._events)
-        self._source = KVSource(settings.token)
-        self._sink = KVSink(settings.token)
-        self._receiver = Receiver(self._engine, self._sink, settings.token, settings.kv_codec)
+        self._security = Security(settings.tls)
+        self._source = KVSource(settings.token, self._security)
+        self._sink = KVSink(settings.token, self._security)
+        prefillers = Prefillers(settings.token, self._security)
+        self._receiver = Receiver(self._engine, self._sink, prefillers, settings.kv_codec)
         self._prefill = PrefillService(self._engine, self._source, self._receiver, self.instance)
         self._decode = DecodeService(
             self._engine, self._receiver, settings.local_prefill_tokens, self.instance
@@ -111,7 +115,7 @@ class Worker:
 
     async def start(self) -> None:
         """Load the engine, listen, register. Raises StartupError."""
-        check_bind(self.settings.host)
+        check_bind(self.settings.host, tls=self.settings.tls is not None)
         began = time.monotonic()
         ready = await self._engine.start()
         self._model = self._describe(ready)
@@ -138,14 +142,10 @@ class Worker:
         )
         rpc.add_DecodeServicer_to_server(self._decode, server)
         rpc.add_PrefillServicer_to_server(self._prefill, server)
-        address = f"{self.settings.host}:{self.settings.port}"
-        try:
-            port = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise StartupError(f"cannot listen on {address}: {error}") from error
+        endpoint = self._security.listen(server, self.settings.host, self.settings.port)
         await server.start()
         self._server = server
-        return f"{self.settings.host}:{port}"
+        return endpoint
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take nothing new, let running requests finish for up to ``drain_s``, then go."""

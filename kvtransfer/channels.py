@@ -24,15 +24,17 @@ class Channels(Generic[C]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open, self._close, self._clock = open_channel, close_channel, clock
-        self._channels: OrderedDict[str, tuple[C, float]] = OrderedDict()  # longest unused first
+        # By endpoint and version; the longest unused first.
+        self._channels: OrderedDict[tuple[str, int], tuple[C, float]] = OrderedDict()
 
-    def get(self, endpoint: str) -> C:
-        """The channel to ``endpoint`` (host:port)."""
-        now = self._clock()
-        channel, _ = self._channels.pop(endpoint, (None, 0.0))
+    def get(self, endpoint: str, version: int = 0) -> C:
+        """The channel to ``endpoint`` (host:port). With another ``version`` it is another one; what
+        runs on the old one goes on."""
+        now, key = self._clock(), (endpoint, version)
+        channel, _ = self._channels.pop(key, (None, 0.0))
         if channel is None:
             channel = self._open(endpoint)
-        self._channels[endpoint] = (channel, now)
+        self._channels[key] = (channel, now)
         while now - next(iter(self._channels.values()))[1] > IDLE_S:
             _, (idle, _) = self._channels.popitem(last=False)
             self._close(idle)

@@ -28,10 +28,12 @@ class Links:
 class Receiver:
     """The receiving end of a worker, whichever engine process serves it. Event loop only."""
 
-    def __init__(self, engine: EngineClient, sink: KVSink, token: str, codec: Wanted) -> None:
+    def __init__(
+        self, engine: EngineClient, sink: KVSink, prefillers: Prefillers, codec: Wanted
+    ) -> None:
         self._engine = engine
         self._sink = sink
-        self._prefillers = Prefillers(token)
+        self._prefillers = prefillers
         self._codec = codec
         self.traffic = TrafficCounter()
         self._slots: tuple[Session, InboundSlots] | None = None

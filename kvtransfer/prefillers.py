@@ -12,7 +12,7 @@ from kvtransfer.channels import Channels
 from protocol import auth
 from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
-from protocol.rpc import channel_options
+from protocol.security import LOOPBACK, Security
 
 SUSPECT_S = 5.0
 """For so long nobody turns to a worker that was found silent; the directory lists it no longer."""
@@ -23,9 +23,10 @@ PrefillCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.PrefillCall, pb.PrefillEv
 class Prefillers:
     """One channel for each endpoint, opened when first needed."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, security: Security = LOOPBACK) -> None:
         self._metadata = auth.metadata(token)
-        self._channels = Channels(_open, self._retire)
+        self._security = security
+        self._channels = Channels(security.async_channel, self._retire)
         self._closing: set[asyncio.Task[None]] = set()
         self._suspected: dict[str, float] = {}  # endpoint -> until when
 
@@ -43,8 +44,10 @@ class Prefillers:
         return True
 
     def run(self, endpoint: str) -> PrefillCall:
-        """Open a Prefill.Run call; whoever opens it cancels it."""
-        stub: rpc.PrefillAsyncStub = rpc.PrefillStub(self._channels.get(endpoint))
+        """Open a Prefill.Run call; whoever opens it cancels it. Raises TransferFailed for an
+        endpoint that may not be dialled."""
+        channel = self._channels.get(endpoint, self._security.version)
+        stub: rpc.PrefillAsyncStub = rpc.PrefillStub(channel)
         return stub.Run(metadata=self._metadata)
 
     def _retire(self, channel: grpc.aio.Channel) -> None:
@@ -55,7 +58,3 @@ class Prefillers:
     async def close(self) -> None:
         for channel in self._channels.drain():
             await channel.close()
-
-
-def _open(endpoint: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(endpoint, options=channel_options())

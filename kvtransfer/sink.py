@@ -19,7 +19,7 @@ from kvtransfer.frames import Expectation, unpack
 from kvtransfer.source import PULL
 from protocol import auth
 from protocol.errors import TransferFailed
-from protocol.rpc import channel_options
+from protocol.security import LOOPBACK, Security
 
 MAX_PULLS = 256
 
@@ -85,9 +85,10 @@ class Pull:
 class KVSink:
     """Channels to the KV servers of others, and the threads that read from them."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, security: Security = LOOPBACK) -> None:
         self._metadata = auth.metadata(token)
-        self._channels = Channels(_open, grpc.Channel.close)
+        self._security = security
+        self._channels = Channels(security.channel, grpc.Channel.close)
         self._threads = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="kv-sink")
 
     def open(
@@ -97,8 +98,9 @@ class KVSink:
         view: Callable[[int, int], memoryview],
         arrived: Arrived,
     ) -> Pull:
-        """Open the stream of one transfer; ``run`` it with ``finish``."""
-        channel = self._channels.get(endpoint)
+        """Open the stream of one transfer; ``run`` it with ``finish``. Raises TransferFailed for an
+        endpoint that may not be dialled."""
+        channel = self._channels.get(endpoint, self._security.version)
         method: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PULL)
         call = method(expectation.transfer, metadata=self._metadata)
         return Pull(call, expectation, view, arrived, asyncio.get_running_loop())
@@ -122,7 +124,3 @@ class KVSink:
         for channel in self._channels.drain():
             channel.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _open(endpoint: str) -> grpc.Channel:
-    return grpc.insecure_channel(endpoint, options=channel_options())

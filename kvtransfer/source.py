@@ -20,9 +20,9 @@ import grpc
 from engine.kv_format import Codec
 from engine.messages import Frame
 from kvtransfer.frames import FrameHeader, pack
-from protocol.auth import TokenGuard, check_bind
-from protocol.errors import StartupError
+from protocol.auth import TokenGuard
 from protocol.rpc import server_options
+from protocol.security import LOOPBACK, Security
 
 SERVICE = "baton.v1.KV"
 PULL = f"/{SERVICE}/Pull"
@@ -89,7 +89,8 @@ class Outlet:
 class KVSource:
     """The KV server of a worker, and the outlets that it may serve now."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, security: Security = LOOPBACK) -> None:
+        self._security = security
         self._lock = threading.Lock()
         self._outlets: dict[bytes, Outlet] = {}
         self._server = grpc.server(
@@ -105,14 +106,10 @@ class KVSource:
         )
 
     def start(self, host: str, port: int) -> str:
-        """Listen; returns host:port. Raises StartupError when the port is taken."""
-        check_bind(host)
-        try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
-            raise StartupError(f"cannot listen for KV on {host}:{port}: {error}") from error
+        """Listen; returns host:port. Raises StartupError, as when the port is taken."""
+        endpoint = self._security.listen(self._server, host, port, "KV")
         self._server.start()
-        return f"{host}:{bound}"
+        return endpoint
 
     def stop(self) -> None:
         self._server.stop(grace=None).wait(5.0)

@@ -1,8 +1,8 @@
 """The cluster token on every RPC between Baton's processes.
 
 The token is drawn once per cluster and handed to its processes through their environment; a caller
-without it is refused before a handler runs. It authenticates; it does not encrypt, so listeners
-stay on loopback until TLS is there (``check_bind``).
+without it is refused before a handler runs. It authenticates; it does not encrypt: beyond loopback
+there must be TLS as well (``check_bind``, ``check_http_bind``).
 """
 
 from __future__ import annotations
@@ -89,16 +89,55 @@ class TokenGuard(grpc.ServerInterceptor):
         return _refusal(handler, refuse)
 
 
-def check_bind(host: str) -> None:
-    """Raises StartupError for a host that is not loopback: there is no TLS yet."""
+def is_loopback(host: str) -> bool:
+    """Whether what listens on ``host`` is reached from this machine alone."""
     if host == "localhost":
-        return
+        return True
     try:
-        if ipaddress.ip_address(host).is_loopback:
-            return
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        pass
-    raise StartupError(
-        f"refusing to listen on {host!r}: beyond loopback Baton needs TLS, which it does not have"
-        " yet; expected 127.0.0.1, ::1 or localhost"
-    )
+        return False
+
+
+def check_bind(host: str, *, tls: bool = False) -> None:
+    """Raises StartupError for a host that a worker may not listen on. Whoever listens has the
+    cluster's token already; beyond loopback TLS must be there, too."""
+    if is_loopback(host):
+        return
+    if not tls:
+        raise StartupError(
+            f"refusing to listen on {host!r}: beyond loopback workers need TLS. Missing: the files"
+            " ca, cert and key (`baton certs init DIR --host NAME` makes them). Without them:"
+            " 127.0.0.1, ::1 or localhost"
+        )
+    if not host or _is_wildcard(host):
+        raise StartupError(
+            f"a worker cannot listen on {host!r}: its host is the name or address by which the"
+            " others reach it"
+        )
+
+
+def check_http_bind(host: str, *, api_keys: bool, tls: bool, allow_plain_http: bool) -> None:
+    """Raises StartupError for a host that a router may not listen on, and says what is missing."""
+    if is_loopback(host):
+        return
+    missing = []
+    if not api_keys:
+        missing.append("a file of API keys (--api-keys; `baton keys new TENANT` draws a key)")
+    if not (tls or allow_plain_http):
+        missing.append(
+            "a certificate for HTTPS (http_tls: cert and key), or allow_plain_http where a proxy"
+            " in front speaks TLS"
+        )
+    if missing:
+        raise StartupError(
+            f"refusing to listen on {host!r}: beyond loopback a router needs API keys and TLS."
+            f" Missing: {'; '.join(missing)}. Without them: 127.0.0.1, ::1 or localhost"
+        )
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

@@ -23,10 +23,11 @@ import grpc.aio
 
 from protocol import auth
 from protocol import wire_pb2 as pb
+from protocol import wire_pb2_grpc as rpc
 from protocol.directory import WorkerRecord
 from protocol.liveness import SILENCE_S, Silence
-from protocol.rpc import INSTANCE_KEY, channel_options
-from protocol.wire_pb2_grpc import DecodeStub
+from protocol.rpc import INSTANCE_KEY
+from protocol.security import LOOPBACK, Security
 from router.load import DecodeLoad
 from router.mailbox import Mailbox, Trouble
 from router.outputs import Flight, deliver
@@ -52,10 +53,12 @@ class DecodeLink:
         token: str,
         on_change: Callable[[], None],
         on_load: Callable[[str, int], None] = lambda instance, queued_tokens: None,
+        security: Security = LOOPBACK,
     ) -> None:
         self.record = record
         self.attached = False
         self._metadata = (*auth.metadata(token), (INSTANCE_KEY, record.instance))
+        self._security = security
         self._on_change = on_change
         self._on_load = on_load
         self._inflight: dict[str, Flight] = {}
@@ -133,25 +136,27 @@ class DecodeLink:
             self._detach("the worker is no longer used")
 
     async def _keep_attached(self) -> None:
+        while True:  # once for each renewal of the certificates
+            version = self._security.version
+            async with self._security.async_channel(self.record.endpoint) as channel:
+                await self._attach_again(rpc.DecodeStub(channel), version)
+
+    async def _attach_again(self, stub: rpc.DecodeAsyncStub, version: int) -> None:
         pause = _RETRY_S[0]
-        async with grpc.aio.insecure_channel(
-            self.record.endpoint, options=channel_options()
-        ) as channel:
-            stub = DecodeStub(channel)
-            while True:
-                try:
-                    reason = await self._attach(stub.Attach(metadata=self._metadata))
-                except (grpc.aio.AioRpcError, TimeoutError) as error:
-                    reason = _reason(error)
-                except Exception as error:
-                    log.exception("decode worker %s: a bug", self.record.endpoint)
-                    reason = repr(error)
-                if self.attached:
-                    log.warning("decode worker %s: stream ended: %s", self.record.endpoint, reason)
-                    pause = _RETRY_S[0]
-                self._detach(reason)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _RETRY_S[1])
+        while version == self._security.version:
+            try:
+                reason = await self._attach(stub.Attach(metadata=self._metadata))
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                reason = _reason(error)
+            except Exception as error:
+                log.exception("decode worker %s: a bug", self.record.endpoint)
+                reason = repr(error)
+            if self.attached:
+                log.warning("decode worker %s: stream ended: %s", self.record.endpoint, reason)
+                pause = _RETRY_S[0]
+            self._detach(reason)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _RETRY_S[1])
 
     async def _attach(self, call: Call) -> str:
         """Serve one stream to its end; returns or raises why it ended."""

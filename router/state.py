@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from protocol.directory import Directory, connect
+from protocol.security import Security
 from router.admission import Admission
 from router.detokenize import Detokenizer, detokenizers
 from router.follow import Follower
@@ -116,6 +117,7 @@ async def opened(
             token=settings.token,
             refresh_s=settings.refresh_s,
             watcher=Watch(index, ledger, learned, follower),
+            security=Security(settings.tls),
         )
         stack.push_async_callback(pool.close)
         await pool.start()

@@ -18,6 +18,7 @@ from typing import Protocol
 from redis.exceptions import RedisError
 
 from protocol.directory import ModelInfo, WorkerRecord
+from protocol.security import LOOPBACK, Security
 from router.link import DecodeLink
 from router.step_model import PRIOR, StepModel, completed, parse, pooled
 
@@ -50,6 +51,7 @@ class Pool:
         token: str,
         refresh_s: float,
         watcher: Watcher | None = None,
+        security: Security = LOOPBACK,
     ) -> None:
         self._list = list_workers
         self._model_id = model_id
@@ -62,6 +64,7 @@ class Pool:
         self._step_models: dict[str, StepModel] = {}
         self._typical_step = PRIOR
         self._model: ModelInfo | None = None
+        self._security = security
         self._refused: set[str] = set()
         self._silent = False
         self._changed = asyncio.Event()
@@ -130,14 +133,16 @@ class Pool:
 
     async def _apply(self, records: list[WorkerRecord]) -> None:
         await self._drop_gone(records)
-        records = self._same_model(records)
+        records = self._same_model(self._reachable(records))
         self.prefill = self._prefill_of(records)
         for record in records:
             if record.role != "decode":
                 continue
             link = self.links.get(record.instance)
             if link is None:
-                link = DecodeLink(record, self._token, self._changed.set, self._on_load)
+                link = DecodeLink(
+                    record, self._token, self._changed.set, self._on_load, self._security
+                )
                 self.links[record.instance] = link
                 link.start()
             link.update(record)
@@ -185,6 +190,20 @@ class Pool:
             if instance not in listed and (replaced or not link.attached):
                 del self.links[instance]
                 await link.close()
+
+    def _reachable(self, records: list[WorkerRecord]) -> list[WorkerRecord]:
+        """Those that this router may talk to: anybody who writes into Redis can name a host."""
+        reachable = []
+        for record in records:
+            if self._security.permits(record.endpoint):
+                reachable.append(record)
+            elif record.instance not in self._refused:
+                self._refused.add(record.instance)
+                log.warning(
+                    "ignoring %s worker %s: it is not on this machine, and there is no TLS",
+                    *(record.role, record.endpoint),
+                )
+        return reachable
 
     def _same_model(self, records: list[WorkerRecord]) -> list[WorkerRecord]:
         """Those that serve what the workers in use serve, bit by bit."""

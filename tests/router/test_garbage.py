@@ -85,7 +85,7 @@ async def test_an_emptied_directory_costs_no_prefill_worker(start: Start) -> Non
     await pool.refresh()
     assert sorted(pool.prefill) == ["p0", "p1"]
     # Another instance on the same port is another matter, and so is one that stays away.
-    cluster.prefill = [prefill_record("p2", cluster.model, endpoint="p0:1")]
+    cluster.prefill = [prefill_record("p2", cluster.model, endpoint="127.0.0.1:100")]
     await pool.refresh()
     assert sorted(pool.prefill) == ["p1", "p2"]
     pool._seen["p1"] -= 10

@@ -23,8 +23,8 @@ def prefill(instance: str, model: ModelInfo, **changes: object) -> WorkerRecord:
     record = WorkerRecord(
         instance=instance,
         role="prefill",
-        endpoint=f"{instance}:1",
-        kv_endpoint=f"{instance}:2",
+        endpoint=f"127.0.0.1:10{instance[-1]}",
+        kv_endpoint=f"127.0.0.1:20{instance[-1]}",
         model=model,
         pid=1,
         engine_pid=2,
@@ -159,7 +159,7 @@ async def test_prefill_candidates_travel_with_the_request(start: Start) -> None:
         ["p4", "p3", "p2"],
     ]
     best = worker.requests[0].prefill[0]
-    assert (best.endpoint, best.kv_endpoint) == ("p1:1", "p1:2")
+    assert (best.endpoint, best.kv_endpoint) == ("127.0.0.1:101", "127.0.0.1:201")
     queued = {
         instance: queue.tokens for instance, queue in state.ledger.queues.items() if queue.tokens
     }

@@ -1,0 +1,136 @@
+"""Reads and judges certificates: who issued them, for whom, until when (RFC 5280)."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from protocol.errors import StartupError
+
+WARN_DAYS = 14
+
+
+class Pems(NamedTuple):
+    """What an end of a connection needs, as PEM."""
+
+    ca: bytes
+    cert: bytes  # with intermediate certificates after it, where there are any
+    key: bytes
+
+
+def check(pems: Pems, now: float, names: Mapping[str, str]) -> None:
+    """Raises StartupError for what no connection could be made with. ``now``: seconds since the
+    epoch; ``names``: what to call ca, cert and key in the message."""
+    cas = _parse(pems.ca, names["ca"])
+    chain = _parse(pems.cert, names["cert"])
+    _check_key(chain[0], pems.key, names["cert"], names["key"])
+    for certificate in chain:
+        _check_dates(certificate, now, names["cert"])
+    issuer = _issuer(chain, cas)
+    if issuer is None:
+        raise StartupError(
+            f"{names['cert']} was not issued by the CA in {names['ca']}: its issuer is"
+            f" {_shown(chain[-1].issuer)}, the CA is {_shown(cas[0].subject)}"
+        )
+    _check_dates(issuer, now, names["ca"])
+
+
+def check_name(cert: bytes, host: str) -> None:
+    """Raises StartupError unless the certificate is for ``host``: nobody would believe it there."""
+    names = hosts_of(x509.load_pem_x509_certificates(cert)[0])
+    if not any(_covers(name, host) for name in names):
+        raise StartupError(
+            f"the certificate is for {', '.join(names) or 'no host'}, and not for {host!r}, where"
+            " this process is to listen: make one with `baton certs node DIR --host` and that name"
+        )
+
+
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """DNS names and IP addresses that a certificate is for."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    addresses = [str(a) for a in names.get_values_for_type(x509.IPAddress)]
+    return [*names.get_values_for_type(x509.DNSName), *addresses]
+
+
+def warning_of(pems: Pems, now: float) -> str | None:
+    """What to say of a certificate that ends within WARN_DAYS."""
+    ends = min(c.not_valid_after_utc for c in x509.load_pem_x509_certificates(pems.cert))
+    days = (ends.timestamp() - now) / 86_400
+    if days > WARN_DAYS:
+        return None
+    if days <= 0:
+        return f"the certificate expired on {ends:%Y-%m-%d}: new connections will be refused"
+    return f"the certificate expires on {ends:%Y-%m-%d}, in {days:.0f} days: renew it"
+
+
+def _parse(pem: bytes, name: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise StartupError(f"{name} holds no certificate in PEM format") from None
+
+
+def _check_key(certificate: x509.Certificate, pem: bytes, cert_name: str, key_name: str) -> None:
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise StartupError(f"{key_name} holds no unencrypted private key in PEM format") from None
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
+        raise StartupError(f"the key in {key_name} does not belong to the certificate {cert_name}")
+
+
+def _check_dates(certificate: x509.Certificate, now: float, name: str) -> None:
+    moment = datetime.fromtimestamp(now, UTC)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if moment > ends:
+        raise StartupError(f"{name} expired on {ends:%Y-%m-%d %H:%M} UTC: renew it")
+    if moment < begins:
+        raise StartupError(
+            f"{name} is valid from {begins:%Y-%m-%d %H:%M} UTC on; the clock here says"
+            f" {moment:%Y-%m-%d %H:%M}"
+        )
+
+
+def _issuer(chain: list[x509.Certificate], cas: list[x509.Certificate]) -> x509.Certificate | None:
+    """The CA at the end of the chain; each certificate is issued by the next."""
+    for certificate, by in itertools.pairwise(chain):
+        if not _issued(certificate, by):
+            return None
+    return next((ca for ca in cas if _issued(chain[-1], ca)), None)
+
+
+def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(by)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _covers(name: str, host: str) -> bool:
+    """A wildcard stands for one whole label, the leftmost (RFC 9525, 6.3)."""
+    try:
+        return ipaddress.ip_address(name) == ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    name, host = name.lower(), host.lower().rstrip(".")
+    return name == host or (name.startswith("*.") and name[2:] == host.partition(".")[2])
+
+
+def _shown(name: x509.Name) -> str:
+    return repr(name.rfc4514_string())

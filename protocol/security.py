@@ -1,0 +1,115 @@
+"""How the ends of gRPC are opened: mutual TLS, or plain where both are on this machine.
+
+Endpoints come from Redis or from a router. Without TLS only loopback is dialled, so that nobody who
+writes into Redis is sent the cluster's token, or prompts.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import grpc
+
+from protocol.auth import check_bind, is_loopback
+from protocol.certificates import Pems, check_name
+from protocol.errors import StartupError, TransferFailed
+from protocol.rpc import channel_options
+from protocol.tls import Identity, TlsFiles
+
+
+class _Server(Protocol):
+    """What the asyncio server and the threaded one have in common."""
+
+    def add_insecure_port(self, address: str) -> int: ...
+
+    def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int: ...
+
+
+class Security:
+    """Of all connections of a process. Raises StartupError for files that cannot be used."""
+
+    def __init__(self, tls: TlsFiles | None = None) -> None:
+        self._identity = None if tls is None else Identity(tls)
+
+    @property
+    def version(self) -> int:
+        """Another one when certificates were renewed: open new channels in place of the old."""
+        return 0 if self._identity is None else self._identity.version
+
+    def permits(self, endpoint: str) -> bool:
+        """Whether ``endpoint`` (host:port) may be dialled."""
+        return self._identity is not None or is_loopback(host_of(endpoint))
+
+    def channel(self, endpoint: str) -> grpc.Channel:
+        """Raises TransferFailed for an endpoint that may not be dialled."""
+        credentials = self._credentials(endpoint)
+        if credentials is None:
+            return grpc.insecure_channel(endpoint, options=channel_options())
+        return grpc.secure_channel(endpoint, credentials, options=channel_options())
+
+    def async_channel(self, endpoint: str) -> grpc.aio.Channel:
+        """Raises TransferFailed for an endpoint that may not be dialled."""
+        credentials = self._credentials(endpoint)
+        if credentials is None:
+            return grpc.aio.insecure_channel(endpoint, options=channel_options())
+        return grpc.aio.secure_channel(endpoint, credentials, options=channel_options())
+
+    def listen(self, server: _Server, host: str, port: int, what: str = "calls") -> str:
+        """Listen on ``host:port``, 0 for any; returns the endpoint. Raises StartupError."""
+        check_bind(host, tls=self._identity is not None)
+        address = join(host, port)
+        try:
+            if self._identity is None:
+                bound = server.add_insecure_port(address)
+            else:
+                check_name(self._identity.current()[1].cert, host)
+                bound = server.add_secure_port(address, _server_credentials(self._identity))
+        except RuntimeError as error:
+            raise StartupError(f"cannot listen for {what} on {address}: {error}") from error
+        return join(host, bound)
+
+    def _credentials(self, endpoint: str) -> grpc.ChannelCredentials | None:
+        if self._identity is not None:
+            pems = self._identity.current()[1]
+            return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
+        if not is_loopback(host_of(endpoint)):
+            raise TransferFailed(
+                f"{endpoint!r} is not on this machine, and without TLS nobody else is talked to"
+            )
+        return None
+
+
+LOOPBACK = Security()
+"""Plain, and this machine only."""
+
+
+def _server_credentials(identity: Identity) -> grpc.ServerCredentials:
+    """Asked for at every handshake, so that a renewed certificate is used without a restart."""
+    used, pems = identity.current()
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        version, pems = identity.current()
+        if version == used:
+            return None
+        used = version
+        return _configuration(pems)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(pems),
+        fetch,  # type: ignore[arg-type]  # None means no change; the stub does not know
+        require_client_authentication=True,
+    )
+
+
+def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], pems.ca)
+
+
+def host_of(endpoint: str) -> str:
+    """The host in ``host:port`` or ``[address]:port``."""
+    return endpoint.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
+def join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
