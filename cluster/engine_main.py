@@ -66,7 +66,7 @@ def build(
 
     loaded = load(spec, POLICIES[spec.role], progress)
     channel.send([loaded.ready])
-    return EngineServer(loaded.engine, channel, arena).run
+    return EngineServer(loaded.engine, loaded.grammars, channel, arena).run
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from engine import messages as m
 from kvtransfer.links import Links
 from kvtransfer.prefillers import PrefillCall
 from protocol import wire_pb2 as pb
-from protocol.errors import TransferFailed, Unavailable
+from protocol.errors import InvalidRequest, TransferFailed, Unavailable
 from protocol.logprobs import Logprobs
 from protocol.request import Finish, Request
 
@@ -41,7 +41,10 @@ class Owner(Protocol):
     def measured(self, measured: pb.Measured) -> None:
         """What the hand-over took."""
 
-    def refused(self, why: str) -> None:
+    def prompt_logprobs(self, logprobs: list[Logprobs]) -> None:
+        """Those of the prompt; the first token follows."""
+
+    def refused(self, error: InvalidRequest) -> None:
         """The engine will never take this request."""
 
     def lost(self) -> None:
@@ -125,7 +128,8 @@ class Attempt:
 
     def _first(self, first: First, cached: int) -> None:
         self._owner.cached(cached)
-        self._owner.token(*first)
+        self._owner.prompt_logprobs(first.prompt_logprobs)
+        self._owner.token(first.token, first.finish, first.logprobs)
 
     # ---- what the engine says ---------------------------------------------------------------
 
@@ -148,7 +152,10 @@ class Attempt:
         elif isinstance(event, m.Broken):
             self._break(TransferFailed(event.why))
         elif isinstance(event, m.Refused):
-            self._owner.refused(event.why)
+            error = InvalidRequest(event.why, event.param or None, event.code or None)
+            self._owner.refused(error)
+        elif isinstance(event, m.PromptLogprobs):
+            self._owner.prompt_logprobs(event.logprobs)
 
     def _break(self, error: Exception) -> None:
         if not self._breaking.done():

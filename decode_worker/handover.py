@@ -23,8 +23,8 @@ from kvtransfer.links import Links
 from kvtransfer.prefillers import PrefillCall
 from protocol import wire_pb2 as pb
 from protocol.blocks import BLOCK_TOKENS
-from protocol.errors import TransferFailed
-from protocol.logprobs import Logprobs, logprobs_from_wire
+from protocol.errors import InvalidRequest, TransferFailed
+from protocol.logprobs import Logprobs, all_from_wire, logprobs_from_wire
 from protocol.request import Finish, Request
 
 PREFILL_S = 60.0
@@ -40,6 +40,7 @@ class First(NamedTuple):
     token: int
     finish: Finish
     logprobs: Logprobs | None
+    prompt_logprobs: list[Logprobs]
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,10 @@ class Handover:
                 self._told.mark("prefill_started")
                 receiving = asyncio.create_task(self._receive(kv_endpoint))
                 event = await beside(self._control.next("first_token"), receiving)
-            first = self._checked(event.first_token)
+            try:
+                first = self._checked(event.first_token)
+            except InvalidRequest as error:
+                raise TransferFailed(f"prefill: {error}") from error
             self._told.mark("first_token")
             if first.finish is Finish.NONE:
                 self._told.first(first, cached)
@@ -129,4 +133,5 @@ class Handover:
         logprobs = logprobs_from_wire(first.logprobs) if first.HasField("logprobs") else None
         if (logprobs is None) != (self._request.sampling.logprobs is None):
             raise TransferFailed("prefill: log-probabilities came or not, unlike asked for")
-        return First(first.token, Finish(first.finish), logprobs)
+        prompt = all_from_wire(first.prompt_logprobs, self._request.prompt_logprobs_due)
+        return First(first.token, Finish(first.finish), logprobs, prompt)

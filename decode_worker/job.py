@@ -22,7 +22,7 @@ from engine.client import EngineClient
 from kvtransfer.fetch import Fetch
 from kvtransfer.links import Links
 from protocol import wire_pb2 as pb
-from protocol.errors import PeerLost, TransferFailed, Unavailable
+from protocol.errors import InvalidRequest, PeerLost, TransferFailed, Unavailable
 from protocol.liveness import MAX_DEATHS
 from protocol.logprobs import Logprobs, logprobs_to_wire
 from protocol.request import Finish, Request
@@ -39,6 +39,12 @@ _AFTER_FIRST = {"kv_ready", "decode_started", "finished"}
 """Events that may still come when the first token is out."""
 
 Emit = Callable[[pb.Output], None]
+
+
+def invalid(name: str, error: InvalidRequest) -> pb.Output:
+    """The end of a request that no worker takes."""
+    what = pb.Invalid(param=error.param or "", code=error.code or "")
+    return pb.Output(id=name, finish=pb.FINISH_ERROR, error=str(error), invalid=what)
 
 
 class Job:
@@ -66,6 +72,7 @@ class Job:
         self._ended = ended
         self._emitted: list[int] = list(request.emitted)
         self._cached = 0
+        self._prompt_logprobs: list[pb.Logprobs] = []  # until the next token
         self._deaths = deaths
         self._timeline: dict[str, float] = {}
         self._measured: pb.Measured | None = None
@@ -120,6 +127,8 @@ class Job:
                 output.measured.CopyFrom(self._measured)
         if first or finish is not Finish.NONE:
             output.timeline.extend(self._marks())
+        output.prompt_logprobs.extend(self._prompt_logprobs)
+        self._prompt_logprobs = []
         self._emit(output)
         if finish is not Finish.NONE:
             self._end()
@@ -139,8 +148,13 @@ class Job:
     def _marks(self) -> list[pb.Mark]:
         return [pb.Mark(event=e, seconds=s) for e, s in self._timeline.items()]
 
-    def refused(self, why: str) -> None:
-        self._fail(why, retryable=False)
+    def prompt_logprobs(self, logprobs: list[Logprobs]) -> None:
+        self._prompt_logprobs = [logprobs_to_wire(report) for report in logprobs]
+
+    def refused(self, error: InvalidRequest) -> None:
+        if not self._done:
+            self._emit(invalid(self.request.id, error))
+            self._end()
 
     def lost(self) -> None:
         """The engine died. Another takes a while to load: the router knows who is quicker."""
@@ -211,7 +225,7 @@ class Job:
     async def _fetch_once(self) -> None:
         """Bring in what another worker has cached, where the router names one. Not tried again."""
         source, self._fetch = self._fetch, None
-        if source is not None:
-            request = self.request.resumed(self._emitted)
+        request = self.request.resumed(self._emitted)
+        if source is not None and not request.prompt_logprobs_due:
             handle = self._engine.handle()
             await Fetch(self._links(), handle, request, source, self.mark).run()

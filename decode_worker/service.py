@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import grpc
 
-from decode_worker.job import Job
+from decode_worker.job import Job, invalid
 from engine.client import EngineClient
 from kvtransfer.links import Receiver
 from protocol import wire_pb2 as pb
@@ -50,9 +50,11 @@ class RouterLink:
         if not self._outputs:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outputs.append(output)
+        if output.prompt_logprobs:
+            self._flush()  # some MiB: several might not fit into one message
 
     def _flush(self) -> None:
-        if self.closed:
+        if self.closed or not self._outputs:
             return
         self._queue.put_nowait(pb.WorkerMessage(outputs=self._outputs))
         self._outputs = []
@@ -183,7 +185,7 @@ class DecodeService(rpc.DecodeServicer):
             request = from_wire(submit.request)
             self._check_length(request)
         except InvalidRequest as error:
-            return refuse(str(error))
+            return link.emit(invalid(name, error))
         local = self._local_prefill_tokens
         if submit.HasField("local_prefill_tokens"):
             local = submit.local_prefill_tokens
@@ -209,6 +211,7 @@ class DecodeService(rpc.DecodeServicer):
                 f"{len(request.prompt)} prompt tokens and max_tokens={request.sampling.max_tokens}"
                 f" make {request.length_limit}, over the model's {ready.max_model_len}",
                 "max_tokens",
+                "context_length_exceeded",
             )
 
     def _load(self) -> pb.Load:

@@ -55,3 +55,7 @@ class Batch:
     slots: Tensor  # [T] int64: where each token's KV goes
     views: Mapping[int, View]  # by window; 0: everything
     logit_rows: Tensor | None  # [R] rows whose logits are wanted; None: all
+
+    def drawing(self, hidden: Tensor) -> Tensor:
+        """Of ``hidden`` [T, ...], the rows whose logits are wanted: [R, ...]."""
+        return hidden if self.logit_rows is None else hidden[self.logit_rows]

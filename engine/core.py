@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import zip_longest
 
-import msgspec
-import torch
 from torch import Tensor
 
-from engine.batcher import Batcher
 from engine.block_manager import BlockManager
+from engine.grammar.matcher import Matcher
 from engine.kv_format import Codec
 from engine.kv_pool import make_pool
 from engine.limits import EngineConfig as EngineConfig
@@ -19,26 +16,16 @@ from engine.limits import check
 from engine.model import Model
 from engine.pieces import Piece
 from engine.policy import Policy
-from engine.sampling.draw import Drawer
 from engine.sampling.table import SamplingTable
 from engine.scheduler import Scheduler, StepPlan
 from engine.sequence import Phase, Sequence, blocks_for
 from engine.state import RowState
 from engine.step_plan import StepPlanner
 from engine.step_time import StepTimeModel, StepTimer
+from engine.stepper import Stepper, TokenOut
 from protocol.blocks import BLOCK_TOKENS
-from protocol.errors import TransferFailed
-from protocol.logprobs import Logprobs
-from protocol.request import Finish, Request
-
-
-class TokenOut(msgspec.Struct, frozen=True, array_like=True):
-    """One token of one sequence, whether it was the last, and what its request wants beside it."""
-
-    handle: int
-    token: int
-    finish: Finish
-    logprobs: Logprobs | None = None
+from protocol.errors import InvalidRequest, TransferFailed
+from protocol.request import Request
 
 
 class Engine:
@@ -68,29 +55,31 @@ class Engine:
         length = pages * BLOCK_TOKENS
         table = SamplingTable(config.max_batch, length, vocab, eos, model.device)
         self.state = RowState(config.max_batch, pages, table)
-        self._draw = Drawer(table)
-        self._batcher = Batcher(self.state, model.dtype, model.config.windows)
-        self._eos = frozenset(model.config.eos_token_ids)
+        self._stepper = Stepper(model, self.pool, self.scheduler, self.state, self._timer)
 
     # ---- requests ---------------------------------------------------------------------------
 
     def _check(self, request: Request, tokens: int) -> None:
         check(request, tokens, self.config, self.model.config.vocab_size)
 
-    def generate(self, handle: int, request: Request) -> None:
-        """Compute the context here, then decode."""
+    def generate(self, handle: int, request: Request, grammar: Matcher | None = None) -> None:
+        """Compute the context here, then decode. ``grammar``: the request's, at its start."""
         self._check(request, request.length_limit)
-        self.scheduler.add(Sequence(handle, request, Phase.WAITING))
+        _begin(request, grammar)
+        self.scheduler.add(Sequence(handle, request, Phase.WAITING, grammar=grammar))
 
-    def prefill(self, handle: int, request: Request) -> None:
+    def prefill(self, handle: int, request: Request, grammar: Matcher | None = None) -> None:
         """Compute the context, emit one token, and keep the pages until ``drop``."""
         self._check(request, len(request.context) + 1)
-        self.scheduler.add(Sequence(handle, request, Phase.WAITING, hold=True))
+        _begin(request, grammar)
+        self.scheduler.add(Sequence(handle, request, Phase.WAITING, hold=True, grammar=grammar))
 
-    def receive(self, handle: int, request: Request) -> int:
+    def receive(self, handle: int, request: Request, grammar: Matcher | None = None) -> int:
         """Expect the context's KV from elsewhere; returns the tokens that are cached here."""
         self._check(request, request.length_limit)
-        return self.scheduler.look_up(Sequence(handle, request, Phase.LOOKED_UP))
+        _begin(request, grammar)
+        sequence = Sequence(handle, request, Phase.LOOKED_UP, grammar=grammar)
+        return self.scheduler.look_up(sequence)
 
     def export(self, handle: int, request: Request) -> int:
         """Hold the context's full blocks that are cached until ``drop``; returns their number."""
@@ -114,8 +103,13 @@ class Engine:
         self.scheduler.reserve(self.scheduler.sequences[handle])
 
     def join(self, handle: int, token: int) -> None:
-        """Every missing block is written: decode on from ``token``."""
-        self.scheduler.join(self.scheduler.sequences[handle], token)
+        """Every missing block is written: decode on from ``token``. Raises InvalidRequest where the
+        grammar does not have it; the sequence is gone then."""
+        sequence = self.scheduler.sequences[handle]
+        if sequence.grammar is not None and not sequence.grammar.accept((token,)):
+            self.drop(handle)
+            raise _unfit((token,))
+        self.scheduler.join(sequence, token)
 
     def drop(self, handle: int) -> None:
         """Forget a sequence, wherever it is. Unknown handles are none of our business."""
@@ -163,52 +157,23 @@ class Engine:
             self._timer.idle()
         return plan
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[TokenOut]:
         """Run a planned step; returns the tokens drawn in it."""
-        self._timer.begin()
-        batch, rows = self._batcher.build(plan)
-        logits = self.model.forward(batch, self.pool)
-        drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
-        out = self._draw_tokens(drawing, logits, rows) if drawing else []
-        self._timer.end(plan.work, done=bool(drawing) or self.model.device.type == "cpu")
-        for sequence in plan.decode:
-            sequence.computed += 1
-        for sequence, count in plan.chunks:
-            sequence.computed += count
-            sequence.commit(self.manager)
-        return [self._advance(s, t, p) for s, (t, p) in zip(drawing, out, strict=True)]
+        return self._stepper.run(plan)
 
-    def _draw_tokens(
-        self, drawing: list[Sequence], logits: Tensor, rows: Tensor
-    ) -> list[tuple[int, Logprobs | None]]:
-        """Draw one token for each, in the order of the logits."""
-        positions = self.state.length[rows]
-        tokens, logprobs = self._draw(drawing, logits, rows, positions)
-        self.state.last_token[rows] = tokens
-        self.state.length[rows] += 1
-        return list(zip_longest(tokens.tolist(), logprobs))
+    def take_refused(self) -> list[tuple[int, InvalidRequest]]:
+        """Handles of sequences whose grammar turned out to be of no use since the last call."""
+        return self._stepper.take_refused()
 
-    def _advance(self, sequence: Sequence, token: int, logprobs: Logprobs | None) -> TokenOut:
-        """Append a drawn token and move the sequence on."""
-        sequence.tokens.append(token)
-        if sequence.computed % BLOCK_TOKENS == 0:
-            sequence.commit(self.manager)
-        finish = self._finish_reason(sequence, token)
-        if sequence.hold:
-            self.scheduler.hold(sequence)
-        elif finish is not Finish.NONE:
-            self.scheduler.finish(sequence)
-        elif sequence.phase is Phase.PREFILL:
-            self.scheduler.promote(sequence)
-        return TokenOut(sequence.handle, token, finish, logprobs)
 
-    def _finish_reason(self, sequence: Sequence, token: int) -> Finish:
-        sampling = sequence.request.sampling
-        if token in self._eos and not sampling.ignore_eos:
-            return Finish.STOP
-        if token in sequence.stop_tokens:
-            return Finish.STOP
-        if len(sequence.tokens) >= sequence.request.length_limit:
-            return Finish.LENGTH
-        return Finish.NONE
+def _begin(request: Request, grammar: Matcher | None) -> None:
+    """Bring a grammar to where the request stands. Raises InvalidRequest."""
+    assert (grammar is None) == (not request.sampling.grammar)
+    if grammar is not None and not grammar.accept(request.emitted):
+        raise _unfit(request.emitted)
+
+
+def _unfit(tokens: tuple[int, ...]) -> InvalidRequest:
+    return InvalidRequest(
+        f"the {len(tokens)} tokens so far are not what the grammar allows", "response_format"
+    )

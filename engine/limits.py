@@ -7,6 +7,7 @@ import msgspec
 from engine.kv_format import Precision, Storage
 from engine.sampling.table import check_tokens
 from engine.sequence import blocks_for
+from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
 from protocol.request import Request
 
@@ -30,11 +31,14 @@ def check(request: Request, tokens: int, config: EngineConfig, vocab_size: int) 
             f"{len(request.prompt)} prompt tokens and max_tokens={request.sampling.max_tokens}"
             f" make {tokens}, over the model's {config.max_model_len}",
             "max_tokens",
+            "context_length_exceeded",
         )
     if blocks_for(tokens) > config.pages:
         raise InvalidRequest(
-            f"{tokens} tokens need {blocks_for(tokens)} pages; the KV pool has {config.pages}",
-            "max_tokens",
+            f"{len(request.prompt)} prompt tokens and max_tokens={request.sampling.max_tokens} need"
+            f" KV for {tokens} tokens; a worker's pool holds {config.pages * BLOCK_TOKENS}",
+            "prompt",
+            "context_length_exceeded",
         )
     if max(request.context) >= vocab_size:
         raise InvalidRequest(

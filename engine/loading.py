@@ -10,14 +10,15 @@ from pathlib import Path
 
 import torch
 
+from engine import sizing
 from engine.checkpoint import fingerprint, load_config
 from engine.core import Engine, EngineConfig
-from engine.kv_format import KVFormat, Storage
-from engine.linear import row_counts
+from engine.grammar.compiler import Compiler
+from engine.kv_format import KVFormat
 from engine.messages import Ready
 from engine.model import Model
 from engine.policy import Policy
-from engine.sequence import blocks_for
+from engine.rows import row_counts
 from engine.spec import EngineSpec
 from engine.step_time import SETTLED
 from engine.weights import load_weights
@@ -25,11 +26,6 @@ from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import StartupError
 from protocol.request import Request, Sampling
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CPU_KV_BYTES = 256 << 20
-"""Most that the KV pool takes on a CPU by itself; ``kv_tokens`` asks for more."""
-GPU_KV_SHARE = 0.8
-"""Of the memory that is free once the weights are loaded; the rest is workspace."""
 WARM_S = 1.0
 """Most that making products ready on a CPU may take; what is not ready is made when needed."""
 
@@ -37,6 +33,7 @@ WARM_S = 1.0
 @dataclass(frozen=True)
 class Loaded:
     engine: Engine
+    grammars: Compiler
     ready: Ready
 
 
@@ -51,13 +48,13 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
     weights = load_weights(
         folder, config, dtype, device, lambda done: progress("loading weights", done)
     )
-    max_len = min(spec.max_model_len or config.max_positions, config.max_positions)
+    max_len = sizing.context_length(spec, config)
     model = Model(config, weights, max_len)
-    storage = _storage(spec, device)
+    storage = sizing.storage(spec, _kind(device))
     kv = config.kv_format(spec.kv_precision, storage, dtype.itemsize)
     _check_slots(kv, spec)
     sizes = EngineConfig(
-        pages=_pages(spec, kv, device, max_len),
+        pages=sizing.pool_pages(spec, kv, max_len, _free_bytes(device)),
         max_batch=spec.max_batch,
         chunk=spec.chunk,
         max_model_len=max_len,
@@ -66,29 +63,31 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
         step_budget_ms=spec.step_budget_ms,
     )
     engine = Engine(model, sizes, policy)
-    progress("warming up", 0.0)
     if device.type == "cpu":
-        warm_products(model, spec.chunk + spec.max_batch)
+        progress("making products ready", 0.0)
+        rows = spec.chunk + spec.max_batch
+        warm_products(model, rows, lambda done: progress("making products ready", done))
+    progress("warming up", 0.0)
     step_seconds = warm_up(engine)
-    return Loaded(engine, _ready(engine, fingerprint(folder, str(dtype)), step_seconds))
+    grammars = Compiler(folder, config.vocab_size, config.eos_token_ids)
+    ready = _ready(engine, fingerprint(folder, str(dtype)), step_seconds)
+    return Loaded(engine, grammars, ready)
 
 
 def _place(spec: EngineSpec) -> tuple[torch.device, torch.dtype]:
     device = torch.device(spec.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise StartupError("device cuda was asked for, but torch sees no GPU; use device cpu")
-    name = spec.dtype or ("float32" if device.type == "cpu" else "bfloat16")
-    if name not in DTYPES:
-        raise StartupError(f"dtype {name!r} is not known; expected one of {', '.join(DTYPES)}")
-    return device, DTYPES[name]
+    return device, getattr(torch, sizing.dtype_name(spec, _kind(device)))
 
 
-def _storage(spec: EngineSpec, device: torch.device) -> Storage:
-    """On a GPU memory binds, and fp8 halves what KV takes of it; on a CPU turning bytes into
-    values costs more than reading them."""
-    if spec.kv_storage != "auto":
-        return spec.kv_storage
-    return "fp8" if spec.kv_precision == "fp8" and device.type == "cuda" else "wide"
+def _kind(device: torch.device) -> sizing.Device:
+    return "cuda" if device.type == "cuda" else "cpu"
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Of a GPU's memory, with the weights on it."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def _check_slots(kv: KVFormat, spec: EngineSpec) -> None:
@@ -100,30 +99,15 @@ def _check_slots(kv: KVFormat, spec: EngineSpec) -> None:
         )
 
 
-def _pages(spec: EngineSpec, kv: KVFormat, device: torch.device, max_len: int) -> int:
-    page_bytes = kv.bytes_per_token * BLOCK_TOKENS
-    if spec.kv_tokens is not None:
-        pages = spec.kv_tokens // BLOCK_TOKENS
-    elif device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        pages = int(free * GPU_KV_SHARE) // page_bytes
-    else:
-        pages = CPU_KV_BYTES // page_bytes
-        pages = min(pages, spec.max_batch * blocks_for(max_len))
-    if pages < 2:
-        raise StartupError(
-            f"the KV pool would have {pages} pages of {BLOCK_TOKENS} tokens; give it at least"
-            f" {2 * BLOCK_TOKENS} tokens ({2 * page_bytes / 2**20:.1f} MiB)"
-        )
-    return pages
-
-
-def warm_products(model: Model, most_rows: int) -> None:
+def warm_products(
+    model: Model, most_rows: int, progress: Callable[[float], None] = lambda _: None
+) -> None:
     """Make the products of all numbers of rows, the smallest first, as far as a second goes."""
-    deadline = time.perf_counter() + WARM_S
+    began = time.perf_counter()
     for rows in row_counts(most_rows):
-        if time.perf_counter() > deadline:
+        if (elapsed := time.perf_counter() - began) > WARM_S:
             break
+        progress(elapsed / WARM_S)
         model.warm(rows)
 
 

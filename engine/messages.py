@@ -169,7 +169,15 @@ class Refused(_Message, frozen=True):
 
     handle: int
     why: str
-    param: str
+    param: str  # empty: no field in particular
+    code: str = ""
+
+
+class PromptLogprobs(_Message, frozen=True):
+    """Of the prompt, from its second token on; the first token follows."""
+
+    handle: int
+    logprobs: list[Logprobs]
 
 
 class Found(_Message, frozen=True):
@@ -265,6 +273,7 @@ Event: TypeAlias = (
     | Ready
     | Failed
     | Refused
+    | PromptLogprobs
     | Found
     | Reserved
     | Importing

@@ -48,6 +48,10 @@ class Model:
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """Logits [R, vocab] in fp32 of the rows ``batch.logit_rows``; KV of all rows is in the
         pool afterwards."""
+        return self.logits(batch.drawing(self.hidden(batch, pool)))
+
+    def hidden(self, batch: Batch, pool: KVPool) -> Tensor:
+        """The last layer's output [T, hidden] for all rows; their KV is in the pool afterwards."""
         c, rows = self.config, len(batch.tokens)
         x = F.embedding(batch.tokens, self.weights.embedding)  # [T, hidden]
         if c.embedding_scale != 1.0:
@@ -58,8 +62,12 @@ class Model:
         for i, layer in enumerate(self.weights.layers):
             x = self._attention(i, layer, x, turns[id(self._turns[i])], batch, pool)
             x = self._mlp(layer, x)
-        x = x[:rows] if batch.logit_rows is None else x[batch.logit_rows]
-        logits = self.weights.head(self.weights.final_norm(x)).float()
+        return x[:rows]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, vocab] in fp32 of ``hidden`` [R, hidden], the last layer's output."""
+        c = self.config
+        logits = self.weights.head(self.weights.final_norm(hidden)).float()
         if c.logit_softcap:
             logits = logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
         return logits

@@ -55,7 +55,7 @@ class Scheduler(Exchange):
         self.sequences[sequence.handle] = sequence
         sequence.phase = Phase.LOOKED_UP
         keys = sequence.extend_keys()
-        sequence.expected = self.manager.cached(keys, len(keys))
+        sequence.expected = 0 if sequence.scores else self.manager.cached(keys, len(keys))
         self.manager.touch(keys[: sequence.expected])
         return sequence.expected * BLOCK_TOKENS
 
@@ -155,14 +155,14 @@ class Scheduler(Exchange):
         usable = sequence.expected
         if sequence.phase is Phase.WAITING:
             # At least one token is left to compute, for there is none to decode from yet.
-            usable = (len(sequence.tokens) - 1) // BLOCK_TOKENS
+            usable = 0 if sequence.scores else (len(sequence.tokens) - 1) // BLOCK_TOKENS
         cached = self.manager.cached(sequence.extend_keys(), usable)
         return cached, blocks_for(len(sequence.tokens) + 1) - cached
 
     def _waits_for_prefix(self, sequence: Sequence, cached: int) -> bool:
         """Whether its next missing block is being computed, and would be computed twice."""
         usable = (cached + 1) * BLOCK_TOKENS < len(sequence.tokens)
-        if sequence.phase is not Phase.WAITING or not usable:
+        if sequence.phase is not Phase.WAITING or not usable or sequence.scores:
             return False
         return self._in_flight.computes(sequence.keys[cached], sequence.order)
 

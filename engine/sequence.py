@@ -15,7 +15,9 @@ from __future__ import annotations
 import enum
 
 from engine.block_manager import BlockManager
+from engine.grammar.matcher import Matcher
 from protocol.blocks import BLOCK_TOKENS, block_keys
+from protocol.logprobs import Logprobs
 from protocol.request import Request
 
 
@@ -39,13 +41,22 @@ def blocks_for(tokens: int) -> int:
 class Sequence:
     """Tokens, pages and progress of one request. Its pages are released by ``release``."""
 
-    def __init__(self, handle: int, request: Request, phase: Phase, hold: bool = False) -> None:
+    def __init__(
+        self,
+        handle: int,
+        request: Request,
+        phase: Phase,
+        hold: bool = False,
+        grammar: Matcher | None = None,
+    ) -> None:
         self.handle = handle
         self.request = request
         self.order = (request.priority, handle)  # who comes first, in every queue
         self.phase = phase
         self.hold = hold  # prefill only: one token, then the pages are kept until released
         self.stop_tokens = frozenset(request.sampling.stop_token_ids)
+        self.grammar = grammar  # after the tokens so far; None: any token may come
+        self.prompt_logprobs: list[Logprobs] = []  # as far as computed, from the second token on
         self.started = False  # admitted once; a preempted sequence starts only once
         self.expected = 0  # received: leading blocks that were cached when it was looked up
         self.tokens = list(request.context)
@@ -62,6 +73,13 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that a prefill still has to compute."""
         return len(self.tokens) - self.computed
+
+    @property
+    def scores(self) -> bool:
+        """Its prompt's log-probabilities are wanted, and so all of its logits: what is cached is of
+        no use. Whoever resumes it has them."""
+        wanted = self.request.sampling.prompt_logprobs is not None
+        return wanted and len(self.tokens) == len(self.request.prompt)
 
     def take_row(self, row: int, seating: int) -> None:
         """Run in ``row`` from now on; the row's state is written when the next step is built."""

@@ -18,11 +18,14 @@ from engine import messages as m
 from engine.arena import Arena
 from engine.channel import Closed, EngineChannel
 from engine.counters import Counters
-from engine.core import Engine, TokenOut
+from engine.core import Engine
 from engine.egress import Egress
+from engine.grammar.compiler import Compiler
+from engine.grammar.parking import LOOK_S, Parking
 from engine.kv_format import Codec
 from engine.pieces import Piece, cut
-from engine.sequence import Phase, blocks_for
+from engine.reports import beat_of, tokens_of
+from engine.sequence import blocks_for
 from protocol.errors import InvalidRequest, TransferFailed
 
 
@@ -32,12 +35,14 @@ class EngineServer:
     def __init__(
         self,
         engine: Engine,
+        grammars: Compiler,
         channel: EngineChannel[m.Command],
         arena: Arena,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         engine.scheduler.counters = Counters()  # what warmed it up does not count
+        self._parking = Parking(grammars)
         self._channel = channel
         self._clock = clock
         # [slots, slot_bytes] uint8 over the shared mapping
@@ -54,12 +59,15 @@ class EngineServer:
         busy = False
         try:
             while True:
-                for command in self._channel.receive(0.0 if busy else m.BEAT_S):
-                    self._take(command)
+                wait_s = LOOK_S if self._parking.busy else m.BEAT_S
+                for command in self._channel.receive(0.0 if busy else wait_s):
+                    if not self._parking.keeps(command):
+                        self._take(command)
+                self._unpark()
                 busy = self._step()
                 if self._clock() - last_beat >= m.BEAT_S:
                     last_beat = self._clock()
-                    self._out.append(self._beat())
+                    self._out.append(beat_of(self._engine))
                 self._flush()
         except Closed:
             return
@@ -75,6 +83,15 @@ class EngineServer:
         elif isinstance(command, m.Ingest):
             self._out.append(m.SlotsFree([command.slot]))
 
+    def _unpark(self) -> None:
+        """Go on with those whose grammar is compiled."""
+        for ready in self._parking.take() if self._parking.busy else ():
+            if ready.problem is not None:
+                self._refuse(ready.handle, ready.problem)
+                continue
+            for command in ready.commands:
+                self._take(command)
+
     @singledispatchmethod
     def _apply(self, command: m.Command) -> None:
         raise AssertionError(command)
@@ -82,14 +99,16 @@ class EngineServer:
     @_apply.register
     def _generate(self, command: m.Generate) -> None:
         try:
-            self._engine.generate(command.handle, command.request)
+            grammar = self._parking.matcher(command.handle)
+            self._engine.generate(command.handle, command.request, grammar)
         except InvalidRequest as error:
             self._refuse(command.handle, error)
 
     @_apply.register
     def _prefill(self, command: m.Prefill) -> None:
         try:
-            self._engine.prefill(command.handle, command.request)
+            grammar = self._parking.matcher(command.handle)
+            self._engine.prefill(command.handle, command.request, grammar)
         except InvalidRequest as error:
             return self._refuse(command.handle, error)
         self._offer(command, blocks_for(len(command.request.context)))
@@ -127,7 +146,8 @@ class EngineServer:
     @_apply.register
     def _receive(self, command: m.Receive) -> None:
         try:
-            cached = self._engine.receive(command.handle, command.request)
+            grammar = self._parking.matcher(command.handle)
+            cached = self._engine.receive(command.handle, command.request, grammar)
         except InvalidRequest as error:
             return self._refuse(command.handle, error)
         self._out.append(m.Found(command.handle, cached))
@@ -148,7 +168,10 @@ class EngineServer:
 
     @_apply.register
     def _join(self, command: m.Join) -> None:
-        self._engine.join(command.handle, command.token)
+        try:
+            self._engine.join(command.handle, command.token)
+        except InvalidRequest as error:
+            self._refuse(command.handle, error)
 
     @_apply.register
     def _grant(self, command: m.Grant) -> None:
@@ -164,7 +187,8 @@ class EngineServer:
         self._egress.free(command.slots)
 
     def _refuse(self, handle: int, error: InvalidRequest) -> None:
-        self._out.append(m.Refused(handle, str(error), error.param or ""))
+        self._egress.close(handle)
+        self._out.append(m.Refused(handle, str(error), error.param or "", error.code or ""))
 
     # ---- one turn ---------------------------------------------------------------------------
 
@@ -177,6 +201,9 @@ class EngineServer:
         self._out += [m.Joined(handle) for handle in scheduler.take_joined()]
         self._out += [m.Broken(s.handle, "evicted meanwhile") for s in scheduler.take_evicted()]
         self._out += [m.Adopted(handle, tokens) for handle, tokens in scheduler.take_adopted()]
+        # Credits that came during the last step: their frames do not wait for this one as well.
+        granted = self._egress.pump(self._engine.computed_blocks)
+        self._out += granted
         if plan:
             self._flush()  # who waits for pages can open the way for KV while this step computes
             began = self._clock()
@@ -184,15 +211,16 @@ class EngineServer:
             work, seconds = plan.work, self._clock() - began
             sequences = work.decode_rows + len(plan.chunks)
             scheduler.counters.step(work.prompt_tokens, sequences, len(drawn), seconds)
-            if drawn:
-                self._out.append(_tokens(drawn))
+            self._out += tokens_of(drawn)
+            for handle, problem in self._engine.take_refused():
+                self._refuse(handle, problem)
         if changes := self._engine.manager.take_changes():
             self._out.append(m.Cached(changes))
         # Tokens leave before KV is copied: a first token never waits for the payload behind it.
         self._flush()
         frames = self._egress.pump(self._engine.computed_blocks)
         self._out += frames
-        return bool(plan or frames)
+        return bool(plan or granted or frames)
 
     def _flush(self) -> None:
         self._channel.send(self._out)
@@ -200,20 +228,3 @@ class EngineServer:
 
     def _copy_out(self, handle: int, piece: Piece, slot: int, codec: Codec) -> int:
         return self._engine.read(handle, piece, self._slots[slot], codec)
-
-    def _beat(self) -> m.Beat:
-        s = self._engine.scheduler
-        queued = sum(q.remaining for q in s.queue if q.phase is Phase.WAITING)
-        queued += sum(q.remaining for q in s.prefilling)
-        waiting = len(s.sequences) - len(s.decoding)
-        step_model = tuple(self._engine.step_time.known or ())
-        free = self._engine.manager.available
-        return m.Beat(len(s.decoding), waiting, queued, free, step_model, s.counters)
-
-
-def _tokens(drawn: list[TokenOut]) -> m.Tokens:
-    handles, tokens, finishes, logprobs = zip(
-        *((t.handle, t.token, t.finish, t.logprobs) for t in drawn), strict=True
-    )
-    asked = any(entry is not None for entry in logprobs)
-    return m.Tokens(list(handles), list(tokens), list(finishes), list(logprobs) if asked else [])

@@ -47,6 +47,7 @@ class _Call:
         self._outlet = outlet
         self._start = start
         self._loop = asyncio.get_running_loop()
+        self._prompt_logprobs: list[pb.Logprobs] = []  # until the first token
         self.frames = 0
         self.messages: asyncio.Queue[pb.PrefillEvent | Exception | None] = asyncio.Queue()
 
@@ -60,6 +61,8 @@ class _Call:
             self._send_frame(event)
         elif isinstance(event, m.Refused):
             self.messages.put_nowait(InvalidRequest(event.why, event.param))
+        elif isinstance(event, m.PromptLogprobs):
+            self._prompt_logprobs = [logprobs_to_wire(report) for report in event.logprobs]
 
     def _send_none(self, cached_blocks: int) -> None:
         """Say that all was sent, when the caller has whatever is cached here."""
@@ -85,6 +88,7 @@ class _Call:
         first = pb.PrefillEvent.FirstToken(token=token, finish=int(finish))  # type: ignore[arg-type]
         if logprobs is not None:
             first.logprobs.CopyFrom(logprobs_to_wire(logprobs))
+        first.prompt_logprobs.extend(self._prompt_logprobs)
         self.messages.put_nowait(pb.PrefillEvent(first_token=first))
 
     def on_lost(self) -> None:
@@ -151,7 +155,8 @@ class PrefillService(rpc.PrefillServicer):
     async def _begin(self, call: _Call, work: m.Prefill | m.Export, source: pb.Fetch) -> None:
         """Fetch what is worth it, then give the work to the engine."""
         here = self._engine.current is call.session
-        if source.blocks and here and isinstance(work, m.Prefill):
+        scores = work.request.prompt_logprobs_due > 0  # then all of it is computed
+        if source.blocks and here and isinstance(work, m.Prefill) and not scores:
             handle = self._engine.handle()
             links = self._receiver.links()
             await Fetch(links, handle, work.request, source, call.mark).run()

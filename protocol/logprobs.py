@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from protocol import wire_pb2 as pb
@@ -30,6 +32,16 @@ def logprobs_to_wire(value: Logprobs) -> pb.Logprobs:
         top_tokens=value.top_tokens,
         top_logprobs=value.top_logprobs,
     )
+
+
+def all_from_wire(values: Iterable[pb.Logprobs], count: int) -> list[Logprobs]:
+    """Those of ``count`` tokens. Raises InvalidRequest where as many did not come."""
+    read = [logprobs_from_wire(value) for value in values]
+    if len(read) != count:
+        raise InvalidRequest(
+            f"log-probabilities of {count} tokens were due, of {len(read)} came", "logprobs"
+        )
+    return read
 
 
 def logprobs_from_wire(value: pb.Logprobs) -> Logprobs:

@@ -9,9 +9,9 @@ import msgspec
 
 from protocol import wire_pb2 as pb
 from protocol.errors import InvalidRequest
+from protocol.sampling import MAX_PROMPT_LOGPROBS, sampling_from_wire, sampling_to_wire
 from protocol.sampling import MAX_SEED as MAX_SEED
 from protocol.sampling import Sampling as Sampling
-from protocol.sampling import sampling_from_wire, sampling_to_wire
 
 PRIORITIES = (-100, 100)
 """Least and greatest priority; lower runs earlier."""
@@ -44,6 +44,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def context(self) -> tuple[int, ...]:
         """Every token known so far: what a prefill must compute."""
         return self.prompt + self.emitted
+
+    @property
+    def prompt_logprobs_due(self) -> int:
+        """Tokens of the prompt whose log-probabilities come with the next output token."""
+        asked = self.sampling.prompt_logprobs is not None and not self.emitted
+        return len(self.prompt) - 1 if asked else 0
 
     @property
     def length_limit(self) -> int:
@@ -79,6 +85,7 @@ def from_wire(message: pb.Request) -> Request:
             " emitted",
             "max_tokens",
         )
+    _check_prompt_logprobs(message)
     if len(message.cache_root) != 16:
         raise InvalidRequest("cache_root must have 16 bytes", "cache_root")
     low, high = PRIORITIES
@@ -94,3 +101,15 @@ def from_wire(message: pb.Request) -> Request:
         cache_root=message.cache_root,
         priority=message.priority,
     )
+
+
+def _check_prompt_logprobs(message: pb.Request) -> None:
+    if not message.sampling.HasField("prompt_logprobs"):
+        return
+    each = message.sampling.prompt_logprobs + 1
+    if each * len(message.prompt) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs={each - 1} is possible up to {MAX_PROMPT_LOGPROBS // each} prompt"
+            f" tokens, not {len(message.prompt)}",
+            "prompt_logprobs",
+        )

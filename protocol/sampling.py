@@ -14,6 +14,8 @@ MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_BYTES = 256 << 10
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Of all tokens of a prompt, the actual ones and the most likely ones: some 2 MiB of a message."""
 
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -106,7 +108,7 @@ def sampling_from_wire(s: pb.Sampling) -> Sampling:
             )
     if len(s.grammar) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
-            f"the grammar must have at most {MAX_GRAMMAR_BYTES} characters, not {len(s.grammar)}",
+            f"grammar must have at most {MAX_GRAMMAR_BYTES} characters, not {len(s.grammar)}",
             "grammar",
         )
     _check_count("stop_token_ids", s.stop_token_ids, MAX_STOP_TOKENS)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from protocol import wire_pb2 as pb
 from protocol.errors import InvalidRequest
-from protocol.logprobs import Logprobs, logprobs_from_wire
+from protocol.logprobs import all_from_wire
 from protocol.request import Finish
 from router.mailbox import Mailbox, Trouble
 
@@ -40,8 +39,9 @@ def deliver(output: pb.Output, flight: Flight) -> bool:
         mailbox.measured = output.measured
     mailbox.deaths += output.deaths
     try:
-        prompt = _read(output.prompt_logprobs, (0, flight.prompt))
-        logprobs = _read(output.logprobs, (len(output.tokens) if flight.logprobs else 0,))
+        came = output.prompt_logprobs
+        prompt = all_from_wire(came, flight.prompt if came else 0)
+        logprobs = all_from_wire(output.logprobs, len(output.tokens) if flight.logprobs else 0)
     except InvalidRequest as error:
         mailbox.fail(Trouble.RETRYABLE, f"the worker's answer cannot be read: {error}")
         return False
@@ -54,13 +54,6 @@ def deliver(output: pb.Output, flight: Flight) -> bool:
     if not known and output.finish != pb.FINISH_NONE:
         _fail(output, mailbox)
     return True
-
-
-def _read(values: Iterable[pb.Logprobs], counts: tuple[int, ...]) -> list[Logprobs]:
-    read = [logprobs_from_wire(value) for value in values]
-    if len(read) not in counts:
-        raise InvalidRequest(f"{counts[-1]} log-probabilities were due, {len(read)} came")
-    return read
 
 
 def _fail(output: pb.Output, mailbox: Mailbox) -> None:

@@ -39,9 +39,13 @@ class BanRows:
     until: Tensor  # [S] int64: banned while fewer tokens than these are in the sequence
 
 
-def ban_(logits: Tensor, rows: BanRows, positions: Tensor) -> None:
+def ban_(logits: Tensor, rows: BanRows, positions: Tensor, sparing: bool = False) -> None:
     """Make it impossible, in place, to draw a banned token. logits: [R, vocab]; positions: [R]
-    int64, the index of the token to draw."""
+    int64, the index of the token to draw. ``sparing``: not where nothing else is left to draw."""
     flat = logits.view(-1)
+    before = flat[rows.index]  # [S, W]
     banned = (positions[rows.at] < rows.until)[:, None]
-    flat[rows.index] = flat[rows.index].masked_fill(banned, float("-inf"))
+    flat[rows.index] = before.masked_fill(banned, float("-inf"))
+    if sparing:
+        left = logits[rows.at].max(dim=-1, keepdim=True).values > float("-inf")  # [S, 1]
+        flat[rows.index] = before.masked_fill(banned & left, float("-inf"))

@@ -1,9 +1,10 @@
 """A step's tokens from its logits.
 
-    report -> bias -> penalties -> ban -> greedy: argmax
-                                       -> / temperature -> filters -> + noise: argmax
+    report -> bias -> penalties -> grammar -> ban -> greedy: argmax
+                                                  -> / temperature -> filters -> + noise: argmax
 
-The order is vLLM's.
+The order is vLLM's, but for grammar and ban: a ban leaves a token to draw where a grammar allows
+only what is banned.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.grammar.masks import Barred, forbid_
 from engine.sampling.bias import add_bias_, ban_
 from engine.sampling.filters import draw_filtered
 from engine.sampling.logprobs import finish, prepare
@@ -25,20 +27,27 @@ from protocol.logprobs import Logprobs
 
 
 def process_(
-    logits: Tensor, chosen: Selection, positions: Tensor, history: History | None, longest: int
+    logits: Tensor,
+    chosen: Selection,
+    positions: Tensor,
+    history: History | None,
+    longest: int,
+    barred: Barred | None = None,
 ) -> None:
-    """Bias, penalties and bans, in place on logits [R, vocab] fp32, contiguous.
+    """Bias, penalties, grammars and bans, in place on logits [R, vocab] fp32, contiguous.
 
     positions: [R] int64, the index of the token to draw; no sequence that is penalised has more
-    tokens than ``longest``.
+    tokens than ``longest``. ``barred``: what the grammars of some rows do not allow.
     """
     if chosen.bias is not None:
         add_bias_(logits, chosen.bias)
     if chosen.penalties is not None:
         assert history is not None
         history.penalise_(logits, chosen.penalties, longest)
+    if barred is not None:
+        forbid_(logits, barred)
     if chosen.bans is not None:
-        ban_(logits, chosen.bans, positions)
+        ban_(logits, chosen.bans, positions, sparing=barred is not None)
 
 
 def draw(logits: Tensor, chosen: Selection, positions: Tensor) -> Tensor:
@@ -75,7 +84,12 @@ class Drawer:
         self._longest = 0  # tokens of the longest sequence that is penalised
 
     def __call__(
-        self, drawing: list[Running], logits: Tensor, rows: Tensor, positions: Tensor
+        self,
+        drawing: list[Running],
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        barred: Barred | None = None,
     ) -> tuple[Tensor, list[Logprobs | None]]:
         """One token for each of ``drawing``: [R] int64, and the log-probabilities asked for.
 
@@ -85,7 +99,7 @@ class Drawer:
         chosen = self._select(drawing, rows)
         history = self._table.history
         report = None if chosen.reports is None else prepare(logits, chosen.reports)
-        process_(logits, chosen, positions, history, self._longest)
+        process_(logits, chosen, positions, history, self._longest, barred)
         tokens = draw(logits, chosen, positions)
         if chosen.penalties is not None and history is not None:
             history.append(chosen.penalties, positions, tokens)

@@ -91,7 +91,9 @@ def _draw(scaled: Tensor, rows: NoiseRows, filters: FilterRows, sizes: list[int]
     score.add_(values).masked_fill_(values < cut, float("-inf"))
     tokens = ids.gather(1, score.max(dim=-1, keepdim=True).indices)[:, 0]
     if len(sizes) > 1:
-        short = (cut <= values[:, -1:])[:, 0].nonzero()[:, 0]
+        # Where the last of the head may not be drawn at all, nothing beyond it may.
+        last = values[:, -1:]
+        short = ((cut <= last) & (last > float("-inf")))[:, 0].nonzero()[:, 0]
         if len(short):
             further = _draw(scaled[short], rows.of(short), filters.of(short), sizes[1:])
             tokens[short] = further

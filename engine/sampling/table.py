@@ -79,8 +79,9 @@ class SamplingTable:
             self.history.seat(row, sequence.tokens, prompt)
 
     def ends_of(self, s: Sampling) -> tuple[int, ...]:
-        """Tokens that end the text of a request."""
-        return s.stop_token_ids if s.ignore_eos else (*self._eos, *s.stop_token_ids)
+        """Tokens that end the text of a request: engine/ending.py."""
+        ignored = s.ignore_eos and not s.grammar
+        return s.stop_token_ids if ignored else (*self._eos, *s.stop_token_ids)
 
     def _seat_bias(self, row: int, s: Sampling) -> None:
         if self.bias is None:

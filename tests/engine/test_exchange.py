@@ -177,5 +177,5 @@ def test_what_is_exported_is_not_evicted(source: Engine, make_engine: MakeEngine
 def test_what_no_engine_could_hold_is_refused(make_engine: MakeEngine) -> None:
     engine = make_engine(pages=4)
     for take in (engine.export, engine.import_):
-        with pytest.raises(InvalidRequest, match="pages"):
+        with pytest.raises(InvalidRequest, match="pool"):
             take(1, request("fetch", PROMPT))

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from decode_worker.policy import plan
-from engine.batch import Batch
 from engine.checkpoint import load_config
 from engine.core import Engine, EngineConfig
-from engine.kv_pool import KVPool
 from protocol.errors import StartupError
 from tests.engine.conftest import drain, load_model, request
 from tests.engine.families import FAMILIES, reference_logits, save
@@ -44,12 +42,12 @@ class Spied:
         sizes = EngineConfig(pages=96, chunk=chunk, max_model_len=1024)
         self.engine = Engine(load_model(folder), sizes, plan)
         self.logits: dict[int, list[torch.Tensor]] = {}
-        self._forward = self.engine.model.forward
+        self._logits = self.engine.model.logits
         self._last = torch.empty(0)
-        self.engine.model.forward = self._spy  # type: ignore[method-assign]
+        self.engine.model.logits = self._spy  # type: ignore[method-assign]
 
-    def _spy(self, batch: Batch, pool: KVPool) -> torch.Tensor:
-        self._last = self._forward(batch, pool)
+    def _spy(self, hidden: torch.Tensor) -> torch.Tensor:
+        self._last = self._logits(hidden)
         return self._last
 
     def run(self) -> None:

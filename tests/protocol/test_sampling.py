@@ -18,6 +18,7 @@ FULL: dict[str, Any] = {
     **{"ignore_eos": True, "stop_token_ids": (3, 4), "top_p": 0.9, "top_k": 2**31 - 1},
     **{"min_p": 0.1, "presence_penalty": -2.0, "frequency_penalty": 2.0},
     **{"repetition_penalty": 10.0, "logit_bias": ((5, -100.0), (2**32 - 1, 0.1)), "logprobs": 20},
+    **{"prompt_logprobs": 3, "grammar": '{"grammars": []}'},
 }
 
 
@@ -51,6 +52,8 @@ def test_full_names_every_field() -> None:
         ("top_k", 2**31, "below 2**31, not 2147483648"),
         ("min_tokens", 17, "at most max_tokens (16), not 17"),
         ("logprobs", 21, "at most 20, not 21"),
+        ("prompt_logprobs", 21, "at most 20, not 21"),
+        ("grammar", "x" * (2**18 + 1), "at most 262144 characters, not 262145"),
         ("logit_bias", ((5, 100.5),), "[-100, 100], not 100.5 for token 5"),
         ("logit_bias", ((5, math.nan),), "not nan for token 5"),
         ("logit_bias", ((5, 1.0), (5, 2.0)), "a token once"),

@@ -1,0 +1,114 @@
+"""Which tokens the grammars of a step's rows allow: packed on the host, applied on the device.
+
+A bitmask is int32 [rows, words], 32 tokens a word, the lowest bit first. It is filled in a thread
+that needs no interpreter lock, while the model computes the logits that it is for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from llguidance import LLExecutor
+from llguidance import numpy as fill
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.grammar.matcher import Matcher
+
+Bits = NDArray[np.int32]
+"""[rows, words]"""
+
+MAX_THREADS = 8
+
+
+def words_for(vocab: int) -> int:
+    """int32 words that hold a bit for each of ``vocab`` tokens."""
+    return -(-vocab // 32)
+
+
+def forbidden(bits: Bits, vocab: int, device: torch.device) -> Tensor:
+    """Tokens that may not be drawn: [rows, vocab] bool on ``device``."""
+    if device.type == "cpu":
+        allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=vocab, bitorder="little")
+        return torch.from_numpy(allowed) == 0
+    words = torch.from_numpy(bits).to(device, non_blocking=True)
+    shifts = torch.arange(32, dtype=torch.int32, device=device)
+    return ((words[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab] == 0
+
+
+class Barred(NamedTuple):
+    """What may not be drawn in some rows of a step's logits, in order."""
+
+    at: list[int]  # [S] rows of the logits
+    tokens: Tensor  # [S, vocab] bool
+
+
+def forbid_(logits: Tensor, barred: Barred) -> None:
+    """Make it impossible, in place, to draw what is barred. logits: [R, vocab] fp32."""
+    if len(barred.at) == len(logits):
+        logits.masked_fill_(barred.tokens, float("-inf"))
+    else:
+        rows = torch.tensor(barred.at, device=logits.device)
+        logits[rows] = logits[rows].masked_fill_(barred.tokens, float("-inf"))
+
+
+class Filling(NamedTuple):
+    """Masks that are being filled, for the rows ``at``."""
+
+    at: list[int]
+    bits: Future[Bits]
+
+    def barred(self, vocab: int, device: torch.device) -> Barred:
+        """Waits for them."""
+        return Barred(self.at, forbidden(self.bits.result(), vocab, device))
+
+
+class Masker:
+    """Fills the masks of one engine; its matchers are all of one vocabulary."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or min(MAX_THREADS, max(1, (os.cpu_count() or 2) // 2))
+        self._executor: LLExecutor | None = None  # it starts threads: only when it is needed
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="masks")
+
+    def start(self, grammars: Sequence[Matcher | None]) -> Filling | None:
+        """Begin to fill the masks of a step, given the grammar of each row of its logits; None
+        where no row has one. No matcher may move until they are there."""
+        at = [row for row, grammar in enumerate(grammars) if grammar is not None]
+        if not at:
+            return None
+        matchers = [grammar for grammar in grammars if grammar is not None]
+        return Filling(at, self._beside.submit(self.fill, matchers))
+
+    def fill(self, matchers: Sequence[Matcher]) -> Bits:
+        """Masks [rows, words] of the next token. A matcher with a problem allows only the end of
+        the text."""
+        bits = np.zeros((len(matchers), words_for(matchers[0].vocab)), dtype=np.int32)
+        rows = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
+        fill.fill_next_token_bitmask_par(self._executing(), rows, bits)
+        return bits
+
+    def after_drafts(self, matcher: Matcher, drafts: Sequence[int]) -> Bits:
+        """Masks [accepted + 1, words] of the next token after 0, 1, ... of the ``drafts``, as far
+        as these fit the grammar; the matcher stays where it is.
+
+        A verifier draws from row i after ``i`` accepted drafts: one that does not fit is not what
+        it draws, so no row after it is ever looked at.
+        """
+        fitting = matcher.inner.validate_tokens(list(drafts))
+        if not fitting:
+            return self.fill([matcher])
+        bits = np.zeros((fitting + 1, words_for(matcher.vocab)), dtype=np.int32)
+        rows = [(matcher.inner, 0, list(drafts[:fitting]))]
+        fill.fill_next_token_bitmask_par_with_draft_tokens(self._executing(), rows, bits)
+        return bits
+
+    def _executing(self) -> LLExecutor:
+        if self._executor is None:
+            self._executor = LLExecutor(self._threads)
+        return self._executor

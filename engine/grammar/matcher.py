@@ -1,0 +1,52 @@
+"""One sequence's place in its grammar. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_LEXER_STATES = 20_000
+"""Of one sequence, at 1-2 kB each: the memory that a hostile grammar may take."""
+
+_LIMITS = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+
+
+class Matcher:
+    """Advances by the tokens that are drawn. Not to be used by two threads at once."""
+
+    def __init__(self, inner: LLMatcher, vocab: int) -> None:
+        self.inner = inner
+        self.vocab = vocab  # tokens of its masks: the model's, or more where its tokenizer has more
+
+    @classmethod
+    def compile(cls, tokenizer: LLTokenizer, grammar: str) -> Matcher:
+        """At the start of ``grammar``. ``problem`` says what is wrong with it, if anything is."""
+        inner = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+        return cls(inner, tokenizer.vocab_size)
+
+    def copy(self) -> Matcher:
+        """At the same place, and on its own from here; takes microseconds."""
+        return Matcher(self.inner.deep_copy(), self.vocab)
+
+    def accept(self, tokens: Sequence[int]) -> bool:
+        """Advance by ``tokens``; False where they do not fit, and it stays where it was."""
+        if self.inner.validate_tokens(list(tokens)) < len(tokens):
+            return False
+        return self.inner.consume_tokens(list(tokens))
+
+    def advance(self, token: int) -> bool:
+        """Advance by a token that was drawn under its mask; False where it has a problem."""
+        # One that has a problem allows the end of the text, and takes it.
+        return not self.inner.is_error() and self.inner.consume_token(token)
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing but the end of the text can follow."""
+        return self.inner.is_stopped()
+
+    @property
+    def problem(self) -> str:
+        """Why it can say nothing of the next token: the grammar is wrong, or too complex to go on.
+        Empty: it can."""
+        return self.inner.get_error().removesuffix("<non-verbose/>").strip()

@@ -1,0 +1,264 @@
+"""Output under a grammar: it fits, it depends on the request alone, and it ends."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLParserLimits
+
+from decode_worker.policy import plan
+from engine.core import Engine, EngineConfig
+from engine.grammar.matcher import Matcher
+from engine.model import Model
+from engine.stepper import TokenOut
+from protocol.errors import InvalidRequest
+from protocol.request import Finish, Request
+from tests.engine.conftest import drain, load_model, request
+from tests.engine.families import save
+from tests.engine.grammars import Constrained, regex, save_tokenizer, schema, schemas
+
+DEMO = Path("engine/demo/target")
+EOS = 2
+Make = Callable[..., Engine]
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["x", "yy", "zzz"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {},
+    {"top_p": 0.5},
+    {"top_k": 3},
+    {"min_p": 0.2, "temperature": 2.0},
+    {"frequency_penalty": 2.0, "repetition_penalty": 1.5},
+    {"logit_bias": ((EOS, 50.0), (64, -100.0))},
+    {"min_tokens": 30, "ignore_eos": False},
+    {"logprobs": 3},
+    {"ignore_eos": False, "stop_token_ids": (EOS,)},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tokenizer(save(tmp_path_factory.mktemp("grammar")))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return load_model(folder)
+
+
+@pytest.fixture(scope="module")
+def constrained(folder: Path) -> Constrained:
+    return Constrained(folder, 320, (EOS,))
+
+
+@pytest.fixture
+def make(model: Model) -> Make:
+    def build(**changes: Any) -> Engine:
+        sizes = {"pages": 64, "max_batch": 8, "chunk": 64, "max_model_len": 1024, **changes}
+        return Engine(model, EngineConfig(**sizes), plan)
+
+    return build
+
+
+def wish(name: str, wanted: dict[str, Any], prompt: list[int] | None = None, **s: Any) -> Request:
+    options = {"temperature": 1.0, "max_tokens": 300, "grammar": schema(wanted), **s}
+    return request(name, prompt or [5, 6, 7], **options)
+
+
+def finishes(engine: Engine) -> dict[int, tuple[list[int], Finish]]:
+    out: dict[int, tuple[list[int], Finish]] = {}
+    while step := engine.plan():
+        for t in engine.run(step):
+            tokens, _ = out.get(t.handle, ([], Finish.NONE))
+            out[t.handle] = ([*tokens, t.token], t.finish)
+    return out
+
+
+def assert_fits(constrained: Constrained, tokens: list[int], wanted: dict[str, Any]) -> None:
+    assert tokens[-1] == EOS
+    jsonschema.validate(json.loads(constrained.decode(tokens[:-1])), wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(wanted=schemas, seed=st.integers(0, 2**63 - 1), kind=st.sampled_from(KINDS))
+def test_output_fits_random_schemas(
+    model: Model, constrained: Constrained, wanted: dict[str, Any], seed: int, kind: dict[str, Any]
+) -> None:
+    engine = Engine(model, EngineConfig(pages=64, max_model_len=1024), plan)
+    constrained.generate(engine, 0, wish("r", wanted, seed=seed, **kind))
+    tokens, finish = finishes(engine)[0]
+    assert finish is Finish.STOP
+    assert_fits(constrained, tokens, wanted)
+
+
+def test_the_demo_model_fits_a_schema() -> None:
+    model = load_model(DEMO, 512)
+    constrained = Constrained(DEMO, 4096, (1,))
+    engine = Engine(model, EngineConfig(pages=64, max_model_len=512), plan)
+    prompt = constrained.text.encode("def person():\n    return ").ids
+    for i, kind in enumerate(k for k in KINDS if "stop_token_ids" not in k):
+        constrained.generate(engine, i, wish(f"r{i}", PERSON, prompt, seed=i, **kind))
+    for tokens, finish in finishes(engine).values():
+        assert (finish, tokens[-1]) == (Finish.STOP, 1)
+        jsonschema.validate(json.loads(constrained.decode(tokens[:-1])), PERSON)
+
+
+# ---- identity ---------------------------------------------------------------------------------
+
+
+def mixed() -> list[Request]:
+    """Requests of every kind under a grammar, and as many without one."""
+    draw = random.Random(7)
+    out = []
+    for i in range(2 * len(KINDS)):
+        prompt = [draw.randrange(3, 320) for _ in range(draw.choice([1, 31, 33, 90]))]
+        base = {"seed": i, **KINDS[i % len(KINDS)]}
+        if i < len(KINDS):
+            out.append(wish(f"r{i}", PERSON, prompt, **base))
+        else:
+            out.append(request(f"r{i}", prompt, **{"temperature": 1.0, "max_tokens": 40, **base}))
+    return out
+
+
+def alone(make: Make, constrained: Constrained, r: Request) -> list[int]:
+    engine = make()
+    constrained.generate(engine, 0, r)
+    return drain(engine)[0]
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"pages": 14, "chunk": 32}, {"chunk": 16}], ids=["batch", "preempted", "chunked"]
+)
+def test_text_does_not_depend_on_the_machinery(
+    make: Make, constrained: Constrained, sizes: dict[str, int]
+) -> None:
+    engine = make(**sizes)
+    for i, r in enumerate(mixed()):
+        constrained.generate(engine, i, r)
+    together = drain(engine)
+    assert bool(engine.scheduler.counters.preemptions) == ("pages" in sizes)
+    for i, r in enumerate(mixed()):
+        assert together[i] == alone(make, constrained, r)
+
+
+def test_resumed_at_every_token_it_goes_on_as_it_would_have(
+    make: Make, constrained: Constrained
+) -> None:
+    for kind in ({}, {"temperature": 0.0}, {"min_tokens": 20, "ignore_eos": False}):
+        r = wish("r", PERSON, seed=11, **kind)
+        whole = alone(make, constrained, r)
+        engine = make()
+        for cut in range(len(whole)):
+            constrained.generate(engine, cut, r.resumed(whole[:cut]))
+            assert drain(engine)[cut] == whole[cut:]
+
+
+def test_text_without_a_grammar_is_what_it_was(make: Make, constrained: Constrained) -> None:
+    """A grammar that allows everything draws what no grammar draws, up to the end."""
+    anything = regex(r"(?s:.*)")
+    r = request("r", [5, 6, 7], temperature=1.0, max_tokens=60, seed=3, logit_bias=ASCII)
+    free = alone(make, constrained, r)
+    bound = request(
+        "r", [5, 6, 7], temperature=1.0, max_tokens=60, seed=3, logit_bias=ASCII, grammar=anything
+    )
+    assert alone(make, constrained, bound) == free
+
+
+ASCII = tuple((t, 40.0) for t in range(36, 90))
+"""Bias towards tokens that are a character each."""
+
+
+# ---- ends and refusals ------------------------------------------------------------------------
+
+
+def test_a_grammar_ends_its_text_whatever_is_ignored(make: Make, constrained: Constrained) -> None:
+    engine = make()
+    asked = {"ignore_eos": True, "min_tokens": 50, "stop_token_ids": (EOS,)}
+    constrained.generate(engine, 0, wish("r", {"enum": ["ab"]}, **asked))
+    tokens, finish = finishes(engine)[0]
+    assert finish is Finish.STOP
+    assert constrained.decode(tokens[:-1]) == '"ab"'
+
+
+def test_min_tokens_holds_where_the_grammar_leaves_a_choice(
+    make: Make, constrained: Constrained
+) -> None:
+    engine = make()
+    bias = ((EOS, 100.0),)
+    r = request("r", [5], grammar=regex("a+"), min_tokens=9, max_tokens=20, logit_bias=bias)
+    constrained.generate(engine, 0, r)
+    tokens, finish = finishes(engine)[0]
+    assert (constrained.decode(tokens[:-1]), finish) == ("a" * 9, Finish.STOP)
+
+
+def test_log_probabilities_are_those_of_the_model_itself(
+    make: Make, constrained: Constrained
+) -> None:
+    def first(grammar: str) -> TokenOut:
+        engine = make()
+        r = request("r", [5, 6, 7], logprobs=20, max_tokens=1, grammar=grammar)
+        constrained.generate(engine, 0, r)
+        step = engine.plan()
+        return engine.run(step)[0]
+
+    free, bound = first(""), first(regex("zz"))
+    assert free.logprobs is not None and bound.logprobs is not None
+    assert bound.logprobs.top_logprobs == pytest.approx(free.logprobs.top_logprobs, abs=1e-5)
+    assert bound.token != free.token and bound.logprobs.rank > 1
+
+
+def test_emitted_tokens_that_do_not_fit_are_refused(make: Make, constrained: Constrained) -> None:
+    engine = make()
+    r = wish("r", {"enum": ["ab"]}).resumed((50, 51))
+    with pytest.raises(InvalidRequest, match="not what the grammar allows") as caught:
+        constrained.generate(engine, 0, r)
+    assert caught.value.param == "response_format"
+    assert not engine.scheduler.sequences
+
+
+def test_a_first_token_that_does_not_fit_is_refused(make: Make, constrained: Constrained) -> None:
+    engine = make()
+    r = wish("r", {"enum": ["ab"]})
+    engine.receive(0, r, constrained.of(r))
+    engine.reserve(0)
+    engine.plan()
+    with pytest.raises(InvalidRequest, match="not what the grammar allows"):
+        engine.join(0, 50)
+    assert engine.manager.available == 64
+
+
+def test_a_grammar_that_gets_too_complex_ends_its_own_request_only(
+    make: Make, constrained: Constrained
+) -> None:
+    engine = make()
+    deep = 'start: a\na: "x" a | "y" a | b "c" |\nb: a a "z"'
+    limits = LLParserLimits(step_max_items=1, verbose_errors=False)
+    inner = LLMatcher(
+        constrained.inner, LLMatcher.grammar_from_lark(deep), log_level=0, limits=limits
+    )
+    r = request("r", [5], grammar=LLMatcher.grammar_from_lark(deep))
+    engine.generate(0, r, Matcher(inner, constrained.inner.vocab_size))
+    other = request("o", [5, 6], max_tokens=5)
+    constrained.generate(engine, 1, other)
+    assert drain(engine) == {1: alone(make, constrained, other)}
+    [(handle, problem)] = engine.take_refused()
+    assert (handle, problem.param) == (0, "response_format")
+    assert "Too many items" in str(problem)
+    assert engine.manager.available == 64

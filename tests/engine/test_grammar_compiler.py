@@ -1,0 +1,257 @@
+"""Compiling off the loop, masks, and masks after drafts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import messages as m
+from engine.grammar import compiler as compiling
+from engine.grammar.compiler import Compiler
+from engine.grammar.masks import Masker, forbidden, words_for
+from engine.grammar.matcher import Matcher
+from engine.grammar.parking import Parking
+from engine.kv_format import Codec
+from protocol.errors import InvalidRequest
+from protocol.request import Request, Sampling
+from tests.engine.grammars import Constrained, regex, save_tokenizer, schema
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def constrained(folder: Path) -> Constrained:
+    return Constrained(folder, 320, (2,))
+
+
+def taken(compiler: Compiler, count: int) -> dict[int, Matcher | InvalidRequest]:
+    out: dict[int, Matcher | InvalidRequest] = {}
+    until = time.monotonic() + 20
+    while len(out) < count:
+        assert time.monotonic() < until
+        out |= dict(compiler.take())
+        time.sleep(0.001)
+    return out
+
+
+def asked(handle: int, grammar: str) -> m.Generate:
+    request = Request(id="r", prompt=(5,), sampling=Sampling(grammar=grammar))
+    return m.Generate(handle, request)
+
+
+def allowed(matcher: Matcher, vocab: int = 320) -> list[int]:
+    barred = forbidden(Masker(1).fill([matcher]), vocab, CPU)
+    return (~barred)[0].nonzero()[:, 0].tolist()
+
+
+# ---- compiling --------------------------------------------------------------------------------
+
+
+def test_what_was_compiled_once_is_known(folder: Path) -> None:
+    compiler = Compiler(folder, 320, [2])
+    grammar = regex("ab")
+    assert compiler.get(grammar) is None
+    compiler.ask(1, grammar)
+    compiler.ask(2, grammar)
+    first, second = taken(compiler, 2).values()
+    assert isinstance(first, Matcher) and isinstance(second, Matcher)
+    known = compiler.get(grammar)
+    assert known is not None
+    a = allowed(known)
+    assert first.advance(a[0]) and allowed(second) == a, "each has its own place"
+
+
+def test_only_so_many_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "KEPT", 2)
+    compiler = Compiler(folder, 320, [2])
+    for i in range(4):
+        compiler.ask(i, regex(f"a{{{i + 1}}}"))
+        taken(compiler, 1)
+        compiler.get(regex("a{1}"))
+    assert [compiler.get(regex(f"a{{{i + 1}}}")) is not None for i in range(4)] == [
+        *(True, False, False, True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        ("{", "EOF while parsing"),
+        ('{"grammars": [{"lark_grammar": "start: foo"}]}', "unknown name"),
+        (schema({"type": "nonsense"}), "Invalid type"),
+        (schema({"type": "string", "minLength": 5, "maxLength": 2}), "Unsatisfiable"),
+        (regex("(a"), "regex parse error"),
+    ],
+)
+def test_a_wrong_grammar_says_what_is_wrong(folder: Path, grammar: str, says: str) -> None:
+    compiler = Compiler(folder, 320, [2])
+    compiler.ask(1, grammar)
+    [problem] = taken(compiler, 1).values()
+    assert isinstance(problem, InvalidRequest)
+    assert (problem.param, problem.code) == ("response_format", "invalid_grammar")
+    assert says in str(problem)
+    assert compiler.get(grammar) is None
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no json"])
+def test_a_folder_without_a_tokenizer_refuses_grammars(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    compiler = Compiler(tmp_path, 320, [2])
+    compiler.ask(1, regex("a"))
+    [problem] = taken(compiler, 1).values()
+    assert isinstance(problem, InvalidRequest)
+    assert "tokenizer.json cannot be read" in str(problem)
+    assert str(tmp_path) not in str(problem)
+
+
+def test_nobody_waits_for_longer_than_the_deadline(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(Compiler, "_compile", lambda self, grammar: go_on.wait(20))
+    now = 0.0
+    compiler = Compiler(folder, 320, [2], clock=lambda: now)
+    for handle in range(4):
+        compiler.ask(handle, regex("a" * (handle + 1)))
+    now = compiling.DEADLINE_S - 0.1
+    assert compiler.take() == []
+    now = compiling.DEADLINE_S
+    outcomes = dict(compiler.take())
+    go_on.set()
+    assert sorted(outcomes) == [0, 1, 2, 3]
+    assert all("within 10 s" in str(problem) for problem in outcomes.values())
+    assert not compiler.busy
+
+
+def test_a_bug_in_the_parser_costs_one_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        pass
+
+    def panic(self: Compiler, grammar: str) -> Matcher:
+        raise Panic
+
+    monkeypatch.setattr(Compiler, "_compile", panic)
+    compiler = Compiler(folder, 320, [2])
+    compiler.ask(1, regex("a"))
+    [problem] = taken(compiler, 1).values()
+    assert isinstance(problem, InvalidRequest) and "failed with Panic" in str(problem)
+
+
+# ---- parking ----------------------------------------------------------------------------------
+
+
+def until_ready(parking: Parking) -> list[m.Command]:
+    until = time.monotonic() + 20
+    while not (ready := parking.take()):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    [(_, commands, problem)] = ready
+    assert problem is None
+    return commands
+
+
+def test_commands_wait_in_order_for_their_own_grammar_only(folder: Path) -> None:
+    parking = Parking(Compiler(folder, 320, [2]))
+    first = asked(1, regex("abc"))
+    prefill = m.Prefill(1, first.request, 0, 1024, Codec.RAW)
+    assert parking.keeps(prefill)
+    assert parking.keeps(m.Grant(1, 3)) and parking.keeps(m.Grant(1, 4))
+    assert not parking.keeps(asked(2, "")) and not parking.keeps(m.Grant(2, 3))
+    assert not parking.keeps(m.SlotsFree([1]))
+    assert until_ready(parking) == [prefill, m.Grant(1, 3), m.Grant(1, 4)]
+    assert parking.matcher(1) is not None and parking.matcher(1) is None
+    assert not parking.keeps(m.Grant(1, 5)) and not parking.busy
+    again = msgspec.structs.replace(first, handle=3)
+    assert not parking.keeps(again), "the grammar is known by now"
+    assert parking.matcher(3) is not None
+
+
+def test_who_is_dropped_waits_no_longer(folder: Path) -> None:
+    parking = Parking(Compiler(folder, 320, [2]))
+    assert parking.keeps(asked(1, regex("abc")))
+    assert parking.keeps(m.Drop(1))
+    assert not parking.busy and parking.take() == []
+
+
+# ---- masks ------------------------------------------------------------------------------------
+
+
+def test_what_lies_beyond_the_tokenizer_is_never_allowed(constrained: Constrained) -> None:
+    """Nor are special tokens: the model has 320 tokens, the tokenizer 266."""
+    ids = allowed(constrained.matcher(regex("(?s:.+)")))
+    assert ids and min(ids) > 2 and max(ids) < 266
+
+
+def test_a_model_with_fewer_tokens_than_its_tokenizer(folder: Path) -> None:
+    few = Constrained(folder, 300, (2,)).matcher(regex("a"))
+    assert allowed(few, 300) == allowed(Constrained(folder, 320, (2,)).matcher(regex("a")))
+    cut = Constrained(folder, 200, (2,)).matcher(regex("a"))
+    assert cut.vocab == 266 and forbidden(Masker(1).fill([cut]), 200, CPU).shape == (1, 200)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4), st.integers(97, 128))
+def test_bits_are_the_same_on_every_device(words: list[int], vocab: int) -> None:
+    import numpy as np
+
+    bits = np.array([words], dtype=np.uint32).view(np.int32)
+    expected = [not words[t // 32] >> t % 32 & 1 for t in range(vocab)]
+    assert forbidden(bits, vocab, CPU)[0].tolist() == expected
+    shifts = torch.arange(32, dtype=torch.int32)
+    unpacked = (torch.from_numpy(bits)[:, :, None] >> shifts) & 1
+    assert (unpacked.flatten(1)[:, :vocab] == 0)[0].tolist() == expected
+
+
+DRAFTED = schema({"enum": ["abc", "abd", "ab"]})
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize(
+    "draft", ["", '"', '"ab', '"abd"', '"abx"', "x", '"ab"ab'], ids=lambda text: text or "none"
+)
+def test_masks_after_drafts_are_those_of_one_token_after_the_other(
+    constrained: Constrained, after: int, draft: str
+) -> None:
+    tokens = [constrained.text.token_to_id(c) for c in draft]
+    matcher = constrained.matcher(DRAFTED)
+    assert matcher.accept(tokens[:after]) or after > len(tokens) or draft[0] == "x"
+    drafts = tokens[after:]
+    came = forbidden(Masker(2).after_drafts(matcher, drafts), 320, CPU)
+    walker = matcher.copy()
+    rows = [forbidden(Masker(1).fill([walker]), 320, CPU)[0]]
+    for token in drafts:
+        if not walker.accept((token,)):
+            break
+        rows.append(forbidden(Masker(1).fill([walker]), 320, CPU)[0])
+    assert torch.equal(came, torch.stack(rows))
+    assert allowed(matcher) == (~rows[0]).nonzero()[:, 0].tolist(), "it stays where it was"
+
+
+def test_words_are_rounded_up() -> None:
+    assert [words_for(v) for v in (1, 32, 33, 320)] == [1, 1, 2, 10]
+
+
+@pytest.mark.parametrize("make", [schema, lambda wanted: regex("[0-9]+")])
+def test_a_copy_goes_its_own_way(
+    constrained: Constrained, make: Callable[[dict[str, str]], str]
+) -> None:
+    matcher = constrained.matcher(make({"type": "integer"}))
+    copy = matcher.copy()
+    one = constrained.text.token_to_id("1")
+    assert copy.advance(one)
+    assert allowed(matcher) != allowed(copy)
