@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from bench.serve.command import app as bench
+from cluster.commands import certs
 from cluster.commands.down import down
 from cluster.commands.router import router
 from cluster.commands.up import up
@@ -19,6 +21,8 @@ app = typer.Typer(
 
 for command in (up, down, worker, router):
     app.command()(command)
+app.add_typer(bench)
+app.add_typer(certs.app, name="certs")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,198 @@
+"""Makes the certificates of a cluster: a CA of its own, and one for each node (RFC 5280).
+
+    DIR/ca.pem   ca.key       the CA; its key signs, and no process of the cluster needs it
+    DIR/NAME.pem NAME.key     a node: certificate and key for both ends of a connection
+
+Nothing is overwritten; ``renew`` puts a new certificate and key in the place of those of a node,
+and processes that run read them within a second.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from protocol.certificates import hosts_of
+from protocol.errors import StartupError
+from protocol.tls import read_file, read_key
+
+CA_DAYS = 3650
+NODE_DAYS = 365
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+_EARLIER = timedelta(hours=1)  # clocks differ
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\Z")
+_Key = ec.EllipticCurvePrivateKey
+
+
+def init(folder: Path, hosts: list[str]) -> list[Path]:
+    """A CA, and a first node for ``hosts``; returns the files. Raises StartupError."""
+    names = _names(hosts)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cert, key = folder / "ca.pem", folder / "ca.key"
+    _refuse_existing(cert, key)
+    now, secret = datetime.now(UTC), _new_key()
+    subject = _subject("Baton cluster CA")
+    signed = (
+        _builder(subject, subject, secret, now, CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(ca=True), critical=True)
+        .sign(secret, SHA256())
+    )
+    _write(key, _pem(secret), 0o600)
+    _write(cert, signed.public_bytes(Encoding.PEM), 0o644)
+    return [cert, key, *_node(folder, names)]
+
+
+def node(folder: Path, hosts: list[str]) -> list[Path]:
+    """One more node, by the CA in ``folder``; returns its files. Raises StartupError."""
+    return _node(folder, _names(hosts))
+
+
+def renew(folder: Path, name: str) -> list[Path]:
+    """A new certificate and key for the node ``name``, for the same hosts, in place of the old
+    ones. Raises StartupError."""
+    old = read_file(str(folder / f"{name}.pem"), "certs")
+    try:
+        hosts = hosts_of(x509.load_pem_x509_certificate(old))
+    except ValueError:
+        raise StartupError(f"{folder / name}.pem holds no certificate in PEM format") from None
+    made = _signed(folder, _names(hosts))
+    paths = [folder / f"{name}.pem", folder / f"{name}.key"]
+    for path, content, mode in zip(paths, made, (0o644, 0o600), strict=True):
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.unlink(missing_ok=True)
+        _write(fresh, content, mode)
+        fresh.replace(path)
+    return paths
+
+
+def _node(folder: Path, names: list[x509.GeneralName]) -> list[Path]:
+    name = str(names[0].value).replace(":", "_").replace("*", "_")
+    paths = [folder / f"{name}.pem", folder / f"{name}.key"]
+    _refuse_existing(*paths)
+    cert, key = _signed(folder, names)
+    _write(paths[1], key, 0o600)
+    _write(paths[0], cert, 0o644)
+    return paths
+
+
+def _signed(folder: Path, names: list[x509.GeneralName]) -> tuple[bytes, bytes]:
+    """Certificate and key of a node, as PEM."""
+    ca, secret = _read_ca(folder)
+    now, own = datetime.now(UTC), _new_key()
+    subject = _subject(f"Baton node {names[0].value}"[:64])
+    uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    issuer_key = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    signed = (
+        _builder(subject, ca.subject, own, now, NODE_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(ca=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_key),
+            critical=False,
+        )
+        .sign(secret, SHA256())
+    )
+    return signed.public_bytes(Encoding.PEM), _pem(own)
+
+
+def _read_ca(folder: Path) -> tuple[x509.Certificate, _Key]:
+    cert, key = folder / "ca.pem", folder / "ca.key"
+    try:
+        ca = x509.load_pem_x509_certificate(read_file(str(cert), "certs"))
+        secret = load_pem_private_key(read_key(str(key), "certs"), password=None)
+    except (ValueError, TypeError):
+        raise StartupError(f"{cert} and {key} are not a CA that `baton certs init` made") from None
+    if not isinstance(secret, _Key) or secret.public_key() != ca.public_key():
+        raise StartupError(f"{key} is not the key of {cert}")
+    return ca, secret
+
+
+def _names(hosts: list[str]) -> list[x509.GeneralName]:
+    """Subject alternative names. Raises StartupError for what is neither a name nor an address."""
+    names: list[x509.GeneralName] = []
+    for host in dict.fromkeys(hosts or LOOPBACK):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+            continue
+        except ValueError:
+            pass
+        labels = host.removeprefix("*.").split(".")
+        if len(host) > 253 or not all(_LABEL.match(label) for label in labels):
+            raise StartupError(f"--host must be a DNS name or an IP address, not {host!r}")
+        names.append(x509.DNSName(host))
+    return names
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: _Key, now: datetime, days: int
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(*, ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _new_key() -> _Key:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _pem(key: _Key) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _refuse_existing(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise StartupError(f"{path} is there already, and is not overwritten")
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """A new file that has its mode from the start."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except OSError as error:
+        raise StartupError(f"cannot write {path}: {error.strerror}") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
