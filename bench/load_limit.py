@@ -1,0 +1,72 @@
+"""What `baton bench serve` itself sustains: against a server in another process that only writes.
+
+Figures are of a generator that one core has to itself; the server takes most of another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+
+import uvloop
+from rich.console import Console
+
+from bench.canned import Canned, Manner
+from bench.report import Row, finish
+from bench.serve.options import Options
+from bench.serve.run import run
+
+SECONDS = 5.0
+
+
+async def _serve(gap_s: float) -> None:
+    async with Canned(Manner(gap_s=gap_s)).serving() as url:
+        print(url, flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+def measure(streams: int, output: int, seconds: float) -> list[Row]:
+    child = [sys.executable, "-m", "bench.load_limit", "--server"]
+    with subprocess.Popen(
+        child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+        url = server.stdout.readline().strip()
+        options = Options(
+            url=url,
+            concurrency=load.streams,
+            duration_s=seconds,
+            output=str(load.output),
+            warmup=load.streams,
+        )
+        found = uvloop.run(run(options, Console(stderr=True)))
+        server.stdin.close()
+    s = found.summary
+    assert s.ok and not s.errors, s.errors
+    per_s = s.output_tokens_per_s / (s.tokens_per_arrival or 1)
+    name = f"{load.streams} streams of {load.output} tokens, {1e3 * load.gap_s:g} ms apart"
+    return [
+        Row(f"{name}: requests", s.achieved_rate, "/s"),
+        Row(f"{name}: tokens", s.output_tokens_per_s, "/s"),
+        Row(f"{name}: arrivals", per_s, "/s"),
+        Row(f"{name}: processor", found.health.cpu_share, "cores"),
+        Row(f"{name}: processor for an arrival", 1e6 * found.health.cpu_share / per_s, "us"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    o = parser.parse_args()
+    if o.server is not None:
+        uvloop.run(_serve(o.server))
+        return
+    rows = [row for load in LOADS for row in measure(load, o.seconds)]
+    finish("load_limit", rows)
+
+
+if __name__ == "__main__":
+    main()
