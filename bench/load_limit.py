@@ -27,11 +27,21 @@ async def _serve(gap_s: float) -> None:
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
-def measure(streams: int, output: int, seconds: float) -> list[Row]:
-    child = [sys.executable, "-m", "bench.load_limit", "--server"]
-    with subprocess.Popen(
-        child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
+class Load(NamedTuple):
+    """``gap_s``: between one token of a stream and the next; 0: reads bring several at once."""
+
+    streams: int
+    output: int
+    gap_s: float = 0.0
+
+
+LOADS = (Load(32, 1), Load(64, 64), Load(256, 64, 0.01), Load(1000, 64, 0.05))
+
+
+def measure(load: Load, seconds: float) -> list[Row]:
+    child = [sys.executable, "-m", "bench.load_limit", "--server", str(load.gap_s)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(child, stdin=pipe, stdout=pipe, text=True) as server:
         assert server.stdin is not None and server.stdout is not None
         url = server.stdout.readline().strip()
         options = Options(
