@@ -12,7 +12,7 @@ from kvtransfer.codecs import Wanted
 from protocol.auth import check_bind
 from protocol.directory import check_url
 from protocol.errors import StartupError
-from protocol.tls import TlsFiles
+from protocol.tls import TlsFiles, check_files
 
 Role: TypeAlias = Literal["prefill", "decode"]
 
@@ -66,6 +66,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not self.token:
             raise StartupError("a worker needs the cluster token: set BATON_TOKEN")
         check_bind(self.host, tls=self.tls is not None)
+        if self.tls is not None:
+            check_files(self.tls, self.host)
         check_url(self.redis_url)
         for name in ("port", "kv_port", "metrics_port"):
             value = getattr(self, name)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.certificates import Pems, check, warning_of
+from protocol.certificates import Pems, check, check_name, warning_of
 from protocol.errors import StartupError
 
 log = logging.getLogger("baton.tls")
@@ -109,6 +109,11 @@ def read(files: TlsFiles, now: float) -> Pems:
     pems = Pems(ca, cert, read_key(files.key, "tls.key"))
     check(pems, now, {"ca": files.ca, "cert": files.cert, "key": files.key})
     return pems
+
+
+def check_files(files: TlsFiles, host: str) -> None:
+    """Raises StartupError for files that what listens on ``host`` cannot use."""
+    check_name(read(files, time.time()).cert, host)
 
 
 def read_file(path: str, name: str) -> bytes:

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from cluster.redis_server import EmbeddedRedis
 from cluster.settings import WorkerSettings
 from cluster.worker import Worker
@@ -18,7 +16,7 @@ from protocol import auth
 from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
 from protocol.request import Request, to_wire
-from protocol.rpc import channel_options
+from protocol.security import LOOPBACK, Security
 
 TOKEN = "t" * 32
 
@@ -62,6 +60,8 @@ class Answer:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[pb.Logprobs] = []
+        self.prompt_logprobs: list[pb.Logprobs] = []
+        self.invalid: pb.Invalid | None = None
         self.finish = pb.FINISH_NONE
         self.error = ""
         self.retryable = self.moved = False
@@ -76,6 +76,7 @@ class Answer:
         assert not self.ended.is_set(), "an output after the last one"
         self.tokens += output.tokens
         self.logprobs += output.logprobs
+        self.prompt_logprobs += output.prompt_logprobs
         self.deaths += output.deaths
         self.cached = max(self.cached, output.cached_tokens)
         if output.tokens:
@@ -83,6 +84,7 @@ class Answer:
         if output.finish:
             self.finish, self.error = output.finish, output.error
             self.retryable, self.moved = output.retryable, output.moved
+            self.invalid = output.invalid if output.HasField("invalid") else None
             self.timeline = {mark.event: mark.seconds for mark in output.timeline}
             self.measured = output.measured if output.HasField("measured") else None
             self.ended.set()
@@ -91,7 +93,9 @@ class Answer:
 class Client:
     """One router's stream to one decode worker."""
 
-    def __init__(self, decode: Worker, prefill: Iterable[Worker] = ()) -> None:
+    def __init__(
+        self, decode: Worker, prefill: Iterable[Worker] = (), security: Security = LOOPBACK
+    ) -> None:
         self.candidates = [candidate(w) for w in prefill]
         self.fetch: pb.Fetch | None = None
         self.answers: dict[str, Answer] = {}
@@ -99,7 +103,7 @@ class Client:
         self.local_prefill_tokens: int | None = None
         self.draining = False
         self._names = itertools.count()
-        self._channel = grpc.aio.insecure_channel(decode._endpoint, options=channel_options())
+        self._channel = security.async_channel(decode._endpoint)
         self._call = rpc.DecodeStub(self._channel).Attach(metadata=auth.metadata(TOKEN))
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._reading = asyncio.create_task(self._read())
@@ -150,8 +154,10 @@ def candidate(worker: Worker) -> pb.PrefillCandidate:
 
 
 @contextlib.asynccontextmanager
-async def attached(decode: Worker, *prefill: Worker) -> AsyncIterator[Client]:
-    client = Client(decode, prefill)
+async def attached(
+    decode: Worker, *prefill: Worker, security: Security = LOOPBACK
+) -> AsyncIterator[Client]:
+    client = Client(decode, prefill, security)
     try:
         yield client
     finally:
