@@ -4,12 +4,15 @@ One line per module, in the order a request meets them:
 
     app          routes, lifespan; over ``state`` (all a router holds) and ``settings``
     request_id   a header on every response
-    intake       from an HTTP request to a job, by the next four
+    intake       from an HTTP request to a job, by the next seven
     body         reads and decodes the HTTP body
-    schema       checks its fields
-    unsupported  what is not built yet, and is refused by name
-    tokens       prompt to token ids
-    respond      answers the job, streamed or whole
+    api          what OpenAI's API says: bodies in, responses out
+    chat         messages to a prompt, tools to a grammar, text to tool calls
+    vocabulary   the model's tokenizer, and what its tokens say; ``tokens``: prompt to token ids
+    plan         what a body asks for; ``completion_plan``, ``chat_plan``, ``room``
+    job          the choices of a request, and all that answering it takes
+    respond      answers the job, streamed or whole; ``merge`` makes its choices one stream
+    choice       one choice: tokens to what a client gets; ``waiting``: what its text waits for
     generate     one request across workers: deadlines, retries, cancellation
     tenants      API keys and whose they are
     admission    429 when too much work is here

@@ -36,12 +36,14 @@ class Admission:
         self._on_refusal = on_refusal
         self.inside: Counter[int] = Counter()  # requests by priority
 
-    def check(self, priority: int) -> None:
-        """Raises ApiError (429) when a request of this priority would be one too many."""
-        if self.inside[priority] >= self._limit:
+    def check(self, priority: int, count: int = 1) -> None:
+        """Raises ApiError (429) when so many requests of this priority would be too many."""
+        if self.inside[priority] + count > self._limit:
             self._on_refusal("requests")
             raise overloaded(
-                f"{self._limit} requests of priority {priority} are being served already", 1.0
+                f"{self.inside[priority]} requests of priority {priority} are being served, of at"
+                f" most {self._limit}; {count} more came",
+                1.0,
             )
 
     def enter(self, priority: int) -> Callable[[], None]:

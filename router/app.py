@@ -15,11 +15,13 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router import errors
+from router.api.completion_body import parse_completion
 from router.body import ClientGone
+from router.completion_plan import plan_completion
 from router.errors import ApiError
 from router.intake import check_model, take_in
 from router.request_id import RequestIdMiddleware
-from router.respond import CompletionResponse
+from router.respond import GenerationResponse
 from router.settings import RouterSettings
 from router.state import RouterState, opened
 from router.wire_json import ModelCard
@@ -66,7 +68,8 @@ def _json(value: object) -> Response:
 async def completions(request: Request) -> Response:
     state = _state(request)
     try:
-        return CompletionResponse(await take_in(state, request))
+        job = await take_in(state, request, parse_completion, plan_completion)
+        return GenerationResponse(job)
     except ApiError as error:
         state.metrics.ended(str(error.status))
         raise

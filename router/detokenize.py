@@ -16,7 +16,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tokenizers import Tokenizer
 
@@ -91,24 +91,36 @@ class SentencePiece:
         return text
 
 
-def detokenizers(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
-    """A maker of detokenizers; the table behind them is built once.
+class Detokenizers(NamedTuple):
+    """A maker of detokenizers; the table behind them is built once."""
 
-    Raises StartupError for a decoder that this module does not follow exactly.
-    """
+    new: Callable[[], Detokenizer]
+    bytes_of: Callable[[int], bytes]  # what a token stands for by itself
+
+    def __call__(self) -> Detokenizer:
+        return self.new()
+
+
+def detokenizers(tokenizer: Tokenizer, *, skip_special: bool = True) -> Detokenizers:
+    """Raises StartupError for a decoder that this module does not follow exactly."""
     stages = _stages(tokenizer)
     names = [stage["type"] for stage in stages]
     if names == ["ByteLevel"]:
         unicode_to_byte = _byte_alphabet()
-        byte_table = [_bytes_of(t, unicode_to_byte) for t in _pieces(tokenizer)]
-        return lambda: ByteLevel(byte_table)
+        byte_table = [_bytes_of(t, unicode_to_byte) for t in _pieces(tokenizer, skip_special)]
+        return Detokenizers(
+            lambda: ByteLevel(byte_table), lambda t: byte_table[t] if t < len(byte_table) else b""
+        )
     if names[:3] == ["Replace", "ByteFallback", "Fuse"] and names[3:] in ([], ["Strip"]):
         old, new = stages[0]["pattern"].get("String"), stages[0]["content"]
         no_strip: dict[str, Any] = {"content": " ", "start": 0, "stop": 0}
         strip = stages[3] if len(stages) == 4 else no_strip
         if old is not None and strip["content"] == " " and strip["stop"] == 0:
-            table = [_text_of(t, old, new) for t in _pieces(tokenizer)]
-            return lambda: SentencePiece(table, strip["start"])
+            table = [_text_of(t, old, new) for t in _pieces(tokenizer, skip_special)]
+            return Detokenizers(
+                lambda: SentencePiece(table, strip["start"]),
+                lambda t: _encoded(table[t]) if t < len(table) else b"",
+            )
     raise StartupError(
         f"the tokenizer's decoder is {names or 'missing'}; expected ByteLevel, or Replace,"
         " ByteFallback, Fuse and Strip"
@@ -124,11 +136,12 @@ def _stages(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     return list(spec["decoders"])
 
 
-def _pieces(tokenizer: Tokenizer) -> list[str | None]:
-    """The token's string by id; None where there is none, and for special tokens."""
+def _pieces(tokenizer: Tokenizer, skip_special: bool) -> list[str | None]:
+    """The token's string by id; None where there is none, and for special tokens to be skipped."""
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     special = {i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
-    return [None if i in special else tokenizer.id_to_token(i) for i in range(size)]
+    skipped = special if skip_special else set()
+    return [None if i in skipped else tokenizer.id_to_token(i) for i in range(size)]
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -155,3 +168,7 @@ def _text_of(piece: str | None, old: str, new: str) -> str | bytes | None:
     piece = piece.replace(old, new)
     byte = _BYTE_TOKEN.match(piece)
     return bytes([int(byte[1], 16)]) if byte else piece
+
+
+def _encoded(piece: str | bytes | None) -> bytes:
+    return piece.encode() if isinstance(piece, str) else piece or b""

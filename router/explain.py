@@ -37,8 +37,9 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """One attempt. ``chosen`` is one of the ``candidates``."""
+    """One attempt, of the choice of that index. ``chosen`` is one of the ``candidates``."""
 
+    choice: int
     decision_s: float
     tokens: int
     expected_output: float
@@ -53,14 +54,16 @@ class Explanation(msgspec.Struct, frozen=True):
     attempts: list[Tried]
 
 
-def explain(policy: str, goals: Objectives, attempts: Sequence[Attempt]) -> Explanation:
-    return Explanation(policy, goals._asdict(), [_tried(attempt) for attempt in attempts])
+def explain(policy: str, goals: Objectives, attempts: Sequence[tuple[int, Attempt]]) -> Explanation:
+    """``attempts``: each with the index of its choice."""
+    return Explanation(policy, goals._asdict(), [_tried(*attempt) for attempt in attempts])
 
 
-def _tried(attempt: Attempt) -> Tried:
+def _tried(choice: int, attempt: Attempt) -> Tried:
     placed = attempt.placed
     ranked = sorted(placed.choice.considered, key=lambda c: c.cost)
     return Tried(
+        choice=choice,
         decision_s=placed.seconds,
         tokens=placed.query.tokens,
         expected_output=placed.query.output,

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from protocol.liveness import MAX_DEATHS
+from protocol.logprobs import Logprobs
 from protocol.request import Finish, Request
 from router.admission import Admission, Patience
 from router.attempt import Attempt
@@ -46,6 +47,7 @@ class Tokens(NamedTuple):
 
     ids: list[int]
     finish: Finish
+    logprobs: list[Logprobs] = []  # noqa: RUF012 - never changed; one for each token, or none
 
 
 class Routing(NamedTuple):
@@ -88,6 +90,11 @@ class Generation:
     @property
     def cached_tokens(self) -> int:
         return min(self._mailbox.cached_tokens or 0, len(self._request.prompt))
+
+    @property
+    def prompt_logprobs(self) -> list[Logprobs]:
+        """From the prompt's second token on, where asked for; there when the first token is."""
+        return self._mailbox.prompt_logprobs
 
     def start(self) -> None:
         """Submit. Raises ApiError: 503 when there is no decode worker, 429 when there is too much
@@ -147,7 +154,7 @@ class Generation:
         if not self._emitted:
             self._timers["first token"].cancel()
         self.attempts[-1].took_tokens()
-        tokens, finish = batch.tokens, batch.finish
+        tokens, finish, logprobs = batch.tokens, batch.finish, batch.logprobs
         room = self._request.sampling.max_tokens - len(self._emitted)
         if len(tokens) >= room:  # ended, whether or not the worker came to say so
             tokens, finish = tokens[:room], finish or Finish.LENGTH
@@ -157,7 +164,7 @@ class Generation:
             self._placer.learned.ended(len(self._emitted))
         elif batch.trouble:
             self._pending = batch._replace(tokens=[], logprobs=[])
-        return Tokens(tokens, finish)
+        return Tokens(tokens, finish, logprobs[:room])
 
     async def _mend(self, batch: Batch) -> None:
         """Give the request to another worker. Raises when that cannot be."""

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import math
-import secrets
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 
-from protocol.blocks import block_keys, cache_root
 from protocol.directory import ModelInfo
-from protocol.request import MAX_SEED, Request, Sampling
-from router import tokens
 from router.admission import Patience
+from router.api.fields import GenerationBody
 from router.body import read_object
 from router.errors import ApiError, invalid, unavailable
-from router.generate import Generation, Wanted
-from router.metrics import Meter
-from router.respond import Job
-from router.schema import CompletionBody, parse
+from router.job import Job
+from router.plan import Origin, Plan, job_of
 from router.settings import RouterSettings
 from router.state import RouterState
-from router.tenants import Tenant
-from router.text import TextStream
 
 EXPLAIN = "x-baton-explain"
 TTFT_DEADLINE = "x-baton-ttft-deadline-ms"
 
+Body = TypeVar("Body", bound=GenerationBody)
+Parse = Callable[[Mapping[str, Any]], Body]
+Prepare = Callable[[RouterState, Body, ModelInfo], Awaitable[Plan]]
 
-async def take_in(state: RouterState, http: HttpRequest) -> Job:
-    """Read and check a completion request. Raises ApiError or ClientGone."""
+
+async def take_in(
+    state: RouterState, http: HttpRequest, parse: Parse[Body], prepare: Prepare[Body]
+) -> Job:
+    """Read and check a request for generated tokens: ``parse`` checks what can be told from the
+    body alone, ``prepare`` the rest. Raises ApiError or ClientGone."""
     arrived = time.perf_counter()
     settings = state.settings
     tenant = state.tenants.of(http.headers.get("authorization"))
@@ -41,28 +43,10 @@ async def take_in(state: RouterState, http: HttpRequest) -> Job:
     if model is None or not state.pool.attached:
         raise unavailable("no decode worker is attached; try again shortly")
     state.admission.check(body.priority)
-    prompt = await _prompt_ids(state, body)
-    _check_room(prompt, body, model)
-    _check_vocabulary(prompt, body, model)
-    request = _request(state, body, prompt, model, tenant)
-    keys = block_keys(request.cache_root, request.prompt)
-    wanted = Wanted(request, keys, arrived, patience)
-    return Job(
-        id=request.id,
-        created=int(time.time()),
-        model=settings.model_id,
-        prompt=request.prompt,
-        stream=body.stream,
-        include_usage=body.include_usage,
-        return_token_ids=body.return_token_ids,
-        explain=http.headers.get(EXPLAIN) == "1",
-        goals=settings.goals,
-        policy=settings.routing_policy,
-        timeout_s=settings.request_timeout_s,
-        generation=Generation(state.routing, wanted),
-        text=TextStream(state.new_detokenizer(), body.stop),
-        meter=Meter(state.metrics, arrived),
-    )
+    plan = await prepare(state, body, model)
+    state.admission.check(body.priority, len(plan.prompts) * plan.candidates)
+    origin = Origin(arrived, patience, tenant, http.headers.get(EXPLAIN) == "1")
+    return job_of(state, body, plan, model, origin)
 
 
 def check_model(state: RouterState, name: str) -> None:
@@ -91,67 +75,3 @@ def _patience(http: HttpRequest, settings: RouterSettings) -> Patience:
             TTFT_DEADLINE,
         )
     return Patience(milliseconds / 1000)
-
-
-async def _prompt_ids(state: RouterState, body: CompletionBody) -> list[int]:
-    if not isinstance(body.prompt, str):
-        return body.prompt
-    try:
-        return await tokens.encode(state.tokenizer, body.prompt)
-    except UnicodeEncodeError:
-        raise invalid("prompt must be text, but holds half of a surrogate pair", "prompt") from None
-
-
-def _check_room(prompt: list[int], body: CompletionBody, model: ModelInfo) -> None:
-    if not prompt:
-        raise invalid("prompt holds no tokens", "prompt")
-    if len(prompt) + body.max_tokens > model.max_model_len:
-        raise invalid(
-            f"the model takes {model.max_model_len} tokens, prompt and output together; this"
-            f" request has {len(prompt)} in the prompt and asks for {body.max_tokens} (max_tokens)",
-            "prompt" if len(prompt) >= model.max_model_len else "max_tokens",
-            "context_length_exceeded",
-        )
-
-
-def _check_vocabulary(prompt: list[int], body: CompletionBody, model: ModelInfo) -> None:
-    biased = [token for token, _ in body.logit_bias]
-    named = {"prompt": prompt, "logit_bias": biased, "stop_token_ids": body.stop_token_ids}
-    for field, ids in named.items():
-        highest = max(ids, default=0)
-        if highest >= model.vocab_size:
-            raise invalid(
-                f"{field} holds token id {highest}; the vocabulary ends at {model.vocab_size - 1}",
-                field,
-            )
-
-
-def _request(
-    state: RouterState, body: CompletionBody, prompt: list[int], model: ModelInfo, tenant: Tenant
-) -> Request:
-    # Any 64-bit seed is taken; the wire has the non-negative ones.
-    seed = secrets.randbits(63) if body.seed is None else body.seed & MAX_SEED
-    return Request(
-        id=f"cmpl-{secrets.token_hex(16)}",
-        prompt=tuple(prompt),
-        sampling=Sampling(
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=max(body.top_k, 0),
-            min_p=body.min_p,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            repetition_penalty=body.repetition_penalty,
-            logit_bias=body.logit_bias,
-            seed=seed,
-            max_tokens=body.max_tokens,
-            min_tokens=body.min_tokens,
-            ignore_eos=body.ignore_eos,
-            stop_token_ids=body.stop_token_ids,
-        ),
-        cache_root=cache_root(
-            *(state.settings.secret, tenant.name, model.fingerprint, model.precision),
-            body.cache_salt or "",
-        ),
-        priority=body.priority,
-    )

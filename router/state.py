@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from protocol.directory import Directory, connect
 from protocol.security import Security
 from router.admission import Admission
-from router.detokenize import Detokenizer, detokenizers
 from router.follow import Follower
 from router.generate import Routing
 from router.index import PrefixIndex
@@ -26,6 +23,7 @@ from router.sd import Published, groups
 from router.settings import RouterSettings
 from router.tenants import Tenants, read_tenants
 from router.tokens import load_tokenizer
+from router.vocabulary import Vocabulary, load_vocabulary
 from router.watch import Watch
 from router.workers import ListWorkers, Pool
 
@@ -46,8 +44,7 @@ def worker_states(pool: Pool) -> Counter[tuple[str, str]]:
 @dataclass(frozen=True)
 class RouterState:
     settings: RouterSettings
-    tokenizer: Tokenizer
-    new_detokenizer: Callable[[], Detokenizer]
+    vocabulary: Vocabulary
     metrics: Metrics
     pool: Pool
     index: PrefixIndex
@@ -96,7 +93,7 @@ async def opened(
     that does not answer yet is waited for while running.
     """
     settings.check()
-    tokenizer = load_tokenizer(settings.model_path)
+    vocabulary = load_vocabulary(load_tokenizer(settings.model_path), settings.model_path)
     tenants = read_tenants(settings.api_keys)
     index, ledger, learned = PrefixIndex(), Ledger(time.monotonic), Learned()
     follower = client = None
@@ -123,8 +120,7 @@ async def opened(
         await pool.start()
         state = RouterState(
             settings=settings,
-            tokenizer=tokenizer,
-            new_detokenizer=detokenizers(tokenizer),
+            vocabulary=vocabulary,
             metrics=metrics,
             pool=pool,
             index=index,

@@ -11,10 +11,12 @@ class StopMatcher:
     """Passes text through until a stop string.
 
     Held back is the longest end of the text that is a proper beginning of some stop string.
+    ``keep``: a stop string that came is text, too.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, keep: bool = False) -> None:
         self._stops = stops
+        self._keep = keep
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, bool]:
@@ -23,7 +25,8 @@ class StopMatcher:
         hits = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
         if hits:
             self._held = ""
-            return text[: min(hits)[1]], True
+            end, begin = min(hits)
+            return text[: end if self._keep else begin], True
         keep = max((_overlap(text, s) for s in self._stops), default=0)
         cut = len(text) - keep
         self._held = text[cut:]

@@ -16,17 +16,38 @@ class Piece(NamedTuple):
 
 
 class TextStream:
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+    """``free``: so many tokens at the start cannot stop (``min_tokens``); a stop string lies wholly
+    behind them. ``keep``: a stop string stays in the text. ``tracked``: see ``ends``."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...] = (),
+        *,
+        free: int = 0,
+        keep: bool = False,
+        tracked: bool = False,
+    ) -> None:
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = StopMatcher(stops, keep=keep) if stops else None
+        self._free = free
+        self._tracked = tracked
+        self.made = 0  # characters, sent or held back
+        self.ends: list[int] = []  # where each token's text ends, in characters; if tracked
+
+    def prefix(self, tokens: Sequence[int]) -> str:
+        """Text in front of the output, in which nothing is looked for."""
+        if not self._tracked:
+            return self._detokenizer.push(tokens)
+        return "".join([self._one(token) for token in tokens])
 
     def push(self, tokens: Sequence[int]) -> Piece:
-        if self._matcher is None:
+        if self._matcher is None and not self._tracked:
             return Piece(self._detokenizer.push(tokens), len(tokens), False)
         # One by one: the token that completes a stop string is the last that counts.
         texts = []
         for used, token in enumerate(tokens, 1):
-            text, stopped = self._matcher.push(self._detokenizer.push((token,)))
+            text, stopped = self._match(self._one(token))
             texts.append(text)
             if stopped:
                 return Piece("".join(texts), used, True)
@@ -35,7 +56,20 @@ class TextStream:
     def flush(self) -> Piece:
         """The end of the text. An incomplete character at it may still complete a stop string."""
         tail = self._detokenizer.flush()
-        if self._matcher is None:
+        if self._matcher is None or self._free >= 0:
             return Piece(tail, 0, False)
         text, stopped = self._matcher.push(tail)
         return Piece(text if stopped else text + self._matcher.flush(), 0, stopped)
+
+    def _one(self, token: int) -> str:
+        text = self._detokenizer.push((token,))
+        if self._tracked:
+            self.made += len(text)
+            self.ends.append(self.made)
+        return text
+
+    def _match(self, text: str) -> tuple[str, bool]:
+        self._free -= 1
+        if self._matcher is None or self._free >= 0:
+            return text, False
+        return self._matcher.push(text)

@@ -26,11 +26,13 @@ def load_tokenizer(model_path: str) -> Tokenizer:
     return tokenizer
 
 
-async def encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Token ids of a prompt, with the special tokens that the model wants in front."""
+async def encode(tokenizer: Tokenizer, prompt: str, *, special: bool = True) -> list[int]:
+    """Token ids of a prompt. ``special``: with the tokens that the model wants in front."""
     if len(prompt) < LONG_PROMPT:
-        ids: list[int] = tokenizer.encode(prompt).ids
+        ids: list[int] = tokenizer.encode(prompt, add_special_tokens=special).ids
         return ids
     # Only the batch call lets go of the interpreter lock.
-    [encoding] = await asyncio.to_thread(tokenizer.encode_batch_fast, [prompt])
+    [encoding] = await asyncio.to_thread(
+        tokenizer.encode_batch_fast, [prompt], add_special_tokens=special
+    )
     return list(encoding.ids)

@@ -136,7 +136,7 @@ async def test_a_worker_that_overruns_is_cut(start: Start) -> None:
         ({"prompt": [5, 100_000]}, 400, "prompt", None),
         ({"prompt": [5] * 4090, "max_tokens": 7}, 400, "max_tokens", "context_length_exceeded"),
         ({"prompt": [5] * 4096, "max_tokens": 1}, 400, "prompt", "context_length_exceeded"),
-        ({"n": 2}, 400, "n", "unsupported_parameter"),
+        ({"suffix": "x"}, 400, "suffix", "unsupported_parameter"),
         ({"max_tokns": 2}, 400, "max_tokns", "unknown_parameter"),
     ],
 )

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from router.api.completion_body import parse_completion as parse
 from router.errors import ApiError
-from router.schema import parse
 
 GOOD: dict[str, Any] = {"model": "m", "prompt": "hi"}
 
@@ -36,7 +36,7 @@ def test_a_full_request() -> None:
             **{"stream": True, "stream_options": {"include_usage": True}, "user": "u"},
         }
     )
-    assert (body.prompt, body.stop, body.seed) == ([1, 2], ("a", "b"), -(2**63))
+    assert (body.prompt, body.stop, body.seed) == ([[1, 2]], ("a", "b"), -(2**63))
     assert body.include_usage
 
 
@@ -46,14 +46,18 @@ def test_a_full_request() -> None:
         ("prompt", "", "empty"),
         ("prompt", [], "empty"),
         ("prompt", 5, "not 5"),
-        ("prompt", ["a", "b"], "arrays of prompts"),
-        ("prompt", [[1], [2]], "arrays of prompts"),
+        ("prompt", ["a", ""], "prompt[1] must not be empty"),
+        ("prompt", ["a", 5], "prompt[1] must be a string or an array of token ids, not 5"),
+        ("prompt", [[1], []], "prompt[1] must not be empty"),
+        ("prompt", [[1], [2, -1]], "prompt[1][1] must be a token id"),
+        ("prompt", ["a"] * 129, "at most 128 prompts, not 129"),
         ("prompt", [1, -2], "[1] must be a token id (an integer from 0), not -2"),
         ("prompt", [True], "not True"),
         ("prompt", [1.5], "not 1.5"),
         ("prompt", {"{x}": 1}, "{x}"),
         ("model", 5, "valid string, not 5"),
-        ("max_tokens", 0, "greater than or equal to 1, not 0"),
+        ("max_tokens", 0, "at least 1, not 0"),
+        ("max_tokens", -1, "greater than or equal to 0, not -1"),
         ("max_tokens", "16", "valid integer, not '16'"),
         ("max_tokens", True, "valid integer, not True"),
         ("temperature", 2.5, "less than or equal to 2, not 2.5"),
@@ -92,6 +96,17 @@ def test_a_full_request() -> None:
         ("stream_options", {"include_usage": True}, "only allowed with stream=true"),
         ("ignore_eos", 1, "not 1"),
         ("user", 1, "not 1"),
+        ("n", 0, "greater than or equal to 1, not 0"),
+        ("n", 65, "less than or equal to 64, not 65"),
+        ("n", True, "valid integer, not True"),
+        ("best_of", 0, "greater than or equal to 1, not 0"),
+        ("logprobs", 21, "less than or equal to 20, not 21"),
+        ("logprobs", True, "valid integer, not True"),
+        ("prompt_logprobs", -1, "greater than or equal to 0, not -1"),
+        ("echo", 1, "valid boolean, not 1"),
+        ("truncate_prompt_tokens", 0, "greater than or equal to 1, not 0"),
+        ("skip_special_tokens", "no", "not 'no'"),
+        ("stop", ["x" * 4097], "at most 4096 characters"),
     ],
 )
 def test_a_mistake_names_the_field_and_what_came(field: str, value: Any, says: str) -> None:
@@ -119,13 +134,12 @@ def test_an_unknown_field_is_refused_with_the_nearest_known() -> None:
 @pytest.mark.parametrize(
     ("field", "neutral", "asking"),
     [
-        ("n", 1, 2),
-        ("n", 1, True),
-        ("best_of", 1, 3),
-        ("echo", False, True),
-        ("logprobs", None, 0),
         ("suffix", "", "x"),
-        ("response_format", {"type": "text"}, {"type": "json_object"}),
+        ("bad_words", [], ["x"]),
+        ("length_penalty", 1, True),
+        ("allowed_token_ids", None, [1]),
+        ("detokenize", True, False),
+        ("max_completion_tokens", None, 5),
     ],
 )
 def test_what_is_not_built_is_taken_only_where_it_changes_nothing(
@@ -135,3 +149,28 @@ def test_what_is_not_built_is_taken_only_where_it_changes_nothing(
     error = refusal(**{field: asking})
     assert (error.param, error.code) == (field, "unsupported_parameter")
     assert field in error.message
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "says"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of", "at least n (3), not 2"),
+        ({"best_of": 3, "stream": True}, "best_of", "must be n (1) with stream=true"),
+        ({"n": 64, "prompt": ["a"] * 3}, "n", "at most 128, not 192"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream=true"),
+        ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens", "at most max_tokens (0)"),
+    ],
+)
+def test_fields_that_do_not_go_together(given: dict[str, Any], field: str, says: str) -> None:
+    error = refusal(**given)
+    assert error.param == field
+    assert says in error.message
+
+
+def test_nothing_of_the_output_may_be_wanted_with_echo() -> None:
+    assert parse({**GOOD, "max_tokens": 0, "echo": True}).max_tokens == 0
+
+
+def test_each_prompt_of_an_array() -> None:
+    assert parse({**GOOD, "prompt": ["a", [1, 2]]}).prompt == ["a", [1, 2]]
+    assert parse({**GOOD, "prompt": [1, 2]}).prompt == [[1, 2]]

@@ -1,0 +1,67 @@
+"""What completions and chats have in common: sampling, stops, streams, choices."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from protocol.request import PRIORITIES
+from router.api.checks import Bias, StopIds, Stops, about
+
+MAX_CHOICES = 64
+STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(BaseModel):
+    model_config = STRICT
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
+    include_obfuscation: bool = False  # OpenAI's padding: accepted, none is ever added
+
+
+class GenerationBody(BaseModel):
+    """Fields of a request for generated tokens, once checked."""
+
+    model_config = STRICT
+
+    model: str
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    top_k: int = Field(0, ge=-1, lt=2**31)  # 0 and -1: off
+    min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    repetition_penalty: float = Field(1.0, gt=0, le=10, allow_inf_nan=False)
+    logit_bias: Bias = ()
+    min_tokens: int = Field(0, ge=0, lt=2**31)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: Stops = ()
+    stop_token_ids: StopIds = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: int = Field(0, ge=PRIORITIES[0], le=PRIORITIES[1])  # lower runs earlier
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    user: str | None = None  # a label of the caller's; nothing depends on it
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            message = "stream_options is only allowed with stream=true"
+            raise about("stream_options", message)
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats

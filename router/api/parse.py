@@ -1,0 +1,87 @@
+"""A body against its model. Reports the first mistake, with the path of its field."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from router.api.checks import show
+from router.api.unsupported import Neutral, check_unsupported
+from router.errors import ApiError, invalid
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def parse(raw: Mapping[str, Any], model: type[Body], neutral: Neutral) -> Body:
+    """Raises ApiError (400). ``null`` means the default, as with OpenAI. ``neutral``: what is
+    refused by name, and the values at which it changes nothing."""
+    given = {name: value for name, value in raw.items() if value is not None}
+    check_unsupported(given, neutral)
+    known = {name: value for name, value in given.items() if name not in neutral}
+    try:
+        return model.model_validate(known)
+    except ValidationError as error:
+        raise translate(error, model) from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+
+
+def translate(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    """The first mistake that pydantic found, in our words."""
+    first = error.errors(include_url=False)[0]
+    field = path_of(first["loc"])
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        return _unknown(first, field, model)
+    if kind == "missing":
+        return invalid(f"{field} is required", field, "missing_required_parameter")
+    if kind == "baton":
+        return _own(first, field)
+    wanted = first["msg"].removeprefix("Input should be ")
+    return invalid(f"{field} must be {wanted}, not {show(first['input'])}", field)
+
+
+def path_of(loc: tuple[int | str, ...]) -> str:
+    """``messages[2].content``, as a client would write it."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part[:80]}"
+    return path.removeprefix(".")[:200]
+
+
+def _own(error: ErrorDetails, field: str) -> ApiError:
+    context = error["ctx"]
+    if "field" in context:
+        return invalid(error["msg"], context["field"], context["code"])
+    gap = "" if error["msg"].startswith("[") else " "
+    return invalid(f"{field}{gap}{error['msg']}", field, context["code"])
+
+
+def _unknown(error: ErrorDetails, field: str, model: type[BaseModel]) -> ApiError:
+    *above, name = error["loc"]
+    names = _fields(model, above)
+    near = difflib.get_close_matches(str(name)[:80], names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return invalid(f"unknown parameter {field!r}{hint}", field, "unknown_parameter")
+
+
+def _fields(model: type[BaseModel], above: list[int | str]) -> list[str]:
+    """Names of the fields at that place; none where it is too deep to tell."""
+    if not above:
+        return list(model.model_fields)
+    if len(above) > 1 or above[0] not in model.model_fields:
+        return []
+    nested = [
+        kind
+        for kind in _arguments(model.model_fields[str(above[0])].annotation)
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+    ]
+    return [name for kind in nested for name in kind.model_fields]
+
+
+def _arguments(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__args__", ()) or (annotation,)

@@ -1,0 +1,141 @@
+"""One choice of a response: tokens of one generation, as the text that a client gets.
+
+generation --ids, logprobs--> text (stop strings, characters) --> Delta, Delta, ... finish
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, NamedTuple
+
+from protocol.logprobs import Logprobs
+from protocol.request import Finish
+from router.errors import failed
+from router.generate import Generation, Tokens
+from router.metrics import Meter
+from router.text import TextStream
+from router.vocabulary import Vocabulary
+from router.waiting import Shown, Waiting
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+REASONS: dict[Finish, FinishReason] = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+
+class Delta(NamedTuple):
+    """What came of one choice. ``shown``: tokens whose text has now gone out in full."""
+
+    choice: int  # its index
+    text: str
+    ids: list[int]
+    shown: list[Shown]
+    finish: FinishReason | None
+
+
+class Manner(NamedTuple):
+    """How the tokens of a request are shown; the same for all of its choices."""
+
+    tracked: bool = False  # log-probabilities are wanted
+    echo: bool = False  # the prompt's text stands in front
+    unshown_stops: frozenset[int] = frozenset()  # end a text without being part of it
+    skip_special: bool = True
+    scored_only: bool = False  # max_tokens is 0: nothing of the output is wanted
+
+
+class Choice:
+    """Owns its generation; ``end()`` gives that up, and is called once."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: tuple[int, ...],
+        generation: Generation,
+        text: TextStream,
+        meter: Meter,
+        vocabulary: Vocabulary,
+        manner: Manner,
+    ) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.generation = generation
+        self.used = 0  # output tokens that count
+        self.logprob = 0.0  # of the output; 0 where none was asked for
+        self._text = text
+        self._meter = meter
+        self._vocabulary = vocabulary
+        self._manner = manner
+        self._waiting = Waiting()
+        self._sent = 0  # characters
+        self._begun = False
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Text as it comes; the last one has a finish reason. Raises ApiError or ClientGone."""
+        while True:
+            delta = self._delta(await self.generation.next())
+            yield delta
+            if delta.finish:
+                return
+
+    def end(self, status: str) -> None:
+        """Let go of the work, wherever it stands, and account for it."""
+        generation = self.generation
+        generation.close()
+        cached, attempts = generation.cached_tokens, generation.attempts
+        self._meter.ended(status, len(self.prompt), cached, attempts)
+
+    def _delta(self, tokens: Tokens) -> Delta:
+        front = "" if self._begun else self._front()
+        self._begun = True
+        if self._manner.scored_only:
+            self.generation.close()
+            return self._shown(front + self._text.flush().text, [], "length")
+        ids = tokens.ids
+        unshown = (
+            tokens.finish is Finish.STOP and ids[-1:] and ids[-1] in self._manner.unshown_stops
+        )
+        piece = self._text.push(ids[:-1] if unshown else ids)
+        text, stopped = piece.text, piece.stopped
+        if not unshown or stopped:
+            ids = ids[: piece.used]
+        self._count(ids, tokens.logprobs)
+        if stopped:
+            self.generation.close()  # the worker would go on
+        elif tokens.finish:
+            tail = self._text.flush()
+            text, stopped = text + tail.text, tail.stopped
+        return self._shown(front + text, ids, "stop" if stopped else REASONS.get(tokens.finish))
+
+    def _count(self, ids: list[int], logprobs: list[Logprobs]) -> None:
+        self._meter.tokens(len(ids))
+        self.used += len(ids)
+        self.logprob += sum(value.logprob for value in logprobs[: len(ids)])
+        if self._manner.tracked:
+            self._await(ids, logprobs)
+
+    def _await(self, ids: Sequence[int], logprobs: Sequence[Logprobs | None]) -> None:
+        """Each token waits for its text, whose end in characters ``ends`` tells."""
+        ends, vocabulary = self._text.ends, self._vocabulary
+        for place, (token, value) in enumerate(zip(ids, logprobs, strict=False)):
+            end = ends[place] if place < len(ends) else self._text.made
+            silent = vocabulary.says_nothing(token, skip_special=self._manner.skip_special)
+            self._waiting.add(token, value, end, silent=silent)
+        ends.clear()
+
+    def _front(self) -> str:
+        """The prompt, where it is wanted: the first tokens bring what is known of it."""
+        if not self._manner.echo:
+            return ""
+        text = self._text.prefix(self.prompt)
+        if self._manner.tracked:
+            values = self.generation.prompt_logprobs
+            if len(values) != len(self.prompt) - 1:
+                raise failed("the worker did not tell the prompt's log-probabilities")
+            self._await(self.prompt, [None, *values])
+        return text
+
+    def _shown(self, text: str, ids: list[int], finish: FinishReason | None) -> Delta:
+        self._sent += len(text)
+        ready: list[Shown] = []
+        if self._manner.tracked:
+            ready = self._waiting.all() if finish else self._waiting.up_to(self._sent)
+        return Delta(self.index, text, ids, ready, finish)

@@ -1,0 +1,71 @@
+"""The tokenizer of the model that is served, and what its tokens say."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from protocol.errors import StartupError
+from router.detokenize import Detokenizer, Detokenizers, detokenizers
+
+
+class Vocabulary:
+    """Tables are built once, and only those that are asked for."""
+
+    def __init__(self, tokenizer: Tokenizer, eos: frozenset[int] = frozenset()) -> None:
+        """Raises StartupError for a tokenizer whose decoder is not known."""
+        self.tokenizer = tokenizer
+        self.eos = eos  # tokens that end a text, special or not
+        self._plain = detokenizers(tokenizer)
+
+    @cached_property
+    def _all(self) -> Detokenizers:
+        return detokenizers(self.tokenizer, skip_special=False)
+
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+        return self._plain() if skip_special else self._all()
+
+    def says_nothing(self, token: int, *, skip_special: bool = True) -> bool:
+        """The token is no part of any text."""
+        return not (self._plain if skip_special else self._all).bytes_of(token)
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token stands for by itself; a special one for its name."""
+        return self._all.bytes_of(token)
+
+    def name_of(self, token: int) -> str:
+        """A token as text, part of a character as ``bytes:\\xf0``: as OpenAI names it."""
+        data = self.bytes_of(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def load_vocabulary(tokenizer: Tokenizer, model_path: str) -> Vocabulary:
+    """Raises StartupError for a folder whose files cannot be used."""
+    return Vocabulary(tokenizer, _eos(Path(model_path)))
+
+
+def _eos(folder: Path) -> frozenset[int]:
+    """As the engine reads them: of ``generation_config.json``, else of ``config.json``."""
+    for name in ("generation_config.json", "config.json"):
+        ids = _read(folder / name).get("eos_token_id")
+        if ids is not None:
+            listed = ids if isinstance(ids, list) else [ids]
+            return frozenset(i for i in listed if type(i) is int)
+    return frozenset()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StartupError(f"cannot read {path}: {error}") from error
+    return value if isinstance(value, dict) else {}
