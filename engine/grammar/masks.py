@@ -34,11 +34,16 @@ def words_for(vocab: int) -> int:
 def forbidden(bits: Bits, vocab: int, device: torch.device) -> Tensor:
     """Tokens that may not be drawn: [rows, vocab] bool on ``device``."""
     if device.type == "cpu":
-        allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=vocab, bitorder="little")
-        return torch.from_numpy(allowed) == 0
-    words = torch.from_numpy(bits).to(device, non_blocking=True)
-    shifts = torch.arange(32, dtype=torch.int32, device=device)
-    return ((words[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab] == 0
+        bytes_ = (~bits).view(np.uint8)
+        unpacked = np.unpackbits(bytes_, axis=1, count=vocab, bitorder="little")
+        return torch.from_numpy(unpacked).view(torch.bool)
+    return unpacked_on_device(torch.from_numpy(~bits).to(device), vocab)
+
+
+def unpacked_on_device(words: Tensor, vocab: int) -> Tensor:
+    """The first ``vocab`` bits of each row of words [rows, words] int32: [rows, vocab] bool."""
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab].bool()
 
 
 class Barred(NamedTuple):

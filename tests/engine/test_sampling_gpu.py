@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.grammar.masks import Barred, forbid_, forbidden, words_for
 from engine.sampling.draw import Drawer
 from protocol.logprobs import Logprobs
 from protocol.sampling import Sampling
@@ -52,3 +53,18 @@ def test_a_gpu_draws_the_same() -> None:
         if ours is not None and theirs is not None:
             assert (ours.rank, ours.top_tokens) == (theirs.rank, theirs.top_tokens)
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_bars_the_same_tokens() -> None:
+    bits = torch.randint(-(2**31), 2**31, (7, words_for(VOCAB)), dtype=torch.int32).numpy()
+    barred = {d: forbidden(bits, VOCAB, torch.device(d)) for d in ("cpu", "cuda")}
+    assert torch.equal(barred["cuda"].cpu(), barred["cpu"])
+    logits = torch.randn(9, VOCAB, device="cuda")
+    wanted = logits.clone()
+    at = [0, 2, 3, 4, 6, 7, 8]
+    forbid_(logits, Barred(at, barred["cuda"]))
+    for row, tokens in zip(at, barred["cuda"], strict=True):
+        wanted[row, tokens] = -torch.inf
+    assert torch.equal(logits, wanted)
