@@ -8,6 +8,7 @@ from bench.serve.command import app as bench
 from cluster.commands import certs
 from cluster.commands.down import down
 from cluster.commands.router import router
+from cluster.commands.status import status
 from cluster.commands.up import up
 from cluster.commands.worker import worker
 
@@ -19,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they would show secrets
 )
 
-for command in (up, down, worker, router):
+for command in (up, down, status, worker, router):
     app.command()(command)
 app.add_typer(bench)
 app.add_typer(certs.app, name="certs")

@@ -188,8 +188,18 @@ class Meter:
             metrics.uncached_prompt_tokens.inc(prompt - cached)
             metrics.cache_queries.inc(prompt)
             metrics.cache_hits.inc(cached)
-            metrics.slo("ttft", self._first - self._arrived <= metrics.goals.ttft_s)
-        if self._tokens > 1:
-            mean = (self._last - self._first) / (self._tokens - 1)
-            metrics.time_per_output_token.observe(mean)
-            metrics.slo("tpot", mean <= metrics.goals.tpot_s)
+            soon = self._first - self._arrived <= metrics.goals.ttft_s
+            paced = self._paced()
+            metrics.slo("ttft", soon)
+            metrics.slo("all", soon and paced)
+
+    def _paced(self) -> bool:
+        """Count the tokens after the first; whether they came within their objective."""
+        if self._tokens < 2:
+            return True
+        metrics = self._metrics
+        mean = (self._last - self._first) / (self._tokens - 1)
+        metrics.time_per_output_token.observe(mean)
+        met = mean <= metrics.goals.tpot_s
+        metrics.slo("tpot", met)
+        return met

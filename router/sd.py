@@ -31,23 +31,21 @@ def groups(
     workers: Iterable[WorkerRecord], routers: Iterable[RouterRecord], cluster: str, *, tls: bool
 ) -> list[dict[str, Any]]:
     """A group for each process that serves metrics; ``tls``: they want certificates."""
-    of = [(w.metrics_endpoint, w.role, w.instance, w.model.id) for w in workers]
-    of += [(r.metrics_endpoint, "router", r.instance, r.model) for r in routers]
-    scheme = "https" if tls else "http"
-    return [
-        {
-            "targets": [endpoint],
-            "labels": {
-                "__scheme__": scheme,
-                "__meta_baton_cluster": cluster,
-                "__meta_baton_role": role,
-                "__meta_baton_instance": instance,
-                "__meta_baton_model": model,
-            },
-        }
-        for endpoint, role, instance, model in sorted(of)
-        if endpoint
-    ]
+    processes: list[WorkerRecord | RouterRecord] = [*workers, *routers]
+    found = []
+    for process in processes:
+        if not process.metrics_endpoint:
+            continue
+        about = {"instance": process.instance, "pid": str(process.pid), "cluster": cluster}
+        if isinstance(process, WorkerRecord):
+            engine = str(process.engine_pid)
+            about |= {"role": process.role, "model": process.model.id, "engine_pid": engine}
+        else:
+            about |= {"role": "router", "model": process.model}
+        labels = {f"__meta_baton_{name}": value for name, value in about.items()}
+        labels["__scheme__"] = "https" if tls else "http"
+        found.append({"targets": [process.metrics_endpoint], "labels": labels})
+    return sorted(found, key=lambda group: str(group["targets"]))
 
 
 class Published:

@@ -1,0 +1,35 @@
+"""`baton status`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from cluster.commands.failing import failure
+from cluster.options import Cluster
+
+
+def status(
+    cluster: Cluster = "default",
+    url: Annotated[
+        str | None, typer.Option(help="A router, instead of the cluster that runs here.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print it once, as JSON.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.2, max=60.0, help="Seconds between two looks.")
+    ] = 1.0,
+) -> None:
+    """Show pools, queues, KV use, rates and latencies. BATON_API_KEY goes to the router if set."""
+    from cluster import status as run
+    from cluster.status_fetch import NoAnswer, Watcher
+    from protocol.errors import StartupError
+
+    try:
+        watcher = Watcher(url or run.find_url(cluster), api_key=os.environ.get("BATON_API_KEY"))
+        live = not (once or json)
+        raise typer.Exit(run.status(watcher, live=live, as_json=json, interval_s=interval))
+    except (StartupError, NoAnswer) as e:
+        raise failure(e) from None

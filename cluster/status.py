@@ -1,0 +1,80 @@
+"""`baton status`: what a running cluster does, once or live. Asks the router over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from cluster.state import Home
+from cluster.status_fetch import NoAnswer, Seen, Watcher
+from cluster.status_figures import Moment
+from cluster.status_overview import Overview, overview
+from cluster.status_view import render
+from protocol.errors import StartupError
+
+WINDOW_S = 30.0
+
+
+def find_url(cluster: str) -> str:
+    """Where the cluster of this name serves. Raises StartupError when none runs here."""
+    home = Home(cluster)
+    state = home.read() if home.running() else None
+    if state is None:
+        raise StartupError(
+            f"no cluster {cluster!r} runs here: start one with `baton up`, name another with"
+            " --cluster, or give the address of a router with --url"
+        )
+    return state.url
+
+
+def status(watcher: Watcher, *, live: bool, as_json: bool, interval_s: float) -> int:
+    """Exit status. Raises NoAnswer when the router cannot be asked at the first look."""
+    console = Console(highlight=False)
+    if live and console.is_terminal and not as_json:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_follow(watcher, console, interval_s))
+        return 0
+    shown = asyncio.run(_once(watcher))
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+    else:
+        console.print(render(shown, console), soft_wrap=not console.is_terminal)
+    return 0
+
+
+async def _once(watcher: Watcher) -> Overview:
+    async with watcher:
+        return overview(watcher.url, await watcher.look(), None, time.time())
+
+
+async def _follow(watcher: Watcher, console: Console, interval_s: float) -> None:
+    """Until Ctrl-C. A router that goes away is waited for."""
+    past: deque[Moment] = deque()
+    async with watcher:
+        shown = _screen(watcher, console, past, await watcher.look())
+        with Live(shown, console=console, screen=True, auto_refresh=False) as screen:
+            while True:
+                screen.update(shown, refresh=True)
+                await asyncio.sleep(interval_s)
+                try:
+                    shown = _screen(watcher, console, past, await watcher.look())
+                except NoAnswer as error:
+                    past.clear()
+                    shown = Text(f"{error}; waiting for it (Ctrl-C ends)", style="red")
+
+
+def _screen(watcher: Watcher, console: Console, past: deque[Moment], seen: Seen) -> RenderableType:
+    """What is shown of this look; ``past`` holds the looks of the window, and takes this one."""
+    while past and seen.moment.at - past[0].at > WINDOW_S:
+        past.popleft()
+    before = past[0] if past else None
+    past.append(seen.moment)
+    shown = overview(watcher.url, seen, before, time.time())
+    return Group(render(shown, console), Text("\nCtrl-C ends", style="dim"))

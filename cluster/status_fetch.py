@@ -1,0 +1,116 @@
+"""Where `baton status` looks: the router's ``/sd``, and the metrics page of every process in it.
+
+Plain HTTP: no secret of the cluster is needed. Every fetch has a deadline, and what comes is
+bounded and checked, like anything from a network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from cluster.status_figures import Moment, Page, parse
+from protocol.errors import BatonError
+
+DEADLINE_S = 3.0
+_PAGE_BYTES = 8 << 20
+
+
+class NoAnswer(BatonError):
+    """The router, or one process, cannot be asked; the text says why."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One element of ``/sd``."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+    def about(self, what: str) -> str:
+        """A label about the process; empty where it has none."""
+        return self.labels.get(f"__meta_baton_{what}", "")
+
+    @property
+    def target(self) -> str:
+        return self.targets[0]
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One look: who is there, and the pages of those who answered."""
+
+    groups: list[Group]
+    moment: Moment
+    silent: dict[str, str]  # target -> why there is no page
+
+
+_groups = msgspec.json.Decoder(list[Group])
+
+
+class Watcher:
+    """``async with``: one connection pool for all looks. ``url``: the router's; ``api_key`` goes to
+    it alone; ``tls`` to processes that want certificates."""
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._tls = tls
+        self._client: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Watcher:
+        timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+        self._client = aiohttp.ClientSession(timeout=timeout)
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self._client.close()
+
+    async def look(self) -> Seen:
+        """Raises NoAnswer where the router does not tell who is there."""
+        url = f"{self.url}/sd"
+        try:
+            groups = [g for g in _groups.decode(await self._get(url, self._headers)) if g.targets]
+        except msgspec.DecodeError as error:
+            raise NoAnswer(f"{url} is not Baton's: {error}") from None
+        pages = await asyncio.gather(*map(self._page, groups), return_exceptions=True)
+        found: dict[str, Page] = {}
+        silent: dict[str, str] = {}
+        for group, page in zip(groups, pages, strict=True):
+            if isinstance(page, NoAnswer):
+                silent[group.target] = str(page)
+            elif isinstance(page, BaseException):
+                raise page
+            else:
+                found[group.target] = page
+        return Seen(groups, Moment(time.monotonic(), found), silent)
+
+    async def _page(self, group: Group) -> Page:
+        url = f"{group.labels.get('__scheme__', 'http')}://{group.target}/metrics"
+        text = (await self._get(url, {})).decode(errors="replace")
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise NoAnswer(f"{url}: not a page of metrics: {error}") from None
+
+    async def _get(self, url: str, headers: dict[str, str]) -> bytes:
+        """Raises NoAnswer."""
+        try:
+            async with self._client.get(url, headers=headers, ssl=self._tls or True) as reply:
+                body = await reply.content.read(_PAGE_BYTES)
+                while len(body) < _PAGE_BYTES and (more := await reply.content.read(_PAGE_BYTES)):
+                    body += more
+                if reply.status != 200:
+                    raise NoAnswer(f"{url} answers {reply.status} {reply.reason}")
+                return body
+        except aiohttp.InvalidURL:
+            raise NoAnswer(f"{url} is no address: expected http://HOST:PORT") from None
+        except TimeoutError:
+            raise NoAnswer(f"{url} does not answer within {DEADLINE_S:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NoAnswer(f"{url} cannot be reached: {error or type(error).__name__}") from None

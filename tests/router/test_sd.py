@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.redis_server import EmbeddedRedis
+from protocol.directory import Directory, ModelInfo, RouterRecord, WorkerRecord, connect
+from router.sd import Published, groups
+from router.settings import RouterSettings
+from tests.router.conftest import Start
+from tests.router.fake_worker import outputs
+
+LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+def worker(model: ModelInfo, role: str, metrics: str) -> WorkerRecord:
+    return WorkerRecord(
+        instance=f"{role}-1",
+        role=role,
+        endpoint="127.0.0.1:1",
+        kv_endpoint="127.0.0.1:2",
+        model=model,
+        pid=3,
+        engine_pid=4,
+        metrics_endpoint=metrics,
+    )
+
+
+def test_the_format_of_http_sd(model_info: ModelInfo) -> None:
+    workers = [worker(model_info, "decode", "127.0.0.1:9"), worker(model_info, "prefill", "")]
+    router = RouterRecord(instance="r", model="tiny", metrics_endpoint="[::1]:8", pid=5)
+    found = groups(workers, [router], "c", tls=True)
+    assert [g["targets"] for g in found] == [["127.0.0.1:9"], ["[::1]:8"]]
+    for group in found:
+        assert group.keys() == {"targets", "labels"}
+        assert all(LABEL.fullmatch(k) and isinstance(v, str) for k, v in group["labels"].items())
+        assert group["labels"]["__scheme__"] == "https"
+    assert found[0]["labels"]["__meta_baton_role"] == "decode"
+    assert found[0]["labels"]["__meta_baton_engine_pid"] == "4"
+    assert found[1]["labels"]["__meta_baton_role"] == "router"
+
+
+async def test_the_endpoint(start: Start) -> None:
+    cluster = await start(outputs())
+    reply = await cluster.client.get("/sd")
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "application/json"
+    [group] = reply.json()  # the fake worker has no metrics
+    assert group["labels"]["__meta_baton_role"] == "router"
+    url = f"http://{group['targets'][0]}/metrics"
+    async with aiohttp.ClientSession() as client, client.get(url) as page:
+        text = await page.text()
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert {"baton_requests_running", "baton_replicas", "process_cpu_seconds"} <= names
+
+
+async def test_routers_find_each_other(settings: RouterSettings, tmp_path: Path) -> None:
+    redis = EmbeddedRedis(tmp_path)
+    redis.start()
+    client = connect(redis.url)
+    one, two = (Published(settings, lambda: b"") for _ in range(2))
+    await one.start(client)
+    await two.start(client)
+    listed = Directory(client, settings.cluster).routers
+    async with asyncio.timeout(5):
+        while len(await listed.all()) < 2:
+            await asyncio.sleep(0.01)
+    assert {r.instance for r in await one.routers()} == {one.instance, two.instance}
+    await two.close()
+    assert [r.instance for r in await one.routers()] == [one.instance]
+    redis.stop()
+    assert [r.instance for r in await one.routers()] == [one.instance]
+    await one.close()
+    await client.aclose()
