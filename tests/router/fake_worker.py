@@ -26,9 +26,25 @@ class Die(Exception):
     """Raised by a script: the worker's stream ends here, for all requests on it."""
 
 
-def expected(prompt: Sequence[int], count: int) -> list[int]:
-    """What a worker generates: the prompt again and again."""
-    return [prompt[i % len(prompt)] for i in range(count)]
+def expected(prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:
+    """What a worker generates: the prompt again and again, from its ``choice``-th token on."""
+    return [prompt[(i + choice) % len(prompt)] for i in range(count)]
+
+
+def logprob_of(token: int) -> float:
+    """What a worker says of a token: a number that has an exact representation."""
+    return -(token % 32) / 32 - 0.5
+
+
+def told(token: int, count: int) -> pb.Logprobs:
+    """The ``count`` tokens from this one on are the most likely ones."""
+    top = [(token + i) % 256 for i in range(count)]
+    return pb.Logprobs(
+        logprob=logprob_of(token),
+        rank=1,
+        top_tokens=top,
+        top_logprobs=[logprob_of(token) - i for i in range(count)],
+    )
 
 
 def outputs(
@@ -46,7 +62,8 @@ def outputs(
 
     async def script(request: pb.Request) -> AsyncIterator[pb.Output]:
         limit = request.sampling.max_tokens
-        tokens = expected(request.prompt, limit)
+        sampling = request.sampling
+        tokens = expected(request.prompt, limit, sampling.choice)
         sent = 0
         for at in range(len(request.emitted), limit, together):
             if die_after == sent:
@@ -62,7 +79,13 @@ def outputs(
             ids = tokens[at : at + together]
             sent += len(ids)
             finish = pb.FINISH_LENGTH if at + len(ids) == limit else pb.FINISH_NONE
-            yield pb.Output(id=request.id, tokens=ids, finish=finish, cached_tokens=cached)
+            output = pb.Output(id=request.id, tokens=ids, finish=finish, cached_tokens=cached)
+            if sampling.HasField("logprobs"):
+                output.logprobs.extend(told(token, sampling.logprobs) for token in ids)
+            if sampling.HasField("prompt_logprobs") and not at:
+                count = sampling.prompt_logprobs
+                output.prompt_logprobs.extend(told(token, count) for token in request.prompt[1:])
+            yield output
 
     return script
 
@@ -71,7 +94,10 @@ def tokens_then_stop(ids: Sequence[int]) -> Script:
     """A script: these tokens in one message, then a stop."""
 
     async def script(request: pb.Request) -> AsyncIterator[pb.Output]:
-        yield pb.Output(id=request.id, tokens=ids, finish=pb.FINISH_STOP)
+        output = pb.Output(id=request.id, tokens=ids, finish=pb.FINISH_STOP)
+        if request.sampling.HasField("logprobs"):
+            output.logprobs.extend(told(token, request.sampling.logprobs) for token in ids)
+        yield output
 
     return script
 
