@@ -76,6 +76,18 @@ async def test_a_grammar_holds_across_two_workers_and_resumption(
         await free_again(p)
 
 
+async def test_a_grammar_holds_with_kv_in_fp8(
+    redis: EmbeddedRedis, folder: Path, oracle: Oracle
+) -> None:
+    asked = [wish(f"r{i}", PERSON, prompt(i, 120), seed=i) for i in range(6)]
+    workers = (settings(role, redis, folder, kv_precision="fp8") for role in ("prefill", "decode"))
+    async with running(*workers) as (p, d), attached(d, p) as client:
+        for answer in await asyncio.gather(*(client.ask(r) for r in asked)):
+            assert answer.finish == pb.FINISH_STOP, answer.error
+            assert "kv_ready" in answer.timeline
+            assert_fits(oracle.constrained, answer.tokens, PERSON)
+
+
 async def test_what_is_wrong_with_a_request_is_told_by_its_field(
     redis: EmbeddedRedis, folder: Path
 ) -> None:
