@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from router.attempt import Attempt
 from router.snapshot import Objectives
@@ -49,9 +50,13 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    policy: str
-    objectives: dict[str, float]
-    attempts: list[Tried]
+    """The answer's field ``baton``. ``timeline``: seconds from the request's arrival of its events,
+    for each choice (``x-baton-timeline: 1``); the rest is what ``x-baton-explain: 1`` asks for."""
+
+    policy: str | UnsetType = UNSET
+    objectives: dict[str, float] | UnsetType = UNSET
+    attempts: list[Tried] | UnsetType = UNSET
+    timeline: list[dict[str, float]] | UnsetType = UNSET
 
 
 def explain(policy: str, goals: Objectives, attempts: Sequence[tuple[int, Attempt]]) -> Explanation:

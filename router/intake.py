@@ -20,6 +20,7 @@ from router.settings import RouterSettings
 from router.state import RouterState
 
 EXPLAIN = "x-baton-explain"
+TIMELINE = "x-baton-timeline"
 TTFT_DEADLINE = "x-baton-ttft-deadline-ms"
 
 Body = TypeVar("Body", bound=GenerationBody)
@@ -45,7 +46,8 @@ async def take_in(
     state.admission.check(body.priority)
     plan = await prepare(state, body, model)
     state.admission.check(body.priority, len(plan.prompts) * plan.candidates)
-    origin = Origin(arrived, patience, tenant, http.headers.get(EXPLAIN) == "1")
+    explain, timeline = (http.headers.get(name) == "1" for name in (EXPLAIN, TIMELINE))
+    origin = Origin(arrived, patience, tenant, explain, timeline)
     return job_of(state, body, plan, model, origin)
 
 

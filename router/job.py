@@ -8,6 +8,7 @@ from contextlib import aclosing
 from itertools import groupby
 from typing import NamedTuple
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from router.api.form import Answer, Form
@@ -16,6 +17,7 @@ from router.explain import Explanation, explain
 from router.merge import merged
 from router.policies import PolicyName
 from router.snapshot import Objectives
+from router.timeline import timeline
 from router.waiting import Shown
 from router.wire_json import Usage
 
@@ -27,7 +29,9 @@ class Job(NamedTuple):
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    arrived: float  # on time.perf_counter
     explain: bool
+    timeline: bool
     goals: Objectives
     policy: PolicyName
     timeout_s: float
@@ -63,10 +67,17 @@ class Job(NamedTuple):
         )
 
     def explanation(self) -> Explanation | UnsetType:
-        if not self.explain:
+        """What the caller wants to be told besides; UNSET for nothing."""
+        if not (self.explain or self.timeline):
             return UNSET
-        attempts = [(c.index, a) for c in self.choices for a in c.generation.attempts]
-        return explain(self.policy, self.goals, attempts)
+        told = Explanation()
+        if self.explain:
+            attempts = [(c.index, a) for c in self.choices for a in c.generation.attempts]
+            told = explain(self.policy, self.goals, attempts)
+        if self.timeline:
+            events = [timeline(self.arrived, c.generation.attempts) for c in self.choices]
+            told = msgspec.structs.replace(told, timeline=events)
+        return told
 
     def abandon(self) -> None:
         """The client is gone: stop all work at once."""

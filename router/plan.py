@@ -46,6 +46,7 @@ class Origin(NamedTuple):
     patience: Patience
     tenant: Tenant
     explain: bool
+    timeline: bool
 
 
 def job_of(
@@ -63,7 +64,9 @@ def job_of(
         stream=body.stream,
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
+        arrived=origin.arrived,
         explain=origin.explain,
+        timeline=origin.timeline,
         goals=settings.goals,
         policy=settings.routing_policy,
         timeout_s=settings.request_timeout_s,

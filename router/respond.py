@@ -100,9 +100,9 @@ class GenerationResponse(Response):
         job, data = self._job, b""
         if job.include_usage:
             data += frame(job.form.closing(job.usage()))
-        if job.explain:
+        if (told := job.explanation()) is not UNSET:
             blank = None if job.include_usage else UNSET
-            data += frame(job.form.closing(blank, job.explanation()))
+            data += frame(job.form.closing(blank, told))
         return data + DONE
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
