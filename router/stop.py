@@ -27,7 +27,7 @@ class StopMatcher:
             self._held = ""
             end, begin = min(hits)
             return text[: end if self._keep else begin], True
-        keep = max((_overlap(text, s) for s in self._stops), default=0)
+        keep = max((overlap(text, s) for s in self._stops), default=0)
         cut = len(text) - keep
         self._held = text[cut:]
         return text[:cut], False
@@ -38,7 +38,7 @@ class StopMatcher:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that is a proper beginning of ``stop``."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
