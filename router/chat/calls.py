@@ -1,0 +1,93 @@
+"""The grammar of an output with tool calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher
+
+from router.chat.structured import Source, schema_source
+from router.chat.syntax import Syntax
+from router.chat.tools import NO_PARAMETERS, Tool
+from router.chat.vocabulary import Vocabulary
+from router.errors import invalid
+
+MAX_CALLS = 16
+"""In one answer, so that a model that must call something comes to an end."""
+
+_ARGUMENTS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""White space as in what models were trained on."""
+
+
+def parameters(tool: Tool, place: int) -> Source:
+    """The arguments of a tool. Without ``strict``, keywords that no grammar can hold are left to
+    the model, as with OpenAI. Raises ApiError (400)."""
+    field = f"tools[{place}].function.parameters"
+    given = tool.function.parameters
+    schema: Mapping[str, Any] = given if given else NO_PARAMETERS
+    if schema.get("type", "object") != "object":
+        raise invalid(f"{field} must be a schema of type 'object'", field, "invalid_schema")
+    options = {**_ARGUMENTS, "lenient": not tool.function.strict, "coerce_one_of": True}
+    return schema_source({"type": "object", **schema}, field, options)
+
+
+class CallGrammar:
+    """``arguments``: a grammar for each name that may be called."""
+
+    def __init__(
+        self, syntax: Syntax, vocabulary: Vocabulary, arguments: Sequence[tuple[str, Source]]
+    ) -> None:
+        self._syntax = syntax
+        self._vocabulary = vocabulary
+        self._arguments = arguments
+
+    def required(self, *, most: int) -> str:
+        """One to ``most`` calls, and nothing else."""
+        return self._grammar([f"start: {self._literal(self._syntax.begin)} calls"], most)
+
+    def auto(self, *, most: int, content: Source | None = None) -> str:
+        """Free text, or ``content``; calls at its end, or in place of ``content``."""
+        begin = self._literal(self._syntax.begin)
+        if content is not None:
+            assert content.lark is not None
+            rules = [f"start: content | {begin} calls", f"content: {content.lark}"]
+        elif not self._syntax.trigger:
+            rules = ["start: TEXT | calls", f"TEXT: {_ANY} & ~{self._call_start()}"]
+        else:
+            rules = [f"start: text | text {begin} calls", self._text()]
+        return self._grammar(rules, most)
+
+    def _grammar(self, rules: list[str], most: int) -> str:
+        s = self._syntax
+        more = f" ({self._literal(s.between)} call){{0,{most - 1}}}" if most > 1 else ""
+        names = [f"call_{i}" for i in range(len(self._arguments))]
+        rules += [
+            f"calls: call{more} {self._literal(s.end)}",
+            f"call: {' | '.join(names)}",
+            *(
+                f"{rule}: {self._literal(s.open + name + s.middle)} {source.lark}"
+                f" {self._literal(s.close)}"
+                for rule, (name, source) in zip(names, self._arguments, strict=True)
+            ),
+        ]
+        return LLMatcher.grammar_from_lark("\n".join(rules) + "\n")
+
+    def _literal(self, text: str) -> str:
+        return self._vocabulary.literal(text) if text else ""
+
+    def _text(self) -> str:
+        """Any text, and the control tokens that a reader sees, but no marks of calls."""
+        s = self._syntax
+        marks = [t for t in self._vocabulary.control if t in s.begin + s.between + s.end]
+        ids = self._vocabulary.visible(without=marks)
+        among = f"text: TEXT (<[{','.join(map(str, ids))}]> TEXT)*" if ids else "text: TEXT"
+        spelled = re.escape(s.trigger).replace("/", r"\/")  # a mark in letters is none
+        return f"{among}\nTEXT: {_ANY} & ~/(.|\\n)*{spelled}(.|\\n)*/"
+
+    def _call_start(self) -> str:
+        return r'/\s*\{\s*"name"\s*:(.|\n)*/'
+
+
+_ANY = r"/(.|\n)*/"

@@ -1,0 +1,199 @@
+"""Formats of an output, as clients ask for them, to llguidance's grammars.
+
+OpenAI's ``response_format``, and vLLM's ``structured_outputs`` with the older ``guided_*``. JSON
+comes without white space, unless the format asks for it: an output is as short as it can be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from router.chat.fields import STRICT, FunctionName, bad, one_of
+from router.errors import invalid
+
+MAX_DEPTH = 64
+"""Of objects and arrays in a schema, in each other."""
+
+MAX_SCHEMA_CHARS = 128 << 10
+MAX_CHOICES = 1024
+MAX_GRAMMAR_CHARS = 16 << 10
+
+COMPACT = {"whitespace_flexible": False}
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+class Source(NamedTuple):
+    """A grammar that was made of a field of the request. ``lark``: the same as an expression of
+    Lark's, where it can be part of a larger grammar."""
+
+    field: str
+    grammar: str
+    lark: str | None = None
+
+
+class JsonSchema(BaseModel):
+    """``strict`` changes nothing: a schema always holds."""
+
+    model_config = ConfigDict(**STRICT, serialize_by_alias=True)
+
+    name: FunctionName
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    model_config = STRICT
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BaseModel):
+    model_config = STRICT
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(BaseModel):
+    model_config = STRICT
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+_FORMATS = ("text", "json_object", "json_schema")
+
+
+def _format_tag(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"={kind}" if kind in _FORMATS else None
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("=text")]
+    | Annotated[JsonObjectFormat, Tag("=json_object")]
+    | Annotated[JsonSchemaFormat, Tag("=json_schema")],
+    Discriminator(
+        _format_tag,
+        custom_error_type="baton",
+        custom_error_message="{message}",
+        custom_error_context={
+            "message": f"must be an object with a type: {one_of(_FORMATS)}",
+            "code": "invalid_value",
+        },
+    ),
+]
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's: exactly one of them."""
+
+    model_config = ConfigDict(**STRICT, serialize_by_alias=True)
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_CHARS)
+    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None, min_length=1, max_length=MAX_CHOICES
+    )
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
+    json_object: bool | None = None
+
+    @model_validator(mode="after")
+    def _only_one(self) -> StructuredOutputs:
+        given = [self.json_, self.regex, self.choice, self.grammar, self.json_object or None]
+        if sum(value is not None for value in given) != 1:
+            names = ("json", "regex", "choice", "grammar", "json_object")
+            raise bad(f"must have exactly one of {one_of(names)}")
+        return self
+
+
+GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""vLLM's older fields of a body, and what each is called in ``structured_outputs``."""
+
+
+def of_format(wanted: ResponseFormat | None) -> Source | None:
+    """None where any text will do. Raises ApiError (400)."""
+    if wanted is None or isinstance(wanted, TextFormat):
+        return None
+    if isinstance(wanted, JsonObjectFormat):
+        return schema_source(ANY_OBJECT, "response_format")
+    return schema_source(wanted.json_schema.schema_, "response_format.json_schema.schema")
+
+
+def of_structured(wanted: StructuredOutputs, field: str = "structured_outputs") -> Source:
+    """Raises ApiError (400). ``field``: where it stood in the request."""
+    if wanted.json_ is not None:
+        return schema_source(_object(wanted.json_, field), field)
+    if wanted.json_object:
+        return schema_source(ANY_OBJECT, field)
+    if wanted.regex is not None:
+        return Source(field, LLMatcher.grammar_from_regex(wanted.regex))
+    if wanted.choice is not None:
+        lark = "(" + " | ".join(quoted(choice) for choice in wanted.choice) + ")"
+        return Source(field, LLMatcher.grammar_from_lark(f"start: {lark}"), lark)
+    assert wanted.grammar is not None
+    return Source(field, LLMatcher.grammar_from_lark(_lark(wanted.grammar, field)))
+
+
+def schema_source(
+    schema: Mapping[str, Any], field: str, options: Mapping[str, Any] = COMPACT
+) -> Source:
+    """A JSON schema under ``options`` (llguidance's). Raises ApiError (400) for one too large."""
+    if deeper_than(schema, MAX_DEPTH):
+        raise invalid(f"{field} must be nested at most {MAX_DEPTH} deep", field, "schema_too_large")
+    guided = {**schema, "x-guidance": dict(options)}
+    text = json.dumps(guided, separators=(",", ":"))
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise invalid(
+            f"{field} must have at most {MAX_SCHEMA_CHARS} characters, not {len(text)}",
+            field,
+            "schema_too_large",
+        )
+    return Source(field, LLMatcher.grammar_from_json_schema(guided), f"%json {text}")
+
+
+def deeper_than(value: Any, limit: int) -> bool:
+    """Whether objects and arrays are nested more than ``limit`` deep."""
+    level = [value]
+    for _ in range(limit):
+        inner = [v for v in level if isinstance(v, dict | list)]
+        level = [i for v in inner for i in (v.values() if isinstance(v, dict) else v)]
+        if not level:
+            return False
+    return any(isinstance(v, dict | list) for v in level)
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of Lark's."""
+    return json.dumps(text)
+
+
+def _object(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:
+    if isinstance(schema, dict):
+        return schema
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"{field} must hold a JSON schema: {error}", field) from None
+    if not isinstance(value, dict):
+        raise invalid(f"{field} must hold a JSON schema, which is an object", field)
+    return value
+
+
+def _lark(grammar: str, field: str) -> str:
+    """A grammar in Lark's notation, or in GBNF (``root ::= ...``) turned into it."""
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the library's own, and whatever its parser trips over
+        raise invalid(f"{field} is no grammar: {str(error)[:200]}", field) from None
