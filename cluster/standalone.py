@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from cluster.settings import WorkerSettings
 from protocol.errors import StartupError
+from protocol.security import join
+from protocol.tls import http_context, renew
 
 if TYPE_CHECKING:
     from router.settings import RouterSettings
@@ -102,11 +104,20 @@ def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -
 
     from router.app import create_app
 
+    tls = settings.http_tls
+    context = None if tls is None else http_context(tls)
+
     class Server(uvicorn.Server):
+        async def on_tick(self, counter: int) -> bool:
+            if tls is not None and context is not None and counter % 100 == 0:  # each 10 s
+                renew(context, tls)
+            return await super().on_tick(counter)
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             self.force_exit = self.should_exit  # uvicorn asks for SIGINT to stop at once
             self.should_exit = True
 
+    settings.check_host(host)
     for number in _SIGNALS:  # uvicorn raises them again when it is done: by then, no matter
         signal.signal(number, lambda *_: None)
 
@@ -120,7 +131,9 @@ def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -
         timeout_graceful_shutdown=max(1, round(drain_s)),
         timeout_keep_alive=75,  # longer than clients keep idle connections for: they close first
     )
+    if context is not None:
+        config.ssl_context_factory = lambda *_: context
     server = Server(config)
-    print(f"router: http://{host}:{port}", flush=True)
+    print(f"router: {'http' if tls is None else 'https'}://{join(host, port)}", flush=True)
     server.run()
     return 0 if server.started else 1

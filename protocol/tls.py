@@ -150,6 +150,16 @@ def http_context(files: HttpTls) -> ssl.SSLContext:
     return context
 
 
+def renew(context: ssl.SSLContext, files: HttpTls) -> None:
+    """Read the files again, for connections to come; the last ones stay where these are no use."""
+    try:
+        # Apart first: a pair that does not match would leave ``context`` without a key.
+        for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+            load(each, files.cert, files.key, "http_tls")
+    except StartupError as error:
+        log.warning("%s", error)
+
+
 def mutual_context(files: TlsFiles) -> ssl.SSLContext:
     """For a server whose clients must show a certificate of the cluster. Raises StartupError."""
     read(files, time.time())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
+from protocol.auth import check_http_bind
 from protocol.directory import check_url
 from protocol.errors import StartupError
-from protocol.tls import HttpTls, TlsFiles
+from protocol.redis_access import check_exposure
+from protocol.tls import HttpTls, TlsFiles, http_context, read
 from router.admission import Patience
 from router.policies import PolicyName
 from router.snapshot import Objectives
@@ -61,6 +65,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raises StartupError for what cannot work."""
         check_url(self.redis_url)
+        check_exposure(self.redis_url)
+        if self.tls is not None:
+            read(self.tls, time.time())
+        if self.http_tls is not None:
+            http_context(self.http_tls)
         for name in (
             *("ttft_slo_s", "tpot_slo_s", "ttft_deadline_s", "admission_queue_ms"),
             "max_requests",
@@ -68,6 +77,15 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise StartupError(f"{name} must be above 0 and finite, not {value}")
+
+    def check_host(self, host: str) -> None:
+        """Raises StartupError for a host that HTTP may not be served on, as things stand."""
+        check_http_bind(
+            host,
+            api_keys=self.api_keys is not None,
+            tls=self.http_tls is not None,
+            allow_plain_http=self.allow_plain_http,
+        )
 
     def __repr__(self) -> str:
         return f"RouterSettings(cluster={self.cluster!r}, model_id={self.model_id!r}, ...)"

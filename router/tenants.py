@@ -22,6 +22,7 @@ import yaml
 
 from protocol.errors import StartupError
 from protocol.request import PRIORITIES
+from protocol.tls import check_private
 from router.errors import invalid, unauthorized
 
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})\Z")
@@ -82,7 +83,10 @@ def read_tenants(path: str | None) -> Tenants:
         raise StartupError(f"cannot read API keys from {path}: {kind}") from None
     if not isinstance(raw, dict) or not raw:
         raise StartupError(f"{path} must map API keys to tenants, one key at least")
-    return Tenants({_digest(key, path): _tenant(entry, path) for key, entry in raw.items()})
+    tenants = {_digest(key, path): _tenant(entry, path) for key, entry in raw.items()}
+    if not all(_DIGEST.match(key) for key in raw):
+        check_private(path, "api_keys")
+    return Tenants(tenants)
 
 
 def _digest(key: Any, path: str) -> bytes:

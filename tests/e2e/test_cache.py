@@ -35,6 +35,7 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Standa
     folder = tmp_path_factory.mktemp("cache")
     keys = folder / "keys.yaml"
     keys.write_text("".join(f"{key}: {tenant}\n" for key, tenant in KEYS.items()))
+    keys.chmod(0o600)
     options = (*PATIENT, "--api-keys", str(keys))
     pool = Standalone(folder, worker_options=EXACT, router_options=options, routers=2)
     try:

@@ -339,6 +339,7 @@ async def test_urgent_requests_do_not_wait_behind_others(start: Start) -> None:
 def keys(tmp_path: Path) -> str:
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({"sk-a": "a", "sk-b": {"tenant": "b", "priority": 5}}))
+    path.chmod(0o600)
     return str(path)
 
 

@@ -15,6 +15,7 @@ def keys(tmp_path: Path) -> Path:
     digest = hashlib.sha256(b"sk-two").hexdigest()
     path = tmp_path / "keys.yaml"
     path.write_text(f"sk-one: acme\nsha256:{digest}:\n  tenant: umbrella\n  priority: 10\n")
+    path.chmod(0o600)
     return path
 
 
@@ -61,6 +62,7 @@ def test_a_priority_beyond_the_tenants_is_refused() -> None:
 def test_json_is_yaml(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text('{"sk-one": {"tenant": "acme", "priority": 0}}')
+    path.chmod(0o600)
     assert read_tenants(str(path)).of("Bearer sk-one") == Tenant("acme", 0)
 
 
@@ -91,3 +93,13 @@ def test_a_file_that_means_nothing_is_refused(tmp_path: Path, text: str) -> None
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="No such file"):
         read_tenants(str(tmp_path / "none"))
+
+
+def test_keys_that_everybody_could_read(keys: Path) -> None:
+    keys.chmod(0o644)
+    with pytest.raises(StartupError, match=r"api_keys: every user .* \(mode 0644\)") as raised:
+        read_tenants(str(keys))
+    assert "sk-one" not in str(raised.value)
+    digest = hashlib.sha256(b"sk-two").hexdigest()
+    keys.write_text(f"sha256:{digest}: umbrella\n")  # gives nothing away
+    assert read_tenants(str(keys)).of("Bearer sk-two") == Tenant("umbrella")
