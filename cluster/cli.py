@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from bench.serve.command import app as bench
 from cluster.commands import certs
+from cluster.commands.config import config
 from cluster.commands.down import down
 from cluster.commands.router import router
 from cluster.commands.status import status
@@ -14,16 +18,30 @@ from cluster.commands.worker import worker
 
 app = typer.Typer(
     name="baton",
-    help="Serves large language models from two pools of workers: prefill and decode.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,  # they would show secrets
 )
 
-for command in (up, down, status, worker, router):
+for command in (up, down, status, config, worker, router):
     app.command()(command)
 app.add_typer(bench)
 app.add_typer(certs.app, name="certs")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"baton {version('baton')}")
+        raise typer.Exit
+
+
+@app.callback()
+def baton(
+    _show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and end.")
+    ] = False,
+) -> None:
+    """Serves large language models from two pools of workers: prefill and decode."""
 
 
 if __name__ == "__main__":

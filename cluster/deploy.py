@@ -16,7 +16,6 @@ from cluster.launch import Launch
 from cluster.ray_runtime import logging_config
 from cluster.settings import Role
 from protocol.errors import StartupError
-from router.settings import RouterSettings
 
 _POLL_S = 0.1
 _CAUSES = ("StartupError: ", "EngineDied: ", "Error: ")
@@ -35,21 +34,7 @@ def run(launch: Launch, redis_url: str, gpus: int) -> None:
             settings = serve_app.worker_settings(launch, role, redis_url, cuda=gpus > 0)
             application = serve_app.pool_application(role, count, settings, share, launch)
             targets.append(_target(application, serve_app.POOL_APPS[role], None))
-    router = RouterSettings(
-        cluster=launch.cluster,
-        redis_url=redis_url,
-        token="",
-        secret=b"",
-        model_path=launch.model_path,
-        model_id=launch.model_id,
-        routing_policy=launch.routing_policy,
-        ttft_slo_s=launch.ttft_slo_ms / 1000,
-        tpot_slo_s=launch.tpot_slo_ms / 1000,
-        admission_ttft_ms=launch.admission_ttft_ms,
-        admission_queue_ms=launch.admission_queue_ms,
-        api_keys=launch.api_keys,
-        adds_request_id=False,  # Serve does
-    )
+    router = serve_app.router_settings(launch, redis_url)
     application = serve_app.router_application(router, launch.drain_s)
     targets.append(_target(application, serve_app.ROUTER_APP, "/"))
     serve.run_many(

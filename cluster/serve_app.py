@@ -105,26 +105,24 @@ def _secret(name: str) -> str:
 
 def worker_settings(launch: Launch, role: Role, redis_url: str, *, cuda: bool) -> WorkerSettings:
     """Settings of one worker, without the token."""
-    return WorkerSettings(
-        role=role,
-        cluster=launch.cluster,
+    settings = launch.workers[role]
+    return msgspec.structs.replace(
+        settings,
         redis_url=redis_url,
-        token="",
         model_path=launch.model_path,
         model_id=launch.model_id,
-        host=launch.host,
-        threads=launch.threads,
-        kv_tokens=launch.kv_tokens,
-        max_batch=launch.max_batch,
-        prefill_chunk=launch.prefill_chunk,
-        max_model_len=launch.max_model_len,
-        step_budget_ms=launch.step_budget_ms,
-        dtype=launch.dtype,
-        kv_precision=launch.kv_precision,
-        kv_pool=launch.kv_pool,
-        kv_codec=launch.kv_codec,
-        device="cuda" if cuda else "cpu",
-        local_prefill_tokens=launch.local_prefill_tokens,
+        device=settings.device or ("cuda" if cuda else "cpu"),
+    )
+
+
+def router_settings(launch: Launch, redis_url: str) -> RouterSettings:
+    """Settings of the router, without token and secret."""
+    return msgspec.structs.replace(
+        launch.router,
+        redis_url=redis_url,
+        model_path=launch.model_path,
+        model_id=launch.model_id,
+        adds_request_id=False,  # Serve does
     )
 
 

@@ -67,10 +67,10 @@ class Supervisor:
     def _start(self) -> None:
         redis_url = self._stage_redis()
         self._begin("ray")
-        gpus = ray_runtime.gpu_count()
+        gpus = 0 if self._launch.workers["decode"].device == "cpu" else ray_runtime.gpu_count()
         # Before Ray, whose processes inherit them.
-        os.environ["BATON_TOKEN"] = secrets.token_hex(32)
-        os.environ["BATON_SECRET"] = secrets.token_hex(32)
+        os.environ["BATON_TOKEN"] = self._launch.token or secrets.token_hex(32)
+        os.environ["BATON_SECRET"] = self._launch.secret or secrets.token_hex(32)
         ray_runtime.prepare(self._run_dir)
         ray_runtime.start(self._run_dir, gpus=gpus)
         signal.signal(signal.SIGTERM, self._on_signal)  # Ray has put its own in place

@@ -24,7 +24,6 @@ from cluster.processes import RUN_DIR_VARIABLE
 from cluster.report import Reporter
 from cluster.settings import without_password
 from cluster.state import Home, State, new_run_dir, remove_run_dir
-from protocol.auth import check_bind
 from protocol.errors import StartupError
 
 _POLL_S = 0.05
@@ -70,7 +69,6 @@ def _check(wanted: Launch, model: str | None, report: Reporter) -> Launch:
     """What can be known to fail is found here, before anything is started."""
     report(Began("check"))
     wanted.check()
-    check_bind(wanted.host)
     found = models.resolve(model, wanted.model_id or None)
     port = ports.first_free(wanted.host, wanted.port)
     moved = f" ({wanted.port} is taken)" if port != wanted.port else ""

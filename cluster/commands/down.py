@@ -5,15 +5,20 @@ from __future__ import annotations
 import typer
 
 from cluster.commands.failing import failure
-from cluster.options import Cluster, Drain
+from cluster.commands.settling import settled
+from cluster.config import keys
+from cluster.config.flags import configured
+from cluster.config.layers import Flags
 
 
-def down(cluster: Cluster = "default", drain_s: Drain = 30.0) -> None:
+@configured(keys.DOWN)
+def down(flags: Flags) -> None:
     """Stop the cluster that `baton up` started, and whatever a killed one left behind."""
+    config = settled(flags, keys.DOWN).config
     from cluster.down import down as run
     from protocol.errors import StartupError
 
     try:
-        raise typer.Exit(run(cluster, drain_s, typer.echo))
+        raise typer.Exit(run(config.cluster, config.drain_s, typer.echo))
     except StartupError as e:
         raise failure(e) from None

@@ -42,18 +42,19 @@ def test_down_when_nothing_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "named", "status"),
     [
-        (["up", "--host", "0.0.0.0"], "0.0.0.0"),
-        (["up", "--model", "/no/such/folder"], "/no/such/folder"),
-        (["up", "--port", "70000"], "65535"),
-        (["up", "--cluster", "../x"], "cluster name"),
-        (["worker", "--role", "decode", "--redis-url", "unix:///x"], "BATON_TOKEN"),
-        (["router", "--redis-url", "unix:///x"], "BATON_TOKEN"),
+        (["up", "--host", "0.0.0.0"], "0.0.0.0", 2),
+        (["up", "--model", "/no/such/folder"], "/no/such/folder", 1),
+        (["up", "--port", "70000"], "65535", 2),
+        (["up", "--cluster", "../x"], "cluster name", 2),
+        (["worker", "--role", "decode", "--redis-url", "unix:///x"], "BATON_TOKEN", 2),
+        (["router", "--redis-url", "unix:///x"], "BATON_TOKEN", 2),
+        (["router"], "BATON_REDIS_URL", 2),
     ],
 )
-def test_refusals_say_why(arguments: list[str], named: str, tmp_path: Path) -> None:
+def test_refusals_say_why(arguments: list[str], named: str, status: int, tmp_path: Path) -> None:
     result = runner.invoke(app, arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == status
     assert named in result.output
     assert not list(tmp_path.glob("*/state.json"))

@@ -1,0 +1,103 @@
+"""Settings of workers and routers, and a cluster to launch, out of a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pydantic import SecretStr
+
+from cluster.config.schema import Config
+from cluster.launch import Launch
+from cluster.settings import ROLES, Role, WorkerSettings
+from protocol.tls import HttpTls, TlsFiles
+from router.settings import RouterSettings
+
+_SIZES = ("threads", "kv_tokens", "max_batch", "prefill_chunk", "step_budget_ms")
+
+
+def worker(config: Config, role: Role, **ports: int) -> WorkerSettings:
+    """A worker of this role; its model is not located yet. ``ports``: its own."""
+    return WorkerSettings(
+        role=role,
+        cluster=config.cluster,
+        redis_url=_revealed(config.redis.url),
+        token=_revealed(config.security.token),
+        model_path="",
+        model_id=config.model.id or "",
+        host=config.worker.host,
+        max_model_len=config.model.max_len,
+        dtype=config.model.dtype,
+        kv_precision=config.kv.precision,
+        kv_pool=config.kv.pool,
+        kv_codec=config.kv.codec,
+        device=config.worker.device,
+        local_prefill_tokens=config.worker.local_prefill_tokens,
+        tls=_tls(config),
+        **_sizes(config, role),
+        **ports,
+    )
+
+
+def _sizes(config: Config, role: Role) -> dict[str, Any]:
+    """What the pool says, else what is said of all workers."""
+    pool = config.pools.prefill if role == "prefill" else config.pools.decode
+    own = {name: getattr(pool, name) for name in _SIZES}
+    return {name: getattr(config.worker, name) if v is None else v for name, v in own.items()}
+
+
+def router(config: Config) -> RouterSettings:
+    """A router; its model is not located yet."""
+    https = config.security.http_tls
+    return RouterSettings(
+        cluster=config.cluster,
+        redis_url=_revealed(config.redis.url),
+        token=_revealed(config.security.token),
+        secret=bytes.fromhex(_revealed(config.security.secret)),
+        model_path="",
+        model_id=config.model.id or "",
+        routing_policy=config.router.policy,
+        ttft_slo_s=config.router.ttft_slo_ms / 1000,
+        tpot_slo_s=config.router.tpot_slo_ms / 1000,
+        admission_ttft_ms=config.router.admission_ttft_ms,
+        admission_queue_ms=config.router.admission_queue_ms,
+        api_keys=config.security.api_keys,
+        tls=_tls(config),
+        http_tls=HttpTls(cert=https.cert, key=https.key) if https.cert and https.key else None,
+        allow_plain_http=config.security.allow_plain_http,
+        **config.limits.model_dump(),
+    )
+
+
+def launch(config: Config) -> Launch:
+    """A cluster on this machine; where it is to be is not known yet."""
+    bare = {"redis_url": "", "token": ""}
+    return Launch(
+        cluster=config.cluster,
+        model_path="",
+        model_id=config.model.id or "",
+        run_dir="",
+        events_path="",
+        host=config.router.host,
+        port=config.router.port,
+        prefill=config.pools.prefill.workers,
+        decode=config.pools.decode.workers,
+        redis_url=_revealed(config.redis.url) or None,
+        workers={r: msgspec.structs.replace(worker(config, r), **bare) for r in ROLES},
+        router=msgspec.structs.replace(router(config), **bare, secret=b""),
+        token=_revealed(config.security.token) or None,
+        secret=_revealed(config.security.secret) or None,
+        start_deadline_s=config.start_deadline_s,
+        drain_s=config.drain_s,
+    )
+
+
+def _revealed(secret: SecretStr | None) -> str:
+    return "" if secret is None else secret.get_secret_value()
+
+
+def _tls(config: Config) -> TlsFiles | None:
+    files = config.security.tls
+    if files.ca is None or files.cert is None or files.key is None:
+        return None
+    return TlsFiles(ca=files.ca, cert=files.cert, key=files.key)

@@ -1,0 +1,94 @@
+"""What values mean together: pure functions of a configuration, each about a few keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from cluster.config.schema import Config
+from protocol.auth import check_bind, check_http_bind, is_loopback
+from protocol.errors import StartupError
+
+
+class Contradiction(NamedTuple):
+    """``keys``: all that take part; the first is the one to look at."""
+
+    keys: tuple[str, ...]
+    text: str
+
+
+def _kv(c: Config) -> Iterator[Contradiction]:
+    for name, value in (("kv.pool", c.kv.pool), ("kv.codec", c.kv.codec)):
+        if c.kv.precision == "exact" and value == "fp8":
+            text = "fp8 rounds KV, and kv.precision is exact; expected auto, or kv.precision fp8"
+            yield Contradiction((name, "kv.precision"), text)
+
+
+def _tls(c: Config) -> Iterator[Contradiction]:
+    for section, files in (("tls", c.security.tls), ("http_tls", c.security.http_tls)):
+        given = files.model_dump()
+        missing = [name for name, value in given.items() if value is None]
+        if missing and len(missing) < len(given):
+            keys = tuple(f"security.{section}.{name}" for name in (*missing, *given))
+            yield Contradiction(keys, f"missing; expected {', '.join(given)} or none of them")
+
+
+def _worker_host(c: Config) -> Iterator[Contradiction]:
+    tls = c.security.tls
+    try:
+        check_bind(c.worker.host, tls=None not in (tls.ca, tls.cert, tls.key))
+    except StartupError as e:
+        keys = ("worker.host", "security.tls.ca", "security.tls.cert", "security.tls.key")
+        yield Contradiction(keys, str(e))
+
+
+def _router_host(c: Config) -> Iterator[Contradiction]:
+    security, https = c.security, c.security.http_tls
+    try:
+        check_http_bind(
+            c.router.host,
+            api_keys=security.api_keys is not None,
+            tls=None not in (https.cert, https.key),
+            allow_plain_http=security.allow_plain_http,
+        )
+    except StartupError as e:
+        keys = ("api_keys", "http_tls.cert", "http_tls.key", "allow_plain_http")
+        yield Contradiction(("router.host", *(f"security.{key}" for key in keys)), str(e))
+
+
+def _order(c: Config) -> Iterator[Contradiction]:
+    longest = c.limits.request_timeout_s
+    for name, value in (
+        ("first_token_timeout_s", c.limits.first_token_timeout_s),
+        ("resubmit_wait_s", c.limits.resubmit_wait_s),
+    ):
+        if value > longest:
+            keys = (f"limits.{name}", "limits.request_timeout_s")
+            text = f"{value:g} s is more than limits.request_timeout_s, which is {longest:g} s"
+            yield Contradiction(keys, text)
+    deadline = c.router.admission_ttft_ms
+    if deadline is not None and deadline < c.router.ttft_slo_ms:
+        keys = ("router.admission_ttft_ms", "router.ttft_slo_ms")
+        text = f"{deadline:g} ms is less than the objective, router.ttft_slo_ms, which is "
+        yield Contradiction(keys, f"{text}{c.router.ttft_slo_ms:g} ms")
+
+
+def _port(c: Config) -> Iterator[Contradiction]:
+    if c.redis.url is None:
+        return
+    parts = urlsplit(c.redis.url.get_secret_value())
+    if parts.scheme == "unix" or not is_loopback(parts.hostname or "localhost"):
+        return
+    if (parts.port or 6379) == c.router.port and is_loopback(c.router.host):
+        text = f"{c.router.port} is the port of the Redis in redis.url; expected another"
+        yield Contradiction(("router.port", "router.host", "redis.url"), text)
+
+
+_ALL: tuple[Callable[[Config], Iterator[Contradiction]], ...] = (
+    *(_kv, _tls, _worker_host, _router_host, _order, _port),
+)
+
+
+def find(config: Config) -> list[Contradiction]:
+    return [contradiction for each in _ALL for contradiction in each(config)]

@@ -1,0 +1,91 @@
+"""Flags of a command out of the keys: one for each, whose text is judged with everything else."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cluster.config.keys import KEYS, Key
+from cluster.config.layers import Flags
+
+_FILE = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None,
+        typer.Option(
+            "--config", envvar="BATON_CONFIG", metavar="FILE", help="Configuration, YAML."
+        ),
+    ],
+)
+
+
+def configured(
+    keys: Collection[Key], rename: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command ``--config`` and the flags of ``keys``, which come to it as its first
+    argument, ``Flags``. ``rename``: other flags by the names of keys."""
+    names = {k: (rename or {}).get(k.name, k.flag) for k in KEYS if k in keys}
+    flags = {_parameter(flag): (key, flag) for key, flag in names.items() if flag is not None}
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(*, config: Path | None, **given: Any) -> None:
+            texts = {}
+            for name, (key, flag) in flags.items():
+                value = given.pop(name)
+                if value is not None:
+                    texts[key] = _as_text(flag, value)
+            command(Flags(config, texts), **given)
+
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        made = [_option(name, key, flag) for name, (key, flag) in flags.items()]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, _FILE, *made]]
+        run.__dict__.pop("__wrapped__")  # typer would look for the annotations there
+        run.__dict__["__signature__"] = inspect.Signature(parameters)
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return wrap
+
+
+def _parameter(flag: str | None) -> str:
+    return (flag or "").strip("-").replace("-", "_")
+
+
+def _as_text(flag: str, value: str | bool) -> tuple[str, str]:
+    if isinstance(value, bool):
+        return (flag if value else f"--no-{flag[2:]}"), str(value).lower()
+    return flag, value
+
+
+def _option(name: str, key: Key, flag: str) -> inspect.Parameter:
+    switch = key.kinds == (bool,)
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if switch else flag,
+        metavar=None if switch else key.metavar,
+        help=_help(key),
+        show_default=False,
+        rich_help_panel=_panel(key),
+    )
+    kind: Any = Annotated[bool | None if switch else str | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def _help(key: Key) -> str:
+    default = key.field.default
+    text = key.field.description or ""
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return text if default is None or default is False else f"{text} [{shown}]"
+
+
+def _panel(key: Key) -> str:
+    if len(key.path) == 1:
+        return "Options"
+    return key.path[0].upper() if key.path[0] == "kv" else key.path[0].capitalize()

@@ -1,0 +1,177 @@
+"""The keys of the configuration. Everything else is derived from here: flags, variables, checks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+
+from cluster.config import values
+from engine.kv_format import Precision, StorageChoice
+from kvtransfer.codecs import Wanted
+from router.policies import PolicyName
+
+ClusterName: TypeAlias = Annotated[str, AfterValidator(values.cluster_name)]
+Host: TypeAlias = Annotated[str, AfterValidator(values.host)]
+Device: TypeAlias = Annotated[str, AfterValidator(values.device)]
+RedisUrl: TypeAlias = Annotated[SecretStr, AfterValidator(values.redis_url)]
+Token: TypeAlias = Annotated[SecretStr, AfterValidator(values.token)]
+HexSecret: TypeAlias = Annotated[SecretStr, AfterValidator(values.hex_secret)]
+FileName: TypeAlias = Annotated[str, "file"]
+"""Path of a file that must be there; in a configuration file, relative to its folder."""
+
+FLAG = "x-flag"
+NO_FLAG = ""
+
+
+def key(default: object, text: str, flag: str | None = None, **bounds: Any) -> Any:
+    """A field with its help ``text``. ``flag``: None for the field's name."""
+    extra: dict[str, Any] | None = None if flag is None else {FLAG: flag}
+    return Field(default, description=text, json_schema_extra=extra, **bounds)
+
+
+def section(text: str, kind: type[BaseModel]) -> Any:
+    return Field(default_factory=kind, description=text)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+
+class ModelSection(Section):
+    path: str | None = key(None, "Model folder or hub id; null: the demo model.", "--model")
+    id: str | None = key(None, "Name that clients give the model.", "--model-id")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = key(
+        None, "Of the computation; null: float32 on a CPU, bfloat16 on a GPU."
+    )
+    max_len: int | None = key(
+        None, "Longest context in tokens; null: the model's.", "--max-model-len", ge=1
+    )
+
+
+class WorkerSection(Section):
+    host: Host = key("127.0.0.1", "Address that workers listen on.", "--worker-host")
+    device: Device | None = key(None, "cpu, cuda or cuda:N; null: a GPU where there is one.")
+    threads: int | None = key(None, "CPU threads of each engine.", ge=1)
+    kv_tokens: int | None = key(None, "Tokens in each worker's KV pool.", ge=32)
+    max_batch: int = key(64, "Sequences in a step.", ge=1)
+    prefill_chunk: int = key(512, "Prompt tokens in a step.", ge=1)
+    step_budget_ms: float | None = key(
+        None,
+        "Milliseconds of a step in which streams wait for a prompt's chunk; 0: no bound; "
+        "null: 50 on decode workers, none on prefill workers.",
+        ge=0,
+    )
+    local_prefill_tokens: int = key(
+        64, "Uncached prompt tokens prefilled on the decode worker.", ge=0
+    )
+
+
+class PoolSection(Section):
+    workers: int = key(1, "Workers in the pool.", ge=0)
+    threads: int | None = key(None, "As worker.threads, for this pool.", ge=1)
+    kv_tokens: int | None = key(None, "As worker.kv_tokens, for this pool.", ge=32)
+    max_batch: int | None = key(None, "As worker.max_batch, for this pool.", ge=1)
+    prefill_chunk: int | None = key(None, "As worker.prefill_chunk, for this pool.", ge=1)
+    step_budget_ms: float | None = key(None, "As worker.step_budget_ms, for this pool.", ge=0)
+
+
+class DecodePoolSection(PoolSection):
+    workers: int = key(1, "Workers in the pool.", ge=1)
+
+
+class PoolsSection(Section):
+    prefill: PoolSection = section("Prefill workers; null: as worker says.", PoolSection)
+    decode: DecodePoolSection = section("Decode workers; null: as worker says.", DecodePoolSection)
+
+
+class KvSection(Section):
+    precision: Precision = key("fp8", "Of the KV cache, in the whole cluster.", "--kv-precision")
+    pool: StorageChoice = key(
+        "auto", "fp8: the KV pool holds bytes; wide: the model's type.", "--kv-pool"
+    )
+    codec: Wanted = key("auto", "KV on the wire; values are the same either way.", "--kv-codec")
+
+
+class RouterSection(Section):
+    host: Host = key("127.0.0.1", "Address that clients reach.")
+    port: int = key(8000, "HTTP port; `baton up` takes the next free one.", ge=1, le=65535)
+    policy: PolicyName = key("cost", "How workers are chosen.", "--routing-policy")
+    ttft_slo_ms: float = key(2000.0, "Objective: ms to the first token.", ge=1)
+    tpot_slo_ms: float = key(100.0, "Objective: ms for each further token.", ge=1)
+    admission_ttft_ms: float | None = key(
+        None,
+        "Refuse requests whose first token is predicted later than this; null: 10 times the "
+        "objective.",
+        ge=1,
+    )
+    admission_queue_ms: float | None = key(
+        None,
+        "Refuse requests that are predicted to queue longer; below the objective, goodput lasts "
+        "under overload; null: no bound.",
+        ge=1,
+    )
+
+
+class LimitsSection(Section):
+    max_body_bytes: int = key(8 * 2**20, "Of a request's body.", ge=1024, le=2**30)
+    max_requests: int = key(1024, "In a router at once, of one priority.", ge=1)
+    request_timeout_s: float = key(600.0, "From a request's arrival to its end.", gt=0, le=3600)
+    first_token_timeout_s: float = key(120.0, "To a request's first token.", gt=0, le=3600)
+    resubmit_wait_s: float = key(
+        10.0, "That an interrupted request waits for a decode worker.", gt=0, le=3600
+    )
+    client_buffer_tokens: int = key(
+        1024, "That a client may lag behind before it loses its request.", ge=1
+    )
+
+
+class RedisSection(Section):
+    url: RedisUrl | None = key(
+        None, "redis://, rediss:// or unix://; null: one of its own.", "--redis-url"
+    )
+
+
+class TlsSection(Section):
+    ca: FileName | None = key(None, "Certificate of the cluster's CA.", "--tls-ca")
+    cert: FileName | None = key(None, "This node's certificate.", "--tls-cert")
+    key: FileName | None = key(None, "Its private key.", "--tls-key")
+
+
+class HttpTlsSection(Section):
+    cert: FileName | None = key(None, "Certificate for clients, with its chain.", "--http-tls-cert")
+    key: FileName | None = key(None, "Its private key.", "--http-tls-key")
+
+
+class SecuritySection(Section):
+    api_keys: FileName | None = key(
+        None, "YAML file of API keys and their tenants; null: any key, one tenant."
+    )
+    allow_plain_http: bool = key(False, "Beyond loopback: a proxy in front speaks TLS.")
+    # No flags for these two: every user of the machine could read them.
+    token: Token | None = key(
+        None, "Shared by all processes of the cluster; null: `baton up` draws one.", NO_FLAG
+    )
+    secret: HexSecret | None = key(
+        None, "Root of the prefix cache's keys, in hex; null: `baton up` draws one.", NO_FLAG
+    )
+    tls: TlsSection = section("Between Baton's processes: all three or none.", TlsSection)
+    http_tls: HttpTlsSection = section("Between clients and routers.", HttpTlsSection)
+
+
+class Config(Section):
+    """A cluster."""
+
+    cluster: ClusterName = key("default", "Name of the cluster, one per user and name.")
+    drain_s: float = key(30.0, "Seconds that running requests may take at a stop.", ge=0, le=3600)
+    start_deadline_s: float = key(180.0, "Seconds that a start may take.", gt=0, le=86400)
+    model: ModelSection = section("What is served.", ModelSection)
+    pools: PoolsSection = section("The two pools of workers.", PoolsSection)
+    worker: WorkerSection = section("Every worker, unless its pool says otherwise.", WorkerSection)
+    kv: KvSection = section("The KV cache; the same in the whole cluster.", KvSection)
+    router: RouterSection = section("The router.", RouterSection)
+    limits: LimitsSection = section("What a client can ask for.", LimitsSection)
+    redis: RedisSection = section("Where workers and routers find each other.", RedisSection)
+    security: SecuritySection = section("Who may connect, and how.", SecuritySection)
