@@ -31,9 +31,11 @@ class Matcher:
 
     def accept(self, tokens: Sequence[int]) -> bool:
         """Advance by ``tokens``; False where they do not fit, and it stays where it was."""
-        if self.inner.validate_tokens(list(tokens)) < len(tokens):
+        taken = self.inner.try_consume_tokens(list(tokens))
+        if taken < len(tokens):
+            self.inner.rollback(taken)
             return False
-        return self.inner.consume_tokens(list(tokens))
+        return not self.inner.is_error()
 
     def advance(self, token: int) -> bool:
         """Advance by a token that was drawn under its mask; False where it has a problem."""
