@@ -8,7 +8,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from router.chat.structured import Source, schema_source
+from router.chat.structured import Source, quoted, schema_source
 from router.chat.syntax import Syntax
 from router.chat.tools import NO_PARAMETERS, Tool
 from router.chat.vocabulary import Vocabulary
@@ -55,8 +55,10 @@ class CallGrammar:
             rules = [f"start: content | {begin} calls", f"content: {content.lark}"]
         elif not self._syntax.trigger:
             rules = ["start: TEXT | calls", f"TEXT: {_ANY} & ~{self._call_start()}"]
-        else:
+        elif self._syntax.trigger in self._vocabulary.control:
             rules = [f"start: text | text {begin} calls", self._text()]
+        else:
+            rules = [f"start: text | head {self._rest()} calls", self._head(), self._text()]
         return self._grammar(rules, most)
 
     def _grammar(self, rules: list[str], most: int) -> str:
@@ -79,12 +81,26 @@ class CallGrammar:
 
     def _text(self) -> str:
         """Any text, and the control tokens that a reader sees, but no marks of calls."""
+        ids = self._visible()
+        among = f"text: TEXT (<[{ids}]> TEXT)*" if ids else "text: TEXT"
+        spelled = re.escape(self._syntax.trigger).replace("/", r"\/")  # a mark in letters is none
+        return f"{among}\nTEXT: {_ANY} & ~/(.|\\n)*{spelled}(.|\\n)*/"
+
+    def _head(self) -> str:
+        """Any text up to a trigger in letters. A lexeme that is not lazy would run past it."""
+        ids = self._visible()
+        before = f"(TEXT <[{ids}]>)* " if ids else ""
+        trigger = quoted(self._syntax.trigger)
+        return f"head: {before}opening\nopening[lazy]: TEXT {trigger}"
+
+    def _rest(self) -> str:
+        return self._literal(self._syntax.begin.removeprefix(self._syntax.trigger))
+
+    def _visible(self) -> str:
+        """Ids of the control tokens that a reader sees, without the marks of calls."""
         s = self._syntax
         marks = [t for t in self._vocabulary.control if t in s.begin + s.between + s.end]
-        ids = self._vocabulary.visible(without=marks)
-        among = f"text: TEXT (<[{','.join(map(str, ids))}]> TEXT)*" if ids else "text: TEXT"
-        spelled = re.escape(s.trigger).replace("/", r"\/")  # a mark in letters is none
-        return f"{among}\nTEXT: {_ANY} & ~/(.|\\n)*{spelled}(.|\\n)*/"
+        return ",".join(map(str, self._vocabulary.visible(without=marks)))
 
     def _call_start(self) -> str:
         return r'/\s*\{\s*"name"\s*:(.|\n)*/'

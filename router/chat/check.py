@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from llguidance import LLMatcher
 
 from protocol.sampling import MAX_GRAMMAR_BYTES
-from router.chat.plan import Plan
+from router.chat.plan import OutputPlan
 from router.errors import ApiError, invalid, timed_out
 
 MAX_SECONDS = 5.0
@@ -29,7 +29,7 @@ class GrammarChecker:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._good: OrderedDict[str, None] = OrderedDict()
 
-    async def check(self, plan: Plan) -> None:
+    async def check(self, plan: OutputPlan) -> None:
         """Raises ApiError: 400 for a grammar that cannot be built, naming the field and what is
         wrong with it; 504 where there are so many to check that it takes too long."""
         if not plan.grammar or plan.grammar in self._good:
@@ -62,7 +62,7 @@ class GrammarChecker:
             self._good.popitem(last=False)
 
 
-def find_fault(plan: Plan) -> ApiError | None:
+def find_fault(plan: OutputPlan) -> ApiError | None:
     """The first source that cannot be built, or the whole where each can."""
     whole = (plan.sources[-1].field, plan.grammar)
     for field, grammar in [*((s.field, s.grammar) for s in plan.sources), whole]:

@@ -19,7 +19,7 @@ from router.chat.vocabulary import Vocabulary
 from router.errors import invalid
 
 
-class Plan(NamedTuple):
+class OutputPlan(NamedTuple):
     """The default is that of a request without wishes."""
 
     grammar: str = ""  # for Sampling.grammar
@@ -51,14 +51,14 @@ class Planner:
         wish: ToolWish | None = None,
         response_format: ResponseFormat | None = None,
         structured: StructuredOutputs | None = None,
-    ) -> Plan:
+    ) -> OutputPlan:
         """Raises ApiError (400) for wishes that contradict themselves or each other."""
         wish = wish or ToolWish()
         decision = decide(wish)
         content = _content(response_format, structured)
         if decision.mode == "none":
             # Tools that must not be called are not shown: the model would call them in plain text.
-            return Plan(content.grammar, (content,)) if content else Plan()
+            return OutputPlan(content.grammar, (content,)) if content else OutputPlan()
         arguments = [
             (wish.tools[i].function.name, parameters(wish.tools[i], i)) for i in decision.callable
         ]
@@ -73,7 +73,7 @@ class Planner:
         else:
             text = grammar.required(most=most)
         marks = self._syntax.begin + self._syntax.between + self._syntax.end
-        return Plan(
+        return OutputPlan(
             grammar=text,
             sources=sources,
             tools=tuple(tool.shown() for tool in wish.tools),
