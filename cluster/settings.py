@@ -12,6 +12,7 @@ from kvtransfer.codecs import Wanted
 from protocol.auth import check_bind
 from protocol.directory import check_url
 from protocol.errors import StartupError
+from protocol.redis_access import check_exposure
 from protocol.tls import TlsFiles, check_files
 
 Role: TypeAlias = Literal["prefill", "decode"]
@@ -70,6 +71,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.tls is not None:
             check_files(self.tls, self.host)
         check_url(self.redis_url)
+        check_exposure(self.redis_url)
         for name in ("port", "kv_port", "metrics_port"):
             value = getattr(self, name)
             if not 0 <= value <= 65535:

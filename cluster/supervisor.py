@@ -71,7 +71,7 @@ class Supervisor:
         # Before Ray, whose processes inherit them.
         os.environ["BATON_TOKEN"] = self._launch.token or secrets.token_hex(32)
         os.environ["BATON_SECRET"] = self._launch.secret or secrets.token_hex(32)
-        ray_runtime.prepare(self._run_dir)
+        ray_runtime.prepare(self._run_dir, self._launch.router.http_tls)
         ray_runtime.start(self._run_dir, gpus=gpus)
         signal.signal(signal.SIGTERM, self._on_signal)  # Ray has put its own in place
         ray_runtime.start_serve(self._launch.host, self._launch.port)

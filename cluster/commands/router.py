@@ -26,6 +26,7 @@ def router(flags: Flags) -> None:
     try:
         settings = assemble.router(config)
         settings.check()
+        settings.check_host(config.router.host)
         found = models.resolve(config.model.path, config.model.id)
         settings = msgspec.structs.replace(settings, model_path=str(found.path), model_id=found.id)
         served = config.router
