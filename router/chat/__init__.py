@@ -8,8 +8,8 @@ Made once for a model:
     checker   = GrammarChecker()                          check.py; close() at the end
 
 For each request (``Messages``, ``Tools``, ``ToolChoice``, ``ResponseFormat``, ``StructuredOutputs``
-are pydantic types for fields of a body; ``field_path`` turns the place of a mistake into
-``messages[2].content``):
+are pydantic types for fields of a body; parts of an error's place that begin with ``TAG`` are no
+fields):
 
     plan = planner.plan(ToolWish(tools, choice, parallel), response_format, structured)
     await checker.check(plan)                             400 for a grammar that cannot be built

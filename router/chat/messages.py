@@ -19,7 +19,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from router.chat.fields import STRICT, FunctionName, bad, one_of, show
+from router.api.checks import bad, show
+from router.chat.fields import STRICT, FunctionName, one_of
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024

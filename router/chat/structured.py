@@ -14,7 +14,8 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from router.chat.fields import STRICT, FunctionName, bad, one_of
+from router.api.checks import bad
+from router.chat.fields import STRICT, FunctionName, one_of
 from router.errors import invalid
 
 MAX_DEPTH = 64
