@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections import deque
 
@@ -17,7 +18,9 @@ from cluster.status_fetch import NoAnswer, Seen, Watcher
 from cluster.status_figures import Moment
 from cluster.status_overview import Overview, overview
 from cluster.status_view import render
+from protocol import tls
 from protocol.errors import StartupError
+from protocol.tls import TlsFiles
 
 WINDOW_S = 30.0
 
@@ -32,6 +35,19 @@ def find_url(cluster: str) -> str:
             " --cluster, or give the address of a router with --url"
         )
     return state.url
+
+
+def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    """For metrics ports behind mutual TLS; None where no file is given. Raises StartupError."""
+    if ca is None and cert is None and key is None:
+        return None
+    if ca is None or cert is None or key is None:
+        raise StartupError("--tls-ca, --tls-cert and --tls-key go together")
+    tls.read(TlsFiles(ca=ca, cert=cert, key=key), time.time())
+    context = ssl.create_default_context()
+    context.load_verify_locations(ca)
+    tls.load(context, cert, key, "tls")
+    return context
 
 
 def status(watcher: Watcher, *, live: bool, as_json: bool, interval_s: float) -> int:

@@ -7,6 +7,7 @@ bounded and checked, like anything from a network.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from typing import Any
@@ -113,4 +114,13 @@ class Watcher:
         except TimeoutError:
             raise NoAnswer(f"{url} does not answer within {DEADLINE_S:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoAnswer(f"{url} cannot be reached: {error or type(error).__name__}") from None
+            raise NoAnswer(f"{url} cannot be reached: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """In few words; the URL stands before them."""
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"TLS: {error.os_error.strerror or error.os_error}"
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return os.strerror(error.os_error.errno)
+    return str(error) or type(error).__name__

@@ -34,7 +34,7 @@ from kvtransfer.sink import KVSink
 from kvtransfer.source import KVSource
 from prefill_worker.service import PrefillService
 from protocol import wire_pb2_grpc as rpc
-from protocol.auth import AsyncTokenGuard, check_bind, is_loopback
+from protocol.auth import AsyncTokenGuard, check_bind
 from protocol.blocks import BLOCK_TOKENS
 from protocol.directory import (
     Directory,
@@ -49,7 +49,6 @@ from protocol.leases import Presence
 from protocol.metrics_http import MetricsServer
 from protocol.rpc import server_options
 from protocol.security import Security
-from protocol.tls import mutual_context
 
 log = logging.getLogger("baton.worker")
 
@@ -122,9 +121,9 @@ class Worker:
         self._model = self._describe(ready)
         self._kv_endpoint = self._source.start(self.settings.host, self.settings.kv_port)
         self._endpoint = await self._listen()
-        host, tls = self.settings.host, self.settings.tls
-        beyond = None if tls is None or is_loopback(host) else mutual_context(tls)
-        self._metrics_endpoint = await self._metrics.start(host, self.settings.metrics_port, beyond)
+        self._metrics_endpoint = await self._metrics.start(
+            self.settings.host, self.settings.metrics_port, self.settings.tls
+        )
         try:
             await self._presence.start()
         except RedisError as error:

@@ -1,7 +1,8 @@
 """A process's own Prometheus page: ``GET /metrics`` on a port of its own. One registry a process.
 
 The page is made anew for each scrape. Connections are short: whoever sends nothing, or reads
-nothing, is cut after LIFE_S.
+nothing, is cut after LIFE_S. On loopback it is open; beyond, only holders of a certificate of the
+cluster may read it, and renewed files are used from the next connection on.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from protocol.auth import check_bind
+from protocol.auth import check_bind, is_loopback
 from protocol.errors import StartupError
+from protocol.security import join
+from protocol.tls import Identity, TlsFiles, load, mutual_context
 
 LIFE_S = 10.0
 
@@ -26,18 +29,22 @@ class MetricsServer:
         self._page = page
         self._web = web.Server(self._answer)
         self._server: asyncio.Server | None = None
+        self._renew: Callable[[], None] = lambda: None
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
+    async def start(self, host: str, port: int, files: TlsFiles | None = None) -> str:
         """Listen; returns host:port. Port 0: any free one. Raises StartupError where it cannot."""
-        if tls is None:
-            check_bind(host)
+        check_bind(host, tls=files is not None)
+        context = None
+        if files is not None and not is_loopback(host):
+            context = mutual_context(files)
+            self._renew = _renewing(files, context)
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._connection, host, port, ssl=tls)
+            self._server = await loop.create_server(self._connection, host, port, ssl=context)
         except OSError as error:
-            raise StartupError(f"cannot serve metrics on {host}:{port}: {error}") from error
-        bound = self._server.sockets[0].getsockname()[1]
-        return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+            where = join(host, port)
+            raise StartupError(f"cannot serve metrics on {where}: {error.strerror}") from error
+        return join(host, self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Idempotent."""
@@ -47,6 +54,7 @@ class MetricsServer:
             self._server = None
 
     def _connection(self) -> asyncio.Protocol:
+        self._renew()
         connection = self._web()
         asyncio.get_running_loop().call_later(LIFE_S, _cut, connection)
         return connection
@@ -66,3 +74,17 @@ class MetricsServer:
 def _cut(connection: web.RequestHandler) -> None:
     if connection.transport is not None:
         connection.transport.abort()
+
+
+def _renewing(files: TlsFiles, context: ssl.SSLContext) -> Callable[[], None]:
+    """To be called before a handshake: the context then has what the files hold now."""
+    identity = Identity(files)
+    used = identity.version
+
+    def renew() -> None:
+        nonlocal used
+        if (version := identity.version) != used:
+            used = version
+            load(context, files.cert, files.key, "tls")
+
+    return renew

@@ -17,9 +17,11 @@ from typing import Any
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
+from protocol.auth import is_loopback
 from protocol.directory import Directory, RouterRecord, WorkerRecord, new_instance_id
 from protocol.leases import Presence
 from protocol.metrics_http import MetricsServer
+from protocol.security import host_of
 from router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,8 @@ _LOOK_S = 1.0  # for Redis to say which other routers there are
 def groups(
     workers: Iterable[WorkerRecord], routers: Iterable[RouterRecord], cluster: str, *, tls: bool
 ) -> list[dict[str, Any]]:
-    """A group for each process that serves metrics; ``tls``: they want certificates."""
+    """A group for each process that serves metrics; ``tls``: beyond loopback they want
+    certificates."""
     processes: list[WorkerRecord | RouterRecord] = [*workers, *routers]
     found = []
     for process in processes:
@@ -43,7 +46,8 @@ def groups(
         else:
             about |= {"role": "router", "model": process.model}
         labels = {f"__meta_baton_{name}": value for name, value in about.items()}
-        labels["__scheme__"] = "https" if tls else "http"
+        beyond = not is_loopback(host_of(process.metrics_endpoint))
+        labels["__scheme__"] = "https" if tls and beyond else "http"
         found.append({"targets": [process.metrics_endpoint], "labels": labels})
     return sorted(found, key=lambda group: str(group["targets"]))
 
@@ -65,7 +69,9 @@ class Published:
     async def start(self, client: redis.Redis | None) -> None:
         """Listen, and register when Redis answers (None: there is none). Raises StartupError."""
         settings = self._settings
-        endpoint = await self._server.start(settings.metrics_host, settings.metrics_port)
+        endpoint = await self._server.start(
+            settings.metrics_host, settings.metrics_port, settings.tls
+        )
         record = self._record = RouterRecord(
             instance=self.instance,
             model=settings.model_id,

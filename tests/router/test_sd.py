@@ -32,13 +32,13 @@ def worker(model: ModelInfo, role: str, metrics: str) -> WorkerRecord:
 
 def test_the_format_of_http_sd(model_info: ModelInfo) -> None:
     workers = [worker(model_info, "decode", "127.0.0.1:9"), worker(model_info, "prefill", "")]
-    router = RouterRecord(instance="r", model="tiny", metrics_endpoint="[::1]:8", pid=5)
+    router = RouterRecord(instance="r", model="tiny", metrics_endpoint="[fd00::1]:8", pid=5)
     found = groups(workers, [router], "c", tls=True)
-    assert [g["targets"] for g in found] == [["127.0.0.1:9"], ["[::1]:8"]]
+    assert [g["targets"] for g in found] == [["127.0.0.1:9"], ["[fd00::1]:8"]]
     for group in found:
         assert group.keys() == {"targets", "labels"}
         assert all(LABEL.fullmatch(k) and isinstance(v, str) for k, v in group["labels"].items())
-        assert group["labels"]["__scheme__"] == "https"
+    assert [g["labels"]["__scheme__"] for g in found] == ["http", "https"]
     assert found[0]["labels"]["__meta_baton_role"] == "decode"
     assert found[0]["labels"]["__meta_baton_engine_pid"] == "4"
     assert found[1]["labels"]["__meta_baton_role"] == "router"
