@@ -47,3 +47,41 @@ async def test_running_and_waiting(start: Start) -> None:
     found = await samples(cluster)
     assert (found["baton_requests_running", ""], found["baton_requests_waiting", ""]) == (1, 0)
     await task
+
+
+async def test_refusals_by_reason(start: Start) -> None:
+    cluster = await start(outputs(delay=0.3), max_requests=1)
+    first = asyncio.create_task(cluster.post(prompt="hi", max_tokens=3))
+    await until(lambda: bool(cluster.workers[0].requests))
+    assert (await cluster.post(prompt="hi")).status_code == 429
+    await first
+    body = {"model": "tiny", "prompt": "hi"}
+    headers = {"x-baton-ttft-deadline-ms": "0.000001"}
+    late = await cluster.client.post("/v1/completions", json=body, headers=headers)
+    assert late.status_code == 429
+    page = (await cluster.client.get("/metrics")).text
+    refusals = {
+        sample.labels["reason"]: sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "baton_admission_refusals_total"
+    }
+    assert refusals == {"requests": 1, "ttft": 1}
+
+
+async def test_workers_by_state(start: Start) -> None:
+    cluster = await start(outputs(), outputs())
+    cluster.workers[0].draining = True
+
+    async def states() -> dict[str, float]:
+        page = (await cluster.client.get("/metrics")).text
+        return {
+            sample.labels["state"]: sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == "baton_replicas" and sample.labels["role"] == "decode"
+        }
+
+    async with asyncio.timeout(5):
+        while await states() != {"ready": 1, "draining": 1, "down": 0}:
+            await asyncio.sleep(0.05)
