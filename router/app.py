@@ -15,11 +15,13 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router import errors
+from router.api.chat_body import parse_chat
 from router.api.completion_body import parse_completion
 from router.body import ClientGone
+from router.chat_plan import plan_chat
 from router.completion_plan import plan_completion
 from router.errors import ApiError
-from router.intake import check_model, take_in
+from router.intake import Body, Parse, Prepare, check_model, take_in
 from router.request_id import RequestIdMiddleware
 from router.respond import GenerationResponse
 from router.settings import RouterSettings
@@ -46,6 +48,7 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
         app.add_middleware(RequestIdMiddleware)
     errors.install(app)
     app.add_api_route("/v1/completions", completions, methods=["POST"])
+    app.add_api_route("/v1/chat/completions", chats, methods=["POST"])
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
     app.add_api_route("/health", health, methods=["GET"])
@@ -66,10 +69,17 @@ def _json(value: object) -> Response:
 
 
 async def completions(request: Request) -> Response:
+    return await _generated(request, parse_completion, plan_completion)
+
+
+async def chats(request: Request) -> Response:
+    return await _generated(request, parse_chat, plan_chat)
+
+
+async def _generated(request: Request, parse: Parse[Body], prepare: Prepare[Body]) -> Response:
     state = _state(request)
     try:
-        job = await take_in(state, request, parse_completion, plan_completion)
-        return GenerationResponse(job)
+        return GenerationResponse(await take_in(state, request, parse, prepare))
     except ApiError as error:
         state.metrics.ended(str(error.status))
         raise
@@ -117,10 +127,12 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
+    _authenticate(request)
     page = _state(request).page()
     return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def sd(request: Request) -> Response:
     """Where every process has its metrics (Prometheus ``http_sd_configs``)."""
+    _authenticate(request)
     return _json(await _state(request).discovered())

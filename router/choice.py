@@ -37,7 +37,8 @@ class Manner(NamedTuple):
 
     tracked: bool = False  # log-probabilities are wanted
     echo: bool = False  # the prompt's text stands in front
-    unshown_stops: frozenset[int] = frozenset()  # end a text without being part of it
+    stops: frozenset[int] = frozenset()  # tokens that end a text
+    shows_stops: bool = False  # as part of the text
     skip_special: bool = True
     scored_only: bool = False  # max_tokens is 0: nothing of the output is wanted
 
@@ -90,9 +91,7 @@ class Choice:
             self.generation.close()
             return self._shown(front + self._text.flush().text, [], "length")
         ids = tokens.ids
-        unshown = (
-            tokens.finish is Finish.STOP and ids[-1:] and ids[-1] in self._manner.unshown_stops
-        )
+        unshown = tokens.finish is Finish.STOP and self._unshown(ids)
         piece = self._text.push(ids[:-1] if unshown else ids)
         text, stopped = piece.text, piece.stopped
         if not unshown or stopped:
@@ -104,6 +103,12 @@ class Choice:
             tail = self._text.flush()
             text, stopped = text + tail.text, tail.stopped
         return self._shown(front + text, ids, "stop" if stopped else REASONS.get(tokens.finish))
+
+    def _unshown(self, ids: list[int]) -> bool:
+        """The last of the tokens ended the text, and is no part of it."""
+        if not ids or self._manner.shows_stops:
+            return False
+        return ids[-1] in self._manner.stops or self._vocabulary.says_nothing(ids[-1])
 
     def _count(self, ids: list[int], logprobs: list[Logprobs]) -> None:
         self._meter.tokens(len(ids))

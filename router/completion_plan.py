@@ -20,6 +20,7 @@ async def plan_completion(state: RouterState, body: CompletionBody, model: Model
     prompts = [await _ids(state, body, prompt) for prompt in body.prompt]
     for prompt in prompts:
         _ROOM.check(len(prompt), max(body.max_tokens, 1), model)
+    output = await state.formats.plan(body)
     tracked = body.logprobs is not None
     shows = CompletionShows(tracked, body.return_token_ids, body.prompt_logprobs)
     naming = Naming(state.vocabulary, body.return_tokens_as_token_ids)
@@ -37,6 +38,7 @@ async def plan_completion(state: RouterState, body: CompletionBody, model: Model
         candidates=body.candidates,
         logprobs=_logprobs(body),
         prompt_logprobs=_prompt_logprobs(body),
+        grammar=output.grammar,
     )
 
 

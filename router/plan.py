@@ -86,7 +86,7 @@ def _choices(
             last, keys = request.prompt, block_keys(request.cache_root, request.prompt)
         wanted = Wanted(request, keys, origin.arrived, origin.patience)
         text = TextStream(
-            state.vocabulary.detokenizer(skip_special=body.skip_special_tokens),
+            state.vocabulary.detokenizer(skip_special=plan.manner.skip_special),
             body.stop,
             free=body.min_tokens,
             keep=body.include_stop_str_in_output,
@@ -160,11 +160,11 @@ def manner_of(
     echo: bool = False,
     scored_only: bool = False,
 ) -> Manner:
-    stops = state.vocabulary.eos | frozenset(body.stop_token_ids)
     return Manner(
         tracked=tracked,
         echo=echo,
-        unshown_stops=frozenset() if body.include_stop_str_in_output else stops,
+        stops=state.vocabulary.eos | frozenset(body.stop_token_ids),
+        shows_stops=body.include_stop_str_in_output,
         skip_special=body.skip_special_tokens,
         scored_only=scored_only,
     )

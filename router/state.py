@@ -13,6 +13,7 @@ from protocol.directory import Directory, connect
 from protocol.security import Security
 from router.admission import Admission
 from router.follow import Follower
+from router.formats import Formats, load_formats
 from router.generate import Routing
 from router.index import PrefixIndex
 from router.learned import Learned
@@ -45,6 +46,7 @@ def worker_states(pool: Pool) -> Counter[tuple[str, str]]:
 class RouterState:
     settings: RouterSettings
     vocabulary: Vocabulary
+    formats: Formats
     metrics: Metrics
     pool: Pool
     index: PrefixIndex
@@ -93,7 +95,8 @@ async def opened(
     that does not answer yet is waited for while running.
     """
     settings.check()
-    vocabulary = load_vocabulary(load_tokenizer(settings.model_path), settings.model_path)
+    tokenizer = load_tokenizer(settings.model_path)
+    vocabulary = load_vocabulary(tokenizer, settings.model_path)
     tenants = read_tenants(settings.api_keys)
     index, ledger, learned = PrefixIndex(), Ledger(time.monotonic), Learned()
     follower = client = None
@@ -101,6 +104,8 @@ async def opened(
     published = Published(settings, lambda: state.page())
     metrics = Metrics(settings.model_id, settings.goals, published.instance)
     async with AsyncExitStack() as stack:
+        formats = load_formats(tokenizer, settings.model_path)
+        stack.callback(formats.close)
         if list_workers is None:
             client = connect(settings.redis_url)
             stack.push_async_callback(client.aclose)
@@ -121,6 +126,7 @@ async def opened(
         state = RouterState(
             settings=settings,
             vocabulary=vocabulary,
+            formats=formats,
             metrics=metrics,
             pool=pool,
             index=index,

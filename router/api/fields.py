@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from protocol.request import PRIORITIES
 from router.api.checks import Bias, StopIds, Stops, about
+from router.chat.structured import (
+    GUIDED,
+    MAX_SCHEMA_CHARS,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from router.chat.structured import MAX_CHOICES as MAX_FORMAT_CHOICES
 
 MAX_CHOICES = 64
+ABSENT: Any = None
+"""For fields of types that Python cannot join with None."""
+
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+Choice = Annotated[str, Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
@@ -50,6 +62,12 @@ class GenerationBody(BaseModel):
     priority: int = Field(0, ge=PRIORITIES[0], le=PRIORITIES[1])  # lower runs earlier
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     user: str | None = None  # a label of the caller's; nothing depends on it
+    response_format: ResponseFormat = ABSENT
+    structured_outputs: StructuredOutputs | None = None  # vLLM's; ``guided_*`` are its older names
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_CHARS)
+    guided_choice: list[Choice] | None = Field(None, min_length=1, max_length=MAX_FORMAT_CHOICES)
+    guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_CHARS)
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> Self:
@@ -57,6 +75,23 @@ class GenerationBody(BaseModel):
             message = "stream_options is only allowed with stream=true"
             raise about("stream_options", message)
         return self
+
+    @model_validator(mode="after")
+    def _one_structure(self) -> Self:
+        given = [name for name in GUIDED if getattr(self, name) is not None]
+        given += ["structured_outputs"] if self.structured_outputs is not None else []
+        if len(given) > 1:
+            raise about(given[0], f"{given[0]} is only allowed without {given[1]}")
+        return self
+
+    @property
+    def structured(self) -> StructuredOutputs | None:
+        """By whichever name it came."""
+        for name, field in GUIDED.items():
+            value = getattr(self, name)
+            if value is not None:
+                return StructuredOutputs.model_validate({field: value})
+        return self.structured_outputs
 
     @property
     def include_usage(self) -> bool:

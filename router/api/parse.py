@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from router.api.checks import show
 from router.api.unsupported import Neutral, check_unsupported
+from router.chat.fields import TAG
 from router.errors import ApiError, invalid
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -49,7 +50,10 @@ def path_of(loc: tuple[int | str, ...]) -> str:
     """``messages[2].content``, as a client would write it."""
     path = ""
     for part in loc:
-        path += f"[{part}]" if isinstance(part, int) else f".{part[:80]}"
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith(TAG):
+            path += f".{part[:80]}"
     return path.removeprefix(".")[:200]
 
 

@@ -34,9 +34,11 @@ OF_COMPLETIONS: Neutral = {**_BOTH, "suffix": ("",), "max_completion_tokens": ()
 
 OF_CHATS: Neutral = {
     **_BOTH,
+    "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
+    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "functions": (),
@@ -50,6 +52,7 @@ OF_CHATS: Neutral = {
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "store": (False,),
+    "truncate_prompt_tokens": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }

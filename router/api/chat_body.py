@@ -1,0 +1,78 @@
+"""The body of ``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from protocol.sampling import MAX_LOGPROBS
+from router.api.checks import about
+from router.api.fields import ABSENT, GenerationBody
+from router.api.parse import parse
+from router.api.unsupported import OF_CHATS
+from router.chat.messages import Messages
+from router.chat.tools import ToolChoice, Tools
+
+_Label = Annotated[str, Field(max_length=512)]
+
+
+class ChatBody(GenerationBody):
+    """A chat request as the client sent it, once checked. Labels (``metadata`` and the like) are
+    taken, and nothing depends on them."""
+
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)  # None: what fits the model
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)  # its older name
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: Tools | None = None
+    tool_choice: ToolChoice = ABSENT
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool = True  # vLLM's, as the next
+    chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
+    metadata: dict[_Label, _Label] | None = Field(None, max_length=16)
+    prompt_cache_key: _Label | None = None
+    safety_identifier: _Label | None = None
+    service_tier: Literal["auto", "default"] = "auto"
+
+    @property
+    def output_field(self) -> str:
+        """The name under which the client may bound the output."""
+        old = self.max_completion_tokens is None and self.max_tokens is not None
+        return "max_tokens" if old else "max_completion_tokens"
+
+    @property
+    def most(self) -> int | None:
+        """Output tokens; None: what fits the model."""
+        return self.max_tokens if self.output_field == "max_tokens" else self.max_completion_tokens
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Self:
+        given = {self.max_completion_tokens, self.max_tokens} - {None}
+        if len(given) > 1:
+            message = "max_tokens is max_completion_tokens by its older name: send one of them"
+            raise about("max_tokens", message)
+        if self.most is not None and self.min_tokens > self.most:
+            message = f"must be at most {self.output_field} ({self.most}), not {self.min_tokens}"
+            raise about("min_tokens", f"min_tokens {message}")
+        return self
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise about("top_logprobs", "top_logprobs is only allowed with logprobs=true")
+        return self
+
+    @model_validator(mode="after")
+    def _parallel_needs_tools(self) -> Self:
+        if "parallel_tool_calls" in self.model_fields_set and not self.tools:
+            message = "parallel_tool_calls is only allowed with tools"
+            raise about("parallel_tool_calls", message)
+        return self
+
+
+def parse_chat(raw: Mapping[str, Any]) -> ChatBody:
+    """Raises ApiError (400) for the first mistake."""
+    return parse(raw, ChatBody, OF_CHATS)
