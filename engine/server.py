@@ -17,8 +17,8 @@ import torch
 from engine import messages as m
 from engine.arena import Arena
 from engine.channel import Closed, EngineChannel
-from engine.counters import Counters
 from engine.core import Engine
+from engine.counters import Counters
 from engine.egress import Egress
 from engine.grammar.compiler import Compiler
 from engine.grammar.parking import LOOK_S, Parking
