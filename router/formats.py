@@ -24,7 +24,8 @@ class Formats:
 
     async def plan(self, body: GenerationBody, wish: ToolWish | None = None) -> OutputPlan:
         """What the output must be like. Raises ApiError (400) for what no grammar can hold."""
-        plan = self._planner.plan(wish, body.response_format, body.structured)
+        field, structured = body.structured
+        plan = self._planner.plan(wish, body.response_format, structured, field)
         await self._checker.check(plan)
         return plan
 

@@ -85,13 +85,13 @@ class GenerationBody(BaseModel):
         return self
 
     @property
-    def structured(self) -> StructuredOutputs | None:
-        """By whichever name it came."""
+    def structured(self) -> tuple[str, StructuredOutputs | None]:
+        """By whichever name it came, and that name."""
         for name, field in GUIDED.items():
             value = getattr(self, name)
             if value is not None:
-                return StructuredOutputs.model_validate({field: value})
-        return self.structured_outputs
+                return name, StructuredOutputs.model_validate({field: value})
+        return "structured_outputs", self.structured_outputs
 
     @property
     def include_usage(self) -> bool:

@@ -51,11 +51,13 @@ class Planner:
         wish: ToolWish | None = None,
         response_format: ResponseFormat | None = None,
         structured: StructuredOutputs | None = None,
+        field: str = "structured_outputs",
     ) -> OutputPlan:
-        """Raises ApiError (400) for wishes that contradict themselves or each other."""
+        """``field``: by which name ``structured`` came. Raises ApiError (400) for wishes that
+        contradict themselves or each other."""
         wish = wish or ToolWish()
         decision = decide(wish)
-        content = _content(response_format, structured)
+        content = _content(response_format, structured, field)
         if decision.mode == "none":
             # Tools that must not be called are not shown: the model would call them in plain text.
             return OutputPlan(content.grammar, (content,)) if content else OutputPlan()
@@ -100,12 +102,12 @@ class Planner:
 
 
 def _content(
-    response_format: ResponseFormat | None, structured: StructuredOutputs | None
+    response_format: ResponseFormat | None, structured: StructuredOutputs | None, field: str
 ) -> Source | None:
     source = of_format(response_format)
     if structured is None:
         return source
     if source is not None:
-        message = "structured_outputs is only allowed without response_format"
-        raise invalid(message, "structured_outputs")
-    return of_structured(structured)
+        message = f"{field} is only allowed without response_format"
+        raise invalid(message, field)
+    return of_structured(structured, field)

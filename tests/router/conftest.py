@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,15 @@ from router.settings import RouterSettings
 from tests.router.fake_worker import TOKEN, FakeWorker, Script, outputs
 
 MODEL = "tiny"
+
+CHAT_TEMPLATE = """\
+{% if tools %}tools: {{ tools | map(attribute="function.name") | join(",") }} <tool_call>
+{% endif %}
+{% for message in messages %}
+{{ message.role }}: {{ message.content }}{% if message.tool_calls %} \
+{{ message.tool_calls[0].function.arguments | tojson }}{% endif %}{{ eos_token }}
+{% endfor %}
+{% if add_generation_prompt %}{{ voice | default("assistant") }}:{% endif %}"""
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +55,8 @@ def tokenizer() -> Tokenizer:
 def model_path(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": CHAT_TEMPLATE, "eos_token": "<|eos|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -100,6 +112,10 @@ class Cluster:
 
     async def post(self, **body: Any) -> httpx.Response:
         return await self.client.post("/v1/completions", json={"model": MODEL, **body})
+
+    async def chat(self, said: str = "hi", **body: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": said}], **body}
+        return await self.client.post("/v1/chat/completions", json={"model": MODEL, **body})
 
 
 @asynccontextmanager

@@ -102,6 +102,23 @@ def tokens_then_stop(ids: Sequence[int]) -> Script:
     return script
 
 
+def speaks(ids: Sequence[int], *, together: int = 1, stop: bool = True) -> Script:
+    """A script: these tokens, ``together`` in a message."""
+
+    async def script(request: pb.Request) -> AsyncIterator[pb.Output]:
+        last = pb.FINISH_STOP if stop else pb.FINISH_LENGTH
+        for at in range(0, len(ids), together):
+            await asyncio.sleep(0)
+            part = ids[at : at + together]
+            finish = last if at + together >= len(ids) else pb.FINISH_NONE
+            output = pb.Output(id=request.id, tokens=part, finish=finish)
+            if request.sampling.HasField("logprobs"):
+                output.logprobs.extend(told(token, request.sampling.logprobs) for token in part)
+            yield output
+
+    return script
+
+
 async def silent(request: pb.Request) -> AsyncIterator[pb.Output]:
     """A script: nothing ever comes."""
     await asyncio.Event().wait()
