@@ -9,6 +9,7 @@ import msgspec
 from cluster.settings import Role, WorkerSettings
 from cluster.state import write_private
 from protocol.errors import StartupError
+from protocol.redis_access import check_exposure
 from router.settings import RouterSettings
 
 
@@ -40,6 +41,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises StartupError for what one machine under Ray cannot be."""
+        if self.redis_url is not None:
+            check_exposure(self.redis_url)
         device = self.workers["decode"].device
         if device is not None and ":" in device:
             raise StartupError(f"device {device!r}: expected cpu or cuda; Ray hands out the GPUs")

@@ -11,23 +11,28 @@ from cluster.config.flags import configured
 from cluster.config.layers import Flags
 
 _NEEDS = ("redis.url", "security.token", "security.secret")
+_FLAGS = {"router.metrics_host": "--metrics-host", "router.metrics_port": "--metrics-port"}
 
 
-@configured(keys.ROUTER)
+@configured(keys.ROUTER, _FLAGS)
 def router(flags: Flags) -> None:
     """Run one router in the foreground, without Ray. Needs BATON_TOKEN and BATON_SECRET."""
     config = settled(flags, keys.ROUTER, _NEEDS).config
     import msgspec
 
-    from cluster import models, standalone
+    from cluster import standalone
     from cluster.config import assemble
+    from cluster.doctor.wanted import of_router
+    from cluster.prepare import prepare
+    from cluster.report import Reporter
     from protocol.errors import StartupError
 
     try:
         settings = assemble.router(config)
-        settings.check()
-        settings.check_host(config.router.host)
-        found = models.resolve(config.model.path, config.model.id)
+        checks = [settings.check, lambda: settings.check_host(config.router.host)]
+        wanted = of_router(settings, config.model.path, config.router.host, config.router.port)
+        with Reporter() as report:
+            found = prepare(wanted, config.model.id, report, checks)
         settings = msgspec.structs.replace(settings, model_path=str(found.path), model_id=found.id)
         served = config.router
         raise typer.Exit(standalone.run_router(settings, served.host, served.port, config.drain_s))

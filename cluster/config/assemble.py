@@ -56,6 +56,8 @@ def router(config: Config) -> RouterSettings:
         secret=bytes.fromhex(_revealed(config.security.secret)),
         model_path="",
         model_id=config.model.id or "",
+        metrics_host=config.router.metrics_host,
+        metrics_port=config.router.metrics_port,
         routing_policy=config.router.policy,
         ttft_slo_s=config.router.ttft_slo_ms / 1000,
         tpot_slo_s=config.router.tpot_slo_ms / 1000,

@@ -74,19 +74,23 @@ def _order(c: Config) -> Iterator[Contradiction]:
         yield Contradiction(keys, f"{text}{c.router.ttft_slo_ms:g} ms")
 
 
-def _port(c: Config) -> Iterator[Contradiction]:
+def _ports(c: Config) -> Iterator[Contradiction]:
+    if c.router.port == c.router.metrics_port:
+        text = f"{c.router.port} is router.port already; expected another, or 0 for any"
+        yield Contradiction(("router.metrics_port", "router.port"), text)
     if c.redis.url is None:
         return
     parts = urlsplit(c.redis.url.get_secret_value())
     if parts.scheme == "unix" or not is_loopback(parts.hostname or "localhost"):
         return
-    if (parts.port or 6379) == c.router.port and is_loopback(c.router.host):
-        text = f"{c.router.port} is the port of the Redis in redis.url; expected another"
-        yield Contradiction(("router.port", "router.host", "redis.url"), text)
+    for name, port in (("port", c.router.port), ("metrics_port", c.router.metrics_port)):
+        if port == (parts.port or 6379):
+            text = f"{port} is the port of the Redis in redis.url; expected another"
+            yield Contradiction((f"router.{name}", "redis.url"), text)
 
 
 _ALL: tuple[Callable[[Config], Iterator[Contradiction]], ...] = (
-    *(_kv, _tls, _worker_host, _router_host, _order, _port),
+    *(_kv, _tls, _worker_host, _router_host, _order, _ports),
 )
 
 

@@ -90,7 +90,7 @@ def _reason(key: Key, given: Given, error: ValidationError) -> str:
         expected += " (put it in quotes)"
     hint = ""
     if isinstance(given.value, str) and key.choices:
-        close = difflib.get_close_matches(given.value, key.choices, n=1)
+        close = difflib.get_close_matches(given.value, key.choices, n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]}?" if close else ""
     if given.shown.startswith("'tcp://"):
         hint = "; Kubernetes sets it for a service of this name, unless enableServiceLinks is false"

@@ -54,8 +54,8 @@ class ModelSection(Section):
 class WorkerSection(Section):
     host: Host = key("127.0.0.1", "Address that workers listen on.", "--worker-host")
     device: Device | None = key(None, "cpu, cuda or cuda:N; null: a GPU where there is one.")
-    threads: int | None = key(None, "CPU threads of each engine.", ge=1)
-    kv_tokens: int | None = key(None, "Tokens in each worker's KV pool.", ge=32)
+    threads: int | None = key(None, "CPU threads of each engine; null: it chooses.", ge=1)
+    kv_tokens: int | None = key(None, "Tokens in each worker's KV pool; null: it chooses.", ge=32)
     max_batch: int = key(64, "Sequences in a step.", ge=1)
     prefill_chunk: int = key(512, "Prompt tokens in a step.", ge=1)
     step_budget_ms: float | None = key(
@@ -88,7 +88,9 @@ class PoolsSection(Section):
 
 
 class KvSection(Section):
-    precision: Precision = key("fp8", "Of the KV cache, in the whole cluster.", "--kv-precision")
+    precision: Precision = key(
+        "fp8", "exact: as computed; fp8: rounded, with less to store and send.", "--kv-precision"
+    )
     pool: StorageChoice = key(
         "auto", "fp8: the KV pool holds bytes; wide: the model's type.", "--kv-pool"
     )
@@ -98,6 +100,12 @@ class KvSection(Section):
 class RouterSection(Section):
     host: Host = key("127.0.0.1", "Address that clients reach.")
     port: int = key(8000, "HTTP port; `baton up` takes the next free one.", ge=1, le=65535)
+    metrics_host: Host = key(
+        "127.0.0.1", "Address of the router's own metrics.", "--router-metrics-host"
+    )
+    metrics_port: int = key(
+        0, "Port of the router's own metrics; 0: any.", "--router-metrics-port", ge=0, le=65535
+    )
     policy: PolicyName = key("cost", "How workers are chosen.", "--routing-policy")
     ttft_slo_ms: float = key(2000.0, "Objective: ms to the first token.", ge=1)
     tpot_slo_ms: float = key(100.0, "Objective: ms for each further token.", ge=1)
@@ -116,21 +124,23 @@ class RouterSection(Section):
 
 
 class LimitsSection(Section):
-    max_body_bytes: int = key(8 * 2**20, "Of a request's body.", ge=1024, le=2**30)
-    max_requests: int = key(1024, "In a router at once, of one priority.", ge=1)
-    request_timeout_s: float = key(600.0, "From a request's arrival to its end.", gt=0, le=3600)
-    first_token_timeout_s: float = key(120.0, "To a request's first token.", gt=0, le=3600)
+    max_body_bytes: int = key(8 * 2**20, "Bytes of a request's body.", ge=1024, le=2**30)
+    max_requests: int = key(1024, "Requests in a router at once, of one priority.", ge=1)
+    request_timeout_s: float = key(
+        600.0, "Seconds from a request's arrival to its end.", gt=0, le=3600
+    )
+    first_token_timeout_s: float = key(120.0, "Seconds to a request's first token.", gt=0, le=3600)
     resubmit_wait_s: float = key(
-        10.0, "That an interrupted request waits for a decode worker.", gt=0, le=3600
+        10.0, "Seconds that an interrupted request waits for a decode worker.", gt=0, le=3600
     )
     client_buffer_tokens: int = key(
-        1024, "That a client may lag behind before it loses its request.", ge=1
+        1024, "Tokens that a client may lag behind before it loses its request.", ge=1
     )
 
 
 class RedisSection(Section):
     url: RedisUrl | None = key(
-        None, "redis://, rediss:// or unix://; null: one of its own.", "--redis-url"
+        None, "redis://, rediss:// or unix://; null: `baton up` brings one.", "--redis-url"
     )
 
 
@@ -152,7 +162,7 @@ class SecuritySection(Section):
     allow_plain_http: bool = key(False, "Beyond loopback: a proxy in front speaks TLS.")
     # No flags for these two: every user of the machine could read them.
     token: Token | None = key(
-        None, "Shared by all processes of the cluster; null: `baton up` draws one.", NO_FLAG
+        None, "Every process of the cluster has it; null: `baton up` draws one.", NO_FLAG
     )
     secret: HexSecret | None = key(
         None, "Root of the prefix cache's keys, in hex; null: `baton up` draws one.", NO_FLAG

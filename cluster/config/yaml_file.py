@@ -141,7 +141,7 @@ def _near(path: keys.Path, name: str) -> str:
         return "; merging is not supported: write the keys out"
     written = name.replace("-", "_")
     beside = _children(path)
-    alike = {known: _likeness(known, written) + 0.1 for known in beside}
+    alike = {".".join((*path, known)): _likeness(known, written) + 0.1 for known in beside}
     elsewhere = {alias: k.name for k in keys.KEYS for alias in (k.path[-1], _flag_name(k), k.name)}
     for alias, key in elsewhere.items():
         alike[key] = max(alike.get(key, 0.0), _likeness(alias, written))
