@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -77,7 +78,8 @@ def _reason(overview: ApplicationStatusOverview) -> str:
 
 
 def wait_until_it_answers(launch: Launch, note: Callable[[str], None]) -> int:
-    """Waits for /ready, then streams one completion; returns the parts that came."""
+    """Waits for /ready, then streams one completion; returns the parts that came, 0 where a
+    completion needs an API key."""
     end = time.monotonic() + launch.start_deadline_s
     answer = ""
     while True:
@@ -87,11 +89,24 @@ def wait_until_it_answers(launch: Launch, note: Callable[[str], None]) -> int:
         if time.monotonic() > end:
             raise StartupError(f"the router is not ready: {answer[:500]}")
         time.sleep(_POLL_S)
+    if launch.router.api_keys is not None:
+        return 0
     return _stream(launch, max(5.0, end - time.monotonic()))
 
 
+def _connection(launch: Launch, timeout_s: float) -> http.client.HTTPConnection:
+    """To the cluster's own front; its certificate, which names other hosts, is the one given."""
+    tls = launch.router.http_tls
+    if tls is None:
+        return http.client.HTTPConnection(launch.host, launch.port, timeout=timeout_s)
+    context = ssl.create_default_context(cafile=tls.cert)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return http.client.HTTPSConnection(launch.host, launch.port, timeout=timeout_s, context=context)
+
+
 def _get(launch: Launch, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(launch.host, launch.port, timeout=5.0)
+    connection = _connection(launch, 5.0)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -104,7 +119,7 @@ def _get(launch: Launch, path: str) -> tuple[int, str]:
 
 def _stream(launch: Launch, timeout_s: float) -> int:
     body = {"model": launch.model_id, "prompt": "def", "max_tokens": 4, "stream": True}
-    connection = http.client.HTTPConnection(launch.host, launch.port, timeout=timeout_s)
+    connection = _connection(launch, timeout_s)
     try:
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)

