@@ -61,7 +61,7 @@ class ControlTokens:
             # Only the batch call lets go of the interpreter lock.
             batch = [pieces[0], *(self._anchor + piece for piece in pieces[1:])]
             encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-        except UnicodeEncodeError:
+        except (UnicodeEncodeError, TypeError):  # the second is what a batch raises
             message = "messages must be text, but hold half of a surrogate pair"
             raise invalid(message, "messages") from None
         first, *rest = [encoding.ids for encoding in encodings]

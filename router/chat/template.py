@@ -132,7 +132,8 @@ def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     of_config = config.get("chat_template")
     given = _read_json(folder / "chat_template.json").get("chat_template", of_config)
     if isinstance(given, list):
-        given = {entry.get("name"): entry.get("template") for entry in given if entry}
+        entries = [entry for entry in given if isinstance(entry, dict)]
+        given = {entry.get("name"): entry.get("template") for entry in entries} or given
     if isinstance(given, str):
         given = {"default": given}
     if not given:
