@@ -20,19 +20,15 @@ def router(flags: Flags) -> None:
     config = settled(flags, keys.ROUTER, _NEEDS).config
     import msgspec
 
-    from cluster import standalone
+    from cluster import models, standalone
     from cluster.config import assemble
-    from cluster.doctor.wanted import of_router
-    from cluster.prepare import prepare
-    from cluster.report import Reporter
     from protocol.errors import StartupError
 
     try:
         settings = assemble.router(config)
-        checks = [settings.check, lambda: settings.check_host(config.router.host)]
-        wanted = of_router(settings, config.model.path, config.router.host, config.router.port)
-        with Reporter() as report:
-            found = prepare(wanted, config.model.id, report, checks)
+        settings.check()
+        settings.check_host(config.router.host)
+        found = models.resolve(config.model.path, config.model.id)
         settings = msgspec.structs.replace(settings, model_path=str(found.path), model_id=found.id)
         served = config.router
         raise typer.Exit(standalone.run_router(settings, served.host, served.port, config.drain_s))
