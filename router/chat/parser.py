@@ -54,6 +54,7 @@ class ToolParser:
         self._state = self._start if not syntax.trigger else self._free
         self._text = ""  # not yet decided on
         self._blank = ""  # white space before anything else, which calls make go away
+        self._spoken = False  # content other than white space has gone out
         self._out: list[Delta] = []
         self._ended = False
         self._json = _JsonObject()
@@ -87,6 +88,7 @@ class ToolParser:
         return self._head(otherwise=self._rest)
 
     def _rest(self) -> bool:
+        self._state = self._rest
         self._content(len(self._text))
         return False
 
@@ -155,8 +157,6 @@ class ToolParser:
         elif text:
             self._out.append(Content(text))
             self._spoken = True
-
-    _spoken = False  # content other than white space has gone out
 
 
 class _JsonObject:

@@ -43,7 +43,7 @@ def assistant(**fields: Any) -> dict[str, Any]:
         (user([]), "messages[1].content", "1 to 1024 parts"),
         (user(["x"]), "messages[1].content", "[0] must be a part"),
         (user([{"type": "text"}]), "messages[1].content", "[0].text must be a string"),
-        (user([{"type": "image_url", "image_url": {"url": "x"}}]), "messages[1].content", "image_url"),
+        (user([{"type": "image_url", "image_url": {}}]), "messages[1].content", "'image_url'"),
         (user([{"type": "input_audio"}]), "messages[1].content", "input_audio"),
         (user([{"type": "file"}]), "messages[1].content", "text only"),
         (user([{"type": "text", "text": "a", "x": 1}]), "messages[1].content", "unknown field 'x'"),

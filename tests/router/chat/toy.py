@@ -57,7 +57,9 @@ LLAMA3 = """
     {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
     {{- message['content'] | trim + '<|eot_id|>' }}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
 """
 
 MISTRAL = """
