@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from router import errors
 from router.api.chat_body import parse_chat
 from router.api.completion_body import parse_completion
+from router.api.openapi import document
 from router.body import ClientGone
 from router.chat_plan import plan_chat
 from router.completion_plan import plan_completion
@@ -51,6 +52,7 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
     app.add_api_route("/v1/chat/completions", chats, methods=["POST"])
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
+    app.add_api_route("/openapi.json", openapi, methods=["GET"])
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/ready", ready, methods=["GET"])
     app.add_api_route("/metrics", metrics, methods=["GET"])
@@ -108,6 +110,12 @@ async def model(request: Request, name: str) -> Response:
     state = _state(request)
     check_model(state, name)
     return _json(_card(state))
+
+
+async def openapi(request: Request) -> Response:
+    _authenticate(request)
+    settings = _state(request).settings
+    return _json(document(settings.model_id, keys=settings.api_keys is not None))
 
 
 async def health() -> Response:
