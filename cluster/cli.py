@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from bench.serve.command import app as bench
-from cluster.commands import certs
+from cluster.commands import certs, keys
 from cluster.commands.config import config
+from cluster.commands.doctor import doctor
 from cluster.commands.down import down
 from cluster.commands.router import router
 from cluster.commands.status import status
@@ -23,10 +24,11 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they would show secrets
 )
 
-for command in (up, down, status, config, worker, router):
+for command in (up, down, status, config, doctor, worker, router):
     app.command()(command)
 app.add_typer(bench)
 app.add_typer(certs.app, name="certs")
+app.add_typer(keys.app, name="keys")
 
 
 def _version(wanted: bool) -> None:

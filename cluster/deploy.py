@@ -13,17 +13,20 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from cluster import serve_app
+from cluster.events import Waiting
 from cluster.launch import Launch
 from cluster.ray_runtime import logging_config
 from cluster.settings import Role
 from protocol.errors import StartupError
 
 _POLL_S = 0.1
+_SAY_S = 1.0
 _CAUSES = ("StartupError: ", "EngineDied: ", "Error: ")
 
 
-def run(launch: Launch, redis_url: str, gpus: int) -> None:
-    """Deploys all of it and returns when every replica runs.
+def run(launch: Launch, redis_url: str, gpus: int, say: Callable[[Waiting], None]) -> None:
+    """Deploys all of it and returns when every replica runs; ``say``s now and then for which it
+    waits.
 
     Raises StartupError with what a replica said, or with what is missing at the deadline.
     """
@@ -41,15 +44,18 @@ def run(launch: Launch, redis_url: str, gpus: int) -> None:
     serve.run_many(
         targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
     )
-    _wait_until_running([target.name for target in targets], launch.start_deadline_s)
+    _wait_until_running([target.name for target in targets], launch.start_deadline_s, say)
 
 
 def _target(application: Any, name: str, route_prefix: str | None) -> serve.RunTarget:
     return serve.RunTarget(application, name, route_prefix, logging_config())
 
 
-def _wait_until_running(names: list[str], deadline_s: float) -> None:
+def _wait_until_running(
+    names: list[str], deadline_s: float, say: Callable[[Waiting], None]
+) -> None:
     end = time.monotonic() + deadline_s
+    said = 0.0
     while True:
         applications = serve.status().applications
         waiting = []
@@ -63,6 +69,10 @@ def _wait_until_running(names: list[str], deadline_s: float) -> None:
             return
         if time.monotonic() > end:
             raise StartupError(f"still waiting for {', '.join(waiting)} after {deadline_s:.0f} s")
+        if time.monotonic() - said > _SAY_S:
+            said = time.monotonic()
+            short = tuple(name.removeprefix("baton-") for name in waiting)
+            say(Waiting(short, end - time.monotonic()))
         time.sleep(_POLL_S)
 
 

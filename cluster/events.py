@@ -22,6 +22,13 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
     text: str
 
 
+class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
+    """What the current stage waits for, and the seconds that are left for it."""
+
+    names: tuple[str, ...]
+    left_s: float
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The stage has ended well."""
 
@@ -43,7 +50,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Event: TypeAlias = Began | Note | Done | Ready | Failed
+Event: TypeAlias = Began | Note | Waiting | Done | Ready | Failed
 
 _decoder = msgspec.json.Decoder(Event)
 

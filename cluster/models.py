@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
+from cluster import hub
+from cluster.hub import Progress, Repo
 from engine.checkpoint import load_config
 from protocol.errors import StartupError
 
 DEMO_ID = "baton-demo"
-_HUB_FILES = ["config.json", "generation_config.json", "tokenizer*", "*.safetensors*", "*.jinja"]
-
-_NOT_NEEDED = ["consolidated*"]  # the same weights once more, in Mistral's own layout
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -21,6 +21,14 @@ class Model(msgspec.Struct, frozen=True):
 
     path: Path
     id: str
+
+
+class Located(msgspec.Struct, frozen=True):
+    """Where a model is; ``path`` None: on the hub, and not here yet."""
+
+    path: Path | None
+    id: str
+    repo: Repo | None = None
 
 
 def demo_path() -> Path:
@@ -31,22 +39,80 @@ def demo_path() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "demo" / "target"
 
 
-def resolve(wanted: str | None, model_id: str | None = None) -> Model:
-    """The model that ``wanted`` names: None for the demo, a folder, or a hub id ``owner/name``.
+def locate(wanted: str | None) -> Located:
+    """What ``wanted`` names: None for the demo, a folder, or a hub id ``owner/name`` or
+    ``owner/name@revision``. Asks nobody but this machine's disk.
+
+    Raises StartupError, with what may have been meant, for what is neither."""
+    if wanted is None:
+        return Located(demo_path(), DEMO_ID)
+    folder = Path(wanted).expanduser()
+    if wanted and folder.is_dir():
+        return Located(folder.resolve(), folder.resolve().name)
+    repo = _as_repo(wanted)
+    if repo is None or folder.is_file():
+        raise StartupError(_not_found(wanted, folder))
+    path = hub.cached(repo)
+    if path is None and folder.parent.is_dir() and _near(folder):  # a folder was meant
+        raise StartupError(_not_found(wanted, folder))
+    return Located(path, repo.id, repo)
+
+
+def _as_repo(wanted: str) -> Repo | None:
+    name, _, revision = wanted.partition("@")
+    parts = name.split("/")
+    if len(parts) != 2 or not all(parts) or wanted.startswith((".", "~")):
+        return None
+    return Repo(name, revision or None)
+
+
+def _not_found(wanted: str, folder: Path) -> str:
+    text = f"model {wanted!r}: expected a folder or a hub id owner/name[@revision]"
+    if folder.is_file():
+        return f"{text}, but it is a file; give the folder it is in: {folder.parent}"
+    near = _near(folder) + _near_ids(wanted)
+    return f"{text}, but there is none; {near_text(near)}"
+
+
+def near_text(near: list[str]) -> str:
+    return f"near are: {', '.join(near)}" if near else "nothing of a like name is near"
+
+
+def _near(folder: Path) -> list[str]:
+    """Folders whose names are like the first part of the path that does not exist."""
+    missing, parent = folder, folder.parent
+    while not parent.is_dir() and parent != parent.parent:
+        missing, parent = parent, parent.parent
+    try:
+        names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
+    except OSError:
+        return []
+    alike = difflib.get_close_matches(missing.name, names, n=3, cutoff=0.5)
+    return [str(parent / name) for name in alike]
+
+
+def _near_ids(wanted: str) -> list[str]:
+    return difflib.get_close_matches(wanted, hub.cached_ids(), n=2, cutoff=0.6)
+
+
+def _silent(_done: int, _total: int) -> None:
+    pass
+
+
+def resolve(wanted: str | None, model_id: str | None = None, progress: Progress = _silent) -> Model:
+    """The model that ``wanted`` names (see ``locate``), fetched from the hub if it is not here.
 
     Raises StartupError when it cannot be found, fetched or served.
     """
-    if wanted is None:
-        path, default_id = demo_path(), DEMO_ID
-    elif Path(wanted).expanduser().is_dir():
-        path = Path(wanted).expanduser().resolve()
-        default_id = path.name
-    elif _looks_like_hub_id(wanted):
-        path, default_id = _download(wanted), wanted
-    else:
-        raise StartupError(f"model {wanted!r}: expected a folder or a hub id owner/name")
+    found = locate(wanted)
+    path = found.path
+    if path is None:
+        assert found.repo is not None
+        # Its config first: a model that is not supported costs no download.
+        load_config(hub.download(found.repo, hub.CONFIGS, _silent))
+        path = hub.download(found.repo, hub.FILES, progress)
     check(path)
-    return Model(path, model_id or default_id)
+    return Model(path, model_id or found.id)
 
 
 def check(path: Path) -> None:
@@ -60,30 +126,10 @@ def check(path: Path) -> None:
     if not any(path.glob("*.safetensors")):
         missing.append("*.safetensors")
     if missing:
-        raise StartupError(f"model folder {path} has no {', '.join(missing)}")
+        raise StartupError(f"model folder {path} has no {', '.join(missing)}{_elsewhere(path)}")
 
 
-def _looks_like_hub_id(text: str) -> bool:
-    parts = text.split("/")
-    return len(parts) == 2 and all(parts) and not text.startswith((".", "~"))
-
-
-def _download(hub_id: str) -> Path:
-    """The hub's snapshot of ``hub_id`` in the local cache, fetched if it is not there: its config
-    first, so that a model that is not supported costs no download."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        load_config(Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES[:2])))
-        return Path(
-            snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_NEEDED)
-        )
-    except LocalEntryNotFoundError as e:
-        raise StartupError(
-            f"model {hub_id!r} is not in the local cache and the hub cannot be reached; "
-            "give a folder with --model instead, or go online"
-        ) from e
-    except (OSError, ValueError) as e:  # the hub's errors are OSErrors, a bad id a ValueError
-        reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        raise StartupError(f"model {hub_id!r} cannot be fetched from the hub: {reason}") from e
+def _elsewhere(path: Path) -> str:
+    """Where within the folder the model may be instead."""
+    inside = [found.parent for depth in ("*", "*/*") for found in path.glob(f"{depth}/config.json")]
+    return f"; give {inside[0]} instead?" if inside else ""

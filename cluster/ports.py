@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from pathlib import Path
+
+import psutil
 
 from protocol.errors import StartupError
 
@@ -21,6 +24,39 @@ def is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def owner(port: int) -> str:
+    """Who listens on ``port``, in words: pid and command where the system tells them."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            address = connection.laddr or None
+            if connection.status == psutil.CONN_LISTEN and address and address.port == port:
+                return _name(connection.pid)
+    except (psutil.Error, OSError):
+        pass
+    return "a process that this user cannot see"
+
+
+def _name(pid: int | None) -> str:
+    try:
+        process = psutil.Process(pid) if pid is not None else None
+        command = _command(process) if process is not None else ""
+    except psutil.Error:
+        command = ""
+    if not command:
+        return f"pid {pid}" if pid is not None else "a process of another user"
+    return f"pid {pid} ({command[:60]})"
+
+
+def _command(process: psutil.Process) -> str:
+    """Its command without options, which may hold secrets."""
+    shown = []
+    for word in process.cmdline():
+        if word.startswith("--") or any(mark in word for mark in ("=", "@", "://")):
+            break
+        shown.append(word)
+    return " ".join([Path(shown[0]).name, *shown[1:]]) if shown else process.name()
 
 
 def first_free(host: str, wanted: int) -> int:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import assert_never
+from typing import Self, assert_never
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.status import Status
 
-from cluster.events import Began, Done, Event, Failed, Note, Ready
+from cluster.doctor.finding import size
+from cluster.events import Began, Done, Event, Failed, Note, Ready, Waiting
 
+SPARSE_S = 5.0
+"""Least time between two lines of progress where there is no terminal."""
 _EXAMPLE_PROMPT = "def fibonacci(n):"
 
 
@@ -25,6 +29,8 @@ class Reporter:
         self._clock = clock
         self._began = clock()
         self._stage_began = self._began
+        self._said = self._began
+        self._doing: dict[str, str] = {}  # what each kind of worker said last
         self._status: Status | None = None
 
     def __call__(self, event: Event) -> None:
@@ -34,6 +40,8 @@ class Reporter:
                 self._spin(stage)
             case Note(text):
                 self._note(text)
+            case Waiting(names, left_s):
+                self._progress(self._waiting(names, left_s))
             case Done(stage, text):
                 self._spin(None)
                 elapsed = self._clock() - self._stage_began
@@ -47,10 +55,26 @@ class Reporter:
             case _:
                 assert_never(event)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def say(self, text: str) -> None:
         """A line of its own."""
         self._spin(None)
         self._line(text)
+
+    def show(self, what: RenderableType) -> None:
+        """A table, within the current stage."""
+        self._console.print(Padding(what, (0, 0, 0, 9)), style="dim", soft_wrap=False)
+
+    def download(self, done: int, total: int) -> None:
+        """How far a model's download is, in bytes."""
+        percent = f" {100 * done // total}%" if total else ""
+        of = f" of {size(total)}" if total else ""
+        self._progress(f"downloading the model: {size(done)}{of}{percent}")
 
     def close(self) -> None:
         self._spin(None)
@@ -64,12 +88,29 @@ class Reporter:
             self._status.start()
 
     def _note(self, text: str) -> None:
-        if not text.endswith("%"):
+        who, _, what = text.partition(": ")
+        self._doing[who] = what
+        if text.endswith("%"):
+            self._progress(text)
+        else:
             self._line(f"         {text}", style="dim")
-        elif self._status is not None:  # how far it is: worth a word, not a line
+
+    def _waiting(self, names: tuple[str, ...], left_s: float) -> str:
+        """Whom it waits for, with the last that each has said."""
+        said = [f"{n} ({self._doing[n]})" if self._doing.get(n) else n for n in names]
+        return f"waiting for {', '.join(said)}, {left_s:.0f} s left"
+
+    def _progress(self, text: str) -> None:
+        """How far it is: on a terminal the spinner says so, elsewhere a line now and then."""
+        if self._status is not None:
             self._status.update(f"{text} ...")
+        elif self._console.is_terminal:
+            self._spin(text)
+        elif self._clock() - self._said > SPARSE_S:
+            self._line(f"         {text}")
 
     def _line(self, text: str, style: str | None = None) -> None:
+        self._said = self._clock()
         self._console.print(text, style=style, markup=False)
 
     def _ready(self, url: str, model_id: str) -> None:
@@ -78,6 +119,11 @@ class Reporter:
         self._line(f"model    {model_id}\n")
         self._line(curl_command(url, model_id) + "\n")
         self._line(python_snippet(url, model_id))
+
+
+def on_stderr() -> Reporter:
+    """For programs whose own output is read by others."""
+    return Reporter(Console(stderr=True, highlight=False, soft_wrap=True))
 
 
 def curl_command(url: str, model_id: str) -> str:

@@ -23,7 +23,7 @@ from cluster import processes
 from cluster.processes import ProcessId
 from protocol.errors import StartupError
 
-_RUN_PREFIX = "baton-"
+RUN_PREFIX = "baton-"
 _LONGEST_RUN_DIR = 36  # Ray and HAProxy append up to 70 bytes to it for their sockets
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -51,15 +51,21 @@ def private_dir(path: Path) -> Path:
 def new_run_dir() -> Path:
     """A new private folder with a path short enough for the sockets of Redis, Ray and HAProxy."""
     base = Path(tempfile.gettempdir()).resolve()
-    if len(os.fsencode(base)) + len(_RUN_PREFIX) + 9 > _LONGEST_RUN_DIR:
+    if len(os.fsencode(base)) + len(RUN_PREFIX) + 9 > _LONGEST_RUN_DIR:
         base = Path("/tmp")
-    return Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=base))
+    return Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=base))
 
 
 def remove_run_dir(path: Path) -> None:
     """Removes what ``new_run_dir`` made, and nothing else, whatever state.json says."""
-    if path.name.startswith(_RUN_PREFIX) and path.is_dir() and not path.is_symlink():
+    if path.name.startswith(RUN_PREFIX) and path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
+
+
+def home_path(cluster: str) -> Path:
+    """Where ``Home`` of this name lies, whether or not it is there."""
+    base = os.environ.get("BATON_HOME")
+    return (Path(base) if base else Path.home() / ".baton") / cluster
 
 
 class Home:
@@ -68,9 +74,8 @@ class Home:
     def __init__(self, cluster: str) -> None:
         if not _NAME.fullmatch(cluster):
             raise StartupError(f"cluster name {cluster!r}: expected letters, digits, '.', '_', '-'")
-        base = os.environ.get("BATON_HOME")
         self.cluster = cluster
-        self.path = private_dir((Path(base) if base else Path.home() / ".baton") / cluster)
+        self.path = private_dir(home_path(cluster))
         self.events = self.path / "events.jsonl"
         self.log = self.path / "baton.log"
         self._state = self.path / "state.json"

@@ -81,7 +81,7 @@ class Supervisor:
         self._begin("deploy")
         from cluster import deploy  # imports Serve, which must see the environment above
 
-        deploy.run(self._launch, redis_url, gpus)
+        deploy.run(self._launch, redis_url, gpus, self._write)
         self._end(f"{self._launch.prefill} prefill, {self._launch.decode} decode, 1 router")
         self._begin("test")
         tokens = deploy.wait_until_it_answers(self._launch, lambda text: self._write(Note(text)))

@@ -16,10 +16,12 @@ from types import FrameType
 
 import msgspec
 
-from cluster import guardian, models, ports
+from cluster import guardian, ports
 from cluster.die_with_parent import die_with_parent
+from cluster.doctor.wanted import of_launch
 from cluster.events import Began, Done, Event, Failed, Ready, new_events
 from cluster.launch import Launch
+from cluster.prepare import prepare
 from cluster.processes import RUN_DIR_VARIABLE
 from cluster.report import Reporter
 from cluster.settings import without_password
@@ -68,8 +70,9 @@ def _already(home: Home) -> str:
 def _check(wanted: Launch, model: str | None, report: Reporter) -> Launch:
     """What can be known to fail is found here, before anything is started."""
     report(Began("check"))
-    wanted.check()
-    found = models.resolve(model, wanted.model_id or None)
+    asked = of_launch(wanted, model, port_moves=True)
+    options = (wanted.check, lambda: wanted.router.check_host(wanted.host))
+    found = prepare(asked, wanted.model_id or None, report, options)
     port = ports.first_free(wanted.host, wanted.port)
     moved = f" ({wanted.port} is taken)" if port != wanted.port else ""
     redis = "" if wanted.redis_url is None else f", Redis {without_password(wanted.redis_url)}"

@@ -44,6 +44,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one engine."""
 
     device: Device
+    dtype: str
     weights: int
     kv: int
     workspace: int
@@ -110,7 +111,8 @@ def footprint(
     """Of one engine; without ``shards`` the weights count as none.
 
     Raises StartupError for sizes that make no engine."""
-    element = ELEMENT_BYTES[dtype_name(spec, device)]
+    dtype = dtype_name(spec, device)
+    element = ELEMENT_BYTES[dtype]
     kv = config.kv_format(spec.kv_precision, storage(spec, device), element)
     max_len = context_length(spec, config)
     grows = device == "cuda" and spec.kv_tokens is None
@@ -118,6 +120,7 @@ def footprint(
     pages = blocks_for(max_len) if grows else pool_pages(spec, kv, max_len, None)
     return Footprint(
         device=device,
+        dtype=dtype,
         weights=0 if shards is None else _weights(config, shards, device) * element,
         kv=pages * BLOCK_TOKENS * kv.bytes_per_token,
         workspace=_workspace(spec, config, max_len, device, element),

@@ -20,15 +20,19 @@ def router(flags: Flags) -> None:
     config = settled(flags, keys.ROUTER, _NEEDS).config
     import msgspec
 
-    from cluster import models, standalone
+    from cluster import standalone
     from cluster.config import assemble
+    from cluster.doctor.wanted import of_router
+    from cluster.prepare import prepare
+    from cluster.report import on_stderr
     from protocol.errors import StartupError
 
     try:
         settings = assemble.router(config)
-        settings.check()
-        settings.check_host(config.router.host)
-        found = models.resolve(config.model.path, config.model.id)
+        checks = [settings.check, lambda: settings.check_host(config.router.host)]
+        wanted = of_router(settings, config.model.path, config.router.host, config.router.port)
+        with on_stderr() as report:
+            found = prepare(wanted, config.model.id, report, checks)
         settings = msgspec.structs.replace(settings, model_path=str(found.path), model_id=found.id)
         served = config.router
         raise typer.Exit(standalone.run_router(settings, served.host, served.port, config.drain_s))

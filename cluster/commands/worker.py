@@ -27,16 +27,20 @@ def worker(
     config = settled(flags, keys.WORKER, _NEEDS).config
     import msgspec
 
-    from cluster import models, standalone
+    from cluster import standalone
     from cluster.config import assemble
+    from cluster.doctor.wanted import of_worker
+    from cluster.prepare import prepare
+    from cluster.report import on_stderr
     from cluster.settings import as_role
     from protocol.errors import StartupError
 
     ports = {"port": port, "kv_port": kv_port, "metrics_port": metrics_port}
     try:
         settings = assemble.worker(config, as_role(role), **ports)
-        settings.check()
-        found = models.resolve(config.model.path, config.model.id)
+        wanted = of_worker(settings, config.model.path)
+        with on_stderr() as report:
+            found = prepare(wanted, config.model.id, report, [settings.check])
         settings = msgspec.structs.replace(settings, model_path=str(found.path), model_id=found.id)
         raise typer.Exit(standalone.run_worker(settings, config.drain_s))
     except StartupError as e:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import models
+from cluster import hub, models
 from protocol.errors import StartupError
 
 
@@ -63,31 +63,27 @@ def test_neither_folder_nor_hub_id(wanted: str) -> None:
         models.resolve(wanted)
 
 
-def test_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    def offline(*_args: object, **_kwargs: object) -> str:
-        raise LocalEntryNotFoundError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(StartupError, match="give a folder with --model"):
-        models.resolve("owner/name")
+def test_what_may_have_been_meant_is_named(folder: Path) -> None:
+    with pytest.raises(StartupError, match=rf"near are: {folder}"):
+        models.resolve(str(folder.parent / "tiny-lama"))
+    with pytest.raises(StartupError, match=rf"the folder it is in: {folder}$"):
+        models.resolve(str(folder / "config.json"))
+    (folder.parent / "nothing").mkdir()
+    with pytest.raises(StartupError, match=rf"give {folder} instead"):
+        models.resolve(str(folder.parent))
 
 
-def test_a_hub_model_that_is_not_supported_is_not_downloaded(
+def test_a_hub_id_may_name_a_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert models.locate("owner/none@v1.0").repo == hub.Repo("owner/none", "v1.0")
+    assert models.locate("owner/none@").repo == hub.Repo("owner/none")
+    with pytest.raises(StartupError, match="no valid hub id"):
+        models.locate("owner/na me")
+
+
+def test_a_folder_with_a_like_name_comes_before_the_hub(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    import huggingface_hub
-
-    (folder / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
-    fetched: list[list[str]] = []
-
-    def snapshot(_hub_id: str, allow_patterns: list[str]) -> str:
-        fetched.append(allow_patterns)
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    with pytest.raises(StartupError, match="GPT2LMHeadModel is not supported"):
-        models.resolve("owner/name")
-    assert fetched == [["config.json", "generation_config.json"]]
+    monkeypatch.chdir(folder.parent.parent)
+    with pytest.raises(StartupError, match="near are"):
+        models.locate(f"{folder.parent.name}/tiny-lama")

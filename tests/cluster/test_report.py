@@ -3,13 +3,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cluster.events import Began, Done, Event, Failed, Note, Ready, Writer, new_events
+from cluster.events import Began, Done, Event, Failed, Note, Ready, Waiting, Writer, new_events
 from cluster.report import Reporter, curl_command, python_snippet
 
 EVENTS: list[Event] = [
     Began("redis"),
     Note("a [note]"),
     Note("loading 25%"),
+    Waiting(("decode",), 3.0),
     Done("redis", "embedded"),
     Ready("http://127.0.0.1:8000", "it's"),
     Failed("ray", "no room"),
@@ -33,15 +34,60 @@ def test_events_pass_through_the_file(tmp_path: Path) -> None:
 
 def test_plain_lines_when_not_a_terminal() -> None:
     out = io.StringIO()
-    times = iter([0.0, 1.0, 3.5, 4.0])
-    report = Reporter(Console(file=out, soft_wrap=True), lambda: next(times))
-    for event in EVENTS:
+    now = 0.0
+    report = Reporter(Console(file=out, soft_wrap=True), lambda: now)
+    for event, at in zip(EVENTS, [1.0, 1.0, 1.0, 1.0, 3.5, 4.0, 4.0], strict=True):
+        now = at
         report(event)
     lines = out.getvalue().splitlines()
     assert lines[:2] == ["         a [note]", "redis    embedded  (2.5 s)"]
     assert lines[2] == "ready    4.0 s in all"
     assert lines[-1] == "ray      failed: no room"
     assert "\x1b" not in out.getvalue()
+
+
+def test_progress_is_sparse_when_not_a_terminal() -> None:
+    out = io.StringIO()
+    now = 0.0
+    report = Reporter(Console(file=out, soft_wrap=True), lambda: now)
+    report(Began("deploy"))
+    for second in range(1, 31):
+        now = float(second)
+        report(Note(f"decode: loading weights {second * 3}%"))
+        report(Waiting(("prefill", "decode"), 180.0 - second))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 5
+    assert lines[0] == "         decode: loading weights 18%"
+    report(Note("prefill: importing torch"))
+    now += 6.0
+    report(Waiting(("prefill", "decode"), 144.0))
+    last = out.getvalue().splitlines()[-1].strip()
+    assert last == (
+        "waiting for prefill (importing torch), decode (loading weights 90%), 144 s left"
+    )
+
+
+def test_a_download_says_how_far_it_is() -> None:
+    out = io.StringIO()
+    now = 0.0
+    report = Reporter(Console(file=out, soft_wrap=True), lambda: now)
+    now = 6.0
+    report.download(1 << 30, 4 << 30)
+    assert out.getvalue().strip() == "downloading the model: 1.0 GiB of 4.0 GiB 25%"
+
+
+def test_on_a_terminal_progress_is_one_line_that_changes() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, highlight=False)
+    report = Reporter(console)
+    report(Began("deploy"))
+    for percent in range(0, 100, 5):
+        report(Note(f"decode: loading weights {percent}%"))
+    report(Waiting(("decode",), 99.0))
+    report(Done("deploy", "1 decode"))
+    report.close()
+    assert "loading weights 95%\n" not in out.getvalue()
+    assert "deploy   1 decode" in out.getvalue()
 
 
 def test_what_to_paste_is_quoted() -> None:

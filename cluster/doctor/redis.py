@@ -1,0 +1,122 @@
+"""The Redis of the cluster: there, new enough, quick, and keeping what it is given."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from cluster import redis_server
+from cluster.doctor.finding import Finding, note, ok, problem
+from cluster.doctor.wanted import Wanted
+from cluster.settings import without_password
+from protocol.directory import check_url
+from protocol.errors import StartupError
+
+OLDEST = (6, 2)
+_SLOW_S = 0.02
+_TIMEOUT_S = 1.0
+
+
+class RedisFacts(msgspec.Struct, frozen=True):
+    """``where``: as it may be shown; empty: the embedded one. ``error``: why it cannot be used."""
+
+    where: str = ""
+    error: str = ""
+    version: str = ""
+    seconds: float = 0.0  # of a ping, the quickest of some
+    policy: str = ""
+    bounded: bool = False  # there is a maxmemory
+    replica: bool = False
+
+
+def collect(wanted: Wanted) -> RedisFacts:
+    if wanted.redis_url is None:
+        try:
+            redis_server.binary()
+            return RedisFacts()
+        except StartupError as error:
+            return RedisFacts(error=str(error))
+    where = without_password(wanted.redis_url)
+    try:
+        check_url(wanted.redis_url)
+    except StartupError as error:
+        return RedisFacts(where, str(error))
+    return _ask(wanted.redis_url, where)
+
+
+def _ask(url: str, where: str) -> RedisFacts:
+    import redis
+
+    limits = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
+    try:
+        with redis.Redis.from_url(url, **limits) as client:
+            client.ping()
+            seconds = min(_seconds_of(client.ping) for _ in range(5))
+            try:
+                return _facts(where, seconds, client.info())
+            except redis.exceptions.NoPermissionError:
+                return RedisFacts(where, seconds=seconds)
+    except (redis.RedisError, ValueError, OSError) as error:
+        return RedisFacts(where, _in_words(error))
+
+
+def _seconds_of(call: Any) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _facts(where: str, seconds: float, info: Any) -> RedisFacts:
+    return RedisFacts(
+        where=where,
+        version=str(info.get("redis_version", "")),
+        seconds=seconds,
+        policy=str(info.get("maxmemory_policy", "")),
+        bounded=bool(info.get("maxmemory", 0)),
+        replica=info.get("role") == "slave",
+    )
+
+
+def _in_words(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}"
+
+
+def judge(facts: RedisFacts, wanted: Wanted) -> list[Finding]:
+    if wanted.what == "router" and facts.error.startswith(("ConnectionError", "TimeoutError")):
+        text = f"{facts.where}: {facts.error}"
+        return [note("redis", text, "the router starts, and finds no worker until it answers")]
+    if facts.error:
+        return [problem("redis", f"{facts.where or 'embedded'}: {facts.error}", _remedy(facts))]
+    if not facts.where:
+        return [ok("redis", "embedded")]
+    ms = facts.seconds * 1000
+    version = tuple(int(part) for part in facts.version.split(".")[:2] if part.isdigit())
+    if version and version < OLDEST:
+        text = f"{facts.where} is Redis {facts.version}, expected {OLDEST[0]}.{OLDEST[1]} or newer"
+        return [problem("redis", text, "upgrade it, or leave --redis-url out for the embedded one")]
+    if facts.replica:
+        text = f"{facts.where} is a replica, which cannot be written to"
+        return [problem("redis", text, "give --redis-url of the primary")]
+    notes = []
+    if facts.seconds > _SLOW_S:
+        text = f"a ping takes {ms:.0f} ms: what workers cache is known late"
+        notes.append(note("redis", text, "a Redis that is nearer"))
+    if facts.bounded and facts.policy not in ("", "noeviction"):
+        text = f"maxmemory-policy {facts.policy} may evict leases of workers that live"
+        notes.append(note("redis", text, "CONFIG SET maxmemory-policy noeviction"))
+    version_text = f"Redis {facts.version}" if version else "version not told"
+    return [ok("redis", f"{facts.where}, {version_text}, ping {ms:.1f} ms"), *notes]
+
+
+def _remedy(facts: RedisFacts) -> str:
+    kind = facts.error.partition(":")[0]
+    if kind in ("AuthenticationError", "AuthenticationWrongNumberOfArgsError", "ResponseError"):
+        return "check user and password in --redis-url (BATON_REDIS_URL)"
+    if "CERTIFICATE" in facts.error.upper() or "SSL" in facts.error.upper():
+        return "check rediss:// and ?ssl_ca_certs=FILE in --redis-url"
+    if not facts.where:
+        return "pip install -r requirements.txt"
+    return "start it, correct --redis-url, or leave it out for the embedded one"
