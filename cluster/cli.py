@@ -29,7 +29,6 @@ for command in (up, down, status, config, doctor, worker, router):
 app.add_typer(bench)
 app.add_typer(certs.app, name="certs")
 app.add_typer(keys.app, name="keys")
-app.add_typer(keys.app, name="keys")
 
 
 def _version(wanted: bool) -> None:
