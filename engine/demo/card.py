@@ -45,7 +45,8 @@ $target_parameters parameters, the draft $draft_parameters.
 The tokenizer is a byte-level BPE: every text encodes and decodes back byte for byte. `encode` adds
 no special tokens. In training each file began with `$bos` and ended with `$eos`, so put `$bos` in
 front of a prompt that is the start of a file; without it a prompt reads as text from the middle of
-one. There is no chat template.
+one. In the chat template's prompts a conversation is a Python file, in which others speak in
+comments.
 
 ## Data
 

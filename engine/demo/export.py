@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from engine.demo.chat import CHAT_TEMPLATE
 from engine.demo.models import MAX_LEN, Llama, Shape
 from engine.demo.tokenizer import BOS, EOS, VOCAB_SIZE, special_ids
 
@@ -81,4 +82,5 @@ def tokenizer_config() -> dict[str, object]:
         "eos_token": EOS,
         "model_max_length": MAX_LEN,
         "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
     }
