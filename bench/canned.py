@@ -14,6 +14,8 @@ import msgspec
 Fault = Literal["", "500", "hang-up", "half", "silence", "malformed", "error", "cut"]
 MODEL = "canned"
 LINE_LIMIT = 1 << 24
+BACKLOG = 4096
+"""A connection that finds it full may hang for minutes."""
 _TEXT = "a word "
 
 
@@ -41,7 +43,9 @@ class Canned:
     @contextlib.asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
         """Its URL."""
-        server = await asyncio.start_server(self._connection, "127.0.0.1", port, limit=LINE_LIMIT)
+        server = await asyncio.start_server(
+            self._connection, "127.0.0.1", port, limit=LINE_LIMIT, backlog=BACKLOG
+        )
         try:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         finally:

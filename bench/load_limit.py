@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import subprocess
 import sys
+from typing import NamedTuple
 
 import uvloop
 from rich.console import Console
@@ -49,7 +50,7 @@ def measure(load: Load, seconds: float) -> list[Row]:
             concurrency=load.streams,
             duration_s=seconds,
             output=str(load.output),
-            warmup=load.streams,
+            timeout_s=30.0,
         )
         found = uvloop.run(run(options, Console(stderr=True)))
         server.stdin.close()

@@ -28,7 +28,7 @@ from bench.serve.result import Result, Said, result
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 PROBE = Item(0, 0.0, (Piece("probe", 8),), 2)
-WARMUP_STREAMS = 4
+WARMUP_STREAMS = 8
 SPARE_FILES = 64
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -42,6 +42,7 @@ async def run(options: Options, console: Console, *, keep_records: bool = False)
         url = base_url(options.url)
         model = await first_model(http, url) if options.model == "auto" else options.model
         dialect, target, pool = await _tried(options, http, url, model)
+        console.print(f"{model} at {url}: {dialect.says()}; warm-up: {options.warmup} requests")
         await _warm_up(options, target)
         began = datetime.now(UTC).isoformat(timespec="seconds")
         clock, cpu = Clock(), time.process_time()
