@@ -11,13 +11,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
+from router.chat.marks import JsonObject, patterns
 from router.chat.syntax import Syntax
 from router.stop import overlap
-
-_SPACE = r"\s{0,8}"  # bounded, so that one can say early that something is no call
 
 
 class Content(NamedTuple):
@@ -57,7 +55,7 @@ class ToolParser:
         self._spoken = False  # content other than white space has gone out
         self._out: list[Delta] = []
         self._ended = False
-        self._json = _JsonObject()
+        self._json = JsonObject()
         self._calls = 0
 
     @property
@@ -123,7 +121,7 @@ class ToolParser:
         self._blank = ""
         self._out.append(CallStart(self._calls, self._new_id(), found[1]))
         self._calls += 1
-        self._json = _JsonObject()
+        self._json = JsonObject()
         self._state = self._arguments
         return True
 
@@ -157,68 +155,3 @@ class ToolParser:
         elif text:
             self._out.append(Content(text))
             self._spoken = True
-
-
-class _JsonObject:
-    """Finds the end of an object, which begins with the first character."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = self._escaped = False
-        self.complete = False
-
-    def scan(self, text: str) -> int:
-        """How many characters of ``text`` belong to it."""
-        for at, c in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = c == "\\"
-                self._in_string = c != '"'
-            elif c == '"':
-                self._in_string = True
-            elif c in "{[":
-                self._depth += 1
-            elif c in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.complete = True
-                    return at + 1
-        return len(text)
-
-
-class _Pattern(NamedTuple):
-    full: re.Pattern[str]
-    partial: re.Pattern[str]  # all of a text that may become a full one
-
-
-class _Patterns(NamedTuple):
-    first: _Pattern  # from the trigger to the arguments of the first call
-    next: _Pattern  # from the end of some arguments to those of the next call
-    end: _Pattern  # what follows the last arguments
-
-
-@lru_cache(maxsize=16)
-def patterns(syntax: Syntax) -> _Patterns:
-    """White space in a syntax's marks is as good as none, and the other way round."""
-    head = [*_atoms(syntax.open), "([a-zA-Z0-9_-]{1,64})", *_atoms(syntax.middle), r"(?=\{)"]
-    ready = [*head[:-1], _SPACE, head[-1]]
-    close = _atoms(syntax.close)
-    return _Patterns(
-        first=_pattern([*_atoms(syntax.begin), *ready]),
-        next=_pattern([*close, *_atoms(syntax.between), *ready]),
-        end=_pattern([*close, *_atoms(syntax.end)]),
-    )
-
-
-def _atoms(mark: str) -> list[str]:
-    """A pattern for each character, and one for the white space in front of each word or sign."""
-    tokens = re.findall(r"\w+|[^\w\s]", mark)
-    return [atom for token in tokens for atom in (_SPACE, *map(re.escape, token))]
-
-
-def _pattern(atoms: list[str]) -> _Pattern:
-    partial = ""
-    for atom in reversed(atoms):
-        partial = f"(?:{atom}{partial})?" if partial else f"(?:{atom})?"
-    return _Pattern(re.compile("".join(atoms)), re.compile(partial + r"\Z"))

@@ -10,32 +10,12 @@ from hypothesis import strategies as st
 
 from router.chat.parser import CallStart, ToolParser
 from router.chat.syntax import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, SYNTAXES, Syntax
-from tests.router.chat.test_tools import joined, written
+from tests.router.chat.weather import joined, written
 
 ARGUMENTS = '{"a": "}\\"{[", "b": [{"c": {}}]}'
-marks = st.sampled_from(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        '{"name": "',
-        '", "arguments": ',
-        '", "parameters": ',
-        "{",
-        "}",
-        "[",
-        "]",
-        "; ",
-        ", ",
-        "f",
-        "\n",
-        " ",
-        '"',
-        "\\",
-        "hello",
-    ]
-)
+names = ['{"name": "', '", "arguments": ', '", "parameters": ', "f"]
+signs = ["{", "}", "[", "]", "; ", ", ", "\n", " ", '"', "\\", "hello"]
+marks = st.sampled_from(["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", *names, *signs])
 call = st.tuples(st.sampled_from(["f", "get-it_2"]), st.sampled_from(["{}", ARGUMENTS, '{"a": "']))
 
 
