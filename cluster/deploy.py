@@ -69,11 +69,17 @@ def _wait_until_running(
             return
         if time.monotonic() > end:
             raise StartupError(f"still waiting for {', '.join(waiting)} after {deadline_s:.0f} s")
-        if time.monotonic() - said > _SAY_S:
-            said = time.monotonic()
-            short = tuple(name.removeprefix("baton-") for name in waiting)
-            say(Waiting(short, end - time.monotonic()))
+        said = _tell(say, waiting, end, said)
         time.sleep(_POLL_S)
+
+
+def _tell(say: Callable[[Waiting], None], names: list[str], end: float, said: float) -> float:
+    """Says, unless it has lately, for whom it waits; when it last did."""
+    now = time.monotonic()
+    if now - said < _SAY_S:
+        return said
+    say(Waiting(tuple(name.removeprefix("baton-") for name in names), max(0.0, end - now)))
+    return now
 
 
 def _reason(overview: ApplicationStatusOverview) -> str:
@@ -87,10 +93,11 @@ def _reason(overview: ApplicationStatusOverview) -> str:
     return lines[-1] if lines else "no reason given"
 
 
-def wait_until_it_answers(launch: Launch, note: Callable[[str], None]) -> int:
+def wait_until_it_answers(launch: Launch, say: Callable[[Waiting], None]) -> int:
     """Waits for /ready, then streams one completion; returns the parts that came, 0 where a
     completion needs an API key."""
     end = time.monotonic() + launch.start_deadline_s
+    said = time.monotonic()
     answer = ""
     while True:
         status, answer = _get(launch, "/ready")
@@ -98,6 +105,7 @@ def wait_until_it_answers(launch: Launch, note: Callable[[str], None]) -> int:
             break
         if time.monotonic() > end:
             raise StartupError(f"the router is not ready: {answer[:500]}")
+        said = _tell(say, [serve_app.ROUTER_APP], end, said)
         time.sleep(_POLL_S)
     if launch.router.api_keys is not None:
         return 0

@@ -11,9 +11,10 @@ import msgspec
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
-    """A stage has started."""
+    """A stage has started, and has so many seconds where there is a deadline of its own."""
 
     stage: str
+    within_s: float | None = None
 
 
 class Note(msgspec.Struct, frozen=True, tag="note"):

@@ -35,9 +35,9 @@ class Reporter:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Began(stage):
+            case Began(stage, within_s):
                 self._stage_began = self._clock()
-                self._spin(stage)
+                self._spin(stage if within_s is None else f"{stage}, at most {within_s:.0f} s")
             case Note(text):
                 self._note(text)
             case Waiting(names, left_s):

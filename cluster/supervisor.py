@@ -17,7 +17,8 @@ from pathlib import Path
 from types import FrameType
 
 from cluster import die_with_parent, guardian, processes, ray_runtime
-from cluster.events import Began, Done, Event, Failed, Note, Ready, Writer
+from cluster.deadline import deadline
+from cluster.events import Began, Done, Event, Failed, Ready, Writer
 from cluster.launch import Launch, read_launch
 from cluster.processes import ProcessId
 from cluster.redis_server import EmbeddedRedis
@@ -66,7 +67,7 @@ class Supervisor:
 
     def _start(self) -> None:
         redis_url = self._stage_redis()
-        self._begin("ray")
+        self._begin("ray", self._launch.start_deadline_s)
         gpus = 0 if self._launch.workers["decode"].device == "cpu" else ray_runtime.gpu_count()
         # Before Ray, whose processes inherit them.
         os.environ["BATON_TOKEN"] = self._launch.token or secrets.token_hex(32)
@@ -74,9 +75,10 @@ class Supervisor:
         launch = self._launch
         front = ray_runtime.Front(launch.host, launch.port, launch.router.http_tls)
         ray_runtime.prepare(self._run_dir, front)
-        ray_runtime.start(self._run_dir, gpus=gpus)
-        signal.signal(signal.SIGTERM, self._on_signal)  # Ray has put its own in place
-        ray_runtime.start_serve(launch.port)
+        with deadline(launch.start_deadline_s, "Ray did not start"):
+            ray_runtime.start(self._run_dir, gpus=gpus)
+            signal.signal(signal.SIGTERM, self._on_signal)  # Ray has put its own in place
+            ray_runtime.start_serve(launch.port)
         self._end("Ray and Serve, " + (f"{gpus} GPU(s)" if gpus else "no GPU"))
         self._begin("deploy")
         from cluster import deploy  # imports Serve, which must see the environment above
@@ -84,7 +86,7 @@ class Supervisor:
         deploy.run(self._launch, redis_url, gpus, self._write)
         self._end(f"{self._launch.prefill} prefill, {self._launch.decode} decode, 1 router")
         self._begin("test")
-        tokens = deploy.wait_until_it_answers(self._launch, lambda text: self._write(Note(text)))
+        tokens = deploy.wait_until_it_answers(self._launch, self._write)
         self._end(f"a completion streamed in {tokens} parts" if tokens else "the router is ready")
         self._save(ready=True)
         self._write(Ready(self._launch.url, self._launch.model_id))
@@ -115,9 +117,9 @@ class Supervisor:
         if self._redis is not None:
             self._redis.stop()
 
-    def _begin(self, stage: str) -> None:
+    def _begin(self, stage: str, within_s: float | None = None) -> None:
         self._stage = stage
-        self._write(Began(stage))
+        self._write(Began(stage, within_s))
 
     def _end(self, text: str) -> None:
         self._write(Done(self._stage, text))
