@@ -32,7 +32,7 @@ async def test_a_request_is_counted(start: Start) -> None:
     assert found["baton_time_to_first_token_seconds_count", ""] == 1
     assert found["baton_inter_token_latency_seconds_count", ""] == 4
     assert found["baton_request_time_per_output_token_seconds_count", ""] == 1
-    assert 0.01 <= found["baton_request_time_per_output_token_seconds_sum", ""] < 1
+    assert 0.005 <= found["baton_request_time_per_output_token_seconds_sum", ""] < 1
     assert found["baton_request_duration_seconds_count", ""] == 1
     assert found["baton_requests_running", ""] == found["baton_requests_waiting", ""] == 0
     assert found["baton_router_decode_workers", ""] == 1
