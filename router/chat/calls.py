@@ -8,7 +8,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from router.chat.structured import Source, quoted, schema_source
+from router.chat.source import Source, quoted, schema_source
 from router.chat.syntax import Syntax
 from router.chat.tools import NO_PARAMETERS, Tool
 from router.chat.vocabulary import Vocabulary

@@ -32,7 +32,7 @@ class GrammarChecker:
     async def check(self, plan: OutputPlan) -> None:
         """Raises ApiError: 400 for a grammar that cannot be built, naming the field and what is
         wrong with it; 504 where there are so many to check that it takes too long."""
-        if not plan.grammar or plan.grammar in self._good:
+        if not plan.grammar or self._known(plan.grammar):
             return
         field = plan.sources[-1].field
         if len(plan.grammar) > MAX_GRAMMAR_BYTES:
@@ -55,6 +55,12 @@ class GrammarChecker:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _known(self, grammar: str) -> bool:
+        if grammar not in self._good:
+            return False
+        self._good.move_to_end(grammar)
+        return True
 
     def _keep(self, grammar: str) -> None:
         self._good[grammar] = None

@@ -79,6 +79,11 @@ def _without_nulls(value: Any) -> Any:
     return {name: inner for name, inner in value.items() if inner is not None}
 
 
+def _refuse_field(value: Any) -> None:
+    raise bad(f"is not supported, but is {show(value)}: leave it out", "unsupported_parameter")
+
+
+NotSupported = Annotated[None, PlainValidator(_refuse_field), WithJsonSchema({"type": "null"})]
 Text = Annotated[str, PlainValidator(_check_text), WithJsonSchema(_TEXT_SCHEMA)]
 Participant = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$")]  # OpenAI's own pattern
 
@@ -122,8 +127,8 @@ class AssistantMessage(_Message):
     reasoning_content: str | None = None  # for templates that show earlier thoughts
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_CALLS)
     annotations: list[Any] | None = Field(None, max_length=0)
-    audio: None = None
-    function_call: None = None
+    audio: NotSupported = None
+    function_call: NotSupported = None
 
 
 class ToolMessage(_Message):
@@ -155,6 +160,15 @@ Message = Annotated[
     BeforeValidator(_without_nulls),
 ]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def size(message: Message) -> int:
+    """Characters of it that grow with what a client has to say."""
+    characters = len(message.content or "")
+    if isinstance(message, AssistantMessage):
+        characters += len(message.reasoning_content or "")
+        characters += sum(len(call.function.arguments) for call in message.tool_calls or ())
+    return characters
 
 
 def for_template(message: Message, *, developer: bool) -> dict[str, Any]:

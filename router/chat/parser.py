@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 import secrets
+import string
 from collections.abc import Callable
 from typing import NamedTuple
 
 from router.chat.marks import JsonObject, patterns
 from router.chat.syntax import Syntax
 from router.stop import overlap
+
+_LETTERS = string.ascii_letters + string.digits
 
 
 class Content(NamedTuple):
@@ -38,17 +41,20 @@ class CallArguments(NamedTuple):
 Delta = Content | CallStart | CallArguments
 
 
-def new_call_id() -> str:
+def new_call_id(syntax: Syntax) -> str:
+    """Random, as long as the model's template takes it."""
+    if syntax.short_ids:
+        return "".join(secrets.choice(_LETTERS) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
 
 
 class ToolParser:
     """Of one choice of one request."""
 
-    def __init__(self, syntax: Syntax, new_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(self, syntax: Syntax) -> None:
+        self._syntax = syntax
         self._trigger = syntax.trigger
         self._patterns = patterns(syntax)
-        self._new_id = new_id
         self._state = self._start if not syntax.trigger else self._free
         self._text = ""  # not yet decided on
         self._blank = ""  # white space before anything else, which calls make go away
@@ -119,7 +125,7 @@ class ToolParser:
     def _begin(self, found: re.Match[str]) -> bool:
         self._text = self._text[found.end() :]
         self._blank = ""
-        self._out.append(CallStart(self._calls, self._new_id(), found[1]))
+        self._out.append(CallStart(self._calls, new_call_id(self._syntax), found[1]))
         self._calls += 1
         self._json = JsonObject()
         self._state = self._arguments

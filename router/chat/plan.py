@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from router.chat.calls import MAX_CALLS, CallGrammar, parameters
 from router.chat.parser import ToolParser
+from router.chat.source import Source
 from router.chat.structured import (
     ResponseFormat,
-    Source,
     StructuredOutputs,
     of_format,
     of_structured,

@@ -7,35 +7,30 @@ comes without white space, unless the format asks for it: an output is as short 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
-from router.api.checks import bad
+from router.api.checks import bad, show
 from router.chat.fields import STRICT, FunctionName, one_of
+from router.chat.source import MAX_SCHEMA_CHARS, Source, quoted, schema_source
 from router.errors import invalid
 
-MAX_DEPTH = 64
-"""Of objects and arrays in a schema, in each other."""
-
-MAX_SCHEMA_CHARS = 128 << 10
 MAX_CHOICES = 1024
 MAX_GRAMMAR_CHARS = 16 << 10
 
-COMPACT = {"whitespace_flexible": False}
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-
-
-class Source(NamedTuple):
-    """A grammar that was made of a field of the request. ``lark``: the same as an expression of
-    Lark's, where it can be part of a larger grammar."""
-
-    field: str
-    grammar: str
-    lark: str | None = None
 
 
 class JsonSchema(BaseModel):
@@ -92,12 +87,25 @@ ResponseFormat = Annotated[
 ]
 
 
+def _check_json(value: Any) -> Any:
+    if not isinstance(value, dict | str):
+        raise bad(f"must be a JSON schema, or one as a string, not {show(value)}")
+    return value
+
+
+JsonOrText = Annotated[
+    dict[str, Any] | str,
+    PlainValidator(_check_json),
+    WithJsonSchema({"type": ["object", "string"]}),
+]
+
+
 class StructuredOutputs(BaseModel):
     """vLLM's: exactly one of them."""
 
     model_config = ConfigDict(**STRICT, serialize_by_alias=True)
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_: JsonOrText | None = Field(None, alias="json")
     regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_CHARS)
     choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None, min_length=1, max_length=MAX_CHOICES
@@ -145,39 +153,6 @@ def of_structured(wanted: StructuredOutputs, field: str = "structured_outputs") 
         return Source(field, LLMatcher.grammar_from_lark(f"start: {lark}"), lark)
     assert wanted.grammar is not None
     return Source(field, LLMatcher.grammar_from_lark(_lark(wanted.grammar, field)))
-
-
-def schema_source(
-    schema: Mapping[str, Any], field: str, options: Mapping[str, Any] = COMPACT
-) -> Source:
-    """A JSON schema under ``options`` (llguidance's). Raises ApiError (400) for one too large."""
-    if deeper_than(schema, MAX_DEPTH):
-        raise invalid(f"{field} must be nested at most {MAX_DEPTH} deep", field, "schema_too_large")
-    guided = {**schema, "x-guidance": dict(options)}
-    text = json.dumps(guided, separators=(",", ":"))
-    if len(text) > MAX_SCHEMA_CHARS:
-        raise invalid(
-            f"{field} must have at most {MAX_SCHEMA_CHARS} characters, not {len(text)}",
-            field,
-            "schema_too_large",
-        )
-    return Source(field, LLMatcher.grammar_from_json_schema(guided), f"%json {text}")
-
-
-def deeper_than(value: Any, limit: int) -> bool:
-    """Whether objects and arrays are nested more than ``limit`` deep."""
-    level = [value]
-    for _ in range(limit):
-        inner = [v for v in level if isinstance(v, dict | list)]
-        level = [i for v in inner for i in (v.values() if isinstance(v, dict) else v)]
-        if not level:
-            return False
-    return any(isinstance(v, dict | list) for v in level)
-
-
-def quoted(text: str) -> str:
-    """A text as a literal of Lark's."""
-    return json.dumps(text)
 
 
 def _object(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ class Syntax(NamedTuple):
     open: str
     middle: str
     close: str
+    short_ids: bool = False  # ids of calls have nine letters and digits, or the template refuses
 
 
 HERMES = Syntax(
@@ -53,6 +54,7 @@ MISTRAL = Syntax(
     open='{"name": "',
     middle='", "arguments": ',
     close="}",
+    short_ids=True,
 )
 """Mistral's tokenizers up to v7."""
 
@@ -65,6 +67,7 @@ MISTRAL_ARGS = Syntax(
     open="",
     middle="[ARGS]",
     close="",
+    short_ids=True,
 )
 """Mistral's tokenizers from v11 on."""
 

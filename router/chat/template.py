@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from protocol.errors import StartupError
 from router.chat.control import ControlTokens
-from router.chat.messages import Message, for_template
+from router.chat.messages import Message, for_template, size
 from router.chat.sandbox import RenderError, compile_template, render
 from router.errors import invalid
 
@@ -99,8 +99,7 @@ class ChatTemplate:
             )
             return self.encode(text, sign)
 
-        size = sum(len(message.content or "") for message in messages)
-        if len(messages) > 64 or tools or size > LONG_CHAT:
+        if len(messages) > 64 or tools or sum(map(size, messages)) > LONG_CHAT:
             return await asyncio.to_thread(make)
         return make()
 

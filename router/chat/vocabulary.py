@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from router.chat.structured import quoted
+from router.chat.source import quoted
 
 
 class Vocabulary(NamedTuple):

@@ -57,8 +57,8 @@ def assistant(**fields: Any) -> dict[str, Any]:
          "messages[1].tool_calls[0].function.arguments", "string"),
         (assistant(tool_calls=[call(function={"name": "f g", "arguments": "{}"})]),
          "messages[1].tool_calls[0].function.name", "letters"),
-        (assistant(content="", audio={"id": "x"}), "messages[1].audio", "None"),
-        (assistant(content="", function_call={"name": "f"}), "messages[1].function_call", "None"),
+        (assistant(content="", audio={"id": "x"}), "messages[1].audio", "not supported"),
+        (assistant(function_call={"name": "f"}), "messages[1].function_call", "not supported"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(message: Any, path: str, text: str) -> None:

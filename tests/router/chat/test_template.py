@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from protocol.errors import StartupError
 from router.chat.messages import Messages, for_template
 from router.chat.sandbox import RenderError, compile_template, render
 from router.chat.template import ChatTemplate, load_template
@@ -219,40 +218,3 @@ def test_tools_have_a_template_of_their_own() -> None:
 
 def test_the_date_is_to_be_had() -> None:
     assert len(rendered(template_of("{{ strftime_now('%Y-%m-%d') }}"), HELLO)) == 10
-
-
-@pytest.mark.parametrize(
-    ("files", "text"),
-    [
-        ({}, None),
-        ({"tokenizer_config.json": {"chat_template": "one"}}, "one"),
-        ({"tokenizer_config.json": {"chat_template": [
-            {"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]}}, "a"),
-        ({"tokenizer_config.json": {"chat_template": [{"name": "rag", "template": "c"}]}}, "c"),
-        ({"chat_template.json": {"chat_template": "json"},
-          "tokenizer_config.json": {"chat_template": "one"}}, "json"),
-        ({"chat_template.jinja": "{{ bos_token }}j",
-          "tokenizer_config.json": {"bos_token": {"content": "<b>"}, "chat_template": "x"}},
-         "<b>j"),
-        ({"chat_template.jinja": "{{ eos_token }}",
-          "special_tokens_map.json": {"eos_token": "<e>"}}, "<e>"),
-    ],
-)  # fmt: skip
-def test_templates_are_found_where_hugging_face_has_them(
-    tmp_path: Path, files: dict[str, Any], text: str | None
-) -> None:
-    for name, content in files.items():
-        written = content if isinstance(content, str) else json.dumps(content)
-        (tmp_path / name).write_text(written)
-    template = load_template(str(tmp_path), TOKENIZERS["byte-level"]())
-    assert (template and rendered(template, HELLO)) == text
-
-
-@pytest.mark.parametrize(
-    "config",
-    ['{"chat_template": "{% if %}"}', '{"chat_template": 3}', "{", '{"chat_template": [3]}'],
-)
-def test_a_broken_template_stops_the_start(tmp_path: Path, config: str) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(config)
-    with pytest.raises(StartupError):
-        load_template(str(tmp_path), TOKENIZERS["byte-level"]())
