@@ -1,7 +1,6 @@
 """`baton worker` and `baton router`: one process in the foreground, without Ray.
 
-SIGTERM or SIGINT drains; a second one ends it at once. Secrets come from the environment, never
-from the command line, where every user of the machine could read them.
+SIGTERM or SIGINT drains; a second one ends it at once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from cluster.settings import WorkerSettings
-from protocol.errors import StartupError
 from protocol.security import join
 from protocol.tls import http_context, renew
 
@@ -22,29 +20,6 @@ if TYPE_CHECKING:
     from router.settings import RouterSettings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-def token() -> str:
-    """The cluster token, from BATON_TOKEN."""
-    value = os.environ.get("BATON_TOKEN", "")
-    if not value:
-        raise StartupError("set BATON_TOKEN to the token that all processes of the cluster share")
-    return value
-
-
-def secret() -> bytes:
-    """The cluster secret, from BATON_SECRET (hex, 16 to 64 bytes)."""
-    text = os.environ.get("BATON_SECRET", "")
-    try:
-        value = bytes.fromhex(text)
-    except ValueError:
-        value = b""
-    if not 16 <= len(value) <= 64:
-        raise StartupError(
-            "set BATON_SECRET to 32 to 128 hex digits, the same for every router of the cluster: "
-            "`python -c 'import secrets; print(secrets.token_hex(32))'` draws one"
-        )
-    return value
 
 
 def run_worker(settings: WorkerSettings, drain_s: float) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Collection
 
 import typer
@@ -20,5 +23,15 @@ def settled(flags: Flags, concerns: Collection[Key], needs: Collection[str] = ()
     try:
         return settle(flags, os.environ, concerns, needs)
     except ConfigError as e:
-        typer.echo(f"baton: {e}", err=True)
+        typer.echo(_laid_out(f"baton: {e}", sys.stderr.isatty()), err=True)
         raise typer.Exit(MISUSED) from None
+
+
+def _laid_out(text: str, terminal: bool) -> str:
+    """On a terminal words stay whole, and a mistake's further lines stand under its first."""
+    if not terminal:
+        return text
+    fill = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns, subsequent_indent=" " * 6, break_on_hyphens=False
+    )
+    return "\n".join(fill.fill(line) for line in text.splitlines())

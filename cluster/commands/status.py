@@ -8,11 +8,15 @@ from typing import Annotated
 import typer
 
 from cluster.commands.failing import failure
-from cluster.options import Cluster
+from cluster.commands.settling import settled
+from cluster.config import keys
+from cluster.config.flags import configured
+from cluster.config.layers import Flags
 
 
+@configured(keys.of("cluster"))
 def status(
-    cluster: Cluster = "default",
+    flags: Flags,
     url: Annotated[
         str | None, typer.Option(help="A router, instead of the cluster that runs here.")
     ] = None,
@@ -28,6 +32,7 @@ def status(
     tls_key: Annotated[str | None, typer.Option(help="Its key.")] = None,
 ) -> None:
     """Show pools, queues, KV use, rates and latencies. BATON_API_KEY goes to the router if set."""
+    cluster = settled(flags, keys.of("cluster")).config.cluster
     from cluster import status as run
     from cluster.status_fetch import NoAnswer, Watcher
     from protocol.errors import StartupError

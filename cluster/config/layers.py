@@ -15,6 +15,8 @@ from cluster.config.keys import KEYS, Key
 from cluster.config.mistakes import Mistake, Origin, by_flag, in_environment
 from cluster.config.yaml_file import Given
 
+_LONGEST_SHOWN = 80
+
 
 class Flags(NamedTuple):
     """What the command line gives: the file, and texts by key with the flag that brought them."""
@@ -94,7 +96,10 @@ def _reason(key: Key, given: Given, error: ValidationError) -> str:
         hint = f"; did you mean {close[0]}?" if close else ""
     if given.shown.startswith("'tcp://"):
         hint = "; Kubernetes sets it for a service of this name, unless enableServiceLinks is false"
-    return f"got {given.shown}; expected {expected}{hint}"
+    shown = (
+        given.shown if len(given.shown) <= _LONGEST_SHOWN else given.shown[:_LONGEST_SHOWN] + "..."
+    )
+    return f"got {shown}; expected {expected}{hint}"
 
 
 def _beside(key: Key, value: Any, folder: Path) -> Any:
@@ -102,8 +107,11 @@ def _beside(key: Key, value: Any, folder: Path) -> Any:
     here. So does a model that lies there; another name of one may be of the hub."""
     if not isinstance(value, str) or not (key.is_file or key.name == "model.path"):
         return value
-    path = folder.absolute() / Path(value).expanduser()
-    return str(path) if key.is_file or path.is_dir() else value
+    try:
+        path = folder.absolute() / Path(value).expanduser()
+        return str(path) if key.is_file or path.is_dir() else value
+    except (OSError, RuntimeError):  # too long for a name; a user who is not there
+        return value
 
 
 def _check_readers(layer: Layer, path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster.config import contradictions, layers
 from cluster.config.keys import BY_PATH, KEYS, Key
 from cluster.config.layers import Flags, Value
-from cluster.config.mistakes import DEFAULT, ConfigError, Mistake
+from cluster.config.mistakes import DEFAULT, ConfigError, Mistake, Origin
 from cluster.config.schema import Config
 
 
@@ -44,11 +44,18 @@ def settle(
     for found in contradictions.find(config):
         keys = [BY_PATH[_path(name)] for name in found.keys]
         if not wrong & set(found.keys) and all(key in concerns for key in keys):
-            origin = max((values[key].origin for key in keys), key=lambda o: (o.rank, o.line))
-            mistakes.append(Mistake(origin, found.keys[0], found.text))
+            mistakes.append(Mistake(_origin(values, keys), found.keys[0], found.text))
     if mistakes:
         raise ConfigError(mistakes)
     return Settled(config, values)
+
+
+def _origin(values: Mapping[Key, Value], keys: Sequence[Key]) -> Origin:
+    """Where to look: at the first key, or where that has its default, at the last of the others."""
+    origins = [values[key].origin for key in keys]
+    if origins[0] is not DEFAULT:
+        return origins[0]
+    return max(origins, key=lambda origin: (origin.rank, origin.line))
 
 
 def _without_outranked(values: dict[Key, Value]) -> dict[Key, Value]:
@@ -68,8 +75,15 @@ def _missing_files(values: Mapping[Key, Value]) -> list[Mistake]:
     return [
         Mistake(origin, key.name, f"got {value!r}, which is no file; expected one to read")
         for key, (value, origin) in values.items()
-        if key.is_file and value is not None and not Path(value).is_file()
+        if key.is_file and value is not None and not _is_file(value)
     ]
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:  # too long for a name
+        return False
 
 
 def _missing(values: Mapping[Key, Value], needs: Collection[str]) -> list[Mistake]:

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from cluster.config import keys
+from cluster.config import keys, show
 from cluster.config.layers import Flags
 from cluster.config.mistakes import ConfigError
 from cluster.config.settle import settle
 
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "baton.yaml"
 SECRET = "hunter2"
 
 BAD = {
@@ -86,7 +89,7 @@ BAD = {
     ),
     "Redis on the router's port": (
         "router: {port: 6379}\nredis: {url: redis://localhost}\n",
-        (2, "router.port", "6379 is the port of the Redis"),
+        (1, "router.port", "6379 is the port of the Redis"),
     ),
     "open to the network": ("router: {host: 0.0.0.0}\n", (1, "router.host", "Missing: ")),
     "workers open to the network": ("worker: {host: 10.0.0.1}\n", (1, "worker.host", "need TLS")),
@@ -144,6 +147,53 @@ def test_a_file_that_is_no_text(content: bytes | None, part: str, tmp_path: Path
     if content is not None:
         path.write_bytes(content)
     assert part in str(mistakes_of(path))
+
+
+PIECES = (
+    *(
+        "null",
+        "[",
+        "]",
+        "{",
+        "}",
+        "'",
+        '"',
+        "&a ",
+        "*a",
+        "!x ",
+        "<<: ",
+        "\t",
+        "\n",
+        ": ",
+        "- ",
+        "? ",
+        "|",
+    ),
+    *("%", "1e400", ".nan", "2020-01-01", "\x00", "9" * 400, "1:60", "yes", "~nobody/", "#", ", "),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cuts=st.lists(
+        st.tuples(st.floats(0, 1), st.integers(0, 9), st.sampled_from(PIECES)), max_size=4
+    )
+)
+def test_no_file_ends_otherwise(
+    cuts: list[tuple[float, int, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The example, spoilt: it is good or it has mistakes, and the secret in it is not shown."""
+    text = EXAMPLE.read_text().replace("url: null", f"url: redis://:{SECRET}@localhost")
+    for where, length, piece in cuts:
+        at = int(where * len(text))
+        text = text[:at] + piece + text[at + length :]
+    path = tmp_path_factory.mktemp("spoilt") / "file.yaml"
+    path.write_text(text)
+    path.chmod(0o600)
+    try:
+        show.render(settle(Flags(path), {}).values, color=False)
+    except ConfigError as error:
+        assert error.mistakes and SECRET not in str(error)
 
 
 def test_all_mistakes_at_once(tmp_path: Path) -> None:
