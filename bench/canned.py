@@ -85,7 +85,7 @@ class Canned:
             await asyncio.sleep(3600)
         if fault != "hang-up":
             await self._stream(writer, body, chat, fault)
-        return not fault
+        return fault in ("", "error", "cut")  # which end as HTTP wants it
 
     async def _stream(
         self, writer: asyncio.StreamWriter, body: dict[str, Any], chat: bool, fault: Fault

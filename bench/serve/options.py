@@ -69,10 +69,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def _wrong_target(self) -> Iterator[str]:
         parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            yield f"--url: expected http://HOST:PORT or https://HOST:PORT, not {self.url!r}"
-        if parts.username or parts.password:
+        if parts.username or parts.password:  # which are not to be printed
             yield "--url: must hold no password; name a variable with --api-key-env"
+        elif parts.scheme not in ("http", "https") or not parts.hostname:
+            yield f"--url: expected http://HOST:PORT or https://HOST:PORT, not {self.url!r}"
         reserved = sorted({"prompt", "messages", "stream", "max_tokens"} & set(self.extra_body))
         if reserved:
             yield f"--extra-body: {', '.join(reserved)} cannot be set there"

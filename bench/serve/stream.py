@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from bench.serve.records import Record
@@ -17,7 +19,7 @@ class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
+    tool_calls: list[Any] | None = None
 
     def says(self) -> bool:
         return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
@@ -43,7 +45,7 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
@@ -87,9 +89,9 @@ class Stream:
             chunk = _decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as e:
             raise MalformedStream(f"{e}: {data[:80]!r}") from None
-        if chunk.error is not None and bytes(chunk.error) != b"null":
+        if chunk.error is not None:
             self.record.error = "error in the stream"
-            self.record.message = said(bytes(chunk.error))
+            self.record.message = said(msgspec.json.encode(chunk.error))
         for choice in chunk.choices:
             self._choice(choice)
         if chunk.usage is not None:
@@ -109,11 +111,6 @@ class Stream:
             self.record.cached = usage.prompt_tokens_details.cached_tokens
 
 
-class _Error(msgspec.Struct):
-    message: str | None = None
-    error: msgspec.Raw | None = None
-
-
 def said(body: bytes) -> str:
     """The message of an error as OpenAI writes it, with or without the object around it, or the
     body as it is: one line of at most 200 printable characters."""
@@ -123,8 +120,9 @@ def said(body: bytes) -> str:
 
 def _message(body: bytes) -> str | None:
     try:
-        found = msgspec.json.decode(body, type=_Error)
-        inner = msgspec.json.decode(found.error, type=_Error) if found.error else found
+        found = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return inner.message
+    inner = found.get("error", found) if isinstance(found, dict) else None
+    message = inner.get("message") if isinstance(inner, dict) else None
+    return message if isinstance(message, str) else None
