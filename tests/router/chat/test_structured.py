@@ -176,3 +176,11 @@ def test_one_format_only() -> None:
 def test_formats_are_checked(form: Any) -> None:
     with pytest.raises(ValidationError):
         FORMAT.validate_python(form)
+
+
+def test_older_names_of_a_format_are_told(checker: GrammarChecker) -> None:
+    planner = Planner(Vocabulary.of(TOKENIZER))
+    plan = planner.plan(structured=StructuredOutputs(regex="("), field="guided_regex")
+    with pytest.raises(ApiError) as error:
+        asyncio.run(checker.check(plan))
+    assert error.value.param == "guided_regex"
