@@ -2,6 +2,7 @@
 # down    stop it
 # test    set up, then all tests          lint    ruff, mypy          format  ruff format
 # proto   generate the gRPC stubs         clean   remove what this file made
+# lock    requirements*.txt, with the hashes of all files of each release, from requirements*.in
 #
 # PYTHON picks the interpreter: 3.11 or 3.12.
 
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
 
-.PHONY: up down test lint format proto clean
+.PHONY: up down test lint format proto lock clean
 
 up: $(VENV)/installed
 	env BATON_DIE_WITH_PARENT=1 $(BIN)/baton up $(ARGS)
@@ -38,6 +39,18 @@ format: $(VENV)/installed-dev
 proto: $(VENV)/installed-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. \
 		--grpc_python_out=. --mypy_out=. --mypy_grpc_out=. protocol/wire.proto
+
+# Nothing is resolved: the .in files name every package and version. What pip then installs must be
+# a file that had this hash when the pin was made.
+lock: $(VENV)/created
+	$(PIP) install "uv==$(UV)"
+	for name in requirements requirements-dev; do \
+		$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --upgrade --no-header \
+			--no-annotate --no-emit-index-url --python-version 3.11 \
+			--output-file $$name.lock $$name.in && \
+		{ echo "# Made by \`make lock\` from $$name.in: edit that."; cat $$name.lock; } \
+			> $$name.txt && rm $$name.lock || exit 1; \
+	done
 
 clean:
 	if [ -x $(BIN)/baton ]; then $(BIN)/baton down; fi
@@ -72,11 +85,11 @@ $(VENV)/torch-$(TORCH): $(VENV)/created
 
 $(VENV)/installed: requirements.txt pyproject.toml $(VENV)/torch-$(TORCH)
 	@echo "setting up: pinned dependencies"
-	@$(PIP) install -r requirements.txt
+	@$(PIP) install --require-hashes -r requirements.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	@echo "setting up: pinned dependencies of tests and checks"
-	@$(PIP) install -r requirements-dev.txt
+	@$(PIP) install --require-hashes -r requirements-dev.txt
 	@touch $@
