@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -62,7 +63,8 @@ async def test_stages_add_up(redis: EmbeddedRedis) -> None:
         async def ask(seed: int, headers: dict[str, str]) -> dict[str, Any]:
             prompt = [5 + (i * 7 + seed * 131) % 900 for i in range(400)]
             body = {"model": "demo", "prompt": prompt, "max_tokens": 6, "ignore_eos": True}
-            reply = await client.post("/v1/completions", json=body, headers=headers)
+            async with asyncio.timeout(30):
+                reply = await client.post("/v1/completions", json=body, headers=headers)
             assert reply.status_code == 200, reply.text
             return dict(reply.json())
 
