@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Coroutine
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from cluster.report import SPARSE_S
 from cluster.settings import WorkerSettings
 from protocol.security import join
 from protocol.tls import http_context, renew
@@ -40,7 +42,13 @@ async def _worker(settings: WorkerSettings, drain_s: float) -> int:
             os._exit(130)  # the engine ends with its front
         stop.set()
 
+    said = time.monotonic()
+
     def say(text: str) -> None:
+        nonlocal said
+        if text.endswith("%") and time.monotonic() - said < SPARSE_S:
+            return
+        said = time.monotonic()
         print(text if text.startswith(settings.role) else f"{settings.role}: {text}", flush=True)
 
     worker = Worker(settings, say)
