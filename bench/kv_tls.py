@@ -1,0 +1,87 @@
+"""What mutual TLS costs the KV channel: python -m bench.kv_tls
+
+One transfer of 512 frames of 1 MiB over loopback through source and sink as they are, plain and
+with TLS by turns; both ends are in this process, so the CPU is that of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from cluster import certs
+from engine.messages import Frame
+from engine.pieces import Piece
+from kvtransfer.frames import Expectation
+from kvtransfer.sink import KVSink
+from kvtransfer.source import KVSource
+from protocol.security import LOOPBACK, Security
+from protocol.tls import TlsFiles
+
+FRAMES = 512
+FRAME_BYTES = 1 << 20
+ROUNDS = 7
+_PIECES = [Piece(0, 2, block, 1) for block in range(FRAMES)]
+
+
+class Ends:
+    """A source and a sink; every frame goes through the same slot."""
+
+    def __init__(self, security: Security) -> None:
+        self._source, self._sink = KVSource("token", security), KVSink("token", security)
+        self._endpoint = self._source.start("127.0.0.1", 0)
+        self._sent = memoryview(bytearray(secrets.token_bytes(FRAME_BYTES)))
+        self._got = memoryview(bytearray(FRAME_BYTES))
+
+    async def transfer(self) -> tuple[float, float]:
+        """Seconds, and CPU seconds, of one transfer."""
+        name = secrets.token_bytes(16)
+        outlet = self._source.open(name, lambda _, size: self._sent[:size])
+        for i, piece in enumerate(_PIECES):
+            last = i == FRAMES - 1
+            outlet.put(Frame(1, i, 0, piece, FRAME_BYTES, last=last), lambda: None)
+        expectation = Expectation(name, _PIECES, FRAME_BYTES // 2)
+        began, cpu = time.perf_counter(), time.process_time()
+        pull = self._sink.open(
+            self._endpoint, expectation, lambda _, size: self._got[:size], lambda *_: None
+        )
+        for _ in range(FRAMES):
+            pull.add_slot(0)
+        await self._sink.finish(pull)
+        spent = time.perf_counter() - began, time.process_time() - cpu
+        self._source.close(outlet)
+        return spent
+
+    def close(self) -> None:
+        self._sink.close()
+        self._source.stop()
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        certs.init(folder, [])
+        ca, cert, key = (str(folder / f) for f in ("ca.pem", "localhost.pem", "localhost.key"))
+        kinds = {
+            "plain": Ends(LOOPBACK),
+            "TLS": Ends(Security(TlsFiles(ca=ca, cert=cert, key=key))),
+        }
+    spent: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    for _ in range(ROUNDS):
+        for kind, ends in kinds.items():
+            spent[kind].append(await ends.transfer())
+    gigabytes = FRAMES * FRAME_BYTES / 1e9
+    for kind, times in spent.items():
+        rate = gigabytes * 1000 / median(seconds for seconds, _ in times)
+        cpu = median(cpu for _, cpu in times) / gigabytes
+        print(f"{kind:6} {rate:5.0f} MB/s  {cpu:.2f} CPU s/GB")
+    for ends in kinds.values():
+        ends.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
