@@ -2,68 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-
-import aiohttp
 import msgspec
 
-from bench.workload import Outcome, Timing, Workload, summarise
+from bench.report import median
+from bench.serve.client import Clock, send, session
+from bench.serve.dialect import Body, Dialect
+from bench.serve.loop import Loop
+from bench.serve.options import Options
+from bench.serve.plan import Item, Piece
+from bench.serve.records import Record
+from bench.workload import Outcome, Workload
 
-
-class _Choice(msgspec.Struct):
-    token_ids: list[int] = []
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    error: dict[str, object] | None = None
-
-
-_decode = msgspec.json.Decoder(_Chunk).decode
-
-
-async def _request(
-    session: aiohttp.ClientSession, url: str, model: str, prompt: list[int], tokens: int
-) -> Timing:
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
-    timing = Timing()
-    sent = time.perf_counter()
-    async with session.post(f"{url}/v1/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.content:
-            if not line.startswith(b"data: {"):
-                continue
-            chunk = _decode(line[6:])
-            if chunk.error is not None:
-                raise RuntimeError(f"the stream ended in an error: {chunk.error}")
-            count = sum(len(choice.token_ids) for choice in chunk.choices)
-            if count:
-                timing.token(time.perf_counter() - sent, count)
-    if timing.tokens != tokens:
-        raise RuntimeError(f"{timing.tokens} tokens came, {tokens} were asked for")
-    return timing
+WORDS = Dialect(ids=True, token_ids=True, usage=False)
 
 
 async def run_http(url: str, model: str, workload: Workload) -> Outcome:
-    waiting = workload.prompts()
-    timings: list[Timing] = []
+    """Raises RuntimeError for a request that does not end as asked."""
+    options = Options(url=url, model=model, concurrency=workload.streams, ignore_eos=True)
+    body, prompts = Body(options, model, WORDS), workload.prompts()
+    pieces, output = (Piece("own", workload.prompt_tokens),), workload.output_tokens
+    clock = Clock()
+    async with session(options) as http:
 
-    async def stream(session: aiohttp.ClientSession) -> None:
-        while waiting:
-            prompt = waiting.pop()
-            timings.append(await _request(session, url, model, prompt, workload.output_tokens))
+        async def one(item: Item, record: Record) -> None:
+            encoded = body.json(msgspec.json.encode(prompts[item.number]), item.output)
+            await send(http, f"{url}/v1/completions", encoded, record, clock)
 
-    timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        began = time.perf_counter()
-        await asyncio.gather(*(stream(session) for _ in range(workload.streams)))
-        return summarise(timings, time.perf_counter() - began)
+        loop = Loop(one, clock)
+        items = (Item(i, 0.0, pieces, output) for i in range(workload.requests))
+        await loop.closed(items, workload.streams, None)
+    return _outcome(loop.records, clock())
+
+
+def _outcome(records: list[Record], wall_s: float) -> Outcome:
+    for r in records:
+        if not r.ok:
+            raise RuntimeError(f"a request failed: {r.error}: {r.message}")
+        if r.output != r.asked:
+            raise RuntimeError(f"{r.output} tokens came, {r.asked} were asked for")
+    return Outcome(
+        median([r.ttft_from_sent or 0.0 for r in records]) * 1e3,
+        median([r.tpot or 0.0 for r in records]) * 1e3,
+        sum(r.output for r in records) / wall_s,
+    )

@@ -41,10 +41,11 @@ def cdf(key: str, results: Sequence[Result], names: Sequence[str]) -> go.Figure:
         figure.add_scatter(x=values, y=GRID[: len(values)], name=name, line={"color": _color(i)})
     goal = results[0].config.get(key.replace("_ms", "_slo_ms"))
     if goal is not None:
-        figure.add_vline(x=goal, line_dash="dot", annotation_text="objective")
+        line = {"color": "#64748b", "dash": "dot"}
+        figure.add_scatter(x=[goal, goal], y=[0, 1], name="objective", mode="lines", line=line)
     figure.update_xaxes(type="log" if _wide(key, results) else "linear")
     figure.update_yaxes(range=[0, 1.02])
-    figure.update_layout(showlegend=len(results) > 1)
+    figure.update_layout(showlegend=len(results) > 1 or goal is not None)
     return figure
 
 
@@ -103,6 +104,8 @@ def over_time(
         lines = [(name, of.timeline, values) for name, of in zip(names, results, strict=True)]
     for i, (name, timeline, of_timeline) in enumerate(lines):
         found = of_timeline(timeline)
+        if name == "failed" and not any(found):
+            continue
         x = [timeline.step_s * (k + 0.5) for k in range(len(found))]
         figure.add_scatter(x=x, y=found, name=name, line={"color": _color(i)})
     figure.update_layout(showlegend=len(lines) > 1)

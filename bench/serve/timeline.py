@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.serve.records import Record
 
-STRETCHES = 200
+STRETCHES = 120
 MAX_POINTS = 4000
 
 
@@ -34,9 +34,9 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 def step(span_s: float) -> float:
-    """0.1, 0.2, 0.5, 1, 2, ... seconds: the least with at most STRETCHES of them."""
-    found = 0.1
-    for factor in cycle((2.0, 2.5, 2.0)):
+    """0.5, 1, 2, 5, ... seconds: the least with at most STRETCHES of them."""
+    found = 0.5
+    for factor in cycle((2.0, 2.0, 2.5)):
         if span_s / found <= STRETCHES:
             return found
         found *= factor

@@ -158,13 +158,13 @@ def test_the_generator_tells_on_itself() -> None:
 
 def test_a_timeline_counts_everything_once() -> None:
     found = timeline(RECORDS)
-    assert found.step_s == 0.1
+    assert found.step_s == 0.5
     assert sum(found.completed) * found.step_s == pytest.approx(3)
     assert sum(found.failed) * found.step_s == pytest.approx(2)
     assert sum(found.output_tokens) * found.step_s == pytest.approx(8, abs=0.01)
     busy = sum(r.ended - r.sent for r in RECORDS)
     assert sum(found.in_flight) * found.step_s == pytest.approx(busy, abs=0.01)
-    assert [step(s) for s in (1, 21, 90, 150, 3600)] == [0.1, 0.2, 0.5, 1.0, 20.0]
+    assert [step(s) for s in (1, 61, 130, 400, 3600)] == [0.5, 1.0, 2.0, 5.0, 50.0]
 
 
 def _result(options: Options, keep: bool = False) -> Result:

@@ -16,9 +16,11 @@ import pytest
 from rich.console import Console
 
 from bench.canned import MODEL, Canned, Fault, Manner
+from bench.http_load import run_http
 from bench.serve.options import Options
 from bench.serve.result import Result, read
 from bench.serve.run import run
+from bench.workload import Workload
 from protocol.errors import StartupError
 
 QUIET = Console(quiet=True)
@@ -76,7 +78,7 @@ async def test_times_count_from_when_a_request_was_due() -> None:
 async def test_a_closed_loop_holds_its_number_for_its_time() -> None:
     found, _ = await _run(Manner(0.05), concurrency=3, duration_s=0.6, output="3")
     assert found.summary.ok == pytest.approx(3 * 0.6 / 0.05, abs=8)
-    assert max(found.timeline.in_flight) == pytest.approx(3.0, abs=0.2)
+    assert found.timeline.in_flight[0] == pytest.approx(3.0, abs=0.3)
 
 
 @pytest.mark.parametrize(
@@ -219,3 +221,14 @@ def test_mistakes_end_with_2() -> None:
     done = subprocess.run(_command("serve", "--rate", "0"), capture_output=True, text=True)
     assert done.returncode == 2
     assert "baton bench: --rate: must be above 0, not 0.0" in done.stderr
+
+
+async def test_the_stack_bench_uses_it() -> None:
+    workload = Workload(3, 6, 16, 5, vocab=500, seed=1)
+    async with Canned(Manner(0.05, 0.02)).serving() as url:
+        found = await run_http(url, MODEL, workload)
+    assert found.ttft_ms == pytest.approx(50, abs=25)
+    assert found.tpot_ms == pytest.approx(20, abs=8)
+    async with Canned(Manner(faults=("cut",))).serving() as url:
+        with pytest.raises(RuntimeError, match="cut short"):
+            await run_http(url, MODEL, workload)
