@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from bench.chaos import BUSY_ROUTER, EXACT
 from bench.local_cluster import LocalCluster, local_cluster
+from bench.standalone import Standalone
 from cluster.models import demo_path
 from engine.core import Engine, EngineConfig
 from prefill_worker.policy import plan
@@ -52,3 +55,27 @@ async def workers(cluster: LocalCluster) -> list[WorkerRecord]:
 
 async def worker(cluster: LocalCluster, role: str) -> WorkerRecord:
     return next(w for w in await workers(cluster) if w.role == role)
+
+
+CLIENT_KEY = "sk-of-a-client"
+
+
+@pytest.fixture(scope="session")
+async def small_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Standalone]:
+    """One worker of each role without Ray, for clients that have a key."""
+    folder = tmp_path_factory.mktemp("small")
+    keys = folder / "keys.yaml"
+    keys.write_text(json.dumps({CLIENT_KEY: "clients"}))
+    keys.chmod(0o600)
+    pool = Standalone(
+        folder,
+        roles=("prefill", "decode"),
+        worker_options=EXACT,
+        router_options=(*BUSY_ROUTER, "--api-keys", str(keys)),
+    )
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+    assert not pool.left()
