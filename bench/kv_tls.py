@@ -62,25 +62,25 @@ class Ends:
 
 
 async def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        certs.init(folder, [])
-        ca, cert, key = (str(folder / f) for f in ("ca.pem", "localhost.pem", "localhost.key"))
-        kinds = {
-            "plain": Ends(LOOPBACK),
-            "TLS": Ends(Security(TlsFiles(ca=ca, cert=cert, key=key))),
-        }
-    spent: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    for _ in range(ROUNDS):
-        for kind, ends in kinds.items():
-            spent[kind].append(await ends.transfer())
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = {"plain": Ends(LOOPBACK), "TLS": Ends(_with_tls(Path(folder)))}
+        spent: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+        for _ in range(ROUNDS):
+            for kind, ends in kinds.items():
+                spent[kind].append(await ends.transfer())
+        for ends in kinds.values():
+            ends.close()
     gigabytes = FRAMES * FRAME_BYTES / 1e9
     for kind, times in spent.items():
         rate = gigabytes * 1000 / median(seconds for seconds, _ in times)
         cpu = median(cpu for _, cpu in times) / gigabytes
         print(f"{kind:6} {rate:5.0f} MB/s  {cpu:.2f} CPU s/GB")
-    for ends in kinds.values():
-        ends.close()
+
+
+def _with_tls(folder: Path) -> Security:
+    certs.init(folder, [])
+    ca, cert, key = (str(folder / name) for name in ("ca.pem", "localhost.pem", "localhost.key"))
+    return Security(TlsFiles(ca=ca, cert=cert, key=key))
 
 
 if __name__ == "__main__":
