@@ -98,7 +98,7 @@ class Reporter:
     def _waiting(self, names: tuple[str, ...], left_s: float) -> str:
         """Whom it waits for, with the last that each has said."""
         said = [f"{n} ({self._doing[n]})" if self._doing.get(n) else n for n in names]
-        return f"waiting for {', '.join(said)}, {left_s:.0f} s left"
+        return f"{left_s:.0f} s left for {', '.join(said)}"
 
     def _progress(self, text: str) -> None:
         """How far it is: on a terminal the spinner says so, elsewhere a line now and then."""

@@ -62,9 +62,7 @@ def test_progress_is_sparse_when_not_a_terminal() -> None:
     now += 6.0
     report(Waiting(("prefill", "decode"), 144.0))
     last = out.getvalue().splitlines()[-1].strip()
-    assert last == (
-        "waiting for prefill (importing torch), decode (loading weights 90%), 144 s left"
-    )
+    assert last == "144 s left for prefill (importing torch), decode (loading weights 90%)"
 
 
 def test_a_download_says_how_far_it_is() -> None:
