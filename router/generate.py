@@ -66,6 +66,7 @@ class Wanted(NamedTuple):
     keys: Sequence[bytes]  # of the prompt's full blocks
     arrived: float  # on time.perf_counter
     patience: Patience
+    streamed: bool = True  # to a client, who may be slow
 
 
 class Generation:
@@ -79,7 +80,8 @@ class Generation:
         self._wanted = wanted
         self._request = wanted.request
         self._fingerprint = self._pool.model.fingerprint if self._pool.model else ""
-        self._mailbox = Mailbox(self._settings.client_buffer_tokens)
+        most = wanted.request.sampling.max_tokens
+        self._mailbox = Mailbox(self._settings.client_buffer_tokens if wanted.streamed else most)
         self._emitted: list[int] = []
         self._failed_at: set[str] = set()
         self._pending: Batch | None = None  # trouble that came together with tokens

@@ -84,7 +84,7 @@ def _choices(
     for index, request in enumerate(requests):
         if request.prompt is not last:  # the choices of a prompt share it
             last, keys = request.prompt, block_keys(request.cache_root, request.prompt)
-        wanted = Wanted(request, keys, origin.arrived, origin.patience)
+        wanted = Wanted(request, keys, origin.arrived, origin.patience, body.stream)
         text = TextStream(
             state.vocabulary.detokenizer(skip_special=plan.manner.skip_special),
             body.stop,

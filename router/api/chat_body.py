@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from protocol.sampling import MAX_LOGPROBS
-from router.api.checks import about
+from router.api.checks import Integer, about
 from router.api.fields import ABSENT, GenerationBody
 from router.api.parse import parse
 from router.api.unsupported import OF_CHATS
@@ -23,10 +23,10 @@ class ChatBody(GenerationBody):
     taken, and nothing depends on them."""
 
     messages: Messages
-    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)  # None: what fits the model
-    max_tokens: int | None = Field(None, ge=1, lt=2**31)  # its older name
+    max_completion_tokens: Integer | None = Field(None, ge=1, lt=2**31)  # None: what fits the model
+    max_tokens: Integer | None = Field(None, ge=1, lt=2**31)  # its older name
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: Integer | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Tools | None = None
     tool_choice: ToolChoice = ABSENT
     parallel_tool_calls: bool = True
@@ -63,13 +63,6 @@ class ChatBody(GenerationBody):
     def _top_needs_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise about("top_logprobs", "top_logprobs is only allowed with logprobs=true")
-        return self
-
-    @model_validator(mode="after")
-    def _parallel_needs_tools(self) -> Self:
-        if "parallel_tool_calls" in self.model_fields_set and not self.tools:
-            message = "parallel_tool_calls is only allowed with tools"
-            raise about("parallel_tool_calls", message)
         return self
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from protocol.sampling import BIAS_RANGE, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
@@ -71,10 +71,16 @@ def _check_text(value: str, path: str) -> str:
 
 
 def _check_ids(value: list[Any], path: str = "") -> list[int]:
-    for place, item in enumerate(value):
+    ids = value if all(type(item) is int for item in value) else [_whole(item) for item in value]
+    for place, item in enumerate(ids):
         if type(item) is not int or item < 0:
             raise bad(f"{path}[{place}] must be a token id (an integer from 0), not {show(item)}")
-    return value
+    return ids
+
+
+def _whole(value: Any) -> Any:
+    """JSON does not tell 5.0 from 5."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _check_stop_ids(value: Any) -> tuple[int, ...]:
@@ -117,6 +123,7 @@ _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems":
 _STOP = {**_TEXT, "maxLength": MAX_STOP_CHARS}
 _BIAS = {"type": "number", "minimum": BIAS_RANGE[0], "maximum": BIAS_RANGE[1]}
 
+Integer = Annotated[int, BeforeValidator(_whole)]
 Prompts = Annotated[
     list[Prompt],
     PlainValidator(_check_prompts),

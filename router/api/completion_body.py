@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from protocol.sampling import MAX_LOGPROBS
-from router.api.checks import Prompts, about
+from router.api.checks import Integer, Prompts, about
 from router.api.fields import MAX_CHOICES, GenerationBody
 from router.api.parse import parse
 from router.api.unsupported import OF_COMPLETIONS
@@ -21,13 +21,15 @@ class CompletionBody(GenerationBody):
     """A completion request as the client sent it, once checked."""
 
     prompt: Prompts
-    max_tokens: int = Field(16, ge=0, lt=2**31)
-    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    max_tokens: Integer = Field(16, ge=0, lt=2**31)
+    best_of: Integer | None = Field(None, ge=1, le=MAX_CHOICES)
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)  # vLLM's
+    logprobs: Integer | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: Integer | None = Field(None, ge=0, le=MAX_LOGPROBS)  # vLLM's
     add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = Field(None, ge=1, lt=2**31)  # the last so many are kept
+    truncate_prompt_tokens: Integer | None = Field(
+        None, ge=1, lt=2**31
+    )  # the last so many are kept
 
     @property
     def candidates(self) -> int:

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from protocol.request import PRIORITIES
-from router.api.checks import Bias, StopIds, Stops, about
+from router.api.checks import Bias, Integer, StopIds, Stops, about
+from router.chat.source import MAX_SCHEMA_CHARS
 from router.chat.structured import (
     GUIDED,
-    MAX_SCHEMA_CHARS,
     ResponseFormat,
     StructuredOutputs,
 )
@@ -39,17 +39,17 @@ class GenerationBody(BaseModel):
     model_config = STRICT
 
     model: str
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    n: Integer = Field(1, ge=1, le=MAX_CHOICES)
     temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
-    top_k: int = Field(0, ge=-1, lt=2**31)  # 0 and -1: off
+    top_k: Integer = Field(0, ge=-1, lt=2**31)  # 0 and -1: off
     min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
     presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float = Field(1.0, gt=0, le=10, allow_inf_nan=False)
     logit_bias: Bias = ()
-    min_tokens: int = Field(0, ge=0, lt=2**31)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    min_tokens: Integer = Field(0, ge=0, lt=2**31)
+    seed: Integer | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Stops = ()
     stop_token_ids: StopIds = ()
     include_stop_str_in_output: bool = False
@@ -59,7 +59,7 @@ class GenerationBody(BaseModel):
     return_tokens_as_token_ids: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: int = Field(0, ge=PRIORITIES[0], le=PRIORITIES[1])  # lower runs earlier
+    priority: Integer = Field(0, ge=PRIORITIES[0], le=PRIORITIES[1])  # lower runs earlier
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     user: str | None = None  # a label of the caller's; nothing depends on it
     response_format: ResponseFormat = ABSENT

@@ -262,7 +262,6 @@ async def test_a_model_without_a_template(
         ({"chat_template": "{{ 7 }}"}, "chat_template", "operator"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "messages"),
         ({"tool_choice": "auto"}, "tool_choice", "with tools"),
-        ({"parallel_tool_calls": True}, "parallel_tool_calls", "with tools"),
         ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice", "must be"),
         ({"tools": [{"type": "search"}]}, "tools[0].type", "function"),
         ({"functions": []}, "functions", "use tools"),

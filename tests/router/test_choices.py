@@ -137,3 +137,10 @@ async def test_explanations_name_the_choice(start: Start) -> None:
         headers={"x-baton-explain": "1"},
     )
     assert [tried["choice"] for tried in response.json()["baton"]["attempts"]] == [0, 1]
+
+
+async def test_a_whole_answer_has_no_slow_client(start: Start) -> None:
+    """However quickly a worker brings it."""
+    cluster = await start(outputs(together=100), client_buffer_tokens=50)
+    body = (await cluster.post(prompt=PROMPT, n=3, max_tokens=900)).json()
+    assert body["usage"]["completion_tokens"] == 2700

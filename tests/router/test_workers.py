@@ -142,11 +142,16 @@ async def test_other_models_are_ignored(start: Start, caplog: pytest.LogCaptureF
     assert len([r for r in caplog.records if "fingerprint" in r.message]) == 2
 
 
-async def test_prefill_candidates_travel_with_the_request(start: Start) -> None:
+async def test_prefill_candidates_travel_with_the_request(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = await start(silent)
     cluster.prefill = [prefill(f"p{i}", cluster.model, draining=i == 0) for i in range(5)]
     state = cluster.app.state.router
     await until(lambda: len(state.pool.prefill) == 5)
+    await until(lambda: len(state.ledger.queues) == 6)
+    for books in (state.ledger, *state.ledger.queues.values()):  # no work gets done meanwhile
+        monkeypatch.setattr(books, "_clock", lambda: 0.0)
     tasks = [asyncio.create_task(cluster.post(prompt=[5] * n)) for n in (300, 200, 100, 50, 10)]
     [worker] = cluster.workers
     await until(lambda: len(worker.requests) == 5)
@@ -235,3 +240,19 @@ async def test_a_draining_worker_gets_nothing_new(start: Start) -> None:
     for _ in range(4):
         await cluster.post(prompt="hi", max_tokens=1)
     assert [len(w.requests) for w in cluster.workers] == [0, 4]
+
+
+async def test_nobody_beyond_this_machine_is_talked_to_without_tls(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = await start(silent)
+    far = prefill("p0", cluster.model, endpoint="10.9.8.7:1")
+    decode = msgspec.structs.replace(far, instance="d9", role="decode")
+    cluster.prefill = [far, decode, prefill("p1", cluster.model)]
+    pool = new_pool(cluster)
+    await pool.refresh()
+    await pool.refresh()
+    assert list(pool.prefill) == ["p1"] and "d9" not in pool.links
+    said = [r.message for r in caplog.records if "there is no TLS" in r.message]
+    assert len(said) == 4  # two workers, in the router's pool and in this one
+    await pool.close()
