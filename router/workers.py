@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from protocol.directory import ModelInfo, WorkerRecord
 from protocol.security import LOOPBACK, Security
 from router.link import DecodeLink
+from router.refusals import Refusals
 from router.step_model import PRIOR, StepModel, completed, parse, pooled
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Pool:
         self._typical_step = PRIOR
         self._model: ModelInfo | None = None
         self._security = security
-        self._refused: set[str] = set()
+        self._refusals = Refusals()
         self._silent = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -197,12 +198,8 @@ class Pool:
         for record in records:
             if self._security.permits(record.endpoint):
                 reachable.append(record)
-            elif record.instance not in self._refused:
-                self._refused.add(record.instance)
-                log.warning(
-                    "ignoring %s worker %s: it is not on this machine, and there is no TLS",
-                    *(record.role, record.endpoint),
-                )
+            else:
+                self._refusals.add(record, "it is not on this machine, and there is no TLS")
         return reachable
 
     def _same_model(self, records: list[WorkerRecord]) -> list[WorkerRecord]:
@@ -214,14 +211,8 @@ class Pool:
         for record in records:
             if self._model is None or _identity(record.model) == _identity(self._model):
                 same.append(record)
-            elif record.instance not in self._refused:
-                self._refused.add(record.instance)
-                log.warning(
-                    "ignoring %s worker %s: its %s has fingerprint %s (%s), expected %s (%s)",
-                    *(record.role, record.endpoint, record.model.id),
-                    *(record.model.fingerprint, record.model.precision),
-                    *(self._model.fingerprint, self._model.precision),
-                )
+            else:
+                self._refusals.other_model(record, self._model)
         return same
 
 

@@ -102,7 +102,8 @@ async def test_a_busy_holder_is_asked_for_the_blocks_instead(start: Start) -> No
     [submit] = submits(cluster)
     first = submit.prefill[0]
     assert first.instance == "p0"
-    assert (first.fetch.instance, first.fetch.endpoint, first.fetch.blocks) == ("p1", "127.0.0.1:101", 19)
+    fetch = first.fetch
+    assert (fetch.instance, fetch.endpoint, fetch.blocks) == ("p1", "127.0.0.1:101", 19)
 
 
 async def test_a_prompt_that_is_cached_at_a_decode_worker_stays_there(start: Start) -> None:

@@ -243,16 +243,18 @@ async def test_a_draining_worker_gets_nothing_new(start: Start) -> None:
 
 
 async def test_nobody_beyond_this_machine_is_talked_to_without_tls(
-    start: Start, caplog: pytest.LogCaptureFixture
+    model_info: ModelInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster = await start(silent)
-    far = prefill("p0", cluster.model, endpoint="10.9.8.7:1")
+    far = prefill("p0", model_info, endpoint="10.9.8.7:1")
     decode = msgspec.structs.replace(far, instance="d9", role="decode")
-    cluster.prefill = [far, decode, prefill("p1", cluster.model)]
-    pool = new_pool(cluster)
+
+    async def listed() -> list[WorkerRecord]:
+        return [far, decode, prefill("p1", model_info)]
+
+    pool = Pool(listed, model_id=MODEL, token=TOKEN, refresh_s=9.0)
     await pool.refresh()
     await pool.refresh()
-    assert list(pool.prefill) == ["p1"] and "d9" not in pool.links
+    assert list(pool.prefill) == ["p1"] and not pool.links
     said = [r.message for r in caplog.records if "there is no TLS" in r.message]
-    assert len(said) == 4  # two workers, in the router's pool and in this one
+    assert len(said) == 2  # once for each
     await pool.close()
