@@ -26,7 +26,7 @@ async def plan_chat(state: RouterState, body: ChatBody, model: ModelInfo) -> Pla
         add_generation_prompt=body.add_generation_prompt,
         options=body.chat_template_kwargs,
     )
-    most = _most(body, len(ids), model)
+    most = _most(state, body, len(ids), model)
     shows = ChatShows(body.logprobs, body.return_token_ids)
     naming = Naming(state.vocabulary, body.return_tokens_as_token_ids)
     manner = manner_of(state, body, tracked=body.logprobs)
@@ -48,14 +48,17 @@ async def plan_chat(state: RouterState, body: ChatBody, model: ModelInfo) -> Pla
     )
 
 
-def _most(body: ChatBody, prompt: int, model: ModelInfo) -> int:
-    """Output tokens: what fits the model, where the client does not say."""
+def _most(state: RouterState, body: ChatBody, prompt: int, model: ModelInfo) -> int:
+    """Output tokens: what fits the model and every decode worker, where the client does not say."""
     room = Room("messages", body.output_field)
-    if body.most is None:
-        room.check(prompt, max(1, body.min_tokens), model)
-        return model.max_model_len - prompt
-    room.check(prompt, body.most, model)
-    return body.most
+    if body.most is not None:
+        room.check(prompt, body.most, model)
+        return body.most
+    least = max(1, body.min_tokens)
+    room.check(prompt, least, model)
+    pools = [link.load().kv_total for link in state.pool.links.values() if link.attached]
+    held = min((tokens for tokens in pools if tokens), default=model.max_model_len)
+    return max(least, min(model.max_model_len, held) - prompt)
 
 
 def _no_template(state: RouterState) -> ApiError:

@@ -14,7 +14,8 @@ import pytest
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
-from tests.router.conftest import MODEL, Cluster, Start, served
+from protocol import wire_pb2 as pb
+from tests.router.conftest import MODEL, Cluster, Start, served, until
 from tests.router.fake_worker import expected, logprob_of, outputs, speaks
 
 EOS = 0
@@ -79,6 +80,16 @@ async def test_without_a_bound_the_answer_may_fill_the_context(start: Start) -> 
     for name in ("max_completion_tokens", "max_tokens"):
         await cluster.chat(**{name: 7})
         assert cluster.workers[0].requests[-1].request.sampling.max_tokens == 7
+
+
+async def test_without_a_bound_the_answer_fits_the_workers(start: Start) -> None:
+    cluster = await start(speaks([70, EOS]))
+    cluster.workers[0].load = pb.Load(kv_tokens_free=500, kv_tokens_total=640)
+    [link] = cluster.app.state.router.pool.links.values()
+    await until(lambda: link.load().kv_total == 640)
+    assert (await cluster.chat()).status_code == 200
+    request = cluster.workers[0].requests[0].request
+    assert len(request.prompt) + request.sampling.max_tokens == 640
 
 
 async def test_what_the_template_gets(start: Start, tokenizer: Tokenizer) -> None:
