@@ -24,7 +24,7 @@ up: $(VENV)/installed
 down: $(VENV)/installed
 	$(BIN)/baton down
 
-test: $(VENV)/installed-dev
+test: $(VENV)/installed-dev $(VENV)/installed-litellm
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: $(VENV)/installed-dev
@@ -44,7 +44,7 @@ proto: $(VENV)/installed-dev
 # a file that had this hash when the pin was made.
 lock: $(VENV)/created
 	$(PIP) install "uv==$(UV)"
-	for name in requirements requirements-dev; do \
+	for name in requirements requirements-dev requirements-litellm; do \
 		$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --upgrade --no-header \
 			--no-annotate --no-emit-index-url --python-version 3.11 \
 			--output-file $$name.lock $$name.in && \
@@ -92,4 +92,12 @@ $(VENV)/installed: requirements.txt pyproject.toml $(VENV)/torch-$(TORCH)
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	@echo "setting up: pinned dependencies of tests and checks"
 	@$(PIP) install --require-hashes -r requirements-dev.txt
+	@touch $@
+
+# Clients under test that want other versions than Baton.
+$(VENV)/installed-litellm: requirements-litellm.txt $(VENV)/created
+	@echo "setting up: litellm, to be tested against"
+	@$(PYTHON) -m venv --clear $(VENV)/litellm
+	@$(VENV)/litellm/bin/python -m pip --disable-pip-version-check --quiet install \
+		--require-hashes -r $<
 	@touch $@

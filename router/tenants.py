@@ -67,7 +67,8 @@ class Tenants:
             if hmac.compare_digest(given, digest):
                 found = tenant
         if found is None:
-            raise unauthorized("the API key is not known here")
+            # OpenAI's words: litellm tells an AuthenticationError by them.
+            raise unauthorized("Incorrect API key provided: it is not known here")
         return found
 
 
