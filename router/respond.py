@@ -27,6 +27,7 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_MANY = 256  # tokens with log-probabilities, from which an answer is laid out in a thread
 _STUCK_S = 30.0  # beyond its deadline: for a client that neither reads nor hangs up
 
 
@@ -65,7 +66,11 @@ class GenerationResponse(Response):
     async def _whole(self, send: Send) -> None:
         job = self._job
         answers = await job.answers()
-        body = job.form.whole(answers, job.usage(), job.explanation())
+        given = (answers, job.usage(), job.explanation())
+        if sum(len(answer.shown) + len(answer.prompt_logprobs) for answer in answers) > _MANY:
+            body = await asyncio.to_thread(job.form.whole, *given)
+        else:
+            body = job.form.whole(*given)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

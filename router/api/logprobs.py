@@ -52,13 +52,13 @@ def of_chat(shown: Sequence[Shown], naming: Naming) -> ChatLogprobs:
 def _token(shown: Shown, naming: Naming) -> TokenLogprob:
     values = shown.logprobs
     assert values is not None
-    data = naming.vocabulary.bytes_of
+    octets = naming.vocabulary.octets_of
     top = [
-        TopLogprob(naming.name(token), finite(logprob), list(data(token)))
+        TopLogprob(naming.name(token), finite(logprob), octets(token))
         for token, logprob in zip(values.top_tokens, values.top_logprobs, strict=True)
     ]
     name = naming.name(shown.token)
-    return TokenLogprob(name, finite(values.logprob), list(data(shown.token)), top)
+    return TokenLogprob(name, finite(values.logprob), octets(shown.token), top)
 
 
 def of_prompt(

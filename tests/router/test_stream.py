@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 from tokenizers import Tokenizer
 
 from protocol import wire_pb2 as pb
@@ -158,12 +159,13 @@ async def test_a_client_that_hangs_up_frees_the_worker(start: Start) -> None:
     assert re.search(r'baton_requests_waiting{model="tiny",[^}]*} 0.0\n', page)
 
 
-async def test_a_slow_client_loses_only_its_own_request(start: Start) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_slow_client_loses_only_its_own_request(start: Start, n: int) -> None:
     """Straight to the application, with a send that blocks after the first chunk."""
     cluster = await start(outputs(delay=0.001), client_buffer_tokens=50)
     reads = asyncio.Event()
     sent: list[bytes] = []
-    body = {"model": MODEL, "prompt": [5, 6], "max_tokens": 400, "stream": True}
+    body = {"model": MODEL, "prompt": [5, 6], "max_tokens": 400, "stream": True, "n": n}
     asked = False
 
     async def receive() -> dict[str, Any]:
@@ -181,13 +183,14 @@ async def test_a_slow_client_loses_only_its_own_request(start: Start) -> None:
     scope = {
         **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"},
         **{"path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b""},
-        **{"headers": [], "root_path": "", "scheme": "http", "server": ("router", 80)},
+        **{"root_path": "", "scheme": "http", "server": ("router", 80)},
+        "headers": [(b"content-type", b"application/json")],
     }
     slow = asyncio.create_task(cluster.app(scope, receive, send))
     await until(lambda: bool(sent))
     other = await cluster.post(prompt=[7], max_tokens=300)
     assert other.json()["usage"]["completion_tokens"] == 300
-    await until(lambda: len(cluster.workers[0].cancelled) == 1)
+    await until(lambda: len(cluster.workers[0].cancelled) == n)
     reads.set()
     await slow
     assert b"client_too_slow" in sent[-1]
