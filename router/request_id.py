@@ -7,7 +7,10 @@ import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_SANE = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
+SANE = "^[A-Za-z0-9._:-]{1,128}$"
+"""What an id must be like to come back, as a regular expression for lines without an end."""
+
+_SANE = re.compile(SANE[:-1].encode() + rb"\Z")
 
 
 class RequestIdMiddleware:

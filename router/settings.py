@@ -31,6 +31,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     client_buffer_tokens: int = 1024  # tokens a client may lag behind before it loses its request
     refresh_s: float = 0.5  # between two looks into the directory
     max_body_bytes: int = 8 * 1024 * 1024
+    body_timeout_s: float = 30.0  # for a request's headers, and again for its body
     metrics_host: str = "127.0.0.1"  # this router's own metrics, whoever shares its ingress
     metrics_port: int = 0  # 0: any free one
     adds_request_id: bool = True  # False where the proxy in front adds x-request-id itself

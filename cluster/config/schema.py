@@ -125,6 +125,9 @@ class RouterSection(Section):
 
 class LimitsSection(Section):
     max_body_bytes: int = key(8 * 2**20, "Bytes of a request's body.", ge=1024, le=2**30)
+    body_timeout_s: float = key(
+        30.0, "Seconds to a request's headers, and again to its body.", gt=0, le=3600
+    )
     max_requests: int = key(1024, "Requests in a router at once, of one priority.", ge=1)
     request_timeout_s: float = key(
         600.0, "Seconds from a request's arrival to its end.", gt=0, le=3600

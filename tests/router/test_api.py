@@ -190,7 +190,8 @@ async def test_a_large_body_without_a_length_is_refused_as_well(start: Start) ->
         for _ in range(20):
             yield b"x" * 100
 
-    response = await cluster.client.post("/v1/completions", content=parts())
+    kind = {"content-type": "application/json"}
+    response = await cluster.client.post("/v1/completions", content=parts(), headers=kind)
     assert response.status_code == 413
 
 
