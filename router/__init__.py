@@ -4,11 +4,12 @@ One line per module, in the order a request meets them:
 
     app          routes, lifespan; over ``state`` (all a router holds) and ``settings``
     request_id   a header on every response
-    intake       from an HTTP request to a job, by the next seven
+    intake       from an HTTP request to a job, by the next eight
     body         reads and decodes the HTTP body
     api          what OpenAI's API says: bodies in, responses out
     chat         messages to a prompt, tools to a grammar, text to tool calls
     vocabulary   the model's tokenizer, and what its tokens say; ``tokens``: prompt to token ids
+    formats      the model's chat template and grammars, built once
     plan         what a body asks for; ``completion_plan``, ``chat_plan``, ``room``
     job          the choices of a request, and all that answering it takes
     respond      answers the job, streamed or whole; ``merge`` makes its choices one stream
