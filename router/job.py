@@ -90,8 +90,8 @@ class Job(NamedTuple):
 
 
 def best(answers: Sequence[Answer], n: int, candidates: int) -> list[Answer]:
-    """Of each prompt's ``candidates`` answers the ``n`` of the greatest log-probability, best
-    first; numbered anew."""
+    """Of each prompt's ``candidates`` answers the ``n`` of the greatest log-probability per
+    token, as OpenAI ranks them, best first; numbered anew."""
     if n == candidates:
         return list(answers)
     kept = []
@@ -124,6 +124,6 @@ class _Parts:
             self._ids,
             self._shown,
             self._finish,
-            choice.logprob,
+            choice.logprob / max(1, choice.used),
             choice.generation.prompt_logprobs,
         )
