@@ -107,7 +107,8 @@ class Watcher:
                 while len(body) < _PAGE_BYTES and (more := await reply.content.read(_PAGE_BYTES)):
                     body += more
                 if reply.status != 200:
-                    raise NoAnswer(f"{url} answers {reply.status} {reply.reason}")
+                    hint = "; set BATON_API_KEY to a key that it knows" * (reply.status == 401)
+                    raise NoAnswer(f"{url} answers {reply.status} {reply.reason}{hint}")
                 return body
         except aiohttp.InvalidURL:
             raise NoAnswer(f"{url} is no address: expected http://HOST:PORT") from None

@@ -96,7 +96,7 @@ def _engine(worker: WorkerView) -> str:
 
 
 def _requests(router: RouterView) -> list[Text]:
-    ended = "  ".join(f"{status} {count}" for status, count in router.requests.items()) or "none"
+    ended = "  ".join(f"{status}: {count}" for status, count in router.requests.items()) or "none"
     lines = [
         Text.assemble(
             ("requests  ", "dim"),

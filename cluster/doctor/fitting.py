@@ -66,6 +66,8 @@ def ways(plan: Plan, front_bytes: int, *, cluster: bool) -> str:
         tokens = kv_tokens_that_fit(half)
         if half.fits or tokens:
             found.append("--dtype bfloat16" + ("" if half.fits else f" --kv-tokens {tokens}"))
+    if not found and cluster:
+        found += filter(None, [_smallest(plan, front_bytes)])
     missing = size(plan.needed - plan.room)
     return " or ".join(found) or f"free {missing} more, or take a smaller model"
 
@@ -93,6 +95,17 @@ def _fewer_workers(plan: Plan, front_bytes: int) -> str:
         counts[role] -= 1
         needed -= size_of[role]
     return f"--prefill {counts.get('prefill', 0)} --decode {counts.get('decode', 0)}"
+
+
+def _smallest(plan: Plan, front_bytes: int) -> str:
+    """Flags for one engine of each pool, with as much KV as fits and was asked for."""
+    pools = tuple(msgspec.structs.replace(pool, count=1) for pool in plan.engines)
+    gone = sum(pool.count - 1 for pool in plan.engines)
+    small = Plan(plan.place, plan.free, pools, plan.others - gone * front_bytes)
+    asked = (p.each.kv // p.each.kv_bytes_per_token for p in pools if p.each.kv_bytes_per_token)
+    tokens = min([kv_tokens_that_fit(small), *asked])
+    workers = " ".join(f"--{pool.role} 1" for pool in pools)
+    return f"{workers} --kv-tokens {tokens}" if tokens else ""
 
 
 def _in_bfloat16(plan: Plan) -> Plan:

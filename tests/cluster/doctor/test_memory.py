@@ -76,6 +76,19 @@ def test_fewer_workers_keep_one_that_decodes() -> None:
     assert "--prefill" not in fitting.ways(one, 0, cluster=False)
 
 
+def test_fewer_workers_with_less_kv_each_where_neither_is_enough_alone() -> None:
+    big = msgspec.structs.replace(ENGINE, dtype="bfloat16", kv=16 * GIB)
+    fronts = GIB // 10
+    many = (Engines("prefill", 9, big), Engines("decode", 9, big))
+    plan = Plan("memory", 14 * GIB, many, 18 * fronts)
+    told = fitting.ways(plan, fronts, cluster=True)
+    flags, _, tokens = told.rpartition(" ")
+    assert flags == "--prefill 1 --decode 1 --kv-tokens"
+    one = msgspec.structs.replace(big, kv=int(tokens) * PER_TOKEN)
+    pools = (Engines("prefill", 1, one), Engines("decode", 1, one))
+    assert Plan("memory", 14 * GIB, pools, 2 * fronts).fits
+
+
 def test_where_nothing_fits_it_says_what_is_missing() -> None:
     bf16 = msgspec.structs.replace(ENGINE, dtype="bfloat16")
     plan = Plan("memory", 1 * GIB, (Engines("decode", 1, bf16),), 0)
