@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
+from router.chat.patterns import tightened
 from router.errors import invalid
 
 MAX_DEPTH = 64
@@ -33,7 +34,7 @@ def schema_source(
     """A JSON schema under ``options`` (llguidance's). Raises ApiError (400) for one too large."""
     if deeper_than(schema, MAX_DEPTH):
         raise invalid(f"{field} must be nested at most {MAX_DEPTH} deep", field, "schema_too_large")
-    guided = {**schema, "x-guidance": dict(options)}
+    guided = {**tightened(schema), "x-guidance": dict(options)}
     text = json.dumps(guided, separators=(",", ":"))
     if len(text) > MAX_SCHEMA_CHARS:
         raise invalid(
