@@ -105,10 +105,7 @@ def _router(routers: list[str], moment: Moment, window: Window, now_s: float) ->
     starts = [start for p in pages if (start := gauge(p, "process_start_time_seconds"))]
     ended = window.by(routers, "baton_requests_total", "status")
     met = window.by(routers, "baton_slo_met_total", "slo")
-    ttft = _spread(routers, window, "baton_time_to_first_token_seconds")
-    of = {"ttft": ttft.count, "all": ttft.count}
-    tpot = _spread(routers, window, "baton_request_time_per_output_token_seconds")
-    of["tpot"] = tpot.count
+    of = window.by(routers, "baton_slo_requests_total", "slo")
     means = {
         stage: window.mean(routers, "baton_ttft_stage_seconds", stage=stage) for stage in STAGES
     }
@@ -123,8 +120,8 @@ def _router(routers: list[str], moment: Moment, window: Window, now_s: float) ->
         requests_per_s=window.rate(routers, "baton_requests_total"),
         output_tokens_per_s=window.rate(routers, "baton_output_tokens_total"),
         refusals={reason: round(count) for reason, count in sorted(reasons.items()) if count},
-        ttft=ttft,
-        tpot=tpot,
+        ttft=_spread(routers, window, "baton_time_to_first_token_seconds"),
+        tpot=_spread(routers, window, "baton_request_time_per_output_token_seconds"),
         itl=_spread(routers, window, "baton_inter_token_latency_seconds"),
         stages={stage: mean for stage, mean in means.items() if mean is not None},
         hit_ratio=window.ratio(routers, hits, asked),

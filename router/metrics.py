@@ -83,7 +83,8 @@ class Metrics:
             buckets=ttft,
             registry=self.registry,
         )
-        self._slo_met = self._by("slo_met", "Requests within an objective", "slo")
+        self._slo_of = self._by("slo_requests", "Requests weighed by an objective", "slo")
+        self._slo_met = self._by("slo_met", "Those of them within it", "slo")
         self._requests = self._by("requests", "Requests ended", "status")
         self._refusals = self._by("admission_refusals", "Requests not let in", "reason")
         self._replicas = Gauge(
@@ -111,6 +112,7 @@ class Metrics:
         self._stages.labels(self._model, ROLE, name).observe(seconds)
 
     def slo(self, name: str, met: bool) -> None:
+        self._slo_of.labels(self._model, ROLE, name).inc()
         self._slo_met.labels(self._model, ROLE, name).inc(met)
 
     def routed(self, attempts: Sequence[Attempt]) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -58,8 +59,9 @@ def group(endpoint: str, role: str, **about: str) -> dict[str, Any]:
 async def cluster() -> AsyncIterator[str]:
     """A router and a worker with real metrics, and a worker that does not answer."""
     metrics = Metrics("m", Objectives(2.0, 0.1), "r")
-    meter = Meter(metrics, 0.0)
+    meter = Meter(metrics, time.perf_counter())
     meter.tokens(1)
+    Meter(metrics, time.perf_counter()).tokens(1)  # of a request that goes on
     meter.ended("ok", 10, 4, [])
     metrics.refused("queue")
     registry = CollectorRegistry()
@@ -100,7 +102,8 @@ async def test_what_is_there() -> None:
     assert decode.tokens_per_s is None  # from one look
     assert shown.router.requests == {"ok": 1}
     assert shown.router.refusals == {"queue": 1}
-    assert shown.router.ttft.count == 1
+    assert shown.router.ttft.count == 2
+    assert shown.router.slo == {"ttft": 1.0, "all": 1.0}  # of those that have ended
     assert shown.router.hit_ratio == 0.4
     async with cluster() as url:
         rates = await seen(url)
