@@ -38,10 +38,11 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """It serves."""
+    """It serves. ``keys``: to those who have an API key."""
 
     url: str
     model_id: str
+    keys: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -49,9 +49,9 @@ class Reporter:
             case Failed(stage, reason):
                 self._spin(None)
                 self._line(f"{stage:<8} failed: {reason}", style="bold red")
-            case Ready(url, model_id):
+            case Ready(url, model_id, keys):
                 self._spin(None)
-                self._ready(url, model_id)
+                self._ready(url, model_id, keys=keys)
             case _:
                 assert_never(event)
 
@@ -113,12 +113,12 @@ class Reporter:
         self._said = self._clock()
         self._console.print(text, style=style, markup=False)
 
-    def _ready(self, url: str, model_id: str) -> None:
+    def _ready(self, url: str, model_id: str, *, keys: bool) -> None:
         self._line(f"ready    {self._clock() - self._began:.1f} s in all\n")
         self._line(f"URL      {url}")
         self._line(f"model    {model_id}\n")
-        self._line(curl_command(url, model_id) + "\n")
-        self._line(python_snippet(url, model_id))
+        self._line(curl_command(url, model_id, keys=keys) + "\n")
+        self._line(python_snippet(url, model_id, keys=keys))
 
 
 def on_stderr() -> Reporter:
@@ -126,20 +126,24 @@ def on_stderr() -> Reporter:
     return Reporter(Console(stderr=True, highlight=False, soft_wrap=True))
 
 
-def curl_command(url: str, model_id: str) -> str:
-    """A command to paste that streams a completion."""
+def curl_command(url: str, model_id: str, *, keys: bool = False) -> str:
+    """A command to paste that streams a completion. ``keys``: it takes one from BATON_API_KEY."""
     body = {"model": model_id, "prompt": _EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
     data = json.dumps(body).replace("'", "'\\''")
+    key = '  -H "Authorization: Bearer $BATON_API_KEY" \\\n' if keys else ""
     return (
-        f"curl -N {url}/v1/completions \\\n  -H 'Content-Type: application/json' \\\n  -d '{data}'"
+        f"curl -N {url}/v1/completions \\\n{key}"
+        f"  -H 'Content-Type: application/json' \\\n  -d '{data}'"
     )
 
 
-def python_snippet(url: str, model_id: str) -> str:
+def python_snippet(url: str, model_id: str, *, keys: bool = False) -> str:
     """The same with the ``openai`` package."""
+    key = 'os.environ["BATON_API_KEY"]' if keys else '"none"'
     return (
+        f"{'import os' + 2 * chr(10) if keys else ''}"
         "from openai import OpenAI\n\n"
-        f'client = OpenAI(base_url="{url}/v1", api_key="none")\n'
+        f'client = OpenAI(base_url="{url}/v1", api_key={key})\n'
         "for part in client.completions.create(\n"
         f"    model={model_id!r}, prompt={_EXAMPLE_PROMPT!r}, max_tokens=64, stream=True\n"
         "):\n"

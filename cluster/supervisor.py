@@ -91,7 +91,7 @@ class Supervisor:
         tokens = deploy.wait_until_it_answers(self._launch, self._write)
         self._end(f"a completion streamed in {tokens} parts" if tokens else "the router is ready")
         self._save(ready=True)
-        self._write(Ready(self._launch.url, self._launch.model_id))
+        self._write(Ready(launch.url, launch.model_id, launch.router.api_keys is not None))
 
     def _stage_redis(self) -> str:
         self._begin("redis")

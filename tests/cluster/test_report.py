@@ -91,3 +91,11 @@ def test_on_a_terminal_progress_is_one_line_that_changes() -> None:
 def test_what_to_paste_is_quoted() -> None:
     assert "it'\\''s" in curl_command("http://u", "it's")
     compile(python_snippet("http://u", "it's"), "snippet", "exec")
+
+
+def test_where_keys_are_wanted_what_to_paste_takes_one() -> None:
+    assert '"Authorization: Bearer $BATON_API_KEY"' in curl_command("http://u", "m", keys=True)
+    assert "BATON_API_KEY" not in curl_command("http://u", "m")
+    snippet = python_snippet("http://u", "m", keys=True)
+    compile(snippet, "snippet", "exec")
+    assert snippet.startswith("import os\n") and 'os.environ["BATON_API_KEY"]' in snippet
