@@ -6,7 +6,8 @@ executable of ours in place of HAProxy, which edits that configuration and becom
 - Serve's HAProxy opens its statistics to every interface, and the host it is given is that of every
   replica's own HTTP port, too. So Serve is told loopback, and the front gets its host and its
   certificate here.
-- What HAProxy answers by itself has the shape of the API's errors, and the status that fits.
+- What HAProxy answers by itself has the shape of the API's errors, and the status that fits; only
+  for 400 and 408 before it has understood a request it takes no text but its own.
 - Headers must come in time. Those that would steer Serve go no further, nor does an id of the
   request that nobody may repeat: Serve repeats any.
 """
@@ -29,6 +30,7 @@ _SERVES_OWN = (
     "serve_multiplexed_model_id",
     "x-session-id",
 )
+_HEADER_LINES = 4096
 _LOST = "the router was lost while it worked on this request; try again"
 _PHRASES = {
     400: "Bad Request",
@@ -73,10 +75,7 @@ def _edits(folder: Path, front: Front) -> list[str]:
     if front.tls is not None:
         bind += f" ssl crt {_one_file(front.tls, folder / 'http.pem')}"
     defaults = [f"errorfile {path.stem} {path}" for path in _error_files(folder, front)]
-    defaults += [
-        f"timeout http-request {max(1, round(1000 * front.head_timeout_s))}ms",
-        "timeout http-keep-alive 300s",
-    ]
+    defaults.append(f"timeout http-request {max(1, round(1000 * front.head_timeout_s))}ms")
     rules = [f"http-request del-header {name}" for name in _SERVES_OWN]
     odd = f"!{{ req.fhdr(x-request-id) -m reg {SANE} }}"
     several = "{ req.fhdr_cnt(x-request-id) gt 1 }"
@@ -86,6 +85,7 @@ def _edits(folder: Path, front: Front) -> list[str]:
         "s/^( *bind )[*]?:([0-9]+)$/\\1127.0.0.1:\\2/",
         f"{frontend}s#^( *bind ).*$#\\1{bind}#",
         *(f"{frontend}{{/^ *bind /a\\    {rule}\n}}" for rule in rules),
+        f"/^global/a\\    tune.http.maxhdr {_HEADER_LINES}",
         "/^ *errorfile .*[/]500[.]http$/d",
         *(f"/^defaults/a\\    {line}" for line in defaults),
         "s#^( *http-request return status) 404 content-type text.plain .*$#\\1 503 "

@@ -48,7 +48,9 @@ def _not_json(data: bytes, error: ValueError) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"the body is not valid JSON: a string in it is not UTF-8 ({error.reason})"
     hint = " (it holds half of a surrogate pair?)" if _HALF_OF_A_PAIR.search(data) else ""
-    return f"the body is not valid JSON: {str(error).removesuffix(' - at `$[...]`')}{hint}"
+    what = str(error).removeprefix("JSON is malformed: ").removesuffix(" - at `$[...]`")
+    what = "it ends too early" if what == "Input data was truncated" else what
+    return f"the body is not valid JSON: {what}{hint}"
 
 
 def _kind(value: object) -> str:

@@ -55,7 +55,7 @@ def _most(state: RouterState, body: ChatBody, prompt: int, model: ModelInfo) -> 
         room.check(prompt, body.most, model)
         return body.most
     least = max(1, body.min_tokens)
-    room.check(prompt, least, model)
+    room._replace(output="min_tokens").check(prompt, least, model)
     pools = [link.load().kv_total for link in state.pool.links.values() if link.attached]
     held = min((tokens for tokens in pools if tokens), default=model.max_model_len)
     return max(least, min(model.max_model_len, held) - prompt)

@@ -27,7 +27,11 @@ def load_tokenizer(model_path: str) -> Tokenizer:
 
 
 async def encode(tokenizer: Tokenizer, prompt: str, *, special: bool = True) -> list[int]:
-    """Token ids of a prompt. ``special``: with the tokens that the model wants in front."""
+    """Token ids of a prompt. ``special``: with the tokens that the model wants in front.
+
+    Raises UnicodeEncodeError for what is no text, where tokenizers say that it is no string."""
+    if not prompt.isascii():
+        prompt.encode()
     if len(prompt) < LONG_PROMPT:
         ids: list[int] = tokenizer.encode(prompt, add_special_tokens=special).ids
         return ids

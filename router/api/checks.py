@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any
 
@@ -33,6 +34,8 @@ def show(value: object) -> str:
     """A value in a message: short, whatever it is."""
     if isinstance(value, str | list | dict | bytes) and len(value) > 200:
         value = value[:200] if not isinstance(value, dict) else dict(list(value.items())[:20])
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 

@@ -39,7 +39,7 @@ class CompletionBody(GenerationBody):
     @model_validator(mode="after")
     def _some_output(self) -> Self:
         if self.max_tokens < 1 and not self.echo:
-            raise about("max_tokens", "max_tokens must be at least 1, not 0; without echo")
+            raise about("max_tokens", "max_tokens must be at least 1 without echo, not 0")
         if self.min_tokens > self.max_tokens:
             message = f"must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}"
             raise about("min_tokens", f"min_tokens {message}")

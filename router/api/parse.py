@@ -9,12 +9,18 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from router.api.checks import show
+from router.api.phrases import tagged, wrong
 from router.api.unsupported import Neutral, check_unsupported
 from router.chat.fields import TAG
 from router.errors import ApiError, invalid
 
 Body = TypeVar("Body", bound=BaseModel)
+
+_ELSEWHERE = {
+    "messages": "; chats go to /v1/chat/completions",
+    "prompt": "; prompts go to /v1/completions",
+    "input": "; prompts go to /v1/completions, chats to /v1/chat/completions",
+}
 
 
 def parse(raw: Mapping[str, Any], model: type[Body], neutral: Neutral) -> Body:
@@ -42,8 +48,7 @@ def translate(error: ValidationError, model: type[BaseModel]) -> ApiError:
         return invalid(f"{field} is required", field, "missing_required_parameter")
     if kind == "baton":
         return _own(first, field)
-    wanted = first["msg"].removeprefix("Input should be ")
-    return invalid(f"{field} must be {wanted}, not {show(first['input'])}", field)
+    return invalid(f"{field} {wrong(first)}", field)
 
 
 def path_of(loc: tuple[int | str, ...]) -> str:
@@ -62,14 +67,15 @@ def _own(error: ErrorDetails, field: str) -> ApiError:
     if "field" in context:
         return invalid(error["msg"], context["field"], context["code"])
     gap = "" if error["msg"].startswith("[") else " "
-    return invalid(f"{field}{gap}{error['msg']}", field, context["code"])
+    message = f"{field}{gap}{error['msg']}{tagged(context, error['input'])}"
+    return invalid(message, field, context["code"])
 
 
 def _unknown(error: ErrorDetails, field: str, model: type[BaseModel]) -> ApiError:
     *above, name = error["loc"]
     names = _fields(model, above)
     near = difflib.get_close_matches(str(name)[:80], names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = _ELSEWHERE.get(field, f"; did you mean {near[0]!r}?" if near else "")
     return invalid(f"unknown parameter {field!r}{hint}", field, "unknown_parameter")
 
 
@@ -84,7 +90,7 @@ def _fields(model: type[BaseModel], above: list[int | str]) -> list[str]:
         for kind in _arguments(model.model_fields[str(above[0])].annotation)
         if isinstance(kind, type) and issubclass(kind, BaseModel)
     ]
-    return [name for kind in nested for name in kind.model_fields]
+    return [f.alias or name for kind in nested for name, f in kind.model_fields.items()]
 
 
 def _arguments(annotation: Any) -> tuple[Any, ...]:

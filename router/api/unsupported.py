@@ -74,7 +74,7 @@ def check_unsupported(given: Mapping[str, Any], neutral: Neutral) -> None:
         only = " or ".join(json.dumps(wanted) for wanted in (*values, None))
         why = f" ({_WHY[name]})" if name in _WHY else ""
         raise invalid(
-            f"{name} is not supported{why}: leave it out, or at {only}",
+            f"{name} is not supported{why}: leave it out, or send {only}",
             name,
             "unsupported_parameter",
         )

@@ -155,6 +155,7 @@ Message = Annotated[
         custom_error_context={
             "message": f"must be an object with a role: {one_of(ROLES)}",
             "code": "invalid_value",
+            "tag": "role",
         },
     ),
     BeforeValidator(_without_nulls),

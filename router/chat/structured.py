@@ -82,6 +82,7 @@ ResponseFormat = Annotated[
         custom_error_context={
             "message": f"must be an object with a type: {one_of(_FORMATS)}",
             "code": "invalid_value",
+            "tag": "type",
         },
     ),
 ]

@@ -94,6 +94,7 @@ ToolChoice = Annotated[
             "message": f"must be {one_of(_MODES)}, or name a function"
             ' ({"type": "function", "function": {"name": "..."}})',
             "code": "invalid_value",
+            "tag": "type",
         },
     ),
 ]

@@ -255,7 +255,7 @@ async def test_a_model_without_a_template(
 @pytest.mark.parametrize(
     ("given", "param", "says"),
     [
-        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": []}, "messages", "must not be empty"),
         ({"messages": None}, "messages", "required"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
         ({"messages": [*SAY_HI, {"role": "boss"}]}, "messages[1]", "role"),
@@ -269,7 +269,7 @@ async def test_a_model_without_a_template(
         ({"max_completion_tokens": 5000}, "max_completion_tokens", "4096"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "21"),
-        ({"logprobs": 1}, "logprobs", "boolean"),
+        ({"logprobs": 1}, "logprobs", "true or false"),
         ({"chat_template": "{{ 7 }}"}, "chat_template", "operator"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "messages"),
         ({"tool_choice": "auto"}, "tool_choice", "with tools"),
