@@ -118,7 +118,8 @@ async def first_model(http: aiohttp.ClientSession, url: str) -> str:
         async with http.get(where, timeout=aiohttp.ClientTimeout(total=30)) as response:
             answer = await response.read()
             if response.status != 200:
-                raise StartupError(f"{where}: HTTP {response.status}: {said(answer)}")
+                hint = " (--api-key-env names a variable with one)" * (response.status == 401)
+                raise StartupError(f"{where}: HTTP {response.status}: {said(answer)}{hint}")
             return msgspec.json.decode(answer, type=_Models).data[0].id
     except (aiohttp.ClientError, TimeoutError, OSError) as e:
         raise StartupError(f"{where}: no answer: {e or type(e).__name__}") from None
