@@ -118,10 +118,13 @@ class Watcher:
             raise NoAnswer(f"{url} cannot be reached: {_reason(error)}") from None
 
 
+_TRUST = "--tls-ca, --tls-cert and --tls-key, or --config, say whom to trust"
+
+
 def _reason(error: Exception) -> str:
     """In few words; the URL stands before them."""
     if isinstance(error, aiohttp.ClientSSLError):
-        return f"TLS: {error.os_error.strerror or error.os_error}"
+        return f"TLS: {error.os_error.strerror or error.os_error}; {_TRUST}"
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
         return os.strerror(error.os_error.errno)
     return str(error) or type(error).__name__

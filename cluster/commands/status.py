@@ -13,8 +13,10 @@ from cluster.config import keys
 from cluster.config.flags import configured
 from cluster.config.layers import Flags
 
+_KEYS = keys.of("cluster", "security.tls")
 
-@configured(keys.of("cluster"))
+
+@configured(_KEYS)
 def status(
     flags: Flags,
     url: Annotated[
@@ -25,22 +27,18 @@ def status(
     interval: Annotated[
         float, typer.Option(min=0.2, max=60.0, help="Seconds between two looks.")
     ] = 1.0,
-    tls_ca: Annotated[
-        str | None, typer.Option(help="The cluster's CA, where its metrics want certificates.")
-    ] = None,
-    tls_cert: Annotated[str | None, typer.Option(help="A certificate of the cluster.")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="Its key.")] = None,
 ) -> None:
     """Show pools, queues, KV use, rates and latencies. BATON_API_KEY goes to the router if set."""
-    cluster = settled(flags, keys.of("cluster")).config.cluster
+    config = settled(flags, _KEYS).config
     from cluster import status as run
     from cluster.status_fetch import NoAnswer, Watcher
     from protocol.errors import StartupError
 
     try:
-        tls = run.client_context(tls_ca, tls_cert, tls_key)
+        files = config.security.tls
+        tls = run.client_context(files.ca, files.cert, files.key)
         api_key = os.environ.get("BATON_API_KEY")
-        watcher = Watcher(url or run.find_url(cluster), api_key=api_key, tls=tls)
+        watcher = Watcher(url or run.find_url(config.cluster), api_key=api_key, tls=tls)
         live = not (once or json)
         raise typer.Exit(run.status(watcher, live=live, as_json=json, interval_s=interval))
     except (StartupError, NoAnswer) as e:

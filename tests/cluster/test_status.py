@@ -17,7 +17,9 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from cluster.cli import app
 from cluster.status_fetch import NoAnswer, Watcher
 from cluster.status_overview import Overview, overview
 from cluster.status_view import render
@@ -191,3 +193,14 @@ async def test_nothing_runs(tmp_path: Path) -> None:
     assert nothing.returncode == nobody.returncode == 1
     assert "no cluster 'default' runs here" in nothing.stderr
     assert "cannot be reached" in nobody.stderr
+
+
+def test_certificates_are_those_of_the_configuration(tmp_path: Path) -> None:
+    """As for the processes that it asks: here one that is none."""
+    (tmp_path / "ca.pem").write_text("none")
+    names = "{ca: ca.pem, cert: ca.pem, key: ca.pem}"
+    (tmp_path / "baton.yaml").write_text(f"security: {{tls: {names}}}")
+    command = ["status", "--once", "--url", "http://127.0.0.1:1"]
+    found = CliRunner().invoke(app, [*command, "--config", str(tmp_path / "baton.yaml")])
+    assert found.exit_code == 1
+    assert str(tmp_path / "ca.pem") in found.output
