@@ -17,6 +17,7 @@ from router.api.completion_body import CompletionBody, parse_completion
 from router.api.fields import GenerationBody
 from router.api.openapi import document
 from router.api.unsupported import OF_CHATS, OF_COMPLETIONS
+from router.errors import ApiError
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "api.md").read_text()
@@ -121,6 +122,13 @@ def test_codes_of_errors() -> None:
     assert len(raised) > 15
     assert raised <= told
     assert all(any(f'"{code}"' in source for source in sources) for code in told)
+
+
+def test_the_example_of_an_error() -> None:
+    (shown,) = re.findall(r"^```json\n(.*?)^```", section("Errors"), re.M | re.S)
+    with pytest.raises(ApiError) as raised:
+        parse_completion({"model": "m", "prompt": "x", "temperature": 3})
+    assert json.loads(raised.value.body()) == json.loads(shown)
 
 
 EXAMPLES = re.findall(r"^curl [^\n]*/v1/(\S+) \\\n.*?-d '(.*?)'\n", TEXT, re.M | re.S)
