@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from router.errors import ApiError, invalid
 from router.limits import MAX_HEADERS, MAX_TARGET
+from router.limits_unread import UnreadLimit
 
 MAX_HEAD = 2 * (MAX_TARGET + MAX_HEADERS)
 """Bytes after which nobody waits for the end of a head, or of what is sent between two pieces of a
@@ -26,7 +25,7 @@ LINGER_S = 1.0
 _PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class GuardedProtocol(UnreadLimit):
     """``head_timeout_s``: set by ``guarded``."""
 
     head_timeout_s = 30.0
