@@ -18,6 +18,7 @@ from router.api.fields import GenerationBody
 from router.api.openapi import document
 from router.api.unsupported import OF_CHATS, OF_COMPLETIONS
 from router.errors import ApiError
+from router.intake import EXPLAIN, TIMELINE, TTFT_DEADLINE
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "api.md").read_text()
@@ -95,6 +96,14 @@ def test_endpoints() -> None:
     told = {q.split()[1] for row in rows("Endpoints") for q in quoted(row[0])}
     paths = document("a model", keys=False)["paths"]
     assert told == {path.replace("{name}", "{id}") for path in paths}
+
+
+def test_headers() -> None:
+    told = {quoted(row[0])[0] for row in rows("Headers of a request")}
+    for source in ("chat/completions", "completions"):
+        post = document("a model", keys=False)["paths"][f"/v1/{source}"]["post"]
+        assert {p["name"] for p in post["parameters"]} == {n for n in told if "baton" in n}
+    assert {EXPLAIN, TIMELINE, TTFT_DEADLINE} <= told
 
 
 def codes_in(source: str) -> Iterator[str]:

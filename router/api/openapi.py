@@ -30,10 +30,16 @@ _HEADERS: list[Schema] = [
         "schema": {"type": "string"},
     },
     {
+        "name": "x-baton-timeline",
+        "in": "header",
+        "description": "1: `baton.timeline` tells when each step of the request was done",
+        "schema": {"type": "string"},
+    },
+    {
         "name": "x-baton-ttft-deadline-ms",
         "in": "header",
         "description": "Refuse the request at once if its first token is predicted to come later",
-        "schema": {"type": "number", "exclusiveMinimum": 0},
+        "schema": {"type": "number", "exclusiveMinimum": 0, "examples": [2000]},
     },
 ]
 _NAME: Schema = {
@@ -93,7 +99,7 @@ def _work(name: str, body: str, answer: str, chunk: str | None = None) -> dict[s
         "description": "Whole, or with `stream` as events",
         "content": {
             "application/json": {"schema": _ref(answer)},
-            "text/event-stream": {"schema": {"type": "string", "description": events}},
+            "text/event-stream": {"schema": _event(events)},
         },
     }
     return {
@@ -105,6 +111,12 @@ def _work(name: str, body: str, answer: str, chunk: str | None = None) -> dict[s
         },
         "responses": {"200": ok, **_errors(*_OF_EVERY, *_OF_WORK)},
     }
+
+
+def _event(description: str) -> Schema:
+    """One of them, in the terms of server-sent events."""
+    data = {"type": "string", "description": description}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _errors(*statuses: str) -> dict[str, Schema]:
