@@ -15,6 +15,12 @@ from router.wire_json import Chat, ChatChunk, Completion, ModelCard, ModelList
 Schema = dict[str, Any]
 REF = "#/components/schemas/"
 
+_BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+}
 ERROR: Schema = {
     "title": "Error",
     "type": "object",
@@ -56,14 +62,22 @@ def components(model_id: str) -> dict[str, Schema]:
 def _body(schema: Schema, neutral: Neutral, model_id: str) -> Schema:
     """``null`` is the default; what is not supported is taken where it changes nothing."""
     required = schema["required"]
+    given = {name: _spelled(inner) for name, inner in schema["properties"].items()}
     properties = {
-        name: inner if name in required else _or_null(inner)
-        for name, inner in schema["properties"].items()
+        name: inner if name in required else _or_null(inner) for name, inner in given.items()
     }
     properties["model"] = {"type": "string", "enum": [model_id]}
     for name, values in neutral.items():
         properties[name] = {"enum": [*values, None]}
     return {**schema, "properties": properties}
+
+
+def _spelled(schema: Schema) -> Schema:
+    """Bounds as JSON schema has them: pydantic leaves its own names in optional integers."""
+    named = {_BOUNDS.get(name, name): value for name, value in schema.items()}
+    if "anyOf" in named:
+        named["anyOf"] = [_spelled(inner) for inner in named["anyOf"]]
+    return named
 
 
 def _or_null(schema: Schema) -> Schema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -68,10 +68,8 @@ def get(path: bytes, *lines: bytes, method: bytes = b"GET") -> bytes:
 
 
 @asynccontextmanager
-async def wired(
-    cluster: Cluster, head_timeout_s: float = 10.0
-) -> AsyncIterator[Callable[..., Any]]:
-    """Opens connections to a router behind uvicorn, with its guard."""
+async def guarded_server(cluster: Cluster, head_timeout_s: float = 10.0) -> AsyncIterator[int]:
+    """The router behind uvicorn, with its guard; gives its port."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -85,19 +83,30 @@ async def wired(
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[sock]))
     await until(lambda: server.started)
-    opened: list[Wire] = []
-
-    async def connect(data: bytes = b"") -> Wire:
-        wire = Wire(*await asyncio.open_connection(*sock.getsockname()))
-        opened.append(wire)
-        wire.send(data)
-        return wire
-
     try:
-        yield connect
+        yield sock.getsockname()[1]
     finally:
-        for wire in opened:
-            wire.writer.close()
         server.should_exit = True
         await task
         sock.close()
+
+
+@asynccontextmanager
+async def wired(
+    cluster: Cluster, head_timeout_s: float = 10.0
+) -> AsyncIterator[Callable[..., Awaitable[Wire]]]:
+    """Opens connections to the router."""
+    opened: list[Wire] = []
+    async with guarded_server(cluster, head_timeout_s) as port:
+
+        async def connect(data: bytes = b"") -> Wire:
+            wire = Wire(*await asyncio.open_connection("127.0.0.1", port))
+            opened.append(wire)
+            wire.send(data)
+            return wire
+
+        try:
+            yield connect
+        finally:
+            for wire in opened:
+                wire.writer.close()
