@@ -66,6 +66,8 @@ def asked(seed: int) -> Asked:
             "json_schema": {"name": f"s{seed}", "schema": wanted, "strict": True},
         },
     }
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
     if draw.random() < 0.6:
         body["messages"] = [{"role": "user", "content": text}]
         return Asked("/v1/chat/completions", {**body, "max_completion_tokens": MAX_TOKENS}, wanted)
@@ -114,10 +116,10 @@ def fault(request: Asked, got: Answer) -> str:
 
 
 class Load:
-    """All requests of a list, some at once. ``running``: how many are on their way."""
+    """All requests of a list, some at once. ``running``: those that are on their way."""
 
     def __init__(self, url: str, requests: Sequence[Asked], at_once: int = AT_ONCE) -> None:
-        self.running = 0
+        self.running: set[str] = set()
         self._url = url
         self._requests = requests
         self._room = asyncio.Semaphore(at_once)
@@ -130,26 +132,30 @@ class Load:
 
     async def _one(self, session: aiohttp.ClientSession, request: Asked) -> Answer:
         async with self._room:
-            self.running += 1
+            name = request.body["response_format"]["json_schema"]["name"]
+            self.running.add(name)
             try:
                 return await answer(session, self._url, request)
             finally:
-                self.running -= 1
+                self.running.remove(name)
 
 
 async def disturbed(
     pool: Standalone, requests: Sequence[Asked], seed: int, kills: int, at_once: int = AT_ONCE
 ) -> list[Answer]:
-    """The same, with decode workers killed while they are full, ``kills`` times at most."""
+    """The same, with decode workers killed while they are full, ``kills`` times at most; a request
+    that lives through two is waited for, as the third death under it would rightly end it."""
     draw = random.Random(seed)
     load = Load(pool.url, requests, at_once)
     running = asyncio.create_task(load.run())
+    before: list[set[str]] = [set(), set()]  # who was on the way at the last two kills
     for number in range(kills):
-        while load.running < at_once and not running.done():
+        while (len(load.running) < at_once or load.running & before[-2]) and not running.done():
             await asyncio.sleep(0.01)
-        await asyncio.sleep(draw.uniform(0.2, 1.0))
+        await asyncio.sleep(draw.uniform(0.1, 0.5))
         if running.done():
             break
+        before.append(set(load.running))
         await kill(pool, "decode", "engine" if number % 2 else "front", draw)
         await pool.whole()
     return await running
