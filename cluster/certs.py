@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from protocol.certificates import hosts_of
+from protocol.certificates import hosts_of, is_ca, may_sign
 from protocol.errors import StartupError
 from protocol.tls import read_file, read_key
 
@@ -34,6 +34,7 @@ CA_DAYS = 3650
 NODE_DAYS = 365
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
+_CA = "ca"  # its files; no node has this name
 _EARLIER = timedelta(hours=1)  # clocks differ
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\Z")
 _Key = ec.EllipticCurvePrivateKey
@@ -43,7 +44,7 @@ def init(folder: Path, hosts: list[str]) -> list[Path]:
     """A CA, and a first node for ``hosts``; returns the files. Raises StartupError."""
     names = _names(hosts)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    cert, key = folder / "ca.pem", folder / "ca.key"
+    cert, key = folder / f"{_CA}.pem", folder / f"{_CA}.key"
     _refuse_existing(cert, key)
     now, secret = datetime.now(UTC), _new_key()
     subject = _subject("Baton cluster CA")
@@ -65,20 +66,31 @@ def node(folder: Path, hosts: list[str]) -> list[Path]:
 
 def renew(folder: Path, name: str) -> list[Path]:
     """A new certificate and key for the node ``name``, for the same hosts, in place of the old
-    ones. Raises StartupError."""
-    old = read_file(str(folder / f"{name}.pem"), "certs")
-    try:
-        hosts = hosts_of(x509.load_pem_x509_certificate(old))
-    except ValueError:
-        raise StartupError(f"{folder / name}.pem holds no certificate in PEM format") from None
-    made = _signed(folder, _names(hosts))
+    ones. Raises StartupError, also for the CA: what was to sign would be gone."""
     paths = [folder / f"{name}.pem", folder / f"{name}.key"]
+    hosts = _hosts_of_node(paths[0])
+    made = _signed(folder, _names(hosts))
     for path, content, mode in zip(paths, made, (0o644, 0o600), strict=True):
         fresh = path.with_name(f".{path.name}.new")
         fresh.unlink(missing_ok=True)
         _write(fresh, content, mode)
         fresh.replace(path)
     return paths
+
+
+def _hosts_of_node(cert: Path) -> list[str]:
+    """Raises StartupError for what is no node's certificate."""
+    try:
+        old = x509.load_pem_x509_certificate(read_file(str(cert), "certs"))
+        hosts, of_ca = hosts_of(old), cert.stem == _CA or is_ca(old)
+    except ValueError:
+        raise StartupError(f"{cert} holds no certificate in PEM format") from None
+    if of_ca:
+        raise StartupError(
+            f"{cert} is the CA's, which is not renewed: expected the name of a node. A new CA and"
+            " its nodes are made in another folder, by `baton certs init`"
+        )
+    return hosts
 
 
 def _node(folder: Path, names: list[x509.GeneralName]) -> list[Path]:
@@ -114,14 +126,19 @@ def _signed(folder: Path, names: list[x509.GeneralName]) -> tuple[bytes, bytes]:
 
 
 def _read_ca(folder: Path) -> tuple[x509.Certificate, _Key]:
-    cert, key = folder / "ca.pem", folder / "ca.key"
+    cert, key = folder / f"{_CA}.pem", folder / f"{_CA}.key"
     try:
         ca = x509.load_pem_x509_certificate(read_file(str(cert), "certs"))
         secret = load_pem_private_key(read_key(str(key), "certs"), password=None)
+        signs = may_sign(ca)
     except (ValueError, TypeError):
         raise StartupError(f"{cert} and {key} are not a CA that `baton certs init` made") from None
     if not isinstance(secret, _Key) or secret.public_key() != ca.public_key():
         raise StartupError(f"{key} is not the key of {cert}")
+    if not signs:
+        raise StartupError(
+            f"{cert} is no CA, and may sign nothing: expected CA:TRUE and keyCertSign"
+        )
     return ca, secret
 
 

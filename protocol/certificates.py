@@ -66,6 +66,24 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
     return [*names.get_values_for_type(x509.DNSName), *addresses]
 
 
+def is_ca(certificate: x509.Certificate) -> bool:
+    """CA:TRUE (RFC 5280, 4.2.1.9). Raises ValueError for extensions that cannot be read."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    except x509.ExtensionNotFound:
+        return False
+    return found.value.ca
+
+
+def may_sign(certificate: x509.Certificate) -> bool:
+    """A CA whose key is for certificates (RFC 5280, 4.2.1.3). Raises ValueError as ``is_ca``."""
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.KeyUsage)
+    except x509.ExtensionNotFound:
+        return False
+    return is_ca(certificate) and usage.value.key_cert_sign
+
+
 def warning_of(pems: Pems, now: float) -> str | None:
     """What to say of a certificate that ends within WARN_DAYS."""
     ends = min(c.not_valid_after_utc for c in x509.load_pem_x509_certificates(pems.cert))
