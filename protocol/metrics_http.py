@@ -2,14 +2,16 @@
 
 The page is made anew for each scrape. Connections are short: whoever sends nothing, or reads
 nothing, is cut after LIFE_S. On loopback it is open; beyond, only holders of a certificate of the
-cluster may read it, and renewed files are used from the next connection on.
+cluster may read it; renewed files, the CA's too, are used from the next connection on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable
+from typing import Self
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -17,7 +19,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from protocol.auth import check_bind, is_loopback
 from protocol.errors import StartupError
 from protocol.security import join
-from protocol.tls import Identity, TlsFiles, load, mutual_context
+from protocol.tls import Identity, TlsFiles, mutual_context
+
+log = logging.getLogger("baton.tls")
 
 LIFE_S = 10.0
 
@@ -29,15 +33,11 @@ class MetricsServer:
         self._page = page
         self._web = web.Server(self._answer)
         self._server: asyncio.Server | None = None
-        self._renew: Callable[[], None] = lambda: None
 
     async def start(self, host: str, port: int, files: TlsFiles | None = None) -> str:
         """Listen; returns host:port. Port 0: any free one. Raises StartupError where it cannot."""
         check_bind(host, tls=files is not None)
-        context = None
-        if files is not None and not is_loopback(host):
-            context = mutual_context(files)
-            self._renew = _renewing(files, context)
+        context = None if files is None or is_loopback(host) else _Renewing(files)
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(self._connection, host, port, ssl=context)
@@ -54,7 +54,6 @@ class MetricsServer:
             self._server = None
 
     def _connection(self) -> asyncio.Protocol:
-        self._renew()
         connection = self._web()
         asyncio.get_running_loop().call_later(LIFE_S, _cut, connection)
         return connection
@@ -76,15 +75,39 @@ def _cut(connection: web.RequestHandler) -> None:
         connection.transport.abort()
 
 
-def _renewing(files: TlsFiles, context: ssl.SSLContext) -> Callable[[], None]:
-    """To be called before a handshake: the context then has what the files hold now."""
-    identity = Identity(files)
-    used = identity.version
+class _Renewing(ssl.SSLContext):
+    """Each connection gets a context of what the files hold as it comes.
 
-    def renew() -> None:
-        nonlocal used
-        if (version := identity.version) != used:
-            used = version
-            load(context, files.cert, files.key, "tls")
+    A context cannot forget a CA once it has loaded it, and resumes sessions of whom it has let in
+    before; so a renewal makes another one, and this only passes connections on to it."""
 
-    return renew
+    def __new__(cls, files: TlsFiles) -> Self:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises StartupError for files that cannot be used."""
+        self._files, self._identity = files, Identity(files)
+        self._used = self._identity.version
+        self._context = mutual_context(files)
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """What asyncio and uvloop ask for before each handshake."""
+        self._renew()
+        return self._context.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+    def _renew(self) -> None:
+        if (version := self._identity.version) == self._used:
+            return
+        try:
+            self._context = mutual_context(self._files)
+        except StartupError as error:  # replaced once more, and half so far: the next one sees
+            log.warning("metrics go on with the last TLS files: %s", error)
+            return
+        self._used = version

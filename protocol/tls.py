@@ -162,10 +162,10 @@ def renew(context: ssl.SSLContext, files: HttpTls) -> None:
 
 def mutual_context(files: TlsFiles) -> ssl.SSLContext:
     """For a server whose clients must show a certificate of the cluster. Raises StartupError."""
-    read(files, time.time())
+    pems = read(files, time.time())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load(context, files.cert, files.key, "tls")
-    context.load_verify_locations(files.ca)
+    context.load_verify_locations(cadata=pems.ca.decode())
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 

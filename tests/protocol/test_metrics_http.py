@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from pathlib import Path
 
 import aiohttp
 import pytest
+import uvloop
 
 from cluster import certs
 from cluster.status import client_context
@@ -44,6 +46,57 @@ async def test_beyond_loopback_it_wants_certificates(
         for stranger in (None, anonymous, client_context(other.ca, other.cert, other.key)):
             with pytest.raises((aiohttp.ClientError, OSError)):
                 await get(stranger)
+    await server.close()
+
+
+@pytest.mark.parametrize("policy", [asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy])
+def test_a_new_ca_counts_from_the_next_scrape_on(
+    policy: type[asyncio.AbstractEventLoopPolicy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_http, "is_loopback", lambda host: False)
+    monkeypatch.setattr("protocol.tls.LOOK_S", 0.0)
+    with asyncio.Runner(loop_factory=policy().new_event_loop) as runner:
+        runner.run(renewed_under_a_scraper(tmp_path))
+
+
+async def renewed_under_a_scraper(folder: Path) -> None:
+    certs.init(folder / "used", [])
+    certs.init(folder / "next", [])
+    used, after = files(folder / "used"), files(folder / "next")
+    old, new = (client_context(f.ca, f.cert, f.key) for f in (used, after))
+    # It believes both, so that it is the server alone who refuses its certificate.
+    old_and_trusting = client_context(used.ca, used.cert, used.key)
+    assert old_and_trusting is not None
+    old_and_trusting.load_verify_locations(after.ca)
+    server = MetricsServer(lambda: b"page")
+    endpoint = await server.start("127.0.0.1", 0, used)
+    host, _, port = endpoint.rpartition(":")
+
+    def scrape(tls: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
+        with (
+            socket.create_connection((host, int(port)), 5) as plain,
+            tls.wrap_socket(plain, server_hostname=host, session=session) as wire,
+        ):
+            wire.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            if wire.recv(12) != b"HTTP/1.1 200":  # in TLS 1.3 a client is refused afterwards
+                raise ConnectionResetError
+            assert wire.session_reused == (session is not None)
+            return wire.session
+
+    assert old and new
+    await asyncio.to_thread(scrape, old)
+    session = await asyncio.to_thread(scrape, old_and_trusting)
+    await asyncio.to_thread(scrape, old_and_trusting, session)
+    with pytest.raises(OSError):
+        await asyncio.to_thread(scrape, new)
+    for name in ("ca.pem", "localhost.pem", "localhost.key"):
+        (folder / "next" / name).replace(folder / "used" / name)
+    await asyncio.to_thread(scrape, new)
+    for stranger, resumed in ((old, None), (old_and_trusting, None), (old_and_trusting, session)):
+        with pytest.raises(OSError):
+            await asyncio.to_thread(scrape, stranger, resumed)
+    (folder / "used" / "localhost.key").unlink()
+    await asyncio.to_thread(scrape, new)
     await server.close()
 
 

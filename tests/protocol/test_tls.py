@@ -96,6 +96,40 @@ def test_renewed_for_the_same_hosts(tmp_path: Path) -> None:
         certs.renew(tmp_path, "n2")
 
 
+@pytest.mark.parametrize("name", ["ca", "./ca"])
+def test_the_ca_is_not_renewed(name: str, tmp_path: Path) -> None:
+    wrote = certs.init(tmp_path, ["n1"])
+    before = [path.read_bytes() for path in wrote]
+    with pytest.raises(StartupError, match=r"ca\.pem is the CA's, which is not renewed"):
+        certs.renew(tmp_path, name)
+    assert sorted(tmp_path.iterdir()) == sorted(wrote)
+    assert [path.read_bytes() for path in wrote] == before
+    (tmp_path / "ca.pem").replace(tmp_path / "n2.pem")  # whatever it is called
+    with pytest.raises(StartupError, match=r"n2\.pem is the CA's"):
+        certs.renew(tmp_path, "n2")
+
+
+def test_a_leaf_signs_nothing(tmp_path: Path) -> None:
+    certs.init(tmp_path, ["n1"])
+    for suffix in ("pem", "key"):
+        (tmp_path / f"n1.{suffix}").replace(tmp_path / f"ca.{suffix}")
+    with pytest.raises(StartupError, match=r"ca\.pem is no CA.*expected CA:TRUE and keyCertSign"):
+        certs.node(tmp_path, ["n2"])
+    with pytest.raises(StartupError, match="is the CA's"):
+        certs.renew(tmp_path, "ca")
+
+
+def test_a_ca_without_keycertsign_signs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = certs._usage(ca=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(certs, "_usage", lambda *, ca: usage)
+        with pytest.raises(StartupError, match="is no CA"):
+            certs.init(tmp_path, ["n1"])
+    assert not (tmp_path / "n1.pem").exists()
+
+
 # ---- what is refused at the start -----------------------------------------------------------
 
 
@@ -253,16 +287,26 @@ def test_a_server_uses_what_was_renewed(
     """A running server gets a certificate of another CA: clients of the old one are refused."""
     monkeypatch.setattr("protocol.tls.LOOK_S", 0.0)
     mine, theirs = Security(made), Security(other_ca(tmp_path))
+    own = [Path(path).read_bytes() for path in (made.ca, made.key, made.cert)]
+    new_ca = (tmp_path / "b" / "ca.pem").read_bytes()
+    # Believes both CAs, so that it is the server alone who refuses its certificate.
+    old = grpc.ssl_channel_credentials(own[0] + new_ca, own[1], own[2])
     echo = Echo(Security(made))
+    open_before = mine.channel(echo.endpoint)
+    say: grpc.UnaryUnaryMultiCallable[bytes, bytes] = open_before.unary_unary("/Echo/Say")
     try:
-        assert echo.ask(mine.channel(echo.endpoint)) == b"hi"
+        assert echo.ask(mine.channel(echo.endpoint)) == say(b"hi", timeout=5) == b"hi"
+        assert echo.ask(grpc.secure_channel(echo.endpoint, old)) == b"hi"
         for name in ("ca.pem", "localhost.pem", "localhost.key"):
             (tmp_path / "b" / name).replace(tmp_path / "a" / name)
         assert echo.ask(theirs.channel(echo.endpoint)) == b"hi"
+        assert echo.refuses(grpc.secure_channel(echo.endpoint, old))
+        assert say(b"hi", timeout=5) == b"hi", "a connection that is open stays"
         version = mine.version
         assert echo.ask(mine.channel(echo.endpoint)) == b"hi"  # read again, too
         assert version == 1
     finally:
+        open_before.close()
         echo.server.stop(None)
 
 
