@@ -92,6 +92,9 @@ async def _generated(request: Request, parse: Parse[Body], prepare: Prepare[Body
     except ClientGone:
         state.metrics.ended("cancelled")
         return Response(status_code=499)  # nobody will see it
+    except Exception:
+        state.metrics.ended("500")
+        raise
 
 
 def _card(state: RouterState) -> ModelCard:
