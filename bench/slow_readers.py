@@ -115,6 +115,7 @@ async def coming(pool: Standalone, slow: int, count: int, turn: int) -> Pair:
         many = heavy(slow, seed, COMING_TOKENS)
         async with slow_clients(pool.url, many if unread else []):
             others = asyncio.create_task(gaps(pool.url, [] if unread else many))
+            await asyncio.sleep(1.0)  # the many are first, read or not
             found[unread] = await gaps(pool.url, streams(count, seed + 1, COMING_TOKENS))
             await others
             await asyncio.sleep(1.5)

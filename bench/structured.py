@@ -28,7 +28,7 @@ from bench.report import Row, finish, median
 from bench.schemas import Schema, schema
 from bench.standalone import Standalone
 
-AT_ONCE = 40
+AT_ONCE = 64
 MAX_TOKENS = 2500
 ROLES = ("prefill", "decode", "decode")
 WORDS = ("list", "the", "person", "{", "and", "größe", "JSON", '"quoted"', "sorted", "42", "\n")
