@@ -14,12 +14,15 @@ from cluster.config.keys import Key
 from cluster.config.layers import Flags
 from cluster.config.mistakes import ConfigError
 from cluster.config.settle import Settled, settle
+from cluster.config.strange import misspelt
 
 MISUSED = 2
 
 
 def settled(flags: Flags, concerns: Collection[Key], needs: Collection[str] = ()) -> Settled:
     """``needs``: names of keys that must not be null."""
+    for line in misspelt(os.environ):
+        typer.echo(f"baton: warning: {line}", err=True)
     try:
         return settle(flags, os.environ, concerns, needs)
     except ConfigError as e:

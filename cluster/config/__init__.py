@@ -6,6 +6,7 @@
     keys      every key, with the flag and the variable that are derived from it
     yaml_file a file, as values with the lines they stand on
     layers    one value of a key from each place, checked by itself
+    strange   variables that are nearly a key's
     settle    the value that counts, then what values mean together
     show      the effective configuration as YAML, each value with where it is from
     assemble  settings of workers and routers, out of the configuration
