@@ -165,7 +165,7 @@ def mutual_context(files: TlsFiles) -> ssl.SSLContext:
     pems = read(files, time.time())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load(context, files.cert, files.key, "tls")
-    context.load_verify_locations(cadata=pems.ca.decode())
+    context.load_verify_locations(cadata=pems.ca.decode("ascii", "ignore"))  # less comments
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 

@@ -78,12 +78,18 @@ class PoolSection(Section):
     step_budget_ms: float | None = key(None, "As worker.step_budget_ms, for this pool.", ge=0)
 
 
+class PrefillPoolSection(PoolSection):
+    workers: int = key(1, "Workers in the pool; 0: decode workers prefill, too.", ge=0)
+
+
 class DecodePoolSection(PoolSection):
     workers: int = key(1, "Workers in the pool.", ge=1)
 
 
 class PoolsSection(Section):
-    prefill: PoolSection = section("Prefill workers; null: as worker says.", PoolSection)
+    prefill: PrefillPoolSection = section(
+        "Prefill workers; null: as worker says.", PrefillPoolSection
+    )
     decode: DecodePoolSection = section("Decode workers; null: as worker says.", DecodePoolSection)
 
 

@@ -37,7 +37,9 @@ def summary(findings: list[Finding], seconds: float) -> str:
     wrong = len(problems(findings))
     notes = sum(finding.level == "note" for finding in findings)
     said = f"{wrong} problem{'s' * (wrong != 1)}" if wrong else "no problems"
-    return f"{said}, {notes} note{'s' * (notes != 1)}  ({seconds:.1f} s)"
+    if notes:
+        said += f", {notes} note{'s' * (notes != 1)}"
+    return f"{said}  ({seconds:.1f} s)"
 
 
 def as_json(findings: list[Finding], plans: list[Plan], seconds: float) -> str:

@@ -310,6 +310,19 @@ def test_a_server_uses_what_was_renewed(
         echo.server.stop(None)
 
 
+def test_two_cas_in_one_file_while_one_replaces_the_other(made: TlsFiles, tmp_path: Path) -> None:
+    other = other_ca(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_bytes(Path(other.ca).read_bytes() + Path(made.ca).read_bytes())
+    nodes = [Security(with_(tls, ca=str(both))) for tls in (made, other)]
+    for here in nodes:
+        echo = Echo(here)
+        try:
+            assert [echo.ask(there.channel(echo.endpoint)) for there in nodes] == [b"hi", b"hi"]
+        finally:
+            echo.server.stop(None)
+
+
 @pytest.mark.parametrize("endpoint", ["10.0.0.5:80", "example.org:1", "unix:/x:1", "dns:x:1", ":1"])
 def test_without_tls_nobody_else_is_dialled(endpoint: str, made: TlsFiles) -> None:
     assert not LOOPBACK.permits(endpoint)

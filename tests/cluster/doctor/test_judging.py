@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from cluster import hub
-from cluster.doctor import gpus, listening, machine, model, packages, redis, state
+from cluster.doctor import gpus, listening, machine, model, packages, redis, show, state
+from cluster.doctor.finding import Finding
 from cluster.doctor.gpus import Gpu, Gpus
 from cluster.doctor.listening import Listening, Port
 from cluster.doctor.machine import Machine, Room
@@ -215,3 +216,10 @@ def test_a_model_to_download_must_fit_the_disk() -> None:
 
 def test_all_problems_of_a_model_are_told() -> None:
     assert levels(model.judge(ModelFacts(problems=("a", "b")), WANTED)) == ["problem", "problem"]
+
+
+def test_the_last_line_counts_what_there_is() -> None:
+    fine, odd, bad = (Finding("x", level, "") for level in ("ok", "note", "problem"))
+    assert show.summary([fine], 1.0) == "no problems  (1.0 s)"
+    assert show.summary([fine, odd], 1.0) == "no problems, 1 note  (1.0 s)"
+    assert show.summary([odd, bad, bad, odd], 1.0) == "2 problems, 2 notes  (1.0 s)"
