@@ -2,7 +2,7 @@
 
 One check is left out where the whole document is tried: that all bodies that fit it are accepted.
 Token ids beyond the vocabulary, grammars that are none, and fields that want each other fit it,
-too. How many are accepted is checked apart. Headers that nobody knows are no mistake.
+too. How many are accepted is checked apart. What the time allows is tried.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from tests.router.raw_http import guarded_server
 
 pytestmark = pytest.mark.timeout(300)
 
-KEY = "sk-fuzz"
 CONFIG = f"""\
 hooks = "{Path(__file__).with_name("schemathesis_hooks.py")}"
 
 [checks.negative_data_rejection]
-expected-statuses = [400, 401, 404, 405, 413, 414, 415, 429, 431]
+expected-statuses = [400, 404, 405, 413, 414, 415, 429, 431]
 """
 _ENDED = re.compile(r'^baton_requests_total{.*status="(\w+)"} (\S+)$', re.MULTILINE)
 
@@ -40,7 +39,7 @@ async def schemathesis(cluster: Cluster, folder: Path, *options: str) -> str:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"),
             f"http://127.0.0.1:{port}/openapi.json",
-            *("--header", f"Authorization: Bearer {KEY}", "--checks", "all", "--seed", "1"),
+            *("--checks", "all", "--seed", "1"),
             *("--generation-database", "none", "--suppress-health-check", "all", "--no-shrink"),
             *("--continue-on-failure", "--warnings", "off", *options),
             cwd=folder,
@@ -56,14 +55,6 @@ async def schemathesis(cluster: Cluster, folder: Path, *options: str) -> str:
     return printed
 
 
-@pytest.fixture
-async def cluster(start: Start, tmp_path: Path) -> Cluster:
-    keys = tmp_path / "keys.yaml"
-    keys.write_text(f"{KEY}: fuzzers")
-    keys.chmod(0o600)
-    return await start(brief, api_keys=str(keys))
-
-
 async def brief(request: pb.Request) -> AsyncIterator[pb.Output]:
     """A script: two tokens, and whatever is to be told of them."""
     request.sampling.max_tokens = min(request.sampling.max_tokens, 2)
@@ -71,26 +62,28 @@ async def brief(request: pb.Request) -> AsyncIterator[pb.Output]:
         yield output
 
 
-async def test_the_document_holds(cluster: Cluster, tmp_path: Path) -> None:
+async def test_the_document_holds(start: Start, tmp_path: Path) -> None:
+    cluster = await start(brief)
     printed = await schemathesis(
         cluster,
         tmp_path,
         *("--exclude-checks", "positive_data_acceptance"),
-        *("--phases", "coverage,fuzzing", "--max-examples", "20"),
+        *("--phases", "coverage", "--max-time", "150"),
     )
     generated = re.search(r"(\d+) generated", printed)
-    assert generated is not None and int(generated[1]) > 1000, printed[-2000:]
+    assert generated is not None and int(generated[1]) > 200, printed[-2000:]
 
 
-async def test_most_bodies_that_fit_it_are_accepted(cluster: Cluster, tmp_path: Path) -> None:
+async def test_most_bodies_that_fit_it_are_accepted(start: Start, tmp_path: Path) -> None:
+    cluster = await start(brief)
     await schemathesis(
         cluster,
         tmp_path,
-        *("--exclude-checks", "positive_data_acceptance,ignored_auth,unsupported_method"),
+        *("--exclude-checks", "positive_data_acceptance,unsupported_method"),
         *("--phases", "fuzzing", "--mode", "positive", "--include-method", "POST"),
-        *("--max-examples", "60"),
+        *("--max-examples", "40"),
     )
     page = cluster.app.state.router.page().decode()
     ended = {status: float(count) for status, count in _ENDED.findall(page)}
     assert set(ended) <= {"ok", "400", "429"}, ended  # 429: it asked for the first token too soon
-    assert ended["ok"] > 60 and ended["ok"] > 2 * ended.get("400", 0), ended
+    assert ended["ok"] > 40 and ended["ok"] > 2 * ended.get("400", 0), ended
