@@ -14,13 +14,16 @@ import pytest_asyncio
 
 from cluster.models import demo_path
 from cluster.redis_server import EmbeddedRedis
+from protocol.blocks import block_keys, cache_root
 from router.app import create_app
 from router.settings import RouterSettings
 from router.state import RouterState
+from router.tenants import ANYBODY
 from tests.router.conftest import until
 from tests.workers.harness import TOKEN, running, settings
 
 WORKERS = 4
+SECRET = b"s" * 32
 
 
 class Front:
@@ -41,9 +44,13 @@ class Front:
         assert reply.status_code == 200, reply.text
         return reply.json()  # type: ignore[no-any-return]
 
-    async def knows(self, blocks: int) -> None:
-        """Wait until so many blocks are in the index."""
-        await until(lambda: self.state.index.entries >= blocks)
+    async def knows(self, tokens: list[int]) -> None:
+        """Wait until the index has all whole blocks of these: events take a moment."""
+        model = self.state.pool.model
+        assert model is not None
+        root = cache_root(SECRET, ANYBODY.name, model.fingerprint, model.precision)
+        keys = block_keys(root, tokens)
+        await until(lambda: len(keys) in self.state.index.match(keys).values())
 
 
 def cached(answer: dict[str, Any]) -> int:
@@ -57,7 +64,7 @@ async def front(redis: EmbeddedRedis) -> AsyncIterator[Front]:
             cluster="test",
             redis_url=redis.url,
             token=TOKEN,
-            secret=b"s" * 32,
+            secret=SECRET,
             model_path=str(demo_path()),
             model_id="demo",
             refresh_s=0.1,
@@ -95,7 +102,7 @@ async def test_a_shared_prefix_is_computed_once(redis_with_workers: EmbeddedRedi
         first = await one.ask([*shared, *prompt(2, 40)])
         assert cached(first) == 0
         for router in (one, two):
-            await router.knows(10)
+            await router.knows(shared)
         for seed, router in enumerate((one, two, one, two)):
             assert cached(await router.ask([*shared, *prompt(3 + seed, 40)])) >= 320
         many = [
@@ -105,7 +112,7 @@ async def test_a_shared_prefix_is_computed_once(redis_with_workers: EmbeddedRedi
         other = await two.ask([*shared, *prompt(2, 40)])
         assert other["choices"] == first["choices"]
     async with front(redis_with_workers) as restarted:
-        await restarted.knows(10)
+        await restarted.knows(shared)
         assert cached(await restarted.ask([*shared, *prompt(90, 40)])) >= 320
 
 
@@ -114,7 +121,7 @@ async def test_the_next_turn_finds_the_answer(redis_with_workers: EmbeddedRedis)
         turn = prompt(5, 200)
         first = await router.ask(turn, 61)
         answer = first["choices"][0]["token_ids"]
-        await router.knows(8)
+        await router.knows([*turn, *answer][:256])
         second = await router.ask([*turn, *answer, *prompt(6, 40)])
         assert cached(second) == 256, "200 of the prompt and 56 of the answer: whole blocks"
 
