@@ -14,6 +14,9 @@ MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_BYTES = 256 << 10
+MAX_LEXER_STATES = 20_000
+"""Of a grammar in use, at 1-2 kB each: the memory that a hostile one may take."""
+
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Of all tokens of a prompt, the actual ones and the most likely ones: some 2 MiB of a message."""
 

@@ -13,13 +13,13 @@ from router.room import Room
 from router.state import RouterState
 
 
-async def plan_chat(state: RouterState, body: ChatBody, model: ModelInfo) -> Plan:
+async def plan_chat(state: RouterState, body: ChatBody, model: ModelInfo, tenant: str) -> Plan:
     """Raises ApiError (400) for a chat that the model's template or context does not take."""
     template = state.formats.template
     if template is None:
         raise _no_template(state)
     wish = ToolWish(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    output = await state.formats.plan(body, wish)
+    output = await state.formats.plan(body, tenant, wish)
     ids = await template.prompt(
         body.messages,
         output.tools,

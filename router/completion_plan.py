@@ -15,12 +15,14 @@ from router.state import RouterState
 _ROOM = Room("prompt", "max_tokens")
 
 
-async def plan_completion(state: RouterState, body: CompletionBody, model: ModelInfo) -> Plan:
+async def plan_completion(
+    state: RouterState, body: CompletionBody, model: ModelInfo, tenant: str
+) -> Plan:
     """Raises ApiError (400) for prompts that do not fit the model."""
     prompts = [await _ids(state, body, prompt) for prompt in body.prompt]
     for prompt in prompts:
         _ROOM.check(len(prompt), max(body.max_tokens, 1), model)
-    output = await state.formats.plan(body)
+    output = await state.formats.plan(body, tenant)
     tracked = body.logprobs is not None
     shows = CompletionShows(tracked, body.return_token_ids, body.prompt_logprobs)
     naming = Naming(state.vocabulary, body.return_tokens_as_token_ids)

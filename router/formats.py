@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tokenizers import Tokenizer
 
 from router.api.fields import GenerationBody
@@ -16,18 +18,22 @@ from router.chat.vocabulary import Vocabulary
 class Formats:
     """``template``: None where the model has none. ``close`` at the end."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, model_path: str
+    ) -> None:
         self.template = template
         syntax = detect(template.source if template else "")
         self._planner = Planner(Vocabulary.of(tokenizer), syntax)
-        self._checker = GrammarChecker()
+        self._checker = GrammarChecker(Path(model_path).absolute() / "tokenizer.json")
 
-    async def plan(self, body: GenerationBody, wish: ToolWish | None = None) -> OutputPlan:
-        """What the output must be like. Raises ApiError (400) for what no grammar can hold."""
+    async def plan(
+        self, body: GenerationBody, tenant: str, wish: ToolWish | None = None
+    ) -> OutputPlan:
+        """What the output must be like. Raises ApiError: 400 for what no grammar can hold, 429
+        where there is no time for this tenant's grammar."""
         field, structured = body.structured
         plan = self._planner.plan(wish, body.response_format, structured, field)
-        await self._checker.check(plan)
-        return plan
+        return await self._checker.check(plan, tenant)
 
     def close(self) -> None:
         self._checker.close()
@@ -35,4 +41,4 @@ class Formats:
 
 def load_formats(tokenizer: Tokenizer, model_path: str) -> Formats:
     """Raises StartupError for a chat template that cannot be used."""
-    return Formats(tokenizer, load_template(model_path, tokenizer))
+    return Formats(tokenizer, load_template(model_path, tokenizer), model_path)

@@ -25,7 +25,7 @@ TTFT_DEADLINE = "x-baton-ttft-deadline-ms"
 
 Body = TypeVar("Body", bound=GenerationBody)
 Parse = Callable[[Mapping[str, Any]], Body]
-Prepare = Callable[[RouterState, Body, ModelInfo], Awaitable[Plan]]
+Prepare = Callable[[RouterState, Body, ModelInfo, str], Awaitable[Plan]]  # str: the tenant
 
 
 async def take_in(
@@ -45,7 +45,7 @@ async def take_in(
     if model is None or not state.pool.attached:
         raise unavailable("no decode worker is attached; try again shortly")
     state.admission.check(body.priority)
-    plan = await prepare(state, body, model)
+    plan = await prepare(state, body, model, tenant.name)
     state.admission.check(body.priority, len(plan.prompts) * plan.candidates)
     explain, timeline = (http.headers.get(name) == "1" for name in (EXPLAIN, TIMELINE))
     origin = Origin(arrived, patience, tenant, explain, timeline)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-MAX_LEXER_STATES = 20_000
-"""Of one sequence, at 1-2 kB each: the memory that a hostile grammar may take."""
+from protocol.sampling import MAX_LEXER_STATES
 
 _LIMITS = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 

@@ -5,14 +5,14 @@ Made once for a model:
     tokenizer = load_tokenizer(model_path)
     template  = load_template(model_path, tokenizer)      template.py: None where it has none
     planner   = Planner(Vocabulary.of(tokenizer), detect(template.source if template else ""))
-    checker   = GrammarChecker()                          check.py; close() at the end
+    checker   = GrammarChecker(path of tokenizer.json)    check.py; close() at the end
 
 For each request (``Messages``, ``Tools``, ``ToolChoice``, ``ResponseFormat``, ``StructuredOutputs``
 are pydantic types for fields of a body; parts of an error's place that begin with ``TAG`` are no
 fields):
 
     plan = planner.plan(ToolWish(tools, choice, parallel), response_format, structured)
-    await checker.check(plan)                             400 for a grammar that cannot be built
+    plan = await checker.check(plan, tenant)              400 for a grammar that cannot be built
     ids = await template.prompt(body.messages, plan.tools)
     Sampling(grammar=plan.grammar, ...)                   "": anything
     parser = plan.new_parser()                            None: the text is the content

@@ -15,8 +15,9 @@ _MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSc
 _DATA = {"const", "enum", "default", "examples"}
 """Keywords of values, which may look like schemas."""
 
-_PARTS = re.compile(r"\\.|\[\^|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
-"""Of a pattern: an escape, the start of a negated class, another class."""
+_PARTS = re.compile(r"\\.|\[\^|\[(?:\\.|[^\]\\])*+\]?", re.DOTALL)
+"""Of a pattern: an escape, the start of a negated class, another class (to the end where it
+is not closed, and never twice over the same: hostile ones take no time either)."""
 
 
 def tightened(schema: Any) -> Any:

@@ -21,11 +21,13 @@ COMPACT = {"whitespace_flexible": False}
 
 class Source(NamedTuple):
     """A grammar that was made of a field of the request. ``lark``: the same as an expression of
-    Lark's, where it can be part of a larger grammar."""
+    Lark's, where it can be part of a larger grammar. ``raw``: as the client wrote it, in Lark's
+    notation or GBNF; a check of the plan brings what engines take."""
 
     field: str
     grammar: str
     lark: str | None = None
+    raw: bool = False
 
 
 def schema_source(
@@ -34,15 +36,20 @@ def schema_source(
     """A JSON schema under ``options`` (llguidance's). Raises ApiError (400) for one too large."""
     if deeper_than(schema, MAX_DEPTH):
         raise invalid(f"{field} must be nested at most {MAX_DEPTH} deep", field, "schema_too_large")
-    guided = {**tightened(schema), "x-guidance": dict(options)}
-    text = json.dumps(guided, separators=(",", ":"))
-    if len(text) > MAX_SCHEMA_CHARS:
+    size = len(_text(schema))
+    if size > MAX_SCHEMA_CHARS:
         raise invalid(
-            f"{field} must have at most {MAX_SCHEMA_CHARS} characters, not {len(text)}",
+            f"{field} must have at most {MAX_SCHEMA_CHARS} characters, not {size}",
             field,
             "schema_too_large",
         )
+    guided = {**tightened(schema), "x-guidance": dict(options)}
+    text = _text(guided)
     return Source(field, LLMatcher.grammar_from_json_schema(guided), f"%json {text}")
+
+
+def _text(schema: Mapping[str, Any]) -> str:
+    return json.dumps(schema, separators=(",", ":"))
 
 
 def deeper_than(value: Any, limit: int) -> bool:

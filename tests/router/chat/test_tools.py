@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from router.chat.check import GrammarChecker
 from router.chat.plan import OutputPlan, Planner
 from router.chat.syntax import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, Syntax, detect
 from router.chat.tools import ToolChoice, Tools, ToolWish
@@ -20,6 +18,7 @@ from tests.router.chat.weather import (
     NAMED,
     TOOLS,
     bare,
+    checked,
     planned,
     wish,
 )
@@ -68,18 +67,14 @@ def tool(parameters: Any = None, name: str = "f", **more: Any) -> dict[str, Any]
     ],
 )  # fmt: skip
 def test_wishes_that_cannot_be_met(given: ToolWish, param: str, why: str) -> None:
-    checker = GrammarChecker()
     with pytest.raises(ApiError, match=why) as error:
-        asyncio.run(checker.check(Planner(Vocabulary.of(bare())).plan(given)))
+        checked(bare(), Planner(Vocabulary.of(bare())).plan(given))
     assert (error.value.status, error.value.param) == (400, param)
-    checker.close()
 
 
 def test_without_strict_a_keyword_that_no_grammar_holds_is_let_go() -> None:
-    checker = GrammarChecker()
     loose = wish(tools=[tool({"not": {"required": ["a"]}, "properties": {"b": {}}})])
-    asyncio.run(checker.check(Planner(Vocabulary.of(bare())).plan(loose)))
-    checker.close()
+    assert checked(bare(), Planner(Vocabulary.of(bare())).plan(loose)).grammar
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -63,6 +65,18 @@ class Vocab:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
 
+def checked(tokenizer: Tokenizer, plan: OutputPlan) -> OutputPlan:
+    """By a router with a model of this tokenizer. Raises ApiError."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        tokenizer.save(str(path))
+        checker = GrammarChecker(path)
+        try:
+            return asyncio.run(checker.check(plan))
+        finally:
+            checker.close()
+
+
 VOCABS = {"tokens": Vocab(byte_level()), "letters": Vocab(bare())}
 WEATHER = {
     "type": "object",
@@ -96,10 +110,7 @@ def planned(
     planner = Planner(Vocabulary.of(VOCABS[vocab].tokenizer), syntax)
     wanted = form and TypeAdapter(ResponseFormat).validate_python(form)
     plan = planner.plan(wish(choice, parallel), wanted)
-    checker = GrammarChecker()
-    asyncio.run(checker.check(plan))
-    checker.close()
-    return plan
+    return checked(VOCABS[vocab].tokenizer, plan)
 
 
 def written(syntax: Syntax, *calls: tuple[str, str]) -> str:
