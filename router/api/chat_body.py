@@ -5,17 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from protocol.sampling import MAX_LOGPROBS
-from router.api.checks import Integer, about
+from router.api.checks import Integer, about, bad
 from router.api.fields import ABSENT, GenerationBody
 from router.api.parse import parse
 from router.api.unsupported import OF_CHATS
 from router.chat.messages import Messages
 from router.chat.tools import ToolChoice, Tools
 
+MAX_LABELS = 16
+
+
+def _few(value: Any) -> Any:
+    """Before pydantic looks at each: it would make an error of each."""
+    if isinstance(value, dict) and len(value) > MAX_LABELS:
+        raise bad(f"must have at most {MAX_LABELS} entries, not {len(value)}")
+    return value
+
+
 _Label = Annotated[str, Field(max_length=512)]
+_Labels = Annotated[dict[_Label, _Label], Field(max_length=MAX_LABELS), BeforeValidator(_few)]
 
 
 class ChatBody(GenerationBody):
@@ -32,7 +43,7 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True  # vLLM's, as the next
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
-    metadata: dict[_Label, _Label] | None = Field(None, max_length=16)
+    metadata: _Labels | None = None
     prompt_cache_key: _Label | None = None
     safety_identifier: _Label | None = None
     service_tier: Literal["auto", "default"] = "auto"

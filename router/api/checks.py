@@ -14,6 +14,9 @@ from protocol.sampling import BIAS_RANGE, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 MAX_STOPS = 4
 MAX_STOP_CHARS = 4096
 MAX_PROMPTS = 128
+MAX_PROMPT_IDS = 1 << 20
+"""Of one prompt: above the length of any model."""
+
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}", re.ASCII)  # one spelling for each
 
 Prompt = str | list[int]
@@ -74,7 +77,11 @@ def _check_text(value: str, path: str) -> str:
 
 
 def _check_ids(value: list[Any], path: str = "") -> list[int]:
-    ids = value if all(type(item) is int for item in value) else [_whole(item) for item in value]
+    if len(value) > MAX_PROMPT_IDS:
+        raise bad(f"{path} must hold at most {MAX_PROMPT_IDS} token ids, not {len(value)}".lstrip())
+    if set(map(type, value)) == {int} and min(value) >= 0:
+        return value
+    ids = [_whole(item) for item in value]
     for place, item in enumerate(ids):
         if type(item) is not int or item < 0:
             raise bad(f"{path}[{place}] must be a token id (an integer from 0), not {show(item)}")

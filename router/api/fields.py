@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from protocol.request import PRIORITIES
 from router.api.checks import Bias, Integer, StopIds, Stops, about
-from router.chat.source import MAX_SCHEMA_CHARS
+from router.api.phrases import wrong
+from router.chat.fields import Strict
 from router.chat.structured import (
     GUIDED,
+    MAX_GRAMMAR_CHARS,
     ResponseFormat,
     StructuredOutputs,
 )
@@ -20,23 +22,17 @@ MAX_CHOICES = 64
 ABSENT: Any = None
 """For fields of types that Python cannot join with None."""
 
-STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
-
 Choice = Annotated[str, Field(min_length=1)]
 
 
-class StreamOptions(BaseModel):
-    model_config = STRICT
-
+class StreamOptions(Strict):
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
     include_obfuscation: bool = False  # OpenAI's padding: accepted, none is ever added
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(Strict):
     """Fields of a request for generated tokens, once checked."""
-
-    model_config = STRICT
 
     model: str
     n: Integer = Field(1, ge=1, le=MAX_CHOICES)
@@ -65,9 +61,9 @@ class GenerationBody(BaseModel):
     response_format: ResponseFormat = ABSENT
     structured_outputs: StructuredOutputs | None = None  # vLLM's; ``guided_*`` are its older names
     guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_CHARS)
+    guided_regex: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
     guided_choice: list[Choice] | None = Field(None, min_length=1, max_length=MAX_FORMAT_CHOICES)
-    guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_CHARS)
+    guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> Self:
@@ -82,6 +78,11 @@ class GenerationBody(BaseModel):
         given += ["structured_outputs"] if self.structured_outputs is not None else []
         if len(given) > 1:
             raise about(given[0], f"{given[0]} is only allowed without {given[1]}")
+        try:
+            self.structured  # noqa: B018 - an older name is bounded as what it stands for
+        except ValidationError as error:
+            why = wrong(error.errors(include_url=False)[0])
+            raise about(given[0], f"{given[0]} {why}") from None
         return self
 
     @property

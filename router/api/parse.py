@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from router.api.bounds import check_sizes
 from router.api.phrases import tagged, wrong
 from router.api.unsupported import Neutral, check_unsupported
 from router.chat.fields import TAG
@@ -29,6 +30,10 @@ def parse(raw: Mapping[str, Any], model: type[Body], neutral: Neutral) -> Body:
     given = {name: value for name, value in raw.items() if value is not None}
     check_unsupported(given, neutral)
     known = {name: value for name, value in given.items() if name not in neutral}
+    for name in known:
+        if name not in model.model_fields:
+            raise _unknown((name,), model)
+    check_sizes(known)
     try:
         return model.model_validate(known)
     except ValidationError as error:
@@ -43,7 +48,9 @@ def translate(error: ValidationError, model: type[BaseModel]) -> ApiError:
     field = path_of(first["loc"])
     kind = first["type"]
     if kind == "extra_forbidden":
-        return _unknown(first, field, model)
+        return _unknown(first["loc"], model)
+    if kind == "baton_unknown":
+        return _unknown((*first["loc"], first["ctx"]["name"]), model)
     if kind == "missing":
         return invalid(f"{field} is required", field, "missing_required_parameter")
     if kind == "baton":
@@ -71,8 +78,9 @@ def _own(error: ErrorDetails, field: str) -> ApiError:
     return invalid(message, field, context["code"])
 
 
-def _unknown(error: ErrorDetails, field: str, model: type[BaseModel]) -> ApiError:
-    *above, name = error["loc"]
+def _unknown(loc: tuple[int | str, ...], model: type[BaseModel]) -> ApiError:
+    *above, name = loc
+    field = path_of(loc)
     names = _fields(model, above)
     near = difflib.get_close_matches(str(name)[:80], names, n=1)
     hint = _ELSEWHERE.get(field, f"; did you mean {near[0]!r}?" if near else "")

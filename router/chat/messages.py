@@ -10,7 +10,6 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
@@ -20,7 +19,7 @@ from pydantic import (
 )
 
 from router.api.checks import bad, show
-from router.chat.fields import STRICT, FunctionName, one_of
+from router.chat.fields import FunctionName, Strict, one_of
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -88,9 +87,7 @@ Text = Annotated[str, PlainValidator(_check_text), WithJsonSchema(_TEXT_SCHEMA)]
 Participant = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$")]  # OpenAI's own pattern
 
 
-class _Message(BaseModel):
-    model_config = STRICT
-
+class _Message(Strict):
     name: Participant | None = None
 
 
@@ -104,16 +101,12 @@ class UserMessage(_Message):
     content: Text
 
 
-class CalledFunction(BaseModel):
-    model_config = STRICT
-
+class CalledFunction(Strict):
     name: FunctionName
     arguments: str
 
 
-class ToolCall(BaseModel):
-    model_config = STRICT
-
+class ToolCall(Strict):
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -125,7 +118,7 @@ class AssistantMessage(_Message):
     content: Text | None = None
     refusal: str | None = None
     reasoning_content: str | None = None  # for templates that show earlier thoughts
-    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_CALLS)
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_CALLS, fail_fast=True)
     annotations: list[Any] | None = Field(None, max_length=0)
     audio: NotSupported = None
     function_call: NotSupported = None
@@ -160,7 +153,7 @@ Message = Annotated[
     ),
     BeforeValidator(_without_nulls),
 ]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def size(message: Message) -> int:

@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
-from router.chat.fields import STRICT, FunctionName, one_of
+from router.chat.fields import FunctionName, Strict, one_of
 from router.errors import invalid
 
 MAX_TOOLS = 128
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Function(BaseModel):
-    model_config = STRICT
-
+class Function(Strict):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # JSON schema of an object; none: no parameters
     strict: bool | None = None
 
 
-class Tool(BaseModel):
-    model_config = STRICT
-
+class Tool(Strict):
     type: Literal["function"]
     function: Function
 
@@ -42,32 +38,24 @@ class Tool(BaseModel):
         }
 
 
-Tools = Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)]
+Tools = Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-class FunctionByName(BaseModel):
-    model_config = STRICT
-
+class FunctionByName(Strict):
     name: FunctionName
 
 
-class NamedTool(BaseModel):
-    model_config = STRICT
-
+class NamedTool(Strict):
     type: Literal["function"]
     function: FunctionByName
 
 
-class AllowedTools(BaseModel):
-    model_config = STRICT
-
+class AllowedTools(Strict):
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
 
 
-class AllowedToolChoice(BaseModel):
-    model_config = STRICT
-
+class AllowedToolChoice(Strict):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
