@@ -32,7 +32,7 @@ from cluster.models import demo_path
 
 CHUNKS = (64, 128, 256, 512)
 OWN = 0
-"""In place of a chunk: steps bounded by time, as the product does it by default."""
+"""In place of a chunk: steps with decoding are bounded by time, to half the TPOT objective."""
 
 SPLIT, UNSPLIT = ("prefill", "decode"), ("decode", "decode")
 STREAMS = 16
@@ -67,7 +67,9 @@ async def pool(
     """Workers of one thread each, and a router that knows the objectives."""
     model = ("--model", str(subject.path), "--model-id", MODEL)
     size = ("--kv-tokens", "49152", "--max-model-len", "4096", *model)
-    steps = () if chunk == OWN else ("--prefill-chunk", str(chunk), "--step-budget-ms", "0")
+    steps: tuple[str, ...] = ("--prefill-chunk", str(chunk), "--step-budget-ms", "0")
+    if chunk == OWN:
+        steps = () if goal is None else ("--step-budget-ms", f"{500 * goal.tpot:g}")
     slo: tuple[str, ...] = ("--admission-ttft-ms", "600000")  # nobody is refused here
     if goal is not None:
         slo += ("--ttft-slo-ms", f"{1e3 * goal.ttft:g}", "--tpot-slo-ms", f"{1e3 * goal.tpot:g}")
@@ -107,7 +109,7 @@ class Bench:
 
     async def idle(self, url: str) -> Goal:
         """The objectives: multiples of what a request takes alone."""
-        seen, _ = await closed_loop(url, self.load(1.0, count=16), 1)
+        seen, _ = await closed_loop(url, self.load(1.0, count=12), 1)
         ttft = median(s.ttft for s in seen if s.long)
         return Goal(SLACK * ttft, SLACK * median(s.tpot for s in seen if not s.long))
 
@@ -268,11 +270,11 @@ def main() -> None:
     o = parser.parse_args()
     models = o.model or (["demo"] if o.quick else ["demo", "100M"])
     if o.quick:
-        plans = dict.fromkeys(("demo", "100M"), Plan((OWN, 128), (0.5,), (), 1, 40, o.seed))
+        plans = dict.fromkeys(("demo", "100M"), Plan((128, OWN), (0.5,), (), 1, 40, o.seed))
     else:
         plans = {
-            "demo": Plan((*CHUNKS, OWN), (0.3, 0.6, 0.9), (256, 512, 3000), 3, 120, o.seed),
-            "100M": Plan((64, 256, OWN), (0.3, 0.6, 0.9), (512,), 1, 40, o.seed),
+            "demo": Plan((*CHUNKS, OWN), (0.3, 0.6, 0.9), (512, 3000), 2, 60, o.seed),
+            "100M": Plan((64, 256, OWN), (0.4, 0.8), (), 1, 30, o.seed),
         }
     finish("interference", asyncio.run(run(models, plans)))
 

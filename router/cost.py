@@ -112,9 +112,11 @@ def local_terms(
         return alone, 0.0
     stall_s = own.model.prompt_s(alone.cached, query.tokens - alone.cached)
     decode_s = own.model.decode_s(worker.batch, worker.kv_used)
+    # Residents see a longer step as a hitch: of their objective a prompt gets half a step.
+    budget_s = min(STEP_BUDGET_S, goals.tpot_s / 2)
     steps = max(
         (query.tokens - alone.cached) / own.chunk,
-        stall_s / max(STEP_BUDGET_S - decode_s, STEP_BUDGET_S / 10),
+        stall_s / max(budget_s - decode_s, budget_s / 10),
     )
     begins = alone.ttft_s - alone.prefill_s
     prefill_s = stall_s + max(1.0, steps) * decode_s
