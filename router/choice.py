@@ -118,13 +118,13 @@ class Choice:
             self._await(ids, logprobs)
 
     def _await(self, ids: Sequence[int], logprobs: Sequence[Logprobs | None]) -> None:
-        """Each token waits for its text, whose end in characters ``ends`` tells."""
-        ends, vocabulary = self._text.ends, self._vocabulary
+        """Each token waits for its text, whose place in characters ``spans`` tells."""
+        spans, vocabulary = self._text.spans, self._vocabulary
         for place, (token, value) in enumerate(zip(ids, logprobs, strict=False)):
-            end = ends[place] if place < len(ends) else self._text.made
+            span = spans[place] if place < len(spans) else (self._text.made, self._text.made)
             silent = vocabulary.says_nothing(token, skip_special=self._manner.skip_special)
-            self._waiting.add(token, value, end, silent=silent)
-        ends.clear()
+            self._waiting.add(token, value, span, silent=silent)
+        spans.clear()
 
     def _front(self) -> str:
         """The prompt, where it is wanted: the first tokens bring what is known of it."""

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from protocol.errors import StartupError
 
+_REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
@@ -30,6 +31,10 @@ class Detokenizer(Protocol):
 
     def push(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete."""
+
+    def push_one(self, token: int) -> tuple[str, int]:
+        """The same of one token, and how many characters at its beginning are of tokens before
+        it alone: what they left incomplete, and this one does not go on with."""
 
     def flush(self) -> str:
         """What an incomplete end decodes to. Nothing may be pushed after it."""
@@ -46,6 +51,15 @@ class ByteLevel:
         table = self._table
         size = len(table)
         return self._decoder.decode(b"".join([table[t] for t in tokens if t < size]))
+
+    def push_one(self, token: int) -> tuple[str, int]:
+        held: bytes = self._decoder.getstate()[0]
+        text = self.push((token,))
+        if not held or not text.startswith(_REPLACEMENT):
+            return text, 0
+        # The sign itself may be what the model wrote; else it stands for what was held.
+        written = (held + self._table[token]).startswith(_REPLACEMENT.encode())
+        return text, 0 if written else 1
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -70,6 +84,13 @@ class SentencePiece:
                 out.append(piece)
         return self._stripped("".join(out))
 
+    def push_one(self, token: int) -> tuple[str, int]:
+        piece = self._table[token] if token < len(self._table) else None
+        if not isinstance(piece, str):
+            return self.push((token,)), 0
+        before = self._stripped(self._end_run())
+        return before + self.push((token,)), len(before)
+
     def flush(self) -> str:
         return self._stripped(self._end_run())
 
@@ -79,7 +100,7 @@ class SentencePiece:
         try:
             return run.decode()
         except UnicodeDecodeError:
-            return "\ufffd" * len(run)
+            return _REPLACEMENT * len(run)
 
     def _stripped(self, text: str) -> str:
         while self._strip and text:

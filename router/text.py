@@ -17,7 +17,7 @@ class Piece(NamedTuple):
 
 class TextStream:
     """``free``: so many tokens at the start cannot stop (``min_tokens``); a stop string lies wholly
-    behind them. ``keep``: a stop string stays in the text. ``tracked``: see ``ends``."""
+    behind them. ``keep``: a stop string stays in the text. ``tracked``: see ``spans``."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class TextStream:
         self._free = free
         self._tracked = tracked
         self.made = 0  # characters, sent or held back
-        self.ends: list[int] = []  # where each token's text ends, in characters; if tracked
+        self.spans: list[tuple[int, int]] = []  # of each token, in characters; if tracked
 
     def prefix(self, tokens: Sequence[int]) -> str:
         """Text in front of the output, in which nothing is looked for."""
@@ -62,10 +62,11 @@ class TextStream:
         return Piece(text if stopped else text + self._matcher.flush(), 0, stopped)
 
     def _one(self, token: int) -> str:
-        text = self._detokenizer.push((token,))
-        if self._tracked:
-            self.made += len(text)
-            self.ends.append(self.made)
+        if not self._tracked:
+            return self._detokenizer.push((token,))
+        text, before = self._detokenizer.push_one(token)
+        start, self.made = self.made + before, self.made + len(text)
+        self.spans.append((start, self.made))
         return text
 
     def _match(self, text: str) -> tuple[str, bool]:

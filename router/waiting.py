@@ -26,13 +26,23 @@ class Waiting:
         self._open: list[Shown] = []  # parts of a character that is not whole yet
         self._end = 0
 
-    def add(self, token: int, logprobs: Logprobs | None, end: int, *, silent: bool) -> None:
-        """``end``: characters up to this token; ``silent``: it is no part of any text."""
-        self._open.append(Shown(token, logprobs, self._end))
-        if end > self._end or (silent and len(self._open) == 1):
-            self._closed.extend((shown, end) for shown in self._open)
-            self._open.clear()
+    def add(
+        self, token: int, logprobs: Logprobs | None, span: tuple[int, int], *, silent: bool
+    ) -> None:
+        """``span``: where the text that comes with this token begins and ends, in characters; what
+        lies between the last end and this start belongs to tokens before it, which had left a
+        character incomplete. ``silent``: it is no part of any text."""
+        start, end = span
+        if start > self._end:
+            self._close(start)
+        self._open.append(Shown(token, logprobs, start))
+        if end > start or (silent and len(self._open) == 1):
+            self._close(end)
         self._end = end
+
+    def _close(self, end: int) -> None:
+        self._closed.extend((shown, end) for shown in self._open)
+        self._open.clear()
 
     def up_to(self, sent: int) -> list[Shown]:
         """Those whose text is among the first ``sent`` characters; each is given once."""

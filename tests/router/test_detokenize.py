@@ -72,6 +72,28 @@ def test_sentencepiece_bytes(sentencepiece: Tokenizer, text: str, rest: bytes) -
     )
 
 
+
+@given(ids=st.lists(st.integers(0, 340), max_size=40))
+def test_one_by_one_it_is_the_same_text(tokenizer: Tokenizer, ids: list[int]) -> None:
+    stream = detokenizers(tokenizer)()
+    pushed = [stream.push_one(i) for i in ids]
+    assert "".join(text for text, _ in pushed) + stream.flush() == tokenizer.decode(ids)
+    assert all(text[:before] in ("", "\ufffd") for text, before in pushed)
+
+
+def test_bytes_of_a_run_come_before_the_token_that_ends_it(sentencepiece: Tokenizer) -> None:
+    stream = detokenizers(sentencepiece)()
+    piece = next(i for i in range(sentencepiece.get_vocab_size()) if len(stream.push_one(i)[0]) > 1)
+    new = detokenizers(sentencepiece)()
+    byte = {n: sentencepiece.token_to_id(f"<0x{n:02X}>") for n in (0xC3, 0xA9)}
+    new.push_one(piece)
+    assert [new.push_one(byte[0xC3]), new.push_one(byte[0xA9])] == [("", 0), ("", 0)]
+    text, before = new.push_one(piece)
+    assert text[:before] == "é" and len(text) > before
+    new.push_one(byte[0xC3])
+    assert new.push_one(piece)[1] == 1
+
+
 def test_no_piece_holds_part_of_a_character(tokenizer: Tokenizer) -> None:
     ids = [tokenizer.token_to_id(c) for c in "ðŁ¦Ĭ"]  # the four bytes of a fox
     detok = detokenizers(tokenizer)()

@@ -124,6 +124,26 @@ async def test_a_part_of_a_character(start: Start, tokenizer: Tokenizer) -> None
     assert choice["logprobs"]["text_offset"] == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("pieces", "offsets"),
+    [
+        (["ð", "a"], [0, 1]),  # what was begun becomes a sign of its own
+        (["ð", "Ł", "a", "b"], [0, 0, 1, 2]),
+        (["ð", "ð", "Ł", "¦", "Ĭ"], [0, 1, 1, 1, 1]),
+        (["ï", "¿", "½", "a"], [0, 0, 0, 1]),  # the sign itself, as a model may write it
+    ],
+)
+async def test_a_character_that_stays_incomplete(
+    start: Start, tokenizer: Tokenizer, pieces: list[str], offsets: list[int]
+) -> None:
+    ids = [tokenizer.token_to_id(piece) for piece in pieces]
+    cluster = await start(outputs())
+    answer = await cluster.post(prompt=ids, max_tokens=len(ids), logprobs=0)
+    choice = answer.json()["choices"][0]
+    assert choice["text"] == tokenizer.decode(ids)
+    assert choice["logprobs"]["text_offset"] == offsets
+
+
 # ---- which tokens are text ------------------------------------------------------------------
 
 
@@ -208,7 +228,7 @@ def test_every_token_goes_once_and_with_all_of_its_text(
     empty = [vocabulary.says_nothing(i) for i in range(341)]
     for token in ids:
         size += len(text.push([token]).text)
-        waiting.add(token, None, text.ends.pop(), silent=empty[token])
+        waiting.add(token, None, text.spans.pop(), silent=empty[token])
         released += waiting.up_to(max(0, size - late))
         for shown in released:
             assert empty[shown.token] or shown.offset < size - late
