@@ -47,6 +47,9 @@ class Owner(Protocol):
     def refused(self, error: InvalidRequest) -> None:
         """The engine will never take this request."""
 
+    def busy(self, why: str) -> None:
+        """The engine has no time for this request; another may."""
+
     def lost(self) -> None:
         """The engine is gone."""
 
@@ -151,6 +154,8 @@ class Attempt:
             self._owner.spoiled(event.why)  # the last frames were given together with Join
         elif isinstance(event, m.Broken):
             self._break(TransferFailed(event.why))
+        elif isinstance(event, m.Refused) and event.busy:
+            self._owner.busy(event.why)
         elif isinstance(event, m.Refused):
             error = InvalidRequest(event.why, event.param or None, event.code or None)
             self._owner.refused(error)

@@ -156,6 +156,10 @@ class Job:
             self._emit(invalid(self.request.id, error))
             self._end()
 
+    def busy(self, why: str) -> None:
+        """The engine has no time for this request: the router asks another."""
+        self._fail(why, retryable=True)
+
     def lost(self) -> None:
         """The engine died. Another takes a while to load: the router knows who is quicker."""
         self._fail("the engine died under this request", retryable=True)

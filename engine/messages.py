@@ -165,12 +165,13 @@ class Failed(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """This request cannot be taken: the fault is in ``param``."""
+    """This request cannot be taken: the fault is in ``param``, or the engine is busy."""
 
     handle: int
     why: str
     param: str  # empty: no field in particular
     code: str = ""
+    busy: bool = False  # another engine may take it
 
 
 class PromptLogprobs(_Message, frozen=True):

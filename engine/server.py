@@ -26,7 +26,7 @@ from engine.kv_format import Codec
 from engine.pieces import Piece, cut
 from engine.reports import beat_of, tokens_of
 from engine.sequence import blocks_for
-from protocol.errors import InvalidRequest, TransferFailed
+from protocol.errors import InvalidRequest, TransferFailed, Unavailable
 
 
 class EngineServer:
@@ -186,9 +186,12 @@ class EngineServer:
     def _slots_free(self, command: m.SlotsFree) -> None:
         self._egress.free(command.slots)
 
-    def _refuse(self, handle: int, error: InvalidRequest) -> None:
+    def _refuse(self, handle: int, error: InvalidRequest | Unavailable) -> None:
         self._egress.close(handle)
-        self._out.append(m.Refused(handle, str(error), error.param or "", error.code or ""))
+        if isinstance(error, Unavailable):
+            self._out.append(m.Refused(handle, str(error), "", busy=True))
+        else:
+            self._out.append(m.Refused(handle, str(error), error.param or "", error.code or ""))
 
     # ---- one turn ---------------------------------------------------------------------------
 

@@ -60,7 +60,8 @@ class _Call:
         elif isinstance(event, m.Frame):
             self._send_frame(event)
         elif isinstance(event, m.Refused):
-            self.messages.put_nowait(InvalidRequest(event.why, event.param))
+            error = Unavailable(event.why) if event.busy else InvalidRequest(event.why, event.param)
+            self.messages.put_nowait(error)
         elif isinstance(event, m.PromptLogprobs):
             self._prompt_logprobs = [logprobs_to_wire(report) for report in event.logprobs]
 

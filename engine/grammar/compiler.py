@@ -1,8 +1,10 @@
 """Grammars to matchers, in a thread of their own: the engine's loop never waits. Torch-free.
 
     get()  known: a copy, at once
-    ask() --thread--> take(): the matcher or what is wrong, at most DEADLINE_S later
+    ask() --thread--> take(): the matcher; or what is wrong with it; or, where others' took the
+                              time, that another worker may be quicker; at most DEADLINE_S later
 
+Routers try grammars out before they send them: the limits here are a second line.
 A model folder without a usable ``tokenizer.json`` refuses grammars, and nothing else.
 """
 
@@ -21,15 +23,21 @@ from typing import NamedTuple
 from llguidance import LLTokenizer
 
 from engine.grammar.matcher import Matcher
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, Unavailable
+
+Outcome = Matcher | InvalidRequest | Unavailable
 
 log = logging.getLogger("baton.engine")
 
 DEADLINE_S = 10.0
 """From the request to its matcher, those before it in line included."""
 
-KEPT = 32
-"""Compiled grammars; the one that was not used for longest goes first."""
+COMPILE_S = 5.0
+"""For a grammar alone, once a thread has taken it: five times what routers let through."""
+
+KEPT = 16
+KEPT_CHARS = 1 << 20
+"""Compiled grammars, and their characters; the one that was not used for longest goes first."""
 
 THREADS = 2
 
@@ -41,9 +49,17 @@ def refusal(why: str) -> InvalidRequest:
     )
 
 
+class _Work:
+    """A grammar in a thread, or in line for one."""
+
+    def __init__(self, grammar: str) -> None:
+        self.grammar = grammar
+        self.began: float | None = None  # on the clock
+        self.compiling: Future[Matcher]
+
+
 class _Asked(NamedTuple):
-    grammar: str
-    compiling: Future[Matcher]
+    work: _Work
     until: float  # on the clock
 
 
@@ -76,52 +92,65 @@ class Compiler:
 
     def ask(self, handle: int, grammar: str) -> None:
         """Compile it for ``handle``; the same text once for all that wait for it."""
-        same = (a.compiling for a in self._asked.values() if a.grammar == grammar)
-        compiling = next(same, None) or self._threads.submit(self._compile, grammar)
-        self._asked[handle] = _Asked(grammar, compiling, self._clock() + DEADLINE_S)
+        same = (a.work for a in self._asked.values() if a.work.grammar == grammar)
+        if (work := next(same, None)) is None:
+            work = _Work(grammar)
+            work.compiling = self._threads.submit(self._run, work)
+        self._asked[handle] = _Asked(work, self._clock() + DEADLINE_S)
 
     def forget(self, handle: int) -> None:
         """Nobody waits for it any more."""
         asked = self._asked.pop(handle, None)
-        if asked and all(a.compiling is not asked.compiling for a in self._asked.values()):
-            asked.compiling.cancel()
+        if asked and all(a.work is not asked.work for a in self._asked.values()):
+            asked.work.compiling.cancel()
 
     @property
     def busy(self) -> bool:
         """Whether somebody waits."""
         return bool(self._asked)
 
-    def take(self) -> list[tuple[int, Matcher | InvalidRequest]]:
+    def take(self) -> list[tuple[int, Outcome]]:
         """Handles that need not wait any longer, each with its outcome."""
         now = self._clock()
-        out: list[tuple[int, Matcher | InvalidRequest]] = []
+        out = []
         for handle, asked in list(self._asked.items()):
-            if asked.compiling.done():
-                out.append((handle, self._outcome(asked)))
-            elif now >= asked.until:
-                out.append((handle, refusal(f"it was not compiled within {DEADLINE_S:g} s")))
-            else:
-                continue
-            self.forget(handle)
+            if (outcome := self._outcome(asked, now)) is not None:
+                out.append((handle, outcome))
+                self.forget(handle)
         return out
 
-    def _outcome(self, asked: _Asked) -> Matcher | InvalidRequest:
-        error = asked.compiling.exception()
+    def _outcome(self, asked: _Asked, now: float) -> Outcome | None:
+        """None: it is to wait."""
+        work = asked.work
+        if work.compiling.done():
+            return self._made(work)
+        if work.began is not None and now - work.began >= COMPILE_S:
+            return refusal(f"it was not compiled within {COMPILE_S:g} s")
+        if now >= asked.until:
+            return Unavailable(f"the grammar's turn did not come within {DEADLINE_S:g} s")
+        return None
+
+    def _made(self, work: _Work) -> Matcher | InvalidRequest:
+        error = work.compiling.exception()
         if isinstance(error, InvalidRequest):
             return error
         if error is not None:  # what a client sends must not end the engine, whatever it finds
             log.error("a grammar could not be compiled", exc_info=error)
             return refusal(f"it failed with {type(error).__name__}")
-        self._keep(asked.grammar, asked.compiling.result())
-        return asked.compiling.result().copy()
+        self._keep(work.grammar, work.compiling.result())
+        return work.compiling.result().copy()
 
     def _keep(self, grammar: str, matcher: Matcher) -> None:
         self._kept[grammar] = matcher
         self._kept.move_to_end(grammar)
-        if len(self._kept) > KEPT:
+        while len(self._kept) > KEPT or sum(map(len, self._kept)) > KEPT_CHARS:
             self._kept.popitem(last=False)
 
     # ---- in the threads ---------------------------------------------------------------------
+
+    def _run(self, work: _Work) -> Matcher:
+        work.began = self._clock()
+        return self._compile(work.grammar)
 
     def _compile(self, grammar: str) -> Matcher:
         """Raises InvalidRequest."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from engine import messages as m
 from engine.grammar.compiler import Compiler
 from engine.grammar.matcher import Matcher
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, Unavailable
 
 LOOK_S = 0.002
 """Between two looks of an idle engine whether a grammar is ready."""
@@ -24,7 +24,7 @@ class Ready(NamedTuple):
 
     handle: int
     commands: list[m.Command]
-    problem: InvalidRequest | None
+    problem: InvalidRequest | Unavailable | None
 
 
 class Parking:
@@ -64,7 +64,7 @@ class Parking:
         """Those that have waited for long enough."""
         out = []
         for handle, outcome in self._compiler.take():
-            problem = outcome if isinstance(outcome, InvalidRequest) else None
+            problem = None if isinstance(outcome, Matcher) else outcome
             if isinstance(outcome, Matcher):
                 self._matchers[handle] = outcome
             out.append(Ready(handle, self._parked.pop(handle), problem))
