@@ -10,9 +10,7 @@ import json
 from typing import Annotated, Any, Literal
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Discriminator,
     Field,
@@ -23,17 +21,18 @@ from pydantic import (
 )
 
 from router.api.checks import bad, show
-from router.chat.fields import STRICT, FunctionName, one_of
-from router.chat.source import MAX_SCHEMA_CHARS, Source, quoted, schema_source
+from router.chat.fields import STRICT, FunctionName, Strict, one_of
+from router.chat.source import Source, quoted, schema_source
 from router.errors import invalid
 
 MAX_CHOICES = 1024
 MAX_GRAMMAR_CHARS = 16 << 10
+"""Of a regex, or of a grammar in Lark's notation or GBNF."""
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Strict):
     """``strict`` changes nothing: a schema always holds."""
 
     model_config = ConfigDict(**STRICT, serialize_by_alias=True)
@@ -44,21 +43,15 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class TextFormat(BaseModel):
-    model_config = STRICT
-
+class TextFormat(Strict):
     type: Literal["text"]
 
 
-class JsonObjectFormat(BaseModel):
-    model_config = STRICT
-
+class JsonObjectFormat(Strict):
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(BaseModel):
-    model_config = STRICT
-
+class JsonSchemaFormat(Strict):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -101,13 +94,13 @@ JsonOrText = Annotated[
 ]
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Strict):
     """vLLM's: exactly one of them."""
 
     model_config = ConfigDict(**STRICT, serialize_by_alias=True)
 
     json_: JsonOrText | None = Field(None, alias="json")
-    regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_CHARS)
+    regex: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
     choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None, min_length=1, max_length=MAX_CHOICES
     )
@@ -153,7 +146,7 @@ def of_structured(wanted: StructuredOutputs, field: str = "structured_outputs") 
         lark = "(" + " | ".join(quoted(choice) for choice in wanted.choice) + ")"
         return Source(field, LLMatcher.grammar_from_lark(f"start: {lark}"), lark)
     assert wanted.grammar is not None
-    return Source(field, LLMatcher.grammar_from_lark(_lark(wanted.grammar, field)))
+    return Source(field, wanted.grammar, raw=True)
 
 
 def _object(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:
@@ -166,11 +159,3 @@ def _object(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(f"{field} must hold a JSON schema, which is an object", field)
     return value
-
-
-def _lark(grammar: str, field: str) -> str:
-    """A grammar in Lark's notation, or in GBNF (``root ::= ...``) turned into it."""
-    try:
-        return any_to_lark(grammar)
-    except Exception as error:  # the library's own, and whatever its parser trips over
-        raise invalid(f"{field} is no grammar: {str(error)[:200]}", field) from None

@@ -66,8 +66,8 @@ class Child:
         self._said: Verdict | None = None
         self._ready = False
 
-    def ask(self, trial: Trial, seconds: float) -> Verdict:
-        """Raises Died or TimeoutError; the child is of no more use then."""
+    def ask(self, trial: bytes, seconds: float) -> Verdict:
+        """``trial``: as JSON. Raises Died or TimeoutError; the child is of no more use then."""
         at = 0
         try:
             if not self._ready:
@@ -76,7 +76,7 @@ class Child:
                     return first.verdict
             until = time.monotonic() + seconds
             self._wire.settimeout(seconds)
-            self._wire.sendall(msgspec.json.encode(trial) + b"\n")
+            self._wire.sendall(trial + b"\n")
             while (word := self._word(until)).verdict is None:
                 at = word.at
             return word.verdict
@@ -114,11 +114,13 @@ class Trials:
             return [child.process.pid for child in self._children]
 
     def try_out(self, trial: Trial, seconds: float) -> Verdict:
-        """Raises TimeoutError where no verdict came, which is not the grammar's fault."""
+        """Raises TimeoutError where no verdict came, which is not the grammar's fault,
+        and UnicodeEncodeError for what is no text."""
+        encoded = msgspec.json.encode(trial)
         for again in (False, True):
             child = self._take()
             try:
-                verdict = child.ask(trial, seconds)
+                verdict = child.ask(encoded, seconds)
             except Died as death:
                 self._end(child)
                 if death.innocent and not again:
