@@ -94,7 +94,7 @@ def fault(tokenizer: LLTokenizer, grammar: str, place: int) -> Verdict | None:
         if not allowed or not matcher.consume_token((allowed & -allowed).bit_length() - 1):
             break
     if matcher.is_error():
-        why = matcher.get_error().removesuffix("<non-verbose/>")
+        why, _, _ = matcher.get_error().removesuffix("<non-verbose/>").partition("; consider")
         return Verdict(_short(why), place, costly=True)
     return None
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engine import messages as m
 from engine.grammar import compiler as compiling
-from engine.grammar.compiler import Compiler
+from engine.grammar.compiler import Compiler, Outcome
 from engine.grammar.masks import Masker, forbidden, unpacked_on_device, words_for
 from engine.grammar.matcher import Matcher
 from engine.grammar.parking import Parking
@@ -38,8 +38,8 @@ def constrained(folder: Path) -> Constrained:
     return Constrained(folder, 320, (2,))
 
 
-def taken(compiler: Compiler, count: int) -> dict[int, Matcher | InvalidRequest]:
-    out: dict[int, Matcher | InvalidRequest] = {}
+def taken(compiler: Compiler, count: int) -> dict[int, Outcome]:
+    out: dict[int, Outcome] = {}
     until = time.monotonic() + 20
     while len(out) < count:
         assert time.monotonic() < until
