@@ -91,11 +91,14 @@ class Router:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         from router.app import create_app
+        from router.heap import settle
 
         secret = bytes.fromhex(_secret(SECRET_VARIABLE))
-        return create_app(
+        app = create_app(
             msgspec.structs.replace(self._settings, token=_secret(TOKEN_VARIABLE), secret=secret)
         )
+        settle()
+        return app
 
 
 def _secret(name: str) -> str:

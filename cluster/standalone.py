@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import Coroutine
 from types import FrameType
@@ -86,12 +87,17 @@ def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -
     import uvicorn
 
     from router.app import create_app
+    from router.heap import settle
     from router.limits_connection import guarded
 
     tls = settings.http_tls
     context = None if tls is None else http_context(tls)
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            settle()
+
         async def on_tick(self, counter: int) -> bool:
             if tls is not None and context is not None and counter % 100 == 0:  # each 10 s
                 renew(context, tls)

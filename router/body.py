@@ -14,6 +14,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from router.errors import ApiError, invalid
+from router.json_items import MAX_ITEMS, too_many_items
 
 _THROWN_AWAY = 8
 """Times the limit. A client that is cut off while it sends hardly ever sees the answer."""
@@ -31,6 +32,9 @@ async def read_object(request: Request, limit: int, timeout_s: float) -> dict[st
     Raises ApiError or ClientGone."""
     _check_type(request)
     data = await _read(request, limit, timeout_s)
+    if too_many_items(data):
+        what = f"at most {MAX_ITEMS} strings, names, arrays and objects together"
+        raise invalid(f"the body holds too much: {what} are taken", code="body_too_complex")
     try:
         value = msgspec.json.decode(data)
     except RecursionError:

@@ -13,6 +13,7 @@ from protocol.request import Finish
 from router.errors import failed
 from router.generate import Generation, Tokens
 from router.metrics import Meter
+from router.scores import PromptScores
 from router.text import TextStream
 from router.vocabulary import Vocabulary
 from router.waiting import Shown, Waiting
@@ -55,6 +56,7 @@ class Choice:
         meter: Meter,
         vocabulary: Vocabulary,
         manner: Manner,
+        scores: PromptScores,
     ) -> None:
         self.index = index
         self.prompt = prompt
@@ -65,6 +67,7 @@ class Choice:
         self._meter = meter
         self._vocabulary = vocabulary
         self._manner = manner
+        self.scores = scores  # of the prompt, shared among its choices
         self._waiting = Waiting()
         self._sent = 0  # characters
         self._begun = False
@@ -72,10 +75,20 @@ class Choice:
     async def deltas(self) -> AsyncIterator[Delta]:
         """Text as it comes; the last one has a finish reason. Raises ApiError or ClientGone."""
         while True:
-            delta = self._delta(await self.generation.next())
+            tokens = await self.generation.next()
+            if not self._begun:
+                await self._scored()
+            delta = self._delta(tokens)
             yield delta
             if delta.finish:
                 return
+
+    async def _scored(self) -> None:
+        """Tell the other choices what came of the prompt, or wait to be told."""
+        if self.generation.asks_for_prompt:
+            self.scores.tell(self.generation.prompt_logprobs)
+        elif self._manner.echo and self._manner.tracked:
+            await self.scores.known()
 
     def end(self, status: str) -> None:
         """Let go of the work, wherever it stands, and account for it."""
@@ -132,7 +145,7 @@ class Choice:
             return ""
         text = self._text.prefix(self.prompt)
         if self._manner.tracked:
-            values = self.generation.prompt_logprobs
+            values = self.scores.values
             if len(values) != len(self.prompt) - 1:
                 raise failed("the worker did not tell the prompt's log-probabilities")
             self._await(self.prompt, [None, *values])

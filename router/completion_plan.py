@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from protocol.directory import ModelInfo
 from router import tokens
 from router.api.completion_body import CompletionBody
@@ -14,14 +17,16 @@ from router.state import RouterState
 
 _ROOM = Room("prompt", "max_tokens")
 
+MAX_PROMPT_SCORES = 1 << 18
+"""Log-probabilities of prompts in an answer: some 20 MB of JSON."""
+
 
 async def plan_completion(
     state: RouterState, body: CompletionBody, model: ModelInfo, tenant: str
 ) -> Plan:
     """Raises ApiError (400) for prompts that do not fit the model."""
-    prompts = [await _ids(state, body, prompt) for prompt in body.prompt]
-    for prompt in prompts:
-        _ROOM.check(len(prompt), max(body.max_tokens, 1), model)
+    prompts = [await _ids(state, body, prompt, model) for prompt in body.prompt]
+    _check_scores(body, prompts)
     output = await state.formats.plan(body, tenant)
     tracked = body.logprobs is not None
     shows = CompletionShows(tracked, body.return_token_ids, body.prompt_logprobs)
@@ -56,16 +61,41 @@ def _prompt_logprobs(body: CompletionBody) -> int | None:
     return max((count for count in wanted if count is not None), default=None)
 
 
-async def _ids(state: RouterState, body: CompletionBody, prompt: str | list[int]) -> Prompt:
-    ids = prompt if isinstance(prompt, list) else await _encoded(state, body, prompt)
+def _check_scores(body: CompletionBody, prompts: list[Prompt]) -> None:
+    """Raises ApiError (400) for an answer with too many log-probabilities of prompts."""
+    of_echo = body.logprobs if body.echo else None
+    each = sum(count + 1 for count in (body.prompt_logprobs, of_echo) if count is not None)
+    total = each * body.n * sum(map(len, prompts))
+    if total > MAX_PROMPT_SCORES:
+        field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        raise invalid(
+            f"{field}: the answer would hold {total} log-probabilities of prompts (tokens of all"
+            f" prompts times n times {each}); at most {MAX_PROMPT_SCORES} are given",
+            field,
+        )
+
+
+async def _ids(
+    state: RouterState, body: CompletionBody, prompt: str | list[int], model: ModelInfo
+) -> Prompt:
     kept = body.truncate_prompt_tokens
+
+    def room(count: int) -> None:
+        _ROOM.check(min(count, kept or count), max(body.max_tokens, 1), model)
+
+    ids = prompt if isinstance(prompt, list) else await _encoded(state, body, prompt, room)
+    room(len(ids))
+    if len(body.prompt) > 1:
+        await asyncio.sleep(0)  # many prompts take a while; streams go on
     return tuple(ids if kept is None else ids[-kept:])
 
 
-async def _encoded(state: RouterState, body: CompletionBody, prompt: str) -> list[int]:
+async def _encoded(
+    state: RouterState, body: CompletionBody, prompt: str, room: Callable[[int], None]
+) -> list[int]:
     try:
         return await tokens.encode(
-            state.vocabulary.tokenizer, prompt, special=body.add_special_tokens
+            state.vocabulary.tokenizer, prompt, special=body.add_special_tokens, room=room
         )
     except UnicodeEncodeError:
         raise invalid("prompt must be text, but holds half of a surrogate pair", "prompt") from None

@@ -94,6 +94,11 @@ class Generation:
         return min(self._mailbox.cached_tokens or 0, len(self._request.prompt))
 
     @property
+    def asks_for_prompt(self) -> bool:
+        """Whether ``prompt_logprobs`` are to come."""
+        return self._request.sampling.prompt_logprobs is not None
+
+    @property
     def prompt_logprobs(self) -> list[Logprobs]:
         """From the prompt's second token on, where asked for; there when the first token is."""
         return self._mailbox.prompt_logprobs

@@ -125,5 +125,5 @@ class _Parts:
             self._shown,
             self._finish,
             choice.logprob / max(1, choice.used),
-            choice.generation.prompt_logprobs,
+            choice.scores.values,
         )

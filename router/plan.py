@@ -18,6 +18,7 @@ from router.errors import invalid
 from router.generate import Generation, Wanted
 from router.job import Job
 from router.metrics import Meter
+from router.scores import PromptScores
 from router.state import RouterState
 from router.tenants import Tenant
 from router.text import TextStream
@@ -80,10 +81,10 @@ def job_of(
 def _choices(
     state: RouterState, body: GenerationBody, plan: Plan, requests: list[Request], origin: Origin
 ) -> list[Choice]:
-    choices, last, keys = [], None, list[bytes]()
+    choices, keys, scores = [], list[bytes](), PromptScores()
     for index, request in enumerate(requests):
-        if request.prompt is not last:  # the choices of a prompt share it
-            last, keys = request.prompt, block_keys(request.cache_root, request.prompt)
+        if index % plan.candidates == 0:  # the choices of a prompt share these
+            keys, scores = block_keys(request.cache_root, request.prompt), PromptScores()
         wanted = Wanted(request, keys, origin.arrived, origin.patience, body.stream)
         text = TextStream(
             state.vocabulary.detokenizer(skip_special=plan.manner.skip_special),
@@ -95,7 +96,7 @@ def _choices(
         choices.append(
             Choice(
                 *(index, request.prompt, Generation(state.routing, wanted), text),
-                *(Meter(state.metrics, origin.arrived), state.vocabulary, plan.manner),
+                *(Meter(state.metrics, origin.arrived), state.vocabulary, plan.manner, scores),
             )
         )
     return choices
@@ -110,7 +111,7 @@ def _requests(
     tenant: Tenant,
 ) -> list[Request]:
     """One for each choice. Those of one prompt share a seed and differ in ``choice`` only, so that
-    a prompt among others gets what it would get alone."""
+    a prompt among others gets what it would get alone; the first of them asks about the prompt."""
     # Any 64-bit seed is taken; the wire has the non-negative ones.
     seed = secrets.randbits(63) if body.seed is None else body.seed & MAX_SEED
     salt = body.cache_salt or ""
@@ -147,7 +148,7 @@ def _sampling(body: GenerationBody, plan: Plan, seed: int, choice: int) -> Sampl
         ignore_eos=body.ignore_eos,
         stop_token_ids=body.stop_token_ids,
         logprobs=plan.logprobs,
-        prompt_logprobs=plan.prompt_logprobs,
+        prompt_logprobs=plan.prompt_logprobs if choice == 0 else None,
         grammar=plan.grammar,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -26,8 +27,15 @@ def load_tokenizer(model_path: str) -> Tokenizer:
     return tokenizer
 
 
-async def encode(tokenizer: Tokenizer, prompt: str, *, special: bool = True) -> list[int]:
-    """Token ids of a prompt. ``special``: with the tokens that the model wants in front.
+async def encode(
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    special: bool = True,
+    room: Callable[[int], None] | None = None,
+) -> list[int]:
+    """Token ids of a prompt. ``special``: with the tokens that the model wants in front. ``room``
+    gets their number, and may raise: making a list of millions keeps the interpreter lock.
 
     Raises UnicodeEncodeError for what is no text, where tokenizers say that it is no string."""
     if not prompt.isascii():
@@ -39,4 +47,7 @@ async def encode(tokenizer: Tokenizer, prompt: str, *, special: bool = True) -> 
     [encoding] = await asyncio.to_thread(
         tokenizer.encode_batch_fast, [prompt], add_special_tokens=special
     )
-    return list(encoding.ids)
+    if room is not None:
+        room(len(encoding))
+    of_long: list[int] = encoding.ids
+    return of_long

@@ -19,14 +19,19 @@ _SCHEMAS = {"tools", "response_format", "structured_outputs", "guided_json"}
 def check_sizes(given: Mapping[str, Any]) -> None:
     """Raises ApiError (400) for the first parameter that is too large."""
     for field, value in given.items():
-        if field not in _UNBOUNDED and isinstance(value, str | list | dict):
-            size = json_size(value)
-            if size > MAX_FIELD:
-                raise invalid(
-                    f"{field} must have at most {MAX_FIELD} bytes of JSON, not {size}",
-                    field[:200],
-                    "schema_too_large" if field in _SCHEMAS else None,
-                )
+        if field not in _UNBOUNDED and _too_large(value):
+            raise invalid(
+                f"{field} must have at most {MAX_FIELD} bytes of JSON",
+                field,
+                "schema_too_large" if field in _SCHEMAS else None,
+            )
+
+
+def _too_large(value: object) -> bool:
+    """An entry is a byte at least: what is far too large need not be measured."""
+    if not isinstance(value, str | list | dict):
+        return False
+    return len(value) > MAX_FIELD or json_size(value) > MAX_FIELD
 
 
 def json_size(value: object) -> int:

@@ -12,8 +12,9 @@ from router.api.checks import Integer, about, bad
 from router.api.fields import ABSENT, GenerationBody
 from router.api.parse import parse
 from router.api.unsupported import OF_CHATS
-from router.chat.messages import Messages
+from router.chat.messages import AssistantMessage, Messages
 from router.chat.tools import ToolChoice, Tools
+from router.json_items import MAX_ITEMS, too_many_items
 
 MAX_LABELS = 16
 
@@ -68,6 +69,15 @@ class ChatBody(GenerationBody):
         if self.most is not None and self.min_tokens > self.most:
             message = f"must be at most {self.output_field} ({self.most}), not {self.min_tokens}"
             raise about("min_tokens", f"min_tokens {message}")
+        return self
+
+    @model_validator(mode="after")
+    def _calls_can_be_decoded(self) -> Self:
+        spoken = (m for m in self.messages if isinstance(m, AssistantMessage) and m.tool_calls)
+        texts = (call.function.arguments for m in spoken for call in m.tool_calls or ())
+        if too_many_items("".join(texts).encode(errors="replace")):
+            message = f"hold more than {MAX_ITEMS} strings, arrays and objects in tool calls"
+            raise about("messages", f"messages {message}", "body_too_complex")
         return self
 
     @model_validator(mode="after")

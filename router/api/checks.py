@@ -53,7 +53,7 @@ def _check_prompts(value: Any) -> list[Prompt]:
         )
     if not value:
         raise bad("must not be empty")
-    if not any(isinstance(item, str | list) for item in value):
+    if set(map(type, value)).isdisjoint((str, list)):
         return [_check_ids(value)]
     if len(value) > MAX_PROMPTS:
         raise bad(f"must hold at most {MAX_PROMPTS} prompts, not {len(value)}")

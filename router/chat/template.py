@@ -99,7 +99,7 @@ class ChatTemplate:
             )
             return self.encode(text, sign)
 
-        if len(messages) > 64 or tools or sum(map(size, messages)) > LONG_CHAT:
+        if len(messages) > 64 or tools or options or sum(map(size, messages)) > LONG_CHAT:
             return await asyncio.to_thread(make)
         return make()
 

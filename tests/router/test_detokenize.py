@@ -72,7 +72,6 @@ def test_sentencepiece_bytes(sentencepiece: Tokenizer, text: str, rest: bytes) -
     )
 
 
-
 @given(ids=st.lists(st.integers(0, 340), max_size=40))
 def test_one_by_one_it_is_the_same_text(tokenizer: Tokenizer, ids: list[int]) -> None:
     stream = detokenizers(tokenizer)()

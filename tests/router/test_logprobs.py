@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import openai
@@ -15,6 +16,7 @@ from router.text import TextStream
 from router.vocabulary import Vocabulary
 from router.waiting import Waiting
 from tests.router.conftest import MODEL, Start, served
+from tests.router.errors import check
 from tests.router.fake_worker import expected, logprob_of, outputs, tokens_then_stop
 from tests.router.test_stream import frames, text_of
 
@@ -90,6 +92,56 @@ async def test_prompt_logprobs_as_vllm_has_them(start: Start, tokenizer: Tokeniz
     assert first is None
     name = tokenizer.decode([71])
     assert second == {"71": {"logprob": logprob_of(71), "rank": 1, "decoded_token": name}}
+
+
+@pytest.mark.parametrize("given", [{}, {"echo": True, "logprobs": 2}, {"best_of": 4}])
+async def test_one_choice_asks_about_the_prompt_and_all_show_it(
+    start: Start, given: dict[str, Any]
+) -> None:
+    cluster = await start(outputs(delay=0.001))
+    given = {"prompt": [[70, 71], [72, 73]], "max_tokens": 3, "n": 3, "prompt_logprobs": 1, **given}
+    answer = await cluster.post(**given)
+    choices = answer.json()["choices"]
+    assert [list(c["prompt_logprobs"][1]) for c in choices] == [["71"]] * 3 + [["73"]] * 3
+    if "echo" in given:
+        tops = [c["logprobs"]["top_logprobs"][1] for c in choices]
+        assert [len(top) for top in tops] == [2] * 6
+    sent = [r.request.sampling for r in cluster.workers[0].requests]
+    assert len(sent) == 2 * given.get("best_of", 3)
+    assert [s.choice for s in sent if s.HasField("prompt_logprobs")] == [0, 0]
+
+
+async def test_an_echo_of_many_choices_in_a_stream(start: Start) -> None:
+    cluster = await start(outputs(delay=0.001))
+    given: dict[str, Any] = {"prompt": [70, 71], "max_tokens": 4, "n": 4}
+    async with served(cluster.app) as url:
+        events = await frames(url, echo=True, logprobs=0, **given)
+    tokens = Counter[int]()
+    for event in events[:-1]:
+        [choice] = event["choices"]
+        tokens[choice["index"]] += len(choice["logprobs"]["tokens"])
+    assert tokens == dict.fromkeys(range(4), 2 + 4)
+    sent = [r.request.sampling for r in cluster.workers[0].requests]
+    assert [s.choice for s in sent if s.HasField("prompt_logprobs")] == [0]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"prompt_logprobs": 20, "n": 32}, "prompt_logprobs"),
+        ({"logprobs": 20, "echo": True, "n": 32}, "logprobs"),
+        ({"logprobs": 20, "echo": True, "prompt_logprobs": 20, "n": 5}, "prompt_logprobs"),
+    ],
+)
+async def test_an_answer_may_not_be_made_of_log_probabilities(
+    start: Start, given: dict[str, Any], field: str
+) -> None:
+    cluster = await start(outputs())
+    answer = await cluster.post(prompt=[70] * 2000, max_tokens=1, **given)
+    check(answer, 400, field, None, "at most 262144")
+    assert not cluster.workers[0].requests
+    few = {**given, "n": 1}
+    assert (await cluster.post(prompt=[70] * 2000, max_tokens=1, **few)).status_code == 200
 
 
 async def test_what_a_stop_string_may_be_is_not_told_early(
