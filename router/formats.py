@@ -24,7 +24,7 @@ class Formats:
         self.template = template
         syntax = detect(template.source if template else "")
         self._planner = Planner(Vocabulary.of(tokenizer), syntax)
-        self._checker = GrammarChecker(Path(model_path).absolute() / "tokenizer.json")
+        self.checker = GrammarChecker(Path(model_path).absolute() / "tokenizer.json")
 
     async def plan(
         self, body: GenerationBody, tenant: str, wish: ToolWish | None = None
@@ -33,10 +33,10 @@ class Formats:
         where there is no time for this tenant's grammar."""
         field, structured = body.structured
         plan = self._planner.plan(wish, body.response_format, structured, field)
-        return await self._checker.check(plan, tenant)
+        return await self.checker.check(plan, tenant)
 
     def close(self) -> None:
-        self._checker.close()
+        self.checker.close()
 
 
 def load_formats(tokenizer: Tokenizer, model_path: str) -> Formats:

@@ -110,12 +110,19 @@ def _serve(lines: BufferedReader, wire: socket.socket, tokenizer: LLTokenizer) -
         size = _size()
         if size > most:  # what earlier ones left behind: a fresh process takes its place
             return
-        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, resource.RLIM_INFINITY))
+        _bound_memory(size + MEMORY_BYTES)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         for word in tried(tokenizer, trial):
             if word.verdict is not None:
                 signal.setitimer(signal.ITIMER_PROF, 0)
             _say(wire, word)
+
+
+def _bound_memory(most: int) -> None:
+    """Or less, where the operator has set less."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (least, hard))
 
 
 def _say(wire: socket.socket, word: Word) -> None:
@@ -129,6 +136,8 @@ def _size() -> int:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent does with it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     wire = socket.socket(fileno=0)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -59,3 +60,10 @@ def test_only_patterns_are_written_anew() -> None:
 
 def test_a_class_is_negated_by_its_first_character_only() -> None:
     assert without_nul(r"\[^a[b^][\]^c][^d]") == r"\[^a[b^][\]^c][^\x00d]"
+
+
+@pytest.mark.parametrize("pattern", ["[" * 100_000, "[" * 100_000 + "\\", "[^" * 50_000])
+def test_classes_that_are_not_closed_take_no_time(pattern: str) -> None:
+    start = time.perf_counter()
+    assert without_nul(pattern).replace(r"\x00", "") == pattern
+    assert time.perf_counter() - start < 1.0
