@@ -44,7 +44,8 @@ class Asker:
 
     async def entries(self, router: int) -> int:
         """(Worker, block) pairs in the router's index."""
-        async with self._session.get(f"{self._pool.urls[router]}/metrics") as reply:
+        url = f"{self._pool.urls[router]}/metrics"
+        async with self._session.get(url, headers=self._headers) as reply:
             found = _ENTRIES.search(await reply.text())
         assert found is not None
         return int(float(found[1]))
