@@ -79,6 +79,12 @@ def predicted_cached(answer: dict[str, Any]) -> int:
     return max(int(c[f"{role}_cached_tokens"]) for c in offered for role in ("prefill", "decode"))
 
 
+def promised(answer: dict[str, Any]) -> int:
+    """Tokens of the prompt that the router took to be cached at the workers it chose."""
+    chosen = answer["baton"]["attempts"][0]["chosen"]
+    return max(int(chosen["prefill_cached_tokens"]), int(chosen["decode_cached_tokens"]))
+
+
 class Sent(NamedTuple):
     """One request of the traffic."""
 

@@ -18,7 +18,15 @@ from openai import AsyncOpenAI
 from bench.chaos import EXACT
 from bench.standalone import Standalone
 from protocol.directory import RedisError
-from tests.e2e.asking import Asker, Sent, Traffic, cached, candidates, predicted_cached, prompt
+from tests.e2e.asking import (
+    Asker,
+    Sent,
+    Traffic,
+    cached,
+    candidates,
+    predicted_cached,
+    prompt,
+)
 from tests.e2e.redis_faults import FAULTS, Fault
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
