@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine.kv_format import Precision, StorageChoice
+from engine.spec import EngineSpec
 from kvtransfer.codecs import Wanted
 from protocol.auth import check_bind
 from protocol.directory import check_url
@@ -93,6 +94,24 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{name} must be at least 1, not {value}")
+
+
+def engine_of(settings: WorkerSettings) -> EngineSpec:
+    """What a worker of these settings tells its engine."""
+    return EngineSpec(
+        model_path=settings.model_path,
+        role=settings.role,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        kv_tokens=settings.kv_tokens,
+        max_batch=settings.max_batch,
+        chunk=settings.prefill_chunk,
+        max_model_len=settings.max_model_len,
+        step_budget_ms=settings.step_budget_ms,
+        kv_precision=settings.kv_precision,
+        kv_storage=settings.kv_pool,
+    )
 
 
 def without_password(url: str) -> str:

@@ -23,11 +23,10 @@ import grpc
 
 from cluster import metrics
 from cluster.event_log import EventLog
-from cluster.settings import WorkerSettings
+from cluster.settings import WorkerSettings, engine_of
 from decode_worker.service import DecodeService
 from engine import messages as m
 from engine.client import EngineClient
-from engine.spec import EngineSpec
 from kvtransfer.links import Receiver
 from kvtransfer.prefillers import Prefillers
 from kvtransfer.sink import KVSink
@@ -69,20 +68,7 @@ class Worker:
         self.instance = new_instance_id()
         self._say = say
         self._said = ""
-        spec = EngineSpec(
-            model_path=settings.model_path,
-            role=settings.role,
-            dtype=settings.dtype,
-            device=settings.device,
-            threads=settings.threads,
-            kv_tokens=settings.kv_tokens,
-            max_batch=settings.max_batch,
-            chunk=settings.prefill_chunk,
-            max_model_len=settings.max_model_len,
-            step_budget_ms=settings.step_budget_ms,
-            kv_precision=settings.kv_precision,
-            kv_storage=settings.kv_pool,
-        )
+        spec = engine_of(settings)
         self._redis = connect(settings.redis_url)
         self._events = EventLog(self._redis, settings.cluster, self.instance)
         self._engine = EngineClient(engine_command(), spec, self._progress, self._events)

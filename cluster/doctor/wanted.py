@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from cluster.launch import Launch
-from cluster.settings import ROLES, Role, WorkerSettings
+from cluster.settings import ROLES, Role, WorkerSettings, engine_of
 from engine.spec import EngineSpec
 from router.settings import RouterSettings
 
@@ -81,22 +81,4 @@ def of_router(settings: RouterSettings, model: str | None, host: str, port: int)
         ports=(port,),
         redis_url=settings.redis_url,
         cluster=settings.cluster,
-    )
-
-
-def engine_of(settings: WorkerSettings) -> EngineSpec:
-    """What a worker of these settings tells its engine, but for the model."""
-    return EngineSpec(
-        model_path=settings.model_path,
-        role=settings.role,
-        device=settings.device,
-        dtype=settings.dtype,
-        threads=settings.threads,
-        kv_tokens=settings.kv_tokens,
-        max_batch=settings.max_batch,
-        chunk=settings.prefill_chunk,
-        max_model_len=settings.max_model_len,
-        step_budget_ms=settings.step_budget_ms,
-        kv_precision=settings.kv_precision,
-        kv_storage=settings.kv_pool,
     )
