@@ -1,0 +1,49 @@
+"""Who decides how much is proposed, and what it learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.sequence import Sequence as Running
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One step that decoded, as it turned out."""
+
+    sequences: Sequence[Running]  # [B] that decoded
+    proposed: Sequence[int]  # [B] nodes verified for each; empty: none for any
+    accepted: Sequence[Sequence[int]]  # [B] indices of the accepted nodes; empty as ``proposed``
+    rows: int  # of the model's pass: decoding sequences, nodes and tokens of chunks
+    kv_tokens: int  # that the decode rows attended to, each sequence's once
+    draft_s: float  # seconds that proposing took
+    step_s: float  # seconds of the whole step, proposing included
+    passes: int  # of the proposer, one after the other
+    chunked: bool  # whether prompts were computed beside
+    asked: Sequence[int] = ()  # [B] nodes that were wanted for each; empty as ``proposed``
+
+
+class Lengths(Protocol):
+    """Decides the nodes of each sequence, step by step."""
+
+    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+        """Nodes to propose to each of ``decoding``, in a step that computes ``chunk_tokens`` of
+        prompts beside; empty: none to any. Called before every step, so it must cost little."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Called after every step that decoded, speculating or not."""
+
+
+class FixedLength:
+    """Always as many: for tests and measurements."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+
+    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+        return [self._nodes] * len(decoding)
+
+    def observe(self, outcome: Outcome) -> None:
+        pass
