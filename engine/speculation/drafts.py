@@ -16,7 +16,7 @@ class Drafts:
     """Proposals to ``B`` sequences, packed in their order; parents come before their children.
 
     In ``parents`` a node's parent is its index among the nodes of its own sequence, or ROOT; the
-    children of one parent are different tokens. None: chains, each node the child of the one before.
+    children of one parent are different tokens. None: chains.
     """
 
     counts: Sequence[int]  # [B] nodes of each sequence; 0: none
