@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.spec import MOST_DRAFTED
+
 STEP_SECONDS = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
     *(1.0, 2.5),
@@ -38,6 +40,59 @@ class Tally(msgspec.Struct, array_like=True):
         return Tally(counts, self.total + other.total)
 
 
+class SpecCounts(msgspec.Struct, array_like=True):
+    """What speculation has done. A draft is what one sequence was proposed in one step."""
+
+    steps: int = 0  # in which anybody was proposed anything
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    # [MOST_DRAFTED] drafts of which more than so many tokens were accepted
+    accepted_beyond: list[int] = msgspec.field(default_factory=lambda: [0] * MOST_DRAFTED)
+    draft_seconds: float = 0.0
+    drops: int = 0  # proposers that were given up
+
+    def step(self, proposed: Sequence[int], accepted: Sequence[int], draft_s: float) -> None:
+        """For each of a step's sequences the tokens it was proposed, and those it accepted."""
+        self.draft_seconds += draft_s
+        drafts = sum(1 for count in proposed if count)
+        if not drafts:
+            return
+        self.steps += 1
+        self.drafts += drafts
+        self.draft_tokens += sum(proposed)
+        self.accepted_tokens += sum(accepted)
+        for count in accepted:
+            for position in range(min(count, MOST_DRAFTED)):
+                self.accepted_beyond[position] += 1
+
+    def plus(self, other: SpecCounts) -> SpecCounts:
+        pairs = zip(self.accepted_beyond, other.accepted_beyond, strict=True)
+        return SpecCounts(
+            self.steps + other.steps,
+            self.drafts + other.drafts,
+            self.draft_tokens + other.draft_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+            [a + b for a, b in pairs],
+            self.draft_seconds + other.draft_seconds,
+            self.drops + other.drops,
+        )
+
+
+class SpecFigures(msgspec.Struct, array_like=True, frozen=True):
+    """How speculation stands. ``proposer``: ngram, draft, medusa, eagle; empty: there is none.
+    ``dropped``: why there is none any more, or never was; empty where nothing went wrong. Speed-ups
+    are tokens per second of the steps that speculate, over those of plain ones."""
+
+    proposer: str = ""
+    dropped: str = ""
+    predicted_speedup: float = 1.0
+    measured_speedup: float = 1.0
+
+    def __str__(self) -> str:
+        return f"dropped: {self.dropped}" if self.dropped else self.proposer or "off"
+
+
 class Counters(msgspec.Struct, array_like=True):
     """``step_seconds`` over STEP_SECONDS, and ``batch_size``, the sequences of a step, over
     BATCH_SIZE."""
@@ -49,6 +104,13 @@ class Counters(msgspec.Struct, array_like=True):
     cache_hits: int = 0
     step_seconds: Tally = msgspec.field(default_factory=lambda: Tally.over(STEP_SECONDS))
     batch_size: Tally = msgspec.field(default_factory=lambda: Tally.over(BATCH_SIZE))
+    decode_rows: int = 0  # sequences that decoded, those of each step
+    speculation: SpecCounts = msgspec.field(default_factory=SpecCounts)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Of a sequence that decodes; 1 where nothing was ever accepted."""
+        return 1.0 + self.speculation.accepted_tokens / max(1, self.decode_rows)
 
     def looked_up(self, tokens: int, cached: int) -> None:
         """A context came to its turn, with ``cached`` of its ``tokens`` here already."""
@@ -70,4 +132,6 @@ class Counters(msgspec.Struct, array_like=True):
             self.cache_hits + other.cache_hits,
             self.step_seconds.plus(other.step_seconds),
             self.batch_size.plus(other.batch_size),
+            self.decode_rows + other.decode_rows,
+            self.speculation.plus(other.speculation),
         )

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from engine.counters import Counters
+from engine.counters import Counters, SpecFigures
 from engine.kv_format import Codec, KVFormat
 from engine.pieces import Piece
 from protocol.logprobs import Logprobs
@@ -143,7 +143,8 @@ class Progress(_Message, frozen=True):
 
 
 class Ready(_Message, frozen=True):
-    """The engine takes commands. ``step_seconds``: the longest step seen in warm-up."""
+    """The engine takes commands. ``step_seconds``: the longest step seen in warm-up;
+    ``speculation``: what proposes tokens, or why nothing does."""
 
     fingerprint: str
     vocab_size: int
@@ -151,6 +152,7 @@ class Ready(_Message, frozen=True):
     kv: KVFormat
     kv_tokens: int
     step_seconds: float
+    speculation: str = "off"
 
     @property
     def kv_identity(self) -> str:
@@ -259,7 +261,8 @@ class Cached(_Message, frozen=True):
 
 class Beat(_Message, frozen=True):
     """The loop turns. Sent at least every BEAT_S, with the load. ``step_model``: coefficients of
-    ``engine/step_time.py``, as fitted so far."""
+    ``engine/step_time.py``, as fitted so far; ``tokens_per_step``: of a sequence that decodes, of
+    late."""
 
     running: int
     waiting: int
@@ -267,6 +270,8 @@ class Beat(_Message, frozen=True):
     pages_free: int
     step_model: tuple[float, ...] = ()
     counters: Counters = msgspec.field(default_factory=Counters)
+    speculation: SpecFigures = SpecFigures()
+    tokens_per_step: float = 1.0
 
 
 Event: TypeAlias = (

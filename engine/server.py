@@ -214,6 +214,7 @@ class EngineServer:
             work, seconds = plan.work, self._clock() - began
             sequences = work.decode_rows + len(plan.chunks)
             scheduler.counters.step(work.prompt_tokens, sequences, len(drawn), seconds)
+            scheduler.counters.decode_rows += len(plan.decode)
             self._out += tokens_of(drawn)
             for handle, problem in self._engine.take_refused():
                 self._refuse(handle, problem)

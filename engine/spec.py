@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
 from engine.arena import ArenaShape
 from engine.kv_format import Precision, StorageChoice
+
+SpeculationMethod: TypeAlias = Literal["auto", "off", "ngram", "draft", "medusa", "eagle"]
+MOST_DRAFTED = 16
+"""Tokens that a sequence may be proposed in one step."""
+
+
+class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """``model_path``: the folder of a draft model, or of heads; None: n-grams need none, and the
+    demo model has a draft of its own. ``auto``: what lies in that folder; n-grams without one."""
+
+    method: SpeculationMethod = "off"
+    model_path: str | None = None
+    max_tokens: int = 8
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,3 +39,4 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_precision: Precision = "fp8"
     kv_storage: StorageChoice = "auto"
     arena: ArenaShape = ArenaShape()
+    speculation: SpeculationSpec = SpeculationSpec()
