@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine.kv_format import Precision, StorageChoice
-from engine.spec import EngineSpec
+from engine.spec import MOST_DRAFTED, EngineSpec, SpeculationSpec
 from kvtransfer.codecs import Wanted
 from protocol.auth import check_bind
 from protocol.directory import check_url
@@ -54,6 +54,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     # Prompts with at most this many uncached tokens are prefilled on the decode worker itself.
     local_prefill_tokens: int = 64
+    # Of decode workers; ``model_path`` as it was given, until it is located.
+    speculation: SpeculationSpec = SpeculationSpec(method="auto")
     metrics_port: int = 0
     tls: TlsFiles | None = None  # beyond loopback there must be one
 
@@ -90,6 +92,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.local_prefill_tokens < 0:
             given = self.local_prefill_tokens
             raise StartupError(f"local_prefill_tokens must be at least 0, not {given}")
+        if not 1 <= self.speculation.max_tokens <= MOST_DRAFTED:
+            given = self.speculation.max_tokens
+            raise StartupError(f"speculation max_tokens must be in 1..{MOST_DRAFTED}, not {given}")
         for name in ("threads", "kv_tokens", "max_batch", "prefill_chunk", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -111,6 +116,7 @@ def engine_of(settings: WorkerSettings) -> EngineSpec:
         step_budget_ms=settings.step_budget_ms,
         kv_precision=settings.kv_precision,
         kv_storage=settings.kv_pool,
+        speculation=settings.speculation if settings.role == "decode" else SpeculationSpec(),
     )
 
 

@@ -10,6 +10,7 @@ from engine.arena import ArenaShape
 from engine.kv_format import Precision, StorageChoice
 
 SpeculationMethod: TypeAlias = Literal["auto", "off", "ngram", "draft", "medusa", "eagle"]
+WITH_MODEL: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle")
 MOST_DRAFTED = 16
 """Tokens that a sequence may be proposed in one step."""
 

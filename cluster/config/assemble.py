@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from cluster.config.schema import Config
 from cluster.launch import Launch
 from cluster.settings import ROLES, Role, WorkerSettings
+from engine.spec import SpeculationSpec
 from protocol.tls import HttpTls, TlsFiles
 from router.settings import RouterSettings
 
@@ -33,6 +34,7 @@ def worker(config: Config, role: Role, **ports: int) -> WorkerSettings:
         kv_codec=config.kv.codec,
         device=config.worker.device,
         local_prefill_tokens=config.worker.local_prefill_tokens,
+        speculation=_speculation(config),
         tls=_tls(config),
         **_sizes(config, role),
         **ports,
@@ -44,6 +46,11 @@ def _sizes(config: Config, role: Role) -> dict[str, Any]:
     pool = config.pools.prefill if role == "prefill" else config.pools.decode
     own = {name: getattr(pool, name) for name in _SIZES}
     return {name: getattr(config.worker, name) if v is None else v for name, v in own.items()}
+
+
+def _speculation(config: Config) -> SpeculationSpec:
+    given = config.speculation
+    return SpeculationSpec(method=given.method, model_path=given.model, max_tokens=given.max_tokens)
 
 
 def router(config: Config) -> RouterSettings:

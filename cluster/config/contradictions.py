@@ -7,6 +7,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from cluster.config.schema import Config
+from engine.spec import WITH_MODEL
 from protocol.auth import check_bind, check_http_bind, is_loopback
 from protocol.errors import StartupError
 
@@ -23,6 +24,18 @@ def _kv(c: Config) -> Iterator[Contradiction]:
         if c.kv.precision == "exact" and value == "fp8":
             text = "fp8 rounds KV, and kv.precision is exact; expected auto, or kv.precision fp8"
             yield Contradiction((name, "kv.precision"), text)
+
+
+def _speculation(c: Config) -> Iterator[Contradiction]:
+    method, model = c.speculation.method, c.speculation.model
+    if model is not None and method in ("off", "ngram"):
+        text = f"{method} takes no model, and speculation.model is {model!r}; expected auto, draft,"
+        text += " medusa or eagle, or no model"
+        yield Contradiction(("speculation.method", "speculation.model"), text)
+    if model is None and method in WITH_MODEL and c.model.path is not None:
+        text = f"{method} takes a model beside {c.model.path!r}, and speculation.model is null;"
+        text += " expected a folder or hub id there, or ngram"
+        yield Contradiction(("speculation.method", "speculation.model", "model.path"), text)
 
 
 def _tls(c: Config) -> Iterator[Contradiction]:
@@ -90,7 +103,7 @@ def _ports(c: Config) -> Iterator[Contradiction]:
 
 
 _ALL: tuple[Callable[[Config], Iterator[Contradiction]], ...] = (
-    *(_kv, _tls, _worker_host, _router_host, _order, _ports),
+    *(_kv, _speculation, _tls, _worker_host, _router_host, _order, _ports),
 )
 
 

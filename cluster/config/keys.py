@@ -131,7 +131,7 @@ def of(*names: str) -> frozenset[Key]:
 
 
 UP = frozenset(KEYS)
-WORKER = of("cluster", "drain_s", "model", "pools", "worker", "kv", "redis", "security.token")
-WORKER |= of("security.tls")
+WORKER = of("cluster", "drain_s", "model", "pools", "worker", "kv", "speculation", "redis")
+WORKER |= of("security.token", "security.tls")
 ROUTER = of("cluster", "drain_s", "model.path", "model.id", "router", "limits", "redis", "security")
 DOWN = of("cluster", "drain_s")

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from cluster.config import values
 from engine.kv_format import Precision, StorageChoice
+from engine.spec import MOST_DRAFTED, SpeculationMethod
 from kvtransfer.codecs import Wanted
 from router.policies import PolicyName
 
@@ -103,6 +104,25 @@ class KvSection(Section):
     codec: Wanted = key("auto", "KV on the wire; values are the same either way.", "--kv-codec")
 
 
+class SpeculationSection(Section):
+    method: SpeculationMethod = key(
+        "auto", "What drafts tokens; auto: what model is, ngram without one.", "--speculation"
+    )
+    model: str | None = key(
+        None,
+        "Folder or hub id of a draft model, or of Medusa or EAGLE heads; null: the demo model "
+        "brings its own, others have none.",
+        "--speculation-model",
+    )
+    max_tokens: int = key(
+        8,
+        "Most tokens drafted for a sequence in a step; each step takes as many as pay.",
+        "--speculation-tokens",
+        ge=1,
+        le=MOST_DRAFTED,
+    )
+
+
 class RouterSection(Section):
     host: Host = key("127.0.0.1", "Address that clients reach.")
     port: int = key(8000, "HTTP port; `baton up` takes the next free one.", ge=1, le=65535)
@@ -190,6 +210,9 @@ class Config(Section):
     pools: PoolsSection = section("The two pools of workers.", PoolsSection)
     worker: WorkerSection = section("Every worker, unless its pool says otherwise.", WorkerSection)
     kv: KvSection = section("The KV cache; the same in the whole cluster.", KvSection)
+    speculation: SpeculationSection = section(
+        "Speculative decoding, on decode workers; the text is the same.", SpeculationSection
+    )
     router: RouterSection = section("The router.", RouterSection)
     limits: LimitsSection = section("What a client can ask for.", LimitsSection)
     redis: RedisSection = section("Where workers and routers find each other.", RedisSection)

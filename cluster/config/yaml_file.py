@@ -124,6 +124,8 @@ class _Walk:
             value = self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError):
             return Given(_NoValue(), "a value with a tag", origin)
+        if isinstance(value, bool) and node.value in key.choices:
+            value = node.value  # the word off, which to YAML is false
         return Given(value, "a hidden value" if key.secret else shown, origin)
 
     def _mistake(self, node: yaml.Node, path: keys.Path, text: str) -> None:

@@ -94,6 +94,8 @@ def unlike_the_defaults(folder: Path) -> dict[str, Any]:
         "security.secret": "ab" * 16,
         "model.path": "m",
         "model.id": "m",
+        "speculation.method": "draft",
+        "speculation.model": "m",
     }
     tree: dict[str, Any] = {}
     for key in keys.KEYS:

@@ -75,6 +75,23 @@ BAD = {
         (3, "kv.pool", "kv.precision is exact; expected auto"),
     ),
     "exact KV sent as fp8": ("kv: {precision: exact, codec: fp8}\n", (1, "kv.codec", "is exact")),
+    "n-grams with a model": (
+        "speculation:\n  model: m\n  method: ngram\n",
+        (3, "speculation.method", "takes no model, and speculation.model is 'm'; expected auto"),
+    ),
+    "no speculation with a model": (
+        "speculation: {model: m, method: off}\n",
+        (1, "speculation.method", "off takes no model"),
+    ),
+    "a draft without a model": (
+        "model: {path: m}\nspeculation:\n  method: draft\n",
+        (3, "speculation.method", "takes a model beside 'm', and speculation.model is null"),
+    ),
+    "false for off": (
+        "speculation: {method: false}\n",
+        (1, "speculation.method", "got false; expected auto or off or"),
+    ),
+    "too many drafted": ("speculation: {max_tokens: 17}\n", (1, "speculation.max_tokens", "16")),
     "first token after the end": (
         "limits:\n  request_timeout_s: 5\n  first_token_timeout_s: 6\n  resubmit_wait_s: 1\n",
         (3, "limits.first_token_timeout_s", "more than limits.request_timeout_s, which is 5 s"),
