@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from llguidance import LLExecutor
+from llguidance import LLExecutor, LLMatcher
 from llguidance import numpy as fill
 from numpy.typing import NDArray
 from torch import Tensor
@@ -84,33 +84,46 @@ class Masker:
     def start(self, grammars: Sequence[Matcher | None]) -> Filling | None:
         """Begin to fill the masks of a step, given the grammar of each row of its logits; None
         where no row has one. No matcher may move until they are there."""
-        at = [row for row, grammar in enumerate(grammars) if grammar is not None]
-        if not at:
+        return self.start_verification(grammars, [()] * len(grammars), range(len(grammars)))
+
+    def start_verification(
+        self,
+        grammars: Sequence[Matcher | None],
+        drafts: Sequence[Sequence[int]],
+        starts: Sequence[int],
+    ) -> Filling | None:
+        """As ``start``, where sequences have several rows: from row ``starts`` [B] of the logits on
+        one after none, the first, ... all of its ``drafts`` [B], which fit its grammar."""
+        bound = [
+            (grammar, chain, start)
+            for grammar, chain, start in zip(grammars, drafts, starts, strict=True)
+            if grammar is not None
+        ]
+        if not bound:
             return None
-        matchers = [grammar for grammar in grammars if grammar is not None]
-        return Filling(at, self._beside.submit(self.fill, matchers))
+        at = [row for _, chain, start in bound for row in range(start, start + 1 + len(chain))]
+        matchers, chains = [grammar for grammar, _, _ in bound], [chain for _, chain, _ in bound]
+        return Filling(at, self._beside.submit(self.fill, matchers, chains))
 
-    def fill(self, matchers: Sequence[Matcher]) -> Bits:
-        """Masks [rows, words] of the next token. A matcher with a problem allows only the end of
-        the text."""
-        bits = np.zeros((len(matchers), words_for(matchers[0].vocab)), dtype=np.int32)
-        rows = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
-        fill.fill_next_token_bitmask_par(self._executing(), rows, bits)
-        return bits
-
-    def after_drafts(self, matcher: Matcher, drafts: Sequence[int]) -> Bits:
-        """Masks [accepted + 1, words] of the next token after 0, 1, ... of the ``drafts``, as far
-        as these fit the grammar; the matcher stays where it is.
-
-        A verifier draws from row i after ``i`` accepted drafts: one that does not fit is not what
-        it draws, so no row after it is ever looked at.
-        """
-        fitting = matcher.inner.validate_tokens(list(drafts))
-        if not fitting:
-            return self.fill([matcher])
-        bits = np.zeros((fitting + 1, words_for(matcher.vocab)), dtype=np.int32)
-        rows = [(matcher.inner, 0, list(drafts[:fitting]))]
-        fill.fill_next_token_bitmask_par_with_draft_tokens(self._executing(), rows, bits)
+    def fill(
+        self, matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]] | None = None
+    ) -> Bits:
+        """Masks [rows, words] of the next tokens, one row for each matcher and for each of its
+        ``drafts``. A matcher with a problem allows only the end of the text."""
+        single: list[tuple[LLMatcher, int]] = []
+        several: list[tuple[LLMatcher, int, list[int]]] = []
+        rows = 0
+        for matcher, chain in zip(matchers, drafts or [()] * len(matchers), strict=True):
+            if chain:
+                several.append((matcher.inner, rows, list(chain)))
+            else:
+                single.append((matcher.inner, rows))
+            rows += 1 + len(chain)
+        bits = np.zeros((rows, words_for(matchers[0].vocab)), dtype=np.int32)
+        if single:
+            fill.fill_next_token_bitmask_par(self._executing(), single, bits)
+        if several:
+            fill.fill_next_token_bitmask_par_with_draft_tokens(self._executing(), several, bits)
         return bits
 
     def _executing(self) -> LLExecutor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -40,6 +41,12 @@ class Matcher:
         """Advance by a token that was drawn under its mask; False where it has a problem."""
         # One that has a problem allows the end of the text, and takes it.
         return not self.inner.is_error() and self.inner.consume_token(token)
+
+    def fitting(self, tokens: Sequence[int]) -> int:
+        """How many of ``tokens``, from the first on, could follow; it stays where it is."""
+        known = list(takewhile(lambda token: 0 <= token < self.vocab, tokens))
+        # One that is asked about others would have a problem from then on.
+        return self.inner.validate_tokens(known)
 
     @property
     def stopped(self) -> bool:

@@ -1,7 +1,6 @@
 """Logit bias, and the ban of end and stop tokens before ``min_tokens``.
 
-Both touch a few tokens of a row. Flat indices into the step's logits are made once for a set of
-rows (``BiasRows``, ``BanRows``); a step is one indexed operation over all of them.
+Both touch a few tokens of a row; a step is one indexed operation over all of them.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ def flat_index(tokens: Tensor, at: Tensor, vocab: int) -> Tensor:
 class BiasRows:
     """Biases of the rows that have any, padded with bias 0 for token 0."""
 
-    index: Tensor  # [S * W] int64 into the flat logits
-    bias: Tensor  # [S * W] float32
+    at: Tensor  # [S] int64, rows of the logits
+    tokens: Tensor  # [S, W] int64
+    bias: Tensor  # [S, W] float32
 
 
 def add_bias_(logits: Tensor, rows: BiasRows) -> None:
     """Add the biases to logits [R, vocab] in place."""
-    logits.view(-1).index_add_(0, rows.index, rows.bias)
+    index = flat_index(rows.tokens, rows.at, logits.shape[1])
+    logits.view(-1).index_add_(0, index.flatten(), rows.bias.flatten())
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class BanRows:
     first one."""
 
     at: Tensor  # [S] int64, rows of the logits
-    index: Tensor  # [S, W] int64 into the flat logits
+    tokens: Tensor  # [S, W] int64
     until: Tensor  # [S] int64: banned while fewer tokens than these are in the sequence
 
 
@@ -43,9 +44,10 @@ def ban_(logits: Tensor, rows: BanRows, positions: Tensor, sparing: bool = False
     """Make it impossible, in place, to draw a banned token. logits: [R, vocab]; positions: [R]
     int64, the index of the token to draw. ``sparing``: not where nothing else is left to draw."""
     flat = logits.view(-1)
-    before = flat[rows.index]  # [S, W]
+    index = flat_index(rows.tokens, rows.at, logits.shape[1])
+    before = flat[index]  # [S, W]
     banned = (positions[rows.at] < rows.until)[:, None]
-    flat[rows.index] = before.masked_fill(banned, float("-inf"))
+    flat[index] = before.masked_fill(banned, float("-inf"))
     if sparing:
         left = logits[rows.at].max(dim=-1, keepdim=True).values > float("-inf")  # [S, 1]
-        flat[rows.index] = before.masked_fill(banned & left, float("-inf"))
+        flat[index] = before.masked_fill(banned & left, float("-inf"))

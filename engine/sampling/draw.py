@@ -16,11 +16,13 @@ from torch import Tensor
 
 from engine.grammar.masks import Barred, forbid_
 from engine.sampling.bias import add_bias_, ban_
+from engine.sampling.draft_rows import DraftRows
 from engine.sampling.filters import draw_filtered
 from engine.sampling.logprobs import finish, prepare
 from engine.sampling.noise import draw_all
 from engine.sampling.penalties import History
 from engine.sampling.selection import Draws, Selection, select
+from engine.sampling.spread import spread
 from engine.sampling.table import SamplingTable, penalises
 from engine.sequence import Sequence as Running
 from protocol.logprobs import Logprobs
@@ -33,17 +35,19 @@ def process_(
     history: History | None,
     longest: int,
     barred: Barred | None = None,
+    ancestors: Tensor | None = None,
 ) -> None:
     """Bias, penalties, grammars and bans, in place on logits [R, vocab] fp32, contiguous.
 
     positions: [R] int64, the index of the token to draw; no sequence that is penalised has more
-    tokens than ``longest``. ``barred``: what the grammars of some rows do not allow.
+    tokens than ``longest``. ``barred``: what the grammars of some rows do not allow. ancestors:
+    [R, D] int64, drafts that a row comes after, padded with -1; None: none.
     """
     if chosen.bias is not None:
         add_bias_(logits, chosen.bias)
     if chosen.penalties is not None:
         assert history is not None
-        history.penalise_(logits, chosen.penalties, longest)
+        history.penalise_(logits, chosen.penalties, longest, ancestors)
     if barred is not None:
         forbid_(logits, barred)
     if chosen.bans is not None:
@@ -53,8 +57,7 @@ def process_(
 def draw(logits: Tensor, chosen: Selection, positions: Tensor) -> Tensor:
     """Tokens [R] int64 from processed logits [R, vocab] fp32: a function of each row alone.
 
-    positions: [R] int64. A verifier of drafts may give several rows and positions of one sequence:
-    ``select`` takes a sequence as often as there are rows for it.
+    positions: [R] int64, the index of the token to draw.
     """
     # On the CPU, max takes a third of argmax's time.
     tokens = logits.max(dim=-1).indices if chosen.greedy else torch.empty_like(positions)
@@ -81,7 +84,7 @@ class Drawer:
         self._seats: list[int] = []
         self._rows: Tensor | None = None
         self._chosen: Selection | None = None
-        self._longest = 0  # tokens of the longest sequence that is penalised
+        self._penalised: list[Running] = []  # of those drawing
 
     def __call__(
         self,
@@ -97,14 +100,57 @@ class Drawer:
         int64, the index of the token to draw.
         """
         chosen = self._select(drawing, rows)
-        history = self._table.history
+        drawn = self._drawn(chosen, logits, positions, barred)
+        if chosen.penalties is not None and self._table.history is not None:
+            self._table.history.append(chosen.penalties, positions, drawn[0])
+        return drawn
+
+    def verify(
+        self,
+        drawing: list[Running],
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        nodes: DraftRows,
+        barred: Barred | None = None,
+    ) -> tuple[Tensor, list[Logprobs | None]]:
+        """What each of ``drawing`` would draw after its tokens and after drafts: [R] int64, and the
+        log-probabilities asked for. Which of these its text takes is for ``append``.
+
+        logits: [R, vocab] fp32, changed here. rows: [B] int64, rows of the table. positions: [R]
+        int64, the index of the token that a row draws.
+        """
+        chosen = spread(self._select(drawing, rows), nodes.owner)
+        return self._drawn(chosen, logits, positions, barred, nodes.ancestors)
+
+    def append(
+        self,
+        drawing: list[Running],
+        rows: Tensor,
+        positions: Tensor,
+        tokens: Tensor,
+        counts: Tensor,
+    ) -> None:
+        """After ``verify``: the texts of ``drawing`` have got tokens [B, D] int64, counts [B] int64
+        of them each, at least one, and then the last one again. rows: [B] int64, rows of the table.
+        positions: [B] int64, of the first one."""
+        chosen = self._select(drawing, rows)
+        if chosen.penalties is not None and self._table.history is not None:
+            self._table.history.extend(chosen.penalties, positions, tokens, counts)
+
+    def _drawn(
+        self,
+        chosen: Selection,
+        logits: Tensor,
+        positions: Tensor,
+        barred: Barred | None,
+        ancestors: Tensor | None = None,
+    ) -> tuple[Tensor, list[Logprobs | None]]:
         report = None if chosen.reports is None else prepare(logits, chosen.reports)
-        process_(logits, chosen, positions, history, self._longest, barred)
+        longest = max((len(s.tokens) for s in self._penalised), default=0)
+        process_(logits, chosen, positions, self._table.history, longest, barred, ancestors)
         tokens = draw(logits, chosen, positions)
-        if chosen.penalties is not None and history is not None:
-            history.append(chosen.penalties, positions, tokens)
-        self._longest += 1
-        return tokens, [] if report is None else _spread(chosen, finish(report, tokens))
+        return tokens, [] if report is None else _in_place(chosen, finish(report, tokens))
 
     def _select(self, drawing: list[Running], rows: Tensor) -> Selection:
         """What to do for these rows. Sequences compare by identity, so this costs no Python for
@@ -117,13 +163,12 @@ class Drawer:
                 return self._chosen
         self._drawing, self._rows = drawing, rows
         self._seats = [s.row for s in drawing]
-        penalised = [s for s in drawing if penalises(s.request.sampling)]
-        self._longest = max((len(s.tokens) for s in penalised), default=0)
+        self._penalised = [s for s in drawing if penalises(s.request.sampling)]
         self._chosen = select(drawing, rows, self._table)
         return self._chosen
 
 
-def _spread(chosen: Selection, reports: Sequence[Logprobs]) -> list[Logprobs | None]:
+def _in_place(chosen: Selection, reports: Sequence[Logprobs]) -> list[Logprobs | None]:
     """Reports in the place of their rows."""
     assert chosen.reports is not None
     out: list[Logprobs | None] = [None] * chosen.rows

@@ -57,19 +57,45 @@ class History:
         one = torch.ones(len(tokens) - prompt, dtype=torch.int32, device=known.device)
         self.counts[row].index_add_(0, known[prompt:], one)
 
-    def penalise_(self, logits: Tensor, rows: PenaltyRows, longest: int) -> None:
+    def penalise_(
+        self, logits: Tensor, rows: PenaltyRows, longest: int, ancestors: Tensor | None = None
+    ) -> None:
         """Apply penalties to logits [R, vocab] in place; no row has more than ``longest`` tokens.
 
-        A token that occurs twice is written twice, with the same value.
+        ancestors: [R, D] int64, tokens that follow a row's own, padded with -1; None: none. A token
+        that occurs twice is written twice, with the same value.
         """
         tokens = self.tokens[rows.seats, :longest]  # [S, longest]
-        counts = self.counts.view(-1)[flat_index(tokens, rows.seats, self._vocab)]
-        index = flat_index(tokens, rows.at, self._vocab)
         flat = logits.view(-1)
-        flat[index] = penalised(flat[index], counts, rows)
+        index = flat_index(tokens, rows.at, self._vocab)
+        if ancestors is None:
+            flat[index] = penalised(flat[index], self._counted(rows, tokens), rows)
+            return
+        drafts = ancestors[rows.at]  # [S, D]
+        # In place of padding a token that is there anyway.
+        after = torch.where(drafts < 0, tokens[:, :1], drafts)
+        places = flat_index(after, rows.at, self._vocab)
+        before = flat[places]
+        flat[index] = penalised(flat[index], self._counted(rows, tokens), rows)
+        more = (after[:, :, None] == drafts[:, None, :]).sum(dim=-1)
+        flat[places] = penalised(before, self._counted(rows, after) + more, rows)
+
+    def _counted(self, rows: PenaltyRows, tokens: Tensor) -> Tensor:
+        """How often the rows' outputs have ``tokens`` [S, W]: [S, W]."""
+        return self.counts.view(-1)[flat_index(tokens, rows.seats, self._vocab)]
 
     def append(self, rows: PenaltyRows, positions: Tensor, drawn: Tensor) -> None:
         """The rows have drawn a token each: positions, drawn [R] int64, for all of the logits."""
         tokens = drawn[rows.at]
         self.tokens[rows.seats, positions[rows.at]] = tokens
         self.counts.view(-1)[rows.seats * self._vocab + tokens] += 1  # every row is there once
+
+    def extend(self, rows: PenaltyRows, positions: Tensor, tokens: Tensor, counts: Tensor) -> None:
+        """The sequences have got ``counts`` [B] int64 tokens each, the first at ``positions`` [B];
+        tokens: [B, D] int64, beyond these the last of them again."""
+        own, drawn = counts[rows.at, None], tokens[rows.at]  # [S, 1], [S, D]
+        step = torch.arange(drawn.shape[1], device=drawn.device)
+        at = positions[rows.at, None] + torch.minimum(step, own - 1)
+        self.tokens[rows.seats[:, None], at] = drawn
+        index = flat_index(drawn, rows.seats, self._vocab).flatten()
+        self.counts.view(-1).index_add_(0, index, (step < own).to(torch.int32).flatten())

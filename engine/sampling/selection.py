@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling import table as columns
-from engine.sampling.bias import BanRows, BiasRows, flat_index
+from engine.sampling.bias import BanRows, BiasRows
 from engine.sampling.filters import FilterRows
 from engine.sampling.logprobs import ReportRows
 from engine.sampling.noise import NoiseRows
@@ -121,13 +121,12 @@ def _filtered(at: Tensor, rows: Tensor, table: SamplingTable) -> Draws:
 def _bias(at: Tensor, rows: Tensor, table: SamplingTable, widest: int) -> BiasRows:
     assert table.bias is not None
     tokens, values = (column[rows[at], :widest] for column in table.bias)
-    return BiasRows(flat_index(tokens, at, table.vocab).flatten(), values.flatten())
+    return BiasRows(at, tokens, values)
 
 
 def _bans(at: Tensor, rows: Tensor, table: SamplingTable) -> BanRows:
     assert table.ends is not None
-    index = flat_index(table.ends[rows[at]], at, table.vocab)
-    return BanRows(at, index, table.ints[rows[at], columns.MIN_LENGTH])
+    return BanRows(at, table.ends[rows[at]], table.ints[rows[at], columns.MIN_LENGTH])
 
 
 def _reports(wanted: Sequence[Sampling], device: torch.device) -> ReportRows | None:

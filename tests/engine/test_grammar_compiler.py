@@ -246,15 +246,47 @@ def test_masks_after_drafts_are_those_of_one_token_after_the_other(
     matcher = constrained.matcher(DRAFTED)
     assert matcher.accept(tokens[:after]) or after > len(tokens) or draft[0] == "x"
     drafts = tokens[after:]
-    came = forbidden(Masker(2).after_drafts(matcher, drafts), 320, CPU)
+    drafts = drafts[: matcher.fitting(drafts)]
+    other = constrained.matcher(regex("a+"))
+    filling = Masker(2).start_verification([None, matcher, other], [[5], drafts, []], [0, 2, 20])
+    assert filling is not None
+    came = filling.barred(320, CPU)
+    assert came.at == [*range(2, 3 + len(drafts)), 20]
     walker = matcher.copy()
     rows = [forbidden(Masker(1).fill([walker]), 320, CPU)[0]]
     for token in drafts:
-        if not walker.accept((token,)):
-            break
+        assert walker.accept((token,))
         rows.append(forbidden(Masker(1).fill([walker]), 320, CPU)[0])
-    assert torch.equal(came, torch.stack(rows))
+    assert torch.equal(came.tokens, torch.stack([*rows, bars(other)]))
     assert allowed(matcher) == (~rows[0]).nonzero()[:, 0].tolist(), "it stays where it was"
+
+
+def bars(matcher: Matcher) -> torch.Tensor:
+    return forbidden(Masker(1).fill([matcher]), 320, CPU)[0]
+
+
+@pytest.mark.parametrize("strange", [266, 320, -1, 2**31, 2**63])
+def test_a_draft_of_no_token_does_not_fit_and_harms_nothing(
+    constrained: Constrained, strange: int
+) -> None:
+    matcher = constrained.matcher(regex("ab+"))
+    tokens = [constrained.text.token_to_id(c) for c in "abb"]
+    assert matcher.fitting([*tokens, strange, tokens[1]]) == 3
+    assert matcher.fitting([strange]) == 0
+    assert not matcher.problem and matcher.accept(tokens)
+
+
+def test_after_the_end_nothing_fits(constrained: Constrained) -> None:
+    matcher = constrained.matcher(regex("a"))
+    a = constrained.text.token_to_id("a")
+    assert matcher.fitting([a, 2, 2, a]) == 2
+    assert forbidden(Masker(1).fill([matcher], [[a, 2]]), 320, CPU)[2].all()
+    assert matcher.advance(a) and matcher.advance(2) and matcher.fitting([2]) == 0
+
+
+def test_a_matcher_with_a_problem_fits_nothing(constrained: Constrained) -> None:
+    wrong = Matcher.compile(constrained.inner, "nonsense {")
+    assert wrong.problem and wrong.fitting([5, 6]) == 0
 
 
 def test_words_are_rounded_up() -> None:
