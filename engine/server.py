@@ -24,7 +24,7 @@ from engine.grammar.compiler import Compiler
 from engine.grammar.parking import LOOK_S, Parking
 from engine.kv_format import Codec
 from engine.pieces import Piece, cut
-from engine.reports import beat_of, tokens_of
+from engine.reports import Pace, beat_of, tokens_of
 from engine.sequence import blocks_for
 from protocol.errors import InvalidRequest, TransferFailed, Unavailable
 
@@ -51,6 +51,7 @@ class EngineServer:
         )
         self._egress = Egress(arena.shape.outbound_slots(), self._copy_out)
         self._out: list[Any] = []
+        self._pace = Pace()
         engine.manager.report()
 
     def run(self) -> None:
@@ -67,7 +68,7 @@ class EngineServer:
                 busy = self._step()
                 if self._clock() - last_beat >= m.BEAT_S:
                     last_beat = self._clock()
-                    self._out.append(beat_of(self._engine))
+                    self._out.append(beat_of(self._engine, self._pace))
                 self._flush()
         except Closed:
             return

@@ -3,7 +3,7 @@
     u      = n - m_p                            uncached tokens at P
     TTFT   = k*(path + max(queue, fetch) + prefill(m_p, u))      k: the worker's correction
     ready  = max(TTFT + tail/bw, queue + bytes/bw, wait for room at D)
-    TPOT   = (ready - TTFT + (E[out] - 1)*step) / (E[out] - 1)
+    TPOT   = (ready - TTFT + (E[out] - 1)*step/tau) / (E[out] - 1)     tau: tokens of a step
     cost   = h(TTFT/TTFT_SLO) + h(TPOT/TPOT_SLO) + delay imposed on D's residents + eviction
     h(x)   = x + 10*max(0, x - 1)               a missed objective outweighs any gain below it
 
@@ -77,8 +77,9 @@ def decode_terms(
     model, cached = worker.own.model, usable(worker.own.cached, query.tokens)
     need = query.tokens + query.output - cached
     batch = min(worker.batch, worker.rows) if worker.rows else worker.batch
-    before = model.decode_s(batch, worker.kv_used)
-    step = model.decode_s(batch + 1, worker.kv_used + query.tokens + query.output / 2)
+    before = model.decode_s(batch, worker.kv_used) / worker.pace
+    kv_tokens = worker.kv_used + query.tokens + query.output / 2
+    step = model.decode_s(batch + 1, kv_tokens) / worker.pace
     turn_s = resident_output * before  # a resident leaves, on average, every turn_s / batch
     known = worker.kv_total > 0
     short = max(0.0, need - worker.kv_free) if known else 0.0

@@ -31,6 +31,7 @@ from protocol.security import LOOPBACK, Security
 from router.load import DecodeLoad
 from router.mailbox import Mailbox, Trouble
 from router.outputs import Flight, deliver
+from router.step_model import pace
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class DecodeLink:
             own_at_report=self._own_at_report,
             kv_free=self._load.kv_tokens_free,
             kv_total=self._load.kv_tokens_total,
+            pace=pace(self._load.tokens_per_step),
         )
 
     def report(self, load: pb.Load | WorkerRecord) -> None:

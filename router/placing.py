@@ -166,4 +166,5 @@ class Placer:
             load.kv_total - load.kv_free,
             free,
             load.kv_total,
+            load.pace,
         )

@@ -45,6 +45,9 @@ PRIOR = StepModel(5e-3, 5e-5, 5e-8, 5e-5, 1e-9)
 """As long as no worker has said anything."""
 
 
+MOST_TOKENS = 17
+"""Of a sequence in one step: its own, and the most drafts that a worker is configured for."""
+
 LONGEST_S = 60.0
 """More than any coefficient can be; what claims more is garbage."""
 
@@ -56,6 +59,11 @@ def parse(coefficients: Sequence[float]) -> StepModel | None:
     if not all(0 <= c <= LONGEST_S for c in coefficients):  # also refuses NaN
         return None
     return StepModel(*coefficients)
+
+
+def pace(tokens_per_step: float) -> float:
+    """Tokens that a sequence gets of a step, as a worker says; 1 where it says what cannot be."""
+    return tokens_per_step if 1 <= tokens_per_step <= MOST_TOKENS else 1.0  # NaN: 1
 
 
 def pooled(models: Iterable[StepModel | None]) -> StepModel:

@@ -29,7 +29,7 @@ class DecodeTerms(NamedTuple):
     missing: int  # tokens whose KV it lacks
     batch: int
     busy: float  # its batch, as a share of what it takes
-    step_s: float
+    step_s: float  # of one token of each sequence
     wait_s: float  # for pages and a row
     imposed: float
     eviction: float

@@ -20,7 +20,7 @@ from router.cost import (
     usable,
 )
 from router.snapshot import Fetch
-from router.step_model import PRIOR, StepModel, completed, parse, pooled
+from router.step_model import PRIOR, StepModel, completed, pace, parse, pooled
 from tests.router.snapshots import GOALS, MODEL, decode, network, prefill, query, snapshot
 
 
@@ -88,6 +88,20 @@ def test_residents_count_by_what_they_lose() -> None:
     assert many == pytest.approx(10 * few)
     near = decode_terms(decode("d", batch=20, kv_used=900_000), query(100), GOALS, 100.0)
     assert near.imposed > 5 * many, "there they miss their objective"
+
+
+def test_steps_that_bring_several_tokens_are_shorter_for_each() -> None:
+    q, crowd = query(100), decode("d", batch=20, kv_used=90_000, kv_free=50)
+    plain = decode_terms(crowd, q, GOALS, 100.0)
+    fast = decode_terms(crowd._replace(pace=2.5), q, GOALS, 100.0)
+    assert fast.step_s == pytest.approx(plain.step_s / 2.5)
+    assert fast.wait_s == pytest.approx(plain.wait_s / 2.5), "residents leave sooner"
+
+
+@pytest.mark.parametrize("told", [0.0, 0.99, -3.0, 17.01, 1e308, math.inf, math.nan])
+def test_a_pace_that_cannot_be_one_is_that_of_plain_steps(told: float) -> None:
+    assert pace(told) == 1.0
+    assert pace(1.0) == 1.0 and pace(3.5) == 3.5 and pace(17.0) == 17.0
 
 
 def test_a_prompt_computed_among_residents_stalls_them() -> None:

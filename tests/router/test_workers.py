@@ -214,6 +214,19 @@ async def test_the_directory_tells_the_load_when_heartbeats_do_not(start: Start)
     assert link.load().reported == 9
 
 
+async def test_the_pace_of_a_worker_is_what_it_says_if_that_can_be(start: Start) -> None:
+    cluster = await start(silent)
+    [link] = cluster.app.state.router.pool.links.values()
+    await until(lambda: link.load().kv_total == 100_000)
+    assert link.load().pace == 1.0, "a heartbeat without one"
+    for told, taken in ((2.5, 2.5), (float("nan"), 1.0), (1e9, 1.0)):
+        link._dispatch(pb.WorkerMessage(load=pb.Load(tokens_per_step=told)))
+        assert link.load().pace == taken
+    link._heard_at -= 2
+    link.update(msgspec.structs.replace(link.record, tokens_per_step=1.5))
+    assert link.load().pace == 1.5
+
+
 async def test_many_requests_share_messages(start: Start) -> None:
     cluster = await start(outputs())
     await asyncio.gather(*(cluster.post(prompt="hi", max_tokens=1) for _ in range(20)))
