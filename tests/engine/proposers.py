@@ -1,0 +1,92 @@
+"""Proposers that need no model: one that guesses, one that knows the text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.sequence import Sequence as Running
+from engine.speculation.drafts import ROOT, Drafts
+from engine.speculation.proposer import Advance
+
+Text = Callable[[Running], Sequence[int]]
+"""All tokens of a sequence, prompt and output, as it will turn out to be."""
+
+
+class _Trees:
+    """Proposes a tree to each sequence: ``width`` tokens follow the last one, and one of them is
+    followed by ``width`` again. With width 1 these are chains."""
+
+    wants_hidden = False
+
+    def __init__(self, name: str, vocab: int, most: int, width: int, seed: int) -> None:
+        assert width < vocab
+        self.name = name
+        self.most = most
+        self._vocab, self._width, self._seed = vocab, width, seed
+
+    def passes(self, nodes: int) -> int:
+        return 0
+
+    def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
+        counts, tokens, parents = [], [], []
+        for sequence, count in zip(sequences, wanted, strict=True):
+            found = self._tree(sequence, min(count, self.most))
+            counts.append(len(found))
+            tokens += [token for token, _ in found]
+            parents += [parent for _, parent in found]
+        packed = torch.tensor(tokens, dtype=torch.int64, device=rows.device)
+        return Drafts(counts, packed, None if self._width == 1 else parents)
+
+    def _tree(self, sequence: Running, count: int) -> list[tuple[int, int]]:
+        """(token, parent) of each node. The same at the same place of the same request."""
+        place, parent = len(sequence.tokens), ROOT
+        nodes: list[tuple[int, int]] = []
+        while len(nodes) < count:
+            draw = random.Random(f"{self._seed}/{sequence.request.id}/{place}")
+            width = min(self._width, count - len(nodes))
+            level = draw.sample(range(self._vocab), width)
+            follow = draw.randrange(width)
+            token = self._known(sequence, place, draw)
+            if token is not None:
+                if token in level:
+                    level[level.index(token)] = level[follow]
+                level[follow] = token
+            parent, start = len(nodes) + follow, parent
+            nodes += [(token, start) for token in level]
+            place += 1
+        return nodes
+
+    def _known(self, sequence: Running, place: int, draw: random.Random) -> int | None:
+        return None
+
+    def saw(self, advance: Advance) -> None:
+        pass
+
+    def forget(self, seatings: Sequence[int]) -> None:
+        pass
+
+
+class RandomDraft(_Trees):
+    """Proposes tokens at random."""
+
+    def __init__(self, vocab: int, most: int, width: int = 1, seed: int = 0) -> None:
+        super().__init__("random", vocab, most, width, seed)
+
+
+class Oracle(_Trees):
+    """Knows the text, and proposes its next token with the probability ``right`` at each depth
+    (among ``width`` tokens), else random ones. Beyond the end of the text: random ones."""
+
+    def __init__(
+        self, text: Text, vocab: int, most: int, right: float, width: int = 1, seed: int = 0
+    ) -> None:
+        super().__init__("oracle", vocab, most, width, seed)
+        self._text, self._right = text, right
+
+    def _known(self, sequence: Running, place: int, draw: random.Random) -> int | None:
+        text = self._text(sequence)
+        return text[place] if draw.random() < self._right and place < len(text) else None
