@@ -1,0 +1,28 @@
+"""The model made by hand copies real text."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from bench.copying_model import PERIOD, make_copying
+from bench.random_model import SHAPE_100M
+from bench.speculation_text import Texts
+from cluster.models import demo_path
+from decode_worker.policy import plan
+from engine.core import Engine, EngineConfig
+from tests.engine.conftest import drain, load_model, request
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {**SHAPE_100M, "num_hidden_layers": 2}], ids=["demo", "100M"]
+)
+def test_it_copies(shape: dict[str, int], tmp_path: Path) -> None:
+    model = load_model(make_copying(demo_path(), tmp_path, shape))
+    engine = Engine(model, EngineConfig(pages=64, max_batch=4, chunk=512, max_model_len=512), plan)
+    files = list(itertools.islice(Texts().stretches(PERIOD), 4))
+    for handle, tokens in enumerate(files):
+        engine.generate(handle, request("a", list(tokens), max_tokens=128))
+    assert drain(engine) == {handle: list(tokens[:128]) for handle, tokens in enumerate(files)}
