@@ -32,7 +32,7 @@ ONE = 8.0
 """What the constant channel holds."""
 
 SCORE = 10.0
-"""Of the right distance, in nats, for each pair of channels; its neighbours' is lower by so much."""
+"""Of the right distance, in nats, for each pair of channels; its neighbours have so much less."""
 
 TOKEN, CONSTANT, SAYS = 0, CODE, CODE + 1
 
