@@ -200,7 +200,7 @@ class Worker:
             kv_tokens_free=beat.pages_free * BLOCK_TOKENS,
             kv_tokens_total=ready.kv_tokens if ready is not None else 0,
             step_model=beat.step_model,
-            tokens_per_step=beat.tokens_per_step,
+            pace=beat.pace,
             draining=self._decode.draining,
             max_batch=self.settings.max_batch,
             prefill_chunk=self.settings.prefill_chunk,

@@ -226,5 +226,5 @@ class DecodeService(rpc.DecodeServicer):
             kv_tokens_free=beat.pages_free * BLOCK_TOKENS,
             kv_tokens_total=session.ready.kv_tokens,
             step_model=beat.step_model,
-            tokens_per_step=beat.tokens_per_step,
+            pace=beat.pace,
         )

@@ -50,7 +50,8 @@ class SpecCounts(msgspec.Struct, array_like=True):
     # [MOST_DRAFTED] drafts of which more than so many tokens were accepted
     accepted_beyond: list[int] = msgspec.field(default_factory=lambda: [0] * MOST_DRAFTED)
     draft_seconds: float = 0.0
-    drops: int = 0  # proposers that were given up
+    load_failures: int = 0  # proposers that could not be had
+    crashes: int = 0  # proposers that failed at work, and were dropped
 
     def step(self, proposed: Sequence[int], accepted: Sequence[int], draft_s: float) -> None:
         """For each of a step's sequences the tokens it was proposed, and those it accepted."""
@@ -75,7 +76,8 @@ class SpecCounts(msgspec.Struct, array_like=True):
             self.accepted_tokens + other.accepted_tokens,
             [a + b for a, b in pairs],
             self.draft_seconds + other.draft_seconds,
-            self.drops + other.drops,
+            self.load_failures + other.load_failures,
+            self.crashes + other.crashes,
         )
 
 
@@ -106,11 +108,6 @@ class Counters(msgspec.Struct, array_like=True):
     batch_size: Tally = msgspec.field(default_factory=lambda: Tally.over(BATCH_SIZE))
     decode_rows: int = 0  # sequences that decoded, those of each step
     speculation: SpecCounts = msgspec.field(default_factory=SpecCounts)
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Of a sequence that decodes; 1 where nothing was ever accepted."""
-        return 1.0 + self.speculation.accepted_tokens / max(1, self.decode_rows)
 
     def looked_up(self, tokens: int, cached: int) -> None:
         """A context came to its turn, with ``cached`` of its ``tokens`` here already."""

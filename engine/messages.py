@@ -261,8 +261,8 @@ class Cached(_Message, frozen=True):
 
 class Beat(_Message, frozen=True):
     """The loop turns. Sent at least every BEAT_S, with the load. ``step_model``: coefficients of
-    ``engine/step_time.py``, as fitted so far; ``tokens_per_step``: of a sequence that decodes, of
-    late."""
+    ``engine/step_time.py``, as fitted so far; ``pace``: tokens that a sequence got in the
+    time of a plain step, of late: 1 without speculation."""
 
     running: int
     waiting: int
@@ -271,7 +271,7 @@ class Beat(_Message, frozen=True):
     step_model: tuple[float, ...] = ()
     counters: Counters = msgspec.field(default_factory=Counters)
     speculation: SpecFigures = SpecFigures()
-    tokens_per_step: float = 1.0
+    pace: float = 1.0
 
 
 Event: TypeAlias = (

@@ -18,13 +18,13 @@ from engine import messages as m
 from engine.arena import Arena
 from engine.channel import Closed, EngineChannel
 from engine.core import Engine
-from engine.counters import Counters
 from engine.egress import Egress
 from engine.grammar.compiler import Compiler
 from engine.grammar.parking import LOOK_S, Parking
 from engine.kv_format import Codec
+from engine.meter import Meter
 from engine.pieces import Piece, cut
-from engine.reports import Pace, beat_of, tokens_of
+from engine.reports import tokens_of
 from engine.sequence import blocks_for
 from protocol.errors import InvalidRequest, TransferFailed, Unavailable
 
@@ -41,7 +41,6 @@ class EngineServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        engine.scheduler.counters = Counters()  # what warmed it up does not count
         self._parking = Parking(grammars)
         self._channel = channel
         self._clock = clock
@@ -51,7 +50,7 @@ class EngineServer:
         )
         self._egress = Egress(arena.shape.outbound_slots(), self._copy_out)
         self._out: list[Any] = []
-        self._pace = Pace()
+        self._meter = Meter(engine, clock)
         engine.manager.report()
 
     def run(self) -> None:
@@ -68,7 +67,7 @@ class EngineServer:
                 busy = self._step()
                 if self._clock() - last_beat >= m.BEAT_S:
                     last_beat = self._clock()
-                    self._out.append(beat_of(self._engine, self._pace))
+                    self._out.append(self._meter.beat())
                 self._flush()
         except Closed:
             return
@@ -210,12 +209,7 @@ class EngineServer:
         self._out += granted
         if plan:
             self._flush()  # who waits for pages can open the way for KV while this step computes
-            began = self._clock()
-            drawn = self._engine.run(plan)
-            work, seconds = plan.work, self._clock() - began
-            sequences = work.decode_rows + len(plan.chunks)
-            scheduler.counters.step(work.prompt_tokens, sequences, len(drawn), seconds)
-            scheduler.counters.decode_rows += len(plan.decode)
+            drawn = self._meter.run(plan)
             self._out += tokens_of(drawn)
             for handle, problem in self._engine.take_refused():
                 self._refuse(handle, problem)

@@ -46,7 +46,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens_free: int = 0
     kv_tokens_total: int = 0
     step_model: tuple[float, ...] = ()  # c0 .. c4 of engine/step_time.py, as last fitted
-    tokens_per_step: float = 1.0  # of a sequence that decodes, of late: 1 without speculation
+    pace: float = 1.0  # tokens of a sequence in the time of a plain step: 1 without speculation
     draining: bool = False
     max_batch: int = 0  # sequences in a step; 0: not said
     prefill_chunk: int = 0  # prompt tokens in a step; 0: not said

@@ -531,7 +531,7 @@ class Load(_message.Message):
     KV_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     STEP_MODEL_FIELD_NUMBER: _builtins.int
     DOWN_FIELD_NUMBER: _builtins.int
-    TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """sequences in the decode batch"""
     waiting: _builtins.int
@@ -543,8 +543,8 @@ class Load(_message.Message):
     kv_tokens_total: _builtins.int
     down: _builtins.bool
     """no engine serves now; requests wait for the next one"""
-    tokens_per_step: _builtins.float
-    """of a sequence that decodes, of late: 1 without speculation"""
+    pace: _builtins.float
+    """tokens of a sequence in the time of a plain step, of late: 1 if nothing drafts"""
     @_builtins.property
     def step_model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """seconds of a step: engine/step_time.py; empty: not known yet"""
@@ -559,11 +559,11 @@ class Load(_message.Message):
         kv_tokens_total: _builtins.int = ...,
         step_model: _abc.Iterable[_builtins.float] | None = ...,
         down: _builtins.bool = ...,
-        tokens_per_step: _builtins.float = ...,
+        pace: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_tokens", b"queued_tokens", "running", b"running", "step_model", b"step_model", "tokens_per_step", b"tokens_per_step", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "pace", b"pace", "queued_tokens", b"queued_tokens", "running", b"running", "step_model", b"step_model", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@
     u      = n - m_p                            uncached tokens at P
     TTFT   = k*(path + max(queue, fetch) + prefill(m_p, u))      k: the worker's correction
     ready  = max(TTFT + tail/bw, queue + bytes/bw, wait for room at D)
-    TPOT   = (ready - TTFT + (E[out] - 1)*step/tau) / (E[out] - 1)     tau: tokens of a step
+    TPOT   = (ready - TTFT + (E[out] - 1)*step/tau) / (E[out] - 1)     tau: pace of D
     cost   = h(TTFT/TTFT_SLO) + h(TPOT/TPOT_SLO) + delay imposed on D's residents + eviction
     h(x)   = x + 10*max(0, x - 1)               a missed objective outweighs any gain below it
 

@@ -122,7 +122,7 @@ class DecodeLink:
             own_at_report=self._own_at_report,
             kv_free=self._load.kv_tokens_free,
             kv_total=self._load.kv_tokens_total,
-            pace=pace(self._load.tokens_per_step),
+            pace=pace(self._load.pace),
         )
 
     def report(self, load: pb.Load | WorkerRecord) -> None:

@@ -15,7 +15,7 @@ class DecodeLoad(NamedTuple):
     own_at_report: int  # those of them that were this router's
     kv_free: int  # tokens its pool can take
     kv_total: int  # 0: it has not said yet
-    pace: float = 1.0  # tokens that a sequence gets of a step
+    pace: float = 1.0  # tokens that a sequence gets in the time of a plain step
 
     @property
     def requests(self) -> int:

@@ -41,7 +41,7 @@ class DecodeState(NamedTuple):
     kv_used: int  # tokens of live sequences
     kv_free: int  # tokens it can still take
     kv_total: int  # 0: not known
-    pace: float = 1.0  # tokens that a sequence gets of a step, with speculation
+    pace: float = 1.0  # tokens that a sequence gets in the time of a plain step
 
     @property
     def instance(self) -> str:

@@ -61,9 +61,10 @@ def parse(coefficients: Sequence[float]) -> StepModel | None:
     return StepModel(*coefficients)
 
 
-def pace(tokens_per_step: float) -> float:
-    """Tokens that a sequence gets of a step, as a worker says; 1 where it says what cannot be."""
-    return tokens_per_step if 1 <= tokens_per_step <= MOST_TOKENS else 1.0  # NaN: 1
+def pace(told: float) -> float:
+    """Tokens that a sequence gets in the time of a plain step, as a worker says; 1 where it says
+    what cannot be."""
+    return told if 1 <= told <= MOST_TOKENS else 1.0  # NaN: 1
 
 
 def pooled(models: Iterable[StepModel | None]) -> StepModel:

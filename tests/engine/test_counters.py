@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from engine.counters import Counters, SpecCounts, SpecFigures
-from engine.reports import Pace
+from engine.meter import Pace
 from engine.spec import MOST_DRAFTED
 
 
@@ -24,13 +24,14 @@ def test_lives_of_engines_add_up_over_the_socket() -> None:
     one, other = Counters(decode_rows=10), Counters(decode_rows=5)
     one.speculation.step([2], [2], 0.1)
     other.speculation.step([16], [16], 0.2)
-    other.speculation.drops = 1
+    other.speculation.crashes, one.speculation.load_failures = 1, 2
     sum_ = msgspec.msgpack.decode(msgspec.msgpack.encode(one.plus(other)), type=Counters)
     assert sum_.decode_rows == 15
     spec = sum_.speculation
     assert (spec.steps, spec.drafts, spec.draft_tokens, spec.accepted_tokens) == (2, 2, 18, 18)
     assert spec.accepted_beyond == [2, 2, *[1] * (MOST_DRAFTED - 2)]
-    assert spec.draft_seconds == pytest.approx(0.3) and spec.drops == 1
+    assert spec.draft_seconds == pytest.approx(0.3)
+    assert (spec.crashes, spec.load_failures) == (1, 2)
 
 
 def test_what_proposes_is_said_in_words() -> None:
@@ -40,12 +41,13 @@ def test_what_proposes_is_said_in_words() -> None:
 
 
 def test_the_pace_is_that_of_the_last_beats() -> None:
-    counters, pace = Counters(), Pace()
-    assert pace.of(counters) == 1.0, "nothing decoded yet"
-    counters.decode_rows, counters.speculation.accepted_tokens = 100, 150
-    assert pace.of(counters) == pytest.approx(2.5)
-    assert pace.of(counters) == pytest.approx(2.5), "an idle beat forgets nothing"
+    pace = Pace()
+    assert pace.of_late() == 1.0, "nothing decoded yet"
+    for _ in range(10):
+        pace.step(4, accepted=10, plain_steps=1.4)
+    assert pace.of_late() == pytest.approx(14 / 4 / 1.4)
+    assert pace.of_late() == pytest.approx(14 / 4 / 1.4), "an idle beat changes nothing"
     for _ in range(60):
-        counters.decode_rows += 100
-        now = pace.of(counters)
-    assert 1.0 <= now < 1.01
+        pace.step(4)
+        now = pace.of_late()
+    assert 1.0 <= now < 1.02

@@ -220,10 +220,10 @@ async def test_the_pace_of_a_worker_is_what_it_says_if_that_can_be(start: Start)
     await until(lambda: link.load().kv_total == 100_000)
     assert link.load().pace == 1.0, "a heartbeat without one"
     for told, taken in ((2.5, 2.5), (float("nan"), 1.0), (1e9, 1.0)):
-        link._dispatch(pb.WorkerMessage(load=pb.Load(tokens_per_step=told)))
+        link._dispatch(pb.WorkerMessage(load=pb.Load(pace=told)))
         assert link.load().pace == taken
     link._heard_at -= 2
-    link.update(msgspec.structs.replace(link.record, tokens_per_step=1.5))
+    link.update(msgspec.structs.replace(link.record, pace=1.5))
     assert link.load().pace == 1.5
 
 

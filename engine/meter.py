@@ -1,0 +1,81 @@
+"""Runs the steps of one engine, counts what they do, and tells it with every beat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine import messages as m
+from engine.core import Engine
+from engine.counters import Counters
+from engine.scheduler import StepPlan
+from engine.sequence import Phase
+from engine.step_time import SHORTEST_S
+from engine.stepper import TokenOut
+
+REMEMBER = 0.9
+"""Of what earlier beats said of the pace, each beat leaves so much: the last five seconds count."""
+
+
+class Pace:
+    """Tokens that a sequence got in the time of a plain step, over the last beats."""
+
+    def __init__(self) -> None:
+        self._tokens = self._plain_steps = 0.0
+
+    def step(self, sequences: int, accepted: int = 0, plain_steps: float = 1.0) -> None:
+        """One in which ``sequences`` decoded and accepted so many drafts together, and which took
+        the time of ``plain_steps`` plain ones."""
+        self._tokens += sequences + accepted
+        self._plain_steps += sequences * plain_steps
+
+    def of_late(self) -> float:
+        """Asked once a beat."""
+        pace = self._tokens / self._plain_steps if self._plain_steps else 1.0
+        self._tokens *= REMEMBER
+        self._plain_steps *= REMEMBER
+        return pace
+
+
+class Meter:
+    """What warmed the engine up does not count."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._pace = Pace()
+        engine.scheduler.counters = Counters()
+
+    def run(self, plan: StepPlan) -> list[TokenOut]:
+        """Run a planned step; returns the tokens drawn in it."""
+        counters = self._engine.scheduler.counters
+        spec = counters.speculation
+        steps, accepted = spec.steps, spec.accepted_tokens
+        began = self._clock()
+        drawn = self._engine.run(plan)
+        seconds = self._clock() - began
+        work, decoding = plan.work, len(plan.decode)
+        counters.step(work.prompt_tokens, decoding + len(plan.chunks), len(drawn), seconds)
+        counters.decode_rows += decoding
+        known = self._engine.step_time.known
+        if spec.steps == steps or known is None:
+            self._pace.step(decoding)
+        else:
+            plain_steps = seconds / max(known.seconds(work), SHORTEST_S)
+            self._pace.step(decoding, spec.accepted_tokens - accepted, plain_steps)
+        return drawn
+
+    def beat(self) -> m.Beat:
+        """The load, as it is now."""
+        engine = self._engine
+        s = engine.scheduler
+        queued = sum(q.remaining for q in s.queue if q.phase is Phase.WAITING)
+        queued += sum(q.remaining for q in s.prefilling)
+        return m.Beat(
+            running=len(s.decoding),
+            waiting=len(s.sequences) - len(s.decoding),
+            queued_tokens=queued,
+            pages_free=engine.manager.available,
+            step_model=tuple(engine.step_time.known or ()),
+            counters=s.counters,
+            pace=self._pace.of_late(),
+        )
