@@ -1,0 +1,197 @@
+"""Sequences that are verified together, any parameters and drafts; and each alone, plainly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.grammar.masks import Barred
+from engine.sampling.draft_rows import DraftRows
+from engine.sampling.draw import Drawer
+from engine.sampling.table import SamplingTable
+from engine.sequence import Phase
+from engine.sequence import Sequence as Running
+from protocol.logprobs import Logprobs
+from protocol.request import Request, Sampling
+from tests.engine.sampling import EOS, options
+
+VOCAB = 150
+LENGTH = 64
+LIKELY = 3
+Tree = list[tuple[int, int]]
+"""(parent, token) of each node; a parent of -1 is the root."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sequence, and the drafts of some steps."""
+
+    sampling: Sampling
+    prompt: tuple[int, ...]
+    steps: tuple[Tree, ...]
+    bound: bool  # whether a grammar bars tokens
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> Sampling:
+    """Often plain, and any mixture of parameters."""
+
+    def sometimes(values: st.SearchStrategy[Any], off: Any) -> Any:
+        return draw(values) if draw(st.integers(0, 2)) == 0 else off
+
+    token = st.integers(0, VOCAB - 1)
+    bias = st.dictionaries(token, st.floats(-100, 100, width=32), max_size=6)
+    return options(
+        seed=draw(st.integers(0, 2**63 - 1)),
+        choice=draw(st.integers(0, 3)),
+        temperature=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 2.0])),
+        top_p=sometimes(st.floats(0.05, 0.99), 1.0),
+        top_k=sometimes(st.sampled_from([1, 5, 70, 140]), 0),
+        min_p=sometimes(st.floats(0.001, 0.5), 0.0),
+        repetition_penalty=sometimes(st.floats(0.3, 3.0), 1.0),
+        presence_penalty=sometimes(st.floats(-2, 2), 0.0),
+        frequency_penalty=sometimes(st.floats(-2, 2), 0.0),
+        logit_bias=tuple(sometimes(bias, {}).items()),
+        min_tokens=sometimes(st.integers(1, 8), 0),
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=tuple(sometimes(st.lists(token, max_size=3), [])),
+        logprobs=sometimes(st.sampled_from([0, 1, 20]), None),
+    )
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Tree:
+    """Chains or trees; of few tokens, so that they repeat and are met. Children of a parent are
+    different."""
+    chain, nodes = draw(st.booleans()), draw(st.integers(0, 5))
+    out: Tree = []
+    for _ in range(nodes):
+        parent = len(out) - 1 if chain else draw(st.integers(-1, len(out) - 1))
+        node = (parent, draw(st.integers(0, LIKELY - 1)))
+        if node not in out:
+            out.append(node)
+    return out
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    prompt = draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+    steps = tuple(draw(trees()) for _ in range(3))
+    return Case(draw(samplings()), tuple(prompt), steps, draw(st.integers(0, 3)) == 0)
+
+
+def path_to(tree: Tree, node: int) -> list[int]:
+    """Tokens from a root of the tree down to the node."""
+    parent, token = tree[node]
+    return [*(path_to(tree, parent) if parent >= 0 else []), token]
+
+
+def sequence_of(case: Case, index: int, emitted: list[int]) -> Running:
+    request = Request(
+        id=str(index), prompt=case.prompt, emitted=tuple(emitted), sampling=case.sampling
+    )
+    return Running(index, request, Phase.DECODE)
+
+
+def logits_after(case: Case, output: list[int]) -> Tensor:
+    """What a model might say: it depends on the text, and likes the tokens that trees are of."""
+    seed = hash((case.prompt, tuple(output))) % 2**31
+    out = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+    out[:LIKELY] += 7
+    return out
+
+
+def barred_after(output: list[int]) -> Tensor:
+    seed = hash(tuple(output)) % 2**31
+    return torch.rand(VOCAB, generator=torch.Generator().manual_seed(seed)) < 0.6
+
+
+def bars(cases_: list[tuple[Case, list[int]]]) -> Barred | None:
+    at = [i for i, (case, _) in enumerate(cases_) if case.bound]
+    return Barred(at, torch.stack([barred_after(cases_[i][1]) for i in at])) if at else None
+
+
+def new_table(rows: int) -> SamplingTable:
+    return SamplingTable(rows, LENGTH, VOCAB, (EOS,), torch.device("cpu"))
+
+
+def drawn_alone(case: Case, output: list[int]) -> tuple[int, Logprobs | None]:
+    """The plain path's draw for a sequence that has this output."""
+    sequence, table = sequence_of(case, 0, output), new_table(1)
+    sequence.take_row(0, 1)
+    table.seat(sequence)
+    at = torch.tensor([len(sequence.tokens)])
+    logits = logits_after(case, output)[None]
+    tokens, reports = Drawer(table)([sequence], logits, at * 0, at, bars([(case, output)]))
+    return int(tokens), reports[0] if reports else None
+
+
+class Verified:
+    """Sequences that take a step together, all drafts of which are verified."""
+
+    def __init__(self, cases_: list[Case]) -> None:
+        self.cases = cases_
+        self.table = new_table(len(cases_) + 2)
+        self.draw = Drawer(self.table)
+        self.sequences = [sequence_of(case, i, []) for i, case in enumerate(cases_)]
+        for i, sequence in enumerate(self.sequences):
+            sequence.take_row(len(cases_) + 1 - i, i + 1)
+            self.table.seat(sequence)
+        self.rows = torch.tensor([s.row for s in self.sequences])
+
+    def output(self, index: int) -> list[int]:
+        return self.sequences[index].tokens[len(self.cases[index].prompt) :]
+
+    def step(self, drafts: list[Tree]) -> tuple[list[list[int]], list[int], list[Logprobs | None]]:
+        """The output that each row comes after, what it drew, and its log-probabilities."""
+        owner, paths = [], []
+        for index, tree in enumerate(drafts):
+            for path in ([], *(path_to(tree, node) for node in range(len(tree)))):
+                owner.append(index)
+                paths.append(path)
+        deepest = max(map(len, paths))
+        nodes = DraftRows(
+            torch.tensor(owner),
+            torch.tensor([len(path) for path in paths]),
+            torch.tensor([[*p, *[-1] * (deepest - len(p))] for p in paths], dtype=torch.int64),
+        )
+        known = torch.tensor([len(s.tokens) for s in self.sequences])
+        outputs = [self.output(i) + path for i, path in zip(owner, paths, strict=True)]
+        texts = [(self.cases[i], output) for i, output in zip(owner, outputs, strict=True)]
+        logits = torch.stack([logits_after(*text) for text in texts])
+        tokens, reports = self.draw.verify(
+            self.sequences, logits, self.rows, known[nodes.owner] + nodes.depth, nodes, bars(texts)
+        )
+        self.accept(drafts, tokens.tolist(), known)
+        return outputs, tokens.tolist(), reports or [None] * len(owner)
+
+    def accept(self, drafts: list[Tree], drawn: list[int], known: Tensor) -> None:
+        """Append what was met, and the draw after it."""
+        start, texts = 0, []
+        for tree in drafts:
+            row, text = 0, [drawn[start]]
+            for node, (parent, token) in enumerate(tree):
+                if parent == row - 1 and token == text[-1]:
+                    row = node + 1
+                    text.append(drawn[start + row])
+            texts.append(text)
+            start += 1 + len(tree)
+        most = max(map(len, texts))
+        padded = torch.tensor([[*t, *t[-1:] * (most - len(t))] for t in texts])
+        counts = torch.tensor([len(text) for text in texts])
+        self.draw.append(self.sequences, self.rows, known, padded, counts)
+        for sequence, text in zip(self.sequences, texts, strict=True):
+            sequence.tokens += text
+
+    def plain(self) -> None:
+        """A step without drafts."""
+        at = torch.tensor([len(s.tokens) for s in self.sequences])
+        texts = [(case, self.output(i)) for i, case in enumerate(self.cases)]
+        logits = torch.stack([logits_after(*text) for text in texts])
+        tokens, _ = self.draw(self.sequences, logits, self.rows, at, bars(texts))
+        for sequence, token in zip(self.sequences, tokens.tolist(), strict=True):
+            sequence.tokens.append(token)
