@@ -7,21 +7,21 @@ What the engine did comes with its beats, and is up to half a second old.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 
+from cluster.metric_families import LABELS, buckets, counter, gauge, histogram
+from cluster.metrics_speculation import speculation
 from engine.client import EngineClient
-from engine.counters import BATCH_SIZE, STEP_SECONDS, Tally
+from engine.counters import BATCH_SIZE, STEP_SECONDS
 from engine.kv_format import Codec
 from kvtransfer.codecs import TRANSFER_SECONDS, Traffic, TrafficCounter
 from protocol.directory import WorkerRecord
@@ -73,11 +73,15 @@ class WorkerCollector(Collector):
         yield from _load(record, [*labels, record.instance[:REPLICA_CHARS]])
         yield from self._front(labels, record.instance[:REPLICA_CHARS])
         yield from self._engine(labels)
+        if record.role == "decode":
+            engine = self._sources.engine
+            replica = record.instance[:REPLICA_CHARS]
+            yield from speculation(engine.counters(), engine.speculation(), labels, replica)
         yield from _transfers(self._sources.traffic, labels)
 
     def _front(self, labels: list[str], replica: str) -> Iterator[Metric]:
         for name, count in self._sources.requests().items():
-            yield _gauge(name, _FRONT[name], [*labels, replica], count)
+            yield gauge(name, _FRONT[name], [*labels, replica], count)
 
     def _engine(self, labels: list[str]) -> Iterator[Metric]:
         done = self._sources.engine.counters()
@@ -89,13 +93,12 @@ class WorkerCollector(Collector):
             ("prefix_cache_hits_tokens", "Tokens found in the cache", done.cache_hits),
             ("engine_restarts", "Engines that were replaced", self._sources.engine.restarts),
         ):
-            yield _counter(name, text, labels, count)
+            yield counter(name, text, labels, count)
         steps, sizes = (done.step_seconds, STEP_SECONDS), (done.batch_size, BATCH_SIZE)
-        yield _histogram("engine_step_seconds", "Of one step of the engine", labels, *steps)
-        yield _histogram("engine_batch_size", "Sequences in a step", labels, *sizes)
+        yield histogram("engine_step_seconds", "Of one step of the engine", labels, *steps)
+        yield histogram("engine_batch_size", "Sequences in a step", labels, *sizes)
 
 
-_LABELS = ["model", "role"]
 _FRONT = {
     "decode_jobs": "Requests that this worker's front owns, queued and prefilled elsewhere too",
     "prefill_calls": "Prompts that this worker computes or holds for others",
@@ -113,12 +116,12 @@ def _load(record: WorkerRecord, labels: list[str]) -> Iterator[Metric]:
         ("draining", "1: takes nothing new", int(record.draining)),
         ("engine_up", "1: its engine serves", int(record.engine_pid > 0)),
     ):
-        yield _gauge(name, text, labels, value)
+        yield gauge(name, text, labels, value)
 
 
 def _transfers(traffic: TrafficCounter, labels: list[str]) -> Iterator[Metric]:
     """KV that this worker has pulled: every byte counts at its receiver alone."""
-    names = [*_LABELS, "transport", "codec"]
+    names = [*LABELS, "transport", "codec"]
     bytes_ = CounterMetricFamily(
         "baton_kv_transfer_bytes", "KV received, on the wire", labels=names
     )
@@ -133,31 +136,5 @@ def _transfers(traffic: TrafficCounter, labels: list[str]) -> Iterator[Metric]:
         bytes_.add_metric(of, one.bytes)
         raw.add_metric(of, one.raw_bytes)
         failures.add_metric(of, one.failures)
-        seconds.add_metric(of, _buckets(one.seconds, TRANSFER_SECONDS), one.seconds.total)
+        seconds.add_metric(of, buckets(one.seconds, TRANSFER_SECONDS), one.seconds.total)
     yield from (bytes_, raw, failures, seconds)
-
-
-def _gauge(name: str, text: str, labels: list[str], value: float) -> Metric:
-    metric = GaugeMetricFamily(f"baton_{name}", text, labels=[*_LABELS, "replica"])
-    metric.add_metric(labels, value)
-    return metric
-
-
-def _counter(name: str, text: str, labels: list[str], value: float) -> Metric:
-    metric = CounterMetricFamily(f"baton_{name}", text, labels=_LABELS)
-    metric.add_metric(labels, value)
-    return metric
-
-
-def _histogram(
-    name: str, text: str, labels: list[str], tally: Tally, edges: Sequence[float]
-) -> Metric:
-    metric = HistogramMetricFamily(f"baton_{name}", text, labels=_LABELS)
-    metric.add_metric(labels, _buckets(tally, edges), tally.total)
-    return metric
-
-
-def _buckets(tally: Tally, edges: Sequence[float]) -> list[tuple[str, float]]:
-    """Cumulated, with their upper edges."""
-    names = [*(str(float(edge)) for edge in edges), "+Inf"]
-    return list(zip(names, accumulate(tally.counts), strict=True))

@@ -11,6 +11,7 @@ import msgspec
 
 from cluster.status_fetch import Group, Seen
 from cluster.status_figures import Moment, Page, Window, gauge, quantile
+from cluster.status_speculation import SpeculationView, speculation
 
 WorkerState: TypeAlias = Literal["ready", "draining", "down", "silent"]
 
@@ -39,6 +40,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = None  # mean
     memory_bytes: int = 0  # front and engine
     engine_restarts: int = 0
+    speculation: SpeculationView | None = None  # None: off
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -170,6 +172,7 @@ def _worker(group: Group, seen: Seen, window: Window) -> WorkerView:
             + gauge(page, "baton_engine_process_resident_memory_bytes")
         ),
         engine_restarts=int(gauge(page, "baton_engine_restarts_total")),
+        speculation=speculation(target, page, window),
     )
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.status_overview import STAGES, Overview, RouterView, Spread, WorkerView
+from cluster.status_speculation import line
 
 _WIDE = 100  # columns from which everything fits
 _COLOURS = {"ready": "green", "draining": "yellow", "down": "red", "silent": "red"}
@@ -25,7 +26,8 @@ def render(overview: Overview, console: Console) -> RenderableType:
         _head(overview),
         Text(),
         _workers(overview.workers, bars, console.width),
-        *(Text(line, style="red") for line in silent),
+        *(Text(why, style="red") for why in silent),
+        *(line(w.instance[:6], w.speculation) for w in overview.workers if w.speculation),
         Text(),
         *_requests(overview.router),
         Text(),

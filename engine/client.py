@@ -13,7 +13,7 @@ import logging
 import time
 
 from engine import messages as m
-from engine.counters import Counters
+from engine.counters import Counters, SpecFigures
 from engine.session import CacheListener, Report, Session, spawn
 from engine.spec import EngineSpec
 from protocol.errors import StartupError, Unavailable
@@ -75,6 +75,11 @@ class EngineClient:
         """What the engines have done, all of them, up to the last beat."""
         session = self._session
         return self._past.plus(session.beat.counters) if session is not None else self._past
+
+    def speculation(self) -> SpecFigures:
+        """As it stands, by the last beat."""
+        session = self.current
+        return session.beat.speculation if session is not None else SpecFigures()
 
     def handle(self) -> int:
         """A handle that no sequence has had."""

@@ -91,6 +91,10 @@ class SpecFigures(msgspec.Struct, array_like=True, frozen=True):
     predicted_speedup: float = 1.0
     measured_speedup: float = 1.0
 
+    @property
+    def active(self) -> bool:
+        return bool(self.proposer) and not self.dropped
+
     def __str__(self) -> str:
         return f"dropped: {self.dropped}" if self.dropped else self.proposer or "off"
 
