@@ -1,0 +1,159 @@
+"""What steps cost, plain and speculating: the calibrated curve, followed by what steps took.
+
+    plain step         p * (curve(B) + kv)
+    speculating step   v * (curve(B) + curve(B + n + chunk) - curve(B + chunk) + kv) + proposing
+    proposing          a * calls and passes + b * nodes
+
+``p`` and ``v`` are observed/predicted, for each size of the batch apart, because what the curve
+leaves out (drawing, reading KV, Python) grows with the batch. As ``v`` is learned from steps that
+verify, the overhead of verification needs no model. ``kv``: reading KV costs the same either way.
+Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.speculation.choice import Vector
+from engine.speculation.curve import Curve, linear
+from engine.step_time import Coefficients
+
+FOLLOW = 1.0 / 16
+"""Weight of a step in what is known of its kind, once as many are known."""
+
+OUTLIER = 1.5
+"""A step is taken to be at most so many times off what was expected."""
+
+TRUST = 3
+"""Speculating steps that the assumption counts as much as, that they are as the plain ones."""
+
+STALE_STEPS = 64
+"""After as many plain steps, what is known of speculating ones moves along with the plain ones:
+then the machine's speed has changed rather than theirs."""
+
+
+@dataclass
+class Pace:
+    """Observed over predicted, of plain and speculating steps at one size of the batch."""
+
+    plain: float = 1.0
+    verify: float = 1.0
+    plain_steps: int = 0
+    verify_steps: int = 0
+    stale: int = 0  # plain steps since the last speculating one
+
+    def saw_plain(self, ratio: float) -> None:
+        before = self.plain
+        self.plain = _follow(before, ratio, self.plain_steps, 0)
+        self.plain_steps += 1
+        self.stale += 1
+        if not self.verify_steps or self.stale > STALE_STEPS:
+            self.verify *= self.plain / before
+
+    def saw_verify(self, ratio: float) -> None:
+        self.verify = _follow(self.verify, ratio, self.verify_steps, TRUST)
+        self.verify_steps += 1
+        self.stale = 0
+
+
+def _follow(known: float, seen: float, steps: int, trust: int) -> float:
+    """``known`` rests on so many steps, and on a guess that is worth ``trust`` steps."""
+    if steps + trust:
+        seen = min(max(seen, known / OUTLIER), known * OUTLIER)
+    return known + max(FOLLOW, 1.0 / (1.0 + steps + trust)) * (seen - known)
+
+
+@dataclass
+class Proposing:
+    """Seconds of proposing: a * x + b * nodes by least squares with forgetting, for relative errors
+    (a slow first call counts little); x is the number of passes, and one where there is none."""
+
+    a_pass: float = 0.0
+    row: float = 0.0
+    calls: int = 0
+    _xx: float = 0.0
+    _xn: float = 0.0
+    _nn: float = 0.0
+    _xy: float = 0.0
+    _ny: float = 0.0
+
+    def observe(self, passes: int, nodes: int, seconds: float) -> None:
+        seconds = max(seconds, 1e-7)
+        x, n, keep = max(1, passes) / seconds, nodes / seconds, 1.0 - FOLLOW
+        self._xx = keep * self._xx + x * x
+        self._xn = keep * self._xn + x * n
+        self._nn = keep * self._nn + n * n
+        self._xy = keep * self._xy + x
+        self._ny = keep * self._ny + n
+        self.calls += 1
+        self._solve()
+
+    def _solve(self) -> None:
+        """Neither is negative; where the two cannot be told apart, it is the passes."""
+        nn = self._nn + 1e-3 * self._xx
+        det = self._xx * nn - self._xn * self._xn
+        self.row = max(0.0, (self._xx * self._ny - self._xn * self._xy) / det)
+        self.a_pass = (self._xy - self._xn * self.row) / self._xx
+        if self.a_pass < 0.0:
+            self.a_pass, self.row = 0.0, self._ny / nn
+
+
+@dataclass
+class Costs:
+    """``curve``: calibrated; None: the line of ``known``, the fitted model of the step's duration,
+    as long as there is one, and no curve at all before."""
+
+    calibrated: Curve | None
+    known: Callable[[], Coefficients | None] = lambda: None
+    proposing: Proposing = field(default_factory=Proposing)
+    _paces: dict[int, Pace] = field(default_factory=dict)
+    _last: Pace = field(default_factory=Pace)
+
+    def curve(self) -> Curve | None:
+        if self.calibrated is not None:
+            return self.calibrated
+        known = self.known()
+        return linear(known, 64) if known is not None and known.step > 0 else None
+
+    def pace(self, batch: int) -> Pace:
+        """At this size of the batch; one that is new begins as the last."""
+        size = (batch - 1).bit_length()
+        pace = self._paces.get(size)
+        if pace is None:
+            last = self._last
+            pace = self._paces[size] = Pace(last.plain, last.verify)
+        self._last = pace
+        return pace
+
+    def kv_seconds(self, kv_tokens: int) -> float:
+        """Of reading them."""
+        known = self.known()
+        return 0.0 if known is None else known.kv_token * kv_tokens
+
+    def plain(self, curve: Curve, batch: int, kv_tokens: int) -> float:
+        """Of a plain step."""
+        return self.pace(batch).plain * (curve(batch) + self.kv_seconds(kv_tokens))
+
+    def verify(
+        self, curve: Curve, batch: int, nodes: int, chunk_tokens: int, kv_tokens: int
+    ) -> Vector:
+        """[nodes + 1] of the model's pass with 0 .. nodes. What a chunk beside it takes counts for
+        the prompts, not for the nodes; they cost more beside it, where rows cost more. No pass is
+        quicker than a plain one: where it looks like it, what is known of one of them is old."""
+        span = curve.span(batch + chunk_tokens, batch + chunk_tokens + nodes)
+        base = curve(batch) + self.kv_seconds(kv_tokens)
+        pace = self.pace(batch)
+        seconds: Vector = max(pace.verify, pace.plain) * (span - span[0] + base)
+        return seconds
+
+    def observe(self, batch: int, rows: int, kv_tokens: int, step_s: float, draft_s: float) -> None:
+        """A step without chunks: ``rows`` is the batch, or more where nodes were verified."""
+        curve = self.curve()
+        if curve is None:
+            return
+        ratio = max(step_s - draft_s, 1e-7) / (curve(rows) + self.kv_seconds(kv_tokens))
+        if rows == batch:
+            self.pace(batch).saw_plain(ratio)
+        else:
+            self.pace(batch).saw_verify(ratio)
