@@ -40,8 +40,8 @@ def attend(
         if isinstance(group.rows, slice):
             _decode(q[:rows], cache, group, out[:rows], score)
         else:
-            part = torch.empty_like(q[group.rows])
-            _decode(q[group.rows], cache, group, part, score)
+            part = q[group.rows]
+            _decode(part, cache, group, part, score)  # a portion is read before it is written
             out[group.rows] = part
     for chunk in view.chunks:
         at = slice(chunk.start, chunk.start + chunk.count)
@@ -79,19 +79,22 @@ class _Score:
 
 
 def _decode(q: Tensor, cache: LayerCache, group: DecodeGroup, out: Tensor, score: _Score) -> None:
-    """One query token per row over its pages, into ``out`` [r, heads, head_dim]."""
-    rows, heads, dim = q.shape
-    kv_heads = cache.kv_heads
-    width = group.pages.shape[1]
+    """The query tokens of each sequence over its pages, into ``out`` [r * queries, heads, dim]."""
+    _, heads, dim = q.shape
+    kv_heads, queries = cache.kv_heads, group.queries
+    sequences, width = group.pages.shape
     portion = max(1, PORTION_BYTES[q.device.type] // (width * cache.page_bytes))
-    for start in range(0, rows, portion):
-        at = slice(start, min(start + portion, rows))
+    for start in range(0, sequences, portion):
+        at = slice(start, min(start + portion, sequences))
         gathered = cache.gather(group.pages[at].flatten())
         span = gathered.view(at.stop - start, -1, 2, kv_heads, dim)
         k, v = span.permute(2, 0, 3, 1, 4).unbind()  # [r, kv_heads, span, head_dim]
-        grouped = q[at].reshape(-1, kv_heads, heads // kv_heads, dim)
-        attended = score(grouped, k, v, group.mask[at])
-        out[at] = attended.reshape(-1, heads, dim)
+        rows = slice(at.start * queries, at.stop * queries)
+        # The rows of a sequence, and of these the heads that share keys, are its queries.
+        grouped = q[rows].view(-1, queries, kv_heads, heads // kv_heads, dim).transpose(1, 2)
+        attended = score(grouped.flatten(2, 3), k, v, group.mask[at])
+        split = attended.view(-1, kv_heads, queries, heads // kv_heads, dim)
+        out[rows] = split.transpose(1, 2).reshape(-1, heads, dim)
 
 
 def _prefill(q: Tensor, kv: Tensor, cache: LayerCache, chunk: Chunk, score: _Score) -> Tensor:

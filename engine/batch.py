@@ -3,8 +3,9 @@
     tokens     [t0 t1 t2 | a a a a a a | b b b]
                 decode     chunk        chunk
 
-Decode rows come first, one token each; then prefill chunks, back to back. What a row attends to
-depends on the layer's window: a batch has one view for each window that the model has.
+Decode rows come first, one token each, or with drafts the last token of each sequence and then its
+drafts; then prefill chunks, back to back. What a row attends to depends on the layer's window: a
+batch has one view for each window that the model has.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Decode rows of similar length, attended to together. A row's span begins with its first page
-    that is attended to; ``base`` is the position of that page's first token."""
+    """Sequences of similar length that decode, attended to together, ``queries`` rows of each. A
+    sequence's span begins with its first page that is attended to; ``base`` is the position of that
+    page's first token. Where a sequence has fewer rows, its last one stands again."""
 
-    rows: Tensor | slice  # which decode rows of the batch: [r] or all of them
+    rows: Tensor | slice  # which decode rows of the batch: [r * queries] or all of them
     pages: Tensor  # [r, width] page ids, padded with page 0
     base: Tensor  # [r] int64
-    mask: Tensor  # [r, 1, 1, width * page_tokens], 0 where attended, -inf elsewhere
+    mask: Tensor  # [r, 1, 1 or queries * shared, width * page_tokens]: 0 where attended, else -inf
+    queries: int = 1
 
 
 @dataclass(frozen=True)

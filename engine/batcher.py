@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, DecodeGroup, View
-from engine.reach import chunk_reach, decode_groups, grow_
+from engine.batch import Batch, Chunk, DecodeGroup, View
+from engine.config import ModelConfig
+from engine.reach import chunk_reach, decode_groups, grow_, verify_groups
 from engine.scheduler import StepPlan
-from engine.sequence import Sequence
+from engine.sequence import Sequence, blocks_for
 from engine.state import RowState
+from engine.verification import Layout
 from protocol.blocks import BLOCK_TOKENS
 
 
@@ -22,32 +23,37 @@ def slots_of(pages: Tensor, positions: Tensor) -> Tensor:
 
 
 class Batcher:
-    """Builds batches over one RowState, with a view for each of the model's ``windows``.
+    """Builds batches over one RowState, with a view for each of the model's windows.
 
     While the same sequences decode on the same pages, a step only moves on by one token: state
     rows, page lists and masks are those of the step before.
     """
 
-    def __init__(self, state: RowState, dtype: torch.dtype, windows: Iterable[int]) -> None:
+    def __init__(self, state: RowState, dtype: torch.dtype, config: ModelConfig) -> None:
         self._state = state
-        self._windows = sorted(set(windows))
+        self._windows = sorted(set(config.windows))
+        self._shared = config.heads // config.kv_heads
         self._like = torch.empty(0, dtype=dtype, device=state.device)
         self._seatings: list[int] = []
+        self._blocks: list[int] = []
         self._rows = torch.empty(0, dtype=torch.int64, device=state.device)  # [R] state rows
         self._table = torch.empty(0)  # [R, max_pages]
         self._groups: dict[int, tuple[DecodeGroup, ...]] = {}  # by window
 
-    def build(self, plan: StepPlan) -> tuple[Batch, Tensor]:
-        """The batch, and the state rows of those that draw a token, in the order of the logits."""
+    def build(self, plan: StepPlan, layout: Layout | None = None) -> tuple[Batch, Tensor]:
+        """The batch, and the state rows of those that draw a token, in the order of the logits.
+        With a ``layout`` of drafts the decoding ones draw from all their rows."""
         tokens, positions, slots = [], [], []
+        start = 0
         if plan.decode:
-            lengths = self._decode(plan.decode)
-            at = lengths - 1
-            tokens.append(self._state.last_token[self._rows])
+            own, at, where = (
+                self._decode(plan.decode) if layout is None else self._verify(plan.decode, layout)
+            )
+            tokens.append(own)
             positions.append(at)
-            page = self._table.gather(1, (at // BLOCK_TOKENS)[:, None])[:, 0]
-            slots.append(slots_of(page, at))
-        start = len(plan.decode)
+            slots.append(where)
+            start = len(own)
+        decode_rows = start
         logit_rows, drawing, starts = list(range(start)), [], []
         for sequence, count in plan.chunks:
             self._state.seat(sequence)
@@ -61,24 +67,63 @@ class Batcher:
             if end == len(sequence.tokens):
                 logit_rows.append(start - 1)
                 drawing.append(sequence.row)
+        views = {
+            window: View(
+                decode_rows,
+                self._groups[window] if plan.decode else (),
+                self._chunks(window, plan, starts),
+            )
+            for window in self._windows
+        }
         batch = Batch(
             tokens=_join(tokens),
             positions=_join(positions),
             slots=_join(slots),
-            views={window: self._view(window, plan, starts) for window in self._windows},
+            views=views,
             logit_rows=None if len(logit_rows) == start else self._tensor(logit_rows),
         )
         decoding = self._rows if plan.decode else self._rows[:0]
         return batch, _join([decoding, self._tensor(drawing)]) if drawing else decoding
 
-    def _decode(self, decode: Seq[Sequence]) -> Tensor:
+    def _decode(self, decode: Seq[Sequence]) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, positions and slots of the decode rows."""
+        at = self._grow(decode) - 1
+        page = self._table.gather(1, (at // BLOCK_TOKENS)[:, None])[:, 0]
+        return self._state.last_token[self._rows], at, slots_of(page, at)
+
+    def _verify(self, decode: Seq[Sequence], layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with drafts."""
+        device = self._state.device
+        for sequence in decode:
+            if sequence.seated_pages != len(sequence.pages):
+                self._state.seat(sequence)
+        self._seatings = []  # what a plain step would go on from is not kept up to date
+        self._rows = self._tensor([s.row for s in decode])
+        table = self._state.block_table[self._rows]
+        tokens = torch.empty(len(layout.owner), dtype=torch.int64, device=device)
+        tokens[torch.from_numpy(layout.starts).to(device)] = self._state.last_token[self._rows]
+        nodes = torch.from_numpy(layout.within.nonzero()[0]).to(device)
+        tokens[nodes] = layout.drafts.tokens
+        before = layout.lengths[layout.owner] - 1
+        at = torch.from_numpy(before + layout.depth).to(device)
+        slot = torch.from_numpy(before + layout.within).to(device)
+        page = table[torch.from_numpy(layout.owner).to(device), slot // BLOCK_TOKENS]
+        for window in self._windows:
+            self._groups[window] = verify_groups(
+                table, layout, window, self._like.dtype, self._shared
+            )
+        return tokens, at, slots_of(page, slot)
+
+    def _grow(self, decode: Seq[Sequence]) -> Tensor:
         """Bring the kept rows and groups up to date; the lengths of the decode rows."""
         seatings = [s.seating for s in decode]  # not handles: one may have left and come back
-        same = seatings == self._seatings and all(s.seated_pages == len(s.pages) for s in decode)
+        blocks = [blocks_for(len(s.tokens)) for s in decode]  # more pages may be there, for drafts
+        same = seatings == self._seatings and blocks == self._blocks
+        same = same and all(s.seated_pages == len(s.pages) for s in decode)
         if not same:
             for sequence in decode:
                 self._state.seat(sequence)
-            self._seatings = seatings
+            self._seatings, self._blocks = seatings, blocks
             self._rows = self._tensor([s.row for s in decode])
             self._table = self._state.block_table[self._rows]
         lengths = self._state.length[self._rows]
@@ -91,15 +136,13 @@ class Batcher:
                 self._groups[window] = decode_groups(self._table, lengths, window, dtype)
         return lengths
 
-    def _view(self, window: int, plan: StepPlan, starts: Seq[int]) -> View:
-        chunks = [
+    def _chunks(self, window: int, plan: StepPlan, starts: Seq[int]) -> tuple[Chunk, ...]:
+        return tuple(
             chunk_reach(
                 self._state.block_table[s.row], start, s.computed, count, window, self._like
             )
             for (s, count), start in zip(plan.chunks, starts, strict=True)
-        ]
-        groups = self._groups[window] if plan.decode else ()
-        return View(len(plan.decode), groups, tuple(chunks))
+        )
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._state.device)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
 from engine.block_manager import BlockManager
+from engine.draft_pages import extend
 from engine.grammar.matcher import Matcher
 from engine.kv_format import Codec
 from engine.kv_pool import make_pool
@@ -19,6 +21,7 @@ from engine.policy import Policy
 from engine.sampling.table import SamplingTable
 from engine.scheduler import Scheduler, StepPlan
 from engine.sequence import Phase, Sequence, blocks_for
+from engine.speculation.speculator import Speculator
 from engine.state import RowState
 from engine.step_plan import StepPlanner
 from engine.step_time import StepTimeModel, StepTimer
@@ -55,7 +58,12 @@ class Engine:
         length = pages * BLOCK_TOKENS
         table = SamplingTable(config.max_batch, length, vocab, eos, model.device)
         self.state = RowState(config.max_batch, pages, table)
+        self.speculator: Speculator | None = None
         self._stepper = Stepper(model, self.pool, self.scheduler, self.state, self._timer)
+
+    def speculate(self, speculator: Speculator) -> None:
+        """Propose tokens from the next step on."""
+        self.speculator = self._stepper.speculator = speculator
 
     # ---- requests ---------------------------------------------------------------------------
 
@@ -155,7 +163,16 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan:
             self._timer.idle()
+        elif self.speculator is not None:
+            return self._with_drafts(plan, self.speculator)
         return plan
+
+    def _with_drafts(self, plan: StepPlan, speculator: Speculator) -> StepPlan:
+        """``plan`` with what may be proposed, on pages of its own."""
+        wanted = speculator.wanted(plan.decode, plan.work.prompt_tokens)
+        if not wanted:
+            return plan
+        return replace(plan, wanted=extend(self.manager, plan.decode, wanted))
 
     def run(self, plan: StepPlan) -> list[TokenOut]:
         """Run a planned step; returns the tokens drawn in it."""

@@ -61,6 +61,10 @@ class KVPool(Protocol):
         """Copy ``piece`` into ``out`` (uint8, long enough); returns the bytes written. ``pages``
         are the pages of the blocks ``piece.blocks``; the layout is that of engine/kv_format.py."""
 
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy the KV in slots ``source`` [n] to ``target`` [n], in every layer; all are read
+        before any is written."""
+
     def write(self, piece: Piece, pages: Sequence[int], data: Tensor, codec: Codec) -> None:
         """Copy ``data`` (uint8, in the layout of ``read``) into ``pages``. Raises TransferFailed
         for what is no finite KV: it would spread to whoever gets the page next."""
@@ -136,6 +140,9 @@ class WidePool:
             kv.nan_to_num_(nan=0.0).clamp_(-LARGEST, LARGEST)
         self._by_slot[layer].index_copy_(0, slots, kv.flatten(1))
 
+    def move(self, source: Tensor, target: Tensor) -> None:
+        _move(self.tensor, source, target)
+
     def read(self, piece: Piece, pages: Sequence[int], out: Tensor, codec: Codec) -> int:
         source = self.tensor[piece.layer : piece.layer + piece.layers]
         found = source.index_select(1, torch.tensor(pages, device=source.device))
@@ -208,6 +215,10 @@ class Fp8Pool:
         self._payload_by_slot[layer].index_copy_(0, slots, payload.flatten(1))
         self._exponents_by_slot[layer].index_copy_(0, slots, exponents.flatten(1))
 
+    def move(self, source: Tensor, target: Tensor) -> None:
+        _move(self.payload, source, target)
+        _move(self.exponents, source, target)
+
     def read(self, piece: Piece, pages: Sequence[int], out: Tensor, codec: Codec) -> int:
         at = slice(piece.layer, piece.layer + piece.layers)
         index = torch.tensor(pages, device=self.payload.device)
@@ -253,6 +264,11 @@ class Fp8Layer:
         out = torch.empty(payload.shape, dtype=self._dtype, device=payload.device)
         fp8_grid.decode(payload, exponents, out)
         return out
+
+
+def _move(pool: Tensor, source: Tensor, target: Tensor) -> None:
+    by_slot = pool.view(len(pool), -1, *pool.shape[3:])  # [layers, slots, ...]
+    by_slot.index_copy_(1, target, by_slot.index_select(1, source))
 
 
 def _check_range(values: Tensor) -> None:

@@ -6,10 +6,15 @@ Pages wholly before the window are not even read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Chunk, DecodeGroup
+from engine.verification import Ints, Layout
 from protocol.blocks import BLOCK_TOKENS
 
 
@@ -89,3 +94,71 @@ def chunk_reach(
         mask += beyond.tril_(context - first * BLOCK_TOKENS - window)
     last = -(-(context + count) // BLOCK_TOKENS)
     return Chunk(start, count, table[first:last] if context else None, span, mask)
+
+
+def verify_groups(
+    block_table: Tensor, layout: Layout, window: int, dtype: torch.dtype, shared: int
+) -> tuple[DecodeGroup, ...]:
+    """Groups of sequences with drafts: by the pages they read, as ``decode_groups``, and those
+    without drafts apart, so that attention pads little.
+
+    block_table: [B, max_pages] page ids. shared: query heads that share a key.
+    """
+    first = np.maximum(layout.lengths - window, 0) // BLOCK_TOKENS if window else layout.lengths * 0
+    pages = -(-(layout.lengths - 1 + layout.rows) // BLOCK_TOKENS) - first  # [B]
+    kind = np.ceil(np.log2(pages)).astype(np.int64) * 2 + (layout.rows > 1)
+    if pages.max() <= 2 * pages.min() and (layout.rows > 1).all():
+        kind[:] = 0
+    groups = []
+    for value in np.unique(kind):
+        sequences = np.flatnonzero(kind == value)
+        width = int(pages[sequences].max())
+        part = Part(block_table, layout, first[sequences], sequences, width)
+        groups.append(_verify_group(part, window, dtype, shared))
+    return tuple(groups)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sequences of a layout that are attended to together."""
+
+    table: Tensor  # [B, max_pages] page ids, of all sequences
+    layout: Layout
+    first: Ints  # [b] first page in reach
+    sequences: Ints  # [b]
+    width: int  # pages
+
+
+def _verify_group(part: Part, window: int, dtype: torch.dtype, shared: int) -> DecodeGroup:
+    layout, sequences, device = part.layout, part.sequences, part.table.device
+    queries = int(layout.rows[sequences].max())
+    rows = layout.rows_of(sequences, queries)  # [b, queries]
+    mask = _mask(part, queries, rows, window).repeat(shared, axis=1)
+    place = torch.from_numpy(part.first[:, None] + np.arange(part.width)).to(device)
+    table = part.table[torch.from_numpy(sequences).to(device)]
+    everybody = len(sequences) == len(layout.rows) and rows.size == len(layout.owner)
+    return DecodeGroup(
+        rows=slice(None) if everybody else torch.from_numpy(rows.ravel()).to(device),
+        pages=table.gather(1, place.clamp_(max=table.shape[1] - 1)),
+        base=torch.from_numpy(part.first * BLOCK_TOKENS).to(device),
+        mask=torch.from_numpy(mask).to(device, dtype)[:, None],
+        queries=queries,
+    )
+
+
+def _mask(part: Part, queries: int, rows: Ints, window: int) -> NDArray[np.float32]:
+    """[b, queries, span]: the text, and of the drafts the way to the row's own node."""
+    layout, sequences = part.layout, part.sequences
+    lengths = layout.lengths[sequences][:, None, None]
+    slots = (part.first * BLOCK_TOKENS)[:, None, None] + np.arange(part.width * BLOCK_TOKENS)
+    attended = np.repeat(slots < lengths, queries, axis=1)
+    seen = layout.sees(sequences, queries)
+    seen &= (np.arange(queries) < layout.rows[sequences][:, None])[:, None, :]  # who stands again
+    if window:
+        positions = lengths[:, 0] - 1 + layout.depth[rows]  # [b, queries]
+        attended &= slots > positions[:, :, None] - window
+        seen &= positions[:, None, :] > positions[:, :, None] - window
+    group, query, row = np.nonzero(seen)
+    columns = layout.lengths[sequences] - 1 - part.first * BLOCK_TOKENS  # of the last token
+    attended[group, query, columns[group] + row] = True
+    return np.where(attended, np.float32(0), np.float32("-inf"))

@@ -17,6 +17,7 @@ class StepPlan:
     decode: tuple[Sequence, ...]
     chunks: tuple[tuple[Sequence, int], ...]
     work: Work
+    wanted: tuple[int, ...] = ()  # draft nodes for each that decodes, at most; empty: none
 
     def __bool__(self) -> bool:
         return bool(self.decode or self.chunks)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from itertools import pairwise
 
 import msgspec
 import torch
 from torch import Tensor
 
 from engine.batcher import Batcher
+from engine.draft_pages import trim
 from engine.ending import finish_reason
 from engine.grammar.compiler import refusal
 from engine.grammar.masks import Filling, Masker
@@ -18,9 +19,13 @@ from engine.sampling.draw import Drawer
 from engine.sampling.prompt import score_
 from engine.scheduler import Scheduler
 from engine.sequence import Phase, Sequence
+from engine.speculation.drafts import Drafts
+from engine.speculation.speculator import Ran, Speculator
 from engine.state import RowState
 from engine.step_plan import StepPlan
-from engine.step_time import StepTimer
+from engine.step_time import StepTimer, Work
+from engine.verification import Layout, lay_out
+from engine.verifier import Drawn, Verifier
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
 from protocol.logprobs import Logprobs
@@ -41,15 +46,20 @@ class Stepper:
     """Runs the steps of one engine, over what its scheduler has seated."""
 
     def __init__(
-        self, model: Model, pool: KVPool, scheduler: Scheduler, state: RowState, timer: StepTimer
+        self,
+        model: Model,
+        pool: KVPool,
+        scheduler: Scheduler,
+        state: RowState,
+        timer: StepTimer,
     ) -> None:
         self._model = model
         self._pool = pool
         self._scheduler = scheduler
-        self._state = state
         self._timer = timer
-        self._batcher = Batcher(state, model.dtype, model.config.windows)
-        self._draw = Drawer(state.sampling)
+        self.speculator: Speculator | None = None
+        self._batcher = Batcher(state, model.dtype, model.config)
+        self._verifier = Verifier(state, pool, Drawer(state.sampling))
         self._masker = Masker()
         self._eos = frozenset(model.config.eos_token_ids)
         self._refused: list[tuple[int, InvalidRequest]] = []
@@ -57,63 +67,104 @@ class Stepper:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[TokenOut]:
         """Run a planned step; returns the tokens drawn in it."""
+        speculator = self.speculator if plan.decode else None
+        if speculator is not None:
+            speculator.begin()
+        drafts = self._propose(plan)
+        layout = None if drafts is None else lay_out(plan.decode, drafts)
+        work = plan.work if drafts is None else plan.work.plus(Work(sum(drafts.counts)))
         self._timer.begin()
-        batch, rows = self._batcher.build(plan)
         drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
-        masks = self._masker.start([s.grammar for s in drawing])  # while the model computes
-        hidden = self._model.hidden(batch, self._pool)
-        logits = self._model.logits(batch.drawing(hidden))
-        out = self._draw_tokens(drawing, logits, rows, masks) if drawing else []
-        self._score(plan, hidden)
-        self._timer.end(plan.work, done=bool(drawing) or self._model.device.type == "cpu")
-        for sequence in plan.decode:
-            sequence.computed += 1
+        drawn = self._compute(plan, drawing, layout)
+        self._timer.end(work, done=bool(drawing) or self._model.device.type == "cpu")
+        manager = self._scheduler.manager
         for sequence, count in plan.chunks:
             sequence.computed += count
-            sequence.commit(self._scheduler.manager)
-        advanced = (self._advance(s, t, p) for s, (t, p) in zip(drawing, out, strict=True))
-        return [token for token in advanced if token is not None]
+            sequence.commit(manager)
+        out = [t for s, d in zip(drawing, drawn, strict=True) for t in self._advance(s, d)]
+        for sequence in plan.decode if plan.wanted else ():
+            trim(manager, sequence)
+        if speculator is not None:
+            accepted = [d.nodes for d in drawn[: len(plan.decode)]]
+            ran = Ran(plan, drafts, accepted, work)
+            speculator.end(ran, self._scheduler.counters.speculation)
+        return out
+
+    def _propose(self, plan: StepPlan) -> Drafts | None:
+        if not plan.wanted or self.speculator is None:
+            return None
+        rows = torch.tensor([s.row for s in plan.decode], device=self._model.device)
+        return self.speculator.propose(plan.decode, rows, plan.wanted)
+
+    def _compute(
+        self, plan: StepPlan, drawing: list[Sequence], layout: Layout | None
+    ) -> list[Drawn]:
+        """The model's pass; what each of ``drawing`` drew."""
+        batch, rows = self._batcher.build(plan, layout)
+        masks = self._fill(drawing, layout)  # while the model computes
+        hidden = self._model.hidden(batch, self._pool)
+        drew = batch.drawing(hidden)
+        logits = self._model.logits(drew)
+        drawn: list[Drawn] = []
+        if drawing:
+            barred = None if masks is None else masks.barred(logits.shape[1], logits.device)
+            if layout is None:
+                drawn, told = self._verifier.plain(drawing, logits, rows, barred)
+            else:
+                drawn, told = self._verifier.verify(drawing, logits, rows, barred, layout)
+            if self.speculator is not None and self.speculator.sees:
+                self.speculator.saw(told.advance(drawing, rows, drew))
+        self._score(plan, hidden)
+        return drawn
+
+    def _fill(self, drawing: list[Sequence], layout: Layout | None) -> Filling | None:
+        grammars = [s.grammar for s in drawing]
+        if layout is None or not any(grammars):
+            return self._masker.start(grammars)
+        tokens = layout.drafts.tokens.tolist()
+        more = len(drawing) - len(layout.rows)
+        starts = [*layout.starts.tolist(), *range(len(layout.owner), len(layout.owner) + more)]
+        before = [start - index for index, start in enumerate(starts)]  # draft nodes
+        drafts = [tokens[a:b] for a, b in pairwise([*before, len(tokens)])]
+        return self._masker.start_verification(grammars, drafts, starts)
 
     def _score(self, plan: StepPlan, hidden: Tensor) -> None:
         """Log-probabilities of the prompts in this step whose requests want them."""
-        start = len(plan.decode)
+        start = len(hidden) - plan.work.prompt_tokens
         for sequence, count in plan.chunks:
             if sequence.scores:
                 score_(sequence, hidden[start : start + count], self._model.logits)
             start += count
 
-    def _draw_tokens(
-        self, drawing: list[Sequence], logits: Tensor, rows: Tensor, masks: Filling | None
-    ) -> list[tuple[int, Logprobs | None]]:
-        """Draw one token for each, in the order of the logits."""
-        positions = self._state.length[rows]
-        barred = None if masks is None else masks.barred(logits.shape[1], logits.device)
-        tokens, logprobs = self._draw(drawing, logits, rows, positions, barred)
-        self._state.last_token[rows] = tokens
-        self._state.length[rows] += 1
-        return list(zip_longest(tokens.tolist(), logprobs))
-
-    def _advance(
-        self, sequence: Sequence, token: int, logprobs: Logprobs | None
-    ) -> TokenOut | None:
-        """Append a drawn token and move the sequence on; None: it was refused instead."""
-        grammar = sequence.grammar
-        if grammar is not None and not grammar.advance(token):
-            self._refused.append((sequence.handle, refusal(grammar.problem or "no token fits")))
-            self._scheduler.finish(sequence)
-            return None
+    def _advance(self, sequence: Sequence, drawn: Drawn) -> list[TokenOut]:
+        """Append drawn tokens and move the sequence on, up to its end or its refusal."""
         scored = sequence.prompt_logprobs if sequence.scores else []
-        sequence.tokens.append(token)
-        if sequence.computed % BLOCK_TOKENS == 0:
+        decoding = sequence.phase is Phase.DECODE
+        out: list[TokenOut] = []
+        for token, logprobs in zip(drawn.tokens, drawn.logprobs, strict=True):
+            grammar = sequence.grammar
+            if grammar is not None and not grammar.advance(token):
+                problem = refusal(grammar.problem or "no token fits")
+                self._refused.append((sequence.handle, problem))
+                self._scheduler.finish(sequence)
+                return out
+            if decoding:
+                sequence.computed += 1
+            sequence.tokens.append(token)
+            finish = finish_reason(sequence, token, self._eos)
+            out.append(TokenOut(sequence.handle, token, finish, logprobs, scored))
+            scored = []
+            if finish is not Finish.NONE:
+                break
+        if sequence.computed // BLOCK_TOKENS > sequence.committed:
             sequence.commit(self._scheduler.manager)
-        finish = finish_reason(sequence, token, self._eos)
         if sequence.hold:
             self._scheduler.hold(sequence)
-        elif finish is not Finish.NONE:
+        elif out[-1].finish is not Finish.NONE:
             self._scheduler.finish(sequence)
-        elif sequence.phase is Phase.PREFILL:
+        elif not decoding:
             self._scheduler.promote(sequence)
-        return TokenOut(sequence.handle, token, finish, logprobs, scored)
+        return out
 
     def take_refused(self) -> list[tuple[int, InvalidRequest]]:
         """Handles of sequences whose grammar turned out to be of no use since the last call."""

@@ -35,6 +35,10 @@ class Lengths(Protocol):
     def observe(self, outcome: Outcome) -> None:
         """Called after every step that decoded, speculating or not."""
 
+    def speedups(self) -> tuple[float, float]:
+        """Predicted and measured: tokens per second of the steps that speculate, over those of
+        plain ones; 1.0 where there are none."""
+
 
 class FixedLength:
     """Always as many: for tests and measurements."""
@@ -47,3 +51,6 @@ class FixedLength:
 
     def observe(self, outcome: Outcome) -> None:
         pass
+
+    def speedups(self) -> tuple[float, float]:
+        return 1.0, 1.0
