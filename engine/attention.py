@@ -7,7 +7,6 @@ sequence), a prompt's first chunk (causal over itself), and a later chunk (over 
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 

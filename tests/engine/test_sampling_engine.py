@@ -201,5 +201,5 @@ def test_a_step_does_nothing_for_each_row_while_the_batch_stays(make_engine: Mak
     while len(engine.scheduler.decoding) == 8 or engine.scheduler.prefilling:
         engine.run(engine.plan())
         if len(engine.scheduler.decoding) == 8:
-            kept.add(id(engine._stepper._draw._chosen))
+            kept.add(id(engine._stepper._verifier._draw._chosen))
     assert len(kept) == 1
