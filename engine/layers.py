@@ -46,7 +46,7 @@ class Weights:
 Get = Callable[[str, tuple[int, ...]], Tensor]
 
 
-def _projections(get: Get, c: ModelConfig, module: str) -> tuple[Linear, Linear]:
+def projections(get: Get, c: ModelConfig, module: str) -> tuple[Linear, Linear]:
     """(query, key and value in one; output) of one layer's attention."""
     h, q, kv = c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
     weights = [
@@ -69,7 +69,8 @@ def _projections(get: Get, c: ModelConfig, module: str) -> tuple[Linear, Linear]
     )
 
 
-def _dense(get: Get, c: ModelConfig, module: str) -> Mlp:
+def dense(get: Get, c: ModelConfig, module: str) -> Mlp:
+    """One layer's MLP without experts."""
     h, n = c.hidden_size, c.intermediate_size
     gate_up = [get(module + "gate_proj.weight", (n, h)), get(module + "up_proj.weight", (n, h))]
     gate_up_bias = down_bias = None
@@ -106,7 +107,7 @@ def _layer(get: Get, c: ModelConfig, i: int) -> LayerWeights:
         return RmsNorm(interleave(weight, 1), c.norm_eps)
 
     sandwich = c.sandwich_norms
-    qkv, out = _projections(get, c, p + "self_attn.")
+    qkv, out = projections(get, c, p + "self_attn.")
     return LayerWeights(
         attention_norm=norm("input_layernorm"),
         qkv=qkv,
@@ -115,7 +116,7 @@ def _layer(get: Get, c: ModelConfig, i: int) -> LayerWeights:
         out=out,
         attention_out_norm=norm("post_attention_layernorm") if sandwich else None,
         mlp_norm=norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"),
-        mlp=_experts(get, c, p) if c.is_sparse(i) else _dense(get, c, p + "mlp."),
+        mlp=_experts(get, c, p) if c.is_sparse(i) else dense(get, c, p + "mlp."),
         mlp_out_norm=norm("post_feedforward_layernorm") if sandwich else None,
     )
 

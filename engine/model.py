@@ -66,8 +66,12 @@ class Model:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, vocab] in fp32 of ``hidden`` [R, hidden], the last layer's output."""
+        return self.read(self.weights.final_norm(hidden))
+
+    def read(self, features: Tensor) -> Tensor:
+        """The same of ``features``, which the final norm has made of it."""
         c = self.config
-        logits = self.weights.head(self.weights.final_norm(hidden)).float()
+        logits = self.weights.head(features).float()
         if c.logit_softcap:
             logits = logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
         return logits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -14,6 +14,44 @@ from engine.layers import Weights, assemble
 from protocol.errors import StartupError
 
 
+class Tensors:
+    """The tensors of ``folder/*.safetensors``, one file or many shards.
+
+    Raises StartupError where there are none, or where they cannot be read."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._folder, self._dtype, self._device = folder, dtype, device
+        try:
+            files = [
+                safe_open(p, framework="pt", device=str(device))
+                for p in sorted(folder.glob("*.safetensors"))
+            ]
+        except (SafetensorError, OSError) as error:
+            raise StartupError(f"{folder}: cannot read the weights: {error}") from error
+        if not files:
+            raise StartupError(
+                f"{folder}: no *.safetensors file; expected the model's weights there"
+            )
+        self._holder = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._holder.keys()
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Raises StartupError naming the tensor that is missing or has another shape."""
+        if name not in self._holder:
+            raise StartupError(f"{self._folder}: tensor {name} is missing from the weights")
+        tensor: Tensor = self._holder[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise StartupError(
+                f"{self._folder}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}"
+            )
+        # On a CPU it lies in the mapped file, which must not be needed once it is loaded: who
+        # writes to the file would write to the model.
+        return tensor.to(self._dtype, copy=self._device.type == "cpu")
+
+
 def load_weights(
     folder: Path,
     config: ModelConfig,
@@ -21,34 +59,11 @@ def load_weights(
     device: torch.device,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Weights:
-    """Load ``folder/*.safetensors``, one file or many shards.
+    """Load the model in ``folder``.
 
     Raises StartupError naming the tensor that is missing or has another shape than expected.
     """
-    try:
-        files = [
-            safe_open(p, framework="pt", device=str(device))
-            for p in sorted(folder.glob("*.safetensors"))
-        ]
-    except (SafetensorError, OSError) as error:
-        raise StartupError(f"{folder}: cannot read the weights: {error}") from error
-    if not files:
-        raise StartupError(f"{folder}: no *.safetensors file; expected the model's weights there")
-    holder = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-
-    def get(name: str, shape: tuple[int, ...]) -> Tensor:
-        if name not in holder:
-            raise StartupError(f"{folder}: tensor {name} is missing from the weights")
-        tensor: Tensor = holder[name].get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise StartupError(
-                f"{folder}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}"
-            )
-        # On a CPU it lies in the mapped file, which must not be needed once it is loaded: who
-        # writes to the file would write to the model.
-        return tensor.to(dtype, copy=device.type == "cpu")
-
-    return assemble(get, config, progress)
+    return assemble(Tensors(folder, dtype, device), config, progress)
 
 
 def names(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

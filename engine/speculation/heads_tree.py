@@ -1,0 +1,102 @@
+"""Trees of drafts that are the same in every step: only their tokens are known to the device alone.
+
+A node stands for one of the most promising tokens of its depth: rank 0 is the first of them. How
+often rank r of depth d meets the text, the path before it having met it, is the prior. A node's
+chance is the product along its path, and a tree takes the nodes of greatest chance (Cai et al.
+2024, Medusa, section 2.3.3). So the best tree of n nodes is the first n of the best of more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.speculation.drafts import ROOT, Drafts
+from protocol.errors import StartupError
+
+Prior: TypeAlias = Sequence[Sequence[float]]
+"""[depth][rank], each between 0 and 1."""
+
+_TYPICAL = tuple(tuple(0.6 * 0.85**depth * 0.35**rank for rank in range(6)) for depth in range(8))
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Nodes in the order of their chance, so parents come before their children."""
+
+    depths: tuple[int, ...]  # 0: those that follow the last token
+    ranks: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    @cached_property
+    def deepest(self) -> tuple[int, ...]:
+        """Of the first 1, 2, ... nodes: how many depths they have."""
+        return tuple(accumulate((d + 1 for d in self.depths), max))
+
+    @cached_property
+    def widest(self) -> tuple[int, ...]:
+        """Of the first 1, 2, ... nodes: how many ranks they have."""
+        return tuple(accumulate((r + 1 for r in self.ranks), max))
+
+    def place(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(depths, ranks) on the device: [nodes, 1] int64 each."""
+        depths = torch.tensor(self.depths, device=device)
+        return depths[:, None], torch.tensor(self.ranks, device=device)[:, None]
+
+
+def best_tree(prior: Prior, nodes: int, *, spine_only: bool = False) -> Tree:
+    """The ``nodes`` nodes of greatest chance; fewer where the prior has no more of them.
+    ``spine_only``: only the first of each depth has children."""
+    depths: list[int] = []
+    ranks: list[int] = []
+    parents: list[int] = []
+    # (-chance, when it came up, depth, rank, parent, chance of the parent)
+    heap = [(-prior[0][0], 0, 0, 0, ROOT, 1.0)]
+    while heap and len(depths) < nodes:
+        negative, _, depth, rank, parent, before = heapq.heappop(heap)
+        node = len(depths)
+        depths.append(depth)
+        ranks.append(rank)
+        parents.append(parent)
+        if rank + 1 < len(prior[depth]):
+            chance = before * prior[depth][rank + 1]
+            heapq.heappush(heap, (-chance, 2 * node + 1, depth, rank + 1, parent, before))
+        if depth + 1 < len(prior) and (rank == 0 or not spine_only):
+            chance = -negative * prior[depth + 1][0]
+            heapq.heappush(heap, (-chance, 2 * node + 2, depth + 1, 0, node, -negative))
+    return Tree(tuple(depths), tuple(ranks), tuple(parents))
+
+
+def pack(tokens: Tensor, counts: Sequence[int], tree: Tree) -> Drafts:
+    """Drafts of which sequence b takes the first ``counts[b]`` nodes; tokens: [B, nodes]."""
+    parents = [parent for count in counts for parent in tree.parents[:count]]
+    nodes = tokens.shape[1]
+    if all(count == nodes for count in counts):
+        return Drafts(counts, tokens.flatten(), parents)
+    own = np.asarray(counts, dtype=np.int64)
+    at = np.flatnonzero(np.arange(nodes) < own[:, None])
+    return Drafts(counts, tokens.flatten()[torch.from_numpy(at).to(tokens.device)], parents)
+
+
+def read_prior(settings: dict[str, Any], depths: int, source: str) -> Prior:
+    """The prior in ``settings``, or a typical one, of ``depths`` depths. Raises StartupError."""
+    given = settings.get("tree_prior")
+    if given is None:
+        return [_TYPICAL[min(depth, len(_TYPICAL) - 1)] for depth in range(depths)]
+    try:
+        prior = [[min(1.0, max(0.0, float(chance))) for chance in ranks] for ranks in given]
+    except (TypeError, ValueError) as error:
+        raise StartupError(f"{source}: tree_prior is no list of lists of numbers") from error
+    if len(prior) < depths or not all(prior):
+        raise StartupError(
+            f"{source}: tree_prior has {len(prior)} depths; expected {depths}, none of them empty"
+        )
+    return prior[:depths]
