@@ -1,0 +1,212 @@
+"""Engines that speculate and are watched: lives that check pages after every step, and that
+everything said, log-probabilities included, is what a plain engine says of the request alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decode_worker.policy import plan
+from engine.core import Engine, EngineConfig
+from engine.model import Model
+from engine.sequence import Sequence as Running
+from engine.sequence import blocks_for
+from engine.speculation.lengths import Lengths, Outcome
+from engine.speculation.proposer import Proposer
+from engine.speculation.speculator import Speculator
+from engine.step_plan import StepPlan
+from engine.stepper import TokenOut
+from protocol.request import Request
+from tests.engine.conftest import request
+from tests.engine.grammars import Constrained, regex, schema
+from tests.engine.schedules import POOL, Lives, Schedule
+
+EOS = 2
+ITEM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["xy", "xz"]}}}
+
+WISHES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"logprobs": 2},
+    {"temperature": 0.0, "logprobs": 0, "frequency_penalty": 1.2, "presence_penalty": 0.3},
+    {"top_p": 0.8, "repetition_penalty": 1.3},
+    {"temperature": 0.0, "repetition_penalty": 0.6},  # it likes to say it again
+    {"top_k": 20, "min_p": 0.02, "logit_bias": ((7, 4.0), (300, -100.0))},
+    {"min_tokens": 9, "ignore_eos": False, "logit_bias": ((EOS, 9.0),), "logprobs": 1},
+    {"temperature": 0.0, "stop_token_ids": tuple(range(3, 320, 9))},
+    {"grammar": regex("([a-c]{2,5}-){1,9}"), "logprobs": 3},
+    {"temperature": 0.0, "grammar": schema({"type": "array", "items": ITEM, "minItems": 2})},
+    {"temperature": 0.0, "prompt_logprobs": 1, "logit_bias": ((9, 6.0),)},
+    {"frequency_penalty": 0.7, "min_tokens": 20, "stop_token_ids": (5, 6, 7, 8, 9)},
+]
+
+
+def wishes(vocab: int, grammars: bool) -> list[Request]:
+    """POOL requests of every kind; some share a prefix, some are choices of one prompt."""
+    draw = random.Random(21)
+    kinds = [wish for wish in WISHES if grammars or "grammar" not in wish]
+
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(3, vocab) for _ in range(count)]
+
+    system, whole = tokens(100), tokens(70)
+    prompts = [
+        lambda: tokens(draw.choice([1, 7, 31, 32, 33, 90, 140])),
+        lambda: system + tokens(draw.choice([1, 20])),
+        lambda: whole,
+        lambda: tokens(9) * draw.choice([3, 7]),
+    ]
+    return [
+        request(
+            f"r{i}",
+            prompts[i % 4](),
+            **{
+                **{"max_tokens": draw.randrange(2, 45), "temperature": 1.0, "seed": i // 3},
+                **{"choice": i % 3},
+                **kinds[i % len(kinds)],
+            },
+        )
+        for i in range(POOL)
+    ]
+
+
+class Watched(Engine):
+    """Compiles its requests' grammars itself, notes all that it says, and looks at every page after
+    every step."""
+
+    def __init__(self, grammars: Constrained | None, *args: Any) -> None:
+        super().__init__(*args)
+        self._grammars = grammars
+        self.said: dict[int, list[TokenOut]] = {}
+
+    def generate(self, handle: int, request: Request, grammar: Any = None) -> None:
+        if grammar is None and self._grammars is not None:
+            grammar = self._grammars.of(request)
+        super().generate(handle, request, grammar)
+
+    def run(self, plan: StepPlan) -> list[TokenOut]:
+        out = super().run(plan)
+        for token in out:
+            self.said.setdefault(token.handle, []).append(token)
+        self.look()
+        return out
+
+    def look(self) -> None:
+        """No page is lost, and nobody holds one beyond its text."""
+        sequences = self.scheduler.sequences.values()
+        held = {page for s in sequences for page in s.pages}
+        assert self.manager.available == self.manager.pages - len(held)
+        for s in self.scheduler.decoding:
+            assert s.computed == len(s.tokens) - 1
+            assert blocks_for(s.computed) <= len(s.pages) <= blocks_for(len(s.tokens))
+
+
+class AnyLengths:
+    """Another number for each sequence in each step, up to ``most``; in some steps none."""
+
+    def __init__(self, most: int, seed: int = 0) -> None:
+        self._most = most
+        self._draw = random.Random(seed)
+        self.outcomes: list[Outcome] = []
+
+    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+        if self._draw.random() < 0.15:
+            return ()
+        return [self._draw.choice([0, 1, self._most, self._most]) for _ in decoding]
+
+    def observe(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+    def speedups(self) -> tuple[float, float]:
+        return 1.0, 1.0
+
+
+Make = Callable[[Engine], Proposer]
+
+
+class Speculating(Lives):
+    """Lives whose engines speculate with what ``proposer`` makes; None: plain ones. What each
+    request says alone is found once, by a plain engine."""
+
+    def __init__(self, model: Model, grammars: Constrained | None, **config: Any) -> None:
+        self._model, self._grammars, self._config = model, grammars, config
+        self.proposer: Make | None = None
+        self.lengths: Callable[[], Lengths] = lambda: AnyLengths(4)
+        self.preempted = self.shared_tokens = 0
+        self.drafted = self.accepted = 0
+        self.requests = wishes(model.config.vocab_size, grammars is not None)
+        self.reports: list[list[TokenOut]] = []
+        self.alone = [self._alone(r) for r in self.requests]
+        self._texts = {
+            (r.id, r.sampling.choice): [*r.prompt, *text]
+            for r, text in zip(self.requests, self.alone, strict=True)
+        }
+
+    def text(self, sequence: Running) -> list[int]:
+        """All tokens of a sequence, as they will turn out to be."""
+        wanted = sequence.request
+        return self._texts[wanted.id, wanted.sampling.choice]
+
+    def with_(self, proposer: Make, lengths: Callable[[], Lengths] | None = None) -> Speculating:
+        """The same, with this proposer from now on."""
+        self.proposer = proposer
+        if lengths is not None:
+            self.lengths = lengths
+        return self
+
+    def engine(self, clock: Callable[[], float] = lambda: 0.0, **sizes: Any) -> Watched:
+        base = {"pages": 64, "max_batch": 8, "chunk": 64, "max_model_len": 1024, **self._config}
+        config = EngineConfig(**{**base, **sizes})
+        engine = Watched(self._grammars, self._model, config, plan, clock)
+        if self.proposer is not None:
+            vocab = self._model.config.vocab_size
+            engine.speculate(Speculator(self.proposer(engine), self.lengths(), vocab))
+        return engine
+
+    def _alone(self, wanted: Request) -> list[int]:
+        engine = self.engine()
+        engine.generate(0, wanted)
+        while planned := engine.plan():
+            engine.run(planned)
+        self.reports.append(engine.said[0])
+        return [token.token for token in engine.said[0]]
+
+    def _live(self, engine: Engine, schedule: Schedule) -> dict[int, list[int]]:
+        assert isinstance(engine, Watched)
+        out = super()._live(engine, schedule)
+        for handle, said in engine.said.items():
+            arrival = schedule.arrivals[handle]
+            already = self._already(arrival)
+            expected = self.reports[arrival.index][already : already + len(said)]
+            for ours, alone in zip(said, expected, strict=True):
+                same(ours, alone, resumed=already > 0)
+        counts = engine.scheduler.counters.speculation
+        self.drafted += counts.draft_tokens
+        self.accepted += counts.accepted_tokens
+        return out
+
+
+def same(ours: TokenOut, alone: TokenOut, resumed: bool = False) -> None:
+    """The same token, end and log-probabilities."""
+    assert (ours.token, ours.finish) == (alone.token, alone.finish)
+    near(ours.logprobs, alone.logprobs)
+    if not resumed:
+        assert len(ours.prompt_logprobs) == len(alone.prompt_logprobs)
+        for a, b in zip(ours.prompt_logprobs, alone.prompt_logprobs, strict=True):
+            near(a, b)
+
+
+def near(ours: Any, alone: Any) -> None:
+    """Log-probabilities: the same tokens, and values equal but for the rounding of sums."""
+    assert (ours is None) == (alone is None)
+    if ours is not None:
+        assert (ours.rank, ours.top_tokens) == (alone.rank, alone.top_tokens)
+        assert ours.logprob == pytest.approx(alone.logprob, abs=1e-4)
+        assert ours.top_logprobs == pytest.approx(alone.top_logprobs, abs=1e-4)
+
+
+def constrained(folder: Path) -> Constrained:
+    return Constrained(folder, 320, (EOS,))
