@@ -16,7 +16,7 @@ from types import FrameType
 
 import msgspec
 
-from cluster import guardian, ports
+from cluster import drafting, guardian, ports
 from cluster.die_with_parent import die_with_parent
 from cluster.doctor.wanted import of_launch
 from cluster.events import Began, Done, Event, Failed, Ready, new_events
@@ -73,11 +73,16 @@ def _check(wanted: Launch, model: str | None, report: Reporter) -> Launch:
     asked = of_launch(wanted, model, port_moves=True)
     options = (wanted.check, lambda: wanted.router.check_host(wanted.host))
     found = prepare(asked, wanted.model_id or None, report, options)
+    decode = wanted.workers["decode"]
+    drafts = drafting.resolve(decode.speculation, model, report)
+    workers = {**wanted.workers, "decode": msgspec.structs.replace(decode, speculation=drafts)}
     port = ports.first_free(wanted.host, wanted.port)
     moved = f" ({wanted.port} is taken)" if port != wanted.port else ""
     redis = "" if wanted.redis_url is None else f", Redis {without_password(wanted.redis_url)}"
     report(Done("check", f"model {found.id}, port {port}{moved}{redis}"))
-    return msgspec.structs.replace(wanted, model_path=str(found.path), model_id=found.id, port=port)
+    return msgspec.structs.replace(
+        wanted, model_path=str(found.path), model_id=found.id, port=port, workers=workers
+    )
 
 
 class _Follower:

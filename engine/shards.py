@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.config import ModelConfig
 from protocol.errors import StartupError
 
 _LARGEST_HEADER = 100 << 20  # the format's own limit
@@ -45,6 +46,16 @@ def read_shards(folder: Path) -> Shards:
     except OSError as error:
         reason = error.strerror
         raise StartupError(f"{folder}: cannot read the weights: {reason}") from error
+
+
+def kept_elements(shards: Shards, config: ModelConfig, *, on_cpu: bool) -> int:
+    """Elements of a model that are kept: on a CPU the head lies beside the embedding even where
+    they are tied, because it is laid out anew."""
+    elements = sum(shards.elements.values())
+    if config.tied_embeddings:
+        elements -= shards.elements.get("lm_head.weight", 0)
+        elements += config.vocab_size * config.hidden_size if on_cpu else 0
+    return elements
 
 
 def _read(path: Path) -> dict[str, int]:

@@ -1,8 +1,10 @@
 """What an engine takes of memory, worked out before anything is loaded. Torch-free.
 
-    weights    every tensor in the type it is computed in; on a CPU the head lies beside the
-               embedding even where they are tied, because it is laid out anew
-    kv         pages of the pool, as if all were written: the system hands them out as they are
+    weights    every tensor in the type it is computed in, those of a draft model or of heads too;
+               on a CPU the head lies beside the embedding even where they are tied, because it is
+               laid out anew
+    kv         pages of the pool, as if all were written: the system hands them out as they are; a
+               draft model has as many of its own
     workspace  the largest step's activations, and what is made for each number of rows
     runtime    the interpreter and torch
     shared     slots of KV on their way in and out (engine/arena.py)
@@ -20,8 +22,9 @@ from engine.config import ModelConfig
 from engine.kv_format import KVFormat, Storage
 from engine.rows import row_counts
 from engine.sequence import blocks_for
-from engine.shards import Shards
+from engine.shards import Shards, kept_elements
 from engine.spec import EngineSpec
+from engine.speculation.source import draft_size
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import StartupError
 
@@ -86,15 +89,18 @@ def context_length(spec: EngineSpec, config: ModelConfig) -> int:
     return min(spec.max_model_len or config.max_positions, config.max_positions)
 
 
-def pool_pages(spec: EngineSpec, kv: KVFormat, max_len: int, free_bytes: int | None) -> int:
-    """Pages of the KV pool; ``free_bytes``: of the GPU with the weights on it, None on a CPU.
+def pool_pages(
+    spec: EngineSpec, kv: KVFormat, max_len: int, free_bytes: int | None, draft_bytes: int = 0
+) -> int:
+    """Pages of the KV pool; ``free_bytes``: of the GPU with the weights on it, None on a CPU;
+    ``draft_bytes``: for each token, that a draft model's KV takes beside.
 
     Raises StartupError for a pool that could serve nothing."""
     page_bytes = kv.bytes_per_token * BLOCK_TOKENS
     if spec.kv_tokens is not None:
         pages = spec.kv_tokens // BLOCK_TOKENS
     elif free_bytes is not None:
-        pages = int(free_bytes * GPU_KV_SHARE) // page_bytes
+        pages = int(free_bytes * GPU_KV_SHARE) // (page_bytes + draft_bytes * BLOCK_TOKENS)
     else:
         pages = min(CPU_KV_BYTES // page_bytes, spec.max_batch * blocks_for(max_len))
     if pages < 2:
@@ -114,32 +120,26 @@ def footprint(
     dtype = dtype_name(spec, device)
     element = ELEMENT_BYTES[dtype]
     kv = config.kv_format(spec.kv_precision, storage(spec, device), element)
+    on_cpu = device == "cpu"
+    draft = draft_size(spec.speculation, config, element, on_cpu=on_cpu)
+    kv_bytes = kv.bytes_per_token + draft.kv_bytes_per_token
     max_len = context_length(spec, config)
     grows = device == "cuda" and spec.kv_tokens is None
+    weights = kept_elements(shards, config, on_cpu=on_cpu) + draft.elements if shards else 0
     # Least of a pool that grows: one sequence of full length.
     pages = blocks_for(max_len) if grows else pool_pages(spec, kv, max_len, None)
     return Footprint(
         device=device,
         dtype=dtype,
-        weights=0 if shards is None else _weights(config, shards, device) * element,
-        kv=pages * BLOCK_TOKENS * kv.bytes_per_token,
+        weights=weights * element,
+        kv=pages * BLOCK_TOKENS * kv_bytes,
         workspace=_workspace(spec, config, max_len, device, element),
         runtime=_RUNTIME_BYTES[device],
         shared=spec.arena.bytes if device == "cpu" else 0,
         kv_tokens=pages * BLOCK_TOKENS,
-        kv_bytes_per_token=kv.bytes_per_token,
+        kv_bytes_per_token=kv_bytes,
         kv_grows=grows,
     )
-
-
-def _weights(config: ModelConfig, shards: Shards, device: Device) -> int:
-    """Elements that are kept."""
-    head = config.vocab_size * config.hidden_size
-    elements = sum(shards.elements.values())
-    if config.tied_embeddings:
-        elements -= shards.elements.get("lm_head.weight", 0)
-        elements += head if device == "cpu" else 0
-    return elements
 
 
 def _workspace(

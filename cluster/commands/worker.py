@@ -27,12 +27,12 @@ def worker(
     config = settled(flags, keys.WORKER, _NEEDS).config
     import msgspec
 
-    from cluster import standalone
+    from cluster import drafting, standalone
     from cluster.config import assemble
     from cluster.doctor.wanted import of_worker
     from cluster.prepare import prepare
     from cluster.report import on_stderr
-    from cluster.settings import as_role
+    from cluster.settings import as_role, engine_of
     from protocol.errors import StartupError
 
     ports = {"port": port, "kv_port": kv_port, "metrics_port": metrics_port}
@@ -41,7 +41,10 @@ def worker(
         wanted = of_worker(settings, config.model.path)
         with on_stderr() as report:
             found = prepare(wanted, config.model.id, report, [settings.check])
-        settings = msgspec.structs.replace(settings, model_path=str(found.path), model_id=found.id)
+            drafts = drafting.resolve(engine_of(settings).speculation, config.model.path, report)
+        settings = msgspec.structs.replace(
+            settings, model_path=str(found.path), model_id=found.id, speculation=drafts
+        )
         raise typer.Exit(standalone.run_worker(settings, config.drain_s))
     except StartupError as e:
         raise failure(e) from None

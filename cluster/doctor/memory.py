@@ -7,12 +7,14 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from cluster import drafting
 from cluster.doctor import fitting, gpus, model
 from cluster.doctor.finding import Finding, ok, problem, size
 from cluster.doctor.fitting import Engines, Plan
 from cluster.doctor.gpus import Gpu, Gpus
 from cluster.doctor.wanted import Wanted
 from engine.sizing import Device, footprint
+from engine.spec import EngineSpec
 from protocol.errors import StartupError
 
 FRONT_BYTES = 105 << 20  # a worker's front, or a router; measured
@@ -42,12 +44,22 @@ def collect(wanted: Wanted) -> Memory:
     if found is not None and found.config is not None and not found.problems:
         try:
             engines = tuple(
-                Engines(p.role, p.workers, footprint(p.engine, found.config, found.shards, device))
+                Engines(p.role, p.workers, footprint(e, found.config, found.shards, device))
                 for p in wanted.pools
+                for e in [_with_draft(p.engine, wanted.model)]
             )
         except StartupError as e:
             error = str(e)
     return Memory(total=total, free=free, gpus=used, engines=engines, error=error)
+
+
+def _with_draft(engine: EngineSpec, served: str | None) -> EngineSpec:
+    """With the folder of its draft; without one that is not here, or not at all."""
+    try:
+        spec, repo = drafting.located(engine.speculation, served)
+    except StartupError:
+        return engine
+    return engine if repo is not None else msgspec.structs.replace(engine, speculation=spec)
 
 
 def _on_gpu(cards: Gpus, wanted: Wanted) -> bool:

@@ -1,0 +1,95 @@
+"""What is said beforehand of the draft model, and what it adds to the memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from cluster import drafting, models
+from cluster.doctor import draft
+from cluster.doctor.wanted import Pool, Wanted
+from cluster.report import Reporter
+from engine.checkpoint import load_config
+from engine.shards import read_shards
+from engine.sizing import footprint
+from engine.spec import SpeculationMethod, SpeculationSpec
+from tests.cluster.doctor.wishes import SPEC, levels
+
+DEMO = models.demo_path()
+HEAD = 4096 * 96  # on a CPU it lies beside the embedding
+
+
+def wanted(method: SpeculationMethod, folder: Path | str | None = None) -> Wanted:
+    model_path = None if folder is None else str(folder)
+    spec = SpeculationSpec(method=method, model_path=model_path)
+    engine = msgspec.structs.replace(SPEC, speculation=spec)
+    return Wanted(pools=(Pool("prefill", 1, SPEC), Pool("decode", 1, engine)))
+
+
+def said(asked: Wanted) -> tuple[list[str], str]:
+    findings = draft.judge(draft.collect(asked), asked)
+    return levels(findings), " ".join(f.text for f in findings)
+
+
+def test_nothing_is_said_while_it_is_off() -> None:
+    assert said(wanted("off")) == ([], "")
+
+
+def test_what_drafts() -> None:
+    assert said(wanted("auto")) == (["ok"], "n-grams of prompt and output")
+    for asked in (wanted("draft"), wanted("auto", DEMO.parent / "draft")):
+        assert said(asked) == (["ok"], "draft: a draft model, 0.6 M parameters")
+
+
+def test_a_draft_that_is_of_no_use_is_no_problem(tmp_path: Path) -> None:
+    level, text = said(wanted("draft", tmp_path))
+    assert level == ["note"] and "no *.safetensors" in text
+    level, text = said(wanted("auto", tmp_path / "nowhere"))
+    assert level == ["note"] and "nowhere" in text
+    level, text = said(wanted("medusa", DEMO.parent / "draft"))
+    assert level == ["note"] and "holds a draft model; expected Medusa heads" in text
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    level, text = said(wanted("draft", tmp_path))
+    assert level == ["note"] and "is a pickle, which is never loaded" in text
+
+
+def test_another_vocabulary_is_noted(tmp_path: Path) -> None:
+    shutil.copytree(DEMO.parent / "draft", tmp_path / "draft")
+    config = tmp_path / "draft" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 5000}))
+    level, text = said(wanted("draft", tmp_path / "draft"))
+    assert level == ["note"]
+    assert "has 5000 tokens in its vocabulary, the model 4096" in text
+
+
+def test_its_weights_and_its_kv_are_counted() -> None:
+    config, shards = load_config(DEMO), read_shards(DEMO)
+    spec = SpeculationSpec(method="draft", model_path=str(DEMO.parent / "draft"))
+    plain = footprint(SPEC, config, shards, "cpu")
+    both = footprint(msgspec.structs.replace(SPEC, speculation=spec), config, shards, "cpu")
+    own = load_config(DEMO.parent / "draft").kv_format("exact", "wide", 4).bytes_per_token
+    assert both.kv_tokens == plain.kv_tokens
+    assert both.kv - plain.kv == own * plain.kv_tokens
+    own_weights = (both.weights - plain.weights) / 4
+    assert own_weights == sum(read_shards(DEMO.parent / "draft").elements.values()) + HEAD
+    lost = msgspec.structs.replace(SPEC, speculation=SpeculationSpec(method="eagle"))
+    assert footprint(lost, config, shards, "cpu") == plain
+
+
+def test_what_cannot_be_had_is_noted_and_left_to_the_engine(tmp_path: Path) -> None:
+    notes: list[object] = []
+
+    class Notes(Reporter):
+        def __call__(self, event: object) -> None:
+            notes.append(event)
+
+    asked = SpeculationSpec(method="auto", model_path=str(tmp_path / "nowhere"))
+    assert drafting.resolve(asked, None, Notes()) == asked
+    assert "nowhere" in str(notes)
+    own = drafting.resolve(SpeculationSpec(method="draft"), None, Notes())
+    assert own.model_path == str(DEMO.parent / "draft")
+    assert drafting.resolve(SpeculationSpec(method="draft"), "other", Notes()).model_path is None
+    assert len(notes) == 1
