@@ -76,7 +76,8 @@ def _timed(run: Callable[[int], None], rows: int, clock: Callable[[], float]) ->
 def from_knots(knots: Sequence[int], seconds: Sequence[float]) -> Curve:
     """Each number of rows is computed as the next one that products are made for, and takes as
     long; between ``knots`` [K] (ascending) those lie on lines."""
-    times = np.maximum.accumulate(np.asarray(seconds, dtype=np.float64))
+    # What is longer than a pass over more rows was disturbed.
+    times = np.minimum.accumulate(np.asarray(seconds, dtype=np.float64)[::-1])[::-1]
     padded = [padded_rows(rows) for rows in range(1, knots[-1] + 1)]
     return Curve(np.interp(padded, knots, times))
 
