@@ -93,21 +93,19 @@ class Batcher:
 
     def _verify(self, decode: Seq[Sequence], layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         """The same with drafts."""
-        device = self._state.device
         for sequence in decode:
             if sequence.seated_pages != len(sequence.pages):
                 self._state.seat(sequence)
         self._seatings = []  # what a plain step would go on from is not kept up to date
         self._rows = self._tensor([s.row for s in decode])
         table = self._state.block_table[self._rows]
-        tokens = torch.empty(len(layout.owner), dtype=torch.int64, device=device)
-        tokens[torch.from_numpy(layout.starts).to(device)] = self._state.last_token[self._rows]
-        nodes = torch.from_numpy(layout.within.nonzero()[0]).to(device)
-        tokens[nodes] = layout.drafts.tokens
-        before = layout.lengths[layout.owner] - 1
-        at = torch.from_numpy(before + layout.depth).to(device)
-        slot = torch.from_numpy(before + layout.within).to(device)
-        page = table[torch.from_numpy(layout.owner).to(device), slot // BLOCK_TOKENS]
+        shape = layout.shape
+        tokens = torch.empty(len(shape.owner), dtype=torch.int64, device=self._state.device)
+        tokens[shape.starts_there] = self._state.last_token[self._rows]
+        tokens[shape.nodes_there] = layout.tokens
+        before = (self._state.length[self._rows] - 1)[shape.owner_there]
+        at, slot = before + shape.depth_there, before + shape.within_there
+        page = table[shape.owner_there, slot // BLOCK_TOKENS]
         for window in self._windows:
             self._groups[window] = verify_groups(
                 table, layout, window, self._like.dtype, self._shared

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Chunk, DecodeGroup
-from engine.verification import Ints, Layout
+from engine.verification import Bools, Ints, Layout
 from protocol.blocks import BLOCK_TOKENS
 
 
@@ -104,18 +104,17 @@ def verify_groups(
 
     block_table: [B, max_pages] page ids. shared: query heads that share a key.
     """
-    first = np.maximum(layout.lengths - window, 0) // BLOCK_TOKENS if window else layout.lengths * 0
-    pages = -(-(layout.lengths - 1 + layout.rows) // BLOCK_TOKENS) - first  # [B]
-    kind = np.ceil(np.log2(pages)).astype(np.int64) * 2 + (layout.rows > 1)
-    if pages.max() <= 2 * pages.min() and (layout.rows > 1).all():
-        kind[:] = 0
-    groups = []
-    for value in np.unique(kind):
-        sequences = np.flatnonzero(kind == value)
-        width = int(pages[sequences].max())
-        part = Part(block_table, layout, first[sequences], sequences, width)
-        groups.append(_verify_group(part, window, dtype, shared))
-    return tuple(groups)
+    rows, lengths = layout.shape.rows, layout.lengths
+    first = np.maximum(lengths - window, 0) // BLOCK_TOKENS if window else lengths * 0
+    pages = -(-(lengths - 1 + rows) // BLOCK_TOKENS) - first  # [B]
+    every = np.arange(len(rows))
+    if pages.max() <= 2 * pages.min() and (rows > 1).all():
+        parts = [Part(block_table, layout, first, every, int(pages.max()))]
+    else:
+        kind = np.ceil(np.log2(pages)).astype(np.int64) * 2 + (rows > 1)
+        alike = [every[kind == value] for value in np.unique(kind)]
+        parts = [Part(block_table, layout, first[s], s, int(pages[s].max())) for s in alike]
+    return tuple(_verify_group(part, window, dtype, shared) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -128,18 +127,27 @@ class Part:
     sequences: Ints  # [b]
     width: int  # pages
 
+    @property
+    def everybody(self) -> bool:
+        return len(self.sequences) == len(self.layout.lengths)
+
 
 def _verify_group(part: Part, window: int, dtype: torch.dtype, shared: int) -> DecodeGroup:
-    layout, sequences, device = part.layout, part.sequences, part.table.device
-    queries = int(layout.rows[sequences].max())
-    rows = layout.rows_of(sequences, queries)  # [b, queries]
+    shape, device = part.layout.shape, part.table.device
+    queries = int(shape.rows[part.sequences].max())
+    rows = shape.rows_of(part.sequences, queries)  # [b, queries]
     mask = _mask(part, queries, rows, window).repeat(shared, axis=1)
-    place = torch.from_numpy(part.first[:, None] + np.arange(part.width)).to(device)
-    table = part.table[torch.from_numpy(sequences).to(device)]
-    everybody = len(sequences) == len(layout.rows) and rows.size == len(layout.owner)
+    table = part.table
+    if not part.everybody:
+        table = table[torch.from_numpy(part.sequences).to(device)]
+    pages = table[:, : part.width]
+    if part.first.any():
+        place = torch.from_numpy(part.first[:, None] + np.arange(part.width)).to(device)
+        pages = table.gather(1, place.clamp_(max=table.shape[1] - 1))
+    unpadded = part.everybody and shape.uniform
     return DecodeGroup(
-        rows=slice(None) if everybody else torch.from_numpy(rows.ravel()).to(device),
-        pages=table.gather(1, place.clamp_(max=table.shape[1] - 1)),
+        rows=slice(None) if unpadded else torch.from_numpy(rows.ravel()).to(device),
+        pages=pages,
         base=torch.from_numpy(part.first * BLOCK_TOKENS).to(device),
         mask=torch.from_numpy(mask).to(device, dtype)[:, None],
         queries=queries,
@@ -148,17 +156,27 @@ def _verify_group(part: Part, window: int, dtype: torch.dtype, shared: int) -> D
 
 def _mask(part: Part, queries: int, rows: Ints, window: int) -> NDArray[np.float32]:
     """[b, queries, span]: the text, and of the drafts the way to the row's own node."""
-    layout, sequences = part.layout, part.sequences
-    lengths = layout.lengths[sequences][:, None, None]
-    slots = (part.first * BLOCK_TOKENS)[:, None, None] + np.arange(part.width * BLOCK_TOKENS)
-    attended = np.repeat(slots < lengths, queries, axis=1)
-    seen = layout.sees(sequences, queries)
-    seen &= (np.arange(queries) < layout.rows[sequences][:, None])[:, None, :]  # who stands again
+    shape, sequences = part.layout.shape, part.sequences
+    last = part.layout.lengths[sequences] - 1  # slot of the last token
+    columns = last - part.first * BLOCK_TOKENS
+    spans = np.arange(part.width * BLOCK_TOKENS)
+    if shape.chains and not window:
+        upto = columns[:, None] + shape.within[rows]  # [b, queries]
+        return _hiding(spans > upto[:, :, None])
+    attended = np.repeat(spans < columns[:, None, None], queries, axis=1)
+    seen = shape.sees(sequences, queries)
+    seen &= (np.arange(queries) < shape.rows[sequences][:, None])[:, None, :]  # who stands again
     if window:
-        positions = lengths[:, 0] - 1 + layout.depth[rows]  # [b, queries]
+        positions = last[:, None] + shape.depth[rows]  # [b, queries]
+        slots = (part.first * BLOCK_TOKENS)[:, None, None] + spans
         attended &= slots > positions[:, :, None] - window
         seen &= positions[:, None, :] > positions[:, :, None] - window
     group, query, row = np.nonzero(seen)
-    columns = layout.lengths[sequences] - 1 - part.first * BLOCK_TOKENS  # of the last token
     attended[group, query, columns[group] + row] = True
-    return np.where(attended, np.float32(0), np.float32("-inf"))
+    return _hiding(~attended)
+
+
+def _hiding(hidden: Bools) -> NDArray[np.float32]:
+    out = np.zeros(hidden.shape, dtype=np.float32)
+    out[hidden] = -np.inf
+    return out

@@ -24,7 +24,7 @@ from engine.speculation.speculator import Ran, Speculator
 from engine.state import RowState
 from engine.step_plan import StepPlan
 from engine.step_time import StepTimer, Work
-from engine.verification import Layout, lay_out
+from engine.verification import Layout, Shapes
 from engine.verifier import Drawn, Verifier
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
@@ -60,6 +60,7 @@ class Stepper:
         self.speculator: Speculator | None = None
         self._batcher = Batcher(state, model.dtype, model.config)
         self._verifier = Verifier(state, pool, Drawer(state.sampling))
+        self._shapes = Shapes(model.device)
         self._masker = Masker()
         self._eos = frozenset(model.config.eos_token_ids)
         self._refused: list[tuple[int, InvalidRequest]] = []
@@ -71,7 +72,7 @@ class Stepper:
         if speculator is not None:
             speculator.begin()
         drafts = self._propose(plan)
-        layout = None if drafts is None else lay_out(plan.decode, drafts)
+        layout = None if drafts is None else Layout.of(plan.decode, drafts, self._shapes)
         work = plan.work if drafts is None else plan.work.plus(Work(sum(drafts.counts)))
         self._timer.begin()
         drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
@@ -121,9 +122,9 @@ class Stepper:
         grammars = [s.grammar for s in drawing]
         if layout is None or not any(grammars):
             return self._masker.start(grammars)
-        tokens = layout.drafts.tokens.tolist()
-        more = len(drawing) - len(layout.rows)
-        starts = [*layout.starts.tolist(), *range(len(layout.owner), len(layout.owner) + more)]
+        shape, tokens = layout.shape, layout.tokens.tolist()
+        more = range(len(shape.owner), len(shape.owner) + len(drawing) - len(layout.lengths))
+        starts = [*shape.starts.tolist(), *more]
         before = [start - index for index, start in enumerate(starts)]  # draft nodes
         drafts = [tokens[a:b] for a, b in pairwise([*before, len(tokens)])]
         return self._masker.start_verification(grammars, drafts, starts)

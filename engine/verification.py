@@ -10,12 +10,15 @@ the drafts are is known to the device alone.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from engine.sequence import Sequence as Running
 from engine.speculation.drafts import ROOT, Drafts
@@ -23,71 +26,54 @@ from engine.speculation.drafts import ROOT, Drafts
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+MOST_SHAPES = 64
+"""Shapes that are kept: a controller that is sure of its lengths goes on with one."""
 
-@dataclass(frozen=True)
-class Layout:
-    """Where everything is in a step of ``B`` decoding sequences with drafts; ``R`` decode rows."""
 
-    lengths: Ints  # [B] tokens known
-    rows: Ints  # [B] decode rows of each
-    drafts: Drafts
+class Shape:
+    """How many draft nodes ``B`` sequences have, and how they hang together; ``R`` rows. The same
+    for many steps, so that what follows from it is worked out once."""
 
-    @cached_property
-    def starts(self) -> Ints:
-        """First row of each sequence: [B]."""
-        return np.cumsum(self.rows) - self.rows
+    def __init__(
+        self, counts: tuple[int, ...], parents: tuple[int, ...] | None, device: torch.device
+    ) -> None:
+        self.counts = counts
+        self.chains = parents is None
+        self.rows = np.array(counts, dtype=np.int64) + 1  # of each sequence: [B]
+        self.starts = np.cumsum(self.rows) - self.rows  # first row of each: [B]
+        self.owner = np.repeat(np.arange(len(counts)), self.rows)  # whose row it is: [R]
+        # Which row of its sequence it is; 0: the last token's: [R].
+        self.within = np.arange(len(self.owner)) - self.starts[self.owner]
+        nodes = self.within.nonzero()[0]
+        above = nodes - 1  # row of each node's parent
+        if parents is not None:
+            above = self.starts[self.owner[nodes]] + np.array(parents, dtype=np.int64) + 1
+        self.parents = _split(above - self.starts[self.owner[nodes]] - 1, counts)
+        self.depth, self.paths = _paths(nodes, above, self.within)
 
-    @cached_property
-    def owner(self) -> Ints:
-        """Whose row it is: [R]."""
-        return np.repeat(np.arange(len(self.rows)), self.rows)
+        def on_device(values: Ints) -> Tensor:
+            return torch.from_numpy(values).to(device)
 
-    @cached_property
-    def within(self) -> Ints:
-        """Which row of its sequence it is; 0: the last token: [R]."""
-        return np.arange(len(self.owner)) - self.starts[self.owner]
+        self.starts_there = on_device(self.starts)
+        self.nodes_there = on_device(nodes)
+        self.owner_there = on_device(self.owner)
+        self.within_there = on_device(self.within)
+        self.depth_there = on_device(self.depth)
+        # Draft nodes on the way to each row: [R, D]; where there is none, one beyond them all.
+        way = self.starts[self.owner][:, None] + self.paths - self.owner[:, None] - 1
+        self.way_there = on_device(np.where(self.paths < 0, len(nodes), way))
 
-    @cached_property
-    def parents(self) -> Ints | None:
-        """Row of each row's parent, within its sequence; of the last token -1: [R]. None: every
-        row follows the one before."""
-        if self.drafts.parents is None:
-            return None
-        out = np.full(len(self.owner), -1)
-        out[self.within > 0] = np.asarray(self.drafts.parents, dtype=np.int64) + 1
-        return out
-
-    @cached_property
-    def depth(self) -> Ints:
-        """Tokens from the last one to the row's node: [R]."""
-        if self.parents is None:
-            return self.within
-        depth = np.zeros(len(self.owner), dtype=np.int64)
-        for row in np.flatnonzero(self.within):
-            depth[row] = depth[row - self.within[row] + self.parents[row]] + 1
-        return depth
-
-    @cached_property
-    def paths(self) -> Ints:
-        """Rows within its sequence from each row's root down to itself, without the last token's,
-        padded with -1: [R, D]."""
-        deepest = int(self.depth.max(initial=0))
-        if self.parents is None:
-            steps = np.arange(1, deepest + 1)
-            return np.where(steps <= self.depth[:, None], steps, -1)
-        out = np.full((len(self.owner), deepest), -1)
-        for row in np.flatnonzero(self.within):
-            parent = row - self.within[row] + self.parents[row]
-            out[row] = out[parent]
-            out[row, self.depth[row] - 1] = self.within[row]
-        return out
+    @property
+    def uniform(self) -> bool:
+        """All sequences have as many rows."""
+        return len(set(self.counts)) == 1
 
     def sees(self, sequences: Ints, queries: int) -> Bools:
         """Which rows of its own sequence a row attends to: [b, queries, queries]. Beyond a
         sequence's rows, its last one stands again."""
         last = (self.rows[sequences] - 1)[:, None]  # [b, 1]
         at = np.minimum(np.arange(queries), last)  # [b, queries], rows within
-        if self.parents is None:
+        if self.chains:
             chain: Bools = np.arange(queries) <= at[:, :, None]
             return chain
         paths = self.paths[self.starts[sequences][:, None] + at]  # [b, queries, D]
@@ -98,16 +84,62 @@ class Layout:
         return seen[:, :, :queries]
 
     def rows_of(self, sequences: Ints, queries: int) -> Ints:
-        """Decode rows of some sequences, ``queries`` of each: [b, queries]."""
+        """Rows of some sequences, ``queries`` of each: [b, queries]."""
         last = (self.rows[sequences] - 1)[:, None]
         rows: Ints = self.starts[sequences][:, None] + np.minimum(np.arange(queries), last)
         return rows
 
 
-def lay_out(sequences: Sequence[Running], drafts: Drafts) -> Layout:
-    """The rows of ``sequences`` and of what is proposed to them."""
-    lengths = np.array([len(s.tokens) for s in sequences], dtype=np.int64)
-    return Layout(lengths, np.asarray(drafts.counts, dtype=np.int64) + 1, drafts)
+def _paths(nodes: Ints, above: Ints, within: Ints) -> tuple[Ints, Ints]:
+    """Of each row its depth, 0 for the last token's: [R], and the rows within its sequence from the
+    root down to itself, without the last token's, padded with -1: [R, D]."""
+    depth = np.zeros(len(within), dtype=np.int64)
+    for row, parent in zip(nodes, above, strict=True):
+        depth[row] = depth[parent] + 1
+    paths = np.full((len(within), int(depth.max(initial=0))), -1)
+    for row, parent in zip(nodes, above, strict=True):
+        paths[row] = paths[parent]
+        paths[row, depth[row] - 1] = within[row]
+    return depth, paths
+
+
+def _split(values: Ints, counts: Sequence[int]) -> list[list[int]]:
+    whole, ends = values.tolist(), accumulate(counts)
+    return [whole[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
+
+class Shapes:
+    """The shapes of one engine, the last ones kept."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: OrderedDict[object, Shape] = OrderedDict()
+
+    def of(self, drafts: Drafts) -> Shape:
+        parents = None if drafts.parents is None else tuple(drafts.parents)
+        key = (tuple(drafts.counts), parents)
+        shape = self._kept.get(key)
+        if shape is None:
+            shape = self._kept[key] = Shape(*key, self._device)
+            if len(self._kept) > MOST_SHAPES:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        return shape
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is in a step of ``B`` decoding sequences with drafts."""
+
+    shape: Shape
+    lengths: Ints  # [B] tokens known
+    tokens: Tensor  # [N] draft nodes
+
+    @classmethod
+    def of(cls, sequences: Sequence[Running], drafts: Drafts, shapes: Shapes) -> Layout:
+        lengths = np.array([len(s.tokens) for s in sequences], dtype=np.int64)
+        return cls(shapes.of(drafts), lengths, drafts.tokens)
 
 
 def accepted_nodes(

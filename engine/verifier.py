@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engine.batcher import slots_of
 from engine.grammar.masks import Barred
@@ -21,7 +22,7 @@ from engine.sampling.draw import Drawer
 from engine.sequence import Sequence
 from engine.speculation.proposer import Advance
 from engine.state import RowState
-from engine.verification import Ints, Layout, accepted_nodes
+from engine.verification import Ints, Layout, Shape, accepted_nodes
 from protocol.blocks import BLOCK_TOKENS
 from protocol.logprobs import Logprobs
 
@@ -84,12 +85,15 @@ class Verifier:
     ) -> tuple[list[Drawn], Drew]:
         """drawing: the decoding sequences of ``layout``, then those whose prompt ends, [B] in all.
         logits: [R, vocab] fp32, changed here. rows: [B] int64, their rows in the state."""
-        starts, nodes = self._rows_of(drawing, layout)
+        shape, more = layout.shape, len(drawing) - len(layout.lengths)
+        starts = np.concatenate([shape.starts, len(shape.owner) + np.arange(more)])
+        nodes = self._rows_of(more, layout)
         before = self._state.length[rows]  # [B] index of the first token to draw
         positions = before[nodes.owner] + nodes.depth
         drawn, logprobs = self._draw.verify(drawing, logits, rows, positions, nodes, barred)
-        told = torch.cat([drawn, layout.drafts.tokens]).tolist()  # the only wait for the device
-        paths = _paths(layout, told[: len(drawn)], told[len(drawn) :], len(drawing))
+        told = torch.cat([drawn, layout.tokens]).tolist()  # the only wait for the device
+        paths = _paths(layout.shape, told[: len(drawn)], told[len(drawn) :])
+        paths += [[] for _ in range(more)]
         at, counts = self._padded(paths, starts)
         tokens = drawn[at]
         self._draw.append(drawing, rows, before, tokens, counts)
@@ -103,26 +107,19 @@ class Verifier:
             result.append(Drawn([told[row] for row in own], reports, path))
         return result, Drew(tokens, at, counts)
 
-    def _rows_of(self, drawing: Seq[Sequence], layout: Layout) -> tuple[Ints, DraftRows]:
-        """First row of each sequence [B], and all rows; prompts that end have one each."""
-        decoding, total = len(layout.rows), len(layout.owner)
-        more = len(drawing) - decoding
-        starts = np.concatenate([layout.starts, total + np.arange(more)])
-        owner = np.concatenate([layout.owner, decoding + np.arange(more)])
-        depth = np.concatenate([layout.depth, np.zeros(more, dtype=np.int64)])
-        return starts, DraftRows(
-            owner=self._tensor(owner), depth=self._tensor(depth),
-            ancestors=self._ancestors(layout, more),
-        )  # fmt: skip
-
-    def _ancestors(self, layout: Layout, more: int) -> Tensor:
-        """Draft tokens on the way to each row: [R, D], padded with -1."""
-        owner = layout.owner
-        # Node n of a sequence is its row n + 1; before it are as many last tokens as sequences.
-        node = layout.starts[owner][:, None] + layout.paths - owner[:, None] - 1
-        known = self._tensor(np.where(layout.paths < 0, len(layout.drafts.tokens), node))
-        padded = torch.nn.functional.pad(layout.drafts.tokens, (0, 1), value=-1)
-        return torch.nn.functional.pad(padded[known], (0, 0, 0, more), value=-1)
+    def _rows_of(self, more: int, layout: Layout) -> DraftRows:
+        """All rows; ``more`` prompts that end have one each."""
+        shape = layout.shape
+        owner, depth = shape.owner_there, shape.depth_there
+        ancestors = owner.new_empty(len(owner), 0)
+        if self._state.sampling.history is not None:
+            padded = pad(layout.tokens, (0, 1), value=-1)
+            ancestors = padded[shape.way_there]  # [R, D], tokens
+        if more:
+            fresh = torch.arange(more, device=owner.device) + len(shape.rows)
+            owner, depth = torch.cat([owner, fresh]), pad(depth, (0, more))
+            ancestors = pad(ancestors, (0, 0, 0, more), value=-1)
+        return DraftRows(owner, depth, ancestors)
 
     def _padded(self, paths: Seq[list[int]], starts: Ints) -> tuple[Tensor, Tensor]:
         """Rows on the text [B, D], the last one repeated, and how many there are [B]."""
@@ -154,13 +151,14 @@ def _slots(table: Tensor, at: Tensor) -> Tensor:
     return slots_of(table.gather(1, (at // BLOCK_TOKENS)[:, None])[:, 0], at)
 
 
-def _paths(layout: Layout, drawn: list[int], drafts: list[int], sequences: int) -> list[list[int]]:
-    """Accepted nodes of each of ``sequences``; those without drafts have none."""
+def _paths(shape: Shape, drawn: list[int], drafts: list[int]) -> list[list[int]]:
+    """Accepted nodes of each sequence with drafts."""
     paths: list[list[int]] = []
     row = node = 0
-    for index, count in enumerate(layout.drafts.counts):
-        parents = layout.drafts.parents_of(index)
-        paths.append(accepted_nodes(parents, drafts[node : node + count], drawn[row:]))
+    for parents in shape.parents:
+        count = len(parents)
+        told = drawn[row : row + count + 1]
+        paths.append(accepted_nodes(parents, drafts[node : node + count], told))
         row += count + 1
         node += count
-    return paths + [[] for _ in range(sequences - len(paths))]
+    return paths
