@@ -49,6 +49,18 @@ class Names:
     def of_reading(self, head: int) -> str:
         return self.reading.format(head=head)
 
+    def check(self, names: Collection[str], folder: Path) -> None:
+        """Raises StartupError for a tensor that belongs to no head."""
+        known = {self.of_reading(head) for head in range(self.heads)} | {"lm_head.weight"}
+        for head in range(self.heads):
+            for block in range(self.blocks):
+                known |= {self.of_block(head, block, part) for part in ("weight", "bias")}
+        if unknown := sorted(set(names) - known):
+            raise StartupError(
+                f"{folder}: tensor {unknown[0]} is of none of {self.heads} Medusa heads of"
+                f" {self.blocks} blocks"
+            )
+
 
 def find_names(names: Collection[str], folder: Path) -> Names:
     """Which layout it is, and of how many heads. Raises StartupError where it is none of them."""
@@ -79,6 +91,7 @@ class MedusaHeads:
         refuse_pickles(folder)
         tensors = Tensors(folder, model.dtype, model.device)
         names = find_names(tensors.names, folder)
+        names.check(tensors.names, folder)
         self.heads = names.heads
         self._model = model
         blocks = [_block(tensors, names, i, model.config.hidden_size) for i in range(names.blocks)]

@@ -1,0 +1,95 @@
+"""What the passes of an EAGLE head attend to: of each text, what the head has seen.
+
+text       p p p p p p p | a a a a a b b | . . .
+                          ^ start         ^ length      a: KV is there, b: computed in pass 1
+pass 1     rows of b, each up to itself
+pass 2 ..  one row, of the draft that the pass before made, behind them
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batch import DecodeGroup, View
+from protocol.blocks import BLOCK_TOKENS
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Of ``b`` sequences, on the host."""
+
+    start: Ints  # [b] first position that the head has seen
+    done: Ints  # [b] first position without KV
+    length: Ints  # [b] tokens known
+
+    @property
+    def owner(self) -> Ints:
+        """Whose each row of the first pass is: [T]."""
+        return np.repeat(np.arange(len(self.length)), self.length - self.done)
+
+    @property
+    def ends(self) -> Ints:
+        """The last row of each sequence in the first pass: [b]."""
+        return np.cumsum(self.length - self.done) - 1
+
+    @property
+    def positions(self) -> Ints:
+        """Of the rows of the first pass: [T]."""
+        owner = self.owner
+        first = self.ends - (self.length - 1)  # row of a sequence's position 0, could it be
+        return np.arange(len(owner)) - first[owner]
+
+
+class Reach:
+    """The pages of ``b`` sequences that all passes read, and what their rows see of them."""
+
+    def __init__(
+        self, spans: Spans, table: Tensor, passes: int, shared: int, dtype: torch.dtype
+    ) -> None:
+        """table: [b, max_pages] page ids. shared: query heads that share a key."""
+        self._spans, self._shared, self._dtype = spans, shared, dtype
+        self._device = device = table.device
+        first = spans.start // BLOCK_TOKENS
+        width = int(((spans.length + passes - 2) // BLOCK_TOKENS - first).max()) + 1
+        columns = torch.from_numpy(first[:, None] + np.arange(width)).to(device)
+        self._pages = table.gather(1, columns.clamp_(max=table.shape[1] - 1))
+        self._base = torch.from_numpy(first * BLOCK_TOKENS).to(device)
+        self._at = self._base[:, None] + torch.arange(width * BLOCK_TOKENS, device=device)
+        self._before = self._at < torch.from_numpy(spans.start).to(device)[:, None]  # [b, span]
+
+    def first(self) -> View:
+        """All rows that are not computed yet. Where a sequence has fewer than another, its first
+        one stands again."""
+        spans = self._spans
+        pending = spans.length - spans.done
+        queries = int(pending.max())
+        back = np.minimum(np.arange(queries)[::-1], pending[:, None] - 1)  # [b, queries]
+        last = torch.from_numpy(spans.length[:, None] - 1 - back).to(self._device)
+        total = int(spans.ends[-1]) + 1
+        if total == len(pending) * queries:
+            return self._view(last, slice(None), total)
+        rows = torch.from_numpy((spans.ends[:, None] - back).ravel()).to(self._device)
+        return self._view(last, rows, total)
+
+    def later(self, count: int, ahead: int) -> View:
+        """One row of each of the first ``count`` sequences, ``ahead`` tokens behind its last."""
+        newest = torch.from_numpy(self._spans.length[:count, None] - 1 + ahead)
+        return self._view(newest.to(self._device), slice(None), count)
+
+    def _view(self, last: Tensor, rows: Tensor | slice, total: int) -> View:
+        """Rows of the first sequences that attend up to the positions ``last`` [c, queries]."""
+        count, queries = last.shape
+        hidden = (self._at[:count, None] > last[:, :, None]) | self._before[:count, None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        mask.masked_fill_(hidden, float("-inf"))
+        if queries > 1:
+            mask = mask.repeat_interleave(self._shared, 1)
+        group = DecodeGroup(rows, self._pages[:count], self._base[:count], mask[:, None], queries)
+        return View(total, (group,), ())

@@ -1,0 +1,167 @@
+"""Small random checkpoints of Medusa and EAGLE heads, and what they foretell, in plain torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.model import Model
+from tests.engine.families import SIZES
+
+State = dict[str, Tensor]
+
+
+@dataclass
+class Reference:
+    """The target, by transformers: features, embedding and head."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+
+    @torch.no_grad()
+    def features(self, tokens: list[int]) -> Tensor:
+        """What the head sees: [tokens, hidden]."""
+        out: Tensor = self.model.model(torch.tensor([tokens])).last_hidden_state[0]
+        return out
+
+    def embed(self, tokens: list[int]) -> Tensor:
+        out: Tensor = self.model.model.embed_tokens.weight.detach()[tokens]
+        return out
+
+    def read(self, features: Tensor) -> Tensor:
+        return features @ self.model.lm_head.weight.detach().t()
+
+
+def random_state(shapes: dict[str, tuple[int, ...]], seed: int = 3) -> State:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 0.3)
+        for name, shape in shapes.items()
+    }
+
+
+def write(folder: Path, state: State, config: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+# ---- Medusa ----------------------------------------------------------------------------------
+
+
+def medusa_state(model: Model, heads: int = 3, blocks: int = 1) -> State:
+    """In the published layout."""
+    h, vocab = model.config.hidden_size, model.config.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(heads):
+        for block in range(blocks):
+            shapes[f"{head}.{block}.linear.weight"] = (h, h)
+            shapes[f"{head}.{block}.linear.bias"] = (h,)
+        shapes[f"{head}.{blocks}.weight"] = (vocab, h)
+    return random_state(shapes)
+
+
+def medusa_logits(state: State, features: Tensor, heads: int = 3, blocks: int = 1) -> Tensor:
+    """[heads, vocab] of features [hidden]."""
+    out = []
+    for head in range(heads):
+        x = features
+        for block in range(blocks):
+            name = f"{head}.{block}.linear."
+            x = x + F.silu(state[name + "weight"] @ x + state[name + "bias"])
+        out.append(state[f"{head}.{blocks}.weight"] @ x)
+    return torch.stack(out)
+
+
+# ---- EAGLE -----------------------------------------------------------------------------------
+
+EAGLE_CONFIG: dict[str, Any] = {
+    **SIZES,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "bias": True,
+}
+
+
+def eagle_state(model: Model, bias: bool = True) -> State:
+    c = EAGLE_CONFIG
+    h, n = model.config.hidden_size, c["intermediate_size"]
+    q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (h, 2 * h),
+        "layers.0.self_attn.q_proj.weight": (q, h),
+        "layers.0.self_attn.k_proj.weight": (kv, h),
+        "layers.0.self_attn.v_proj.weight": (kv, h),
+        "layers.0.self_attn.o_proj.weight": (h, q),
+        "layers.0.mlp.gate_proj.weight": (n, h),
+        "layers.0.mlp.up_proj.weight": (n, h),
+        "layers.0.mlp.down_proj.weight": (h, n),
+        "layers.0.post_attention_layernorm.weight": (h,),
+    }
+    return random_state(shapes | ({"fc.bias": (h,)} if bias else {}))
+
+
+def eagle_features(state: State, embedded: Tensor, before: Tensor, start: int) -> Tensor:
+    """The next features [n, hidden] of n tokens in a row, the first at position ``start``, from
+    their embeddings and the features before them. Nothing before ``start`` is attended to."""
+    c = EAGLE_CONFIG
+    dim = c["head_dim"]
+    x = torch.cat([embedded, before], -1) @ state["fc.weight"].t() + state.get("fc.bias", 0.0)
+    angles = (start + torch.arange(len(x)))[:, None] * (
+        c["rope_theta"] ** -(torch.arange(0, dim, 2) / dim)
+    )
+
+    def split(part: str, turn: bool) -> Tensor:
+        y = (x @ state[f"layers.0.self_attn.{part}_proj.weight"].t()).unflatten(-1, (-1, dim))
+        if turn:
+            a, b = y.chunk(2, -1)
+            cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+            y = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return y.transpose(0, 1)
+
+    q, k, v = split("q", True), split("k", True), split("v", False)
+    k, v = k.repeat_interleave(2, 0), v.repeat_interleave(2, 0)
+    scores = (q @ k.transpose(-1, -2)) * dim**-0.5
+    scores += torch.full(scores.shape[-2:], float("-inf")).triu(1)
+    attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+    x = x + attended @ state["layers.0.self_attn.o_proj.weight"].t()
+    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + c["rms_norm_eps"])
+    normed = normed * state["layers.0.post_attention_layernorm.weight"]
+    gate = F.silu(normed @ state["layers.0.mlp.gate_proj.weight"].t())
+    up = normed @ state["layers.0.mlp.up_proj.weight"].t()
+    return x + (gate * up) @ state["layers.0.mlp.down_proj.weight"].t()
+
+
+def eagle_ranks(
+    state: State, reference: Reference, text: list[int], start: int, depths: int
+) -> list[Tensor]:
+    """Logits [vocab] of each depth behind ``text``, the most likely token followed; the head knows
+    the tokens from position ``start`` on."""
+    features = list(reference.features(text)[start - 1 : len(text) - 1])
+    known = text[start:]
+    out: list[Tensor] = []
+    for depth in range(depths):
+        if depth:
+            known.append(int(out[-1].argmax()))
+        made = eagle_features(state, reference.embed(known), torch.stack(features), start)[-1]
+        features.append(made)
+        out.append(reference.read(made))
+    return out
