@@ -1,0 +1,171 @@
+"""A small model of the same vocabulary as a proposer (Leviathan et al., 2023; Chen et al., 2023).
+
+    catch up   whose prompt or text the draft has not seen: in chunks, some at a time
+    pass 1     all that came since the last proposal, one or two tokens of each
+    pass 2 ..  the token just drawn, of those that want more
+
+Its KV lies in a pool of its own under the target's page numbers: a token has the same slot in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.checkpoint import load_config
+from engine.model import Model
+from engine.sequence import Sequence as Running
+from engine.speculation.draft_known import Known
+from engine.speculation.draft_runner import Ready, Runner
+from engine.speculation.drafts import Drafts
+from engine.speculation.proposer import Advance
+from engine.speculation.vocabulary import check_vocabularies
+from engine.state import RowState
+from engine.weights import load_weights
+from protocol.blocks import BLOCK_TOKENS
+from protocol.errors import StartupError
+
+NEAR = 4
+"""Tokens that a pass takes as rows of their own; who lacks more catches up in a chunk first."""
+
+WORTH = 16
+"""A token that may still come is worth so many of catching up: a draft computes a prompt's token in
+about a hundredth of the time that its target takes for a step."""
+
+
+class DraftModel:
+    """Proposes chains. ``state`` is the target's, ``pages`` the size of its pool; ``positions``
+    the draft's longest context, ``chunk`` the tokens it catches up in a step at most."""
+
+    name = "draft"
+    wants_hidden = False
+
+    def __init__(
+        self,
+        model: Model,
+        state: RowState,
+        *,
+        pages: int,
+        positions: int,
+        most: int,
+        chunk: int = 256,
+    ) -> None:
+        self.most = most
+        self._state = state
+        self._positions, self._chunk = positions, chunk
+        self._runner = Runner(model, state, pages)
+        self._known = Known(pages)
+        self._told: tuple[list[Ready], Tensor] | None = None  # the last drafts: [b, nodes]
+
+    def passes(self, nodes: int) -> int:
+        return nodes
+
+    @torch.inference_mode()
+    def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
+        self._learn()
+        ready = self._catch_up(sequences, wanted)
+        if not ready:
+            return Drafts([0] * len(sequences), torch.empty_like(rows[:0]))
+        ready.sort(key=lambda r: -r.nodes)  # so that those that go on are the first ones
+        for r in ready:
+            self._known.write(r.sequence, len(r.sequence.tokens), r.nodes - 1)
+        places = torch.tensor([r.place for r in ready], device=rows.device)
+        drawn = self._runner.draw(ready, rows[places])
+        self._told = ready, drawn
+        return _packed(ready, drawn, len(sequences))
+
+    def saw(self, advance: Advance) -> None:
+        pass
+
+    def forget(self, seatings: Sequence[int]) -> None:
+        self._learn()
+        self._known.forget(seatings)
+
+    def _learn(self) -> None:
+        """What the last drafts were: read when the device has long been done with them."""
+        if self._told is not None:
+            ready, drawn = self._told
+            self._told = None
+            for r, tokens in zip(ready, drawn.tolist(), strict=True):
+                self._known.guess(r.sequence.seating, tokens[: r.nodes - 1])
+
+    # ---- catching up ------------------------------------------------------------------------
+
+    def _catch_up(self, sequences: Sequence[Running], wanted: Sequence[int]) -> list[Ready]:
+        """Those that can be proposed to in this step, after some more have come closer to it."""
+        ready: list[Ready] = []
+        chunks: list[tuple[Running, int, int]] = []  # tokens known, and to compute
+        left = self._chunk
+        for place, (sequence, nodes) in enumerate(zip(sequences, wanted, strict=True)):
+            length = len(sequence.tokens)
+            nodes = min(nodes, self.most, self._positions - length + 1)
+            if nodes <= 0:
+                continue
+            if sequence.seated_pages != len(sequence.pages):
+                self._state.seat(sequence)
+            known = min(self._known.tokens(sequence), length - 1)
+            if length - known > NEAR:
+                missing = length - 1 - known
+                count = min(missing, left) if _pays(sequence, missing) else 0
+                if count:
+                    chunks.append((sequence, known, count))
+                    left -= count
+                    self._known.write(sequence, known + count)
+                if count < missing:
+                    continue
+                known += count
+            ready.append(Ready(place, sequence, known, nodes))
+        if chunks:
+            self._runner.compute(chunks)
+        return ready
+
+
+def load_draft(
+    folder: Path,
+    target: Model,
+    state: RowState,
+    *,
+    pages: int,
+    most: int,
+    target_folder: Path | None = None,
+) -> DraftModel:
+    """The model in ``folder`` as the draft of ``target``, in its type and on its device.
+
+    Raises StartupError where it cannot be loaded, or where it has another vocabulary. Sizes may
+    differ where tokenizers are known to be the same: checkpoints pad their vocabularies.
+    """
+    config = load_config(folder)
+    if target_folder is not None:
+        check_vocabularies(folder, target_folder)
+    elif config.vocab_size != target.config.vocab_size:
+        raise StartupError(
+            f"{folder}: has a vocabulary of {config.vocab_size} tokens; expected the target's,"
+            f" of {target.config.vocab_size}"
+        )
+    weights = load_weights(folder, config, target.dtype, target.device)
+    longest = state.block_table.shape[1] * BLOCK_TOKENS
+    positions = min(config.max_positions, longest)
+    model = Model(config, weights, positions)
+    return DraftModel(model, state, pages=pages, positions=positions, most=most)
+
+
+def _pays(sequence: Running, missing: int) -> bool:
+    """Whether what may still come is worth computing ``missing`` tokens."""
+    return missing <= WORTH * (sequence.request.length_limit - len(sequence.tokens))
+
+
+def _packed(ready: Sequence[Ready], drawn: Tensor, sequences: int) -> Drafts:
+    """In the order that they were asked for."""
+    nodes = drawn.shape[1]
+    counts = np.zeros(sequences, dtype=np.int64)
+    start = np.zeros(sequences, dtype=np.int64)  # in ``drawn``, flat
+    for i, r in enumerate(ready):
+        counts[r.place], start[r.place] = r.nodes, i * nodes
+    ends = np.cumsum(counts)
+    shift = np.repeat(start - (ends - counts), counts)
+    at = torch.from_numpy(shift + np.arange(int(ends[-1]))).to(drawn.device)
+    return Drafts(counts.tolist(), drawn.flatten()[at])
