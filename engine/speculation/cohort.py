@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.sequence import Sequence as Running
-from engine.speculation.gains import ClassGains, Luck
-from engine.speculation.probing import Probing
+from engine.speculation.gains import Luck
 
 Indices: TypeAlias = NDArray[np.int64]
 
@@ -21,8 +20,6 @@ GREEDY = 1e-5
 COOL = 0.7
 """Up to this temperature, most draws are still the most likely token."""
 
-KINDS = 6
-
 
 def kind_of(sequence: Running) -> int:
     """Its class: how hot it is drawn, and whether under a grammar."""
@@ -30,15 +27,6 @@ def kind_of(sequence: Running) -> int:
     heat = sampling.temperature
     bucket = 0 if heat < GREEDY else 1 if heat <= COOL else 2
     return 2 * bucket + (sequence.grammar is not None)
-
-
-class Kind:
-    """What is known of one class, and when it is tried out."""
-
-    def __init__(self, most: int) -> None:
-        self.gains = ClassGains(most)
-        self.probing = Probing()
-        self.forgot = 0  # the step up to which ``gains`` has forgotten
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from engine.speculation.choice import Vector
 from engine.speculation.curve import Curve, linear
+from engine.speculation.lengths import Outcome
 from engine.step_time import Coefficients
 
 FOLLOW = 1.0 / 16
@@ -157,3 +158,13 @@ class Costs:
             self.pace(batch).saw_plain(ratio)
         else:
             self.pace(batch).saw_verify(ratio)
+
+    def more(self, curve: Curve, outcome: Outcome, plain: float) -> float:
+        """Seconds that a step with drafts took beyond ``plain``: as predicted; more where it took
+        more, within reason. One of one step is no measurement where it takes hardly any more."""
+        batch, nodes = len(outcome.sequences), sum(outcome.proposed)
+        verify = float(self.verify(curve, batch, nodes, 0, outcome.kv_tokens)[-1])
+        more = max(0.0, verify - plain + outcome.draft_s)
+        if nodes and not outcome.chunked:
+            more = max(more, min(outcome.step_s - plain, more + plain))
+        return more

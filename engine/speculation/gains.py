@@ -11,6 +11,8 @@ sequence against what the class expected, shrunk to 1 while little is known. Tor
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,9 @@ from engine.speculation.choice import Vector
 
 MEMORY = 200.0
 """Drafts that a class remembers."""
+
+CLASS_FORGET_STEPS = 512.0
+"""Steps after which it is a third as sure: an old verdict does not outweigh what is seen anew."""
 
 LUCK_MEMORY = 16.0
 """Drafts that a sequence remembers ..."""
@@ -59,10 +64,10 @@ class ClassGains:
         profile: Vector = self._asked / max(1e-9, float(self._asked[0]))
         return profile
 
-    def observe(self, asked: Vector, proposed: Vector, accepted: Vector) -> None:
-        """Of the drafts of one step: how many reached each place [most], of those asked for, of
-        those proposed, and of those accepted."""
-        keep = np.exp(-asked[0] / MEMORY)
+    def observe(self, asked: Vector, proposed: Vector, accepted: Vector, steps: int) -> None:
+        """Of the drafts of some steps: how many reached each place [most], of those asked for, of
+        those proposed, and of those accepted; ``steps`` since the last ones."""
+        keep = math.exp(-float(asked[0]) / MEMORY - steps / CLASS_FORGET_STEPS)
         for counts, news in (
             (self._asked, asked),
             (self._proposed, proposed),
@@ -70,13 +75,6 @@ class ClassGains:
         ):
             counts *= keep
             counts += news
-        self.stale = True
-
-    def forget(self, share: float) -> None:
-        """Be surer of nothing than before: keep ``share`` of what is known."""
-        self._asked *= share
-        self._proposed *= share
-        self._accepted *= share
         self.stale = True
 
     def refresh(self) -> None:
@@ -153,8 +151,8 @@ class Luck:
     def observe(
         self, places: NDArray[np.int64], asked: Vector, accepted: Vector, step: int
     ) -> None:
-        """One draft each of these sequences: asked [B, most] of zeros and ones, accepted [B]."""
-        keep = np.exp(-1.0 / LUCK_MEMORY - (step - self._at[places]) / FORGET_STEPS)
+        """Drafts of these sequences: asked [B, most] how many reached each place, accepted [B]."""
+        keep = np.exp(-asked[:, 0] / LUCK_MEMORY - (step - self._at[places]) / FORGET_STEPS)
         self._asked[places] = self._asked[places] * keep[:, None] + asked
         self._accepted[places] = self._accepted[places] * keep + accepted
         self._at[places] = step

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.speculation.choice import Vector
 from engine.speculation.lengths import Outcome
@@ -43,18 +43,33 @@ class Measured:
         self._accepted = keep * self._accepted + accepted
 
 
-def counted(outcome: Outcome, most: int) -> tuple[NDArray[np.int64], Vector, Vector, Vector]:
-    """Who was asked for [A], as indices of sequences; and [A, most] of zeros and ones: whether each
-    node was asked for, proposed, and accepted."""
-    asked = np.asarray(outcome.asked)
-    who = np.flatnonzero(asked)
-    places = np.arange(most)
-    wanted = (places < asked[who, None]).astype(np.float64)
-    proposed = np.zeros_like(wanted)
-    accepted = np.zeros_like(wanted)
-    if outcome.proposed:
-        proposed += places < np.asarray(outcome.proposed)[who, None]
-        rows = enumerate(who.tolist())
-        met = [row * most + node for row, index in rows for node in outcome.accepted[index]]
-        accepted.ravel()[met] = 1.0
-    return who, wanted, proposed, accepted
+class Evidence:
+    """What became of the drafts of steps over the same B sequences, until it is ``taken``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._clear()
+
+    def _clear(self) -> None:
+        self._asked: list[Sequence[int]] = []
+        self._proposed: list[Sequence[int]] = []
+        self._met: list[int] = []  # sequence * most + node
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def add(self, outcome: Outcome) -> None:
+        self._asked.append(outcome.asked)
+        self._proposed.append(outcome.proposed or [0] * len(outcome.asked))
+        for index, nodes in enumerate(outcome.accepted):
+            if nodes:
+                self._met += [index * self._most + node for node in nodes]
+
+    def take(self) -> tuple[Vector, Vector, Vector]:
+        """[B, most] each: how often each node was asked for, proposed, accepted."""
+        places = np.arange(self._most)
+        asked = (np.asarray(self._asked)[:, :, None] > places).sum(axis=0, dtype=np.float64)
+        proposed = (np.asarray(self._proposed)[:, :, None] > places).sum(axis=0, dtype=np.float64)
+        met = np.bincount(self._met, minlength=asked.size).reshape(asked.shape)
+        self._clear()
+        return asked, proposed, met.astype(np.float64)

@@ -21,16 +21,8 @@ LEAST_SHARE = 0.0005
 LONGEST = 2048
 """Steps between two tries at most."""
 
-OPEN_COST = 3.0
-"""Plain steps that tries in a row may cost without a verdict: then it counts as one that failed."""
-
-NODES = 2
-"""Of a try, for each sequence."""
-
-
-def tried(sequences: int) -> int:
-    """Of so many sequences, how many take part in a try."""
-    return max(1, sequences // 8)
+CREDIT = 2.5
+"""Plain steps that the first tries of a class may lose, and those after a wait."""
 
 
 @dataclass
@@ -38,22 +30,31 @@ class Probing:
     """The tries of one class of requests."""
 
     due: int = 0  # the step from which on the next one may be
-    failed: int = 0  # in a row
-    spent: float = 0.0  # plain steps, on tries in a row without a verdict
+    failed: int = 0  # since it paid last
+    lost: float = 0.0  # plain steps, by the tries since the last wait, less what they brought
+    promising: int = 0  # tries in a row that were
 
-    def verdict(self, step: int, cost: float, promising: bool) -> None:
-        """After a try at ``step``, that cost so many plain steps."""
-        self.spent += max(0.0, cost)
-        if promising and self.spent < OPEN_COST:
+    def size(self, sequences: int) -> int:
+        """Of so many sequences, how many take part in the next try: more where it looks good."""
+        return min(sequences, max(1, sequences // 8) << min(self.promising, 8))
+
+    def verdict(
+        self, step: int, cost: float, brought: float, *, promising: bool, unknown: bool
+    ) -> None:
+        """After a try before ``step``, that cost and ``brought`` so many plain steps. ``unknown``:
+        it takes more tries to tell."""
+        self.lost += cost - brought
+        if (promising or unknown) and self.lost < CREDIT:
             self.due = step
-            self.failed = 0
-        else:
-            gap = min(cost / SHARE * 2.0 ** min(self.failed, 32), cost / LEAST_SHARE, LONGEST)
-            self.due = step + max(1, int(gap))
-            self.failed += 1
-            self.spent = 0.0
+            self.promising += promising
+            return
+        gap = max(self.lost - CREDIT, cost) / SHARE * 2.0 ** min(self.failed, 32)
+        self.due = step + max(1, int(min(gap, cost / LEAST_SHARE, LONGEST)))
+        self.failed += 1
+        self.lost = 0.0
+        self.promising = 0
 
     def pays(self) -> None:
-        """No need for tries: the class is given nodes anyhow."""
-        self.failed = 0
-        self.spent = 0.0
+        """The class is given nodes: what seemed to fail is forgotten."""
+        self.failed = self.promising = 0
+        self.lost = 0.0
