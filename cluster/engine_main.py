@@ -66,7 +66,8 @@ def build(
 
     loaded = load(spec, POLICIES[spec.role], progress)
     channel.send([loaded.ready])
-    return EngineServer(loaded.engine, loaded.grammars, channel, arena).run
+    server = EngineServer(loaded.engine, loaded.grammars, channel, arena, loaded.speculation)
+    return server.run
 
 
 if __name__ == "__main__":

@@ -117,9 +117,10 @@ class Worker:
         self._events.start()
         gc.collect()
         gc.freeze()  # what is loaded stays: collections need not walk it while tokens wait
+        drafts = "" if ready.speculation == "off" else f", speculation {ready.speculation}"
         self._say(
             f"{self.settings.role} worker {self.instance[:8]} ready on {self._endpoint} in"
-            f" {time.monotonic() - began:.1f} s: {ready.kv_tokens} tokens of KV cache"
+            f" {time.monotonic() - began:.1f} s: {ready.kv_tokens} tokens of KV cache{drafts}"
         )
 
     async def _listen(self) -> str:

@@ -13,6 +13,7 @@ import torch
 from engine import sizing
 from engine.checkpoint import fingerprint, load_config
 from engine.core import Engine, EngineConfig
+from engine.counters import SpecFigures
 from engine.grammar.compiler import Compiler
 from engine.kv_format import KVFormat
 from engine.messages import Ready
@@ -20,6 +21,8 @@ from engine.model import Model
 from engine.policy import Policy
 from engine.rows import row_counts
 from engine.spec import EngineSpec
+from engine.speculation.loading import control, load_speculation
+from engine.speculation.source import draft_size
 from engine.step_time import SETTLED
 from engine.weights import load_weights
 from protocol.blocks import BLOCK_TOKENS
@@ -35,6 +38,7 @@ class Loaded:
     engine: Engine
     grammars: Compiler
     ready: Ready
+    speculation: SpecFigures  # at the start
 
 
 def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None]) -> Loaded:
@@ -53,8 +57,10 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
     storage = sizing.storage(spec, _kind(device))
     kv = config.kv_format(spec.kv_precision, storage, dtype.itemsize)
     _check_slots(kv, spec)
+    draft = draft_size(spec.speculation, config, dtype.itemsize, on_cpu=device.type == "cpu")
+    free = _free_bytes(device, draft.elements * dtype.itemsize)
     sizes = EngineConfig(
-        pages=sizing.pool_pages(spec, kv, max_len, _free_bytes(device)),
+        pages=sizing.pool_pages(spec, kv, max_len, free, draft.kv_bytes_per_token),
         max_batch=spec.max_batch,
         chunk=spec.chunk,
         max_model_len=max_len,
@@ -69,9 +75,10 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
         warm_products(model, rows, lambda done: progress("making products ready", done))
     progress("warming up", 0.0)
     step_seconds = warm_up(engine)
+    speculation = speculate(spec, engine, progress)
     grammars = Compiler(folder, config.vocab_size, config.eos_token_ids)
-    ready = _ready(engine, fingerprint(folder, str(dtype)), step_seconds)
-    return Loaded(engine, grammars, ready)
+    ready = _ready(engine, fingerprint(folder, str(dtype)), step_seconds, speculation)
+    return Loaded(engine, grammars, ready, speculation)
 
 
 def _place(spec: EngineSpec) -> tuple[torch.device, torch.dtype]:
@@ -85,9 +92,11 @@ def _kind(device: torch.device) -> sizing.Device:
     return "cuda" if device.type == "cuda" else "cpu"
 
 
-def _free_bytes(device: torch.device) -> int | None:
-    """Of a GPU's memory, with the weights on it."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+def _free_bytes(device: torch.device, draft_bytes: int) -> int | None:
+    """Of a GPU's memory, with the weights on it; ``draft_bytes`` are still to come."""
+    if device.type != "cuda":
+        return None
+    return max(0, torch.cuda.mem_get_info(device)[0] - draft_bytes)
 
 
 def _check_slots(kv: KVFormat, spec: EngineSpec) -> None:
@@ -143,7 +152,23 @@ def _warm_up_round(engine: Engine, shares: dict[int, int], tokens: int) -> float
     return longest
 
 
-def _ready(engine: Engine, model_fingerprint: str, step_seconds: float) -> Ready:
+def speculate(
+    spec: EngineSpec, engine: Engine, progress: Callable[[str, float], None]
+) -> SpecFigures:
+    """Have the engine draft as configured, if that can be; how it stands."""
+    figures = load_speculation(spec.speculation, engine, Path(spec.model_path))
+    if engine.speculator is None:
+        return figures
+    progress("measuring what drafts cost", 0.0)
+    _warm_up_round(engine, {-4: 2, -5: 4}, tokens=SETTLED)
+    control(engine)
+    engine.manager.forget()
+    return engine.speculator.figures()
+
+
+def _ready(
+    engine: Engine, model_fingerprint: str, step_seconds: float, speculation: SpecFigures
+) -> Ready:
     return Ready(
         fingerprint=model_fingerprint,
         vocab_size=engine.model.config.vocab_size,
@@ -151,4 +176,5 @@ def _ready(engine: Engine, model_fingerprint: str, step_seconds: float) -> Ready
         kv=engine.format,
         kv_tokens=engine.manager.pages * BLOCK_TOKENS,
         step_seconds=step_seconds,
+        speculation=str(speculation),
     )

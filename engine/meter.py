@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from engine import messages as m
 from engine.core import Engine
-from engine.counters import Counters
+from engine.counters import Counters, SpecFigures
 from engine.scheduler import StepPlan
 from engine.sequence import Phase
 from engine.step_time import SHORTEST_S
@@ -37,13 +37,17 @@ class Pace:
 
 
 class Meter:
-    """What warmed the engine up does not count."""
+    """What warmed the engine up does not count. ``speculation``: how it stood at the start."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, engine: Engine, clock: Callable[[], float], speculation: SpecFigures
+    ) -> None:
         self._engine = engine
+        self._speculation = speculation
         self._clock = clock
         self._pace = Pace()
         engine.scheduler.counters = Counters()
+        engine.scheduler.counters.speculation.load_failures = int(bool(speculation.dropped))
 
     def run(self, plan: StepPlan) -> list[TokenOut]:
         """Run a planned step; returns the tokens drawn in it."""
@@ -70,6 +74,9 @@ class Meter:
         s = engine.scheduler
         queued = sum(q.remaining for q in s.queue if q.phase is Phase.WAITING)
         queued += sum(q.remaining for q in s.prefilling)
+        if engine.speculator is not None:
+            before, self._speculation = self._speculation, engine.speculator.figures()
+            s.counters.speculation.crashes += self._speculation.dropped != before.dropped
         return m.Beat(
             running=len(s.decoding),
             waiting=len(s.sequences) - len(s.decoding),
@@ -77,5 +84,6 @@ class Meter:
             pages_free=engine.manager.available,
             step_model=tuple(engine.step_time.known or ()),
             counters=s.counters,
+            speculation=self._speculation,
             pace=self._pace.of_late(),
         )

@@ -18,6 +18,7 @@ from engine import messages as m
 from engine.arena import Arena
 from engine.channel import Closed, EngineChannel
 from engine.core import Engine
+from engine.counters import SpecFigures
 from engine.egress import Egress
 from engine.grammar.compiler import Compiler
 from engine.grammar.parking import LOOK_S, Parking
@@ -38,6 +39,7 @@ class EngineServer:
         grammars: Compiler,
         channel: EngineChannel[m.Command],
         arena: Arena,
+        speculation: SpecFigures,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -50,7 +52,7 @@ class EngineServer:
         )
         self._egress = Egress(arena.shape.outbound_slots(), self._copy_out)
         self._out: list[Any] = []
-        self._meter = Meter(engine, clock)
+        self._meter = Meter(engine, clock, speculation)
         engine.manager.report()
 
     def run(self) -> None:

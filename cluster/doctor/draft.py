@@ -12,18 +12,18 @@ from engine.checkpoint import load_config
 from engine.shards import read_shards
 from engine.spec import SpeculationSpec
 from engine.speculation.source import NAMES, Source, source
+from engine.speculation.vocabulary import check_vocabularies
 from protocol.errors import StartupError
 
 _HUB_S = 2.0
 _REMEDY = "decode workers would go on without it; --speculation-model names another"
 
 
-class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
+class DraftFacts(msgspec.Struct, frozen=True):
     """``source`` is None where there is none, or ``error`` says why it is of no use."""
 
     source: Source | None = None
     parameters: int = 0
-    vocabularies: tuple[int, int] | None = None  # the draft model's, and the target's
     to_fetch: str = ""  # what the hub would send
     error: str = ""
 
@@ -46,13 +46,13 @@ def collect(wanted: Wanted) -> DraftFacts:
 
 def _look_at(found: Source | None, wanted: Wanted) -> DraftFacts:
     if found is None or found.folder is None:
-        return DraftFacts(source=found)
-    vocabularies = None
-    target = model.here(wanted).config
-    if found.method == "draft" and target is not None:
-        vocabularies = (load_config(found.folder).vocab_size, target.vocab_size)
-    parameters = sum(read_shards(found.folder).elements.values())
-    return DraftFacts(source=found, parameters=parameters, vocabularies=vocabularies)
+        return DraftFacts(found)
+    target = model.here(wanted).path
+    if found.method == "draft":
+        load_config(found.folder)
+        if target is not None:
+            check_vocabularies(found.folder, target)
+    return DraftFacts(found, sum(read_shards(found.folder).elements.values()))
 
 
 def judge(facts: DraftFacts, wanted: Wanted) -> list[Finding]:
@@ -65,9 +65,5 @@ def judge(facts: DraftFacts, wanted: Wanted) -> list[Finding]:
         return []
     if found.folder is None:
         return [ok("draft", "n-grams of prompt and output")]
-    if facts.vocabularies is not None and len(set(facts.vocabularies)) > 1:
-        own, target = facts.vocabularies
-        text = f"{found.folder} has {own} tokens in its vocabulary, the model {target}"
-        return [note("draft", text, _REMEDY)]
     text = f"{found.folder.name}: {NAMES[found.method]}, {facts.parameters / 1e6:.1f} M parameters"
     return [ok("draft", text)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -87,3 +89,9 @@ def test_the_names_are_those_of_vllm() -> None:
     name = "baton_spec_decode_num_accepted_tokens_per_pos_total"
     by_place = [gauge(page, name, position=str(place), **of) for place in range(3)]
     assert by_place == [1, 1, 0]
+
+
+def test_the_documentation_names_every_metric_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    told = set(re.findall(r"`(baton_(?:spec_decode|decode_rows)\w*)", page))
+    assert told == set(Worker(Counters(), SpecFigures("draft")).page())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -58,11 +57,13 @@ def test_a_draft_that_is_of_no_use_is_no_problem(tmp_path: Path) -> None:
 
 def test_another_vocabulary_is_noted(tmp_path: Path) -> None:
     shutil.copytree(DEMO.parent / "draft", tmp_path / "draft")
-    config = tmp_path / "draft" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 5000}))
+    tokenizer = tmp_path / "draft" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"def"', '"fed"'))
     level, text = said(wanted("draft", tmp_path / "draft"))
-    assert level == ["note"]
-    assert "has 5000 tokens in its vocabulary, the model 4096" in text
+    assert level == ["note"] and "its tokenizer is not that of" in text
+    (tmp_path / "draft" / "config.json").write_text("{}")
+    level, text = said(wanted("draft", tmp_path / "draft"))
+    assert level == ["note"] and "config.json" in text
 
 
 def test_its_weights_and_its_kv_are_counted() -> None:

@@ -1,0 +1,156 @@
+"""From settings to an engine that speculates, and what becomes of a draft that is of no use."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from decode_worker.policy import plan
+from engine.core import Engine
+from engine.loading import Loaded, load
+from engine.meter import Meter
+from engine.spec import EngineSpec, SpeculationMethod, SpeculationSpec
+from engine.speculation.controller import Controller
+from engine.speculation.loading import passes_of
+from tests.engine.conftest import drain, request
+from tests.engine.families import save
+
+PROMPT = [5, 6, 7, 8] * 12
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft of one layer."""
+    return save(tmp_path_factory.mktemp("small"), num_hidden_layers=1)
+
+
+def loaded(target: Path, method: SpeculationMethod, folder: Path | None = None) -> Loaded:
+    model_path = None if folder is None else str(folder)
+    spec = EngineSpec(
+        model_path=str(target),
+        role="decode",
+        device="cpu",
+        threads=1,
+        kv_tokens=2048,
+        max_batch=4,
+        chunk=64,
+        max_model_len=512,
+        kv_precision="exact",
+        speculation=SpeculationSpec(method=method, model_path=model_path, max_tokens=4),
+    )
+    return load(spec, plan, lambda what, done: None)
+
+
+def text(engine: Engine) -> list[int]:
+    engine.generate(1, request("a", PROMPT, max_tokens=40))
+    return drain(engine)[1]
+
+
+def test_every_method_says_the_same(tiny_folder: Path, small: Path) -> None:
+    plain = loaded(tiny_folder, "off")
+    assert plain.engine.speculator is None and plain.ready.speculation == "off"
+    said = text(plain.engine)
+    ways: list[tuple[SpeculationMethod, Path | None]]
+    ways = [("ngram", None), ("auto", None), ("draft", small), ("auto", small)]
+    for method, folder in ways:
+        one = loaded(tiny_folder, method, folder)
+        speculator = one.engine.speculator
+        assert speculator is not None and isinstance(speculator.lengths, Controller)
+        assert one.ready.speculation == ("ngram" if folder is None else "draft")
+        assert speculator.proposer.most == 4
+        assert one.engine.manager.available == one.engine.manager.pages
+        assert text(one.engine) == said
+
+
+def broken(kind: str, small: Path, folder: Path) -> Path:
+    """A folder that holds no draft of the target."""
+    if kind == "nothing there":
+        return folder / "nowhere"
+    shutil.copytree(small, folder / "draft")
+    draft = folder / "draft"
+    weights = draft / "model.safetensors"
+    if kind == "cut short":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif kind == "a pickle":
+        weights.rename(draft / "pytorch_model.bin")
+    elif kind == "no config":
+        (draft / "config.json").unlink()
+    else:
+        shutil.rmtree(draft)
+        save(draft, num_hidden_layers=1, vocab_size=400)
+    return draft
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("nothing there", "no such folder"),
+        ("cut short", "where its header says"),
+        ("a pickle", "is a pickle, which is never loaded"),
+        ("no config", "cannot read the model's config"),
+        ("another vocabulary", "vocabulary of 400 tokens"),
+    ],
+)
+def test_without_a_draft_it_serves(
+    kind: str, why: str, tiny_folder: Path, small: Path, tmp_path: Path
+) -> None:
+    one = loaded(tiny_folder, "auto", broken(kind, small, tmp_path))
+    assert one.engine.speculator is None
+    assert one.ready.speculation.startswith("dropped: ") and why in one.ready.speculation
+    assert len(text(one.engine)) == 40
+    meter = Meter(one.engine, lambda: 0.0, one.speculation)
+    assert meter.beat().speculation == one.speculation
+    assert meter.beat().counters.speculation.load_failures == 1
+
+
+def test_heads_are_no_draft_and_a_draft_no_heads(tiny_folder: Path, small: Path) -> None:
+    assert "expected Medusa heads" in loaded(tiny_folder, "medusa", small).ready.speculation
+
+
+def test_a_proposer_that_fails_at_work_is_counted_once(tiny_folder: Path, small: Path) -> None:
+    one = loaded(tiny_folder, "draft", small)
+    speculator = one.engine.speculator
+    assert speculator is not None
+    meter = Meter(one.engine, lambda: 0.0, one.speculation)
+    assert meter.beat().speculation.active
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    speculator.proposer.propose = fails  # type: ignore[method-assign, assignment]
+    one.engine.generate(1, request("a", PROMPT, max_tokens=200))
+    while step := one.engine.plan():
+        meter.run(step)
+    for beat in (meter.beat(), meter.beat()):
+        assert str(beat.speculation) == "dropped: RuntimeError: out of memory"
+        assert beat.counters.speculation.crashes == 1
+        assert beat.counters.generated_tokens == 200 and beat.pace == 1.0
+    assert beat.counters.decode_rows == 199
+
+
+def test_beats_tell_what_drafts_bring(tiny_folder: Path) -> None:
+    one = loaded(tiny_folder, "draft", tiny_folder)  # the model itself: every draft is right
+    meter = Meter(one.engine, lambda: 0.0, one.speculation)
+    one.engine.generate(1, request("a", PROMPT, max_tokens=120))
+    while step := one.engine.plan():
+        meter.run(step)
+    beat = meter.beat()
+    spec = beat.counters.speculation
+    assert spec.drafts > 0 and spec.accepted_tokens == spec.draft_tokens
+    assert beat.counters.decode_rows + spec.accepted_tokens == 119
+    assert beat.pace > 1.0
+
+
+def test_the_pass_that_is_measured_computes_as_many_rows(tiny_folder: Path) -> None:
+    engine = loaded(tiny_folder, "off").engine
+    seen: list[int] = []
+    hidden = engine.model.hidden
+    engine.model.hidden = lambda batch, pool: (  # type: ignore[method-assign]
+        seen.append(len(batch.tokens)) or hidden(batch, pool)  # type: ignore[func-returns-value]
+    )
+    for rows in (1, 7, 3000):  # more than the pool has slots
+        passes_of(engine)(rows)
+    assert seen == [1, 7, 3000]
+    assert engine.manager.available == engine.manager.pages
