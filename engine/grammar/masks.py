@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -113,22 +114,42 @@ class Masker:
         self, matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]] | None = None
     ) -> Bits:
         """Masks [rows, words] of the next tokens, one row for each matcher and for each of its
-        ``drafts``. A matcher with a problem allows only the end of the text."""
+        ``drafts``, which fit. A matcher with a problem allows only the end of the text."""
+        chains = [list(chain) for chain in drafts or [()] * len(matchers)]
+        firsts = list(accumulate((1 + len(chain) for chain in chains), initial=0))
+        bits = np.zeros((firsts.pop(), words_for(matchers[0].vocab)), dtype=np.int32)
+        self._fill(matchers, chains, firsts, bits)
+        for matcher, chain, first in zip(matchers, chains, firsts, strict=True):
+            matcher.go_on()
+            if matcher.recover():
+                self._walk(matcher, chain, bits[first : first + 1 + len(chain)])
+        return bits
+
+    def _fill(
+        self, matchers: Sequence[Matcher], chains: list[list[int]], firsts: list[int], bits: Bits
+    ) -> None:
         single: list[tuple[LLMatcher, int]] = []
         several: list[tuple[LLMatcher, int, list[int]]] = []
-        rows = 0
-        for matcher, chain in zip(matchers, drafts or [()] * len(matchers), strict=True):
+        for matcher, chain, first in zip(matchers, chains, firsts, strict=True):
             if chain:
-                several.append((matcher.inner, rows, list(chain)))
+                several.append((matcher.inner, first, chain))
             else:
-                single.append((matcher.inner, rows))
-            rows += 1 + len(chain)
-        bits = np.zeros((rows, words_for(matchers[0].vocab)), dtype=np.int32)
+                single.append((matcher.inner, first))
         if single:
             fill.fill_next_token_bitmask_par(self._executing(), single, bits)
         if several:
             fill.fill_next_token_bitmask_par_with_draft_tokens(self._executing(), several, bits)
-        return bits
+
+    def _walk(self, matcher: Matcher, chain: list[int], bits: Bits) -> None:
+        """Fill bits [1 + drafts, words] as if the drafts were drawn, one step after the other."""
+        walker = matcher.copy()
+        for row in range(1 + len(chain)):
+            if row:
+                walker.advance(chain[row - 1])
+            self._fill([walker], [[]], [0], bits[row : row + 1])
+            if walker.problem:
+                matcher.expect(row, walker.problem)
+                return
 
     def _executing(self) -> LLExecutor:
         if self._executor is None:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.core import Engine
 from engine.grammar.compiler import read_tokenizer
+from engine.grammar.masks import Masker, forbidden
 from engine.grammar.matcher import Matcher
 from protocol.request import Request
 
@@ -61,6 +63,15 @@ class Constrained:
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self.text.decode(list(tokens))
         return text
+
+
+CPU = torch.device("cpu")
+
+
+def allowed(matcher: Matcher, vocab: int = 320) -> list[int]:
+    """Tokens that may come next."""
+    barred = forbidden(Masker(1).fill([matcher]), vocab, CPU)
+    return (~barred)[0].nonzero()[:, 0].tolist()
 
 
 _leaves = st.one_of(

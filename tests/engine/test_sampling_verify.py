@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.sampling.draft_rows import DraftRows
 from engine.sampling.draw import Drawer
+from engine.sampling.penalties import History, PenaltyRows
 from engine.sampling.table import SamplingTable, penalises
 from engine.sequence import Phase
 from engine.sequence import Sequence as Running
@@ -51,6 +52,18 @@ def check_history(verified: Verified) -> None:
             assert set(row) == set(sequence.tokens)
             counts = np.bincount(verified.output(i), minlength=VOCAB)
             assert history.counts[sequence.row].tolist() == counts.tolist()
+
+
+def test_a_history_ends_where_its_table_ends() -> None:
+    """What is appended is padded to the longest of the step, not beyond."""
+    history = History(2, 6, VOCAB, torch.device("cpu"))
+    for row in range(2):
+        history.seat(row, [5, 6, 7][: 2 + row], 2)
+    rows = PenaltyRows(torch.tensor([0, 1]), torch.tensor([1, 0]), *torch.ones(3, 2))
+    tokens, counts = torch.tensor([[8, 8, 9, 9], [7, 8, 8, 7]]), torch.tensor([3, 4])
+    history.extend(rows, torch.tensor([3, 2]), tokens, counts)
+    assert history.tokens.tolist() == [[5, 6, 7, 8, 8, 7], [5, 6, 7, 8, 8, 9]]
+    assert history.counts[:, [5, 6, 7, 8, 9]].tolist() == [[0, 0, 2, 2, 0], [0, 0, 1, 2, 1]]
 
 
 # ---- distribution -----------------------------------------------------------------------------
