@@ -44,9 +44,12 @@ class Weights:
 
 
 Get = Callable[[str, tuple[int, ...]], Tensor]
+Product = Callable[[Tensor, Tensor | None], Linear]  # of a weight and its bias
 
 
-def projections(get: Get, c: ModelConfig, module: str) -> tuple[Linear, Linear]:
+def projections(
+    get: Get, c: ModelConfig, module: str, product: Product = linear
+) -> tuple[Linear, Linear]:
     """(query, key and value in one; output) of one layer's attention."""
     h, q, kv = c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
     weights = [
@@ -64,12 +67,12 @@ def projections(get: Get, c: ModelConfig, module: str) -> tuple[Linear, Linear]:
         bias = torch.cat(parts)
     out_bias = get(module + "o_proj.bias", (h,)) if c.out_bias else None
     return (
-        linear(torch.cat(weights), bias),
-        linear(get(module + "o_proj.weight", (h, q)), out_bias),
+        product(torch.cat(weights), bias),
+        product(get(module + "o_proj.weight", (h, q)), out_bias),
     )
 
 
-def dense(get: Get, c: ModelConfig, module: str) -> Mlp:
+def dense(get: Get, c: ModelConfig, module: str, product: Product = linear) -> Mlp:
     """One layer's MLP without experts."""
     h, n = c.hidden_size, c.intermediate_size
     gate_up = [get(module + "gate_proj.weight", (n, h)), get(module + "up_proj.weight", (n, h))]
@@ -77,8 +80,8 @@ def dense(get: Get, c: ModelConfig, module: str) -> Mlp:
     if c.mlp_bias:
         parts = [get(module + "gate_proj.bias", (n,)), get(module + "up_proj.bias", (n,))]
         gate_up_bias, down_bias = torch.cat(parts), get(module + "down_proj.bias", (h,))
-    down = linear(get(module + "down_proj.weight", (h, n)), down_bias)
-    return DenseMlp(linear(torch.cat(gate_up), gate_up_bias), down, c.activation)
+    down = product(get(module + "down_proj.weight", (h, n)), down_bias)
+    return DenseMlp(product(torch.cat(gate_up), gate_up_bias), down, c.activation)
 
 
 def _experts(get: Get, c: ModelConfig, layer: str) -> Mlp:
@@ -96,7 +99,7 @@ def _experts(get: Get, c: ModelConfig, layer: str) -> Mlp:
     return MoeMlp(weights, moe, c.activation)
 
 
-def _layer(get: Get, c: ModelConfig, i: int) -> LayerWeights:
+def _layer(get: Get, c: ModelConfig, i: int, product: Product) -> LayerWeights:
     p = f"model.layers.{i}."
 
     def norm(name: str) -> RmsNorm:
@@ -107,7 +110,7 @@ def _layer(get: Get, c: ModelConfig, i: int) -> LayerWeights:
         return RmsNorm(interleave(weight, 1), c.norm_eps)
 
     sandwich = c.sandwich_norms
-    qkv, out = projections(get, c, p + "self_attn.")
+    qkv, out = projections(get, c, p + "self_attn.", product)
     return LayerWeights(
         attention_norm=norm("input_layernorm"),
         qkv=qkv,
@@ -116,21 +119,27 @@ def _layer(get: Get, c: ModelConfig, i: int) -> LayerWeights:
         out=out,
         attention_out_norm=norm("post_attention_layernorm") if sandwich else None,
         mlp_norm=norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"),
-        mlp=_experts(get, c, p) if c.is_sparse(i) else dense(get, c, p + "mlp."),
+        mlp=_experts(get, c, p) if c.is_sparse(i) else dense(get, c, p + "mlp.", product),
         mlp_out_norm=norm("post_feedforward_layernorm") if sandwich else None,
     )
 
 
 def assemble(
-    get: Get, config: ModelConfig, progress: Callable[[float], None] = lambda _: None
+    get: Get,
+    config: ModelConfig,
+    progress: Callable[[float], None] = lambda _: None,
+    product: Product = linear,
 ) -> Weights:
-    """Build the weights from ``get(name, shape)``; reports the fraction done."""
+    """Build the weights from ``get(name, shape)``, all but those of experts to be multiplied with
+    as ``product`` does; reports the fraction done."""
     shape = (config.vocab_size, config.hidden_size)
     embedding = get("model.embed_tokens.weight", shape)
     layers = []
     for i in range(config.layers):
-        layers.append(_layer(get, config, i))
+        layers.append(_layer(get, config, i, product))
         progress((i + 1) / config.layers)
     head = embedding if config.tied_embeddings else get("lm_head.weight", shape)
     final_norm = get("model.norm.weight", (config.hidden_size,)) + config.norm_offset
-    return Weights(embedding, tuple(layers), RmsNorm(final_norm, config.norm_eps), linear(head))
+    return Weights(
+        embedding, tuple(layers), RmsNorm(final_norm, config.norm_eps), product(head, None)
+    )

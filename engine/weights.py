@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.config import ModelConfig
-from engine.layers import Weights, assemble
+from engine.layers import Product, Weights, assemble
+from engine.linear import linear
 from protocol.errors import StartupError
 
 
@@ -58,12 +59,13 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None] = lambda _: None,
+    product: Product = linear,
 ) -> Weights:
-    """Load the model in ``folder``.
+    """Load the model in ``folder``; ``product``: how its weights are multiplied with.
 
     Raises StartupError naming the tensor that is missing or has another shape than expected.
     """
-    return assemble(Tensors(folder, dtype, device), config, progress)
+    return assemble(Tensors(folder, dtype, device), config, progress, product)
 
 
 def names(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint import load_config
+from engine.linear import draft_linear
 from engine.model import Model
 from engine.sequence import Sequence as Running
 from engine.speculation.draft_known import Known
@@ -146,7 +147,7 @@ def load_draft(
             f"{folder}: has a vocabulary of {config.vocab_size} tokens; expected the target's,"
             f" of {target.config.vocab_size}"
         )
-    weights = load_weights(folder, config, target.dtype, target.device)
+    weights = load_weights(folder, config, target.dtype, target.device, product=draft_linear)
     longest = state.block_table.shape[1] * BLOCK_TOKENS
     positions = min(config.max_positions, longest)
     model = Model(config, weights, positions)

@@ -17,6 +17,7 @@ from engine.batch import Batch, View
 from engine.core import Engine, EngineConfig
 from engine.draft_pages import extend, trim
 from engine.kv_pool import make_pool
+from engine.linear import draft_linear
 from engine.model import Model
 from engine.reach import chunk_reach
 from engine.sampling.noise import NoiseRows, draw_all, row_key
@@ -251,3 +252,19 @@ def test_one_padded_otherwise_will_do(tiny: Model, tmp_path: Path, size: int) ->
 def test_the_head_is_less_than_the_vocabulary(tiny: Model) -> None:
     """Else the tests above would not see what is left out of it."""
     assert tiny.config.vocab_size > HEAD
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 40])
+def test_a_drafts_products_are_products(rows: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight, bias, x, residual = (
+        torch.randn(shape, generator=generator)
+        for shape in ((256, 96), (256,), (rows, 96), (rows, 256))
+    )
+    for own in (None, bias):
+        product = draft_linear(weight, own)
+        expected = torch.nn.functional.linear(x, weight, own)
+        torch.testing.assert_close(product(x), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            product.add(x, residual), expected + residual, atol=1e-4, rtol=1e-4
+        )
