@@ -106,10 +106,6 @@ class Masker:
         matchers, chains = [grammar for grammar, _, _ in bound], [chain for _, chain, _ in bound]
         return Filling(at, self._beside.submit(self.fill, matchers, chains))
 
-    def fitting(self, matcher: Matcher, drafts: Sequence[int]) -> int:
-        """How many of ``drafts``, from the first on, the grammar would take."""
-        return matcher.fitting(drafts)
-
     def fill(
         self, matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]] | None = None
     ) -> Bits:

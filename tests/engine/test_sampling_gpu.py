@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.grammar.masks import Barred, forbid_, forbidden, words_for
+from engine.sampling.draft_rows import DraftRows
 from engine.sampling.draw import Drawer
 from protocol.logprobs import Logprobs
 from protocol.sampling import Sampling
@@ -53,6 +54,36 @@ def test_a_gpu_draws_the_same() -> None:
         if ours is not None and theirs is not None:
             assert (ours.rank, ours.top_tokens) == (theirs.rank, theirs.top_tokens)
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+def verified(device: str, samplings: list[Sampling]) -> list[list[int]]:
+    """Tokens of some steps with three drafts for each: [STEPS][4 * R]. All drafts are accepted."""
+    sequences, rows, table = seated(samplings, PROMPT, OUTPUT, VOCAB, device)
+    draw, count = Drawer(table), len(samplings)
+    generator = torch.Generator().manual_seed(4)
+    owner, depth = torch.arange(count).repeat_interleave(4), torch.arange(4).repeat(count)
+    steps = []
+    for step in range(STEPS):
+        drafts = torch.randint(0, 9, (count, 4), generator=generator)
+        ancestors = torch.where(torch.arange(3) < depth[:, None], drafts[owner, :3], -1)
+        nodes = DraftRows(owner.to(device), depth.to(device), ancestors.to(device))
+        logits = (torch.randn(4 * count, VOCAB, generator=generator) * 3).to(device)
+        start = len(sequences[0].tokens)
+        tokens, _ = draw.verify(sequences, logits, rows, start + nodes.depth, nodes)
+        steps.append(tokens.tolist())
+        at = torch.full((count,), start, device=device)
+        taken = torch.full((count,), 3 + step % 2, device=device)
+        drafts[:, 3] = drafts[:, 2] if step % 2 == 0 else drafts[:, 3]
+        draw.append(sequences, rows, at, drafts.to(device), taken)
+        for sequence, own in zip(sequences, drafts.tolist(), strict=True):
+            sequence.tokens += own[: 3 + step % 2]
+    return steps
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_verifies_the_same() -> None:
+    assert verified("cuda", every_kind()) == verified("cpu", every_kind())
 
 
 @pytest.mark.gpu

@@ -59,6 +59,17 @@ def test_rows_without_a_grammar_draw_what_they_drew() -> None:
             assert tokens[row] == free[row]
 
 
+def test_a_row_of_which_nothing_is_left_disturbs_no_other() -> None:
+    """Such is the row after the end of a text that a draft foresaw; nobody looks at its token."""
+    samplings, logits = everything()
+    empty = list(range(0, len(samplings), 3))
+    all_of_them = torch.ones(len(empty), VOCAB, dtype=torch.bool)
+    tokens = drawn(samplings, logits, Barred(empty, all_of_them))
+    free = drawn(samplings, logits, None)
+    for row, token in enumerate(tokens):
+        assert 0 <= token < VOCAB if row in empty else token == free[row]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_ban_leaves_a_token_to_draw(temperature: float) -> None:
     """Where the grammar allows only what is banned, the grammar wins; else both hold."""
