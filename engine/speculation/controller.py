@@ -31,8 +31,8 @@ MARGIN = 0.02
 BEGIN = 4
 """Plain steps at the beginning, to compare with."""
 
-AGAIN, AGAIN_OFF = 8, 16
-"""Steps between two decisions, while speculating and while not."""
+AGAIN, AGAIN_STEADY = 8, 16
+"""Steps between two decisions: while speculating, and when the last two came to the same."""
 
 PLAIN_GAP, LONGEST_PLAIN_GAP = 32, 512
 """Steps of speculation between two plain ones, which tell whether it still pays: at first, and in
@@ -105,7 +105,7 @@ class Controller:
 
     def _decide(self, decoding: Sequence[Running], chunk_tokens: int) -> list[int]:
         curve = self._costs.curve()
-        self._again = self._step + AGAIN_OFF
+        self._again = self._step + AGAIN_STEADY
         if curve is None or self._nothing_new(decoding):
             return []
         self._decided, self._chunk = self._step, chunk_tokens
@@ -122,7 +122,7 @@ class Controller:
         if counts:
             counts = self._tries.pick(cohort, counts, choice, self._step)
         self._idle_batch = 0 if pays or any(counts) else len(decoding)
-        self._again = self._next(pays and bool(counts))
+        self._again = self._next(pays and bool(counts), steady=counts == self._counts)
         return counts if any(counts) else []
 
     def _or_plain(self, counts: list[int]) -> list[int]:
@@ -133,11 +133,11 @@ class Controller:
         self._plain_at = self._step + self._plain_gap
         return []
 
-    def _next(self, pays: bool) -> int:
+    def _next(self, pays: bool, steady: bool) -> int:
         """The step of the next decision."""
         if self._tries.under_way or not (pays or self._idle_batch):
             return self._step + 1
-        again = self._step + (AGAIN if pays else AGAIN_OFF)
+        again = self._step + (AGAIN if pays and not steady else AGAIN_STEADY)
         return min(again, max(self._tries.due, self._step + 1))
 
     def _nothing_new(self, decoding: Sequence[Running]) -> bool:

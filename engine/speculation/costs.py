@@ -39,23 +39,33 @@ class Pace:
     """Observed over predicted, of plain and speculating steps at one size of the batch."""
 
     plain: float = 1.0
-    verify: float = 1.0
     plain_steps: int = 0
     verify_steps: int = 0
-    stale: int = 0  # plain steps since the last speculating one
+    _verify: float = 1.0  # as of the last speculating step ...
+    _then: float = 1.0  # ... when plain ones were at this
+    _stale: int = STALE_STEPS  # plain steps since
+
+    @property
+    def verify(self) -> float:
+        """No pass with nodes is quicker than a plain one: where it looks like it, what is known of
+        one of them is old."""
+        moved = self.plain / self._then if self._stale >= STALE_STEPS else 1.0
+        return max(self._verify * moved, self.plain)
 
     def saw_plain(self, ratio: float) -> None:
-        before = self.plain
-        self.plain = _follow(before, ratio, self.plain_steps, 0)
+        self.plain = _follow(self.plain, ratio, self.plain_steps, 0)
         self.plain_steps += 1
-        self.stale += 1
-        if not self.verify_steps or self.stale > STALE_STEPS:
-            self.verify *= self.plain / before
+        self._stale += 1
 
     def saw_verify(self, ratio: float) -> None:
-        self.verify = _follow(self.verify, ratio, self.verify_steps, TRUST)
+        self._verify = _follow(self.verify, ratio, self.verify_steps, TRUST)
         self.verify_steps += 1
-        self.stale = 0
+        self._then = self.plain
+        self._stale = 0
+
+    def another(self) -> Pace:
+        """For a size of the batch that is new: the same, but for what it rests on."""
+        return Pace(self.plain, _verify=self.verify, _then=self.plain)
 
 
 def _follow(known: float, seen: float, steps: int, trust: int) -> float:
@@ -122,8 +132,7 @@ class Costs:
         size = (batch - 1).bit_length()
         pace = self._paces.get(size)
         if pace is None:
-            last = self._last
-            pace = self._paces[size] = Pace(last.plain, last.verify)
+            pace = self._paces[size] = self._last.another()
         self._last = pace
         return pace
 
@@ -140,12 +149,10 @@ class Costs:
         self, curve: Curve, batch: int, nodes: int, chunk_tokens: int, kv_tokens: int
     ) -> Vector:
         """[nodes + 1] of the model's pass with 0 .. nodes. What a chunk beside it takes counts for
-        the prompts, not for the nodes; they cost more beside it, where rows cost more. No pass is
-        quicker than a plain one: where it looks like it, what is known of one of them is old."""
+        the prompts, not for the nodes; they cost more beside it, where rows cost more."""
         span = curve.span(batch + chunk_tokens, batch + chunk_tokens + nodes)
         base = curve(batch) + self.kv_seconds(kv_tokens)
-        pace = self.pace(batch)
-        seconds: Vector = max(pace.verify, pace.plain) * (span - span[0] + base)
+        seconds: Vector = self.pace(batch).verify * (span - span[0] + base)
         return seconds
 
     def observe(self, batch: int, rows: int, kv_tokens: int, step_s: float, draft_s: float) -> None:

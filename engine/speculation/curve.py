@@ -20,6 +20,9 @@ BUDGET_S = 1.0
 REPEATS = 3
 """Of each number of rows; the shortest counts: whatever disturbs a pass makes it longer."""
 
+FIRST = (1, 32, 8, 2, 128, 4, 16, 64)
+"""Rows that come first: the three that are measured in any case, and what matters most."""
+
 
 class Curve:
     """``seconds`` [R] of passes with 1 .. R rows, never falling; beyond R it goes on as a line."""
@@ -51,18 +54,18 @@ def calibrate(
     budget_s: float = BUDGET_S,
 ) -> Curve:
     """Measure ``run(rows)``, one pass of the model over so many rows, which has ended when it
-    returns. Powers of two come first, then the numbers between, as far as ``budget_s`` goes (1 and
-    2 are always measured); what is not measured lies on lines."""
+    returns, as far as ``budget_s`` goes; what is not measured lies on lines."""
     ends = clock() + budget_s
-    counts = row_counts(most_rows)
-    powers = [rows for rows in counts if rows & (rows - 1) == 0]
+    counts = row_counts(max(most_rows, FIRST[1]))
+    first = [rows for rows in FIRST if rows <= counts[-1]]
     measured: dict[int, float] = {}
     run(1)
-    for rows in powers + [rows for rows in counts if rows not in powers]:
-        likely = REPEATS * max(measured.values(), default=0.0)
-        if len(measured) < 2 or clock() + likely < ends:
-            # The first pass of a size may have to be made ready; it is not the shortest then.
-            measured[rows] = min(_timed(run, rows, clock) for _ in range(REPEATS))
+    for rows in first + [rows for rows in counts if rows not in first]:
+        longest = max(measured.values(), default=0.0)
+        # The first pass of a size may have to be made ready; it is not the shortest then.
+        repeats = REPEATS if len(counts) * REPEATS * longest < 2 * budget_s else 2
+        if len(measured) < 3 or clock() + repeats * longest < ends:
+            measured[rows] = min(_timed(run, rows, clock) for _ in range(repeats))
     knots = sorted(measured)
     return from_knots(knots, [measured[rows] for rows in knots])
 

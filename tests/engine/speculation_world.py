@@ -127,9 +127,7 @@ class World:
     ) -> float:
         if not asked:
             return 0.0
-        late = [
-            s.handle for s, n in zip(sequences, asked, strict=True) if n and self.catch_up
-        ]
+        late = [s.handle for s, n in zip(sequences, asked, strict=True) if n and self.catch_up]
         late = [handle for handle in late if handle not in self._caught]
         self._caught.update(late)
         machine, passes = self.machine, max(1, self.passes(max(proposed)))
