@@ -137,6 +137,7 @@ class Speculating(Lives):
         self.lengths: Callable[[], Lengths] = lambda: AnyLengths(4)
         self.preempted = self.shared_tokens = 0
         self.drafted = self.accepted = 0
+        self.dropped = ""  # why the last engine's proposer was, if it was
         self.requests = wishes(model.config.vocab_size, grammars is not None)
         self.reports: list[list[TokenOut]] = []
         self.alone = [self._alone(r) for r in self.requests]
@@ -151,7 +152,8 @@ class Speculating(Lives):
         return self._texts[wanted.id, wanted.sampling.choice]
 
     def with_(self, proposer: Make, lengths: Callable[[], Lengths] | None = None) -> Speculating:
-        """The same, with this proposer from now on."""
+        """The same, with this proposer from now on, and counted anew."""
+        self.drafted = self.accepted = self.preempted = 0
         self.proposer = proposer
         if lengths is not None:
             self.lengths = lengths
@@ -186,6 +188,7 @@ class Speculating(Lives):
         counts = engine.scheduler.counters.speculation
         self.drafted += counts.draft_tokens
         self.accepted += counts.accepted_tokens
+        self.dropped = engine.speculator.dropped if engine.speculator is not None else ""
         return out
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.core import Engine
 from engine.model import Model
 from engine.sequence import Sequence as Running
 from engine.speculation.drafts import Drafts
@@ -87,15 +86,8 @@ def everybody() -> Schedule:
 
 def dropped(lives: Speculating, faulty: Faulty) -> str:
     """Live with it; why it was dropped."""
-    engines: list[Engine] = []
-
-    def make(engine: Engine) -> Faulty:
-        engines.append(engine)
-        return faulty
-
-    lives.with_(make, lambda: FixedLength(4)).check(everybody())
-    assert engines[0].speculator is not None
-    return engines[0].speculator.dropped
+    lives.with_(lambda engine: faulty, lambda: FixedLength(4)).check(everybody())
+    return lives.dropped
 
 
 @pytest.mark.parametrize("name", NONSENSE)

@@ -4,25 +4,26 @@ the model's distribution."""
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from engine.core import Engine
 from engine.model import Model
+from engine.speculation.draft_model import load_draft
 from protocol.request import Request
 from tests.engine.conftest import request
 from tests.engine.proposers import Oracle, RandomDraft
 from tests.engine.sampling import p_value
-from tests.engine.speculating import AnyLengths, Speculating
+from tests.engine.speculating import AnyLengths, Make, Speculating, Watched
 from tests.engine.test_identity import hand_over
 from tests.gpu.reference import logits_of
 
 VOCAB = 320
 SOME = 4  # tokens that may be drawn
 LENGTH = 4
-DRAWS = 3000
+DRAWS = 2000
 
 
 @pytest.fixture(scope="module")
@@ -30,31 +31,52 @@ def lives(tiny: Model) -> Speculating:
     return Speculating(tiny, None)
 
 
-def engines(lives: Speculating, with_drafts: str) -> list[Engine]:
-    """Two of them, named by who has drafts: the one before, after, both."""
-    found: list[Engine] = []
+def oracle(lives: Speculating) -> Make:
+    return lambda engine: Oracle(lives.text, VOCAB, 5, 0.8, 2)
+
+
+def draft(lives: Speculating, folder: Path) -> Make:
+    """The model itself, with KV of its own."""
+    return lambda engine: load_draft(
+        folder, engine.model, engine.state, pages=engine.config.pages, most=5
+    )
+
+
+@pytest.fixture(params=["oracle", "draft"])
+def make(lives: Speculating, tiny_folder: Path, request: pytest.FixtureRequest) -> Make:
+    return oracle(lives) if request.param == "oracle" else draft(lives, tiny_folder)
+
+
+def engines(lives: Speculating, make: Make, with_drafts: str) -> list[Watched]:
+    """Two of them; who has drafts: the one before, after, or both."""
+    found: list[Watched] = []
     for which in ("before", "after"):
-        lives.proposer = None
-        if with_drafts in (which, "both"):
-            lives.with_(lambda engine: Oracle(lives.text, VOCAB, 5, 0.8, 2), lambda: AnyLengths(5))
+        lives.proposer = make if with_drafts in (which, "both") else None
+        lives.lengths = lambda: AnyLengths(5)
         found.append(lives.engine())
     return found
 
 
-@pytest.mark.parametrize("with_drafts", ["before", "after", "both"])
-def test_handed_over_after_the_prompt(lives: Speculating, with_drafts: str) -> None:
-    p, d = engines(lives, with_drafts)
-    for wanted, whole in list(zip(lives.requests, lives.alone, strict=True))[:6]:
+def accepted(engine: Watched) -> int:
+    assert engine.speculator is not None and not engine.speculator.dropped
+    return engine.scheduler.counters.speculation.accepted_tokens
+
+
+@pytest.mark.parametrize("with_drafts", ["after", "both"])
+def test_handed_over_after_the_prompt(lives: Speculating, make: Make, with_drafts: str) -> None:
+    p, d = engines(lives, make, with_drafts)
+    for wanted, whole in list(zip(lives.requests, lives.alone, strict=True))[:5]:
         for _ in "12":  # then only what is missing travels
             assert hand_over(p, d, wanted, 1 << 20) == whole
     assert p.manager.available == d.manager.available == 64
+    assert accepted(d)
 
 
 @pytest.mark.parametrize("with_drafts", ["before", "after", "both"])
-def test_moved_in_the_middle_of_the_text(lives: Speculating, with_drafts: str) -> None:
+def test_moved_in_the_middle_of_the_text(lives: Speculating, make: Make, with_drafts: str) -> None:
     """As when a worker is drained: the other one computes what the first had said."""
+    before, after = engines(lives, make, with_drafts)
     for wanted, whole in list(zip(lives.requests, lives.alone, strict=True))[12:20]:
-        before, after = engines(lives, with_drafts)
         before.generate(0, wanted)
         said: list[int] = []
         while len(said) < len(whole) // 2:
@@ -66,6 +88,7 @@ def test_moved_in_the_middle_of_the_text(lives: Speculating, with_drafts: str) -
             while step := after.plan():
                 said += [token.token for token in after.run(step)]
         assert said == whole
+    assert all(accepted(engine) for engine in (before, after) if engine.speculator is not None)
 
 
 def some(seed: int) -> Request:
