@@ -56,8 +56,8 @@ def test_nothing_to_gain_is_nothing_proposed() -> None:
 
 
 def test_those_who_gain_most_come_first() -> None:
-    gains = np.array([0.95, 0.1, 0.6])[:, None] ** np.arange(1, 9)
-    verify = 1.0 + 0.05 * np.arange(25)  # rows cost, so not everybody gets all
+    gains: Vector = np.array([0.95, 0.1, 0.6])[:, None] ** np.arange(1.0, 9.0)
+    verify: Vector = 1.0 + 0.05 * np.arange(25.0)  # rows cost, so not everybody gets all
     counts = choose(gains, np.ones_like(gains), Prices(1.0, verify, np.zeros(9, int))).counts
     assert counts[0] > counts[2] > counts[1]
 

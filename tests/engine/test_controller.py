@@ -246,8 +246,8 @@ def test_a_chunk_beside_it_makes_rows_dear() -> None:
     control = controller(world)
     world.run(control, 4000)
     alone = sum(control.wanted(world.running, 0))
-    assert 0 < sum(control.wanted(world.running, 512)) < alone / 2
-    assert sum(control.wanted(world.running, 0)) == alone
+    assert 0 < sum(control.wanted(world.running, 512)) < 0.75 * alone
+    assert sum(control.wanted(world.running, 0)) >= alone
 
 
 def test_nobody_decodes() -> None:
