@@ -7,13 +7,11 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from engine.demo.export import model_config, write_json
+from engine.demo.export import WEIGHTS, model_config, write_json
 from engine.demo.heads_models import MedusaHeads
 from engine.demo.heads_recipe import HeadRecipe, make_head
 from engine.demo.models import Llama
 from engine.speculation.heads_tree import Prior
-
-FILES = {"medusa": "medusa_lm_head.safetensors", "eagle": "model.safetensors"}
 
 
 def export_head(
@@ -22,7 +20,7 @@ def export_head(
     """Write weights in bfloat16, and the config. ``prior``: see engine/speculation/heads_tree."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {k: v.detach().bfloat16().contiguous() for k, v in head.state_dict().items()}
-    save_file(weights, folder / FILES[recipe.kind], metadata={"format": "pt"})
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     s = target.shape
     if isinstance(head, MedusaHeads):
         config: dict[str, object] = {
@@ -46,6 +44,6 @@ def export_head(
 def load_head(target: Llama, recipe: HeadRecipe, folder: Path) -> nn.Module:
     """An exported head: its bfloat16 weights, held in float32."""
     head = make_head(recipe, target)
-    weights = load_file(folder / FILES[recipe.kind])
+    weights = load_file(folder / WEIGHTS)
     head.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     return head.eval()

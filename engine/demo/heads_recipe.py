@@ -38,7 +38,7 @@ class HeadRecipe:
     seed: int = 1
 
 
-RECIPES = {"medusa": HeadRecipe("medusa", 500), "eagle": HeadRecipe("eagle", 500, lr=4e-3)}
+RECIPES = {"medusa": HeadRecipe("medusa", 320), "eagle": HeadRecipe("eagle", 500, lr=4e-3)}
 
 
 def learning_rate(step: int, recipe: HeadRecipe) -> float:

@@ -43,6 +43,8 @@ class Draws:
 
     def ranked(self, logits: Tensor, positions: Tensor, most: int) -> Tensor:
         """The ``most`` most promising tokens of each instead of one, best first: [n, most]."""
+        if most == 1:
+            return self.draw(logits, positions)[:, None]
         if not self._noisy:
             return logits.topk(most, dim=-1).indices
         scores, ids = self._scores(logits, positions, max(HEAD, most))

@@ -123,16 +123,19 @@ class Eagle:
         c = self._head.config
         reach = Reach(spans, table, len(going), c.heads // c.kv_heads, self._model.dtype)
         draws = Draws(sequences, rows, state.sampling)
-        newest = state.length[rows] - 1
+        ahead = torch.arange(len(going), device=rows.device)[:, None]
+        at = state.length[rows] - 1 + ahead  # [passes, b], of the rows that passes begin with
+        block = (at // BLOCK_TOKENS).clamp_(max=table.shape[1] - 1)  # beyond, nobody goes on
+        slots = slots_of(table.gather(1, block.t()).t(), at)
         best = torch.empty(len(rows), len(going), width, dtype=torch.int64, device=rows.device)
         features = self._first(spans, rows, table, reach)
+        later = reach.later(going[1:])
         for i, count in enumerate(going):
-            at = newest[:count] + i
+            own = slice(count)
             if i:
-                slots = slots_of(table[:count].gather(1, (at // BLOCK_TOKENS)[:, None])[:, 0], at)
-                spine, view = best[:count, i - 1, 0], reach.later(count, i)
-                features = self._head(spine, features[:count], at, slots, view)
-            best[:count, i] = draws.ranked(self._model.read(features), at + 1, width)
+                spine, place = best[own, i - 1, 0], slots[i, own]
+                features = self._head(spine, features[own], at[i, own], place, later[i - 1])
+            best[own, i] = draws.ranked(self._model.read(features), at[i, own] + 1, width)
         depth, rank = self._place
         return best[:, depth[:nodes, 0], rank[:nodes, 0]]
 

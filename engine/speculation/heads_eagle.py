@@ -25,7 +25,7 @@ from engine.checkpoint import load_config
 from engine.config import ModelConfig
 from engine.kv_pool import make_pool
 from engine.layers import dense, projections
-from engine.linear import Linear, linear
+from engine.linear import Linear, draft_linear
 from engine.model import Model
 from engine.norm import RmsNorm
 from engine.rotary import rotary_table, rotate_
@@ -61,10 +61,10 @@ class EagleHead:
 
         self._join = _join(tensors, prefix, c.hidden_size)
         self._embedding = _embedding(tensors, prefix, model)
-        self._qkv, self._out = projections(get, c, "layers.0.self_attn.")
+        self._qkv, self._out = projections(get, c, "layers.0.self_attn.", draft_linear)
         norm = get("layers.0.post_attention_layernorm.weight", (c.hidden_size,))
         self._mlp_norm = RmsNorm(norm, c.norm_eps)
-        self._mlp = dense(get, c, "layers.0.mlp.")
+        self._mlp = dense(get, c, "layers.0.mlp.", draft_linear)
         self._turns = rotary_table(c.rope, c.head_dim, positions, model.device)
         format_ = c.kv_format("exact", "wide", model.dtype.itemsize)
         self._pool = make_pool(format_, pages, model.dtype, model.device)
@@ -105,7 +105,7 @@ def _check(c: ModelConfig, target: ModelConfig, folder: Path) -> None:
 
 def _join(tensors: Tensors, prefix: str, hidden: int) -> Linear:
     bias = prefix + "fc.bias"
-    return linear(
+    return draft_linear(
         tensors(prefix + "fc.weight", (hidden, 2 * hidden)),
         tensors(bias, (hidden,)) if bias in tensors.names else None,
     )

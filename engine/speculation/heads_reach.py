@@ -8,6 +8,7 @@ pass 2 ..  one row, of the draft that the pass before made, behind them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,24 +73,33 @@ class Reach:
         queries = int(pending.max())
         back = np.minimum(np.arange(queries)[::-1], pending[:, None] - 1)  # [b, queries]
         last = torch.from_numpy(spans.length[:, None] - 1 - back).to(self._device)
+        hidden = (self._at[:, None] > last[:, :, None]) | self._before[:, None]
+        mask = self._mask(hidden).repeat_interleave(self._shared, 1)[:, None]
         total = int(spans.ends[-1]) + 1
-        if total == len(pending) * queries:
-            return self._view(last, slice(None), total)
-        rows = torch.from_numpy((spans.ends[:, None] - back).ravel()).to(self._device)
-        return self._view(last, rows, total)
+        rows: Tensor | slice = slice(None)
+        if total < len(pending) * queries:
+            rows = torch.from_numpy((spans.ends[:, None] - back).ravel()).to(self._device)
+        return self._view(mask, rows, total, queries)
 
-    def later(self, count: int, ahead: int) -> View:
-        """One row of each of the first ``count`` sequences, ``ahead`` tokens behind its last."""
-        newest = torch.from_numpy(self._spans.length[:count, None] - 1 + ahead)
-        return self._view(newest.to(self._device), slice(None), count)
+    def later(self, going: Sequence[int]) -> list[View]:
+        """Of the passes after the first one: one row of each of the first ``going[i]`` sequences, a
+        token further on in each pass."""
+        if not going:
+            return []
+        ahead = np.arange(1, len(going) + 1)[:, None]
+        newest = torch.from_numpy(self._spans.length - 1 + ahead).to(self._device)
+        masks = self._mask((self._at > newest[:, :, None]) | self._before)  # [passes, b, span]
+        return [
+            self._view(mask[:count, None, None], slice(None), count)
+            for mask, count in zip(masks.unbind(), going, strict=True)
+        ]
 
-    def _view(self, last: Tensor, rows: Tensor | slice, total: int) -> View:
-        """Rows of the first sequences that attend up to the positions ``last`` [c, queries]."""
-        count, queries = last.shape
-        hidden = (self._at[:count, None] > last[:, :, None]) | self._before[:count, None]
+    def _mask(self, hidden: Tensor) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        mask.masked_fill_(hidden, float("-inf"))
-        if queries > 1:
-            mask = mask.repeat_interleave(self._shared, 1)
-        group = DecodeGroup(rows, self._pages[:count], self._base[:count], mask[:, None], queries)
+        return mask.masked_fill_(hidden, float("-inf"))
+
+    def _view(self, mask: Tensor, rows: Tensor | slice, total: int, queries: int = 1) -> View:
+        """mask: [c, 1, queries or one for all heads, span], of the first c sequences."""
+        count = len(mask)
+        group = DecodeGroup(rows, self._pages[:count], self._base[:count], mask, queries)
         return View(total, (group,), ())
