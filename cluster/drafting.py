@@ -34,8 +34,11 @@ def resolve(spec: SpeculationSpec, served: str | None, report: Reporter) -> Spec
     """The same, fetched from the hub if need be; what cannot be had stays as it was given."""
     try:
         here, repo = located(spec, served)
-        if repo is None:
-            return here
+    except StartupError:  # the checks before a start have said so
+        return spec
+    if repo is None:
+        return here
+    try:
         return replace(spec, model_path=str(hub.download(repo, hub.FILES, report.download)))
     except StartupError as error:
         report(Note(f"speculation: {error}"))

@@ -12,6 +12,7 @@ from typing import Any
 from cluster.redis_server import EmbeddedRedis
 from cluster.settings import WorkerSettings
 from cluster.worker import Worker
+from engine.spec import SpeculationSpec
 from protocol import auth
 from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
@@ -36,6 +37,7 @@ def settings(role: str, redis: EmbeddedRedis, model: Path, **changes: Any) -> Wo
             "prefill_chunk": 64,
             "local_prefill_tokens": 8,
             "kv_precision": "exact",
+            "speculation": SpeculationSpec(),  # what it costs takes a second to measure
             **changes,
         }
     )

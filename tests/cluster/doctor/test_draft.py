@@ -6,15 +6,17 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from cluster import drafting, models
+from cluster import drafting, hub, models
 from cluster.doctor import draft
 from cluster.doctor.wanted import Pool, Wanted
 from cluster.report import Reporter
 from engine.checkpoint import load_config
 from engine.shards import read_shards
 from engine.sizing import footprint
-from engine.spec import SpeculationMethod, SpeculationSpec
+from engine.spec import WITH_MODEL, SpeculationMethod, SpeculationSpec
+from protocol.errors import StartupError
 from tests.cluster.doctor.wishes import SPEC, levels
 
 DEMO = models.demo_path()
@@ -80,17 +82,39 @@ def test_its_weights_and_its_kv_are_counted() -> None:
     assert footprint(lost, config, shards, "cpu") == plain
 
 
-def test_what_cannot_be_had_is_noted_and_left_to_the_engine(tmp_path: Path) -> None:
-    notes: list[object] = []
+class Notes(Reporter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: list[object] = []
 
-    class Notes(Reporter):
-        def __call__(self, event: object) -> None:
-            notes.append(event)
+    def __call__(self, event: object) -> None:
+        self.came.append(event)
 
+
+def test_the_demo_model_has_drafts_of_its_own() -> None:
+    notes = Notes()
+    for method in WITH_MODEL:
+        own = drafting.resolve(SpeculationSpec(method=method), None, notes)
+        assert own.model_path == str(DEMO.parent / method)
+        other = drafting.resolve(SpeculationSpec(method=method), "other", notes)
+        assert other.model_path is None
+    assert not notes.came
+
+
+def test_what_cannot_be_had_is_left_to_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Notes()
     asked = SpeculationSpec(method="auto", model_path=str(tmp_path / "nowhere"))
-    assert drafting.resolve(asked, None, Notes()) == asked
-    assert "nowhere" in str(notes)
-    own = drafting.resolve(SpeculationSpec(method="draft"), None, Notes())
-    assert own.model_path == str(DEMO.parent / "draft")
-    assert drafting.resolve(SpeculationSpec(method="draft"), "other", Notes()).model_path is None
-    assert len(notes) == 1
+    assert drafting.resolve(asked, None, notes) == asked
+    assert not notes.came, "the check has said it"
+
+    def unreachable(*_: object) -> Path:
+        raise StartupError("the hub cannot be reached")
+
+    monkeypatch.setattr(hub, "download", unreachable)
+    away = SpeculationSpec(method="auto", model_path="nobody-here/nothing")
+    assert drafting.resolve(away, None, notes) == away
+    assert "speculation: the hub cannot be reached" in str(notes.came)
+    monkeypatch.setattr(hub, "download", lambda *_: tmp_path)
+    assert drafting.resolve(away, None, notes).model_path == str(tmp_path)
