@@ -9,6 +9,7 @@ Its KV lies in a pool of its own under the target's page numbers: a token has th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from engine.checkpoint import load_config
 from engine.linear import draft_linear
 from engine.model import Model
+from engine.rows import row_counts
 from engine.sequence import Sequence as Running
 from engine.speculation.draft_known import Known
 from engine.speculation.draft_runner import Ready, Runner
@@ -38,6 +40,15 @@ WORTH = 16
 about a hundredth of the time that its target takes for a step."""
 
 
+PORTION = 12
+LEAST, MOST = 32, 512
+"""Tokens that are caught up in a step at most: so many times what the target is larger, between
+these two. On a CPU they take about a step of the target alone with one sequence."""
+
+WARM_S = 0.5
+"""Most that making products ready on a CPU may take; what is not ready is made when needed."""
+
+
 class DraftModel:
     """Proposes chains. ``state`` is the target's, ``pages`` the size of its pool; ``positions``
     the draft's longest context, ``chunk`` the tokens it catches up in a step at most."""
@@ -53,7 +64,7 @@ class DraftModel:
         pages: int,
         positions: int,
         most: int,
-        chunk: int = 256,
+        chunk: int = MOST,
     ) -> None:
         self.most = most
         self._state = state
@@ -151,7 +162,20 @@ def load_draft(
     longest = state.block_table.shape[1] * BLOCK_TOKENS
     positions = min(config.max_positions, longest)
     model = Model(config, weights, positions)
-    return DraftModel(model, state, pages=pages, positions=positions, most=most)
+    portion = PORTION * target.weights.bytes // model.weights.bytes
+    chunk = min(MOST, max(LEAST, portion))
+    if model.device.type == "cpu":
+        _warm(model, max(chunk, NEAR * len(state.length)))
+    return DraftModel(model, state, pages=pages, positions=positions, most=most, chunk=chunk)
+
+
+def _warm(model: Model, most_rows: int) -> None:
+    """Make the products of all numbers of rows, the smallest first."""
+    ends = time.perf_counter() + WARM_S
+    for rows in row_counts(most_rows):
+        if time.perf_counter() > ends:
+            break
+        model.warm(rows)
 
 
 def _pays(sequence: Running, missing: int) -> bool:
