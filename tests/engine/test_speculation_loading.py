@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from decode_worker.policy import plan
+from engine.batch import Batch
 from engine.core import Engine
 from engine.loading import Loaded, load
 from engine.meter import Meter
+from engine.model import Model
 from engine.spec import EngineSpec, SpeculationMethod, SpeculationSpec
 from engine.speculation.controller import Controller
 from engine.speculation.loading import passes_of
 from tests.engine.conftest import drain, request
 from tests.engine.families import save
+from tests.engine.heads import EAGLE_CONFIG, eagle_state, medusa_state, write
 
 PROMPT = [5, 6, 7, 8] * 12
 
@@ -48,17 +53,25 @@ def text(engine: Engine) -> list[int]:
     return drain(engine)[1]
 
 
-def test_every_method_says_the_same(tiny_folder: Path, small: Path) -> None:
+def test_every_method_says_the_same(
+    tiny: Model, tiny_folder: Path, small: Path, tmp_path: Path
+) -> None:
     plain = loaded(tiny_folder, "off")
     assert plain.engine.speculator is None and plain.ready.speculation == "off"
     said = text(plain.engine)
-    ways: list[tuple[SpeculationMethod, Path | None]]
-    ways = [("ngram", None), ("auto", None), ("draft", small), ("auto", small)]
-    for method, folder in ways:
+    medusa = write(tmp_path / "medusa", medusa_state(tiny), {})
+    eagle = write(tmp_path / "eagle", eagle_state(tiny), EAGLE_CONFIG)
+    ways: list[tuple[SpeculationMethod, Path | None, str]] = [
+        ("ngram", None, "ngram"),
+        ("auto", None, "ngram"),
+        *(("draft", small, "draft"), ("auto", small, "draft")),
+        *(("medusa", medusa, "medusa"), ("auto", medusa, "medusa"), ("auto", eagle, "eagle")),
+    ]
+    for method, folder, name in ways:
         one = loaded(tiny_folder, method, folder)
         speculator = one.engine.speculator
         assert speculator is not None and isinstance(speculator.lengths, Controller)
-        assert one.ready.speculation == ("ngram" if folder is None else "draft")
+        assert one.ready.speculation == name
         assert speculator.proposer.most == 4
         assert one.engine.manager.available == one.engine.manager.pages
         assert text(one.engine) == said
@@ -143,13 +156,18 @@ def test_beats_tell_what_drafts_bring(tiny_folder: Path) -> None:
     assert beat.pace > 1.0
 
 
-def test_the_pass_that_is_measured_computes_as_many_rows(tiny_folder: Path) -> None:
+def test_the_pass_that_is_measured_computes_as_many_rows(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = loaded(tiny_folder, "off").engine
     seen: list[int] = []
     hidden = engine.model.hidden
-    engine.model.hidden = lambda batch, pool: (  # type: ignore[method-assign]
-        seen.append(len(batch.tokens)) or hidden(batch, pool)  # type: ignore[func-returns-value]
-    )
+
+    def spy(batch: Batch, *rest: Any) -> Tensor:
+        seen.append(len(batch.tokens))
+        return hidden(batch, *rest)
+
+    monkeypatch.setattr(engine.model, "hidden", spy)
     for rows in (1, 7, 3000):  # more than the pool has slots
         passes_of(engine)(rows)
     assert seen == [1, 7, 3000]
