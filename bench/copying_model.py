@@ -37,6 +37,59 @@ SCORE = 10.0
 TOKEN, CONSTANT, SAYS = 0, CODE, CODE + 1
 
 
+class Copying:
+    """The tensors of such a model, of any shape (untied embeddings), made when they are asked for;
+    in fp32 on ``device``."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        assert not config.tied_embeddings
+        self._config, self._device = config, device
+        self._generator = torch.Generator(device=device).manual_seed(0)
+        codes = torch.Generator().manual_seed(1)
+        bits = torch.randint(0, 2, (config.vocab_size, CODE), generator=codes)
+        self._codes = (bits * 2.0 - 1).to(device)
+        # What the norm of the first layer divides by.
+        self._rms = math.sqrt((CODE + ONE**2) / config.hidden_size)
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self._idle(name, shape)
+        if name == "model.embed_tokens.weight":
+            tensor = torch.zeros_like(tensor)
+            tensor[:, TOKEN : TOKEN + CODE], tensor[:, CONSTANT] = self._codes, ONE
+        elif name == "lm_head.weight":
+            tensor = torch.zeros_like(tensor)
+            tensor[:, SAYS : SAYS + CODE] = self._codes
+        elif name.startswith("model.layers.0.self_attn."):
+            self._copy_(name, tensor)
+        return tensor
+
+    def _idle(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """So that no layer adds anything."""
+        if len(shape) == 1:
+            return torch.ones(shape, device=self._device)
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            return torch.zeros(shape, device=self._device)
+        return torch.randn(shape, generator=self._generator, device=self._device).mul_(STD)
+
+    def _copy_(self, name: str, tensor: Tensor) -> None:
+        """Head 0 of layer 0 reads the token to say."""
+        c, unit = self._config, self._rms / ONE  # times the constant channel: 1
+        half, eye = c.head_dim // 2, torch.eye(CODE, device=self._device)
+        if name.endswith("o_proj.weight"):
+            tensor[SAYS : SAYS + CODE, :CODE] = eye
+            return
+        head = tensor[: c.head_dim].zero_()
+        if name.endswith("q_proj.weight"):
+            turn = torch.arange(half, device=self._device) / half
+            angle = (PERIOD - 1) * c.rope.theta**-turn
+            gain = SCORE * math.sqrt(c.head_dim) * unit
+            head[:half, CONSTANT], head[half:, CONSTANT] = gain * angle.cos(), -gain * angle.sin()
+        elif name.endswith("k_proj.weight"):
+            head[:half, CONSTANT] = unit
+        else:
+            head[:CODE, TOKEN : TOKEN + CODE] = eye * self._rms
+
+
 def make_copying(source: Path, folder: Path, shape: dict[str, int]) -> Path:
     """Write a model of ``shape`` with the tokenizer of the model in ``source``, in fp32."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,42 +99,7 @@ def make_copying(source: Path, folder: Path, shape: dict[str, int]) -> Path:
     raw.update(shape, tie_word_embeddings=False, torch_dtype="float32")
     (folder / "config.json").write_text(json.dumps(raw))
     c = load_config(folder)
-    tensors = _idle(c)
-    _copy_(tensors, c)
+    make = Copying(c, torch.device("cpu"))
+    tensors = {name: make(name, size) for name, size in names(c)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
-
-
-def _idle(c: ModelConfig) -> dict[str, Tensor]:
-    """All tensors, so that no layer adds anything."""
-    generator, tensors = torch.Generator().manual_seed(0), {}
-    for name, shape in names(c):
-        if len(shape) == 1:
-            tensors[name] = torch.ones(shape)
-        elif name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensors[name] = torch.zeros(shape)
-        else:
-            tensors[name] = torch.randn(shape, generator=generator).mul_(STD)
-    return tensors
-
-
-def _copy_(tensors: dict[str, Tensor], c: ModelConfig) -> None:
-    """The codes, and the head 0 of layer 0 that reads one of them."""
-    codes = torch.randint(0, 2, (c.vocab_size, CODE), generator=torch.Generator().manual_seed(1))
-    embedding, head = (
-        tensors["model.embed_tokens.weight"].zero_(),
-        tensors["lm_head.weight"].zero_(),
-    )
-    embedding[:, TOKEN : TOKEN + CODE] = head[:, SAYS : SAYS + CODE] = codes * 2.0 - 1
-    embedding[:, CONSTANT] = ONE
-    rms = math.sqrt((CODE + ONE**2) / c.hidden_size)  # what the norm divides by
-    unit = rms / ONE  # times the constant channel: 1
-    q, k, v, out = (tensors[f"model.layers.0.self_attn.{x}_proj.weight"] for x in "qkvo")
-    half = c.head_dim // 2
-    angle = (PERIOD - 1) * c.rope.theta ** (-torch.arange(half) / half)
-    query, key, value = (weight[: c.head_dim].zero_() for weight in (q, k, v))
-    gain = SCORE * math.sqrt(c.head_dim) * unit
-    query[:half, CONSTANT], query[half:, CONSTANT] = gain * angle.cos(), -gain * angle.sin()
-    key[:half, CONSTANT] = unit
-    value[:CODE, TOKEN : TOKEN + CODE] = torch.eye(CODE) * rms
-    out[SAYS : SAYS + CODE, :CODE] = torch.eye(CODE)

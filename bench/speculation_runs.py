@@ -89,10 +89,11 @@ class Contestant:
         self.engine.speculate(Speculator(proposer, self._watch, vocab))
 
     def _controller(self, proposer: Proposer) -> Controller:
-        """As a worker has it; the curve is measured once, before anything is on the pages."""
+        """As a worker has it; the curve is measured once."""
         if self._curve is None:
             rows = self.engine.config.max_batch * (1 + proposer.most)
             self._curve = calibrate(passes_of(self.engine), rows, time.perf_counter)
+            self.engine.manager.forget()  # it wrote where prompts may have been cached
         costs = Costs(self._curve, lambda: self.engine.step_time.known)
         return Controller(costs, proposer.most, proposer.passes)
 

@@ -12,11 +12,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.kv_pool import KVPool
 from engine.model import Model
 from engine.sequence import Sequence as Running
 from engine.speculation.choice import expected_tokens
@@ -98,9 +97,9 @@ class TimedModel(Model):
 
     spent = 0.0
 
-    def hidden(self, batch: Batch, pool: KVPool) -> Tensor:
+    def hidden(self, *args: Any, **kwargs: Any) -> Tensor:
         began = time.perf_counter()
-        out = super().hidden(batch, pool)
+        out = super().hidden(*args, **kwargs)
         self.spent += time.perf_counter() - began
         return out
 

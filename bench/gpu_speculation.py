@@ -1,0 +1,156 @@
+"""Speculation on a GPU beside plain decoding: a model of some 1.5 billion parameters, in bf16.
+
+    python -m bench.gpu_speculation
+    python -m bench.gpu_speculation --device cpu --tiny     the same code, to see that it runs
+
+The model has Llama-3.2-1B's shape and is made by hand: it copies its prompt
+(bench/copying_model.py), so that its text is known beforehand, and is the same however sums round.
+Drafts are synthetic: each next token is right with a probability of 0.8, at no cost; beside them,
+prompt lookup at a fixed length, and as the controller decides. Beside a speed-up stands the
+formula's: expected tokens over what the pass takes longer, both measured here. Needs neither files
+nor Ray and Redis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bench.copying_model import PERIOD, Copying
+from bench.floor import seconds
+from bench.report import Row, finish
+from bench.speculation_proposers import Synthetic, ngram
+from bench.speculation_report import Cell, tables
+from bench.speculation_runs import LONGEST, Contestant, Load, Make, Slices, compete
+from bench.speculation_seen import speedup
+from engine.config import ModelConfig
+from engine.families import parse_config
+from engine.layers import Weights, assemble
+from engine.speculation.lengths import FixedLength
+from engine.speculation.loading import passes_of
+from protocol.blocks import BLOCK_TOKENS
+
+LLAMA_3_2_1B = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 128001,
+}
+TINY = {
+    **LLAMA_3_2_1B,
+    "vocab_size": 640,
+    "hidden_size": 192,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "eos_token_id": 2,
+}
+ACCEPTANCE = 0.8
+MOST = 8
+TEXT = 128
+
+
+@dataclass(frozen=True)
+class Sizes:
+    batches: Sequence[int]
+    lengths: Sequence[int]
+    slices: Slices
+
+
+FULL = Sizes((1, 8, 32, 64), (1, 2, 4, 8), Slices(8, 32))
+SMALL = Sizes((1, 3), (2,), Slices(2, 32))
+
+
+class Bench:
+    """One model, and the contestants that share it."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, sizes: Sizes) -> None:
+        self._config, self._weights, self._sizes = config, weights, sizes
+        draw = random.Random(0)
+        self._prompts = [
+            tuple(draw.randrange(3, config.vocab_size) for _ in range(PERIOD))
+            for _ in range(max(sizes.batches))
+        ]
+        self._plain = self._contestant()
+        self._other = self._contestant()
+
+    def _contestant(self) -> Contestant:
+        most = max(self._sizes.batches)
+        # A sequence may run ahead of the others until it has said all that there is to say.
+        pages = most * (LONGEST // BLOCK_TOKENS + 1)
+        return Contestant(self._config, self._weights, most, pages)
+
+    def _text(self, handle: str) -> tuple[int, ...]:
+        """It says its prompt, again and again."""
+        return self._prompts[int(handle)] * (LONGEST // PERIOD)
+
+    def cells(self) -> Iterator[Cell]:
+        synthetic: Make = lambda engine, most: Synthetic(most, self._text, ACCEPTANCE)  # noqa: E731
+        for batch in self._sizes.batches:
+            for k in self._sizes.lengths:
+                yield self._cell(f"synthetic acceptance {ACCEPTANCE}", synthetic, batch, k)
+            yield self._cell("ngram, copying", ngram(), batch, max(self._sizes.lengths))
+            yield self._cell("ngram, copying", ngram(), batch, 0)
+
+    def _cell(self, subject: str, make: Make, batch: int, length: int) -> Cell:
+        plain, other = self._plain, self._other
+        other.equip(make, length or MOST, FixedLength(length) if length else None)
+        loads = [Load(self._prompts[:batch], TEXT)]
+        ours, theirs = compete([plain, other], loads, self._sizes.slices)
+        for contestant, rows in ((plain, batch), (other, batch * (1 + length))):
+            contestant.seen.pass_s = self._pass_s(rows) * contestant.seen.steps
+        ratio = speedup(list(zip(ours, theirs, strict=True)))
+        return Cell(subject, batch, length, ratio, plain.seen, other.seen)
+
+    def _pass_s(self, rows: int) -> float:
+        """Of the model alone: on a GPU what a step waits for is not known from within."""
+        engine = self._plain.engine
+        run = passes_of(engine)
+        taken = seconds(lambda: run(rows), engine.model.device)
+        engine.manager.forget()  # it wrote where prompts were cached
+        return taken
+
+
+def weights_of(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+    make = Copying(config, device)
+    get: Callable[[str, tuple[int, ...]], torch.Tensor]
+    get = lambda name, shape: make(name, shape).to(dtype)  # noqa: E731
+    return assemble(get, config)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", help="cuda (the default) or cpu")
+    parser.add_argument("--tiny", action="store_true", help="a tiny shape, to see that it runs")
+    chosen = parser.parse_args(arguments)
+    device = torch.device(chosen.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU; --device cpu --tiny runs the same code without one")
+    torch.set_grad_enabled(False)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    config = parse_config(TINY if chosen.tiny else LLAMA_3_2_1B, "gpu_speculation")
+    bench = Bench(config, weights_of(config, dtype, device), SMALL if chosen.tiny else FULL)
+    rows: list[Row] = []
+    cells: list[Cell] = []
+    for cell in bench.cells():
+        cells.append(cell)
+        rows += cell.rows()
+    print(*tables(cells), sep="\n")
+    finish("gpu_speculation", rows)
+
+
+if __name__ == "__main__":
+    main()
