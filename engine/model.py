@@ -50,8 +50,11 @@ class Model:
         pool afterwards."""
         return self.logits(batch.drawing(self.hidden(batch, pool)))
 
-    def hidden(self, batch: Batch, pool: KVPool) -> Tensor:
-        """The last layer's output [T, hidden] for all rows; their KV is in the pool afterwards."""
+    def hidden(
+        self, batch: Batch, pool: KVPool, taps: dict[int, Tensor | None] | None = None
+    ) -> Tensor:
+        """The last layer's output [T, hidden] for all rows; their KV is in the pool afterwards.
+        ``taps``: layers whose input [T, hidden] is wanted; it is put there."""
         c, rows = self.config, len(batch.tokens)
         x = F.embedding(batch.tokens, self.weights.embedding)  # [T, hidden]
         if c.embedding_scale != 1.0:
@@ -60,6 +63,8 @@ class Model:
             x = F.pad(x, (0, 0, 0, padded_rows(rows) - rows))
         turns = {id(table): table[batch.positions][:, None] for table in set(self._turns)}
         for i, layer in enumerate(self.weights.layers):
+            if taps and i in taps:
+                taps[i] = x[:rows]
             x = self._attention(i, layer, x, turns[id(self._turns[i])], batch, pool)
             x = self._mlp(layer, x)
         return x[:rows]

@@ -103,7 +103,10 @@ class Stepper:
         """The model's pass; what each of ``drawing`` drew."""
         batch, rows = self._batcher.build(plan, layout)
         masks = self._fill(drawing, layout)  # while the model computes
-        hidden = self._model.hidden(batch, self._pool)
+        taps: dict[int, Tensor | None] = dict.fromkeys(
+            self.speculator.taps if self.speculator else ()
+        )
+        hidden = self._model.hidden(batch, self._pool, taps)
         drew = batch.drawing(hidden)
         logits = self._model.logits(drew)
         drawn: list[Drawn] = []
@@ -114,7 +117,8 @@ class Stepper:
             else:
                 drawn, told = self._verifier.verify(drawing, logits, rows, barred, layout)
             if self.speculator is not None and self.speculator.sees:
-                self.speculator.saw(told.advance(drawing, rows, drew))
+                seen = [batch.drawing(x) for x in taps.values() if x is not None]
+                self.speculator.saw(told.advance(drawing, rows, drew, seen))
         self._score(plan, hidden)
         return drawn
 

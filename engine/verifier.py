@@ -42,14 +42,18 @@ class Drew(NamedTuple):
     at: Tensor | None = None
     counts: Tensor | None = None
 
-    def advance(self, drawing: Seq[Sequence], rows: Tensor, hidden: Tensor) -> Advance:
-        """rows: [B] int64, rows in the state; hidden: [R, hidden], of the rows that drew."""
+    def advance(
+        self, drawing: Seq[Sequence], rows: Tensor, hidden: Tensor, taps: Seq[Tensor]
+    ) -> Advance:
+        """rows: [B] int64, rows in the state. hidden, taps: [R, hidden] each, of the rows that
+        drew."""
         tokens, at, counts = self
         if at is None or counts is None:
             tokens = tokens[:, None]
             at = torch.arange(len(tokens), device=tokens.device)[:, None]
             counts = torch.ones_like(tokens[:, 0])
-        return Advance(drawing, rows, counts, tokens, at, hidden)
+        joined = torch.cat(list(taps), -1) if taps else None
+        return Advance(drawing, rows, counts, tokens, at, hidden, joined)
 
 
 class Verifier:

@@ -41,6 +41,12 @@ class Tensors:
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Raises StartupError naming the tensor that is missing or has another shape."""
+        # On a CPU it lies in the mapped file, which must not be needed once it is loaded: who
+        # writes to the file would write to the model.
+        return self.stored(name, shape).to(self._dtype, copy=self._device.type == "cpu")
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The same in the type that it has in the file."""
         if name not in self._holder:
             raise StartupError(f"{self._folder}: tensor {name} is missing from the weights")
         tensor: Tensor = self._holder[name].get_tensor(name)
@@ -48,9 +54,7 @@ class Tensors:
             raise StartupError(
                 f"{self._folder}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}"
             )
-        # On a CPU it lies in the mapped file, which must not be needed once it is loaded: who
-        # writes to the file would write to the model.
-        return tensor.to(self._dtype, copy=self._device.type == "cpu")
+        return tensor
 
 
 def load_weights(

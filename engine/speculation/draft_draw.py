@@ -41,18 +41,23 @@ class Draws:
         best = scores.max(dim=-1, keepdim=True).indices
         return ids.gather(1, best)[:, 0]
 
-    def ranked(self, logits: Tensor, positions: Tensor, most: int) -> Tensor:
-        """The ``most`` most promising tokens of each instead of one, best first: [n, most]."""
-        if most == 1:
-            return self.draw(logits, positions)[:, None]
+    def ranked(
+        self, logits: Tensor, positions: Tensor, most: int, tokens: Tensor | None = None
+    ) -> Tensor:
+        """The ``most`` most promising tokens of each instead of one, best first: [n, most].
+        ``tokens``: which token a column of the logits stands for; None: its own index."""
         if not self._noisy:
-            return logits.topk(most, dim=-1).indices
-        scores, ids = self._scores(logits, positions, max(HEAD, most))
+            first = logits.max(-1).indices[:, None] if most == 1 else logits.topk(most).indices
+            return first if tokens is None else tokens[first]
+        scores, ids = self._scores(logits, positions, max(HEAD, most), tokens)
         return ids.gather(1, scores.topk(most, dim=-1).indices)
 
-    def _scores(self, logits: Tensor, positions: Tensor, head: int) -> tuple[Tensor, Tensor]:
+    def _scores(
+        self, logits: Tensor, positions: Tensor, head: int, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Of the ``head`` most likely tokens, and which these are: [n, head] each."""
         count, vocab = logits.shape
         values, ids = logits.topk(min(head, vocab), dim=-1)
+        ids = ids if tokens is None else tokens[ids]
         scores = gumbel(self._keys[:count], positions, ids).mul_(self._scale[:count])
         return scores.add_(values.div_(self._temperature[:count])), ids

@@ -1,4 +1,4 @@
-"""EAGLE (Li et al. 2024): one layer that foretells the target's next feature, and so its token.
+"""EAGLE (Li et al. 2024, 2025): one layer foretells the next feature, and with it the token.
 
     saw        the target's features and tokens of the text go into a ring of each row
     propose    pass 1: what came since the last proposal; pass 2 ..: each on the draft before
@@ -25,12 +25,14 @@ from engine.model import Model
 from engine.sequence import Sequence as Running
 from engine.speculation.draft_draw import Draws
 from engine.speculation.drafts import Drafts
-from engine.speculation.heads_eagle import EagleHead
-from engine.speculation.heads_layout import read_settings
+from engine.speculation.heads_eagle import EagleHead, Head
+from engine.speculation.heads_eagle3 import Eagle3Head
+from engine.speculation.heads_layout import is_eagle3, read_settings, refuse_pickles
 from engine.speculation.heads_reach import Reach, Spans
 from engine.speculation.heads_tree import best_tree, pack, read_prior
 from engine.speculation.proposer import Advance
 from engine.state import RowState
+from engine.weights import Tensors
 from protocol.blocks import BLOCK_TOKENS
 
 MOST = 16
@@ -55,15 +57,16 @@ class Eagle:
         """Raises StartupError for a head that cannot be loaded or does not fit ``model``."""
         self._model, self._state = model, state
         rows, positions = len(state.length), state.block_table.shape[1] * BLOCK_TOKENS
-        self._head = EagleHead(model, folder, pages, positions)
+        self._head = load_head(model, folder, pages, positions)
+        self.taps = self._head.taps
         self._reach = self._head.config.max_positions
         prior = read_prior(read_settings(folder), DEPTH, str(folder))
         self._tree = best_tree(prior, min(most, MOST), spine_only=True)
         self._place = self._tree.place(model.device)
         self.most = len(self._tree.ranks)
-        hidden = model.config.hidden_size
         # By row and position modulo RING: a token, and what the model made of the one before it.
-        self._hidden = torch.zeros(rows * RING, hidden, dtype=model.dtype, device=model.device)
+        kept = self._head.kept
+        self._kept = torch.zeros(rows * RING, kept, dtype=model.dtype, device=model.device)
         self._tokens = torch.zeros(rows * RING, dtype=torch.int64, device=model.device)
         self._seen = np.full(rows, -1)  # whose the row is, by seating
         self._start = np.zeros(rows, dtype=np.int64)
@@ -79,7 +82,8 @@ class Eagle:
         back = (counts[:, None] - ahead).clamp_(min=1)  # from the end, [B, D]
         place = (self._state.length[rows][:, None] - back) % RING
         place += rows[:, None] * RING
-        self._hidden.index_copy_(0, place.flatten(), advance.hidden[at.flatten()])
+        made = advance.hidden if advance.taps is None else advance.taps
+        self._kept.index_copy_(0, place.flatten(), made[at.flatten()])
         self._tokens.index_copy_(0, place.flatten(), advance.tokens.flatten())
         for sequence in advance.sequences:
             row = sequence.row
@@ -135,7 +139,8 @@ class Eagle:
             if i:
                 spine, place = best[own, i - 1, 0], slots[i, own]
                 features = self._head(spine, features[own], at[i, own], place, later[i - 1])
-            best[own, i] = draws.ranked(self._model.read(features), at[i, own] + 1, width)
+            logits, drawn = self._head.read(features), at[i, own] + 1
+            best[own, i] = draws.ranked(logits, drawn, width, self._head.tokens)
         depth, rank = self._place
         return best[:, depth[:nodes, 0], rank[:nodes, 0]]
 
@@ -156,8 +161,16 @@ class Eagle:
         at = torch.from_numpy(spans.positions).to(rows.device)
         ring = rows[owner] * RING + at % RING
         slots = slots_of(table[owner, at // BLOCK_TOKENS], at)
-        before = self._model.weights.final_norm(self._hidden[ring])
+        before = self._head.features(self._kept[ring])
         features = self._head(self._tokens[ring], before, at, slots, reach.first())
         if len(features) == len(rows):
             return features
         return features[torch.from_numpy(spans.ends).to(rows.device)]
+
+
+def load_head(model: Model, folder: Path, pages: int, positions: int) -> Head:
+    """Of the kind that the folder holds. Raises StartupError."""
+    refuse_pickles(folder)
+    names = Tensors(folder, model.dtype, model.device).names
+    kind = Eagle3Head if is_eagle3(names) else EagleHead
+    return kind(model, folder, pages, positions)

@@ -23,19 +23,19 @@ def kind_of(folder: Path) -> Kind:
     Raises StartupError where there are no safetensors, or what they hold is not supported.
     """
     refuse_pickles(folder)
-    return kind_of_names(read_shards(folder).elements, folder)
+    return kind_of_names(read_shards(folder).elements)
 
 
-def kind_of_names(names: Collection[str], folder: Path) -> Kind:
-    """The same, of tensors with these names. Raises StartupError."""
+def kind_of_names(names: Collection[str]) -> Kind:
+    """The same, of tensors with these names."""
     if any(_MEDUSA.match(name) for name in names):
         return "medusa"
-    if "d2t" in names or any(name.startswith("midlayer.") for name in names):
-        raise StartupError(
-            f"{folder}: an EAGLE-3 head (midlayer.*, d2t), which is not supported;"
-            " expected one of EAGLE-1 or EAGLE-2 (fc.weight, layers.0.*), Medusa heads or a model"
-        )
-    return "eagle" if "fc.weight" in names else "draft"
+    return "eagle" if {"fc.weight", "model.fc.weight"} & set(names) else "draft"
+
+
+def is_eagle3(names: Collection[str]) -> bool:
+    """Whether an EAGLE head is one of EAGLE-3: it norms the features that its layer takes."""
+    return any(name.endswith(".hidden_norm.weight") for name in names)
 
 
 def refuse_pickles(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ class Advance:
     tokens: Tensor  # [B, D] int64
     at: Tensor  # [B, D] int64, rows of ``hidden``
     hidden: Tensor  # [T, hidden], the last layer's output before the final norm
+    taps: Tensor | None = None  # [T, n * hidden], the inputs of n layers, where they are wanted
 
 
 class Proposer(Protocol):
@@ -53,3 +54,10 @@ class Proposer(Protocol):
 
     def forget(self, seatings: Sequence[int]) -> None:
         """These stays are over."""
+
+
+@runtime_checkable
+class Tapping(Proposer, Protocol):
+    """A proposer that wants to see the inputs of some of the model's layers as well."""
+
+    taps: tuple[int, ...]  # these layers, in ascending order; empty: none

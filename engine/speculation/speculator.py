@@ -17,7 +17,7 @@ from engine.counters import SpecCounts, SpecFigures
 from engine.sequence import Sequence as Running
 from engine.speculation.drafts import ROOT, Drafts, first_path
 from engine.speculation.lengths import Lengths, Outcome
-from engine.speculation.proposer import Advance, Proposer
+from engine.speculation.proposer import Advance, Proposer, Tapping
 from engine.step_plan import StepPlan
 from engine.step_time import Work
 
@@ -59,6 +59,13 @@ class Speculator:
     def sees(self) -> bool:
         """Whether the proposer wants to see what the model computes."""
         return self.proposer.wants_hidden and not self.dropped
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """Layers whose inputs it wants to see."""
+        if isinstance(self.proposer, Tapping) and not self.dropped:
+            return self.proposer.taps
+        return ()
 
     def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         """Nodes for each of ``decoding``; empty: none for any."""

@@ -35,6 +35,12 @@ class Reference:
         out: Tensor = self.model.model(torch.tensor([tokens])).last_hidden_state[0]
         return out
 
+    @torch.no_grad()
+    def inputs(self, tokens: list[int], layers: tuple[int, ...]) -> Tensor:
+        """Of these layers, side by side: [tokens, n * hidden]."""
+        found = self.model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        return torch.cat([found[i][0] for i in layers], -1)
+
     def embed(self, tokens: list[int]) -> Tensor:
         out: Tensor = self.model.model.embed_tokens.weight.detach()[tokens]
         return out
@@ -119,18 +125,30 @@ def eagle_state(model: Model, bias: bool = True) -> State:
     return random_state(shapes | ({"fc.bias": (h,)} if bias else {}))
 
 
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return (
+        x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EAGLE_CONFIG["rms_norm_eps"]) * weight
+    )
+
+
 def eagle_features(state: State, embedded: Tensor, before: Tensor, start: int) -> Tensor:
     """The next features [n, hidden] of n tokens in a row, the first at position ``start``, from
     their embeddings and the features before them. Nothing before ``start`` is attended to."""
+    x = torch.cat([embedded, before], -1) @ state["fc.weight"].t() + state.get("fc.bias", 0.0)
+    return layer(state, "layers.0.", x, x, start)
+
+
+def layer(state: State, module: str, x: Tensor, residual: Tensor, start: int) -> Tensor:
+    """A Llama layer whose attention reads x, and whose output is added to ``residual``."""
     c = EAGLE_CONFIG
     dim = c["head_dim"]
-    x = torch.cat([embedded, before], -1) @ state["fc.weight"].t() + state.get("fc.bias", 0.0)
+    state = {name.removeprefix(module): t for name, t in state.items() if name.startswith(module)}
     angles = (start + torch.arange(len(x)))[:, None] * (
         c["rope_theta"] ** -(torch.arange(0, dim, 2) / dim)
     )
 
     def split(part: str, turn: bool) -> Tensor:
-        y = (x @ state[f"layers.0.self_attn.{part}_proj.weight"].t()).unflatten(-1, (-1, dim))
+        y = (x @ state[f"self_attn.{part}_proj.weight"].t()).unflatten(-1, (-1, dim))
         if turn:
             a, b = y.chunk(2, -1)
             cos, sin = angles.cos()[:, None], angles.sin()[:, None]
@@ -142,12 +160,11 @@ def eagle_features(state: State, embedded: Tensor, before: Tensor, start: int) -
     scores = (q @ k.transpose(-1, -2)) * dim**-0.5
     scores += torch.full(scores.shape[-2:], float("-inf")).triu(1)
     attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
-    x = x + attended @ state["layers.0.self_attn.o_proj.weight"].t()
-    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + c["rms_norm_eps"])
-    normed = normed * state["layers.0.post_attention_layernorm.weight"]
-    gate = F.silu(normed @ state["layers.0.mlp.gate_proj.weight"].t())
-    up = normed @ state["layers.0.mlp.up_proj.weight"].t()
-    return x + (gate * up) @ state["layers.0.mlp.down_proj.weight"].t()
+    x = residual + attended @ state["self_attn.o_proj.weight"].t()
+    normed = norm(x, state["post_attention_layernorm.weight"])
+    gate = F.silu(normed @ state["mlp.gate_proj.weight"].t())
+    up = normed @ state["mlp.up_proj.weight"].t()
+    return x + (gate * up) @ state["mlp.down_proj.weight"].t()
 
 
 def eagle_ranks(
@@ -164,4 +181,57 @@ def eagle_ranks(
         made = eagle_features(state, reference.embed(known), torch.stack(features), start)[-1]
         features.append(made)
         out.append(reference.read(made))
+    return out
+
+
+# ---- EAGLE-3 ---------------------------------------------------------------------------------
+
+TAPS = (0, 1, 2)
+DRAFT_VOCAB = 200
+EAGLE3_CONFIG: dict[str, Any] = {
+    **EAGLE_CONFIG,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "draft_vocab_size": DRAFT_VOCAB,
+    "eagle_aux_hidden_state_layer_ids": list(TAPS),
+}
+
+
+def eagle3_state(model: Model) -> State:
+    c, h = EAGLE3_CONFIG, model.config.hidden_size
+    old = {n: t.shape for n, t in eagle_state(model, bias=False).items() if n.startswith("layers")}
+    shapes: dict[str, tuple[int, ...]] = {
+        "midlayer." + name.removeprefix("layers.0."): (shape[0], 2 * h)
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+        else tuple(shape)
+        for name, shape in old.items()
+    }
+    shapes |= {"fc.weight": (h, 3 * h), "norm.weight": (h,), "lm_head.weight": (DRAFT_VOCAB, h)}
+    shapes |= {f"midlayer.{name}.weight": (h,) for name in ("input_layernorm", "hidden_norm")}
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randperm(c["vocab_size"], generator=generator)[:DRAFT_VOCAB].sort().values
+    t2d = torch.zeros(c["vocab_size"], dtype=torch.bool)
+    t2d[tokens] = True
+    return {**random_state(shapes), "d2t": tokens - torch.arange(DRAFT_VOCAB), "t2d": t2d}
+
+
+def eagle3_ranks(
+    state: State, reference: Reference, text: list[int], start: int, depths: int
+) -> list[Tensor]:
+    """As ``eagle_ranks``, with -inf for what is not in the head's vocabulary."""
+    seen = reference.inputs(text, TAPS)[start - 1 : len(text) - 1]
+    features = list(seen @ state["fc.weight"].t())
+    known = text[start:]
+    out: list[Tensor] = []
+    for depth in range(depths):
+        if depth:
+            known.append(int(out[-1].argmax()))
+        before = torch.stack(features)
+        embedded = norm(reference.embed(known), state["midlayer.input_layernorm.weight"])
+        x = torch.cat([embedded, norm(before, state["midlayer.hidden_norm.weight"])], -1)
+        made = layer(state, "midlayer.", x, before, start)[-1]
+        features.append(made)
+        logits = torch.full((EAGLE_CONFIG["vocab_size"],), float("-inf"))
+        tokens = torch.arange(DRAFT_VOCAB) + state["d2t"]
+        logits[tokens] = norm(made, state["norm.weight"]) @ state["lm_head.weight"].t()
+        out.append(logits)
     return out

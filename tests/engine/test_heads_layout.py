@@ -17,14 +17,17 @@ from engine.batch import View
 from engine.model import Model
 from engine.speculation.drafts import ROOT, depths
 from engine.speculation.heads_eagle import EagleHead
+from engine.speculation.heads_eagle3 import Eagle3Head
 from engine.speculation.heads_layout import kind_of
 from engine.speculation.heads_medusa import MedusaHeads
 from engine.speculation.heads_reach import Reach, Spans
 from engine.speculation.heads_tree import best_tree, pack, read_prior
 from protocol.errors import StartupError
 from tests.engine.heads import (
+    EAGLE3_CONFIG,
     EAGLE_CONFIG,
     State,
+    eagle3_state,
     eagle_features,
     eagle_state,
     medusa_logits,
@@ -120,6 +123,7 @@ def test_what_kind_a_folder_is_of_is_told_by_its_tensors(tiny: Model, tmp_path: 
     kinds: dict[str, State] = {"medusa": medusa_state(tiny), "eagle": eagle_state(tiny)}
     for kind, state in (kinds | {"draft": llama}).items():
         assert kind_of(write(tmp_path / kind, state, EAGLE_CONFIG)) == kind
+    assert kind_of(write(tmp_path / "three", eagle3_state(tiny), EAGLE3_CONFIG)) == "eagle"
     assert kind_of(write(tmp_path / "v", renamed(kinds["medusa"]), {})) == "medusa"
     check = "import sys, engine.speculation.heads_layout; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
@@ -177,16 +181,38 @@ def test_an_eagle_head_that_does_not_fit_is_refused_by_name(
         EagleHead(tiny, folder, pages=2, positions=64)
 
 
-def test_pickles_and_eagle_3_are_refused(tiny: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "config", "message"),
+    [
+        (
+            lambda s: without(s, "midlayer.hidden_norm.weight"),
+            {},
+            r"hidden_norm\.weight is missing",
+        ),
+        (lambda s: without(s, "d2t"), {}, "d2t is missing; lm_head reads 200 tokens"),
+        (lambda s: {**s, "d2t": s["d2t"] + 300}, {}, "d2t leads beyond the vocabulary of 320"),
+        (cut("midlayer.self_attn.q_proj.weight"), {}, r"q_proj\.weight has shape \(64, 127\)"),
+        (add("midlayer.extra"), {}, r"midlayer\.extra is none of an EAGLE-3"),
+        (dict, {"draft_vocab_size": 99}, r"lm_head\.weight has shape \(200, 64\), expected \(99"),
+        (dict, {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}, r"of 3 layers it cannot see"),
+        (dict, {"eagle_aux_hidden_state_layer_ids": None}, r"cannot see \[2, 1, 0\]"),
+    ],
+)
+def test_an_eagle_3_head_that_does_not_fit_is_refused_by_name(
+    tiny: Model, tmp_path: Path, change: Change, config: dict[str, Any], message: str
+) -> None:
+    folder = write(tmp_path, change(eagle3_state(tiny)), {**EAGLE3_CONFIG, **config})
+    with pytest.raises(StartupError, match=message):
+        Eagle3Head(tiny, folder, pages=2, positions=64)
+
+
+def test_pickles_are_refused(tiny: Model, tmp_path: Path) -> None:
     folder = tmp_path / "pickled"
     folder.mkdir()
     (folder / "medusa_lm_head.pt").write_bytes(b"cos\nsystem\n")
     for load in (kind_of, lambda f: MedusaHeads(tiny, f), lambda f: EagleHead(tiny, f, 2, 64)):
         with pytest.raises(StartupError, match=r"medusa_lm_head\.pt is a pickle.*convert"):
             load(folder)
-    state = {"midlayer.hidden_norm.weight": torch.zeros(2), "fc.weight": torch.zeros(2, 6)}
-    with pytest.raises(StartupError, match="EAGLE-3"):
-        kind_of(write(tmp_path / "three", state, {}))
 
 
 @pytest.mark.parametrize("prior", [3, [["a"]], [[]], [[0.5]]])

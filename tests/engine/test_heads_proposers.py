@@ -19,12 +19,16 @@ from engine.speculation.eagle import Eagle
 from engine.speculation.heads_tree import best_tree
 from engine.speculation.lengths import FixedLength
 from engine.speculation.medusa import Medusa
-from engine.speculation.proposer import Advance, Proposer
+from engine.speculation.proposer import Advance, Proposer, Tapping
 from engine.speculation.speculator import Speculator
 from tests.engine.conftest import drain, request
 from tests.engine.heads import (
+    EAGLE3_CONFIG,
     EAGLE_CONFIG,
+    TAPS,
     Reference,
+    eagle3_ranks,
+    eagle3_state,
     eagle_ranks,
     eagle_state,
     medusa_logits,
@@ -43,8 +47,8 @@ class Spy:
     def __init__(self, inner: Proposer) -> None:
         self._inner = inner
         self.name, self.most, self.wants_hidden = inner.name, inner.most, inner.wants_hidden
+        self.taps = inner.taps if isinstance(inner, Tapping) else ()
         self.seen: Seen = []
-        self.asked = 0
 
     def passes(self, nodes: int) -> int:
         return self._inner.passes(nodes)
@@ -55,7 +59,6 @@ class Spy:
         for i, sequence in enumerate(sequences):
             own = tokens[start : start + drafts.counts[i]]
             start += drafts.counts[i]
-            self.asked += 1
             prompt = list(sequence.request.prompt)
             self.seen.append((prompt, list(sequence.tokens), own, drafts.parents_of(i)))
         return drafts
@@ -79,10 +82,19 @@ def medusa_folder(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def eagle_folder(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("eagle")
-    prior = [*PRIOR, *([[0.2, 0.1]] * 5)]
-    return write(folder, eagle_state(tiny), {**EAGLE_CONFIG, "tree_prior": prior})
+def eagle_folders(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """By version."""
+    home = tmp_path_factory.mktemp("eagle")
+    more = {"tree_prior": [*PRIOR, *([[0.2, 0.1]] * 5)]}
+    return {
+        1: write(home / "1", eagle_state(tiny), {**EAGLE_CONFIG, **more}),
+        3: write(home / "3", eagle3_state(tiny), {**EAGLE3_CONFIG, **more}),
+    }
+
+
+@pytest.fixture(scope="module")
+def eagle_folder(eagle_folders: dict[int, Path]) -> Path:
+    return eagle_folders[1]
 
 
 def speculate(engine: Engine, proposer: Proposer, nodes: int) -> Spy:
@@ -137,24 +149,29 @@ def test_medusa_proposes_what_its_heads_rank_first(
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 9])
+@pytest.mark.parametrize("version", [1, 3])
 def test_eagle_proposes_what_its_layer_foretells(
     make_engine: Callable[..., Engine],
     tiny: Model,
-    eagle_folder: Path,
+    eagle_folders: dict[int, Path],
     reference: Reference,
+    version: int,
     nodes: int,
 ) -> None:
     engine = make_engine()
-    proposer = Eagle(tiny, engine.state, eagle_folder, engine.config.pages)
+    proposer = Eagle(tiny, engine.state, eagle_folders[version], engine.config.pages)
+    assert proposer.taps == (TAPS if version == 3 else ())
     spy = speculate(engine, proposer, nodes)
     prompts(engine)
     assert drain(engine) == drawn_alone(make_engine)
-    state, proposed = eagle_state(tiny), 0
+    state, ranks, proposed = eagle_state(tiny), eagle_ranks, 0
+    if version == 3:
+        state, ranks = eagle3_state(tiny), eagle3_ranks
     tree = best_tree([*PRIOR, *([[0.2, 0.1]] * 5)], nodes, spine_only=True)
     for prompt, text, tokens, parents in spy.seen[::7]:
         if not tokens:
             continue
-        logits = eagle_ranks(state, reference, text, len(prompt), tree.deepest[len(tokens) - 1])
+        logits = ranks(state, reference, text, len(prompt), tree.deepest[len(tokens) - 1])
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             ranked = logits[tree.depths[node]].topk(4).values
             found = logits[tree.depths[node]][token]
