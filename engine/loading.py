@@ -161,8 +161,8 @@ def speculate(
         return figures
     progress("measuring what drafts cost", 0.0)
     _warm_up_round(engine, {-4: 2, -5: 4}, tokens=SETTLED)
-    control(engine)
     engine.manager.forget()
+    control(engine)
     return engine.speculator.figures()
 
 

@@ -3,7 +3,8 @@ import pickle
 import msgspec
 import pytest
 
-from cluster.settings import WorkerSettings, as_role, without_password
+from cluster.settings import WorkerSettings, as_role, engine_of, without_password
+from engine.spec import SpeculationSpec
 from protocol.errors import StartupError
 
 SETTINGS = WorkerSettings(
@@ -39,12 +40,23 @@ def test_pickle_keeps_everything() -> None:
         ({"step_budget_ms": float("nan")}, "step_budget_ms"),
         ({"local_prefill_tokens": -1}, "local_prefill_tokens"),
         ({"role": "both"}, "role"),
+        ({"speculation": SpeculationSpec(max_tokens=17)}, "max_tokens must be in 1..16, not 17"),
+        ({"speculation": SpeculationSpec(max_tokens=0)}, "max_tokens must be in 1..16, not 0"),
     ],
 )
 def test_check_names_what_is_wrong(change: dict[str, object], named: str) -> None:
     SETTINGS.check()
     with pytest.raises(StartupError, match=named):
         msgspec.structs.replace(SETTINGS, **change).check()
+
+
+def test_only_decode_workers_speculate() -> None:
+    wanted = SpeculationSpec(method="draft", model_path="/d")
+    settings = msgspec.structs.replace(SETTINGS, speculation=wanted)
+    assert engine_of(settings).speculation == SpeculationSpec(method="off")
+    decode = msgspec.structs.replace(settings, role="decode")
+    assert engine_of(decode).speculation == wanted
+    assert engine_of(msgspec.structs.replace(SETTINGS, role="decode")).speculation.method == "auto"
 
 
 def test_roles() -> None:
