@@ -59,7 +59,8 @@ autocast, with Python $python.
 
 On the target's own continuations of $pieces held-out pieces ($places places at each temperature),
 with drafts drawn by the same noise as the target's. By depth: the likeliest token, where those
-before it were met. Tokens per step: with the best tree of so many nodes.
+before it were met. Tokens per step: with the best tree of so many nodes, 4 deep at most; of the
+draft, with a chain.
 
 $table
 

@@ -38,6 +38,7 @@ def export_head(
             "tie_word_embeddings": False,
             "bias": False,
         }
+    (folder / WEIGHTS).chmod(0o644)
     write_json(folder / "config.json", {**config, "tree_prior": prior})
 
 

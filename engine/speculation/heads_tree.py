@@ -87,7 +87,8 @@ def pack(tokens: Tensor, counts: Sequence[int], tree: Tree) -> Drafts:
 
 
 def read_prior(settings: dict[str, Any], depths: int, source: str) -> Prior:
-    """The prior in ``settings``, or a typical one, of ``depths`` depths. Raises StartupError."""
+    """The prior in ``settings``, or a typical one, of ``depths`` depths; those beyond the last one
+    that is given are like it. Raises StartupError."""
     given = settings.get("tree_prior")
     if given is None:
         return [_TYPICAL[min(depth, len(_TYPICAL) - 1)] for depth in range(depths)]
@@ -95,8 +96,6 @@ def read_prior(settings: dict[str, Any], depths: int, source: str) -> Prior:
         prior = [[min(1.0, max(0.0, float(chance))) for chance in ranks] for ranks in given]
     except (TypeError, ValueError) as error:
         raise StartupError(f"{source}: tree_prior is no list of lists of numbers") from error
-    if len(prior) < depths or not all(prior):
-        raise StartupError(
-            f"{source}: tree_prior has {len(prior)} depths; expected {depths}, none of them empty"
-        )
-    return prior[:depths]
+    if not prior or not all(prior):
+        raise StartupError(f"{source}: tree_prior is empty, or one of its depths is")
+    return [prior[min(depth, len(prior) - 1)] for depth in range(depths)]

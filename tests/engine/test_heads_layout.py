@@ -215,10 +215,15 @@ def test_pickles_are_refused(tiny: Model, tmp_path: Path) -> None:
             load(folder)
 
 
-@pytest.mark.parametrize("prior", [3, [["a"]], [[]], [[0.5]]])
+@pytest.mark.parametrize("prior", [3, [["a"]], [[]], []])
 def test_a_prior_that_is_none_is_refused(prior: Any) -> None:
     with pytest.raises(StartupError, match=r"x: tree_prior"):
         read_prior({"tree_prior": prior}, 2, "x")
+
+
+def test_depths_beyond_the_given_ones_are_like_the_last() -> None:
+    assert read_prior({"tree_prior": [[0.5], [0.25, 0.125]]}, 3, "x")[1:] == [[0.25, 0.125]] * 2
+    assert len(read_prior({"tree_prior": [[0.5]] * 9}, 3, "x")) == len(read_prior({}, 3, "x")) == 3
 
 
 # ---- trees -----------------------------------------------------------------------------------
