@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from engine.model import Model
 from engine.reach import chunk_reach
 from engine.sequence import Sequence as Running
 from engine.speculation.draft_draw import Draws
-from engine.speculation.draft_reach import reaches
+from engine.speculation.draft_reach import Ints, Rows, reaches
 from engine.state import RowState
 from protocol.blocks import BLOCK_TOKENS
 
@@ -63,68 +64,66 @@ class Runner:
     def draw(self, ready: Sequence[Ready], rows: Tensor) -> Tensor:
         """Chains for all of ``ready``, the longest first: [b, nodes of the first], undefined beyond
         a sequence's own. rows: [b] int64, their rows in the state."""
-        model, nodes = self._model, ready[0].nodes
-        draws = Draws([r.sequence for r in ready], rows, self._state.sampling)
-        table = self._state.block_table[rows]
-        lengths = self._tensor([len(r.sequence.tokens) for r in ready])
-        # [nodes, b]: the position of the last token, then those of the drafts
-        at = lengths - 1 + torch.arange(nodes, device=lengths.device)[:, None]
-        page = table.gather(1, (at.t() // BLOCK_TOKENS).clamp_(max=table.shape[1] - 1)).t()
-        slots = slots_of(page, at)
-        drawn = torch.empty(len(ready), nodes, dtype=torch.int64, device=lengths.device)
+        nodes = ready[0].nodes
         going = [sum(r.nodes > i for r in ready) for i in range(nodes)]
-        logits, views = self._first(ready, table, going)
-        tokens = lengths
-        for i, count in enumerate(going):
-            if i > 0:
-                batch = Batch(tokens[:count], at[i, :count], slots[i, :count], views[i], None)
-                logits = model.logits(model.hidden(batch, self._pool))
-            tokens = draws.draw(logits, at[i, :count] + 1)
-            drawn[:count, i] = tokens
+        draws = Draws([r.sequence for r in ready], rows, self._state.sampling)
+        lengths = np.array([len(r.sequence.tokens) for r in ready])
+        table = _table(ready)
+        # [nodes, b]: of the last token, then of the drafts
+        place = lengths - 1 + np.arange(nodes)[:, None]
+        at, slots = self._on_device(place), self._on_device(_slots(table, place))
+        fresh = lengths - np.array([r.known for r in ready])
+        views = self._views(table, lengths, going, alone=bool(fresh.max() == 1))
+        drawn = torch.empty(len(ready), nodes, dtype=torch.int64, device=at.device)
+        if views[0]:
+            tokens = self._tokens([r.sequence.tokens[-1] for r in ready])
+            logits = self._logits(Batch(tokens, at[0], slots[0], views[0], None))
+        else:
+            logits = self._first(ready, table, fresh)
+        tokens = draws.draw(logits, at[0] + 1)
+        drawn[:, 0] = tokens
+        for i in range(1, nodes):
+            own = slice(going[i])
+            batch = Batch(tokens[own], at[i, own], slots[i, own], views[i], None)
+            tokens = draws.draw(self._logits(batch), at[i, own] + 1)
+            drawn[own, i] = tokens
         return drawn
 
-    def _first(
-        self, ready: Sequence[Ready], table: Tensor, going: Sequence[int]
-    ) -> tuple[Tensor, list[dict[int, View]]]:
-        """The pass over what has come since the last one: logits [b, vocab] after the last tokens.
-        And what all passes attend to."""
-        tokens: list[int] = []
-        at: list[int] = []
-        owner: list[int] = []
-        last: list[int] = []
-        for i, r in enumerate(ready):
-            length = len(r.sequence.tokens)
-            tokens += r.sequence.tokens[r.known :]
-            at += range(r.known, length)
-            owner += [i] * (length - r.known)
-            last.append(len(at) - 1)
-        alone = len(at) == len(ready)
-        own = table if alone else table[self._tensor(owner)]
-        lengths = [len(r.sequence.tokens) for r in ready]
-        views = self._views(table, lengths, going, alone)
-        if not alone:
-            views[0] = self._reaches(own, [p + 1 for p in at], 1)[0]
-        places = self._tensor(at)
-        page = own.gather(1, (places // BLOCK_TOKENS)[:, None])[:, 0]
-        batch = Batch(self._tokens(tokens), places, slots_of(page, places), views[0], None)
-        hidden = self._model.hidden(batch, self._pool)
-        return self._model.logits(hidden if alone else hidden[self._tensor(last)]), views
+    def _logits(self, batch: Batch) -> Tensor:
+        return self._model.logits(self._model.hidden(batch, self._pool))
+
+    def _first(self, ready: Sequence[Ready], table: Ints, fresh: Ints) -> Tensor:
+        """Logits [b, vocab] after the last tokens, from a pass over the ``fresh`` [b] tokens of
+        each that have come since the last one."""
+        tokens = [token for r in ready for token in r.sequence.tokens[r.known :]]
+        ends = np.cumsum(fresh)
+        owner = np.repeat(np.arange(len(ready)), fresh)
+        place = np.arange(len(tokens)) + np.array([r.known for r in ready])[owner]
+        place -= (ends - fresh)[owner]
+        own = table[owner]
+        view = self._reaches(Rows(own, place + 1, 1))[0]
+        at, slots = self._on_device(place), self._on_device(_slots(own, place[None])[0])
+        hidden = self._model.hidden(Batch(self._tokens(tokens), at, slots, view, None), self._pool)
+        return self._model.logits(hidden[self._on_device(ends - 1)])
 
     def _views(
-        self, table: Tensor, lengths: Sequence[int], going: Sequence[int], alone: bool
+        self, table: Ints, lengths: Ints, going: Sequence[int], *, alone: bool
     ) -> list[dict[int, View]]:
-        """Of every pass. Passes over the same sequences share what they can."""
+        """Of every pass, the first one empty if it is not over last tokens ``alone``. Passes over
+        the same sequences share what they can."""
         views: list[dict[int, View]] = [] if alone else [{}]
         while len(views) < len(going):
             start = len(views)
-            count = going[start]
-            passes = going[start:].count(count)
-            ahead = [length + start for length in lengths[:count]]
-            views += self._reaches(table[:count], ahead, passes)
+            own = slice(going[start])
+            passes = going[start:].count(going[start])
+            views += self._reaches(Rows(table[own], lengths[own] + start, passes))
         return views
 
-    def _reaches(self, table: Tensor, lengths: Sequence[int], passes: int) -> list[dict[int, View]]:
-        return reaches(table, lengths, passes, self._windows, self._like.dtype)
+    def _reaches(self, rows: Rows) -> list[dict[int, View]]:
+        return reaches(rows, self._windows, self._like.dtype, self._like.device)
+
+    def _on_device(self, values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(self._like.device)
 
     def _tokens(self, values: Sequence[int]) -> Tensor:
         """Of the text. The draft's vocabulary may be padded less: what it does not have, no text
@@ -133,3 +132,20 @@ class Runner:
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._state.device)
+
+
+def _table(ready: Sequence[Ready]) -> Ints:
+    """Pages of each sequence: [b, pages], padded with page 0."""
+    pages = [r.sequence.pages for r in ready]
+    table = np.zeros((len(ready), max(map(len, pages))), dtype=np.int64)
+    for row, own in zip(table, pages, strict=True):
+        row[: len(own)] = own
+    return table
+
+
+def _slots(table: Ints, place: Ints) -> Ints:
+    """Pool slots of the positions ``place`` [n, b] of b sequences; of those beyond the table, which
+    nobody goes to, any."""
+    block = np.minimum(place // BLOCK_TOKENS, table.shape[1] - 1)
+    slots: Ints = table[np.arange(len(table)), block] * BLOCK_TOKENS + place % BLOCK_TOKENS
+    return slots
