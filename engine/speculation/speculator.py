@@ -47,6 +47,8 @@ class Speculator:
         self.lengths = lengths
         self.clock = clock
         self.dropped = ""  # why the proposer is gone
+        # Found out once: asking a protocol takes longer than all the rest of a step that is off.
+        self._taps = tuple(proposer.taps) if isinstance(proposer, Tapping) else ()
         self._vocab = vocab
         self._seatings: list[int] = []
         self._began = self._draft_s = 0.0
@@ -63,9 +65,7 @@ class Speculator:
     @property
     def taps(self) -> Sequence[int]:
         """Layers whose inputs it wants to see."""
-        if isinstance(self.proposer, Tapping) and not self.dropped:
-            return self.proposer.taps
-        return ()
+        return () if self.dropped else self._taps
 
     def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         """Nodes for each of ``decoding``; empty: none for any."""
