@@ -40,10 +40,11 @@ class Seen:
 
     def add(self, outcome: Outcome) -> None:
         self.draft_s += outcome.draft_s
-        proposed = outcome.proposed or [0] * len(outcome.sequences)
-        accepted: Sequence[Sequence[int]] = outcome.accepted or [()] * len(outcome.sequences)
-        self.lengths.update(proposed)
-        for count, nodes in zip(proposed, accepted, strict=True):
+        if not outcome.proposed:
+            self.lengths[0] += len(outcome.sequences)
+            return
+        self.lengths.update(outcome.proposed)
+        for count, nodes in zip(outcome.proposed, outcome.accepted, strict=True):
             self.accepted += len(nodes)
             self.rejected += len(nodes) < count
             self.trees |= list(nodes) != list(range(len(nodes)))
