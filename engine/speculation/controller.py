@@ -28,13 +28,10 @@ from engine.speculation.tries import Tries
 MARGIN = 0.02
 """What speculation has to bring at least."""
 
-BEGIN = 4
-"""Plain steps at the beginning, to compare with."""
-
 AGAIN, AGAIN_STEADY = 8, 16
 """Steps between two decisions: while speculating, and when the last two came to the same."""
 
-PLAIN_GAP, LONGEST_PLAIN_GAP = 32, 512
+PLAIN_GAP, LONGEST_PLAIN_GAP = 8, 128
 """Steps of speculation between two plain ones, which tell whether it still pays: at first, and in
 the end."""
 
@@ -52,7 +49,7 @@ class Controller:
         self._measured = Measured()
         self._step = 0  # that decoded, so far
         self._decided = 0  # the step of the last decision
-        self._again = BEGIN  # and of the next one
+        self._again = 0  # and of the next one
         self._counts: list[int] = []  # what it came to; empty: none to any
         self._chunk = 0  # tokens of the chunk beside it
         self._idle_batch = 0  # for which it found that nothing pays; 0: something did
@@ -108,6 +105,9 @@ class Controller:
         self._again = self._step + AGAIN_STEADY
         if curve is None or self._nothing_new(decoding):
             return []
+        if not self._costs.pace(len(decoding)).known:  # a plain step to compare with, first
+            self._again = self._step + 1
+            return []
         self._decided, self._chunk = self._step, chunk_tokens
         cohort = self._knowledge.about(decoding, self._step)
         prices = self._prices(curve, decoding, chunk_tokens)
@@ -135,7 +135,9 @@ class Controller:
 
     def _next(self, pays: bool, steady: bool) -> int:
         """The step of the next decision."""
-        if self._tries.under_way or not (pays or self._idle_batch):
+        if self._tries.under_way:
+            return self._step + self._tries.steps
+        if not (pays or self._idle_batch):
             return self._step + 1
         again = self._step + (AGAIN if pays and not steady else AGAIN_STEADY)
         return min(again, max(self._tries.due, self._step + 1))
@@ -160,10 +162,11 @@ class Controller:
         )
 
     def _margin(self, cohort: Cohort, choice: Choice) -> float:
-        """What the choice has to bring: the standard error of its tokens, as a share."""
+        """What the choice has to bring: the standard error of its speed-up, as a share."""
         batch = len(cohort.handles)
         variance = self._knowledge.variance(cohort, (choice.tokens - batch) / batch)
-        return max(MARGIN, math.sqrt(variance) / choice.tokens)
+        of_tokens = math.sqrt(variance) / choice.tokens
+        return max(MARGIN, math.hypot(of_tokens, self._costs.pace(batch).error))
 
     # ---- after a step -----------------------------------------------------------------------
 
@@ -190,5 +193,5 @@ class Controller:
         if self._tries.under_way:
             more = self._costs.more(curve, outcome, plain)
             self._tries.saw(more / plain, sum(map(len, outcome.accepted)) / batch)
-        elif not outcome.chunked:
+        if self.predicted_speedup > 1.0 and not outcome.chunked:
             self._measured.observe(outcome, plain)

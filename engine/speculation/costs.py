@@ -18,61 +18,11 @@ from dataclasses import dataclass, field
 from engine.speculation.choice import Vector
 from engine.speculation.curve import Curve, linear
 from engine.speculation.lengths import Outcome
+from engine.speculation.pace import Pace
 from engine.step_time import Coefficients
 
-FOLLOW = 1.0 / 16
-"""Weight of a step in what is known of its kind, once as many are known."""
-
-OUTLIER = 1.5
-"""A step is taken to be at most so many times off what was expected."""
-
-TRUST = 3
-"""Speculating steps that the assumption counts as much as, that they are as the plain ones."""
-
-STALE_STEPS = 64
-"""After as many plain steps, what is known of speculating ones moves along with the plain ones:
-then the machine's speed has changed rather than theirs."""
-
-
-@dataclass
-class Pace:
-    """Observed over predicted, of plain and speculating steps at one size of the batch."""
-
-    plain: float = 1.0
-    plain_steps: int = 0
-    verify_steps: int = 0
-    _verify: float = 1.0  # as of the last speculating step ...
-    _then: float = 1.0  # ... when plain ones were at this
-    _stale: int = STALE_STEPS  # plain steps since
-
-    @property
-    def verify(self) -> float:
-        """No pass with nodes is quicker than a plain one: where it looks like it, what is known of
-        one of them is old."""
-        moved = self.plain / self._then if self._stale >= STALE_STEPS else 1.0
-        return max(self._verify * moved, self.plain)
-
-    def saw_plain(self, ratio: float) -> None:
-        self.plain = _follow(self.plain, ratio, self.plain_steps, 0)
-        self.plain_steps += 1
-        self._stale += 1
-
-    def saw_verify(self, ratio: float) -> None:
-        self._verify = _follow(self.verify, ratio, self.verify_steps, TRUST)
-        self.verify_steps += 1
-        self._then = self.plain
-        self._stale = 0
-
-    def another(self) -> Pace:
-        """For a size of the batch that is new: the same, but for what it rests on."""
-        return Pace(self.plain, _verify=self.verify, _then=self.plain)
-
-
-def _follow(known: float, seen: float, steps: int, trust: int) -> float:
-    """``known`` rests on so many steps, and on a guess that is worth ``trust`` steps."""
-    if steps + trust:
-        seen = min(max(seen, known / OUTLIER), known * OUTLIER)
-    return known + max(FOLLOW, 1.0 / (1.0 + steps + trust)) * (seen - known)
+FORGET = 1.0 - 1.0 / 16
+"""Weight of what is known of proposing when it is done again."""
 
 
 @dataclass
@@ -91,7 +41,7 @@ class Proposing:
 
     def observe(self, passes: int, nodes: int, seconds: float) -> None:
         seconds = max(seconds, 1e-7)
-        x, n, keep = max(1, passes) / seconds, nodes / seconds, 1.0 - FOLLOW
+        x, n, keep = max(1, passes) / seconds, nodes / seconds, FORGET
         self._xx = keep * self._xx + x * x
         self._xn = keep * self._xn + x * n
         self._nn = keep * self._nn + n * n
@@ -119,7 +69,7 @@ class Costs:
     known: Callable[[], Coefficients | None] = lambda: None
     proposing: Proposing = field(default_factory=Proposing)
     _paces: dict[int, Pace] = field(default_factory=dict)
-    _last: Pace = field(default_factory=Pace)
+    _last: Pace | None = None
 
     def curve(self) -> Curve | None:
         if self.calibrated is not None:
@@ -132,7 +82,8 @@ class Costs:
         size = (batch - 1).bit_length()
         pace = self._paces.get(size)
         if pace is None:
-            pace = self._paces[size] = self._last.another()
+            last = self._last
+            pace = self._paces[size] = Pace() if last is None else last.another()
         self._last = pace
         return pace
 

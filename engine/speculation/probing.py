@@ -25,6 +25,10 @@ CREDIT = 2.5
 """Plain steps that the first tries of a class may lose, and those after a wait."""
 
 
+GIFT = 1.0
+"""Plain steps that the very first tries may lose before anything is made of them."""
+
+
 @dataclass
 class Probing:
     """The tries of one class of requests."""
@@ -44,6 +48,7 @@ class Probing:
         """After a try before ``step``, that cost and ``brought`` so many plain steps. ``unknown``:
         it takes more tries to tell."""
         self.lost += cost - brought
+        unknown = unknown or (not self.failed and self.lost < GIFT)
         if (promising or unknown) and self.lost < CREDIT:
             self.due = step
             self.promising += promising

@@ -13,11 +13,15 @@ from engine.speculation.probing import Probing
 NODES = 2
 """For each sequence, where there is no better guess."""
 
+LONG = 4
+"""Steps of a try of what looked good before."""
+
 NEVER = 1 << 62
 
 
 class Tries:
-    """One step at a time: ``pick`` before it, ``saw`` after it, ``judge`` before the next one."""
+    """One at a time: ``pick`` before it, ``saw`` after each of its ``steps``, ``judge`` at
+    its end."""
 
     def __init__(self, knowledge: Knowledge, most: int) -> None:
         self._knowledge = knowledge
@@ -30,6 +34,11 @@ class Tries:
     @property
     def under_way(self) -> bool:
         return bool(self._handles)
+
+    @property
+    def steps(self) -> int:
+        """Of what is under way: more where it looks good, so that deciding costs little."""
+        return LONG if any(self._kind(key).promising for key in self._handles) else 1
 
     def _kind(self, key: int) -> Probing:
         if key not in self._kinds:
@@ -57,8 +66,9 @@ class Tries:
         return out
 
     def saw(self, cost: float, brought: float) -> None:
-        """The step of the tries cost and brought so much more than a plain one, in plain steps."""
-        self._cost, self._brought = cost, brought
+        """A step of the tries cost and brought so much more than a plain one, in plain steps."""
+        self._cost += cost
+        self._brought += brought
 
     def judge(self, cohort: Cohort, choice: Choice, step: int) -> None:
         """They are promising where ``choice``, which knows of them, gives nodes to those who were

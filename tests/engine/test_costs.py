@@ -73,16 +73,30 @@ def test_the_overhead_of_verifying_is_learned_from_steps() -> None:
     assert costs.verify(curve, 4, 8, 0, 0)[8] == pytest.approx(1.2 * curve(12))
     fed(costs, 4, 8, 1.5, 80)
     assert costs.verify(curve, 4, 8, 0, 0)[8] == pytest.approx(1.5 * curve(12), rel=0.01)
-    assert costs.plain(curve, 4, 0) == pytest.approx(1.2 * curve(4))
+    assert costs.plain(curve, 4, 0) == pytest.approx(1.2 * curve(4), rel=0.03)
 
 
 def test_a_machine_that_is_slower_now_does_not_make_speculation_worse() -> None:
     curve = Curve(np.linspace(1e-2, 2e-2, 65))
     costs = Costs(curve)
     fed(costs, 4, 0, 1.0, 50)
-    fed(costs, 4, 4, 1.1, 80)
+    for _ in range(10):
+        fed(costs, 4, 4, 1.1, 8)
+        fed(costs, 4, 0, 1.0, 1)
     fed(costs, 4, 0, 1.4, 400)
     assert costs.verify(curve, 4, 4, 0, 0)[4] == pytest.approx(1.54 * curve(8), rel=0.05)
+
+
+def test_nor_does_one_that_is_faster_while_it_speculates() -> None:
+    """Plain steps are seldom then; they are as much quicker as the others are."""
+    curve = Curve(np.linspace(1e-2, 2e-2, 65))
+    costs = Costs(curve)
+    fed(costs, 4, 0, 1.6, 50)
+    for _ in range(10):
+        fed(costs, 4, 4, 1.1, 8)
+        fed(costs, 4, 0, 1.0, 1)
+    assert costs.plain(curve, 4, 0) == pytest.approx(curve(4), rel=0.06)
+    assert costs.verify(curve, 4, 4, 0, 0)[4] == pytest.approx(1.1 * curve(8), rel=0.03)
 
 
 def test_one_late_step_is_not_believed() -> None:
@@ -91,8 +105,8 @@ def test_one_late_step_is_not_believed() -> None:
     fed(costs, 1, 0, 1.0, 50)
     fed(costs, 1, 0, 30.0, 1)
     fed(costs, 1, 4, 30.0, 1)
-    assert costs.plain(curve, 1, 0) < 1.05 * curve(1)
-    assert costs.verify(curve, 1, 4, 0, 0)[4] < 1.2 * curve(5)
+    assert costs.plain(curve, 1, 0) < 1.12 * curve(1)
+    assert costs.verify(curve, 1, 4, 0, 0)[4] < 1.7 * curve(5)
 
 
 def test_prompts_beside_it_are_not_what_speculation_costs() -> None:
