@@ -37,7 +37,7 @@ class FilterRows:
         alone = nucleus & (top_k >= vocab) & (min_p == 0.0)
         return cls(top_p, top_k, min_p, bool(nucleus.any()), bool(alone.any()))
 
-    def of(self, rows: Tensor) -> FilterRows:
+    def of(self, rows: Tensor | slice) -> FilterRows:
         return FilterRows(
             self.top_p[rows], self.top_k[rows], self.min_p[rows], self.nucleus, self.alone
         )

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from engine.sampling.filters import FilterRows, cut_off
 from engine.sampling.noise import gumbel
-from engine.sampling.selection import GREEDY_BELOW
-from engine.sampling.table import KEY, TEMPERATURE, SamplingTable
+from engine.sampling.selection import GREEDY_BELOW, filtered_by
+from engine.sampling.table import KEY, MIN_P, TEMPERATURE, TOP_K, TOP_P, SamplingTable
 from engine.sequence import Sequence as Running
 
 HEAD = 32
@@ -20,20 +21,31 @@ class Draws:
 
     def __init__(self, sequences: Sequence[Running], rows: Tensor, table: SamplingTable) -> None:
         """rows: [b] int64, rows of ``table``."""
-        wanted = [s.request.sampling.temperature for s in sequences]
-        self._noisy = any(t >= GREEDY_BELOW for t in wanted)
+        wanted = [s.request.sampling for s in sequences]
+        noisy = [s for s in wanted if s.temperature >= GREEDY_BELOW]
+        self._noisy = bool(noisy)
+        self._filters: FilterRows | None = None
         if self._noisy:
             temperature = table.floats[rows, TEMPERATURE]
             greedy = temperature < GREEDY_BELOW
             self._temperature = temperature.masked_fill_(greedy, 1.0)[:, None]
             self._scale = (~greedy).double()[:, None]  # of the noise
             self._keys = table.ints[rows, KEY]
+            if any(filtered_by(s) for s in noisy):
+                self._filters = FilterRows(
+                    top_p=table.floats[rows, TOP_P].masked_fill_(greedy, 1.0),
+                    top_k=table.ints[rows, TOP_K].masked_fill_(greedy, table.vocab),
+                    min_p=table.floats[rows, MIN_P].masked_fill_(greedy, 0.0),
+                    nucleus=any(s.top_p < 1.0 for s in noisy),
+                    alone=False,  # the mass of the head is taken for that of all tokens
+                )
 
     def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Tokens [n] int64 for the first n sequences, from logits [n, vocab] fp32.
 
-        positions: [n] int64, the index of the token to draw. Penalties, biases and filters are the
-        target's business: a draft without them is met less often, and as right.
+        positions: [n] int64, the index of the token to draw. Filters are the request's, on the
+        draft's own logits; penalties and biases are left out: a draft without them is met less
+        often, and as right.
         """
         if not self._noisy:
             return logits.max(dim=-1).indices  # a third of argmax's time on a CPU
@@ -59,5 +71,9 @@ class Draws:
         count, vocab = logits.shape
         values, ids = logits.topk(min(head, vocab), dim=-1)
         ids = ids if tokens is None else tokens[ids]
-        scores = gumbel(self._keys[:count], positions, ids).mul_(self._scale[:count])
-        return scores.add_(values.div_(self._temperature[:count])), ids
+        values.div_(self._temperature[:count])
+        scores = gumbel(self._keys[:count], positions, ids).mul_(self._scale[:count]).add_(values)
+        if self._filters is not None:
+            cut = cut_off(values, values, self._filters.of(slice(count)))
+            scores.masked_fill_(values < cut, float("-inf"))
+        return scores, ids
