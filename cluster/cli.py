@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bench.serve.command import app as bench
-from cluster.commands import certs, keys
+from cluster.commands import certs, keys, plan
 from cluster.commands.config import config
 from cluster.commands.doctor import doctor
 from cluster.commands.down import down
@@ -29,6 +29,7 @@ for command in (up, down, status, config, doctor, worker, router):
 app.add_typer(bench)
 app.add_typer(certs.app, name="certs")
 app.add_typer(keys.app, name="keys")
+app.add_typer(plan.app, name="plan")
 
 
 def _version(wanted: bool) -> None:

@@ -58,6 +58,11 @@ def test_between_and_beyond_the_knots() -> None:
     assert list(curve.span(7, 9)) == pytest.approx([4.5, 5.0, 5.5])
 
 
+def test_what_was_disturbed_is_no_slower_than_more_rows() -> None:
+    curve = from_knots([1, 2, 4, 8], [1.0, 9.0, 3.0, 5.0])
+    assert [curve(rows) for rows in (1, 2, 4, 8)] == [1.0, 3.0, 3.0, 5.0]
+
+
 def fed(costs: Costs, batch: int, nodes: int, ratio: float, steps: int) -> None:
     assert costs.calibrated is not None
     for _ in range(steps):

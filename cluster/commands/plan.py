@@ -1,0 +1,125 @@
+"""`baton plan`: what would pay. What is heavy is imported when a command is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cluster.commands.failing import failure
+
+if TYPE_CHECKING:
+    from cluster.plan.speculation import Machine
+
+app = typer.Typer(no_args_is_help=True, help="Work out what would pay on this machine.")
+
+PASSES = 8
+
+
+@app.callback()
+def plan() -> None:
+    """Work out what would pay on this machine."""
+
+
+@app.command()
+def speculation(
+    model: Annotated[
+        str | None, typer.Option(help="Folder or hub id; without it the demo model.")
+    ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a draft model; without it drafts cost nothing (n-grams), but the demo"
+            " model has its own.",
+        ),
+    ] = None,
+    acceptance: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=0.999,
+            help="Of a drafted token, for the table of what a step comes to. `baton status` shows"
+            " that of a running cluster.",
+        ),
+    ] = 0.7,
+    tokens: Annotated[
+        int, typer.Option(min=1, max=16, help="Most that are drafted for a sequence in a step.")
+    ] = PASSES,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of the model on a CPU; null: half of the cores.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with plots; it opens offline.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Up to which batch speculation pays, and how much it brings, for acceptances from 0.3 to 0.9.
+
+    Loads the model (and its draft) here, measures passes of 1 to 1000 rows for a few seconds, and
+    asks the code that decides the lengths of drafts in a decode worker.
+    """
+    from protocol.errors import StartupError
+
+    try:
+        _speculation(model, draft, acceptance, tokens, threads, html, as_json=json)
+    except StartupError as e:
+        raise failure(e) from None
+
+
+def _speculation(
+    model: str | None,
+    draft: Path | None,
+    acceptance: float,
+    tokens: int,
+    threads: int | None,
+    html: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from cluster import models
+    from cluster.plan import speculation as of
+
+    found = models.resolve(model)
+    if model is None and draft is None:
+        draft = models.demo_path().parent / "draft"
+    machine = _measured(found.path, draft, tokens, threads)
+    acceptances = sorted({*of.ACCEPTANCES, acceptance})
+    cells = of.grid(machine, of.BATCHES, acceptances, tokens)
+    largest = max(of.BATCHES)
+    even = {a: of.break_even(machine, a, tokens, largest) for a in acceptances}
+    drafts = "drafts for nothing (n-grams)" if draft is None else f"drafted by {draft.name}"
+    about = f"{found.id}, {drafts}, at most {tokens} tokens for a sequence in a step."
+    if html is not None:
+        from cluster.plan.page import write_page
+
+        write_page(html, about, cells)
+    if as_json:
+        told = {
+            "about": about,
+            "cells": cells,
+            "pays_up_to": {f"{a:g}": b for a, b in even.items()},
+        }
+        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        return
+    from cluster.plan.show import show
+
+    show(Console(highlight=False), about, cells, even, acceptance)
+    if html is not None:
+        typer.echo(f"page: {html}")
+
+
+def _measured(model: Path, draft: Path | None, tokens: int, threads: int | None) -> Machine:
+    from rich.console import Console
+
+    from cluster.plan import measure
+    from cluster.plan.speculation import BATCHES
+
+    largest = max(BATCHES)
+    with Console(stderr=True).status("loading") as status:
+        return measure.measured(
+            model, draft, largest * (1 + tokens), largest, threads, status.update
+        )

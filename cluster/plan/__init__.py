@@ -1,0 +1,1 @@
+"""`baton plan`: what would pay, before it is bought."""

@@ -1,0 +1,88 @@
+"""`baton plan speculation`: its figures, its tables and its page."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.plan.page import page
+from cluster.plan.show import show
+from cluster.plan.speculation import ACCEPTANCES, BATCHES, Machine, break_even, cell, grid
+from engine.speculation.choice import expected_tokens, speedup
+from engine.speculation.curve import Curve
+
+FREE = Machine(Curve(np.full(2000, 10e-3)), Curve(np.full(200, 1e-3)))
+"""Rows cost nothing, as in the papers; a pass of the draft a tenth of a step."""
+
+RIDGE = Machine(Curve(10e-3 + 1e-3 * np.maximum(0, np.arange(1, 2001) - 48)), None)
+"""Rows are free up to 48, and cost a tenth of a step from there."""
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
+def test_where_rows_are_free_it_is_the_formula(acceptance: float) -> None:
+    found = cell(FREE, 4, acceptance, most=8)
+    best = max(range(1, 9), key=lambda nodes: speedup(acceptance, nodes, 0.1))
+    assert found.nodes == best
+    assert found.speedup == pytest.approx(speedup(acceptance, best, 0.1))
+    assert found.tokens == pytest.approx(expected_tokens(acceptance, best))
+    assert (found.plain_ms, found.verify_ms) == pytest.approx((10.0, 10.0))
+    assert found.draft_ms == pytest.approx(best)
+
+
+def test_beyond_the_ridge_it_does_not_pay() -> None:
+    assert cell(RIDGE, 4, 0.5, most=8).speedup > 1.9
+    full = cell(RIDGE, 64, 0.3, most=8)
+    assert (full.nodes, full.tokens, full.speedup) == (0.0, 1.0, 1.0)
+    ends = [break_even(RIDGE, a, 8, 128) for a in ACCEPTANCES]
+    assert ends == sorted(ends)
+    assert 24 <= ends[0] < 64
+    for acceptance, end in zip(ACCEPTANCES, ends, strict=True):
+        assert cell(RIDGE, end, acceptance, 8).nodes > 0
+        assert end == 128 or not cell(RIDGE, end + 1, acceptance, 8).nodes
+
+
+def test_nothing_is_drafted_that_costs_more_than_it_brings() -> None:
+    dear = Machine(FREE.model, Curve(np.full(200, 9e-3)))
+    assert cell(dear, 1, 0.8, most=8).nodes == 0
+    assert break_even(dear, 0.8, 8, 128) == 0
+
+
+def test_tables_and_page_tell_all() -> None:
+    cells = grid(RIDGE, BATCHES, ACCEPTANCES, 8)
+    even = {a: break_even(RIDGE, a, 8, 128) for a in ACCEPTANCES}
+    out = io.StringIO()
+    show(Console(file=out, width=100), "of a model", cells, even, 0.7)
+    text = out.getvalue()
+    assert "of a model" in text and "Acceptance 0.7" in text
+    assert f"{cell(RIDGE, 8, 0.7, 8).speedup:.2f}" in text
+    last = next(line for line in text.splitlines() if "pays up to" in line)
+    assert str(even[0.3]) in last
+    html = page("a <model>", cells)
+    assert "a &lt;model&gt;" in html and "<model>" not in html
+    assert "Speed-up over plain decoding" in html and "default-src 'none'" in html
+
+
+def test_the_demo_model_is_measured(tmp_path: Path) -> None:
+    html = tmp_path / "plan.html"
+    call = ["plan", "speculation", "--json", "--threads", "1", "--tokens", "4"]
+    done = CliRunner().invoke(app, [*call, "--acceptance", "0.95", "--html", str(html)])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert {c["batch"] for c in told["cells"]} == set(BATCHES)
+    assert set(told["pays_up_to"]) == {f"{a:g}" for a in (*ACCEPTANCES, 0.95)}
+    plain = [c["plain_ms"] for c in told["cells"] if c["acceptance"] == 0.95]
+    assert plain[0] > 0 and plain == sorted(plain)
+    assert "baton-demo, drafted by draft" in html.read_text()
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["plan", "speculation", "--model", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "config.json" in done.stderr
