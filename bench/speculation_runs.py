@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.speculation_seen import Seen, TimedModel, Watch
+from bench.speculation_seen import Clock, Seen, TimedModel, Watch
 from bench.speculation_text import Tokens
 from decode_worker.policy import plan
 from engine.config import ModelConfig
@@ -65,8 +65,16 @@ class Load:
 class Contestant:
     """One engine. Without ``equip`` it decodes plainly."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, batch: int, pages: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        batch: int,
+        pages: int,
+        clock: Clock = time.perf_counter,
+    ) -> None:
         self._model = TimedModel(config, weights, LONGEST)
+        self._model.clock = self._clock = clock
         sizes = EngineConfig(
             pages=pages,
             max_batch=batch,
@@ -75,7 +83,7 @@ class Contestant:
             step_budget_ms=0.0,
             kv_precision="exact",
         )
-        self.engine = Engine(self._model, sizes, plan)
+        self.engine = Engine(self._model, sizes, plan, clock)
         self.seen = Seen()
         self.texts: dict[int, list[int]] = {}
         self._watch: Watch | None = None
@@ -86,13 +94,13 @@ class Contestant:
         proposer = make(self.engine, most)
         vocab = self._model.config.vocab_size
         self._watch = Watch(lengths or self._controller(proposer))
-        self.engine.speculate(Speculator(proposer, self._watch, vocab))
+        self.engine.speculate(Speculator(proposer, self._watch, vocab, self._clock))
 
     def _controller(self, proposer: Proposer) -> Controller:
         """As a worker has it; the curve is measured once."""
         if self._curve is None:
             rows = self.engine.config.max_batch * (1 + proposer.most)
-            self._curve = calibrate(passes_of(self.engine), rows, time.perf_counter)
+            self._curve = calibrate(passes_of(self.engine), rows, self._clock)
             self.engine.manager.forget()  # it wrote where prompts may have been cached
         costs = Costs(self._curve, lambda: self.engine.step_time.known)
         return Controller(costs, proposer.most, proposer.passes)
@@ -116,11 +124,11 @@ class Contestant:
         drawn, before = 0, model.spent
         if self._watch is not None:
             self._watch.seen = seen
-        began = time.perf_counter()
+        began = self._clock()
         while drawn < tokens:
             drawn += self._step()
             seen.steps += 1
-        taken = time.perf_counter() - began
+        taken = self._clock() - began
         if self._watch is not None:
             self._watch.seen = None
         seen.tokens += drawn

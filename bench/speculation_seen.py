@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from engine.speculation.choice import expected_tokens
 from engine.speculation.lengths import Lengths, Outcome
 
 RESAMPLES = 2000
+Clock = Callable[[], float]
 
 
 @dataclass
@@ -97,17 +98,18 @@ class TimedModel(Model):
     """A model that knows how long its passes took."""
 
     spent = 0.0
+    clock: Clock = staticmethod(time.perf_counter)
 
     def hidden(self, *args: Any, **kwargs: Any) -> Tensor:
-        began = time.perf_counter()
+        began = self.clock()
         out = super().hidden(*args, **kwargs)
-        self.spent += time.perf_counter() - began
+        self.spent += self.clock() - began
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        began = time.perf_counter()
+        began = self.clock()
         out = super().logits(hidden)
-        self.spent += time.perf_counter() - began
+        self.spent += self.clock() - began
         return out
 
 
