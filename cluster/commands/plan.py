@@ -47,7 +47,7 @@ def speculation(
         int, typer.Option(min=1, max=16, help="Most that are drafted for a sequence in a step.")
     ] = PASSES,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of the model on a CPU; null: half of the cores.")
+        int | None, typer.Option(min=1, help="Of the model on a CPU; without it half of the cores.")
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with plots; it opens offline.")
@@ -56,8 +56,8 @@ def speculation(
 ) -> None:
     """Up to which batch speculation pays, and how much it brings, for acceptances from 0.3 to 0.9.
 
-    Loads the model (and its draft) here, measures passes of 1 to 1000 rows for a few seconds, and
-    asks the code that decides the lengths of drafts in a decode worker.
+    Loads the model and its draft here, measures their passes for a few seconds, and asks the code
+    that decides the lengths of drafts in a decode worker.
     """
     from protocol.errors import StartupError
 

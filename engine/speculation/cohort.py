@@ -46,6 +46,8 @@ class Cohort:
 
 def gather(sequences: Sequence[Running], luck: Luck) -> Cohort:
     handles = [s.handle for s in sequences]
-    kinds = np.array([kind_of(s) for s in sequences])
-    members = {int(kind): np.flatnonzero(kinds == kind) for kind in np.unique(kinds)}
+    found: dict[int, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        found.setdefault(kind_of(sequence), []).append(index)
+    members = {kind: np.array(indices, dtype=np.int64) for kind, indices in found.items()}
     return Cohort(sequences[-1], handles, luck.places(handles), members)

@@ -31,6 +31,9 @@ MARGIN = 0.02
 AGAIN, AGAIN_STEADY = 8, 16
 """Steps between two decisions: while speculating, and when the last two came to the same."""
 
+GLANCE = 4
+"""Of plain steps one of so many is looked at, while nothing pays: looking costs, too."""
+
 PLAIN_GAP, LONGEST_PLAIN_GAP = 8, 128
 """Steps of speculation between two plain ones, which tell whether it still pays: at first, and in
 the end."""
@@ -55,6 +58,13 @@ class Controller:
         self._idle_batch = 0  # for which it found that nothing pays; 0: something did
         self._plain_at = self._plain_gap = PLAIN_GAP
         self.predicted_speedup = 1.0
+        self._make_ready()
+
+    def _make_ready(self) -> None:
+        """The first choice of a process takes milliseconds; no step shall wait for them."""
+        gains = np.full((2, self._most), 0.5)
+        verify = np.ones(2 * self._most + 1)
+        choose(gains, gains, Prices(1.0, verify, self._passes))
 
     # ---- figures ----------------------------------------------------------------------------
 
@@ -173,6 +183,8 @@ class Controller:
     def observe(self, outcome: Outcome) -> None:
         """Learn from a step that decoded."""
         self._step += 1
+        if not outcome.asked and self._idle_batch and self._step % GLANCE:
+            return
         batch = len(outcome.sequences)
         nodes = sum(outcome.proposed)
         if not outcome.chunked:
