@@ -25,6 +25,7 @@ class _Free:
     """Costs next to nothing, and keeps nothing."""
 
     wants_hidden = False
+    caught_up_s = 0.0
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -192,7 +192,8 @@ class Controller:
                 batch, batch + nodes, outcome.kv_tokens, outcome.step_s, outcome.draft_s
             )
         if outcome.asked:
-            self._costs.proposing.observe(outcome.passes, nodes, outcome.draft_s)
+            proposing_s = outcome.draft_s - outcome.caught_up_s
+            self._costs.proposing.observe(outcome.passes, nodes, proposing_s)
             self._knowledge.see(outcome)
             self._compare(outcome)
 
@@ -204,6 +205,7 @@ class Controller:
         plain = self._costs.plain(curve, batch, outcome.kv_tokens)
         if self._tries.under_way:
             more = self._costs.more(curve, outcome, plain)
-            self._tries.saw(more / plain, sum(map(len, outcome.accepted)) / batch)
+            brought = sum(map(len, outcome.accepted)) / batch
+            self._tries.saw(more / plain, outcome.caught_up_s / plain, brought)
         if self.predicted_speedup > 1.0 and not outcome.chunked:
             self._measured.observe(outcome, plain)

@@ -55,6 +55,7 @@ class DraftModel:
 
     name = "draft"
     wants_hidden = False
+    caught_up_s = 0.0
 
     def __init__(
         self,
@@ -79,7 +80,9 @@ class DraftModel:
     @torch.inference_mode()
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
         self._learn()
-        ready = self._catch_up(sequences, wanted)
+        began = time.perf_counter()
+        ready, caught_up = self._catch_up(sequences, wanted)
+        self.caught_up_s = time.perf_counter() - began if caught_up else 0.0
         if not ready:
             return Drafts([0] * len(sequences), torch.empty_like(rows[:0]))
         ready.sort(key=lambda r: -r.nodes)  # so that those that go on are the first ones
@@ -107,8 +110,11 @@ class DraftModel:
 
     # ---- catching up ------------------------------------------------------------------------
 
-    def _catch_up(self, sequences: Sequence[Running], wanted: Sequence[int]) -> list[Ready]:
-        """Those that can be proposed to in this step, after some more have come closer to it."""
+    def _catch_up(
+        self, sequences: Sequence[Running], wanted: Sequence[int]
+    ) -> tuple[list[Ready], bool]:
+        """Those that can be proposed to in this step, after some more have come closer to it; and
+        whether any had to."""
         ready: list[Ready] = []
         chunks: list[tuple[Running, int, int]] = []  # tokens known, and to compute
         left = self._chunk
@@ -133,7 +139,7 @@ class DraftModel:
             ready.append(Ready(place, sequence, known, nodes))
         if chunks:
             self._runner.compute(chunks)
-        return ready
+        return ready, bool(chunks)
 
 
 def load_draft(

@@ -50,6 +50,7 @@ class Eagle:
 
     name = "eagle"
     wants_hidden = True
+    caught_up_s = 0.0
 
     def __init__(
         self, model: Model, state: RowState, folder: Path, pages: int, most: int = MOST

@@ -18,11 +18,12 @@ class Outcome:
     accepted: Sequence[Sequence[int]]  # [B] indices of the accepted nodes; empty as ``proposed``
     rows: int  # of the model's pass: decoding sequences, nodes and tokens of chunks
     kv_tokens: int  # that the decode rows attended to, each sequence's once
-    draft_s: float  # seconds that proposing took
+    draft_s: float  # seconds that proposing took, catching up included
     step_s: float  # seconds of the whole step, proposing included
     passes: int  # of the proposer, one after the other
     chunked: bool  # whether prompts were computed beside
     asked: Sequence[int] = ()  # [B] nodes that were wanted for each; empty as ``proposed``
+    caught_up_s: float = 0.0  # seconds of proposing that catching up with texts took
 
 
 class Lengths(Protocol):

@@ -31,6 +31,7 @@ class Medusa:
 
     name = "medusa"
     wants_hidden = True
+    caught_up_s = 0.0
 
     def __init__(self, model: Model, state: RowState, folder: Path, most: int = MOST) -> None:
         """Raises StartupError for heads that cannot be loaded or do not fit ``model``."""

@@ -22,6 +22,7 @@ class NGram:
 
     name = "ngram"
     wants_hidden = False
+    caught_up_s = 0.0
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -45,8 +45,8 @@ class Probing:
     def verdict(
         self, step: int, cost: float, brought: float, *, promising: bool, unknown: bool
     ) -> None:
-        """After a try before ``step``, that cost and ``brought`` so many plain steps. ``unknown``:
-        it takes more tries to tell."""
+        """After a try before ``step``, that cost and ``brought`` so many plain steps; what is not
+        to be done again counts as brought. ``unknown``: it takes more tries to tell."""
         self.lost += cost - brought
         unknown = unknown or (not self.failed and self.lost < GIFT)
         if (promising or unknown) and self.lost < CREDIT:

@@ -39,6 +39,7 @@ class Proposer(Protocol):
     name: str  # ngram, draft, medusa, eagle
     most: int  # nodes that it proposes to a sequence at most
     wants_hidden: bool  # whether ``saw`` is to be called
+    caught_up_s: float  # seconds of the last ``propose`` that went into texts it had to catch up on
 
     def passes(self, nodes: int) -> int:
         """Forward passes of its own, one after the other, that ``nodes`` nodes take."""

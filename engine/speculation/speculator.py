@@ -122,6 +122,7 @@ class Speculator:
                 passes=self.proposer.passes(max(proposed)) if proposed else 0,
                 chunked=bool(plan.chunks),
                 asked=plan.wanted,
+                caught_up_s=self.proposer.caught_up_s if plan.wanted else 0.0,
             )
         )
         if plan.wanted:

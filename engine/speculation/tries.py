@@ -28,7 +28,7 @@ class Tries:
         self._nodes = min(NODES, most)
         self._kinds: dict[int, Probing] = {}
         self._handles: dict[int, list[int]] = {}  # by kind: sequences without a verdict yet
-        self._cost = self._brought = 0.0  # of the step, in plain steps
+        self._cost = self._once = self._brought = 0.0  # of their steps, in plain steps
         self.due = 0  # the step of the next try of those that were not given nodes last time
 
     @property
@@ -65,9 +65,11 @@ class Tries:
                     out[index] = likely or self._nodes
         return out
 
-    def saw(self, cost: float, brought: float) -> None:
-        """A step of the tries cost and brought so much more than a plain one, in plain steps."""
+    def saw(self, cost: float, once: float, brought: float) -> None:
+        """A step of the tries cost and brought so much more than a plain one, in plain steps.
+        ``once``: what of the cost was for catching up, which is not to be done again."""
         self._cost += cost
+        self._once += once
         self._brought += brought
 
     def judge(self, cohort: Cohort, choice: Choice, step: int) -> None:
@@ -82,9 +84,9 @@ class Tries:
             self._kind(key).verdict(
                 step,
                 self._cost,
-                self._brought,
+                self._brought + self._once,
                 promising=not likely.isdisjoint(handles),
                 unknown=self._knowledge.unknown(key),
             )
         self._handles = {}
-        self._cost = self._brought = 0.0
+        self._cost = self._once = self._brought = 0.0

@@ -21,6 +21,7 @@ class _Trees:
     followed by ``width`` again. With width 1 these are chains."""
 
     wants_hidden = False
+    caught_up_s = 0.0
 
     def __init__(self, name: str, vocab: int, most: int, width: int, seed: int) -> None:
         assert width < vocab

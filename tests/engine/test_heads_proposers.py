@@ -47,6 +47,7 @@ class Spy:
     def __init__(self, inner: Proposer) -> None:
         self._inner = inner
         self.name, self.most, self.wants_hidden = inner.name, inner.most, inner.wants_hidden
+        self.caught_up_s = 0.0
         self.taps = inner.taps if isinstance(inner, Tapping) else ()
         self.seen: Seen = []
 

@@ -30,6 +30,7 @@ class Faulty(RandomDraft):
     def __init__(self, where: str, drafts: Any = None) -> None:
         super().__init__(VOCAB, 4, width=2)
         self.wants_hidden = where == "saw"
+        self.caught_up_s = 0.0
         self._where, self._drafts, self._calls = where, drafts, 0
 
     def _fails(self, where: str) -> bool:
