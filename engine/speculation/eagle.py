@@ -1,6 +1,6 @@
 """EAGLE (Li et al. 2024, 2025): one layer foretells the next feature, and with it the token.
 
-    saw        the target's features and tokens of the text go into a ring of each row
+    saw        the target's features of the text go into a ring of each row
     propose    pass 1: what came since the last proposal; pass 2 ..: each on the draft before
 
 The head knows a text from the first token that was computed here, from ``start`` on: prompts, whose
@@ -65,11 +65,10 @@ class Eagle:
         self._tree = best_tree(prior, min(most, MOST), spine_only=True)
         self._place = self._tree.place(model.device)
         self.most = len(self._tree.ranks)
-        # By row and position modulo RING: a token, and what the model made of the one before it.
+        # By row and position modulo RING: what the model made of the token before.
         kept = self._head.kept
         self._kept = torch.zeros(rows * RING, kept, dtype=model.dtype, device=model.device)
-        self._tokens = torch.zeros(rows * RING, dtype=torch.int64, device=model.device)
-        self._seen = np.full(rows, -1)  # whose the row is, by seating
+        self._seen = [-1] * rows  # whose the row is, by seating
         self._start = np.zeros(rows, dtype=np.int64)
         self._done = np.zeros(rows, dtype=np.int64)
 
@@ -78,14 +77,17 @@ class Eagle:
 
     def saw(self, advance: Advance) -> None:
         """``state.length`` counts the tokens that were drawn, ``sequence.tokens`` not yet."""
-        rows, counts, at = advance.rows, advance.counts, advance.at
-        ahead = torch.arange(at.shape[1], device=at.device)
-        back = (counts[:, None] - ahead).clamp_(min=1)  # from the end, [B, D]
-        place = (self._state.length[rows][:, None] - back) % RING
-        place += rows[:, None] * RING
+        rows, at = advance.rows, advance.at
         made = advance.hidden if advance.taps is None else advance.taps
-        self._kept.index_copy_(0, place.flatten(), made[at.flatten()])
-        self._tokens.index_copy_(0, place.flatten(), advance.tokens.flatten())
+        place = self._state.length.index_select(0, rows)
+        if at.shape[1] == 1 and len(made) == len(rows):  # a plain step has no time to spare
+            place.sub_(1).bitwise_and_(RING - 1).add_(rows, alpha=RING)
+        else:
+            ahead = torch.arange(at.shape[1], device=at.device)
+            back = (advance.counts[:, None] - ahead).clamp_(min=1)  # from the end, [B, D]
+            place = place[:, None].sub(back).bitwise_and_(RING - 1).add_(rows[:, None], alpha=RING)
+            place, made = place.flatten(), made[at.flatten()]
+        self._kept.index_copy_(0, place, made)
         for sequence in advance.sequences:
             row = sequence.row
             if self._seen[row] != sequence.seating:
@@ -133,7 +135,8 @@ class Eagle:
         block = (at // BLOCK_TOKENS).clamp_(max=table.shape[1] - 1)  # beyond, nobody goes on
         slots = slots_of(table.gather(1, block.t()).t(), at)
         best = torch.empty(len(rows), len(going), width, dtype=torch.int64, device=rows.device)
-        features = self._first(spans, rows, table, reach)
+        tokens = [t for s, d in zip(sequences, spans.done, strict=True) for t in s.tokens[d:]]
+        features = self._first(tokens, spans, rows, table, reach)
         later = reach.later(going[1:])
         for i, count in enumerate(going):
             own = slice(count)
@@ -156,14 +159,17 @@ class Eagle:
         self._start[rows], self._done[rows] = start, length
         return Spans(start, np.maximum(done, start), length)
 
-    def _first(self, spans: Spans, rows: Tensor, table: Tensor, reach: Reach) -> Tensor:
-        """The pass over what is known: the features [b, hidden] after the last tokens."""
+    def _first(
+        self, tokens: list[int], spans: Spans, rows: Tensor, table: Tensor, reach: Reach
+    ) -> Tensor:
+        """The pass over ``tokens``, those without KV: the features [b, hidden] after the last."""
         owner = torch.from_numpy(spans.owner).to(rows.device)
         at = torch.from_numpy(spans.positions).to(rows.device)
         ring = rows[owner] * RING + at % RING
         slots = slots_of(table[owner, at // BLOCK_TOKENS], at)
         before = self._head.features(self._kept[ring])
-        features = self._head(self._tokens[ring], before, at, slots, reach.first())
+        known = torch.tensor(tokens, device=rows.device)
+        features = self._head(known, before, at, slots, reach.first())
         if len(features) == len(rows):
             return features
         return features[torch.from_numpy(spans.ends).to(rows.device)]
