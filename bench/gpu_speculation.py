@@ -112,7 +112,7 @@ class Bench:
         ours, theirs = compete([plain, other], loads, self._sizes.slices)
         for contestant, rows in ((plain, batch), (other, batch * (1 + length))):
             contestant.seen.pass_s = self._pass_s(rows) * contestant.seen.steps
-        ratio = speedup(list(zip(ours, theirs, strict=True)))
+        ratio = speedup(ours, theirs)
         return Cell(subject, batch, length, ratio, plain.seen, other.seen)
 
     def _pass_s(self, rows: int) -> float:

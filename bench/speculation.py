@@ -14,7 +14,7 @@ interval of resampled slices. Texts are compared; a difference ends the benchmar
 
 Beside a speed-up at a fixed length stands the formula's, from what was measured in the same run:
 acceptance, the model's passes with drafts and without, and the time of proposing
-(bench/speculation_seen.py). Lengths that would verify more than 160 rows at once are left out.
+(bench/speculation_seen.py). Lengths that would verify more than 80 rows at once are left out.
 --cpu counts the thread's own seconds, where others use the machine.
 """
 

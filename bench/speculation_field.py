@@ -23,7 +23,7 @@ from protocol.blocks import BLOCK_TOKENS
 
 LENGTHS = (1, 2, 4, 8)
 MOST = 8
-MOST_ROWS = 160
+MOST_ROWS = 80
 TEXT = 96
 DRAWN_BATCHES = (1, 4, 16)
 SLICE_S = 0.08
@@ -80,9 +80,9 @@ class Field:
         for batch in [b for b in self._batches if not temperature or b in DRAWN_BATCHES]:
             loads = self._loads(batch, temperature)
             some = {k: self._fixed[k] for k in lengths if batch * (k + 1) <= MOST_ROWS}
-            yield from self._measure(subject, loads, some, plan.fixed_s)
+            yield from self._measure(subject, loads, some, plan.fixed_s, 4)
             alone = {CONTROLLER: self._controlled}
-            yield from self._measure(subject, loads, alone, plan.controller_s)
+            yield from self._measure(subject, loads, alone, plan.controller_s, 12)
 
     def _loads(self, batch: int, temperature: float) -> list[Load]:
         rounds = len(self._prompts) // batch
@@ -95,16 +95,17 @@ class Field:
         loads: Sequence[Load],
         others: Mapping[int, Contestant],
         seconds: float,
+        least: int,
     ) -> Iterator[Cell]:
         batch, plain = len(loads[0].prompts), self._plain
         if not others:
             return
         each = self._step_s(loads[0])
-        tokens = min(TEXT // 2, max(TEXT // 6, round(SLICE_S / each)))
-        slices = Slices(max(4, round(seconds / (tokens * each))), tokens)
+        tokens = min(TEXT // 2, max(TEXT // 12, round(SLICE_S / each)))
+        slices = Slices(max(least, round(seconds / (tokens * each))), tokens)
         taken, *found = compete([plain, *others.values()], loads, slices)
         for (length, contestant), times in zip(others.items(), found, strict=True):
-            ratio = speedup(list(zip(taken, times, strict=True)))
+            ratio = speedup(taken, times)
             cell = Cell(subject, batch, length, ratio, plain.seen, contestant.seen)
             for row in cell.rows():
                 print(f"{row.name}: {row.value:.3f} ({row.against})", flush=True)
@@ -114,6 +115,6 @@ class Field:
         """Of a plain step."""
         self._plain.seen = Seen()
         self._plain.start(load)
-        each = self._plain.slice(4 * len(load.prompts)) * len(load.prompts)
+        taken = self._plain.slice(6 * len(load.prompts))
         self._plain.stop()
-        return each
+        return taken.seconds / 6

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.speculation_seen import Clock, Seen, TimedModel, Watch
+from bench.speculation_seen import Clock, Seen, Taken, TimedModel, Watch
 from bench.speculation_text import Tokens
 from decode_worker.policy import plan
 from engine.config import ModelConfig
@@ -118,8 +118,8 @@ class Contestant:
             self._step()
         assert self.engine.scheduler.counters.preemptions == before, "more pages are needed"
 
-    def slice(self, tokens: int) -> float:
-        """Decode until ``tokens`` more are there; seconds for each."""
+    def slice(self, tokens: int) -> Taken:
+        """Decode until ``tokens`` more are there."""
         seen, model = self.seen, self._model
         drawn, before = 0, model.spent
         if self._watch is not None:
@@ -134,7 +134,7 @@ class Contestant:
         seen.tokens += drawn
         seen.seconds += taken
         seen.pass_s += model.spent - before
-        return taken / drawn
+        return Taken(taken, drawn)
 
     def stop(self) -> None:
         for handle in list(self.engine.scheduler.sequences):
@@ -153,16 +153,16 @@ class Contestant:
 class Slices:
     """How long contestants are measured."""
 
-    count: int  # of each, at least
+    count: int  # of each
     tokens: int  # of a sequence in each
 
 
 def compete(
     contestants: Sequence[Contestant], loads: Sequence[Load], slices: Slices
-) -> list[list[float]]:
-    """Seconds for each token, slice by slice, of each contestant. Whose turn is first changes; the
+) -> list[list[Taken]]:
+    """What each contestant took, slice by slice. Whose turn is first changes; the
     loads are taken in turn, as often as it needs. Raises RuntimeError where texts differ."""
-    taken: list[list[float]] = [[] for _ in contestants]
+    taken: list[list[Taken]] = [[] for _ in contestants]
     for c in contestants:
         c.seen = Seen()
     turn = 0
@@ -171,7 +171,8 @@ def compete(
         turn += 1
         for c in contestants:
             c.start(load)
-        for i in range(max(1, load.tokens // slices.tokens)):
+        left = slices.count - len(taken[0])
+        for i in range(min(left, max(1, load.tokens // slices.tokens))):
             order = list(enumerate(contestants))
             for at, c in order if i % 2 else reversed(order):
                 taken[at].append(c.slice(slices.tokens * len(load.prompts)))

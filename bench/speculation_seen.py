@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from engine.sequence import Sequence as Running
 from engine.speculation.choice import expected_tokens
 from engine.speculation.lengths import Lengths, Outcome
 
-RESAMPLES = 2000
+RESAMPLES = 1000
 Clock = Callable[[], float]
 
 
@@ -122,13 +122,23 @@ class Ratio:
     high: float
 
 
-def speedup(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """pairs: seconds for a token, plain and with drafts, of the same stretch of work. All of the
-    one over all of the other; the interval is that of resampled pairs (Efron, 1979)."""
-    draw = random.Random(0)
+class Taken(NamedTuple):
+    """One slice of the text."""
 
-    def ratio(chosen: Sequence[tuple[float, float]]) -> float:
-        return sum(a for a, _ in chosen) / sum(b for _, b in chosen)
+    seconds: float
+    tokens: int
+
+
+def speedup(plain: Sequence[Taken], other: Sequence[Taken]) -> Ratio:
+    """Of ``other`` over ``plain``, from slices in pairs: tokens in all over seconds in all; the
+    interval is that of resampled pairs (Efron, 1979)."""
+    draw, pairs = random.Random(0), list(zip(plain, other, strict=True))
+
+    def ratio(chosen: Sequence[tuple[Taken, Taken]]) -> float:
+        ours, theirs = (
+            Taken(*map(sum, zip(*side, strict=True))) for side in zip(*chosen, strict=True)
+        )
+        return theirs.tokens / theirs.seconds * ours.seconds / ours.tokens
 
     found = sorted(ratio(draw.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
     low, high = found[RESAMPLES // 40], found[-1 - RESAMPLES // 40]

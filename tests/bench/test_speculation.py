@@ -11,7 +11,7 @@ import torch
 from bench.speculation_proposers import Guess, Synthetic
 from bench.speculation_report import CONTROLLER, Cell, tables
 from bench.speculation_runs import Contestant, Load, Slices, compete
-from bench.speculation_seen import Ratio, Seen, speedup
+from bench.speculation_seen import Ratio, Seen, Taken, speedup
 from bench.speculation_text import Texts
 from cluster.models import demo_path
 from engine.checkpoint import load_config
@@ -35,9 +35,10 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_a_speed_up_and_its_interval() -> None:
-    ratio = speedup([(2.0, 1.0), (4.0, 2.0)])
+    ratio = speedup([Taken(2.0, 1), Taken(4.0, 2)], [Taken(1.0, 1), Taken(2.0, 2)])
     assert (ratio.value, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
-    ratio = speedup([(1.0, 1.0)] * 10 + [(3.0, 1.0)] * 10)
+    slow_and_quick = [Taken(1.0, 1)] * 10 + [Taken(3.0, 1)] * 10
+    ratio = speedup(slow_and_quick, [Taken(2.0, 2)] * 20)
     assert 1.2 < ratio.low < ratio.value == 2.0 < ratio.high < 2.8
 
 
