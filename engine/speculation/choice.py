@@ -47,6 +47,7 @@ class Prices:
     passes: NDArray[np.int64]  # [most+1], of the proposer, for 0 .. most nodes of a sequence
     a_pass: float = 0.0  # of each of these
     row: float = 0.0  # of each node that it proposes
+    caught_up: float = 0.0  # of each sequence that it proposes to: of catching up with its text
 
     def limits(self) -> NDArray[np.int64]:
         """Numbers of nodes worth a look as the most for any sequence: one less saves a pass."""
@@ -87,6 +88,7 @@ def choose(gains: Vector, rows: Vector, prices: Prices) -> Choice:
     verified = np.cumsum(rows.ravel()[order] * taken, axis=1)
     seconds = at(prices.verify, verified) + prices.row * verified
     seconds += (prices.a_pass * prices.passes[limits])[:, None]
+    seconds += prices.caught_up * np.cumsum(node == 0)
     rate = np.where(taken, tokens / seconds, 0.0)
     best = int(rate.argmax())
     limit, cut = divmod(best, len(order))

@@ -25,8 +25,9 @@ from engine.speculation.lengths import Outcome
 from engine.speculation.outcomes import Measured
 from engine.speculation.tries import Tries
 
-MARGIN = 0.02
-"""What speculation has to bring at least."""
+MARGIN, MOST_MARGIN = 0.02, 0.04
+"""What speculation has to bring before it begins: as much as the estimates may err, within these.
+Once it is on it goes on as long as it brings anything: what it does not bring is learned then."""
 
 AGAIN, AGAIN_STEADY = 8, 16
 """Steps between two decisions: while speculating, and when the last two came to the same."""
@@ -56,6 +57,7 @@ class Controller:
         self._counts: list[int] = []  # what it came to; empty: none to any
         self._chunk = 0  # tokens of the chunk beside it
         self._idle_batch = 0  # for which it found that nothing pays; 0: something did
+        self._pays = False  # whether it came to something
         self._plain_at = self._plain_gap = PLAIN_GAP
         self.predicted_speedup = 1.0
         self._make_ready()
@@ -123,7 +125,8 @@ class Controller:
         prices = self._prices(curve, decoding, chunk_tokens)
         choice = choose(*self._knowledge.expected(cohort, self._step), prices)
         self._tries.judge(cohort, choice, self._step)
-        pays = choice.speedup >= 1.0 + self._margin(cohort, choice)
+        margin = 0.0 if self._pays else self._margin(cohort, choice)
+        pays = self._pays = choice.speedup > 1.0 + margin
         self.predicted_speedup = choice.speedup if pays else 1.0
         counts = self._or_plain(choice.counts) if pays else [0] * len(decoding)
         if not pays:
@@ -169,6 +172,7 @@ class Controller:
             passes=self._passes,
             a_pass=costs.proposing.a_pass,
             row=costs.proposing.row,
+            caught_up=costs.catching_up.a_step,
         )
 
     def _margin(self, cohort: Cohort, choice: Choice) -> float:
@@ -176,7 +180,8 @@ class Controller:
         batch = len(cohort.handles)
         variance = self._knowledge.variance(cohort, (choice.tokens - batch) / batch)
         of_tokens = math.sqrt(variance) / choice.tokens
-        return max(MARGIN, math.hypot(of_tokens, self._costs.pace(batch).error))
+        error = math.hypot(of_tokens, self._costs.pace(batch).error)
+        return min(max(MARGIN, error), MOST_MARGIN)
 
     # ---- after a step -----------------------------------------------------------------------
 
@@ -194,6 +199,8 @@ class Controller:
         if outcome.asked:
             proposing_s = outcome.draft_s - outcome.caught_up_s
             self._costs.proposing.observe(outcome.passes, nodes, proposing_s)
+            asked = sum(1 for count in outcome.asked if count)
+            self._costs.catching_up.observe(asked, outcome.caught_up_s)
             self._knowledge.see(outcome)
             self._compare(outcome)
 

@@ -61,6 +61,27 @@ class Proposing:
 
 
 @dataclass
+class CatchingUp:
+    """Seconds of catching up with texts, spread over the steps in which they are proposed to: of
+    the last texts. Where texts are short, and long ones stand before them, drafts may not pay."""
+
+    _seconds: float = 0.0
+    _steps: float = 64.0  # of a text, before anything is known
+
+    def observe(self, sequences: int, seconds: float) -> None:
+        """A step in which so many sequences were to be proposed to."""
+        if seconds > 0.0:
+            self._seconds = FORGET * self._seconds + seconds
+            self._steps *= FORGET
+        self._steps += sequences
+
+    @property
+    def a_step(self) -> float:
+        """Of one sequence."""
+        return self._seconds / self._steps
+
+
+@dataclass
 class Costs:
     """``curve``: calibrated; None: the line of ``known``, the fitted model of the step's duration,
     as long as there is one, and no curve at all before."""
@@ -68,6 +89,7 @@ class Costs:
     calibrated: Curve | None
     known: Callable[[], Coefficients | None] = lambda: None
     proposing: Proposing = field(default_factory=Proposing)
+    catching_up: CatchingUp = field(default_factory=CatchingUp)
     _paces: dict[int, Pace] = field(default_factory=dict)
     _last: Pace | None = None
 

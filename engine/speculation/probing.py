@@ -1,11 +1,12 @@
 """When to try out what does not seem to pay. Torch-free.
 
-    try 1, 2, .. until the verdict --fails--> again after (cost / SHARE) steps, then twice as many,
+    try 1, 2, .. until the verdict --fails--> again after (cost / SHARE) steps, then ever more,
                                               ... up to (cost / LEAST_SHARE)
                                   --pays----> again at once: more is to be learned
 
 ``cost`` is what a try costs, in plain steps; so all tries together cost less than SHARE of the
 time, those that fail for long less and less, and those that cost nothing are as good as always on.
+A new text of a class that paid not long ago need not wait as long: it may be one that pays.
 """
 
 from __future__ import annotations
@@ -14,6 +15,15 @@ from dataclasses import dataclass
 
 SHARE = 0.005
 """Of the time, that tries may cost when they begin to fail."""
+
+NEW_SHARE = 0.02
+"""Of the time, that tries of new texts may cost ..."""
+
+LATELY = 8
+"""... as long as no more tries have failed since the class paid."""
+
+GROWTH = 2.0**0.5
+"""Of the wait, from one try that fails to the next."""
 
 LEAST_SHARE = 0.0005
 """... and in the end."""
@@ -37,6 +47,9 @@ class Probing:
     failed: int = 0  # since it paid last
     lost: float = 0.0  # plain steps, by the tries since the last wait, less what they brought
     promising: int = 0  # tries in a row that were
+    paid: bool = False  # ever
+    last: int = 0  # the step of the last verdict, and
+    cost: float = 0.0  # what the try cost
 
     def size(self, sequences: int) -> int:
         """Of so many sequences, how many take part in the next try: more where it looks good."""
@@ -48,12 +61,13 @@ class Probing:
         """After a try before ``step``, that cost and ``brought`` so many plain steps; what is not
         to be done again counts as brought. ``unknown``: it takes more tries to tell."""
         self.lost += cost - brought
+        self.last, self.cost = step, cost
         unknown = unknown or (not self.failed and self.lost < GIFT)
         if (promising or unknown) and self.lost < CREDIT:
             self.due = step
             self.promising += promising
             return
-        gap = max(self.lost - CREDIT, cost) / SHARE * 2.0 ** min(self.failed, 32)
+        gap = max(self.lost - CREDIT, cost) / SHARE * GROWTH ** min(self.failed, 64)
         self.due = step + max(1, int(min(gap, cost / LEAST_SHARE, LONGEST)))
         self.failed += 1
         self.lost = 0.0
@@ -61,5 +75,11 @@ class Probing:
 
     def pays(self) -> None:
         """The class is given nodes: what seemed to fail is forgotten."""
+        self.paid = True
         self.failed = self.promising = 0
         self.lost = 0.0
+
+    def renewed(self) -> None:
+        """There is a new text of the class."""
+        if self.paid and self.failed <= LATELY:
+            self.due = min(self.due, self.last + int(self.cost / NEW_SHARE) + 1)

@@ -29,6 +29,7 @@ class Tries:
         self._kinds: dict[int, Probing] = {}
         self._handles: dict[int, list[int]] = {}  # by kind: sequences without a verdict yet
         self._cost = self._once = self._brought = 0.0  # of their steps, in plain steps
+        self._known: set[int] = set()  # handles of those that were looked at last
         self.due = 0  # the step of the next try of those that were not given nodes last time
 
     @property
@@ -50,8 +51,12 @@ class Tries:
         self.due = NEVER
         out = list(counts)
         idle = np.asarray(counts) == 0
+        new = set(cohort.handles) - self._known
+        self._known = set(cohort.handles)
         for key, members in cohort.members.items():
             kind, without = self._kind(key), members[idle[members]]
+            if new and any(cohort.handles[index] in new for index in members):
+                kind.renewed()
             if len(without) < len(members):
                 kind.pays()
             if len(without):
