@@ -68,12 +68,15 @@ def control(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> N
     """From here on lengths are what pays. Takes about a second, of an engine that is idle."""
     speculator = engine.speculator
     assert speculator is not None
-    most = speculator.proposer.most
-    config = engine.config
-    rows = min(config.max_batch * (1 + most), config.max_batch + config.chunk)
-    curve = calibrate(passes_of(engine), rows, clock)
-    costs = Costs(curve, lambda: engine.step_time.known)
-    speculator.lengths = Controller(costs, most, speculator.proposer.passes)
+
+    def controller(proposer: Proposer) -> Controller:
+        config, most = engine.config, proposer.most
+        rows = min(config.max_batch * (1 + most), config.max_batch + config.chunk)
+        curve = calibrate(passes_of(engine), rows, clock)
+        costs = Costs(curve, lambda: engine.step_time.known)
+        return Controller(costs, most, proposer.passes)
+
+    speculator.decide_by(controller)
 
 
 def passes_of(engine: Engine) -> Callable[[int], None]:

@@ -20,6 +20,9 @@ class Advance:
     token, then those of its accepted drafts. ``hidden[at[b, i]]`` is what the model made of the
     token at position ``length - counts[b] - 1 + i``, and ``tokens[b, i]`` what it drew from there
     (the next one of the text). Beyond ``counts[b]`` both repeat the last one.
+
+    ``length`` is the state's, which already counts the tokens drawn; ``sequence.tokens`` does not
+    have them yet.
     """
 
     sequences: Sequence[Running]  # [B]
@@ -51,10 +54,12 @@ class Proposer(Protocol):
         node i of a sequence will be computed in slot ``len(sequence.tokens) + i``."""
 
     def saw(self, advance: Advance) -> None:
-        """The model's pass, after every step in which tokens were drawn."""
+        """The model's pass, in every step in which tokens were drawn: the state's ``length`` counts
+        them, ``sequence.tokens`` gets them after this call."""
 
     def forget(self, seatings: Sequence[int]) -> None:
-        """These stays are over."""
+        """These stays are over; their sequences have ended or were preempted. Called before
+        ``propose``, not at once; a stay that is merely not asked about is not named."""
 
 
 @runtime_checkable

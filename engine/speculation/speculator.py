@@ -1,7 +1,7 @@
 """One engine's speculation: whom to propose how much, what, and what came of it.
 
-Whatever goes wrong with a proposer is its own end and nobody else's: it is dropped with a reason,
-and decoding goes on without it.
+Whatever goes wrong with a proposer, or with who decides its lengths, is the end of speculation and
+of nothing else: both are dropped with a reason, their memory is free, and decoding goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from engine.counters import SpecCounts, SpecFigures
 from engine.sequence import Sequence as Running
 from engine.speculation.drafts import ROOT, Drafts, first_path
-from engine.speculation.lengths import Lengths, Outcome
+from engine.speculation.lengths import FixedLength, Lengths, Outcome
 from engine.speculation.proposer import Advance, Proposer, Tapping
 from engine.step_plan import StepPlan
 from engine.step_time import Work
@@ -34,7 +34,8 @@ class Ran(NamedTuple):
 
 
 class Speculator:
-    """Owns a proposer and who decides its lengths."""
+    """Owns a proposer and who decides its lengths. Nobody else keeps either: when they are dropped,
+    their weights and pools go with them."""
 
     def __init__(
         self,
@@ -43,36 +44,55 @@ class Speculator:
         vocab: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.proposer = proposer
+        self.proposer: Proposer | None = proposer  # None: dropped
         self.lengths = lengths
         self.clock = clock
         self.dropped = ""  # why the proposer is gone
-        # Found out once: asking a protocol takes longer than all the rest of a step that is off.
-        self._taps = tuple(proposer.taps) if isinstance(proposer, Tapping) else ()
+        # Layers whose inputs it wants to see. Found out once: asking a protocol takes longer than
+        # all the rest of a step that is off.
+        self.taps: Sequence[int] = tuple(proposer.taps) if isinstance(proposer, Tapping) else ()
+        self._name = proposer.name
         self._vocab = vocab
-        self._seatings: list[int] = []
+        self._seatings: list[int] = []  # of whom it was last asked about
+        self._stays: dict[int, Running] = {}  # by seating, that it may know of
         self._began = self._draft_s = 0.0
 
+    def decide_by(self, make: Callable[[Proposer], Lengths]) -> None:
+        """Lengths are decided by what ``make`` makes for the proposer, if it still is there."""
+        if self.proposer is None:
+            return
+        try:
+            self.lengths = make(self.proposer)
+        except Exception as error:
+            self._drop(error)
+
     def figures(self) -> SpecFigures:
-        predicted, measured = self.lengths.speedups()
-        return SpecFigures(self.proposer.name, self.dropped, predicted, measured)
+        try:
+            predicted, measured = self.lengths.speedups()
+        except Exception as error:
+            self._drop(error)
+            predicted = measured = 1.0
+        return SpecFigures(self._name, self.dropped, predicted, measured)
 
     @property
     def sees(self) -> bool:
         """Whether the proposer wants to see what the model computes."""
-        return self.proposer.wants_hidden and not self.dropped
-
-    @property
-    def taps(self) -> Sequence[int]:
-        """Layers whose inputs it wants to see."""
-        return () if self.dropped else self._taps
+        return self.proposer is not None and self.proposer.wants_hidden
 
     def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         """Nodes for each of ``decoding``; empty: none for any."""
-        if self.dropped or not decoding:
+        if self.proposer is None or not decoding:
             return ()
-        wanted = self.lengths.wanted(decoding, chunk_tokens)
-        return wanted if any(wanted) else ()
+        try:
+            wanted = self.lengths.wanted(decoding, chunk_tokens)
+            if not any(wanted):
+                return ()
+            if len(wanted) != len(decoding):
+                raise ValueError(f"decided {len(wanted)} lengths for {len(decoding)} sequences")
+            return [int(nodes) for nodes in wanted]
+        except Exception as error:
+            self._drop(error)
+            return ()
 
     def propose(
         self,
@@ -81,9 +101,11 @@ class Speculator:
         wanted: Sequence[int],
     ) -> Drafts | None:
         """Drafts for the decoding ``sequences``; None where nothing is proposed to any."""
+        if self.proposer is None:
+            return None
         began = self.clock()
         try:
-            self._forget(sequences)
+            self._forget(self.proposer, sequences)
             drafts = self._checked(self.proposer.propose(sequences, rows, wanted), wanted)
         except Exception as error:
             self._drop(error)
@@ -96,6 +118,8 @@ class Speculator:
 
     def saw(self, advance: Advance) -> None:
         """Show the proposer what the model has computed."""
+        if self.proposer is None:
+            return
         try:
             self.proposer.saw(advance)
         except Exception as error:
@@ -108,33 +132,43 @@ class Speculator:
 
     def end(self, step: Ran, counts: SpecCounts) -> None:
         """It has ended as ``step``."""
-        drafts, plan = step.drafts, step.plan
-        proposed = () if drafts is None else tuple(drafts.counts)
-        self.lengths.observe(
-            Outcome(
-                sequences=plan.decode,
-                proposed=proposed,
-                accepted=step.accepted if proposed else (),
-                rows=step.work.decode_rows + step.work.prompt_tokens,
-                kv_tokens=step.work.decode_kv_tokens,
-                draft_s=self._draft_s,
-                step_s=self.clock() - self._began,
-                passes=self.proposer.passes(max(proposed)) if proposed else 0,
-                chunked=bool(plan.chunks),
-                asked=plan.wanted,
-                caught_up_s=self.proposer.caught_up_s if plan.wanted else 0.0,
-            )
-        )
-        if plan.wanted:
+        proposed = () if step.drafts is None else tuple(step.drafts.counts)
+        if self.proposer is not None:
+            try:
+                self.lengths.observe(self._outcome(self.proposer, step, proposed))
+            except Exception as error:
+                self._drop(error)
+        if step.plan.wanted:
             counts.step(proposed, [len(nodes) for nodes in step.accepted], self._draft_s)
 
-    def _forget(self, sequences: Sequence[Running]) -> None:
+    def _outcome(self, proposer: Proposer, step: Ran, proposed: Sequence[int]) -> Outcome:
+        plan = step.plan
+        return Outcome(
+            sequences=plan.decode,
+            proposed=proposed,
+            accepted=step.accepted if proposed else (),
+            rows=step.work.decode_rows + step.work.prompt_tokens,
+            kv_tokens=step.work.decode_kv_tokens,
+            draft_s=self._draft_s,
+            step_s=self.clock() - self._began,
+            passes=proposer.passes(max(proposed)) if proposed else 0,
+            chunked=bool(plan.chunks),
+            asked=plan.wanted,
+            caught_up_s=proposer.caught_up_s if plan.wanted else 0.0,
+        )
+
+    def _forget(self, proposer: Proposer, sequences: Sequence[Running]) -> None:
+        """Tell it which stays are over. Whoever is merely not asked about now keeps its own."""
         seatings = [s.seating for s in sequences]
-        if seatings != self._seatings:
-            gone = set(self._seatings).difference(seatings)
-            self._seatings = seatings
-            if gone:
-                self.proposer.forget(sorted(gone))
+        if seatings == self._seatings:
+            return
+        self._seatings = seatings
+        self._stays.update(zip(seatings, sequences, strict=True))
+        over = [i for i, s in self._stays.items() if s.row < 0 or s.seating != i]
+        for seating in over:
+            del self._stays[seating]
+        if over:
+            proposer.forget(sorted(over))
 
     def _checked(self, drafts: Drafts, wanted: Sequence[int]) -> Drafts:
         """Raises ValueError for what no step could be made of; a token that there is not becomes
@@ -156,7 +190,10 @@ class Speculator:
 
     def _drop(self, error: Exception) -> None:
         self.dropped = f"{type(error).__name__}: {error}"
-        log.warning("the %s proposer is dropped", self.proposer.name, exc_info=error)
+        log.warning("the %s proposer is dropped", self._name, exc_info=error)
+        self.proposer = None
+        self.lengths, self.taps = FixedLength(0), ()
+        self._stays.clear()
 
 
 def _fitting(drafts: Drafts, sequences: Sequence[Running]) -> Drafts:

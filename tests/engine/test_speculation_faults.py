@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +12,13 @@ import torch
 from torch import Tensor
 
 from engine.model import Model
+from engine.sequence import Phase
 from engine.sequence import Sequence as Running
 from engine.speculation.drafts import Drafts
-from engine.speculation.lengths import FixedLength
-from engine.speculation.proposer import Advance
+from engine.speculation.lengths import FixedLength, Outcome
+from engine.speculation.proposer import Advance, Proposer
+from engine.speculation.speculator import Speculator
+from tests.engine.conftest import drain, request
 from tests.engine.proposers import RandomDraft
 from tests.engine.schedules import Arrival, Schedule
 from tests.engine.speculating import Speculating
@@ -32,6 +37,11 @@ class Faulty(RandomDraft):
         self.wants_hidden = where == "saw"
         self.caught_up_s = 0.0
         self._where, self._drafts, self._calls = where, drafts, 0
+
+    def passes(self, nodes: int) -> int:
+        if self._fails("passes"):
+            raise OverflowError("too many passes")
+        return super().passes(nodes)
 
     def _fails(self, where: str) -> bool:
         if where != self._where:
@@ -54,6 +64,33 @@ class Faulty(RandomDraft):
     def forget(self, seatings: Sequence[int]) -> None:
         if self._fails("forget"):
             raise KeyError(seatings[0])
+
+
+class FaultyLengths(FixedLength):
+    """Goes wrong in ``where``; ``lengths`` is what it then decides."""
+
+    def __init__(self, where: str, lengths: Any = None) -> None:
+        super().__init__(4)
+        self._where, self._lengths, self._calls = where, lengths, 0
+
+    def _fail(self, where: str) -> None:
+        self._calls += where == self._where
+        if where == self._where and self._calls > CALLS and self._lengths is None:
+            raise ZeroDivisionError(where)
+
+    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+        self._fail("wanted")
+        if self._lengths is not None and self._calls > CALLS:
+            decided: Sequence[int] = self._lengths
+            return decided
+        return super().wanted(decoding, chunk_tokens)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._fail("observe")
+
+    def speedups(self) -> tuple[float, float]:
+        self._fail("speedups")
+        return super().speedups()
 
 
 def drafts(counts: list[int], tokens: Any, parents: list[int] | None = None) -> Drafts:
@@ -97,7 +134,9 @@ def test_who_proposes_nonsense_is_dropped(lives: Speculating, name: str) -> None
     assert ("out of ideas" in reason) if name == "raises" else reason
 
 
-@pytest.mark.parametrize(("where", "why"), [("saw", "dazzled"), ("forget", "KeyError")])
+@pytest.mark.parametrize(
+    ("where", "why"), [("saw", "dazzled"), ("forget", "KeyError"), ("passes", "too many")]
+)
 def test_who_fails_elsewhere_is_dropped(lives: Speculating, where: str, why: str) -> None:
     assert why in dropped(lives, Faulty(where))
 
@@ -110,3 +149,80 @@ def test_tokens_that_there_are_not_are_wrong_drafts(lives: Speculating, token: i
 def test_the_same_token_again_below_one_parent(lives: Speculating) -> None:
     again = Faulty("propose", lambda w: drafts(w, torch.full((sum(w),), 9), [-1] * sum(w)))
     assert not dropped(lives, again)
+
+
+@pytest.mark.parametrize("where", ["wanted", "observe"])
+def test_who_fails_to_decide_is_dropped_with_the_proposer(lives: Speculating, where: str) -> None:
+    lives.with_(lambda engine: Faulty(""), lambda: FaultyLengths(where)).check(everybody())
+    assert lives.dropped == f"ZeroDivisionError: {where}"
+
+
+@pytest.mark.parametrize("decided", [[1] * 99, [None, "x"], 7])
+def test_who_decides_nonsense_is_dropped(lives: Speculating, decided: Any) -> None:
+    lives.with_(lambda engine: Faulty(""), lambda: FaultyLengths("wanted", decided))
+    lives.check(everybody())
+    assert lives.dropped
+
+
+def test_who_cannot_tell_what_it_brings_is_dropped() -> None:
+    speculator = Speculator(Faulty(""), FaultyLengths("speedups"), VOCAB)
+    told = [speculator.figures() for _ in range(CALLS + 2)]
+    assert told[CALLS - 1].active and not told[CALLS].active
+    assert str(told[-1]) == "dropped: ZeroDivisionError: speedups" and told[-1].proposer == "random"
+
+
+def test_without_who_decides_there_is_no_proposer() -> None:
+    speculator = Speculator(Faulty(""), FixedLength(4), VOCAB)
+
+    def fails(proposer: Proposer) -> FixedLength:
+        raise MemoryError(proposer.name)
+
+    speculator.decide_by(fails)
+    assert speculator.dropped == "MemoryError: random" and speculator.proposer is None
+
+
+@pytest.mark.parametrize("where", ["propose", "saw", "forget", "passes", "lengths"])
+def test_what_is_dropped_is_gone(
+    where: str, tiny: Model, lives: Speculating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is free for what is served, without waiting for the collector of cycles."""
+    monkeypatch.setattr(logging.getLogger("baton.engine"), "disabled", True)  # keeps the traceback
+    lengths = FaultyLengths("observe" if where == "lengths" else "")
+    engine = lives.with_(lambda engine: Faulty(where), lambda: lengths).engine()
+    speculator = engine.speculator
+    assert speculator is not None
+    alive = weakref.ref(speculator.proposer)
+    for handle in range(10):  # that end one after the other
+        engine.generate(handle, request(f"{handle}", [5] * 40, max_tokens=4 * (handle + 1)))
+    assert len(drain(engine)) == 10
+    assert speculator.dropped and alive() is None
+    assert speculator.figures().proposer == "random"
+
+
+class Noting(RandomDraft):
+    """Notes what it is told to forget."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB, 4)
+        self.forgot: list[int] = []
+
+    def forget(self, seatings: Sequence[int]) -> None:
+        self.forgot += seatings
+
+
+def test_only_stays_that_are_over_are_forgotten() -> None:
+    proposer = Noting()
+    speculator = Speculator(proposer, FixedLength(1), VOCAB)
+    running = [Running(i, request(f"{i}", [5] * 40), Phase.DECODE) for i in range(4)]
+    for row, sequence in enumerate(running):
+        sequence.take_row(row, 10 + row)
+    speculator.propose(running, torch.arange(4), [1] * 4)
+    speculator.propose(running[:1], torch.arange(1), [1])  # the others pause
+    assert proposer.forgot == []
+    running[1].row = -1  # ended, or waits
+    running[2].take_row(1, 14)  # preempted, and back
+    speculator.propose(running[2:], torch.arange(2), [1, 1])
+    assert proposer.forgot == [11, 12]
+    running[0].row = running[2].row = -1
+    speculator.propose(running[3:], torch.arange(1), [1])
+    assert proposer.forgot == [11, 12, 10, 14]

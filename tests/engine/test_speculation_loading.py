@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_every_method_says_the_same(
         speculator = one.engine.speculator
         assert speculator is not None and isinstance(speculator.lengths, Controller)
         assert one.ready.speculation == name
-        assert speculator.proposer.most == 4
+        assert speculator.proposer is not None and speculator.proposer.most == 4
         assert one.engine.manager.available == one.engine.manager.pages
         assert text(one.engine) == said
 
@@ -125,7 +126,8 @@ def test_heads_are_no_draft_and_a_draft_no_heads(tiny_folder: Path, small: Path)
 def test_a_proposer_that_fails_at_work_is_counted_once(tiny_folder: Path, small: Path) -> None:
     one = loaded(tiny_folder, "draft", small)
     speculator = one.engine.speculator
-    assert speculator is not None
+    assert speculator is not None and speculator.proposer is not None
+    alive = weakref.ref(speculator.proposer)
     meter = Meter(one.engine, lambda: 0.0, one.speculation)
     assert meter.beat().speculation.active
 
@@ -141,6 +143,7 @@ def test_a_proposer_that_fails_at_work_is_counted_once(tiny_folder: Path, small:
         assert beat.counters.speculation.crashes == 1
         assert beat.counters.generated_tokens == 200 and beat.pace == 1.0
     assert beat.counters.decode_rows == 199
+    assert alive() is None, "its weights and its pool take memory that nobody uses"
 
 
 def test_beats_tell_what_drafts_bring(tiny_folder: Path) -> None:
