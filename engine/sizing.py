@@ -5,7 +5,8 @@
                laid out anew
     kv         pages of the pool, as if all were written: the system hands them out as they are; a
                draft model has as many of its own
-    workspace  the largest step's activations, and what is made for each number of rows
+    workspace  the largest step's activations, those of draft nodes too, and what is made for each
+               number of rows
     runtime    the interpreter and torch
     shared     slots of KV on their way in and out (engine/arena.py)
 
@@ -19,6 +20,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from engine.config import ModelConfig
+from engine.draft_pages import MOST_NODES
 from engine.kv_format import KVFormat, Storage
 from engine.rows import row_counts
 from engine.sequence import blocks_for
@@ -133,7 +135,7 @@ def footprint(
         dtype=dtype,
         weights=weights * element,
         kv=pages * BLOCK_TOKENS * kv_bytes,
-        workspace=_workspace(spec, config, max_len, device, element),
+        workspace=_workspace(spec, config, max_len, device, element, draft.most),
         runtime=_RUNTIME_BYTES[device],
         shared=spec.arena.bytes if device == "cpu" else 0,
         kv_tokens=pages * BLOCK_TOKENS,
@@ -143,15 +145,17 @@ def footprint(
 
 
 def _workspace(
-    spec: EngineSpec, config: ModelConfig, max_len: int, device: Device, element: int
+    spec: EngineSpec, config: ModelConfig, max_len: int, device: Device, element: int, drafted: int
 ) -> int:
-    c, rows = config, spec.chunk + spec.max_batch
+    """``drafted``: nodes of a sequence in a step at most."""
+    drawing = spec.max_batch + min(spec.max_batch * drafted, MOST_NODES)  # rows of logits
+    c, rows = config, spec.chunk + drawing
     q, kv = c.heads * c.head_dim, 2 * c.kv_heads * c.head_dim
     # Input, its norm, projections, what attention returns; gate, up and their product.
     attention = rows * (3 * c.hidden_size + 2 * q + kv)
     mlp = rows * (2 * c.hidden_size + 3 * c.intermediate_size)
     context = 2 * max_len * kv + spec.chunk * max_len  # a gathered prompt, and its mask
-    step = (max(attention, mlp) + context) * element + spec.max_batch * c.vocab_size * _LOGIT_BYTES
+    step = (max(attention, mlp) + context) * element + drawing * c.vocab_size * _LOGIT_BYTES
     if device == "cpu":
         step += len(row_counts(rows)) * _PRODUCTS * _KERNEL_BYTES
     return step

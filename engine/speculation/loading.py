@@ -15,6 +15,7 @@ import torch
 from engine.batch import Batch, View
 from engine.core import Engine
 from engine.counters import SpecFigures
+from engine.draft_pages import MOST_NODES
 from engine.reach import decode_groups
 from engine.spec import SpeculationSpec
 from engine.speculation.controller import Controller
@@ -71,7 +72,7 @@ def control(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> N
 
     def controller(proposer: Proposer) -> Controller:
         config, most = engine.config, proposer.most
-        rows = min(config.max_batch * (1 + most), config.max_batch + config.chunk)
+        rows = config.max_batch + min(config.max_batch * most, MOST_NODES, config.chunk)
         curve = calibrate(passes_of(engine), rows, clock)
         costs = Costs(curve, lambda: engine.step_time.known)
         return Controller(costs, most, proposer.passes)

@@ -25,8 +25,10 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class DraftSize(msgspec.Struct, frozen=True):
-    """Weights, and bytes of KV for each token of the target's pool."""
+    """Weights, and bytes of KV for each token of the target's pool. ``most``: nodes of a sequence
+    in a step; 0: there is nothing to draft with."""
 
+    most: int = 0
     elements: int = 0
     kv_bytes_per_token: int = 0
 
@@ -58,18 +60,20 @@ def draft_size(
     """``element``: bytes of one. Nothing where there is nothing to be had: the engine goes on
     without, then."""
     try:
-        of = source(spec)
-        if of is None or of.folder is None:
+        of, most = source(spec), spec.max_tokens
+        if of is None:
             return DraftSize()
+        if of.folder is None:
+            return DraftSize(most)
         shards = read_shards(of.folder)
         elements = sum(shards.elements.values())
         if of.method == "medusa":
-            return DraftSize(elements)
+            return DraftSize(most, elements)
         if of.method == "eagle":  # it has one layer, like the target's
             kv = target.kv_format("exact", "wide", element).bytes_per_token
-            return DraftSize(elements, kv // target.layers)
+            return DraftSize(most, elements, kv // target.layers)
         own = load_config(of.folder)
         kv = own.kv_format("exact", "wide", element).bytes_per_token
-        return DraftSize(kept_elements(shards, own, on_cpu=on_cpu), kv)
+        return DraftSize(most, kept_elements(shards, own, on_cpu=on_cpu), kv)
     except StartupError:
         return DraftSize()
