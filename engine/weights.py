@@ -16,12 +16,16 @@ from protocol.errors import StartupError
 
 
 class Tensors:
-    """The tensors of ``folder/*.safetensors``, one file or many shards.
+    """The tensors of ``folder/*.safetensors``, one file or many shards. ``finite``: values that are
+    not are refused.
 
     Raises StartupError where there are none, or where they cannot be read."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, *, finite: bool = False
+    ) -> None:
         self._folder, self._dtype, self._device = folder, dtype, device
+        self._finite = finite
         try:
             files = [
                 safe_open(p, framework="pt", device=str(device))
@@ -40,10 +44,17 @@ class Tensors:
         return self._holder.keys()
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Raises StartupError naming the tensor that is missing or has another shape."""
+        """Raises StartupError naming the tensor that is missing, has another shape, or is not
+        finite in the type that it is computed in."""
         # On a CPU it lies in the mapped file, which must not be needed once it is loaded: who
         # writes to the file would write to the model.
-        return self.stored(name, shape).to(self._dtype, copy=self._device.type == "cpu")
+        tensor = self.stored(name, shape).to(self._dtype, copy=self._device.type == "cpu")
+        if self._finite and not bool(tensor.isfinite().all()):
+            kind = str(self._dtype).removeprefix("torch.")
+            raise StartupError(
+                f"{self._folder}: tensor {name} has values that are not finite in {kind}"
+            )
+        return tensor
 
     def stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The same in the type that it has in the file."""
@@ -64,12 +75,15 @@ def load_weights(
     device: torch.device,
     progress: Callable[[float], None] = lambda _: None,
     product: Product = linear,
+    *,
+    finite: bool = False,
 ) -> Weights:
-    """Load the model in ``folder``; ``product``: how its weights are multiplied with.
+    """Load the model in ``folder``; ``product``: how its weights are multiplied with; ``finite``:
+    values that are not are refused.
 
     Raises StartupError naming the tensor that is missing or has another shape than expected.
     """
-    return assemble(Tensors(folder, dtype, device), config, progress, product)
+    return assemble(Tensors(folder, dtype, device, finite=finite), config, progress, product)
 
 
 def names(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

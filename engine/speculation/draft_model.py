@@ -153,8 +153,9 @@ def load_draft(
 ) -> DraftModel:
     """The model in ``folder`` as the draft of ``target``, in its type and on its device.
 
-    Raises StartupError where it cannot be loaded, or where it has another vocabulary. Sizes may
-    differ where tokenizers are known to be the same: checkpoints pad their vocabularies.
+    Raises StartupError where it cannot be loaded, has another vocabulary, or is not finite: it would
+    draft nonsense for its time. Sizes may differ where tokenizers are known to be the same:
+    checkpoints pad their vocabularies.
     """
     config = load_config(folder)
     if target_folder is not None:
@@ -164,7 +165,9 @@ def load_draft(
             f"{folder}: has a vocabulary of {config.vocab_size} tokens; expected the target's,"
             f" of {target.config.vocab_size}"
         )
-    weights = load_weights(folder, config, target.dtype, target.device, product=draft_linear)
+    weights = load_weights(
+        folder, config, target.dtype, target.device, product=draft_linear, finite=True
+    )
     longest = state.block_table.shape[1] * BLOCK_TOKENS
     positions = min(config.max_positions, longest)
     model = Model(config, weights, positions)

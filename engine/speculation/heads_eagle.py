@@ -73,7 +73,7 @@ class EagleHead:
         refuse_pickles(folder)
         self.config = c = head_config(folder, model.config)
         self._model, self.kept = model, c.hidden_size
-        tensors = Tensors(folder, model.dtype, model.device)
+        tensors = Tensors(folder, model.dtype, model.device, finite=True)
         check_names(tensors.names, _KNOWN, folder, "an EAGLE-1 or EAGLE-2 head of one layer")
         prefix = "model." if "model.fc.weight" in tensors.names else ""
 

@@ -51,7 +51,7 @@ class Eagle3Head:
         self.config = c = head_config(folder, model.config)
         self.taps = _taps(settings, model.config.layers, folder)
         h, self.kept = c.hidden_size, len(self.taps) * c.hidden_size
-        tensors = Tensors(folder, model.dtype, model.device)
+        tensors = Tensors(folder, model.dtype, model.device, finite=True)
         check_names(tensors.names, _KNOWN, folder, "an EAGLE-3 head of one layer")
         published = any(name.startswith("midlayer.") for name in tensors.names)
         module = "midlayer." if published else "layers.0."

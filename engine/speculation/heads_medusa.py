@@ -89,7 +89,7 @@ class MedusaHeads:
     def __init__(self, model: Model, folder: Path) -> None:
         """Raises StartupError naming what is missing, or does not fit the target."""
         refuse_pickles(folder)
-        tensors = Tensors(folder, model.dtype, model.device)
+        tensors = Tensors(folder, model.dtype, model.device, finite=True)
         names = find_names(tensors.names, folder)
         names.check(tensors.names, folder)
         self.heads = names.heads

@@ -8,20 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decode_worker.policy import plan
 from engine.batch import Batch
-from engine.core import Engine
+from engine.core import Engine, EngineConfig
 from engine.loading import Loaded, load
 from engine.meter import Meter
 from engine.model import Model
 from engine.spec import EngineSpec, SpeculationMethod, SpeculationSpec
 from engine.speculation.controller import Controller
-from engine.speculation.loading import passes_of
+from engine.speculation.loading import load_speculation, passes_of
 from tests.engine.conftest import drain, request
 from tests.engine.families import save
-from tests.engine.heads import EAGLE_CONFIG, eagle_state, medusa_state, write
+from tests.engine.heads import (
+    EAGLE3_CONFIG,
+    EAGLE_CONFIG,
+    eagle3_state,
+    eagle_state,
+    medusa_state,
+    write,
+)
 
 PROMPT = [5, 6, 7, 8] * 12
 
@@ -89,6 +97,10 @@ def broken(kind: str, small: Path, folder: Path) -> Path:
         weights.write_bytes(weights.read_bytes()[:-100])
     elif kind == "a pickle":
         weights.rename(draft / "pytorch_model.bin")
+    elif kind == "not finite":
+        state = load_file(weights)
+        state["model.layers.0.mlp.up_proj.weight"][3, 5] = float("nan")
+        save_file(state, weights)
     elif kind == "no config":
         (draft / "config.json").unlink()
     else:
@@ -104,6 +116,7 @@ def broken(kind: str, small: Path, folder: Path) -> Path:
         ("cut short", "where its header says"),
         ("a pickle", "is a pickle, which is never loaded"),
         ("no config", "cannot read the model's config"),
+        ("not finite", "tensor model.layers.0.mlp.up_proj.weight has values that are not finite"),
         ("another vocabulary", "vocabulary of 400 tokens"),
     ],
 )
@@ -117,6 +130,28 @@ def test_without_a_draft_it_serves(
     meter = Meter(one.engine, lambda: 0.0, one.speculation)
     assert meter.beat().speculation == one.speculation
     assert meter.beat().counters.speculation.load_failures == 1
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_heads_that_are_not_finite_are_refused(
+    kind: str, value: float, tiny: Model, tiny_folder: Path, tmp_path: Path
+) -> None:
+    state, config = {
+        "medusa": (medusa_state(tiny), {}),
+        "eagle": (eagle_state(tiny), EAGLE_CONFIG),
+        "eagle3": (eagle3_state(tiny), EAGLE3_CONFIG),
+    }[kind]
+    for name, tensor in state.items():
+        if not tensor.is_floating_point():
+            continue
+        spoilt = {**state, name: tensor.clone()}
+        spoilt[name].view(-1)[-1] = value
+        write(tmp_path, spoilt, config)
+        engine = Engine(tiny, EngineConfig(pages=8, max_batch=2, chunk=64), plan)
+        asked = SpeculationSpec(method="auto", model_path=str(tmp_path), max_tokens=4)
+        told = load_speculation(asked, engine, tiny_folder)
+        assert f"tensor {name} has values that are not finite in float32" in str(told)
 
 
 def test_heads_are_no_draft_and_a_draft_no_heads(tiny_folder: Path, small: Path) -> None:
