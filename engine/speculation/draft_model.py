@@ -153,8 +153,8 @@ def load_draft(
 ) -> DraftModel:
     """The model in ``folder`` as the draft of ``target``, in its type and on its device.
 
-    Raises StartupError where it cannot be loaded, has another vocabulary, or is not finite: it would
-    draft nonsense for its time. Sizes may differ where tokenizers are known to be the same:
+    Raises StartupError where it cannot be loaded, has another vocabulary, or is not finite: it
+    would draft nonsense for its time. Sizes may differ where tokenizers are known to be the same:
     checkpoints pad their vocabularies.
     """
     config = load_config(folder)
