@@ -47,11 +47,12 @@ class Cell:
 
 
 def tables(cells: Sequence[Cell]) -> Iterator[str]:
-    """Markdown: for each subject the batch sizes, and speed-ups with the formula's in brackets."""
+    """Markdown: for each subject the batch sizes, what is accepted of the longest drafts, and
+    speed-ups with the formula's in brackets."""
     for subject in dict.fromkeys(cell.subject for cell in cells):
         own = [cell for cell in cells if cell.subject == subject]
         lengths = sorted({cell.length for cell in own if cell.length})
-        heads = ["batch", "plain", "a", *(f"K={k}" for k in lengths), "controller", "95%"]
+        heads = ["batch", "plain", "accepted", *(f"K={k}" for k in lengths), "controller", "95%"]
         lines = [subject + ":", "", _line(heads), _line(["---"] * len(heads))]
         for batch in dict.fromkeys(cell.batch for cell in own):
             at = {cell.length: cell for cell in own if cell.batch == batch}
@@ -64,7 +65,7 @@ def _values(at: dict[int, Cell], batch: int, lengths: Sequence[int]) -> Iterator
     longest = max(at)
     yield str(batch)
     yield f"{some.plain_rate:.0f}/s"
-    yield f"{at[longest].seen.acceptance:.2f}" if longest else "-"
+    yield _accepted(at[longest].seen) if longest else "-"
     for k in lengths:
         cell = at.get(k)
         yield f"{cell.speedup.value:.2f} ({cell.predicted:.2f})" if cell else "-"
@@ -74,6 +75,11 @@ def _values(at: dict[int, Cell], batch: int, lengths: Sequence[int]) -> Iterator
         yield f"{ratio.low:.2f}-{ratio.high:.2f}"
     else:
         yield from ("-", "-")
+
+
+def _accepted(seen: Seen) -> str:
+    """Of a chain, the formula's a; of a tree, which has none, tokens of a step."""
+    return f"{seen.each:.1f} tokens" if seen.trees else f"{seen.acceptance:.2f}"
 
 
 def _line(values: Sequence[str] | Iterator[str]) -> str:

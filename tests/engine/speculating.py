@@ -44,8 +44,8 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
-def wishes(vocab: int, grammars: bool) -> list[Request]:
-    """POOL requests of every kind; some share a prefix, some are choices of one prompt."""
+def wishes(vocab: int, grammars: bool, count: int) -> list[Request]:
+    """``count`` requests of every kind; some share a prefix, some are choices of one prompt."""
     draw = random.Random(21)
     kinds = [wish for wish in WISHES if grammars or "grammar" not in wish]
 
@@ -69,7 +69,7 @@ def wishes(vocab: int, grammars: bool) -> list[Request]:
                 **kinds[i % len(kinds)],
             },
         )
-        for i in range(POOL)
+        for i in range(count)
     ]
 
 
@@ -131,14 +131,16 @@ class Speculating(Lives):
     """Lives whose engines speculate with what ``proposer`` makes; None: plain ones. What each
     request says alone is found once, by a plain engine."""
 
-    def __init__(self, model: Model, grammars: Constrained | None, **config: Any) -> None:
+    def __init__(
+        self, model: Model, grammars: Constrained | None, count: int = POOL, **config: Any
+    ) -> None:
         self._model, self._grammars, self._config = model, grammars, config
         self.proposer: Make | None = None
         self.lengths: Callable[[], Lengths] = lambda: AnyLengths(4)
         self.preempted = self.shared_tokens = 0
         self.drafted = self.accepted = 0
         self.dropped = ""  # why the last engine's proposer was, if it was
-        self.requests = wishes(model.config.vocab_size, grammars is not None)
+        self.requests = wishes(model.config.vocab_size, grammars is not None, count)
         self.reports: list[list[TokenOut]] = []
         self.alone = [self._alone(r) for r in self.requests]
         self._texts = {

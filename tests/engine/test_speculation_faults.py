@@ -115,7 +115,7 @@ NONSENSE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def lives(tiny: Model) -> Speculating:
-    return Speculating(tiny, None)
+    return Speculating(tiny, None, count=10)
 
 
 def everybody() -> Schedule:

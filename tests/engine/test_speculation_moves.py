@@ -28,7 +28,7 @@ DRAWS = 2000
 
 @pytest.fixture(scope="module")
 def lives(tiny: Model) -> Speculating:
-    return Speculating(tiny, None)
+    return Speculating(tiny, None, count=20)
 
 
 def oracle(lives: Speculating) -> Make:
