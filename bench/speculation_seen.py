@@ -85,6 +85,13 @@ class Watch:
     def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         return self._inner.wanted(decoding, chunk_tokens)
 
+    @property
+    def resting(self) -> bool:
+        return self._inner.resting
+
+    def passes_by(self) -> bool:
+        return self._inner.passes_by()
+
     def observe(self, outcome: Outcome) -> None:
         self._inner.observe(outcome)
         if self.seen is not None:

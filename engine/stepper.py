@@ -69,8 +69,8 @@ class Stepper:
     def run(self, plan: StepPlan) -> list[TokenOut]:
         """Run a planned step; returns the tokens drawn in it."""
         speculator = self.speculator if plan.decode else None
-        if speculator is not None:
-            speculator.begin()
+        if speculator is not None and not speculator.begins(plan):
+            speculator = None  # off: nothing needs to be known of this step
         drafts = self._propose(plan)
         layout = None if drafts is None else Layout.of(plan.decode, drafts, self._shapes)
         work = plan.work if drafts is None else plan.work.plus(Work(sum(drafts.counts)))

@@ -21,7 +21,7 @@ from engine.speculation.cohort import Cohort
 from engine.speculation.costs import Costs
 from engine.speculation.curve import Curve
 from engine.speculation.knowledge import Knowledge
-from engine.speculation.lengths import Outcome
+from engine.speculation.lengths import REST, Outcome
 from engine.speculation.outcomes import Measured
 from engine.speculation.tries import Tries
 
@@ -185,11 +185,21 @@ class Controller:
 
     # ---- after a step -----------------------------------------------------------------------
 
+    def passes_by(self) -> bool:
+        """Whether nothing needs to be known of a plain step; it is counted then."""
+        if not self._idle_batch or (self._step + 1) % GLANCE == 0:
+            return False
+        self._step += 1
+        return True
+
+    @property
+    def resting(self) -> bool:
+        """Whether the next try is far away."""
+        return self._idle_batch > 0 and self._tries.due > self._step + REST
+
     def observe(self, outcome: Outcome) -> None:
         """Learn from a step that decoded."""
         self._step += 1
-        if not outcome.asked and self._idle_batch and self._step % GLANCE:
-            return
         batch = len(outcome.sequences)
         nodes = sum(outcome.proposed)
         if not outcome.chunked:

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from engine.sequence import Sequence as Running
 
+REST = 64
+"""Steps that a proposer gets to see before it is asked again, where it was not asked for long."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -33,15 +36,33 @@ class Lengths(Protocol):
         """Nodes to propose to each of ``decoding``, in a step that computes ``chunk_tokens`` of
         prompts beside; empty: none to any. Called before every step, so it must cost little."""
 
+    def passes_by(self) -> bool:
+        """Called before a step that decodes and for which nothing is wanted: whether nothing needs
+        to be known of it. It is not observed then."""
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing is going to be wanted for the sequences there are, for more than REST
+        steps: proposers need not see what the model computes."""
+
     def observe(self, outcome: Outcome) -> None:
-        """Called after every step that decoded, speculating or not."""
+        """Called after every other step that decoded, speculating or not."""
 
     def speedups(self) -> tuple[float, float]:
         """Predicted and measured: tokens per second of the steps that speculate, over those of
         plain ones; 1.0 where there are none."""
 
 
-class FixedLength:
+class EveryStep:
+    """Of lengths that want to know of every step."""
+
+    resting = False
+
+    def passes_by(self) -> bool:
+        return False
+
+
+class FixedLength(EveryStep):
     """Always as many: for tests and measurements."""
 
     def __init__(self, nodes: int) -> None:

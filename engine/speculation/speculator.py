@@ -76,8 +76,9 @@ class Speculator:
 
     @property
     def sees(self) -> bool:
-        """Whether the proposer wants to see what the model computes."""
-        return self.proposer is not None and self.proposer.wants_hidden
+        """Whether the proposer is to see what the model computes."""
+        proposer = self.proposer
+        return proposer is not None and proposer.wants_hidden and not self.lengths.resting
 
     def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         """Nodes for each of ``decoding``; empty: none for any."""
@@ -125,10 +126,16 @@ class Speculator:
         except Exception as error:
             self._drop(error)
 
-    def begin(self) -> None:
-        """A step that decodes begins."""
+    def begins(self, plan: StepPlan) -> bool:
+        """A step that decodes begins; whether ``end`` is to be called."""
+        try:
+            if not plan.wanted and (self.proposer is None or self.lengths.passes_by()):
+                return False
+        except Exception as error:
+            self._drop(error)
         self._began = self.clock()
         self._draft_s = 0.0
+        return True
 
     def end(self, step: Ran, counts: SpecCounts) -> None:
         """It has ended as ``step``."""

@@ -15,7 +15,7 @@ from engine.core import Engine, EngineConfig
 from engine.model import Model
 from engine.sequence import Sequence as Running
 from engine.sequence import blocks_for
-from engine.speculation.lengths import Lengths, Outcome
+from engine.speculation.lengths import EveryStep, Lengths, Outcome
 from engine.speculation.proposer import Proposer
 from engine.speculation.speculator import Speculator
 from engine.step_plan import StepPlan
@@ -104,7 +104,7 @@ class Watched(Engine):
             assert blocks_for(s.computed) <= len(s.pages) <= blocks_for(len(s.tokens))
 
 
-class AnyLengths:
+class AnyLengths(EveryStep):
     """Another number for each sequence in each step, up to ``most``; in some steps none."""
 
     def __init__(self, most: int, seed: int = 0) -> None:

@@ -12,7 +12,7 @@ from engine.speculation.choice import expected_tokens
 from engine.speculation.controller import Controller
 from engine.speculation.costs import Costs
 from engine.speculation.curve import Curve
-from engine.speculation.lengths import FixedLength, Outcome
+from engine.speculation.lengths import EveryStep, FixedLength, Outcome
 from engine.step_time import Coefficients
 from tests.engine.speculation_world import Acceptance, Machine, World
 
@@ -222,7 +222,7 @@ def test_no_more_than_the_request_has_left() -> None:
     world = World(LARGE, always(0.95), 3, length=9)
     control = controller(world)
 
-    class Checked:
+    class Checked(EveryStep):
         def wanted(self, decoding: Any, chunk: int) -> Any:
             counts = control.wanted(decoding, chunk)
             assert len(counts) in (0, len(decoding))
