@@ -82,6 +82,7 @@ def _speculation(
 
     from cluster import models
     from cluster.plan import speculation as of
+    from cluster.plan.show import about, show
 
     found = models.resolve(model)
     if model is None and draft is None:
@@ -91,23 +92,20 @@ def _speculation(
     cells = of.grid(machine, of.BATCHES, acceptances, tokens)
     largest = max(of.BATCHES)
     even = {a: of.break_even(machine, a, tokens, largest) for a in acceptances}
-    drafts = "drafts for nothing (n-grams)" if draft is None else f"drafted by {draft.name}"
-    about = f"{found.id}, {drafts}, at most {tokens} tokens for a sequence in a step."
+    told = about(machine, found.id, None if draft is None else draft.name, tokens)
     if html is not None:
         from cluster.plan.page import write_page
 
-        write_page(html, about, cells)
+        write_page(html, told, cells, even, acceptance)
     if as_json:
-        told = {
-            "about": about,
+        figures = {
+            "about": " ".join(told),
             "cells": cells,
             "pays_up_to": {f"{a:g}": b for a, b in even.items()},
         }
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        typer.echo(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())
         return
-    from cluster.plan.show import show
-
-    show(Console(highlight=False), about, cells, even, acceptance)
+    show(Console(highlight=False), told, cells, even, acceptance)
     if html is not None:
         typer.echo(f"page: {html}")
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 from cluster.plan.speculation import Machine
 from decode_worker.policy import plan
@@ -30,11 +34,13 @@ def measured(
             f"{draft} holds {kind} heads; only draft models are measured (heads take next to"
             " nothing beside their model: leave --draft away for a bound from above)"
         )
-    of_model = _curve(model, rows, threads, progress)
-    return Machine(of_model, None if draft is None else _curve(draft, batch, threads, progress))
+    of_model, where = _curve(model, rows, threads, progress)
+    of_draft = None if draft is None else _curve(draft, batch, threads, progress)[0]
+    return Machine(of_model, of_draft, where)
 
 
-def _curve(folder: Path, rows: int, threads: int | None, progress: Progress) -> Curve:
+def _curve(folder: Path, rows: int, threads: int | None, progress: Progress) -> tuple[Curve, str]:
+    """And what it was measured with."""
     spec = EngineSpec(
         model_path=str(folder),
         role="decode",
@@ -47,4 +53,22 @@ def _curve(folder: Path, rows: int, threads: int | None, progress: Progress) -> 
     )
     engine = load(spec, plan, lambda what, _share: progress(f"{folder.name}: {what}")).engine
     progress(f"{folder.name}: measuring passes")
-    return calibrate(passes_of(engine), rows, time.perf_counter, budget_s=2.0)
+    curve = calibrate(passes_of(engine), rows, time.perf_counter, budget_s=2.0)
+    return curve, _where(engine.model.device, engine.model.dtype)
+
+
+def _where(device: torch.device, dtype: torch.dtype) -> str:
+    kind = str(dtype).removeprefix("torch.")
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, {kind}"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' * (threads > 1)}, {kind}"
+
+
+def _processor() -> str:
+    """Its name where Linux tells it, else its architecture."""
+    try:
+        told = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        told = None
+    return told[1] if told else platform.machine()

@@ -7,25 +7,50 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from cluster.plan.speculation import Cell
+from cluster.plan.speculation import Cell, Machine
+from engine.draft_pages import MOST_NODES
+
+STEP = (
+    "batch",
+    "drafted\neach",
+    "tokens\neach",
+    "plain step\nms",
+    "verify\nms",
+    "draft\nms",
+    "speed-up",
+)
+
+LEGEND = (
+    "Batch: sequences that decode together; each: for one of them, in a step. Speed-up: tokens a"
+    " second, over plain decoding. -: drafts do not pay, and Baton drafts nothing then.",
+    "Pays up to: at every batch from 1 to this one, those between the rows of the table included;"
+    " -: not even at 1. Larger ones may pay again: passes are made for certain numbers of rows, and"
+    " drafts in what is padded are verified for nothing.",
+    "Times are of passes that attend to one token and draw none: reading KV and drawing come to"
+    " every step alike.",
+)
 
 
-def by_batch(cells: Sequence[Cell]) -> Table:
-    """The cells of one acceptance: what a step is made of."""
-    title = f"Acceptance {cells[0].acceptance:g}: what a step comes to"
-    table = Table(title=title, title_justify="left")
-    for head in (
-        "batch",
-        "drafted\neach",
-        "tokens\neach",
-        "plain\nms",
-        "verify\nms",
-        "draft\nms",
-        "speed-up",
-    ):
-        table.add_column(head, justify="right")
-    for c in cells:
-        table.add_row(
+def about(machine: Machine, model: str, draft: str | None, tokens: int) -> list[str]:
+    """Sentences: what was measured, and what was not."""
+    drafts = "" if draft is None else f" and of its draft model ({draft})"
+    free = " Drafts cost nothing, as n-grams do." if draft is None else ""
+    return [
+        f"Measured here, on {machine.where}: passes of {model}{drafts}, by the number of rows.",
+        "Assumed, not measured: the acceptance, the chance that a drafted token is accepted once"
+        f" the one before it is. At most {tokens} tokens are drafted for a sequence in a step, and"
+        f" {MOST_NODES} for all.{free}",
+    ]
+
+
+def step_title(cells: Sequence[Cell]) -> str:
+    return f"A step, if the acceptance is {cells[0].acceptance:g}"
+
+
+def step_rows(cells: Sequence[Cell]) -> list[list[str]]:
+    """Below STEP: the cells of one acceptance, batch by batch."""
+    return [
+        [
             str(c.batch),
             _nodes(c.nodes),
             f"{c.tokens:.2f}",
@@ -33,22 +58,31 @@ def by_batch(cells: Sequence[Cell]) -> Table:
             f"{c.verify_ms:.2f}" if c.nodes else "",
             f"{c.draft_ms:.2f}" if c.nodes else "",
             _speedup(c),
-        )
-    return table
+        ]
+        for c in cells
+    ]
 
 
-def by_acceptance(cells: Sequence[Cell], even: Mapping[float, int], largest: int) -> Table:
-    """Speed-ups of all cells, and the largest batch at which it pays."""
-    table = Table(title="Speed-up by acceptance of a drafted token", title_justify="left")
-    table.add_column("batch", justify="right")
-    for acceptance in even:
-        table.add_column(f"{acceptance:g}", justify="right")
-    for batch in dict.fromkeys(c.batch for c in cells):
-        table.add_row(str(batch), *(_speedup(c) for c in cells if c.batch == batch))
-    table.add_section()
-    ends = [f"{batch}+" if batch >= largest else str(batch) for batch in even.values()]
-    table.add_row("pays up to", *ends, style="bold")
-    return table
+SPEEDUPS = "Speed-up, by batch and acceptance"
+
+
+def speedup_rows(
+    cells: Sequence[Cell], even: Mapping[float, int]
+) -> tuple[list[str], list[list[str]]]:
+    """Heads, and a row for each batch; the last row tells up to which batch it pays."""
+    largest = max(c.batch for c in cells)
+    heads = ["batch", *(f"{acceptance:g}" for acceptance in even)]
+    rows = [
+        [str(batch), *(_speedup(c) for c in cells if c.batch == batch)]
+        for batch in dict.fromkeys(c.batch for c in cells)
+    ]
+    return heads, [*rows, ["pays up to", *(_end(batch, largest) for batch in even.values())]]
+
+
+def _end(batch: int, largest: int) -> str:
+    if not batch:
+        return "-"
+    return f"{batch}+" if batch >= largest else str(batch)
 
 
 def _nodes(nodes: float) -> str:
@@ -59,17 +93,37 @@ def _speedup(c: Cell) -> str:
     return f"{c.speedup:.2f}" if c.nodes else "-"
 
 
+def _table(title: str, heads: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for head in heads:
+        table.add_column(head, justify="right")
+    return table
+
+
 def show(
-    console: Console, about: str, cells: Sequence[Cell], even: Mapping[float, int], of: float
+    console: Console,
+    told: Sequence[str],
+    cells: Sequence[Cell],
+    even: Mapping[float, int],
+    of: float,
 ) -> None:
-    """``of``: the acceptance that is shown in detail."""
-    console.print(about, style="dim")
+    """``told``: what it is about; ``of``: the acceptance that is shown in detail."""
+    for line in told:
+        console.print(line, style="dim")
     console.print()
-    console.print(by_batch([c for c in cells if c.acceptance == of]))
+    detail = [c for c in cells if c.acceptance == of]
+    step = _table(step_title(detail), STEP)
+    for row in step_rows(detail):
+        step.add_row(*row)
+    console.print(step)
     console.print()
-    console.print(by_acceptance(cells, even, max(c.batch for c in cells)))
-    console.print(
-        "\n-: drafting does not pay, and Baton does not draft then. Passes attend to one token and"
-        " draw none; reading KV and drawing come to every step alike.",
-        style="dim",
-    )
+    heads, (*rows, last) = speedup_rows(cells, even)
+    speedups = _table(SPEEDUPS, heads)
+    for row in rows:
+        speedups.add_row(*row)
+    speedups.add_section()
+    speedups.add_row(*last, style="bold")
+    console.print(speedups)
+    console.print()
+    for line in LEGEND:
+        console.print(line, style="dim")

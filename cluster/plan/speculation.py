@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from engine.draft_pages import MOST_NODES
 from engine.speculation.choice import Prices, choose
 from engine.speculation.controller import MARGIN
 from engine.speculation.curve import Curve
@@ -26,6 +27,7 @@ class Machine:
 
     model: Curve
     draft: Curve | None
+    where: str = ""  # processor, threads and type that they were measured with
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -42,7 +44,8 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 def cell(machine: Machine, batch: int, acceptance: float, most: int) -> Cell:
-    """With chains of at most ``most`` tokens for each sequence."""
+    """With chains of at most ``most`` tokens for each sequence, and of what a step takes."""
+    most = min(most, max(1, MOST_NODES // batch))
     gains = np.tile(acceptance ** np.arange(1.0, most + 1.0), (batch, 1))
     a_pass = 0.0 if machine.draft is None else machine.draft(batch)
     verify = machine.model.span(batch, batch * (1 + most))
@@ -72,6 +75,8 @@ def grid(
 
 
 def break_even(machine: Machine, acceptance: float, most: int, largest: int) -> int:
-    """The largest batch, up to ``largest``, at which speculation pays; 0: not even one sequence."""
-    sizes = range(largest, 0, -1)
-    return next((b for b in sizes if cell(machine, b, acceptance, most).nodes), 0)
+    """The last batch, up to ``largest``, of those from 1 on that speculation pays at without a gap;
+    0: it does not pay for one sequence. It may pay at some larger ones, too: where rows are padded,
+    a batch just above a step of the curve verifies for nothing."""
+    gaps = (b for b in range(1, largest + 1) if not cell(machine, b, acceptance, most).nodes)
+    return next(gaps, largest + 1) - 1

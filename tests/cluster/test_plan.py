@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.plan.page import page
-from cluster.plan.show import show
+from cluster.plan.show import about, show
 from cluster.plan.speculation import ACCEPTANCES, BATCHES, Machine, break_even, cell, grid
+from engine.rows import padded_rows
 from engine.speculation.choice import expected_tokens, speedup
 from engine.speculation.curve import Curve
 
@@ -48,6 +49,27 @@ def test_beyond_the_ridge_it_does_not_pay() -> None:
         assert end == 128 or not cell(RIDGE, end + 1, acceptance, 8).nodes
 
 
+STAIRS = Machine(
+    Curve(np.interp([padded_rows(n) for n in range(1, 2001)], [1, 2000], [5e-3, 400e-3])),
+    Curve(np.full(200, 1e-3)),
+)
+"""Rows are padded, as on a CPU: just above a step of the stairs, verifying costs nothing more."""
+
+
+def test_up_to_where_it_pays_there_is_no_gap() -> None:
+    for acceptance in ACCEPTANCES:
+        pays = [bool(cell(STAIRS, b, acceptance, 8).nodes) for b in range(1, 129)]
+        end = break_even(STAIRS, acceptance, 8, 128)
+        assert all(pays[:end]) and (end == 128 or not pays[end])
+    assert not all(cell(STAIRS, b, 0.5, 8).nodes for b in (16, 32, 64))
+    assert cell(STAIRS, 97, 0.5, 8).nodes > 0 and break_even(STAIRS, 0.5, 8, 128) < 16
+
+
+def test_a_batch_is_drafted_no_more_than_a_step_takes() -> None:
+    for batch, each in ((16, 8), (64, 4), (128, 2)):
+        assert cell(Machine(FREE.model, None), batch, 0.9, most=8).nodes == each
+
+
 def test_nothing_is_drafted_that_costs_more_than_it_brings() -> None:
     dear = Machine(FREE.model, Curve(np.full(200, 9e-3)))
     assert cell(dear, 1, 0.8, most=8).nodes == 0
@@ -58,13 +80,17 @@ def test_tables_and_page_tell_all() -> None:
     cells = grid(RIDGE, BATCHES, ACCEPTANCES, 8)
     even = {a: break_even(RIDGE, a, 8, 128) for a in ACCEPTANCES}
     out = io.StringIO()
-    show(Console(file=out, width=100), "of a model", cells, even, 0.7)
+    measured = Machine(RIDGE.model, None, "an abacus")
+    told = about(measured, "a <model>", None, 8)
+    show(Console(file=out, width=100), told, cells, even, 0.7)
     text = out.getvalue()
-    assert "of a model" in text and "Acceptance 0.7" in text
+    assert "on an abacus" in text and "acceptance is 0.7" in text
+    assert "Assumed, not measured" in text and "cost nothing" in text
     assert f"{cell(RIDGE, 8, 0.7, 8).speedup:.2f}" in text
     last = next(line for line in text.splitlines() if "pays up to" in line)
     assert str(even[0.3]) in last
-    html = page("a <model>", cells)
+    html = page(told, cells, even, 0.7)
+    assert "on an abacus" in html and f"<td>pays up to</td><td>{even[0.3]}</td>" in html
     assert "a &lt;model&gt;" in html and "<model>" not in html
     assert "Speed-up over plain decoding" in html and "default-src 'none'" in html
 
@@ -79,7 +105,9 @@ def test_the_demo_model_is_measured(tmp_path: Path) -> None:
     assert set(told["pays_up_to"]) == {f"{a:g}" for a in (*ACCEPTANCES, 0.95)}
     plain = [c["plain_ms"] for c in told["cells"] if c["acceptance"] == 0.95]
     assert plain[0] > 0 and plain == sorted(plain)
-    assert "baton-demo, drafted by draft" in html.read_text()
+    shown = html.read_text()
+    assert "passes of baton-demo and of its draft model (draft)," in shown
+    assert ", 1 thread, float32:" in shown
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
