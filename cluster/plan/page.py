@@ -17,7 +17,6 @@ from cluster.plan import show
 from cluster.plan.speculation import Cell
 from protocol.errors import StartupError
 
-
 _WHOLE = ".n th { overflow-wrap: normal; }"
 
 
