@@ -15,7 +15,8 @@ import torch
 
 from engine.counters import SpecCounts, SpecFigures
 from engine.sequence import Sequence as Running
-from engine.speculation.drafts import ROOT, Drafts, first_path
+from engine.speculation.drafts import ROOT, Drafts
+from engine.speculation.fitting import fitting
 from engine.speculation.lengths import FixedLength, Lengths, Outcome
 from engine.speculation.proposer import Advance, Proposer, Tapping
 from engine.step_plan import StepPlan
@@ -77,8 +78,13 @@ class Speculator:
     @property
     def sees(self) -> bool:
         """Whether the proposer is to see what the model computes."""
-        proposer = self.proposer
-        return proposer is not None and proposer.wants_hidden and not self.lengths.resting
+        if self.proposer is None or not self.proposer.wants_hidden:
+            return False
+        try:
+            return not self.lengths.resting
+        except Exception as error:
+            self._drop(error)
+            return False
 
     def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         """Nodes for each of ``decoding``; empty: none for any."""
@@ -114,7 +120,7 @@ class Speculator:
         finally:
             self._draft_s = self.clock() - began
         if any(s.grammar is not None for s in sequences):
-            drafts = _fitting(drafts, sequences)
+            drafts = fitting(drafts, sequences)
         return drafts if any(drafts.counts) else None
 
     def saw(self, advance: Advance) -> None:
@@ -201,27 +207,3 @@ class Speculator:
         self.proposer = None
         self.lengths, self.taps = FixedLength(0), ()
         self._stays.clear()
-
-
-def _fitting(drafts: Drafts, sequences: Sequence[Running]) -> Drafts:
-    """Sequences with a grammar keep the first path of their tree, as far as the grammar takes it:
-    beyond, nothing could be met."""
-    tokens = drafts.tokens.tolist()
-    counts: list[int] = []
-    parents: list[int] = []
-    kept: list[int] = []
-    start = 0
-    for index, sequence in enumerate(sequences):
-        own = drafts.parents_of(index)
-        count, nodes = len(own), list(range(len(own)))
-        if sequence.grammar is not None and count:
-            nodes = first_path(own)
-            path = [tokens[start + node] for node in nodes]
-            nodes = nodes[: sequence.grammar.fitting(path)]
-            own = list(range(ROOT, len(nodes) - 1))
-        kept += [start + node for node in nodes]
-        parents += own
-        counts.append(len(nodes))
-        start += count
-    at = torch.tensor(kept, dtype=torch.int64, device=drafts.tokens.device)
-    return Drafts(counts, drafts.tokens[at], None if drafts.parents is None else parents)

@@ -70,7 +70,7 @@ class FaultyLengths(FixedLength):
     """Goes wrong in ``where``; ``lengths`` is what it then decides."""
 
     def __init__(self, where: str, lengths: Any = None) -> None:
-        super().__init__(4)
+        super().__init__(0 if where == "passes_by" else 4)  # which is asked where none are wanted
         self._where, self._lengths, self._calls = where, lengths, 0
 
     def _fail(self, where: str) -> None:
@@ -84,6 +84,15 @@ class FaultyLengths(FixedLength):
             decided: Sequence[int] = self._lengths
             return decided
         return super().wanted(decoding, chunk_tokens)
+
+    def passes_by(self) -> bool:
+        self._fail("passes_by")
+        return super().passes_by()
+
+    @property
+    def resting(self) -> bool:  # type: ignore[override]
+        self._fail("resting")
+        return False
 
     def observe(self, outcome: Outcome) -> None:
         self._fail("observe")
@@ -151,9 +160,11 @@ def test_the_same_token_again_below_one_parent(lives: Speculating) -> None:
     assert not dropped(lives, again)
 
 
-@pytest.mark.parametrize("where", ["wanted", "observe"])
+@pytest.mark.parametrize("where", ["wanted", "passes_by", "resting", "observe"])
 def test_who_fails_to_decide_is_dropped_with_the_proposer(lives: Speculating, where: str) -> None:
-    lives.with_(lambda engine: Faulty(""), lambda: FaultyLengths(where)).check(everybody())
+    proposer = Faulty("")
+    proposer.wants_hidden = True
+    lives.with_(lambda engine: proposer, lambda: FaultyLengths(where)).check(everybody())
     assert lives.dropped == f"ZeroDivisionError: {where}"
 
 
