@@ -48,6 +48,7 @@ class Prices:
     a_pass: float = 0.0  # of each of these
     row: float = 0.0  # of each node that it proposes
     caught_up: float = 0.0  # of each sequence that it proposes to: of catching up with its text
+    most: int = 1 << 30  # nodes of the step
 
     def limits(self) -> NDArray[np.int64]:
         """Numbers of nodes worth a look as the most for any sequence: one less saves a pass."""
@@ -78,7 +79,7 @@ def choose(gains: Vector, rows: Vector, prices: Prices) -> Choice:
     batch, most = gains.shape
     worth = np.minimum.accumulate(gains / np.maximum(rows, _NEVER), axis=1).ravel()
     order = np.argsort(-worth, kind="stable")
-    order = order[: int(np.count_nonzero(worth > _NEVER))]
+    order = order[: min(int(np.count_nonzero(worth > _NEVER)), prices.most)]
     if not len(order):
         return Choice([0] * batch, float(batch), prices.plain, 1.0)
     node = order % most

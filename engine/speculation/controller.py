@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from engine.draft_pages import MOST_NODES
 from engine.sequence import Sequence as Running
 from engine.speculation.choice import Choice, Prices, choose
 from engine.speculation.cohort import Cohort
@@ -173,6 +174,7 @@ class Controller:
             a_pass=costs.proposing.a_pass,
             row=costs.proposing.row,
             caught_up=costs.catching_up.a_step,
+            most=MOST_NODES,
         )
 
     def _margin(self, cohort: Cohort, choice: Choice) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,13 @@ SMALL = Shape(hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediat
 RECIPE = HeadRecipe(
     "medusa", 30, batch_tokens=128, window=32, warmup=3, segments=(16, 32), own_share=2, lr=1e-2
 )
+
+
+@pytest.fixture(autouse=True)
+def gradients() -> Iterator[None]:
+    """An engine that was loaded in this process has turned them off."""
+    with torch.enable_grad():
+        yield
 
 
 @pytest.fixture(scope="module")
