@@ -11,7 +11,7 @@ import torch
 
 from bench.engine import CPU
 from bench.speculation_report import CONTROLLER, Cell
-from bench.speculation_runs import LONGEST, Contestant, Load, Slices, compete
+from bench.speculation_runs import LONGEST, SETTLE_TOKENS, Contestant, Load, Slices, compete
 from bench.speculation_seen import Clock, Seen, speedup
 from bench.speculation_targets import Target
 from engine.checkpoint import load_config
@@ -54,7 +54,7 @@ class Field:
         self._config = load_config(target.folder)
         self._weights = load_weights(target.folder, self._config, torch.float32, CPU)
         longest = max(map(len, self._prompts))
-        each = -(-(longest + TEXT) // BLOCK_TOKENS) + 3
+        each = -(-(longest + SETTLE_TOKENS + TEXT) // BLOCK_TOKENS) + 3
         self._sizes = most, max(each * most, LONGEST // BLOCK_TOKENS) + 2 * len(self._prompts)
         model = Model(self._config, self._weights, LONGEST)
         for rows in row_counts(MOST_ROWS):

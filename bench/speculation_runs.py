@@ -29,7 +29,10 @@ from protocol.request import Request, Sampling
 LONGEST = 1024
 CHUNK = 512
 SETTLE = 6
-"""Steps before a slice counts; and as many more as a draft model may need for the prompts."""
+"""Steps before a slice counts; and as many more as a draft model may need for the prompts ..."""
+
+SETTLE_TOKENS = 32
+"""... unless drafts have brought so many tokens of each sequence before."""
 
 Make = Callable[[Engine, int], Proposer]
 """A proposer of at most so many nodes for an engine."""
@@ -113,9 +116,10 @@ class Contestant:
             self.engine.generate(handle, request)
         while len(self.engine.scheduler.decoding) < len(load.prompts):
             self._step()
-        prompts = sum(map(len, load.prompts))
+        prompts, drawn = sum(map(len, load.prompts)), 0
         for _ in range(SETTLE + prompts // 256):
-            self._step()
+            if drawn < SETTLE_TOKENS * len(load.prompts):
+                drawn += self._step()
         assert self.engine.scheduler.counters.preemptions == before, "more pages are needed"
 
     def slice(self, tokens: int) -> Taken:
