@@ -98,13 +98,13 @@ class Batcher:
                 self._state.seat(sequence)
         self._seatings = []  # what a plain step would go on from is not kept up to date
         self._rows = self._tensor([s.row for s in decode])
-        table = self._state.block_table[self._rows]
-        shape = layout.shape
-        tokens = torch.empty(len(shape.owner), dtype=torch.int64, device=self._state.device)
-        tokens[shape.starts_there] = self._state.last_token[self._rows]
-        tokens[shape.nodes_there] = layout.tokens
-        before = (self._state.length[self._rows] - 1)[shape.owner_there]
-        at, slot = before + shape.depth_there, before + shape.within_there
+        table = self._state.block_table.index_select(0, self._rows)
+        shape, state = layout.shape, self._state
+        last = state.last_token.index_select(0, self._rows)
+        tokens = torch.cat([last, layout.tokens]).index_select(0, shape.order_there)
+        before = state.length.index_select(0, self._rows).sub_(1).index_select(0, shape.owner_there)
+        slot = before + shape.within_there
+        at = slot if shape.chains else before + shape.depth_there
         page = table[shape.owner_there, slot // BLOCK_TOKENS]
         for window in self._windows:
             self._groups[window] = verify_groups(

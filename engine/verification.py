@@ -54,8 +54,11 @@ class Shape:
         def on_device(values: Ints) -> Tensor:
             return torch.from_numpy(values).to(device)
 
-        self.starts_there = on_device(self.starts)
-        self.nodes_there = on_device(nodes)
+        # Where each row's token is among the last tokens and then all draft nodes: [R].
+        order = np.empty(len(self.owner), dtype=np.int64)
+        order[self.starts] = np.arange(len(counts))
+        order[nodes] = len(counts) + np.arange(len(nodes))
+        self.order_there = on_device(order)
         self.owner_there = on_device(self.owner)
         self.within_there = on_device(self.within)
         self.depth_there = on_device(self.depth)

@@ -92,8 +92,8 @@ class Verifier:
         shape, more = layout.shape, len(drawing) - len(layout.lengths)
         starts = np.concatenate([shape.starts, len(shape.owner) + np.arange(more)])
         nodes = self._rows_of(more, layout)
-        before = self._state.length[rows]  # [B] index of the first token to draw
-        positions = before[nodes.owner] + nodes.depth
+        before = self._state.length.index_select(0, rows)  # [B] index of the first token to draw
+        positions = before.index_select(0, nodes.owner).add_(nodes.depth)
         drawn, logprobs = self._draw.verify(drawing, logits, rows, positions, nodes, barred)
         told = torch.cat([drawn, layout.tokens]).tolist()  # the only wait for the device
         paths = _paths(layout.shape, told[: len(drawn)], told[len(drawn) :])
@@ -101,8 +101,8 @@ class Verifier:
         at, counts = self._padded(paths, starts)
         tokens = drawn[at]
         self._draw.append(drawing, rows, before, tokens, counts)
-        self._state.last_token[rows] = tokens[:, -1]
-        self._state.length[rows] += counts
+        self._state.last_token.index_copy_(0, rows, tokens[:, -1])
+        self._state.length.index_add_(0, rows, counts)
         self._move(paths, layout, rows)
         result = []
         for start, path in zip(starts.tolist(), paths, strict=True):
