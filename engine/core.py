@@ -170,9 +170,8 @@ class Engine:
     def _with_drafts(self, plan: StepPlan, speculator: Speculator) -> StepPlan:
         """``plan`` with what may be proposed, on pages of its own."""
         wanted = speculator.wanted(plan.decode, plan.work.prompt_tokens)
-        if not wanted:
-            return plan
-        return replace(plan, wanted=extend(self.manager, plan.decode, wanted))
+        fitting = extend(self.manager, plan.decode, wanted) if wanted else ()
+        return replace(plan, wanted=fitting) if any(fitting) else plan
 
     def run(self, plan: StepPlan) -> list[TokenOut]:
         """Run a planned step; returns the tokens drawn in it."""

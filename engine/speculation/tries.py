@@ -16,6 +16,9 @@ NODES = 2
 LONG = 4
 """Steps of a try of what looked good before."""
 
+PROMISING = 1.02
+"""Speed-up from which on it is worth learning more: less would not be enough to begin."""
+
 NEVER = 1 << 62
 
 
@@ -79,11 +82,11 @@ class Tries:
 
     def judge(self, cohort: Cohort, choice: Choice, step: int) -> None:
         """They are promising where ``choice``, which knows of them, gives nodes to those who were
-        tried, and would not lose by it."""
+        tried, and brings enough to begin with."""
         if not self._handles:
             return
         likely: set[int] = set()
-        if choice.speedup >= 1.0:
+        if choice.speedup >= PROMISING:
             likely = {h for h, n in zip(cohort.handles, choice.counts, strict=True) if n}
         for key, handles in self._handles.items():
             self._kind(key).verdict(
