@@ -90,8 +90,13 @@ class Sent(NamedTuple):
 
     began: float
     seconds: float
-    known: int  # tokens of the prompt that its router knew to be cached
-    cached: int  # and that were
+    known: int  # tokens of the prompt that its router knew to be cached somewhere
+    counted: int  # that it counted on at the workers it chose: another may be the quicker one
+    cached: int  # that were
+
+    def hits(self, prefix: int) -> bool:
+        """The router knew of the prefix, and what it counted on was there."""
+        return self.known == prefix and self.cached >= self.counted
 
 
 class Traffic:
@@ -125,5 +130,6 @@ class Traffic:
             began = time.monotonic()
             answer = await self._asker.ask(tokens, turn % self._routers)
             took_s = time.monotonic() - began
-            self.sent.append(Sent(began, took_s, predicted_cached(answer), cached(answer)))
+            counted = predicted_cached(answer), promised(answer), cached(answer)
+            self.sent.append(Sent(began, took_s, *counted))
             await asyncio.sleep(0.03)

@@ -25,6 +25,7 @@ from tests.e2e.asking import (
     cached,
     candidates,
     predicted_cached,
+    promised,
     prompt,
 )
 from tests.e2e.redis_faults import FAULTS, Fault
@@ -177,7 +178,9 @@ async def calm(askers: dict[str, Asker], prefixes: list[list[int]]) -> list[Sent
     await asker.told(8 * len(prefixes))
     async with Traffic(asker, prefixes, routers=2) as traffic:
         await asyncio.sleep(3)
-    assert {(sent.known, sent.cached) for sent in traffic.sent} == {(PREFIX, PREFIX)}
+    assert all(sent.hits(PREFIX) for sent in traffic.sent)
+    # Computing a short prefix again takes no longer than waiting for one step of who has it.
+    assert sum(sent.cached == PREFIX for sent in traffic.sent) > len(traffic.sent) / 2
     return traffic.sent
 
 
@@ -223,9 +226,10 @@ async def test_redis_under_faults(
         back = time.monotonic()
         for tokens in (quiet, new):
             answer = await asker.ask([*tokens, 4], 1)
-            assert cached(answer) == predicted_cached(answer) == PREFIX
+            assert predicted_cached(answer) == PREFIX
+            assert cached(answer) >= promised(answer)
         await asyncio.sleep(1)
-    missed = [s for s in traffic.sent if min(s.known, s.cached) < PREFIX]
+    missed = [s for s in traffic.sent if not s.hits(PREFIX)]
     slowest, usual = (max(s.seconds for s in sent) for sent in (traffic.sent, calm))
     print(
         f"{fault.__name__}: back in {back - over:.1f} s,"
