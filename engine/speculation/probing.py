@@ -31,7 +31,7 @@ LEAST_SHARE = 0.0005
 LONGEST = 2048
 """Steps between two tries at most."""
 
-CREDIT = 2.5
+CREDIT = 1.5
 """Plain steps that the first tries of a class may lose, and those after a wait."""
 
 
