@@ -19,18 +19,15 @@ from engine.kv_format import KVFormat
 from engine.messages import Ready
 from engine.model import Model
 from engine.policy import Policy
-from engine.rows import row_counts
 from engine.spec import EngineSpec
 from engine.speculation.loading import control, load_speculation
 from engine.speculation.source import draft_size
 from engine.step_time import SETTLED
+from engine.warming import warm_products
 from engine.weights import load_weights
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import StartupError
 from protocol.request import Request, Sampling
-
-WARM_S = 1.0
-"""Most that making products ready on a CPU may take; what is not ready is made when needed."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +103,6 @@ def _check_slots(kv: KVFormat, spec: EngineSpec) -> None:
             f"one layer of {BLOCK_TOKENS} tokens of KV takes {largest} bytes, more than a slot of"
             f" the arena ({spec.arena.slot_bytes})"
         )
-
-
-def warm_products(
-    model: Model, most_rows: int, progress: Callable[[float], None] = lambda _: None
-) -> None:
-    """Make the products of all numbers of rows, the smallest first, as far as a second goes."""
-    began = time.perf_counter()
-    for rows in row_counts(most_rows):
-        if (elapsed := time.perf_counter() - began) > WARM_S:
-            break
-        progress(elapsed / WARM_S)
-        model.warm(rows)
 
 
 def warm_up(engine: Engine) -> float:

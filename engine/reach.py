@@ -107,14 +107,20 @@ def verify_groups(
     rows, lengths = layout.shape.rows, layout.lengths
     first = np.maximum(lengths - window, 0) // BLOCK_TOKENS if window else lengths * 0
     pages = -(-(lengths - 1 + rows) // BLOCK_TOKENS) - first  # [B]
-    every = np.arange(len(rows))
-    if pages.max() <= 2 * pages.min() and (rows > 1).all():
-        parts = [Part(block_table, layout, first, every, int(pages.max()))]
-    else:
-        kind = np.ceil(np.log2(pages)).astype(np.int64) * 2 + (rows > 1)
-        alike = [every[kind == value] for value in np.unique(kind)]
-        parts = [Part(block_table, layout, first[s], s, int(pages[s].max())) for s in alike]
+    parts = [
+        Part(block_table, layout, first[s], s, int(pages[s].max())) for s in alike(pages, rows > 1)
+    ]
     return tuple(_verify_group(part, window, dtype, shared) for part in parts)
+
+
+def alike(pages: Ints, apart: Bools | None = None) -> list[Ints]:
+    """Indices of sequences to be attended to together, as in ``decode_groups``, on the host.
+    pages, apart: [b]; sequences that differ in ``apart`` are not together."""
+    apart = np.zeros(len(pages), dtype=np.bool_) if apart is None else apart
+    if pages.max() <= 2 * pages.min() and (apart == apart[0]).all():
+        return [np.arange(len(pages))]
+    kind = np.ceil(np.log2(pages)).astype(np.int64) * 2 + apart
+    return [np.flatnonzero(kind == value) for value in np.unique(kind)]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from engine.demo.heads_recipe import HeadRecipe, learning_rate, losses, make_head, make_optimizers
 from engine.demo.models import Llama
 from engine.demo.packing import Packer
+from engine.demo.progress import Part, restore, save
 from engine.demo.tokenizer import Tokens
 
 
@@ -42,32 +43,15 @@ class HeadTrainer:
         self.target, self.recipe, self.checkpoint = target.requires_grad_(False), recipe, checkpoint
         self.head = make_head(recipe, target)
         self.optimizers = make_optimizers(self.head, recipe)
-        self.parts: list[nn.Module | torch.optim.Optimizer] = [self.head, *self.optimizers]
+        self.parts: list[Part] = [self.head, *self.optimizers]
 
     def restore(self) -> tuple[int, float]:
         """Take up the checkpoint, if there is one: (steps done, seconds spent on them)."""
-        if not self.checkpoint.exists():
-            return 0, 0.0
-        state = torch.load(self.checkpoint, weights_only=True)
-        if state["recipe"] != repr(asdict(self.recipe)):
-            raise SystemExit(
-                f"{self.checkpoint} was made with another recipe; remove it to restart"
-            )
-        for part, saved in zip(self.parts, state["parts"], strict=True):
-            part.load_state_dict(saved)
-        return int(state["step"]), float(state["seconds"])
+        return restore(self.checkpoint, repr(asdict(self.recipe)), self.parts)
 
     def save(self, done: int, seconds: float) -> None:
         """Replace the checkpoint, at once."""
-        state = {
-            "recipe": repr(asdict(self.recipe)),
-            "step": done,
-            "seconds": seconds,
-            "parts": [part.state_dict() for part in self.parts],
-        }
-        partial = self.checkpoint.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.checkpoint)
+        save(self.checkpoint, repr(asdict(self.recipe)), self.parts, done, seconds)
 
     def step(self, ids: Tensor, step: int) -> list[float]:
         """One update; the losses before it."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from engine.demo.models import MAX_LEN, Llama
 from engine.demo.packing import Packer
+from engine.demo.progress import Part, restore, save
 from engine.demo.recipe import Recipe, learning_rate, make_optimizers
 from engine.demo.tokenizer import Tokens
 
@@ -46,37 +47,20 @@ class Trainer:
     def __init__(self, target: Llama, draft: Llama, recipe: Recipe, checkpoint: Path) -> None:
         self.target, self.draft, self.recipe = target, draft, recipe
         self.optimizers = [o for m in (target, draft) for o in make_optimizers(m, recipe)]
-        self.parts: list[nn.Module | torch.optim.Optimizer] = [target, draft, *self.optimizers]
+        self.parts: list[Part] = [target, draft, *self.optimizers]
         self.checkpoint = checkpoint
         self.loss = joint_loss
 
     def restore(self) -> tuple[int, float]:
         """Take up the checkpoint, if there is one: (steps done, seconds spent on them)."""
-        if not self.checkpoint.exists():
-            return 0, 0.0
-        state = torch.load(self.checkpoint, weights_only=True)
-        if state["recipe"] != asdict(self.recipe):
-            raise SystemExit(
-                f"{self.checkpoint} was made with another recipe; remove it to restart"
-            )
-        for part, saved in zip(self.parts, state["parts"], strict=True):
-            part.load_state_dict(saved)
-        done: int = state["step"]
-        seconds: float = state["seconds"]
-        print(f"resumed at step {done}", flush=True)
+        done, seconds = restore(self.checkpoint, asdict(self.recipe), self.parts)
+        if done:
+            print(f"resumed at step {done}", flush=True)
         return done, seconds
 
     def save(self, done: int, seconds: float) -> None:
-        """Replace the checkpoint, at once. It holds tensors and plain values only."""
-        state = {
-            "recipe": asdict(self.recipe),
-            "step": done,
-            "seconds": seconds,
-            "parts": [part.state_dict() for part in self.parts],
-        }
-        partial = self.checkpoint.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.checkpoint)
+        """Replace the checkpoint, at once."""
+        save(self.checkpoint, asdict(self.recipe), self.parts, done, seconds)
 
     def step(self, x: Tensor, y: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         """One update of both models; their losses before it."""

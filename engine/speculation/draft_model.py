@@ -20,7 +20,6 @@ from torch import Tensor
 from engine.checkpoint import load_config
 from engine.linear import draft_linear
 from engine.model import Model
-from engine.rows import row_counts
 from engine.sequence import Sequence as Running
 from engine.speculation.draft_known import Known
 from engine.speculation.draft_runner import Ready, Runner
@@ -28,6 +27,7 @@ from engine.speculation.drafts import Drafts
 from engine.speculation.proposer import Advance
 from engine.speculation.vocabulary import check_vocabularies
 from engine.state import RowState
+from engine.warming import warm_products
 from engine.weights import load_weights
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import StartupError
@@ -174,17 +174,8 @@ def load_draft(
     portion = PORTION * target.weights.bytes // model.weights.bytes
     chunk = min(MOST, max(LEAST, portion))
     if model.device.type == "cpu":
-        _warm(model, max(chunk, NEAR * len(state.length)))
+        warm_products(model, max(chunk, NEAR * len(state.length)), most_s=WARM_S)
     return DraftModel(model, state, pages=pages, positions=positions, most=most, chunk=chunk)
-
-
-def _warm(model: Model, most_rows: int) -> None:
-    """Make the products of all numbers of rows, the smallest first."""
-    ends = time.perf_counter() + WARM_S
-    for rows in row_counts(most_rows):
-        if time.perf_counter() > ends:
-            break
-        model.warm(rows)
 
 
 def _pays(sequence: Running, missing: int) -> bool:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.batch import DecodeGroup, View
+from engine.reach import alike
 from protocol.blocks import BLOCK_TOKENS
 
 Ints = NDArray[np.int64]
@@ -51,13 +52,9 @@ def _groups(
     every pass."""
     first = np.maximum(rows.lengths - window, 0) // BLOCK_TOKENS if window else rows.lengths * 0
     pages = -(-(rows.lengths + rows.passes - 1) // BLOCK_TOKENS) - first
-    if pages.max() <= 2 * pages.min():
-        yield _group(rows, slice(None), first, int(pages.max()), window, dtype, device)
-        return
-    kind = np.ceil(np.log2(pages))
-    for value in np.unique(kind):
-        own = np.flatnonzero(kind == value)
-        at = torch.from_numpy(own).to(device)
+    for own in alike(pages):
+        everybody = len(own) == len(pages)
+        at = slice(None) if everybody else torch.from_numpy(own).to(device)
         width = int(pages[own].max())
         yield _group(rows.of(own), at, first[own], width, window, dtype, device)
 
