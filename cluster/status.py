@@ -14,13 +14,13 @@ from rich.live import Live
 from rich.text import Text
 
 from cluster.state import Home
-from cluster.status_fetch import NoAnswer, Seen, Watcher
-from cluster.status_figures import Moment
-from cluster.status_overview import Overview, overview
 from cluster.status_view import render
 from protocol import tls
 from protocol.errors import StartupError
 from protocol.tls import TlsFiles
+from router.overview.fetch import NoAnswer, Seen, Watcher
+from router.overview.figures import Moment
+from router.overview.views import Overview, overview
 
 WINDOW_S = 30.0
 

@@ -9,8 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.status_overview import STAGES, Overview, RouterView, Spread, WorkerView
 from cluster.status_speculation import line
+from router.overview.views import STAGES, Overview, RouterView, Spread, WorkerView
 
 _WIDE = 100  # columns from which everything fits
 _COLOURS = {"ready": "green", "draining": "yellow", "down": "red", "silent": "red"}

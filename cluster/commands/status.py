@@ -31,8 +31,8 @@ def status(
     """Show pools, queues, KV use, rates and latencies. BATON_API_KEY goes to the router if set."""
     config = settled(flags, _KEYS).config
     from cluster import status as run
-    from cluster.status_fetch import NoAnswer, Watcher
     from protocol.errors import StartupError
+    from router.overview.fetch import NoAnswer, Watcher
 
     try:
         files = config.security.tls

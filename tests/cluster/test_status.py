@@ -20,11 +20,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.status_fetch import NoAnswer, Watcher
-from cluster.status_overview import Overview, overview
 from cluster.status_view import render
 from protocol.metrics_http import MetricsServer
 from router.metrics import Meter, Metrics
+from router.overview.fetch import NoAnswer, Watcher
+from router.overview.views import Overview, overview
 from router.snapshot import Objectives
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]
@@ -148,7 +148,7 @@ async def test_a_url_of_something_else(answer: web.Response, why: str) -> None:
 
 
 async def test_a_router_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.status_fetch.DEADLINE_S", 0.2)
+    monkeypatch.setattr("router.overview.fetch.DEADLINE_S", 0.2)
 
     async def handler(_: web.BaseRequest) -> web.Response:
         await asyncio.sleep(5)

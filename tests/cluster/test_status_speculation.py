@@ -14,9 +14,10 @@ from prometheus_client.registry import Collector
 from rich.console import Console
 
 from cluster.metrics_speculation import speculation as shown
-from cluster.status_figures import Moment, Page, Window, gauge, parse
-from cluster.status_speculation import SpeculationView, line, speculation
+from cluster.status_speculation import line
 from engine.counters import Counters, SpecFigures
+from router.overview.figures import Moment, Page, Window, gauge, parse
+from router.overview.speculation import SpeculationView, speculation
 
 
 class Worker(Collector):

@@ -17,8 +17,8 @@ from aiohttp import ClientTimeout
 
 from bench.chaos import BUSY_ROUTER, EXACT
 from bench.standalone import Standalone
-from cluster.status_figures import Page, gauge, parse
 from protocol.request import Request, Sampling
+from router.overview.figures import Page, gauge, parse
 from tests.e2e.asking import prompt
 from tests.e2e.conftest import Oracle
 

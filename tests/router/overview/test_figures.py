@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from cluster.status_figures import Moment, Page, Window, gauge, parse, quantile
+from router.overview.figures import Moment, Page, Window, gauge, parse, quantile
 
 EDGES = (0.1, 0.2, 0.4, 0.8)
 

@@ -1,4 +1,4 @@
-"""The arithmetic of `baton status`, over Prometheus pages: sums, rates, quantiles. Pure.
+"""The arithmetic of an overview, over Prometheus pages: sums, rates, quantiles. Pure.
 
 page text --parse--> Page (one process, one moment)
 two moments of all processes --> Window: what happened between them, or since the start

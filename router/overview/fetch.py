@@ -1,4 +1,4 @@
-"""Where `baton status` looks: the router's ``/sd``, and the metrics page of every process in it.
+"""Where an overview is from: the router's ``/sd``, and the metrics page of every process in it.
 
 Plain HTTP: no secret of the cluster is needed. Every fetch has a deadline, and what comes is
 bounded and checked, like anything from a network.
@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from cluster.status_figures import Moment, Page, parse
 from protocol.errors import BatonError
+from router.overview.figures import Moment, Page, parse
 
 DEADLINE_S = 3.0
 _PAGE_BYTES = 8 << 20

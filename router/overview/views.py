@@ -1,4 +1,4 @@
-"""What `baton status` shows, worked out from the pages: an Overview, the same for JSON and screen.
+"""What `baton status` and ``/ui`` show, worked out from the pages: an Overview.
 
 ``None`` stands for what was not observed, or cannot be told from one look. Times in seconds.
 """
@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from cluster.status_fetch import Group, Seen
-from cluster.status_figures import Moment, Page, Window, gauge, quantile
-from cluster.status_speculation import SpeculationView, speculation
+from router.overview.fetch import Group, Seen
+from router.overview.figures import Moment, Page, Window, gauge, quantile
+from router.overview.speculation import SpeculationView, speculation
 
 WorkerState: TypeAlias = Literal["ready", "draining", "down", "silent"]
 
