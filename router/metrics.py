@@ -76,6 +76,9 @@ class Metrics:
         self.queued_prefill_tokens = self._gauge(
             "queued_prefill_tokens", "Prompt tokens of this router's that are to be computed"
         )
+        objectives = self._gauge_by("objective_seconds", "Of the service, as configured", "slo")
+        objectives.labels(model, ROLE, "ttft").set(goals.ttft_s)
+        objectives.labels(model, ROLE, "tpot").set(goals.tpot_s)
         self._stages = Histogram(
             "baton_ttft_stage_seconds",
             "Parts of the time to first token; wire and scatter come after it",
@@ -139,6 +142,10 @@ class Metrics:
 
     def _by(self, name: str, text: str, label: str) -> Counter:
         return Counter(f"baton_{name}", text, ["model", "role", label], registry=self.registry)
+
+    def _gauge_by(self, name: str, text: str, label: str) -> Gauge:
+        """Of what is the same at all routers."""
+        return Gauge(f"baton_{name}", text, ["model", "role", label], registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         labels = ["model", "role", "replica"]

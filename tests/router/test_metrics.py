@@ -38,6 +38,19 @@ async def test_a_request_is_counted(start: Start) -> None:
     assert found["baton_router_decode_workers", ""] == 1
 
 
+async def test_objectives(start: Start) -> None:
+    cluster = await start(outputs())
+    page = (await cluster.client.get("/metrics")).text
+    objectives = {
+        sample.labels["slo"]: sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "baton_objective_seconds"
+    }
+    wanted = cluster.settings
+    assert objectives == {"ttft": wanted.ttft_slo_s, "tpot": wanted.tpot_slo_s}
+
+
 async def test_running_and_waiting(start: Start) -> None:
     cluster = await start(outputs(delay=0.15))
     task = asyncio.create_task(cluster.post(prompt="hi", max_tokens=3))
