@@ -3,15 +3,14 @@
     DIR/ca.pem   ca.key       the CA; its key signs, and no process of the cluster needs it
     DIR/NAME.pem NAME.key     a node: certificate and key for both ends of a connection
 
+A certificate is for the node's hosts and, where the cluster has one, for its name, which all share.
 Nothing is overwritten; ``renew`` puts a new certificate and key in the place of those of a node,
 and processes that run read them within a second.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,23 +25,24 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from cluster.cert_names import names_of
 from protocol.certificates import hosts_of, is_ca, may_sign
 from protocol.errors import StartupError
 from protocol.tls import read_file, read_key
 
 CA_DAYS = 3650
 NODE_DAYS = 365
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _CA = "ca"  # its files; no node has this name
 _EARLIER = timedelta(hours=1)  # clocks differ
-_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\Z")
 _Key = ec.EllipticCurvePrivateKey
 
 
-def init(folder: Path, hosts: list[str]) -> list[Path]:
-    """A CA, and a first node for ``hosts``; returns the files. Raises StartupError."""
-    names = _names(hosts)
+def init(folder: Path, hosts: list[str], name: str | None = None) -> list[Path]:
+    """A CA, and a first node for ``hosts`` and the cluster's ``name``; returns the files.
+
+    Raises StartupError."""
+    names = names_of(hosts, name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     cert, key = folder / f"{_CA}.pem", folder / f"{_CA}.key"
     _refuse_existing(cert, key)
@@ -59,9 +59,9 @@ def init(folder: Path, hosts: list[str]) -> list[Path]:
     return [cert, key, *_node(folder, names)]
 
 
-def node(folder: Path, hosts: list[str]) -> list[Path]:
+def node(folder: Path, hosts: list[str], name: str | None = None) -> list[Path]:
     """One more node, by the CA in ``folder``; returns its files. Raises StartupError."""
-    return _node(folder, _names(hosts))
+    return _node(folder, names_of(hosts, name))
 
 
 def renew(folder: Path, name: str) -> list[Path]:
@@ -69,7 +69,7 @@ def renew(folder: Path, name: str) -> list[Path]:
     ones. Raises StartupError, also for the CA: what was to sign would be gone."""
     paths = [folder / f"{name}.pem", folder / f"{name}.key"]
     hosts = _hosts_of_node(paths[0])
-    made = _signed(folder, _names(hosts))
+    made = _signed(folder, names_of(hosts))
     for path, content, mode in zip(paths, made, (0o644, 0o600), strict=True):
         fresh = path.with_name(f".{path.name}.new")
         fresh.unlink(missing_ok=True)
@@ -140,22 +140,6 @@ def _read_ca(folder: Path) -> tuple[x509.Certificate, _Key]:
             f"{cert} is no CA, and may sign nothing: expected CA:TRUE and keyCertSign"
         )
     return ca, secret
-
-
-def _names(hosts: list[str]) -> list[x509.GeneralName]:
-    """Subject alternative names. Raises StartupError for what is neither a name nor an address."""
-    names: list[x509.GeneralName] = []
-    for host in dict.fromkeys(hosts or LOOPBACK):
-        try:
-            names.append(x509.IPAddress(ipaddress.ip_address(host)))
-            continue
-        except ValueError:
-            pass
-        labels = host.removeprefix("*.").split(".")
-        if len(host) > 253 or not all(_LABEL.match(label) for label in labels):
-            raise StartupError(f"--host must be a DNS name or an IP address, not {host!r}")
-        names.append(x509.DNSName(host))
-    return names
 
 
 def _builder(

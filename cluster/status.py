@@ -43,11 +43,7 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
         return None
     if ca is None or cert is None or key is None:
         raise StartupError("--tls-ca, --tls-cert and --tls-key go together")
-    tls.read(TlsFiles(ca=ca, cert=cert, key=key), time.time())
-    context = ssl.create_default_context()
-    context.load_verify_locations(ca)
-    tls.load(context, cert, key, "tls")
-    return context
+    return tls.client_context(TlsFiles(ca=ca, cert=cert, key=key))
 
 
 def status(watcher: Watcher, *, live: bool, as_json: bool, interval_s: float) -> int:

@@ -46,14 +46,22 @@ def check(pems: Pems, now: float, names: Mapping[str, str]) -> None:
     _check_dates(issuer, now, names["ca"])
 
 
-def check_name(cert: bytes, host: str) -> None:
-    """Raises StartupError unless the certificate is for ``host``: nobody would believe it there."""
+def check_names(cert: bytes, host: str, name: str | None) -> None:
+    """Raises StartupError unless the certificate is for ``host`` or, where the cluster has one, for
+    its ``name``: nobody would believe who listens there."""
     names = hosts_of(x509.load_pem_x509_certificates(cert)[0])
-    if not any(_covers(name, host) for name in names):
+    if any(_covers(each, name or host) for each in names):
+        return
+    given = f"the certificate is for {', '.join(names) or 'no host'}, and not for"
+    if name is not None:
         raise StartupError(
-            f"the certificate is for {', '.join(names) or 'no host'}, and not for {host!r}, where"
-            " this process is to listen: make one with `baton certs node DIR --host` and that name"
+            f"{given} {name!r}, the name that all processes of the cluster are to prove"
+            " (security.tls.name): make one with `baton certs node DIR --name` and that name"
         )
+    raise StartupError(
+        f"{given} {host!r}, where this process is to listen: make one with"
+        " `baton certs node DIR --host` and that name"
+    )
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-Options: TypeAlias = list[tuple[str, int]]
+Options: TypeAlias = list[tuple[str, int | str]]
 
 INSTANCE_KEY = "x-baton-instance"
 """Metadata of Attach: the instance that the router means. Ports are used again, ids are not."""

@@ -11,9 +11,9 @@ from typing import Protocol
 import grpc
 
 from protocol.auth import check_bind, is_loopback
-from protocol.certificates import Pems, check_name
+from protocol.certificates import Pems, check_names
 from protocol.errors import StartupError, TransferFailed
-from protocol.rpc import channel_options
+from protocol.rpc import Options, channel_options
 from protocol.tls import Identity, TlsFiles
 
 
@@ -30,6 +30,7 @@ class Security:
 
     def __init__(self, tls: TlsFiles | None = None) -> None:
         self._identity = None if tls is None else Identity(tls)
+        self._name = None if tls is None else tls.name
 
     @property
     def version(self) -> int:
@@ -45,14 +46,14 @@ class Security:
         credentials = self._credentials(endpoint)
         if credentials is None:
             return grpc.insecure_channel(endpoint, options=channel_options())
-        return grpc.secure_channel(endpoint, credentials, options=channel_options())
+        return grpc.secure_channel(endpoint, credentials, options=self._options())
 
     def async_channel(self, endpoint: str) -> grpc.aio.Channel:
         """Raises TransferFailed for an endpoint that may not be dialled."""
         credentials = self._credentials(endpoint)
         if credentials is None:
             return grpc.aio.insecure_channel(endpoint, options=channel_options())
-        return grpc.aio.secure_channel(endpoint, credentials, options=channel_options())
+        return grpc.aio.secure_channel(endpoint, credentials, options=self._options())
 
     def listen(self, server: _Server, host: str, port: int, what: str = "calls") -> str:
         """Listen on ``host:port``, 0 for any; returns the endpoint. Raises StartupError."""
@@ -62,11 +63,18 @@ class Security:
             if self._identity is None:
                 bound = server.add_insecure_port(address)
             else:
-                check_name(self._identity.current()[1].cert, host)
+                check_names(self._identity.current()[1].cert, host, self._name)
                 bound = server.add_secure_port(address, _server_credentials(self._identity))
         except RuntimeError as error:
             raise StartupError(f"cannot listen for {what} on {address}: {error}") from error
         return join(host, bound)
+
+    def _options(self) -> Options:
+        """Of a channel with TLS: the server proves the cluster's name, where it has one."""
+        options = channel_options()
+        if self._name is not None:
+            options.append(("grpc.ssl_target_name_override", self._name))
+        return options
 
     def _credentials(self, endpoint: str) -> grpc.ChannelCredentials | None:
         if self._identity is not None:

@@ -6,8 +6,9 @@
 
 A certificate is good for both ends of a connection, is issued by the cluster's CA, and names the
 host that its worker listens on, by DNS name or IP address, in its subject alternative names. A
-client believes a server that proves the name it was dialled by (RFC 9525); a server believes every
-client whom the CA vouches for, and asks for the cluster token besides.
+client believes a server that proves the name it was dialled by (RFC 9525) or, where the cluster has
+a name of its own, that one: nodes whose addresses nobody knows beforehand can share a certificate.
+A server believes every client whom the CA vouches for, and asks for the cluster token besides.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.certificates import Pems, check, check_name, warning_of
+from protocol.certificates import Pems, check, check_names, warning_of
 from protocol.errors import StartupError
 
 log = logging.getLogger("baton.tls")
@@ -35,11 +36,12 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Mutual TLS between Baton's processes: paths of PEM files."""
+    """Mutual TLS between Baton's processes: paths of PEM files, and who is believed."""
 
     ca: str  # certificate of the cluster's CA: who may connect, and who is connected to
     cert: str  # this node's certificate, for both ends of a connection
     key: str  # its private key; not readable by everybody
+    name: str | None = None  # DNS name that every server proves; None: the address it is dialled by
 
 
 class HttpTls(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +115,7 @@ def read(files: TlsFiles, now: float) -> Pems:
 
 def check_files(files: TlsFiles, host: str) -> None:
     """Raises StartupError for files that what listens on ``host`` cannot use."""
-    check_name(read(files, time.time()).cert, host)
+    check_names(read(files, time.time()).cert, host, files.name)
 
 
 def read_file(path: str, name: str) -> bytes:
@@ -167,6 +169,18 @@ def mutual_context(files: TlsFiles) -> ssl.SSLContext:
     load(context, files.cert, files.key, "tls")
     context.load_verify_locations(cadata=pems.ca.decode("ascii", "ignore"))  # less comments
     context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """For HTTPS to the cluster's processes; public CAs are believed, too, as a router's certificate
+    for clients may be of one. ``files.name`` is for the caller to ask for, as ``server_hostname``.
+
+    Raises StartupError."""
+    pems = read(files, time.time())
+    context = ssl.create_default_context()
+    context.load_verify_locations(cadata=pems.ca.decode("ascii", "ignore"))
+    load(context, files.cert, files.key, "tls")
     return context
 
 

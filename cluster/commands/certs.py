@@ -18,22 +18,27 @@ Hosts = Annotated[
     typer.Option("--host", help="DNS name or IP address of the node; several are possible."),
 ]
 
+Name = Annotated[
+    str | None,
+    typer.Option(help="DNS name of the whole cluster, which it proves, too (security.tls.name)."),
+]
+
 
 @app.command()
-def init(folder: Folder, host: Hosts = None) -> None:
+def init(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     """Make a CA, and a certificate for a first node (this machine's loopback by default)."""
     from cluster import certs
 
-    _make(lambda: certs.init(folder, host or []))
+    _make(lambda: certs.init(folder, host or [], name))
     typer.echo("\nca.key stays here, apart: it is needed to add nodes, and by no process.")
 
 
 @app.command()
-def node(folder: Folder, host: Hosts = None) -> None:
+def node(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     """Make a certificate for another node."""
     from cluster import certs
 
-    _make(lambda: certs.node(folder, host or []))
+    _make(lambda: certs.node(folder, host or [], name))
 
 
 @app.command()

@@ -38,7 +38,8 @@ def status(
         files = config.security.tls
         tls = run.client_context(files.ca, files.cert, files.key)
         api_key = os.environ.get("BATON_API_KEY")
-        watcher = Watcher(url or run.find_url(config.cluster), api_key=api_key, tls=tls)
+        where = url or run.find_url(config.cluster)
+        watcher = Watcher(where, api_key=api_key, tls=tls, name=files.name)
         live = not (once or json)
         raise typer.Exit(run.status(watcher, live=live, as_json=json, interval_s=interval))
     except (StartupError, NoAnswer) as e:

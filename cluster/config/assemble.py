@@ -109,4 +109,4 @@ def _tls(config: Config) -> TlsFiles | None:
     files = config.security.tls
     if files.ca is None or files.cert is None or files.key is None:
         return None
-    return TlsFiles(ca=files.ca, cert=files.cert, key=files.key)
+    return TlsFiles(ca=files.ca, cert=files.cert, key=files.key, name=files.name)

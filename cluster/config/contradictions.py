@@ -40,11 +40,14 @@ def _speculation(c: Config) -> Iterator[Contradiction]:
 
 def _tls(c: Config) -> Iterator[Contradiction]:
     for section, files in (("tls", c.security.tls), ("http_tls", c.security.http_tls)):
-        given = files.model_dump()
+        given = files.model_dump(exclude={"name"})
         missing = [name for name, value in given.items() if value is None]
         if missing and len(missing) < len(given):
             keys = tuple(f"security.{section}.{name}" for name in (*missing, *given))
             yield Contradiction(keys, f"missing; expected {', '.join(given)} or none of them")
+    if c.security.tls.name is not None and c.security.tls.ca is None:
+        text = "no certificate to prove it with; expected ca, cert and key, too"
+        yield Contradiction(("security.tls.name", "security.tls.ca"), text)
 
 
 def _worker_host(c: Config) -> Iterator[Contradiction]:

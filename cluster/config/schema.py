@@ -14,6 +14,7 @@ from router.policies import PolicyName
 
 ClusterName: TypeAlias = Annotated[str, AfterValidator(values.cluster_name)]
 Host: TypeAlias = Annotated[str, AfterValidator(values.host)]
+DnsName: TypeAlias = Annotated[str, AfterValidator(values.dns_name)]
 Device: TypeAlias = Annotated[str, AfterValidator(values.device)]
 RedisUrl: TypeAlias = Annotated[SecretStr, AfterValidator(values.redis_url)]
 Token: TypeAlias = Annotated[SecretStr, AfterValidator(values.token)]
@@ -174,6 +175,7 @@ class RedisSection(Section):
 
 
 class TlsSection(Section):
+    name: DnsName | None = key(None, "DNS name that all prove; null: their address.", "--tls-name")
     ca: FileName | None = key(None, "Certificate of the cluster's CA.", "--tls-ca")
     cert: FileName | None = key(None, "This node's certificate.", "--tls-cert")
     key: FileName | None = key(None, "Its private key.", "--tls-key")
@@ -196,7 +198,7 @@ class SecuritySection(Section):
     secret: HexSecret | None = key(
         None, "Root of the prefix cache's keys, in hex; null: `baton up` draws one.", NO_FLAG
     )
-    tls: TlsSection = section("Between Baton's processes: all three or none.", TlsSection)
+    tls: TlsSection = section("Between Baton's processes: all three files or none.", TlsSection)
     http_tls: HttpTlsSection = section("Between clients and routers.", HttpTlsSection)
 
 

@@ -13,6 +13,7 @@ MASK = "<hidden>"
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?\Z")
+_NAME = re.compile(r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*\Z")
 _HOST = re.compile(r"[A-Za-z0-9.:_%-]{1,253}\Z")
 
 
@@ -25,6 +26,12 @@ def cluster_name(text: str) -> str:
 def host(text: str) -> str:
     if not _HOST.match(text):
         raise ValueError("a host name or an IP address")
+    return text
+
+
+def dns_name(text: str) -> str:
+    if not _NAME.match(text) or text.replace(".", "").isdigit():
+        raise ValueError("a DNS name, as baton.cluster")
     return text
 
 

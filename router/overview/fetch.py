@@ -26,6 +26,10 @@ class NoAnswer(BatonError):
     """The router, or one process, cannot be asked; the text says why."""
 
 
+class _NotItsName(NoAnswer):
+    """Its certificate is of a CA that is trusted, and for another host."""
+
+
 class Group(msgspec.Struct, frozen=True):
     """One element of ``/sd``."""
 
@@ -54,14 +58,21 @@ _groups = msgspec.json.Decoder(list[Group])
 
 class Watcher:
     """``async with``: one connection pool for all looks. ``url``: the router's; ``api_key`` goes to
-    it alone; ``tls`` to processes that want certificates."""
+    it alone; ``tls`` to processes that want certificates, which prove ``name``, or their addresses
+    where it is None. The router may do either: clients dial it as they like."""
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, tls: ssl.SSLContext | None = None
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        name: str | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._tls = tls
+        self._tls, self._name = tls, name
+        self._router_name: str | None = None
         self._client: aiohttp.ClientSession
 
     async def __aenter__(self) -> Watcher:
@@ -76,7 +87,7 @@ class Watcher:
         """Raises NoAnswer where the router does not tell who is there."""
         url = f"{self.url}/sd"
         try:
-            groups = [g for g in _groups.decode(await self._get(url, self._headers)) if g.targets]
+            groups = [g for g in _groups.decode(await self._ask_router(url)) if g.targets]
         except msgspec.DecodeError as error:
             raise NoAnswer(f"{url} is not Baton's: {error}") from None
         pages = await asyncio.gather(*map(self._page, groups), return_exceptions=True)
@@ -91,18 +102,29 @@ class Watcher:
                 found[group.target] = page
         return Seen(groups, Moment(time.monotonic(), found), silent)
 
+    async def _ask_router(self, url: str) -> bytes:
+        try:
+            return await self._get(url, self._headers, self._router_name)
+        except _NotItsName:
+            if self._router_name == self._name:
+                raise
+        self._router_name = self._name
+        return await self._get(url, self._headers, self._name)
+
     async def _page(self, group: Group) -> Page:
         url = f"{group.labels.get('__scheme__', 'http')}://{group.target}/metrics"
-        text = (await self._get(url, {})).decode(errors="replace")
+        text = (await self._get(url, {}, self._name)).decode(errors="replace")
         try:
             return parse(text)
         except ValueError as error:
             raise NoAnswer(f"{url}: not a page of metrics: {error}") from None
 
-    async def _get(self, url: str, headers: dict[str, str]) -> bytes:
-        """Raises NoAnswer."""
+    async def _get(self, url: str, headers: dict[str, str], name: str | None) -> bytes:
+        """``name``: whom it must be for; None: the host in ``url``. Raises NoAnswer."""
         try:
-            async with self._client.get(url, headers=headers, ssl=self._tls or True) as reply:
+            async with self._client.get(
+                url, headers=headers, ssl=self._tls or True, server_hostname=name
+            ) as reply:
                 body = await reply.content.read(_PAGE_BYTES)
                 while len(body) < _PAGE_BYTES and (more := await reply.content.read(_PAGE_BYTES)):
                     body += more
@@ -114,11 +136,21 @@ class Watcher:
             raise NoAnswer(f"{url} is no address: expected http://HOST:PORT") from None
         except TimeoutError:
             raise NoAnswer(f"{url} does not answer within {DEADLINE_S:g} s") from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            kind = _NotItsName if _names_another(error.certificate_error) else NoAnswer
+            raise kind(f"{url} cannot be reached: {_reason(error)}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise NoAnswer(f"{url} cannot be reached: {_reason(error)}") from None
 
 
 _TRUST = "--tls-ca, --tls-cert and --tls-key, or --config, say whom to trust"
+
+
+_HOSTNAME_MISMATCH = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH of OpenSSL
+
+
+def _names_another(error: Exception) -> bool:
+    return getattr(error, "verify_code", None) in _HOSTNAME_MISMATCH
 
 
 def _reason(error: Exception) -> str:

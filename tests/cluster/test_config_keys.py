@@ -90,6 +90,7 @@ def unlike_the_defaults(folder: Path) -> dict[str, Any]:
         "router.host": "localhost",
         "router.metrics_host": "localhost",
         "redis.url": "redis://localhost:1",
+        "security.tls.name": "baton.cluster",
         "security.token": "t0ken",
         "security.secret": "ab" * 16,
         "model.path": "m",

@@ -114,6 +114,14 @@ BAD = {
         "security: {tls: {ca: file.yaml, cert: file.yaml}}\n",
         (1, "security.tls.key", "missing; expected ca, cert, key or none"),
     ),
+    "a name, and nothing to prove it with": (
+        "security: {tls: {name: baton.cluster}}\n",
+        (1, "security.tls.name", "no certificate to prove it with; expected ca, cert and key"),
+    ),
+    "an address for a name": (
+        "security: {tls: {name: 10.0.0.5}}\n",
+        (1, "security.tls.name", "expected a DNS name, as baton.cluster"),
+    ),
     "half of HTTPS": (
         "security: {http_tls: {key: file.yaml}}\n",
         (1, "security.http_tls.cert", "missing; expected cert, key or none"),

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import msgspec
 import pytest
 from cryptography import x509
 
@@ -84,12 +85,12 @@ def test_hosts_that_are_none(host: str, tmp_path: Path) -> None:
 
 
 def test_renewed_for_the_same_hosts(tmp_path: Path) -> None:
-    certs.init(tmp_path, ["n1", "10.0.0.5"])
+    certs.init(tmp_path, ["n1", "10.0.0.5"], "baton.cluster")
     old = (tmp_path / "n1.pem").read_bytes()
     certs.renew(tmp_path, "n1")
     new = (tmp_path / "n1.pem").read_bytes()
     assert new != old
-    assert hosts_of(x509.load_pem_x509_certificate(new)) == ["n1", "10.0.0.5"]
+    assert hosts_of(x509.load_pem_x509_certificate(new)) == [*("n1", "baton.cluster", "10.0.0.5")]
     read(files(tmp_path, "n1"), time.time())
     assert (tmp_path / "n1.key").stat().st_mode & 0o777 == 0o600
     with pytest.raises(StartupError, match="cannot read"):
@@ -279,6 +280,40 @@ def test_a_node_is_not_believed_under_another_name(tmp_path: Path) -> None:
         assert echo.refuses(here.channel(f"localhost:{port}"))
     finally:
         echo.server.stop(None)
+
+
+def named(folder: Path, host: str, name: str, *, first: bool = False) -> TlsFiles:
+    """A node at ``host``, which is not where it listens, of the cluster ``name``."""
+    make = certs.init if first else certs.node
+    make(folder, [host], name)
+    return msgspec.structs.replace(files(folder, host), name=name)
+
+
+def test_all_prove_the_name_of_the_cluster(tmp_path: Path) -> None:
+    """At an address that is in nobody's certificate; whoever asks for another name refuses."""
+    there = named(tmp_path, "10.0.0.1", "baton.cluster", first=True)
+    here = Security(named(tmp_path, "10.0.0.2", "baton.cluster"))
+    nameless = Security(files(tmp_path, "10.0.0.2"))
+    other = named(tmp_path, "10.0.0.3", "other.cluster")
+    echoes = [Echo(Security(tls)) for tls in (there, other)]
+    try:
+        ours, others = echoes
+        assert ours.ask(here.channel(ours.endpoint)) == b"hi"
+        assert ours.refuses(nameless.channel(ours.endpoint)), "it asks for 127.0.0.1"
+        assert others.ask(Security(other).channel(others.endpoint)) == b"hi"
+        assert others.refuses(here.channel(others.endpoint)), "of the same CA, with another name"
+    finally:
+        for echo in echoes:
+            echo.server.stop(None)
+    with pytest.raises(StartupError, match=r"not for 'baton\.cluster'.*security\.tls\.name"):
+        Echo(Security(msgspec.structs.replace(other, name="baton.cluster")))
+
+
+@pytest.mark.parametrize("name", ["", "10.0.0.5", "*.cluster", "a b", "fd00::1"])
+def test_names_that_are_none(name: str, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="--name must be a DNS name"):
+        certs.init(tmp_path / "x", [], name)
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_server_uses_what_was_renewed(

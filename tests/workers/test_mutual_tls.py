@@ -1,4 +1,5 @@
-"""Hand-overs and fetches through mutual TLS; who is turned away; renewal while it runs."""
+"""Hand-overs and fetches through mutual TLS, by the cluster's name; who is turned away; renewal
+while it runs."""
 
 from __future__ import annotations
 
@@ -26,17 +27,20 @@ from tests.workers.harness import TOKEN, attached, free_again, running, settings
 from tests.workers.test_handover import prompt
 from tests.workers.test_peer_fetch import first, source
 
+NAME = "baton.cluster"
+"""What the certificates are for: the workers listen at 127.0.0.1, which is in none."""
 
-def node(folder: Path) -> TlsFiles:
-    files = (str(folder / name) for name in ("ca.pem", "localhost.pem", "localhost.key"))
+
+def node(folder: Path, name: str | None = NAME) -> TlsFiles:
+    files = (str(folder / each) for each in ("ca.pem", f"{NAME}.pem", f"{NAME}.key"))
     ca, cert, key = files
-    return TlsFiles(ca=ca, cert=cert, key=key)
+    return TlsFiles(ca=ca, cert=cert, key=key, name=name)
 
 
 @pytest_asyncio.fixture(scope="module")
 async def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tls")
-    certs.init(made, [])
+    certs.init(made, [NAME])
     return made
 
 
@@ -74,13 +78,14 @@ async def test_who_is_turned_away(
     pair: tuple[Worker, Worker], folder: Path, tmp_path: Path
 ) -> None:
     p, _ = pair
-    certs.init(tmp_path / "other", [])
+    certs.init(tmp_path / "other", [NAME])
     mine, other = Security(node(folder)), Security(node(tmp_path / "other"))
     anonymous = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes())
     endpoint, kv_endpoint = p.record().endpoint, p.record().kv_endpoint
     refused = {
         "plain": LOOPBACK.channel,
         "of another CA": other.channel,
+        "who asks for its address": Security(node(folder, name=None)).channel,
         "without a certificate": lambda e: grpc.secure_channel(e, anonymous),
     }
     for who, dial in refused.items():
@@ -100,8 +105,8 @@ async def test_renewal_needs_no_restart(
     monkeypatch.setattr("protocol.tls.LOOK_S", 0.0)
     p, d = pair
     old = Security(node(folder))
-    certs.init(folder / "new", [])
-    for name in ("ca.pem", "localhost.pem", "localhost.key"):
+    certs.init(folder / "new", [NAME])
+    for name in ("ca.pem", f"{NAME}.pem", f"{NAME}.key"):
         (folder / "new" / name).replace(folder / name)
     assert old.version == 1
     async with attached(d, p, security=Security(node(folder))) as client:
