@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,6 +21,7 @@ from router.timeline import stages
 
 ROLE = "router"
 REPLICA_CHARS = 12  # of an instance id
+_STATUSES = ("ok", "cancelled", "429", "500", "503", "504")
 
 
 class Metrics:
@@ -86,10 +87,12 @@ class Metrics:
             buckets=ttft,
             registry=self.registry,
         )
-        self._slo_of = self._by("slo_requests", "Requests weighed by an objective", "slo")
-        self._slo_met = self._by("slo_met", "Those of them within it", "slo")
-        self._requests = self._by("requests", "Requests ended", "status")
-        self._refusals = self._by("admission_refusals", "Requests not let in", "reason")
+        slos = ("ttft", "tpot", "all")
+        self._slo_of = self._by("slo_requests", "Requests weighed by an objective", "slo", slos)
+        self._slo_met = self._by("slo_met", "Those of them within it", "slo", slos)
+        self._requests = self._by("requests", "Requests ended", "status", _STATUSES)
+        reasons = ("requests", "ttft", "queue")
+        self._refusals = self._by("admission_refusals", "Requests not let in", "reason", reasons)
         self._replicas = Gauge(
             "baton_replicas",
             "Workers that this router knows",
@@ -140,8 +143,13 @@ class Metrics:
         metric = Counter(f"baton_{name}", text, ["model", "role"], registry=self.registry)
         return metric.labels(self._model, ROLE)
 
-    def _by(self, name: str, text: str, label: str) -> Counter:
-        return Counter(f"baton_{name}", text, ["model", "role", label], registry=self.registry)
+    def _by(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+        """``values``: those known beforehand start at 0, or a rate would miss the first of each."""
+        labels = ["model", "role", label]
+        metric = Counter(f"baton_{name}", text, labels, registry=self.registry)
+        for value in values:
+            metric.labels(self._model, ROLE, value)
+        return metric
 
     def _gauge_by(self, name: str, text: str, label: str) -> Gauge:
         """Of what is the same at all routers."""

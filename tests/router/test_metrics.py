@@ -79,7 +79,7 @@ async def test_refusals_by_reason(start: Start) -> None:
         for sample in family.samples
         if sample.name == "baton_admission_refusals_total"
     }
-    assert refusals == {"requests": 1, "ttft": 1}
+    assert refusals == {"requests": 1, "ttft": 1, "queue": 0}
 
 
 async def test_workers_by_state(start: Start) -> None:
