@@ -39,7 +39,7 @@ def counted(cluster: Cluster) -> dict[str, float]:
     """Requests by how they ended."""
     page = cluster.app.state.router.page().decode()
     found = re.findall(r'^baton_requests_total{.*status="(\w+)"} (\S+)$', page, re.MULTILINE)
-    return {status: float(count) for status, count in found}
+    return {status: float(count) for status, count in found if float(count)}
 
 
 @both

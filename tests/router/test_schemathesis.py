@@ -84,6 +84,6 @@ async def test_most_bodies_that_fit_it_are_accepted(start: Start, tmp_path: Path
         *("--max-examples", "40"),
     )
     page = cluster.app.state.router.page().decode()
-    ended = {status: float(count) for status, count in _ENDED.findall(page)}
+    ended = {status: float(count) for status, count in _ENDED.findall(page) if float(count)}
     assert set(ended) <= {"ok", "400", "429"}, ended  # 429: it asked for the first token too soon
     assert ended["ok"] > 40 and ended["ok"] > 2 * ended.get("400", 0), ended
