@@ -24,6 +24,16 @@ def gauge(name: str, text: str, labels: list[str], value: float) -> Metric:
     return metric
 
 
+def gauge_by(
+    by: str, name: str, text: str, labels: list[str], values: Iterable[tuple[str, float]]
+) -> Metric:
+    """With one more label, ``by``."""
+    metric = GaugeMetricFamily(f"baton_{name}", text, labels=[*LABELS, "replica", by])
+    for of, value in values:
+        metric.add_metric([*labels, of], value)
+    return metric
+
+
 def counter(name: str, text: str, labels: list[str], value: float) -> Metric:
     metric = CounterMetricFamily(f"baton_{name}", text, labels=LABELS)
     metric.add_metric(labels, value)

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from cluster.metric_families import LABELS, buckets, counter, gauge, histogram
+from cluster.metric_families import LABELS, buckets, counter, gauge, gauge_by, histogram
 from cluster.metrics_speculation import speculation
 from engine.client import EngineClient
 from engine.counters import BATCH_SIZE, STEP_SECONDS
@@ -38,6 +38,7 @@ class Sources:
     engine: EngineClient
     traffic: TrafficCounter
     requests: Callable[[], dict[str, int]]
+    not_after: Callable[[], float | None] = lambda: None  # of its certificate, where it has one
 
 
 def registry(sources: Sources) -> CollectorRegistry:
@@ -72,12 +73,19 @@ class WorkerCollector(Collector):
         labels = [record.model.id, record.role]
         yield from _load(record, [*labels, record.instance[:REPLICA_CHARS]])
         yield from self._front(labels, record.instance[:REPLICA_CHARS])
+        yield from self._certificate(labels, record.instance[:REPLICA_CHARS])
         yield from self._engine(labels)
         if record.role == "decode":
             engine = self._sources.engine
             replica = record.instance[:REPLICA_CHARS]
             yield from speculation(engine.counters(), engine.speculation(), labels, replica)
         yield from _transfers(self._sources.traffic, labels)
+
+    def _certificate(self, labels: list[str], replica: str) -> Iterator[Metric]:
+        ends = self._sources.not_after()
+        if ends is not None:
+            name, text = "certificate_not_after_seconds", "When it ends, seconds since the epoch"
+            yield gauge_by("use", name, text, [*labels, replica], [("cluster", ends)])
 
     def _front(self, labels: list[str], replica: str) -> Iterator[Metric]:
         for name, count in self._sources.requests().items():

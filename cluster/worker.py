@@ -82,7 +82,13 @@ class Worker:
             self._engine, self._receiver, settings.local_prefill_tokens, self.instance
         )
         self._server: grpc.aio.Server | None = None
-        sources = metrics.Sources(self.record, self._engine, self._receiver.traffic, self._requests)
+        sources = metrics.Sources(
+            self.record,
+            self._engine,
+            self._receiver.traffic,
+            self._requests,
+            lambda: self._security.not_after,
+        )
         self._metrics = MetricsServer(metrics.page(metrics.registry(sources)))
         self._metrics_endpoint = ""
         self._endpoint = ""

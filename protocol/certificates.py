@@ -92,10 +92,15 @@ def may_sign(certificate: x509.Certificate) -> bool:
     return is_ca(certificate) and usage.value.key_cert_sign
 
 
+def not_after(pem: bytes) -> float:
+    """When the first of these certificates ends: seconds since the epoch. Raises ValueError."""
+    return min(c.not_valid_after_utc for c in x509.load_pem_x509_certificates(pem)).timestamp()
+
+
 def warning_of(pems: Pems, now: float) -> str | None:
     """What to say of a certificate that ends within WARN_DAYS."""
-    ends = min(c.not_valid_after_utc for c in x509.load_pem_x509_certificates(pems.cert))
-    days = (ends.timestamp() - now) / 86_400
+    end = not_after(pems.cert)
+    ends, days = datetime.fromtimestamp(end, UTC), (end - now) / 86_400
     if days > WARN_DAYS:
         return None
     if days <= 0:

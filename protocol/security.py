@@ -11,7 +11,7 @@ from typing import Protocol
 import grpc
 
 from protocol.auth import check_bind, is_loopback
-from protocol.certificates import Pems, check_names
+from protocol.certificates import Pems, check_names, not_after
 from protocol.errors import StartupError, TransferFailed
 from protocol.rpc import Options, channel_options
 from protocol.tls import Identity, TlsFiles
@@ -36,6 +36,11 @@ class Security:
     def version(self) -> int:
         """Another one when certificates were renewed: open new channels in place of the old."""
         return 0 if self._identity is None else self._identity.version
+
+    @property
+    def not_after(self) -> float | None:
+        """When the certificate in use ends, seconds since the epoch; None: there is none."""
+        return None if self._identity is None else not_after(self._identity.current()[1].cert)
 
     def permits(self, endpoint: str) -> bool:
         """Whether ``endpoint`` (host:port) may be dialled."""

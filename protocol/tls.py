@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.certificates import Pems, check, check_names, warning_of
+from protocol.certificates import Pems, check, check_names, not_after, warning_of
 from protocol.errors import StartupError
 
 log = logging.getLogger("baton.tls")
@@ -150,6 +150,14 @@ def http_context(files: HttpTls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load(context, files.cert, files.key, "http_tls")
     return context
+
+
+def http_not_after(files: HttpTls) -> float | None:
+    """When the certificate in the file ends, seconds since the epoch; None: it cannot be read."""
+    try:
+        return not_after(read_file(files.cert, "http_tls.cert"))
+    except (StartupError, ValueError):
+        return None
 
 
 def renew(context: ssl.SSLContext, files: HttpTls) -> None:

@@ -93,6 +93,12 @@ class Metrics:
         self._requests = self._by("requests", "Requests ended", "status", _STATUSES)
         reasons = ("requests", "ttft", "queue")
         self._refusals = self._by("admission_refusals", "Requests not let in", "reason", reasons)
+        self._not_after = Gauge(
+            "baton_certificate_not_after_seconds",
+            "When a certificate ends, in seconds since the epoch; use: between processes, or HTTPS",
+            ["model", "role", "replica", "use"],
+            registry=self.registry,
+        )
         self._replicas = Gauge(
             "baton_replicas",
             "Workers that this router knows",
@@ -113,6 +119,11 @@ class Metrics:
         self._replicas.clear()
         for (role, state), count in counts.items():
             self._replicas.labels(self._model, role, state, self._replica).set(count)
+
+    def certificate(self, use: str, ends: float | None) -> None:
+        """When it ends (seconds since the epoch); None: there is none to be read."""
+        if ends is not None:
+            self._not_after.labels(self._model, ROLE, self._replica, use).set(ends)
 
     def stage(self, name: str, seconds: float) -> None:
         self._stages.labels(self._model, ROLE, name).observe(seconds)

@@ -11,6 +11,7 @@ from typing import Any
 
 from protocol.directory import Directory, connect
 from protocol.security import Security
+from protocol.tls import http_not_after
 from router.admission import Admission
 from router.follow import Follower
 from router.formats import Formats, load_formats
@@ -57,6 +58,7 @@ class RouterState:
     placer: Placer
     tenants: Tenants
     published: Published
+    security: Security
     started: int  # seconds since the epoch
 
     def show(self) -> None:
@@ -67,6 +69,9 @@ class RouterState:
         show.index_staleness.set(self.follower.staleness_s if self.follower else 0.0)
         show.queued_prefill_tokens.set(sum(q.tokens for q in self.ledger.queues.values()))
         show.replicas(worker_states(self.pool))
+        show.certificate("cluster", self.security.not_after)
+        https = self.settings.http_tls
+        show.certificate("https", None if https is None else http_not_after(https))
 
     def page(self) -> bytes:
         """What Prometheus reads."""
@@ -113,13 +118,14 @@ async def opened(
             follower = Follower(client, settings.cluster, index)
             stack.push_async_callback(follower.close)
             follower.start()
+        security = Security(settings.tls)
         pool = Pool(
             list_workers,
             model_id=settings.model_id,
             token=settings.token,
             refresh_s=settings.refresh_s,
             watcher=Watch(index, ledger, learned, follower),
-            security=Security(settings.tls),
+            security=security,
         )
         stack.push_async_callback(pool.close)
         await pool.start()
@@ -137,6 +143,7 @@ async def opened(
             placer=Placer(pool, index, ledger, learned, settings.goals, settings.routing_policy),
             tenants=tenants,
             published=published,
+            security=security,
             started=int(time.time()),
         )
         stack.push_async_callback(published.close)
