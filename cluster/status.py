@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections import deque
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -18,11 +17,10 @@ from cluster.status_view import render
 from protocol import tls
 from protocol.errors import StartupError
 from protocol.tls import TlsFiles
-from router.overview.fetch import NoAnswer, Seen, Watcher
-from router.overview.figures import Moment
+from router.overview.fetch import Watcher
+from router.overview.pages import NoAnswer, Seen
+from router.overview.past import Past
 from router.overview.views import Overview, overview
-
-WINDOW_S = 30.0
 
 
 def find_url(cluster: str) -> str:
@@ -68,7 +66,7 @@ async def _once(watcher: Watcher) -> Overview:
 
 async def _follow(watcher: Watcher, console: Console, interval_s: float) -> None:
     """Until Ctrl-C. A router that goes away is waited for."""
-    past: deque[Moment] = deque()
+    past = Past()
     async with watcher:
         shown = _screen(watcher, console, past, await watcher.look())
         with Live(shown, console=console, screen=True, auto_refresh=False) as screen:
@@ -82,11 +80,7 @@ async def _follow(watcher: Watcher, console: Console, interval_s: float) -> None
                     shown = Text(f"{error}; waiting for it (Ctrl-C ends)", style="red")
 
 
-def _screen(watcher: Watcher, console: Console, past: deque[Moment], seen: Seen) -> RenderableType:
+def _screen(watcher: Watcher, console: Console, past: Past, seen: Seen) -> RenderableType:
     """What is shown of this look; ``past`` holds the looks of the window, and takes this one."""
-    while past and seen.moment.at - past[0].at > WINDOW_S:
-        past.popleft()
-    before = past[0] if past else None
-    past.append(seen.moment)
-    shown = overview(watcher.url, seen, before, time.time())
+    shown = overview(watcher.url, seen, past.take(seen.moment), time.time())
     return Group(render(shown, console), Text("\nCtrl-C ends", style="dim"))

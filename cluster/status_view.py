@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.status_speculation import line
-from router.overview.views import STAGES, Overview, RouterView, Spread, WorkerView
+from router.overview.router_view import STAGES, RouterView, Spread
+from router.overview.views import Overview
+from router.overview.worker_view import WorkerView
 
 _WIDE = 100  # columns from which everything fits
 _COLOURS = {"ready": "green", "draining": "yellow", "down": "red", "silent": "red"}

@@ -32,7 +32,8 @@ def status(
     config = settled(flags, _KEYS).config
     from cluster import status as run
     from protocol.errors import StartupError
-    from router.overview.fetch import NoAnswer, Watcher
+    from router.overview.fetch import Watcher
+    from router.overview.pages import NoAnswer
 
     try:
         files = config.security.tls

@@ -1,6 +1,7 @@
 """What runs, and how well: from the metrics pages of all processes to one Overview.
 
-fetch.py        pages, of whom the router lists
-figures.py      sums, rates and quantiles over them
-views.py        the Overview; speculation.py: a decode worker's drafts in it
+pages.py     asks processes for their pages    fetch.py     whom a router lists (`baton status`)
+figures.py   sums, rates, quantiles of pages   viewing.py   whom this router knows (`/ui`)
+past.py      what a window begins with         trust.py     certificates that this router shows
+views.py     the Overview, of worker_view.py, router_view.py, speculation.py and verdict.py
 """

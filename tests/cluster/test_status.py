@@ -23,7 +23,8 @@ from cluster.cli import app
 from cluster.status_view import render
 from protocol.metrics_http import MetricsServer
 from router.metrics import Meter, Metrics
-from router.overview.fetch import NoAnswer, Watcher
+from router.overview.fetch import Watcher
+from router.overview.pages import Limits, NoAnswer
 from router.overview.views import Overview, overview
 from router.snapshot import Objectives
 
@@ -148,7 +149,7 @@ async def test_a_url_of_something_else(answer: web.Response, why: str) -> None:
 
 
 async def test_a_router_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.overview.fetch.DEADLINE_S", 0.2)
+    monkeypatch.setattr("router.overview.fetch.LIMITS", Limits(0.2, 1 << 20))
 
     async def handler(_: web.BaseRequest) -> web.Response:
         await asyncio.sleep(5)

@@ -14,7 +14,8 @@ from cluster.status import client_context
 from protocol import metrics_http
 from protocol.metrics_http import MetricsServer
 from protocol.tls import HttpTls, TlsFiles, http_context
-from router.overview.fetch import NoAnswer, Seen, Watcher
+from router.overview.fetch import Watcher
+from router.overview.pages import NoAnswer, Seen
 
 NAME = "baton.cluster"
 

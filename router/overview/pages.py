@@ -1,0 +1,159 @@
+"""The metrics pages of many processes, all asked at once.
+
+Whoever asks holds no secret of the cluster. Every page has a deadline and a largest size, and what
+comes is checked, like anything from a network. Plain HTTP goes to this machine alone: addresses are
+from Redis, and who can write there should not choose whom we call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from protocol.auth import is_loopback
+from protocol.errors import BatonError
+from protocol.security import host_of
+from router.overview.figures import Moment, Page, parse
+
+
+class NoAnswer(BatonError):
+    """The router, or one process, cannot be asked; the text says why."""
+
+
+class NotItsName(NoAnswer):
+    """Its certificate is of a CA that is trusted, and for another host."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One element of ``/sd``."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+    def about(self, what: str) -> str:
+        """A label about the process; empty where it has none."""
+        return self.labels.get(f"__meta_baton_{what}", "")
+
+    @property
+    def target(self) -> str:
+        return self.targets[0]
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One look: who is there, and the pages of those who answered."""
+
+    groups: list[Group]
+    moment: Moment
+    silent: dict[str, str]  # target -> why there is no page
+
+
+class Limits(NamedTuple):
+    """Of one page."""
+
+    deadline_s: float
+    size: int  # bytes
+
+
+class Pages:
+    """``async with``: one connection pool. ``tls`` is shown to processes that want certificates,
+    which prove ``name``, or their addresses where it is None; ``trust`` says what to do about a
+    certificate that is not believed."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        tls: ssl.SSLContext | None = None,
+        name: str | None = None,
+        trust: str = "",
+    ) -> None:
+        self.name = name
+        self._limits, self._tls, self._trust = limits, tls, trust
+        self._client: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Pages:
+        timeout = aiohttp.ClientTimeout(total=self._limits.deadline_s)
+        self._client = aiohttp.ClientSession(timeout=timeout)
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self._client.close()
+
+    async def look(self, groups: list[Group]) -> Seen:
+        """What all of them show now."""
+        pages = await asyncio.gather(*map(self._page, groups), return_exceptions=True)
+        found: dict[str, Page] = {}
+        silent: dict[str, str] = {}
+        for group, page in zip(groups, pages, strict=True):
+            if isinstance(page, NoAnswer):
+                silent[group.target] = str(page)
+            elif isinstance(page, BaseException):
+                raise page
+            else:
+                found[group.target] = page
+        return Seen(groups, Moment(time.monotonic(), found), silent)
+
+    async def _page(self, group: Group) -> Page:
+        scheme = group.labels.get("__scheme__", "http")
+        url = f"{scheme}://{group.target}/metrics"
+        if scheme != "https" and not is_loopback(host_of(group.target)):
+            raise NoAnswer(f"{url} is not asked: beyond this machine it must be https")
+        text = (await self.get(url, {}, self.name)).decode(errors="replace")
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise NoAnswer(f"{url}: not a page of metrics: {error}") from None
+
+    async def get(self, url: str, headers: dict[str, str], name: str | None) -> bytes:
+        """``name``: whom it must be for; None: the host in ``url``. Raises NoAnswer."""
+        try:
+            async with self._client.get(
+                url,
+                headers=headers,
+                ssl=self._tls or True,
+                server_hostname=name,
+                allow_redirects=False,
+            ) as reply:
+                if reply.status != 200:
+                    hint = "; set BATON_API_KEY to a key that it knows" * (reply.status == 401)
+                    raise NoAnswer(f"{url} answers {reply.status} {reply.reason}{hint}")
+                return await self._body(url, reply)
+        except aiohttp.InvalidURL:
+            raise NoAnswer(f"{url} is no address: expected http://HOST:PORT") from None
+        except TimeoutError:
+            late = f"does not answer within {self._limits.deadline_s:g} s"
+            raise NoAnswer(f"{url} {late}") from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            kind = NotItsName if _names_another(error.certificate_error) else NoAnswer
+            raise kind(f"{url} cannot be reached: {self._reason(error)}") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NoAnswer(f"{url} cannot be reached: {self._reason(error)}") from None
+
+    async def _body(self, url: str, reply: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        async for part in reply.content.iter_any():
+            body += part
+            if len(body) > self._limits.size:
+                raise NoAnswer(f"{url} sends more than {self._limits.size >> 10} KiB")
+        return bytes(body)
+
+    def _reason(self, error: Exception) -> str:
+        """In few words; the URL stands before them."""
+        if isinstance(error, aiohttp.ClientSSLError):
+            return f"TLS: {error.os_error.strerror or error.os_error}{self._trust}"
+        if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+            return os.strerror(error.os_error.errno)
+        return str(error) or type(error).__name__
+
+
+_HOSTNAME_MISMATCH = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH of OpenSSL
+
+
+def _names_another(error: Exception) -> bool:
+    return getattr(error, "verify_code", None) in _HOSTNAME_MISMATCH

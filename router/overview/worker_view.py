@@ -1,0 +1,84 @@
+"""One worker, as an overview shows it."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from router.overview.figures import Page, Window, gauge
+from router.overview.pages import Group, Seen
+from router.overview.speculation import SpeculationView, speculation
+
+WorkerState: TypeAlias = Literal["ready", "draining", "down", "silent"]
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker. ``silent``: in the directory, but its page cannot be had (``why``)."""
+
+    instance: str
+    role: str
+    target: str
+    state: WorkerState
+    why: str = ""
+    pid: int | None = None
+    engine_pid: int | None = None
+    running: int = 0
+    waiting: int = 0
+    queued_prefill_tokens: int = 0
+    kv_usage: float | None = None
+    kv_tokens: int = 0
+    hit_ratio: float | None = None
+    tokens_per_s: float | None = None  # computed on prefill workers, generated on decode workers
+    received_bytes_per_s: float | None = None
+    step_s: float | None = None  # mean
+    memory_bytes: int = 0  # front and engine
+    engine_restarts: int = 0
+    speculation: SpeculationView | None = None  # None: off
+
+
+def worker_view(group: Group, seen: Seen, window: Window) -> WorkerView:
+    target, role = group.target, group.about("role")
+    page = seen.moment.pages.get(target)
+    view = WorkerView(
+        instance=group.about("instance"),
+        role=role,
+        target=target,
+        state="silent",
+        why=seen.silent.get(target, ""),
+        pid=_number(group.about("pid")),
+        engine_pid=_number(group.about("engine_pid")),
+    )
+    if page is None:
+        return view
+    computed = "prefill_computed" if role == "prefill" else "generation"
+    hits, asked = "baton_prefix_cache_hits_tokens_total", "baton_prefix_cache_queries_tokens_total"
+    return msgspec.structs.replace(
+        view,
+        state=_state(page),
+        running=int(gauge(page, "baton_requests_running")),
+        waiting=int(gauge(page, "baton_requests_waiting")),
+        queued_prefill_tokens=int(gauge(page, "baton_queued_prefill_tokens")),
+        kv_usage=gauge(page, "baton_kv_cache_usage_ratio"),
+        kv_tokens=int(gauge(page, "baton_kv_cache_tokens")),
+        hit_ratio=window.ratio([target], hits, asked),
+        tokens_per_s=window.rate([target], f"baton_{computed}_tokens_total"),
+        received_bytes_per_s=window.rate([target], "baton_kv_transfer_bytes_total"),
+        step_s=window.mean([target], "baton_engine_step_seconds"),
+        memory_bytes=int(
+            gauge(page, "process_resident_memory_bytes")
+            + gauge(page, "baton_engine_process_resident_memory_bytes")
+        ),
+        engine_restarts=int(gauge(page, "baton_engine_restarts_total")),
+        speculation=speculation(target, page, window),
+    )
+
+
+def _state(page: Page) -> WorkerState:
+    if gauge(page, "baton_draining"):
+        return "draining"
+    return "ready" if gauge(page, "baton_engine_up") else "down"
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

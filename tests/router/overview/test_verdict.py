@@ -1,0 +1,111 @@
+"""Whether all is fine, and what is said if not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.overview.router_view import RouterView, Spread
+from router.overview.verdict import verdict
+from router.overview.worker_view import WorkerView
+
+NOTHING = Spread(0, None, None, None, None)
+HEALTHY = ("prefill ready", "decode ready")
+
+
+def router(**changes: Any) -> RouterView:
+    seen: dict[str, Any] = {
+        "replicas": 1,
+        "silent": 0,
+        "uptime_s": 1.0,
+        "running": 0,
+        "waiting": 0,
+        "requests": {},
+        "requests_per_s": 0.0,
+        "output_tokens_per_s": 0.0,
+        "refusals": {},
+        "ttft": NOTHING,
+        "tpot": NOTHING,
+        "itl": NOTHING,
+        "stages": {},
+        "hit_ratio": None,
+        "objectives": {},
+        "slo": {},
+        "goodput_per_s": 0.0,
+    }
+    return RouterView(**{**seen, **changes})
+
+
+def workers(*wanted: str) -> list[WorkerView]:
+    """Of "role state" each."""
+    pairs = [each.split() for each in wanted]
+    return [
+        msgspec.convert({"instance": "i", "target": "t", "role": r, "state": s}, WorkerView)
+        for r, s in pairs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "seen", "level", "reasons"),
+    [
+        (HEALTHY, {}, "fine", []),
+        (("decode ready",), {}, "fine", []),  # a cluster without prefill workers
+        ((*HEALTHY, "decode draining"), {}, "fine", []),
+        (HEALTHY, {"requests": {"ok": 9, "cancelled": 3, "400": 2}}, "fine", []),
+        (HEALTHY, {"slo": {"ttft": 0.995, "tpot": 1.0, "all": 0.995}}, "fine", []),
+        ((), {}, "down", ["no decode worker is ready, so nothing is answered"]),
+        (
+            ("prefill ready", "decode silent"),
+            {},
+            "down",
+            [
+                "no decode worker is ready, so nothing is answered",
+                "1 decode worker cannot be looked into",
+            ],
+        ),
+        (
+            ("prefill draining", "decode ready"),
+            {},
+            "strained",
+            ["no prefill worker is ready, so decode workers compute prompts"],
+        ),
+        (
+            (*HEALTHY, "decode down", "decode down"),
+            {},
+            "strained",
+            ["2 decode workers without an engine"],
+        ),
+        (HEALTHY, {"silent": 2}, "strained", ["2 routers cannot be looked into"]),
+        (
+            HEALTHY,
+            {"requests": {"ok": 5, "500": 1, "503": 2}},
+            "strained",
+            ["3 requests failed (1 with 500, 2 with 503)"],
+        ),
+        (
+            HEALTHY,
+            {"refusals": {"queue": 2, "ttft": 1}},
+            "strained",
+            ["3 requests refused for want of room"],
+        ),
+        (
+            HEALTHY,
+            {"slo": {"ttft": 0.8, "tpot": 0.96, "all": 0.76}},
+            "strained",
+            ["requests: 20% over the TTFT objective, 4.0% over the TPOT objective"],
+        ),
+    ],
+)
+def test_the_reasons(
+    there: tuple[str, ...], seen: dict[str, Any], level: str, reasons: list[str]
+) -> None:
+    found = verdict(router(**seen), workers(*there), 30.0)
+    assert (found.level, found.reasons) == (level, reasons)
+
+
+def test_what_went_wrong_before_the_window_is_over() -> None:
+    seen = router(requests={"500": 1}, refusals={"queue": 1}, slo={"ttft": 0.0, "all": 0.0})
+    assert verdict(seen, workers(*HEALTHY), None).level == "fine"
+    assert verdict(seen, workers(*HEALTHY), 30.0).level == "strained"
