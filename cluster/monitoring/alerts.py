@@ -1,0 +1,204 @@
+"""Alerts: what somebody should look at. ``page``: now; ``ticket``: on the next working day.
+
+docs/operations.md has a heading for each, under "When an alert fires": what it means, what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from cluster.monitoring.windows import Windows
+
+RUNBOOK = "docs/operations.md"
+
+_WORKER = 'job="baton", role=~"prefill|decode"'
+_PLACE = "{{ $labels.role }} {{ $labels.replica }} at {{ $labels.instance }}"
+_DAY_S = 86_400
+
+Severity: TypeAlias = Literal["page", "ticket"]
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One rule: fires for each series of ``expr``, once that lasted for ``lasts``."""
+
+    name: str
+    severity: Severity
+    expr: str
+    summary: str
+    description: str
+    lasts: str | None = None
+
+    @property
+    def runbook(self) -> str:
+        return f"{RUNBOOK}#{self.name.lower()}"
+
+
+def alerts(windows: Windows, target: float = 0.99) -> list[Alert]:
+    """``target``: the share of requests, between 0 and 1, that each objective is to be met by."""
+    assert 0 < target < 1
+    budgets = [a for name, slo, what in _OBJECTIVES for a in _burns(name, slo, what, target)]
+    return [*budgets, *_pools(windows), *_coming_and_going(windows), *_gone(windows), *_ends()]
+
+
+# ---- objectives ---------------------------------------------------------------------------------
+
+_OBJECTIVES = (
+    ("BatonTtftBudgetBurns", "ttft", "had their first token too late"),
+    ("BatonTpotBudgetBurns", "tpot", "had their further tokens too slowly"),
+    ("BatonFailureBudgetBurns", "success", "were refused for load, or failed"),
+)
+_BURNS: tuple[tuple[Severity, tuple[tuple[float, str, str], ...]], ...] = (
+    ("page", ((14.4, "1h", "5m"), (6, "6h", "30m"))),
+    ("ticket", ((1, "3d", "6h"),)),
+)
+"""Burn rates, with the long and the short window that are to show them."""
+
+_ENOUGH = 10
+"""Requests in 6 hours below which nothing is concluded."""
+
+
+def _burns(name: str, slo: str, what: str, target: float) -> Iterator[Alert]:
+    """Multiwindow, multi-burn-rate alerts: the Site Reliability Workbook (Beyer et al., O'Reilly
+    2018), chapter 5, "Alerting on SLOs", section 6 and table 5-8. A burn rate of 1 spends the
+    budget, 1 - target, in 30 days; 14.4 spends 2% of it in an hour, 6 spends 5% in six hours. The
+    short window, a twelfth of the long one, ends the alert soon after its cause."""
+    budget = 1 - target
+    share = f"{{{{ $value | humanizePercentage }}}} of requests to {{{{ $labels.model }}}} {what}"
+    for severity, pairs in _BURNS:
+        conditions = "\n  or\n".join(_burn(slo, *pair, budget) for pair in pairs)
+        enough = f'baton:slo_requests:increase6h{{slo="{slo}"}} >= {_ENOUGH}'
+        yield Alert(
+            name,
+            severity,
+            f"(\n{conditions}\n)\nand {enough}",
+            f"Too many requests {what}",
+            f"{share}; {100 * budget:.4g}% is the budget.",
+        )
+
+
+def _burn(slo: str, factor: float, long: str, short: str, budget: float) -> str:
+    most = f"{factor:g} * {budget:.6g}"
+    return "\n  and\n".join(
+        f'  baton:slo_errors:ratio_rate{window}{{slo="{slo}"}} > {most}' for window in (long, short)
+    )
+
+
+# ---- the pools ----------------------------------------------------------------------------------
+
+
+def _pools(windows: Windows) -> Iterator[Alert]:
+    w5, w10 = windows("5m"), windows("10m")
+    yield Alert(
+        "BatonKvPoolFull",
+        "ticket",
+        f"avg_over_time(baton_kv_cache_usage_ratio[{w5}]) > 0.9\n"
+        f'and avg_over_time(baton_requests_waiting{{role=~"prefill|decode"}}[{w5}]) > 0',
+        "A KV pool is full, and requests wait for pages",
+        f"{_PLACE} has {{{{ $value | humanizePercentage }}}} of its KV pages in use.",
+    )
+    failed = f"sum by (cluster, model) (increase(baton_kv_transfer_failures_total[{w10}])) > 2"
+    yield Alert(
+        "BatonTransfersFail",
+        "ticket",
+        f"baton:kv_transfer_failures:ratio_rate5m > 0.02\nand {failed}",
+        "Transfers of KV between workers fail",
+        "{{ $value | humanizePercentage }} of the transfers of {{ $labels.model }} broke; prompts"
+        " were computed again.",
+    )
+    yield Alert(
+        "BatonIndexStale",
+        "ticket",
+        "baton_index_staleness_seconds > 10",
+        "A router's prefix index is old",
+        "What router {{ $labels.replica }} knows of the workers' caches is"
+        " {{ $value | humanizeDuration }} old.",
+        lasts=windows("1m"),
+    )
+
+
+# ---- processes ----------------------------------------------------------------------------------
+
+
+def _coming_and_going(windows: Windows) -> Iterator[Alert]:
+    """An update replaces each worker once: those were there before, or stay."""
+    w15, w30 = windows("15m"), windows("30m")
+    yield Alert(
+        "BatonEngineRestarts",
+        "ticket",
+        f"round(increase(baton_engine_restarts_total[{w15}])) >= 3",
+        "A worker's engine dies again and again",
+        f"{_PLACE} has replaced its engine {{{{ $value }}}} times.",
+    )
+    short = (
+        f"last_over_time(up{{{_WORKER}}}[{w30}])\n"
+        f"  unless up{{{_WORKER}}} offset {w30}\n"
+        f"  unless up{{{_WORKER}}}"
+    )
+    yield Alert(
+        "BatonWorkerFlapping",
+        "ticket",
+        f"count by (cluster, model, role) (\n  {short}\n) >= 3",
+        "Workers come and go",
+        "{{ $value }} {{ $labels.role }} workers of {{ $labels.model }} have come and gone within"
+        " half an hour.",
+    )
+
+
+def _gone(windows: Windows) -> Iterator[Alert]:
+    yield Alert(
+        "BatonNoDecodeWorker",
+        "page",
+        "baton_router_decode_workers == 0",
+        "A router has no decode worker",
+        "Router {{ $labels.replica }} at {{ $labels.instance }} can serve no request for"
+        " {{ $labels.model }}.",
+        lasts=windows("1m"),
+    )
+    ready = 'baton_replicas{role="prefill", state="ready"}'
+    of = "max by (cluster, model)"
+    yield Alert(
+        "BatonNoPrefillWorker",
+        "ticket",
+        f"{of} ({ready}) == 0\nand {of} (max_over_time({ready}[{windows('1h')}])) > 0",
+        "No prefill worker is left",
+        "Decode workers of {{ $labels.model }} compute all prompts themselves.",
+        lasts=windows("2m"),
+    )
+    yield Alert(
+        "BatonRouterDown",
+        "page",
+        'absent(up{job="baton", role="router"} == 1)',
+        "No router answers",
+        "Prometheus reaches no router: clients, most likely, reach none either.",
+        lasts=windows("1m"),
+    )
+    yield Alert(
+        "BatonTargetDown",
+        "ticket",
+        'up{job="baton"} == 0',
+        "A process does not show its metrics",
+        f"{_PLACE} is registered, but cannot be scraped.",
+        lasts=windows("2m"),
+    )
+
+
+_ENDS: tuple[tuple[Severity, int], ...] = (("ticket", 14), ("page", 2))
+
+
+def _ends() -> Iterator[Alert]:
+    left = "baton_certificate_not_after_seconds - time()"
+    text = (
+        f"The {{{{ $labels.use }}}} certificate of {_PLACE} ends in"
+        " {{ $value | humanizeDuration }}."
+    )
+    for severity, days in _ENDS:
+        yield Alert(
+            "BatonCertificateEnds",
+            severity,
+            f"{left} < {days} * {_DAY_S}",
+            f"A certificate ends within {days} days",
+            text,
+        )

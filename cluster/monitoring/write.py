@@ -1,0 +1,64 @@
+"""Writes the folder that Prometheus and Grafana start with.
+
+    DIR/prometheus.yml   rules/recording.yml   rules/alerts.yml
+    DIR/api-key          for the routers' /sd, where they want one; nobody else may read it
+    DIR/grafana/         see ``provision``
+
+It is made whole each time: what was there under these names is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cluster.monitoring import prometheus
+from cluster.monitoring.prometheus import Watched
+from cluster.monitoring.windows import Windows
+from cluster.monitoring.yaml_text import dump
+from protocol.errors import StartupError
+
+API_KEY = "api-key"
+MADE = "Made by `baton monitoring`, which replaces it."
+
+
+@dataclass(frozen=True)
+class Rules:
+    """``target``: as of ``alerts``. ``windows``: scaled by tests alone."""
+
+    target: float = 0.99
+    windows: Windows = field(default_factory=Windows)
+
+
+def write_prometheus(
+    folder: Path, watched: Watched, rules: Rules, api_key: str | None = None
+) -> list[Path]:
+    """What Prometheus needs; returns the files. Raises StartupError where they cannot be written.
+
+    With ``api_key`` the file of ``watched.key_file`` is made here, too."""
+    made = []
+    if api_key is not None:
+        watched = replace(watched, key_file=API_KEY)
+        made.append(write(folder / API_KEY, api_key + "\n", 0o600))
+    for name, value in (
+        ("prometheus.yml", prometheus.configuration(watched)),
+        (prometheus.RECORDING, prometheus.recording_rules(rules.windows)),
+        (prometheus.ALERTS, prometheus.alerting_rules(rules.windows, rules.target)),
+    ):
+        made.append(write(folder / name, dump(value, MADE)))
+    return made
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> Path:
+    """In the place of what is there, at once; ``mode`` from the start. Raises StartupError."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+        fresh.replace(path)
+    except OSError as error:
+        raise StartupError(f"cannot write {path}: {error.strerror}") from None
+    return path
