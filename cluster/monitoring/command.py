@@ -1,0 +1,103 @@
+"""What `baton monitoring` was asked for, checked, and written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cluster.config.schema import Config, SecuritySection
+from cluster.monitoring.prometheus import Watched
+from cluster.monitoring.write import Rules, write_prometheus
+from protocol.auth import is_loopback
+from protocol.errors import StartupError
+from protocol.tls import TlsFiles
+
+PROMETHEUS = "127.0.0.1:9090"
+"""Where it is to listen: it asks nobody who they are."""
+
+_ENDPOINT = re.compile(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Of the command line; ``urls`` empty: the cluster that runs here."""
+
+    urls: tuple[str, ...] = ()
+    ca_file: Path | None = None
+    alertmanagers: tuple[str, ...] = ()
+    interval_s: int = 10
+    target: float = 0.99
+    api_key: str | None = None
+
+
+def run(folder: Path, wanted: Wanted, config: Config) -> Iterator[str]:
+    """Writes everything; what to say of it, by lines. Raises StartupError."""
+    folder = folder.absolute()
+    made = watched(wanted, config)
+    for path in write_prometheus(folder, made, Rules(wanted.target), wanted.api_key):
+        yield f"wrote {path}"
+    if wanted.api_key is None and not all(_is_here(url) for url in made.urls):
+        yield "\nno BATON_API_KEY is set: a router that wants a key will tell Prometheus nothing"
+    yield f"\nprometheus --config.file={folder}/prometheus.yml --storage.tsdb.path={folder}/data \\"
+    yield f"  --web.listen-address={PROMETHEUS}"
+
+
+def watched(wanted: Wanted, config: Config) -> Watched:
+    """Raises StartupError for what Prometheus could not use."""
+    security = config.security
+    tls = _tls(security)
+    ca = wanted.ca_file or (None if tls is None else tls.ca)
+    same = security.http_tls.cert is not None and security.http_tls.cert == security.tls.cert
+    for endpoint in wanted.alertmanagers:
+        if not _ENDPOINT.fullmatch(endpoint):
+            raise StartupError(f"--alertmanager must be HOST:PORT, not {endpoint!r}")
+    if (key := wanted.api_key) is not None and not (key.isascii() and key.isprintable()):
+        raise StartupError("BATON_API_KEY must be printable ASCII characters")
+    return Watched(
+        urls=tuple(map(_url, wanted.urls)) or (_found(config.cluster),),
+        router_ca=None if ca is None else _file(ca),
+        router_name=security.tls.name if same else None,
+        tls=tls,
+        interval=f"{wanted.interval_s}s",
+        alertmanagers=wanted.alertmanagers,
+    )
+
+
+def _found(cluster: str) -> str:
+    from cluster.status import find_url
+
+    return find_url(cluster)
+
+
+def _tls(security: SecuritySection) -> TlsFiles | None:
+    own = security.tls
+    if own.ca is None or own.cert is None or own.key is None:
+        return None
+    return TlsFiles(ca=_file(own.ca), cert=_file(own.cert), key=_file(own.key), name=own.name)
+
+
+def _file(name: str | Path) -> str:
+    """As Prometheus can use it from wherever it starts. Raises StartupError if there is none."""
+    path = Path(name).absolute()
+    if not path.is_file():
+        raise StartupError(f"there is no file {path}")
+    return str(path)
+
+
+def _url(text: str) -> str:
+    """Raises StartupError for what is no address of a router."""
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or "@" in parts.netloc or parts.path.strip("/") or parts.query or parts.fragment:
+        raise StartupError("--url must be http://HOST:PORT or https://HOST:PORT, with nothing else")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _is_here(url: str) -> bool:
+    return is_loopback(urlsplit(url).hostname or "")
