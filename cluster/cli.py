@@ -12,6 +12,7 @@ from cluster.commands import certs, keys, plan
 from cluster.commands.config import config
 from cluster.commands.doctor import doctor
 from cluster.commands.down import down
+from cluster.commands.init import init
 from cluster.commands.router import router
 from cluster.commands.status import status
 from cluster.commands.up import up
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they would show secrets
 )
 
-for command in (up, down, status, config, doctor, worker, router):
+for command in (init, up, down, status, config, doctor, worker, router):
     app.command()(command)
 app.add_typer(bench)
 app.add_typer(certs.app, name="certs")

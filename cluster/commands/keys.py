@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
 from typing import Annotated
 
 import typer
@@ -20,7 +17,9 @@ def keys() -> None:
 @app.command()
 def new(tenant: Annotated[str, typer.Argument(help="Whose key it is to be.")]) -> None:
     """Draw a key. It is shown once: the line for the file of keys holds its digest alone."""
-    key = f"sk-{secrets.token_urlsafe(32)}"
+    from cluster import api_keys
+
+    key = api_keys.draw()
     typer.echo(f"key for {tenant}, to hand over (it is kept nowhere):\n  {key}\n")
     typer.echo("line for the file that --api-keys names:")
-    typer.echo(f"  sha256:{hashlib.sha256(key.encode()).hexdigest()}: {json.dumps(tenant)}")
+    typer.echo(f"  {api_keys.line(key, tenant)}")

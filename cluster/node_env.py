@@ -1,0 +1,87 @@
+"""``node.env``: what every process of a cluster has in its environment, for sh to source.
+
+    set -a; . ~/baton/node.env; set +a; ray start ...
+
+Files are named by ``~/baton/...``, so that nodes may have homes at different places.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Iterable
+
+from cluster.node_redis import FILES, NodeRedis
+
+FOLDER = "~/baton"
+"""Where the folder lies on every node."""
+
+_HEAD = f"""\
+# What this cluster's processes have in their environment. Everything in here is secret.
+# On a node:  set -a; . {FOLDER}/node.env; set +a
+"""
+
+_RAY = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # nodes outlive a head that is away so long
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",  # Baton has metrics of its own
+    "RAY_worker_niceness": "0",  # 15 by default: engines would yield to everything else
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+
+
+def node_env(redis: NodeRedis, tls_name: str, monitoring_key: str) -> str:
+    """The file's text, with secrets that are drawn now."""
+    baton = {
+        "BATON_TOKEN": secrets.token_hex(32),
+        "BATON_SECRET": secrets.token_hex(32),
+        "BATON_REDIS_URL": None,
+        "BATON_TLS_NAME": tls_name,
+        "BATON_API_KEY": monitoring_key,  # of `baton status` and Prometheus
+    }
+    files = {
+        "BATON_TLS_CA": "ca.pem",
+        "BATON_TLS_CERT": "node.pem",
+        "BATON_TLS_KEY": "node.key",
+        "BATON_HTTP_TLS_CERT": "node.pem",
+        "BATON_HTTP_TLS_KEY": "node.key",
+        "BATON_API_KEYS": "api-keys.yaml",
+    }
+    ray = {
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_external_storage_namespace": f"baton-{secrets.token_hex(4)}",
+        **redis.variables,
+        **_RAY,
+    }
+    lines = [
+        _HEAD,
+        *(f"{name}={_url(redis) if v is None else _quoted(v)}" for name, v in baton.items()),
+        *(f"{name}={_path(file)}" for name, file in files.items()),
+        "",
+        *(f"{name}={_quoted(value)}" for name, value in ray.items()),
+        *(f"{FILES[option][1]}={_path(FILES[option][0])}" for option in redis.files),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(value: str) -> str:
+    """For sh. What needs no quotes gets none, so that others can read it, too."""
+    return shlex.quote(value) if value else ""
+
+
+def _path(file: str) -> str:
+    """Of a file on the node; sh expands the tilde, and so does Baton."""
+    return f"{FOLDER}/{file}"
+
+
+def _url(redis: NodeRedis) -> str:
+    """The URL; within it no tilde is expanded."""
+    return shlex.quote(redis.url) + "".join(_options(redis))
+
+
+def _options(redis: NodeRedis) -> Iterable[str]:
+    mark = "&" if "?" in redis.url else "?"
+    for option in redis.files:
+        yield f'"{mark}{option}=$HOME{FOLDER[1:]}/{FILES[option][0]}"'
+        mark = "&"
