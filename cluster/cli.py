@@ -13,7 +13,9 @@ from cluster.commands.config import config
 from cluster.commands.doctor import doctor
 from cluster.commands.down import down
 from cluster.commands.init import init
+from cluster.commands.monitoring import monitoring
 from cluster.commands.router import router
+from cluster.commands.scale import scale
 from cluster.commands.status import status
 from cluster.commands.up import up
 from cluster.commands.worker import worker
@@ -25,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they would show secrets
 )
 
-for command in (init, up, down, status, config, doctor, worker, router):
+for command in (init, up, down, scale, status, monitoring, config, doctor, worker, router):
     app.command()(command)
 app.add_typer(bench)
 app.add_typer(certs.app, name="certs")

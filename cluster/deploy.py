@@ -1,85 +1,108 @@
-"""Puts Baton's applications on Serve, waits until they serve, and takes them away again."""
+"""Puts Baton's applications on Serve, waits until they run, changes them, and takes them away."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import ssl
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
+import ray
 from ray import serve
+from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from cluster import serve_app
+from cluster import ray_runtime, serve_app
 from cluster.events import Waiting
+from cluster.kinds import KINDS, Kind, application, resource
 from cluster.launch import Launch
-from cluster.ray_runtime import logging_config
-from cluster.settings import Role
+from cluster.serve_app import Layout
 from protocol.errors import StartupError
 
 _POLL_S = 0.1
 _SAY_S = 1.0
 _CAUSES = ("StartupError: ", "EngineDied: ", "Error: ")
 
+Say = Callable[[Waiting], None]
 
-def run(launch: Launch, redis_url: str, gpus: int, say: Callable[[Waiting], None]) -> None:
+
+def run(launch: Launch, layout: Layout, say: Say) -> None:
     """Deploys all of it and returns when every replica runs; ``say``s now and then for which it
-    waits.
+    waits. What runs already is updated: one kind after the other, Serve's part of it at a time.
 
     Raises StartupError with what a replica said, or with what is missing at the deadline.
     """
-    share = serve_app.gpu_share(gpus, launch.prefill + launch.decode)
-    pools: list[tuple[Role, int]] = [("prefill", launch.prefill), ("decode", launch.decode)]
-    targets = []
-    for role, count in pools:
-        if count:
-            settings = serve_app.worker_settings(launch, role, redis_url, cuda=gpus > 0)
-            application = serve_app.pool_application(role, count, settings, share, launch)
-            targets.append(_target(application, serve_app.POOL_APPS[role], None))
-    router = serve_app.router_settings(launch, redis_url)
-    application = serve_app.router_application(router, launch.drain_s)
-    targets.append(_target(application, serve_app.ROUTER_APP, "/"))
-    serve.run_many(
-        targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+    wanted = [kind for kind in KINDS if serve_app.count(kind, launch)]
+    there = deployed()
+    for kind in there - set(wanted):
+        serve.delete(application(kind), _blocking=False)
+    for kinds in [[kind] for kind in wanted] if there else [wanted]:
+        targets = [_target(kind, launch, layout) for kind in kinds]
+        serve.run_many(
+            targets,
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        wait_until_running(kinds, launch.start_deadline_s, say)
+
+
+def deployed() -> set[Kind]:
+    """Kinds that Serve has."""
+    applications = serve.status().applications
+    return {kind for kind in KINDS if application(kind) in applications}
+
+
+def _target(kind: Kind, launch: Launch, layout: Layout) -> serve.RunTarget:
+    return serve.RunTarget(
+        target=serve_app.built(kind, launch, layout),
+        name=application(kind),
+        route_prefix=None,
+        logging_config=ray_runtime.logging_config(),
+        external_scaler_enabled=True,
     )
-    _wait_until_running([target.name for target in targets], launch.start_deadline_s, say)
 
 
-def _target(application: Any, name: str, route_prefix: str | None) -> serve.RunTarget:
-    return serve.RunTarget(application, name, route_prefix, logging_config())
-
-
-def _wait_until_running(
-    names: list[str], deadline_s: float, say: Callable[[Waiting], None]
-) -> None:
+def wait_until_running(kinds: Sequence[Kind], deadline_s: float, say: Say) -> None:
+    """Raises StartupError with what a replica said, or with what is missing at the deadline."""
     end = time.monotonic() + deadline_s
-    said = 0.0
+    tell = Telling(say, end)
     while True:
         applications = serve.status().applications
         waiting = []
-        for name in names:
-            overview = applications.get(name)
+        for kind in kinds:
+            overview = applications.get(application(kind))
             if overview is None or overview.status != ApplicationStatus.RUNNING:
-                waiting.append(name)
+                waiting.append(kind)
             if overview is not None and overview.status == ApplicationStatus.DEPLOY_FAILED:
-                raise StartupError(f"{name}: {_reason(overview)}")
+                raise StartupError(f"{application(kind)}: {_reason(overview)}")
         if not waiting:
             return
         if time.monotonic() > end:
-            raise StartupError(f"still waiting for {', '.join(waiting)} after {deadline_s:.0f} s")
-        said = _tell(say, waiting, end, said)
+            raise StartupError(
+                f"still waiting for {', '.join(waiting)} after {deadline_s:.0f} s{_room(waiting)}"
+            )
+        tell(waiting)
         time.sleep(_POLL_S)
 
 
-def _tell(say: Callable[[Waiting], None], names: list[str], end: float, said: float) -> float:
-    """Says, unless it has lately, for whom it waits; when it last did."""
-    now = time.monotonic()
-    if now - said < _SAY_S:
-        return said
-    say(Waiting(tuple(name.removeprefix("baton-") for name in names), max(0.0, end - now)))
-    return now
+class Telling:
+    """Says for what it waits, but not too often. ``end``: of the wait, by the monotonic clock."""
+
+    def __init__(self, say: Say, end: float) -> None:
+        self._say = say
+        self._end = end
+        self._said = 0.0
+
+    def __call__(self, names: Sequence[str]) -> None:
+        now = time.monotonic()
+        if now - self._said >= _SAY_S:
+            self._said = now
+            self._say(Waiting(tuple(names), max(0.0, self._end - now)))
+
+
+def _room(kinds: Sequence[Kind]) -> str:
+    """What the nodes declare, where that may be why."""
+    there = ray_runtime.declared()
+    said = [f"{there.get(resource(kind), 0):.0f} {resource(kind)}" for kind in kinds]
+    return f"; the cluster's nodes declare {', '.join(said)}"
 
 
 def _reason(overview: ApplicationStatusOverview) -> str:
@@ -93,70 +116,59 @@ def _reason(overview: ApplicationStatusOverview) -> str:
     return lines[-1] if lines else "no reason given"
 
 
-def wait_until_it_answers(launch: Launch, say: Callable[[Waiting], None]) -> int:
-    """Waits for /ready, then streams one completion; returns the parts that came, 0 where a
-    completion needs an API key."""
-    end = time.monotonic() + launch.start_deadline_s
-    said = time.monotonic()
-    answer = ""
+def scale(counts: dict[Kind, int], deadline_s: float, say: Say) -> dict[Kind, int]:
+    """Sets numbers of replicas, waits until they run, and returns those before. The others are not
+    touched. Raises StartupError for a kind that is not there, and as ``wait_until_running``."""
+    before = replicas()
+    absent = [kind for kind in counts if kind not in before]
+    if absent:
+        raise StartupError(
+            f"the cluster runs no {absent[0]} replicas that could be scaled; it runs "
+            + (", ".join(f"{count} {kind}" for kind, count in before.items()) or "none at all")
+        )
+    client = serve.context._get_global_client()
+    assert client is not None  # it was just asked for its status
+    controller = client._controller  # in public Serve has this by HTTP alone, with a dashboard
+    for kind, count in counts.items():
+        identity = DeploymentID(name=serve_app.class_name(kind), app_name=application(kind))
+        ray.get(controller.update_deployment_replicas.remote(identity, count), timeout=deadline_s)
+    _wait_for(counts, deadline_s, say)
+    return {kind: before[kind] for kind in counts}
+
+
+def replicas() -> dict[Kind, int]:
+    """How many run of each kind that is deployed."""
+    applications = serve.status().applications
+    found: dict[Kind, int] = {}
+    for kind in KINDS:
+        overview = applications.get(application(kind))
+        if overview is not None:
+            states = [each.replica_states for each in overview.deployments.values()]
+            found[kind] = sum(count.get(ReplicaState.RUNNING, 0) for count in states)
+    return found
+
+
+def _wait_for(counts: dict[Kind, int], deadline_s: float, say: Say) -> None:
+    end = time.monotonic() + deadline_s
+    tell = Telling(say, end)
     while True:
-        status, answer = _get(launch, "/ready")
-        if status == 200:
-            break
+        running = replicas()
+        waiting: list[Kind] = [kind for kind, n in counts.items() if running.get(kind, 0) != n]
+        if not waiting:
+            return
         if time.monotonic() > end:
-            raise StartupError(f"the router is not ready: {answer[:500]}")
-        said = _tell(say, [serve_app.ROUTER_APP], end, said)
+            shown = ", ".join(f"{running.get(k, 0)} of {counts[k]} {k}" for k in waiting)
+            raise StartupError(f"after {deadline_s:.0f} s {shown} run{_room(waiting)}")
+        tell(waiting)
         time.sleep(_POLL_S)
-    if launch.router.api_keys is not None:
-        return 0
-    return _stream(launch, max(5.0, end - time.monotonic()))
-
-
-def _connection(launch: Launch, timeout_s: float) -> http.client.HTTPConnection:
-    """To the cluster's own front; its certificate, which names other hosts, is the one given."""
-    tls = launch.router.http_tls
-    if tls is None:
-        return http.client.HTTPConnection(launch.host, launch.port, timeout=timeout_s)
-    context = ssl.create_default_context(cafile=tls.cert)
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return http.client.HTTPSConnection(launch.host, launch.port, timeout=timeout_s, context=context)
-
-
-def _get(launch: Launch, path: str) -> tuple[int, str]:
-    connection = _connection(launch, 5.0)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read(10_000).decode(errors="replace")
-    except (OSError, http.client.HTTPException) as e:
-        return 0, f"{launch.url}{path} does not answer: {e}"
-    finally:
-        connection.close()
-
-
-def _stream(launch: Launch, timeout_s: float) -> int:
-    body = {"model": launch.model_id, "prompt": "def", "max_tokens": 4, "stream": True}
-    connection = _connection(launch, timeout_s)
-    try:
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        text = response.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as e:
-        raise StartupError(f"a test completion failed: {e}") from e
-    finally:
-        connection.close()
-    parts = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
-    if response.status != 200 or not parts or parts[-1] != "[DONE]" or '"error"' in text:
-        raise StartupError(f"a test completion failed: HTTP {response.status}: {text[:500]}")
-    return len(parts) - 1
 
 
 def drain() -> None:
-    """Takes the router away when it has finished its requests, then the workers."""
-    serve.delete(serve_app.ROUTER_APP)
-    for name in serve_app.POOL_APPS.values():
-        serve.delete(name, _blocking=False)
-    while any(name in serve.status().applications for name in serve_app.POOL_APPS.values()):
+    """Takes the routers away when they have finished their requests, then the workers."""
+    there = deployed()
+    if "router" in there:
+        serve.delete(application("router"))
+    for kind in there - {"router"}:
+        serve.delete(application(kind), _blocking=False)
+    while deployed():
         time.sleep(_POLL_S)

@@ -25,6 +25,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     prefill: int  # workers
     decode: int
+    routers: int
     redis_url: str | None  # None: one of its own
     workers: dict[Role, WorkerSettings]  # of each pool, without what is only known at the start
     router: RouterSettings  # likewise
@@ -38,6 +39,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = "http" if self.router.http_tls is None else "https"
         return f"{scheme}://{host}:{self.port}"
+
+    @property
+    def counts(self) -> str:
+        routers = f"{self.routers} router{'s' if self.routers != 1 else ''}"
+        return f"{self.prefill} prefill, {self.decode} decode, {routers}"
 
     def check(self) -> None:
         """Raises StartupError for what one machine under Ray cannot be."""

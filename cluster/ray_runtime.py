@@ -1,12 +1,10 @@
-"""Ray on this machine only: the environment it reads, its start, and Serve's front proxy.
+"""Ray: on this machine, started here; or a cluster that runs, to be connected to.
 
-What is set here, and why:
+What is set for one on this machine, and why:
 
-- everything but the front listens on loopback, and asks for a token that is drawn for this run;
-- HAProxy instead of the Python proxy: a streamed token costs 0.1 ms of CPU instead of 0.9 ms;
-- a reload of HAProxy must not cut streams that run (ray-project/ray#66056): old processes may stay
-  for as long as a request can last. Tried with routers going 1, 3, 1, 2, 1 under load: none was;
-- nothing is reported to anyone, and no log goes to the terminal.
+- it listens on loopback, and asks for a token that is drawn for this run;
+- nothing is reported to anyone, and no log goes to the terminal;
+- of each kind of replica it takes any number.
 """
 
 from __future__ import annotations
@@ -14,77 +12,70 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
-from cluster import ports
+from cluster.kinds import KINDS, resource
+from cluster.state import write_private
 from protocol.errors import StartupError
 
-if TYPE_CHECKING:
-    from cluster.front import Front
-
-_LONGEST_REQUEST_S = 3600
-_HEAD_ROOM = 56 * 1024  # for a request's head: more than routers take; they say what is wrong
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; nothing of size goes through it
+_ANY_NUMBER = 10_000
+_TOKEN_FILE = "ray-token"
 
 
-def environment(run_dir: Path) -> dict[str, str]:
+def environment(token: str) -> dict[str, str]:
     """Variables for Ray and Serve; must be in ``os.environ`` before either is imported."""
-    folder = run_dir / "proxy"
-    stats, metrics, fallback = ports.any_free("127.0.0.1", 3)
     return {
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_AUTH_TOKEN": token,
         # Despite its name: with 0 the node's address is 127.0.0.1, on Linux too.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_metrics_collection": "0",
         "RAY_worker_niceness": "0",  # 15 by default: engines would yield to everything else
         "RAY_SERVE_LOG_TO_STDERR": "0",
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(folder / "haproxy"),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_HEAD_ROOM),
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(_LONGEST_REQUEST_S),
-        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(_LONGEST_REQUEST_S),
-        "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(_LONGEST_REQUEST_S),
-        # Time for HAProxy to take a leaving router out; the router then waits for its requests.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }
 
 
-def prepare(run_dir: Path, front: Front) -> None:
+def _adopt(token: str) -> None:
     """Sets the environment of this process and of all that it starts."""
-    from cluster.front import write_haproxy_shim
-
     os.environ.pop("RAY_ADDRESS", None)  # someone else's cluster
     os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
-    write_haproxy_shim(run_dir / "proxy", front)
-    os.environ.update(environment(run_dir))
+    os.environ.update(environment(token))
 
 
-def start(run_dir: Path, *, gpus: int) -> None:
-    """Starts Ray. From the main thread: Ray's processes are tied to the life of the caller's."""
+def prepare(run_dir: Path) -> None:
+    """The same, with a token that is drawn now, and left in ``run_dir`` for ``prepare_again``."""
+    token = secrets.token_hex(32)
+    write_private(run_dir / _TOKEN_FILE, token.encode())
+    _adopt(token)
+
+
+def prepare_again(run_dir: Path) -> None:
+    """For another process that wants to talk to the same Ray. Raises StartupError."""
+    try:
+        _adopt((run_dir / _TOKEN_FILE).read_text())
+    except OSError as error:
+        raise StartupError(f"the cluster's token for Ray cannot be read: {error}") from None
+
+
+def start(run_dir: Path, *, gpus: int) -> str:
+    """Starts Ray; its address. From the main thread: Ray's processes are tied to the life of the
+    caller's."""
     import ray
 
     folder = run_dir / "ray"
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
-        ray.init(
+        context: Any = ray.init(
             address="local",
             num_cpus=2,  # only a count of slots; more would start more idle processes
             num_gpus=gpus,
+            resources={resource(kind): _ANY_NUMBER for kind in KINDS},
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,
@@ -93,6 +84,42 @@ def start(run_dir: Path, *, gpus: int) -> None:
         )
     except (RuntimeError, ValueError, OSError, TimeoutError) as e:
         raise StartupError(f"Ray did not start: {e}") from e
+    return str(context.address_info["gcs_address"])
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Within it, this process is a driver of the cluster at ``address``. Raises StartupError."""
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except Exception as error:  # Ray has no common type for them
+        reason = str(error).strip().partition("\n")[0]
+        raise StartupError(
+            f"no Ray cluster can be reached at {address!r} from this machine: {reason}; this must"
+            " run on a node of it, with RAY_AUTH_MODE and RAY_AUTH_TOKEN as `ray start` had them"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def node_address() -> str:
+    """This node's, as the others reach it."""
+    import ray.util
+
+    address: Any = ray.util.get_node_ip_address
+    return str(address())
+
+
+def declared() -> dict[str, float]:
+    """All resources of the cluster's living nodes, by name."""
+    import ray
+
+    resources: Any = ray.cluster_resources
+    return dict(resources())
 
 
 def keep_replica_on_loopback() -> None:
@@ -111,30 +138,15 @@ def keep_replica_on_loopback() -> None:
     replica.add_port_to_grpc_server = on_loopback
 
 
-def start_serve(port: int) -> None:
-    """Starts Serve and its proxy; the host is for the shim to set."""
+def start_serve() -> None:
+    """Starts Serve, without a proxy: clients talk to routers."""
     from ray import serve
 
-    serve.start(
-        http_options={
-            "host": "127.0.0.1",
-            "port": port,
-            "location": "HeadOnly",
-            "keep_alive_timeout_s": 300,
-        },
-        logging_config=logging_config(),
-    )
+    serve.start(proxy_location="Disabled", logging_config=logging_config())
 
 
 def logging_config() -> dict[str, Any]:
     return {"log_level": "WARNING", "enable_access_log": False}
-
-
-def shutdown() -> None:
-    """Ends Ray's processes."""
-    import ray
-
-    ray.shutdown()
 
 
 def dead_process() -> str | None:

@@ -1,62 +1,73 @@
-"""The Ray Serve applications: two pools of workers, and the router.
+"""The Ray Serve applications: two pools of workers, and the routers.
 
-    baton-prefill   PrefillWorker x N       get no Serve requests; Redis lists them
-    baton-decode    DecodeWorker x M
-    baton-router    Router (HTTP ingress)   finds the workers in Redis
+    baton-prefill   PrefillWorker x N       on nodes that declare `baton_prefill`
+    baton-decode    DecodeWorker x M        on nodes that declare `baton_decode`
+    baton-router    Router x R              on nodes that declare `baton_router`
 
-They are apart, so that a drain can take the router away first: it finishes its requests while the
-workers still work. Secrets come to a replica in its environment, not through Ray's storage.
+None gets Serve's requests: clients talk to the routers' own HTTP servers, and routers find workers
+in Redis. So a stream passes through no process but its router's, and goes on while Ray's head is
+away. The applications are apart, so that a drain can take the routers away first, and an update one
+kind after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import hashlib
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from ray import serve
 
-from cluster import events, ray_runtime
+from cluster import events, node, ray_runtime
+from cluster.kinds import Kind, resource
 from cluster.launch import Launch
 from cluster.settings import Role, WorkerSettings
-from protocol.errors import StartupError
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
     from router.settings import RouterSettings
 
-POOL_APPS: dict[Role, str] = {"prefill": "baton-prefill", "decode": "baton-decode"}
-ROUTER_APP = "baton-router"
-TOKEN_VARIABLE = "BATON_TOKEN"
-SECRET_VARIABLE = "BATON_SECRET"
-
 _REPLICA_CPUS = 0.1  # of Ray's count; what an engine really uses is for the kernel to share out
-_ROUTER_REQUESTS = 4096  # the router admits or refuses by itself, long before
 _HEALTH_PERIOD_S = 1.0
 _DRAIN_POLL_S = 0.2
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where replicas are. ``events_path``: where they say what they do, on this machine; None: on
+    hosts of a cluster, where they listen on their node's address and say it in Ray's logs."""
+
+    events_path: str | None
+    drain_s: float
+
+    def address(self) -> str | None:
+        """To listen on; None: as configured."""
+        return None if self.events_path is not None else ray_runtime.node_address()
+
+    def say(self, who: str, text: str) -> None:
+        line = text if text.startswith(who) else f"{who}: {text}"
+        if self.events_path is None:
+            print(line, flush=True)
+        else:
+            events.Writer(Path(self.events_path))(events.Note(line))
 
 
 class WorkerReplica:
     """A worker's front inside a Serve replica; its engine is a child process of the replica."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: WorkerSettings, events_path: str, drain_s: float
-    ) -> None:
+    async def __init__(self, settings: WorkerSettings, place: Place) -> None:  # type: ignore[misc]
+        from cluster.located import worker_model
         from cluster.worker import Worker
 
         ray_runtime.keep_replica_on_loopback()
-        self._drain_s = drain_s
-        self._role, self._write = settings.role, events.Writer(Path(events_path))
-        settings = msgspec.structs.replace(settings, token=_secret(TOKEN_VARIABLE))
-        self._worker = Worker(settings, self._say)
+        self._place = place
+        own = node.worker(settings, node.here(), place.address())
+        role = own.role
+        self._worker = Worker(
+            await asyncio.to_thread(worker_model, own), lambda text: place.say(role, text)
+        )
         await self._worker.start()
-
-    def _say(self, text: str) -> None:
-        prefix = "" if text.startswith(self._role) else f"{self._role}: "
-        self._write(events.Note(prefix + text))
 
     def check_health(self) -> None:
         """Serve replaces the replica after three failures in a row."""
@@ -68,7 +79,7 @@ class WorkerReplica:
         # Serve awaits it when it stops the replica. It must end, or the engine outlives its turn.
         worker = getattr(self, "_worker", None)
         if worker is not None:
-            drain_s = 0.0 if worker.problem() else self._drain_s
+            drain_s = 0.0 if worker.problem() else self._place.drain_s
             async with asyncio.timeout(drain_s + 10.0):
                 await worker.stop(drain_s)
 
@@ -81,90 +92,117 @@ class DecodeWorker(WorkerReplica):
     """Replica of the decode pool."""
 
 
-@serve.ingress()  # type: ignore[untyped-decorator, unused-ignore]
 class Router:
-    """The router's HTTP application, built within the replica."""
+    """A router with its HTTP server, within the replica."""
 
-    def __init__(self, settings: RouterSettings) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: RouterSettings, place: Place, host: str, port: int
+    ) -> None:
+        from cluster.http_server import HostedRouter
+        from cluster.located import router_model
+
         ray_runtime.keep_replica_on_loopback()
-        self._settings = settings
+        address = place.address()
+        own = node.router(settings, node.here(), address)
+        located = await asyncio.to_thread(router_model, own)
+        self._drain_s = place.drain_s
+        self._server = HostedRouter(located, address or host, port, place.drain_s)
+        await self._server.start()
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:
-        from router.app import create_app
-        from router.heap import settle
+    def check_health(self) -> None:
+        problem = self._server.problem()
+        if problem is not None:
+            raise RuntimeError(problem)
 
-        secret = bytes.fromhex(_secret(SECRET_VARIABLE))
-        app = create_app(
-            msgspec.structs.replace(self._settings, token=_secret(TOKEN_VARIABLE), secret=secret)
-        )
-        settle()
-        return app
-
-
-def _secret(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise StartupError(f"{name} is not set in the environment of the replica")
-    return value
+    async def __del__(self) -> None:
+        server = getattr(self, "_server", None)
+        if server is not None:
+            async with asyncio.timeout(self._drain_s + 10.0):
+                await server.stop()
 
 
-def worker_settings(launch: Launch, role: Role, redis_url: str, *, cuda: bool) -> WorkerSettings:
-    """Settings of one worker, without the token."""
-    settings = launch.workers[role]
-    return msgspec.structs.replace(
-        settings,
-        redis_url=redis_url,
-        model_path=launch.model_path,
-        model_id=launch.model_id,
-        device=settings.device or ("cuda" if cuda else "cpu"),
-    )
+_CLASSES = {"prefill": PrefillWorker, "decode": DecodeWorker, "router": Router}
 
 
-def router_settings(launch: Launch, redis_url: str) -> RouterSettings:
-    """Settings of the router, without token and secret."""
-    return msgspec.structs.replace(
-        launch.router,
-        redis_url=redis_url,
-        model_path=launch.model_path,
-        model_id=launch.model_id,
-        adds_request_id=False,  # Serve does
-    )
+def class_name(kind: Kind) -> str:
+    """Which is what Serve calls the deployment."""
+    return _CLASSES[kind].__name__
+
+
+class Layout(NamedTuple):
+    """How replicas are laid out. ``gpus``: of each worker; 0: they compute on CPUs."""
+
+    place: Place
+    gpus: float
+
+    @property
+    def cuda(self) -> bool:
+        return self.gpus > 0
 
 
 def gpu_share(gpus: int, workers: int) -> float:
-    """GPUs for each worker: a whole one where there are enough, else an equal part."""
+    """GPUs for each worker of one machine: a whole one where there are enough, else an equal
+    part."""
     if gpus == 0:
         return 0.0
     return 1.0 if gpus >= workers else int(10_000 * gpus / workers) / 10_000
 
 
-def pool_application(
-    role: Role, count: int, settings: WorkerSettings, gpus: float, launch: Launch
-) -> Any:  # serve.Application is untyped
-    """One pool of workers."""
+def count(kind: Kind, launch: Launch) -> int:
+    return {"prefill": launch.prefill, "decode": launch.decode, "router": launch.routers}[kind]
+
+
+def built(kind: Kind, launch: Launch, layout: Layout) -> Any:  # serve.Application is untyped
+    """The application of one kind. Its version is what it is made of, so that another number of
+    replicas restarts none of those that are there."""
+    arguments: tuple[Any, ...]
+    if kind == "router":
+        arguments = (_router_settings(launch), layout.place, launch.host, launch.port)
+        gpus = 0.0
+    else:
+        arguments = (_worker_settings(launch, kind, cuda=layout.cuda), layout.place)
+        gpus = layout.gpus
     make: Any = serve.deployment(
-        num_replicas=count,
-        ray_actor_options={"num_cpus": _REPLICA_CPUS, "num_gpus": gpus},
-        max_ongoing_requests=_ROUTER_REQUESTS,
+        num_replicas=count(kind, launch),
+        ray_actor_options={
+            "num_cpus": _REPLICA_CPUS,
+            "num_gpus": gpus,
+            "resources": {resource(kind): 1},
+        },
         graceful_shutdown_timeout_s=launch.drain_s + 15.0,
         graceful_shutdown_wait_loop_s=_DRAIN_POLL_S,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=5.0,
         max_constructor_retry_count=2,
     )
-    deployment = make(PrefillWorker if role == "prefill" else DecodeWorker)
-    return deployment.bind(settings, launch.events_path, launch.drain_s)
+    deployment = make(_CLASSES[kind])
+    return deployment.options(version=_version(arguments), _internal=True).bind(*arguments)
 
 
-def router_application(settings: RouterSettings, drain_s: float) -> Any:
-    """The router's application."""
-    make: Any = serve.deployment(
-        ray_actor_options={"num_cpus": _REPLICA_CPUS},
-        max_ongoing_requests=_ROUTER_REQUESTS,
-        graceful_shutdown_timeout_s=drain_s,
-        graceful_shutdown_wait_loop_s=_DRAIN_POLL_S,
-        health_check_period_s=_HEALTH_PERIOD_S,
-        health_check_timeout_s=5.0,
-        max_constructor_retry_count=2,
+def _version(arguments: tuple[Any, ...]) -> str:
+    made_of = msgspec.msgpack.encode((version("baton"), arguments))
+    return hashlib.sha256(made_of).hexdigest()[:16]
+
+
+def _worker_settings(launch: Launch, role: Role, *, cuda: bool) -> WorkerSettings:
+    """Of one worker, without what is its node's."""
+    settings = launch.workers[role]
+    return msgspec.structs.replace(
+        settings,
+        model_path=launch.model_path,
+        model_id=launch.model_id,
+        device=settings.device or ("cuda" if cuda else "cpu"),
+        tls=None,
     )
-    return make(Router).bind(settings)
+
+
+def _router_settings(launch: Launch) -> RouterSettings:
+    """Likewise."""
+    return msgspec.structs.replace(
+        launch.router,
+        model_path=launch.model_path,
+        model_id=launch.model_id,
+        tls=None,
+        http_tls=None,
+        api_keys=None,
+    )

@@ -1,4 +1,4 @@
-"""`baton worker` and `baton router`: one process in the foreground, without Ray.
+"""`baton worker`: one process in the foreground, without Ray.
 
 SIGTERM or SIGINT drains; a second one ends it at once.
 """
@@ -8,19 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Coroutine
-from types import FrameType
-from typing import TYPE_CHECKING
 
 from cluster.report import SPARSE_S
 from cluster.settings import WorkerSettings
-from protocol.security import join
-from protocol.tls import http_context, renew
-
-if TYPE_CHECKING:
-    from router.settings import RouterSettings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -80,53 +72,3 @@ async def _until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool
     task.cancel()
     await asyncio.wait({task})
     return False
-
-
-def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -> int:
-    """Serves until a signal. uvicorn drains on the first one and ends at the second."""
-    import uvicorn
-
-    from router.app import create_app
-    from router.heap import settle
-    from router.limits_connection import guarded
-
-    tls = settings.http_tls
-    context = None if tls is None else http_context(tls)
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            settle()
-
-        async def on_tick(self, counter: int) -> bool:
-            if tls is not None and context is not None and counter % 100 == 0:  # each 10 s
-                renew(context, tls)
-            return await super().on_tick(counter)
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            self.force_exit = self.should_exit  # uvicorn asks for SIGINT to stop at once
-            self.should_exit = True
-
-    settings.check_host(host)
-    for number in _SIGNALS:  # uvicorn raises them again when it is done: by then, no matter
-        signal.signal(number, lambda *_: None)
-
-    config = uvicorn.Config(
-        create_app(settings),
-        host=host,
-        port=port,
-        loop="uvloop",
-        http=guarded(settings.body_timeout_s),
-        ws="none",
-        server_header=False,
-        access_log=False,
-        log_level="warning",
-        timeout_graceful_shutdown=max(1, round(drain_s)),
-        timeout_keep_alive=75,  # longer than clients keep idle connections for: they close first
-    )
-    if context is not None:
-        config.ssl_context_factory = lambda *_: context
-    server = Server(config)
-    print(f"router: {'http' if tls is None else 'https'}://{join(host, port)}", flush=True)
-    server.run()
-    return 0 if server.started else 1

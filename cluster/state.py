@@ -37,6 +37,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     guardian: ProcessId | None = None
     supervisor: ProcessId | None = None
     ready: bool = False
+    ray_address: str | None = None
 
 
 def private_dir(path: Path) -> Path:

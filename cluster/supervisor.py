@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from cluster import die_with_parent, guardian, processes, ray_runtime
+from cluster import die_with_parent, guardian, node, processes, ray_runtime
 from cluster.deadline import deadline
 from cluster.events import Began, Done, Event, Failed, Ready, Writer
-from cluster.front import Front
 from cluster.launch import Launch, read_launch
 from cluster.processes import ProcessId
 from cluster.redis_server import EmbeddedRedis
@@ -43,6 +42,7 @@ class Supervisor:
         self._stop = threading.Event()
         self._starting = True
         self._stage = "start"
+        self._ray_address: str | None = None
         self._redis: EmbeddedRedis | None = None
 
     def run(self) -> int:
@@ -69,29 +69,36 @@ class Supervisor:
     def _start(self) -> None:
         redis_url = self._stage_redis()
         self._begin("ray", self._launch.start_deadline_s)
-        gpus = 0 if self._launch.workers["decode"].device == "cpu" else ray_runtime.gpu_count()
-        # Before Ray, whose processes inherit them.
-        os.environ["BATON_TOKEN"] = self._launch.token or secrets.token_hex(32)
-        os.environ["BATON_SECRET"] = self._launch.secret or secrets.token_hex(32)
         launch = self._launch
-        wait_s = launch.router.body_timeout_s
-        front = Front(launch.host, launch.port, launch.router.http_tls, wait_s)
-        ray_runtime.prepare(self._run_dir, front)
+        gpus = 0 if launch.workers["decode"].device == "cpu" else ray_runtime.gpu_count()
+        self._adopt(redis_url)
         with deadline(launch.start_deadline_s, "Ray did not start"):
-            ray_runtime.start(self._run_dir, gpus=gpus)
+            self._ray_address = ray_runtime.start(self._run_dir, gpus=gpus)
             signal.signal(signal.SIGTERM, self._on_signal)  # Ray has put its own in place
-            ray_runtime.start_serve(launch.port)
+            ray_runtime.start_serve()
         self._end("Ray and Serve, " + (f"{gpus} GPU(s)" if gpus else "no GPU"))
         self._begin("deploy")
-        from cluster import deploy  # imports Serve, which must see the environment above
+        from cluster import deploy, serve_app  # they import Serve, which must see the environment
+        from cluster.probe import Probe
 
-        deploy.run(self._launch, redis_url, gpus, self._write)
-        self._end(f"{self._launch.prefill} prefill, {self._launch.decode} decode, 1 router")
+        share = serve_app.gpu_share(gpus, launch.prefill + launch.decode)
+        place = serve_app.Place(launch.events_path, launch.drain_s)
+        deploy.run(launch, serve_app.Layout(place, share), self._write)
+        self._end(launch.counts)
         self._begin("test")
-        tokens = deploy.wait_until_it_answers(self._launch, self._write)
+        keys = launch.router.api_keys is not None
+        probe = Probe(launch.url, launch.router.http_tls)
+        tokens = probe.answers(launch.model_id, launch.start_deadline_s, self._write, keys=keys)
         self._end(f"a completion streamed in {tokens} parts" if tokens else "the router is ready")
         self._save(ready=True)
-        self._write(Ready(launch.url, launch.model_id, launch.router.api_keys is not None))
+        self._write(Ready(launch.url, launch.model_id, keys))
+
+    def _adopt(self, redis_url: str) -> None:
+        """The environment that Ray's processes, and so the replicas, inherit."""
+        token = self._launch.token or secrets.token_hex(32)
+        secret = self._launch.secret or secrets.token_hex(32)
+        os.environ.update(node.environment(self._launch, redis_url, token, secret))
+        ray_runtime.prepare(self._run_dir)
 
     def _stage_redis(self) -> str:
         self._begin("redis")
@@ -135,6 +142,7 @@ class Supervisor:
                 guardian=ProcessId.of(self._parent),
                 supervisor=ProcessId.of(os.getpid()),
                 ready=ready,
+                ray_address=self._ray_address,
             )
         )
 

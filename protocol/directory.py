@@ -61,6 +61,7 @@ class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     metrics_endpoint: str
     pid: int
+    url: str = ""  # where clients reach it; "": not said
 
 
 def new_instance_id() -> str:
@@ -124,7 +125,7 @@ def _is_sane(record: WorkerRecord) -> bool:
 
 
 def _is_sane_router(record: RouterRecord) -> bool:
-    texts = (record.instance, record.model, record.metrics_endpoint)
+    texts = (record.instance, record.model, record.metrics_endpoint, record.url)
     return all(_is_plain(t) for t in texts)
 
 

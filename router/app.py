@@ -1,4 +1,4 @@
-"""The router as an ASGI application: for uvicorn, and as a Ray Serve ingress.
+"""The router as an ASGI application.
 
 startup     tokenizer, directory, a stream to every decode worker
 requests    see ``intake`` and ``respond``
@@ -29,6 +29,7 @@ from router.request_id import RequestIdMiddleware
 from router.respond import GenerationResponse
 from router.settings import RouterSettings
 from router.state import RouterState, opened
+from router.ui import serve as ui
 from router.wire_json import ModelCard
 from router.workers import ListWorkers
 
@@ -36,8 +37,7 @@ from router.workers import ListWorkers
 def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None) -> FastAPI:
     """The application. It holds nothing until its lifespan starts.
 
-    ``list_workers`` replaces the directory in Redis. Ray Serve wants a function that makes it, as
-    FastAPI applications cannot be pickled: ``serve.ingress(lambda: create_app(settings))``.
+    ``list_workers`` replaces the directory in Redis.
     """
 
     @asynccontextmanager
@@ -49,8 +49,7 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
     no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = FastAPI(title="Baton", lifespan=lifespan, redirect_slashes=False, **no_pages)
     app.add_middleware(HeadLimits)  # inside of the next: its answers have an id, too
-    if settings.adds_request_id:
-        app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(RequestIdMiddleware)
     errors.install(app)
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", chats, methods=["POST"])
@@ -61,6 +60,7 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
     app.add_api_route("/ready", ready, methods=["GET", "HEAD"])
     app.add_api_route("/metrics", metrics, methods=["GET", "HEAD"])
     app.add_api_route("/sd", sd, methods=["GET", "HEAD"])
+    ui.install(app)
     return app
 
 

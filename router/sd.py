@@ -77,6 +77,7 @@ class Published:
             model=settings.model_id,
             metrics_endpoint=endpoint,
             pid=os.getpid(),
+            url=settings.url,
         )
         if client is not None:
             self._directory = Directory(client, settings.cluster)

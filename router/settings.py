@@ -32,9 +32,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     refresh_s: float = 0.5  # between two looks into the directory
     max_body_bytes: int = 8 * 1024 * 1024
     body_timeout_s: float = 30.0  # for a request's headers, and again for its body
+    url: str = ""  # where clients reach it, for others to know
     metrics_host: str = "127.0.0.1"  # this router's own metrics, whoever shares its ingress
     metrics_port: int = 0  # 0: any free one
-    adds_request_id: bool = True  # False where the proxy in front adds x-request-id itself
     routing_policy: PolicyName = "cost"
     ttft_slo_s: float = 2.0  # objectives: what placements are weighed by
     tpot_slo_s: float = 0.1

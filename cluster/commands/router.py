@@ -20,9 +20,9 @@ def router(flags: Flags) -> None:
     config = settled(flags, keys.ROUTER, _NEEDS).config
     import msgspec
 
-    from cluster import standalone
     from cluster.config import assemble
     from cluster.doctor.wanted import of_router
+    from cluster.http_server import run_router
     from cluster.prepare import prepare
     from cluster.report import on_stderr
     from protocol.errors import StartupError
@@ -35,6 +35,6 @@ def router(flags: Flags) -> None:
             found = prepare(wanted, config.model.id, report, checks)
         settings = msgspec.structs.replace(settings, model_path=str(found.path), model_id=found.id)
         served = config.router
-        raise typer.Exit(standalone.run_router(settings, served.host, served.port, config.drain_s))
+        raise typer.Exit(run_router(settings, served.host, served.port, config.drain_s))
     except StartupError as e:
         raise failure(e) from None

@@ -135,3 +135,6 @@ WORKER = of("cluster", "drain_s", "model", "pools", "worker", "kv", "speculation
 WORKER |= of("security.token", "security.tls")
 ROUTER = of("cluster", "drain_s", "model.path", "model.id", "router", "limits", "redis", "security")
 DOWN = of("cluster", "drain_s")
+SCALE = of("cluster", "start_deadline_s")
+NODE = of("redis.url", "security")
+"""What is a node's own, on a cluster of hosts."""

@@ -18,7 +18,7 @@ from cluster.settings import ROLES, WorkerSettings
 from router.settings import RouterSettings
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "baton.yaml"
-NO_KEYS = {"--config", "--detach", "--help"}
+NO_KEYS = {"--address", "--config", "--detach", "--help"}
 """What says where keys are, or what to do with them."""
 NO_FLAGS = {"security.token", "security.secret"}
 """What every user of the machine could read on a command line."""
@@ -35,7 +35,7 @@ def test_every_flag_of_up_is_a_key_and_every_key_a_flag() -> None:
     by_flag = {key.flag: key for key in keys.KEYS if key.flag}
     assert flags_of("up") - NO_KEYS == set(by_flag)
     assert {key.name for key in keys.KEYS} - {k.name for k in by_flag.values()} == NO_FLAGS
-    assert flags_of("config") - {"--schema"} == flags_of("up") - {"--detach"}
+    assert flags_of("config") - {"--schema"} == flags_of("up") - {"--detach", "--address"}
 
 
 def test_no_two_keys_share_a_flag_or_a_variable() -> None:
@@ -71,7 +71,7 @@ def test_every_setting_has_a_key(tmp_path: Path) -> None:
         *("role", "model_path", "port", "kv_port", "metrics_port"),
     }
     assert same(router, assemble.router(Config())) == {
-        *("model_path", "refresh_s", "adds_request_id"),
+        *("model_path", "refresh_s", "url"),
     }
 
 

@@ -79,7 +79,7 @@ def test_no_plain_http(everybody: Open) -> None:
         httpx.get(f"{url}/health", timeout=5)
 
 
-def test_only_the_front_listens_beyond_loopback(everybody: Open) -> None:
+def test_only_the_router_listens_beyond_loopback(everybody: Open) -> None:
     port = int(everybody.cluster.url.rpartition(":")[2])
     beyond, inside = set(), 0
     for process in everybody.cluster.processes():
@@ -89,7 +89,7 @@ def test_only_the_front_listens_beyond_loopback(everybody: Open) -> None:
                     inside += 1
                 else:
                     beyond.add((process.name(), socket.laddr.port))
-    assert beyond == {("haproxy", port)}
+    assert beyond == {("ray::ServeReplica:baton-router:Router", port)}
     assert inside > 10
 
 

@@ -1,0 +1,129 @@
+"""`baton up`, `down` and `scale` on a Ray cluster that runs already, from one of its nodes.
+
+Ray Serve keeps what was deployed; nothing of this process stays. What the nodes need of their own
+is in their environment (see ``node``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cluster import models, node, ray_runtime
+from cluster.config.schema import Config
+from cluster.events import Began, Done, Failed, Ready
+from cluster.launch import Launch
+from cluster.report import Reporter
+from protocol.auth import check_bind
+from protocol.directory import Directory, RedisError, connect
+from protocol.errors import StartupError
+from router.settings import RouterSettings
+
+if TYPE_CHECKING:
+    from cluster.serve_app import Layout
+
+_REDIS_S = 5.0
+
+
+def up(wanted: Launch, model: str | None, address: str) -> int:
+    """Deploys, or updates what is there; 0 when it serves. What is wrong is told, and is 1."""
+    with Reporter() as report:
+        stage = "check"
+        try:
+            report(Began(stage))
+            launch = _named(wanted, model)
+            with ray_runtime.connected(address):
+                layout = _checked(launch, node.here())
+                report(Done(stage, f"a Ray cluster with {_shown(ray_runtime.declared())}"))
+                stage = "deploy"
+                report(Began(stage, launch.start_deadline_s))
+                urls = _deployed(launch, layout, report)
+                report(Done(stage, launch.counts))
+        except StartupError as error:
+            report(Failed(stage, str(error)))
+            return 1
+        for url in urls[1:]:
+            report.say(f"router   {url}")
+        report(Ready(urls[0], launch.model_id, launch.router.api_keys is not None))
+    return 0
+
+
+def _named(wanted: Launch, model: str | None) -> Launch:
+    """The model as each node shall look for it. Raises StartupError where this one has no such."""
+    found = models.locate(model)
+    own_home = model is None or found.repo is not None or model.startswith("~")
+    path = (model or "") if own_home else str(found.path)
+    return msgspec.structs.replace(wanted, model_path=path, model_id=wanted.model_id or found.id)
+
+
+def _checked(launch: Launch, own: Config) -> Layout:
+    """How the replicas will be laid out. Raises StartupError for what this node would refuse, since
+    the others have the same of it."""
+    from cluster.serve_app import Layout, Place
+
+    address = ray_runtime.node_address()
+    place = Place(None, launch.drain_s)
+    worker = node.worker(launch.workers["decode"], own, address)
+    check_bind(address, tls=worker.tls is not None)
+    node.router(launch.router, own, address).check_host(address)
+    wants_gpus = worker.device not in (None, "cpu")
+    gpus = worker.device is None and ray_runtime.declared().get("GPU", 0) > 0
+    return Layout(place, 1.0 if wants_gpus or gpus else 0.0)
+
+
+def _shown(resources: dict[str, float]) -> str:
+    named = {k: v for k, v in sorted(resources.items()) if k.startswith("baton_") or k == "GPU"}
+    return ", ".join(f"{v:g} {k}" for k, v in named.items()) or "no baton_ resources"
+
+
+def _deployed(launch: Launch, layout: Layout, report: Reporter) -> list[str]:
+    """URLs of the routers."""
+    from cluster import deploy
+    from cluster.probe import Probe
+
+    ray_runtime.start_serve()
+    deploy.run(launch, layout, report)
+    own = node.router(launch.router, node.here(), None)
+    urls = asyncio.run(_routers(own))
+    keys = own.api_keys is not None
+    for url in urls:
+        probe = Probe(url, own.http_tls)
+        probe.answers(launch.model_id, launch.start_deadline_s, report, keys=keys)
+    return urls
+
+
+async def _routers(settings: RouterSettings) -> list[str]:
+    client = connect(settings.redis_url)
+    try:
+        async with asyncio.timeout(_REDIS_S):
+            records = await Directory(client, settings.cluster).routers.all()
+    except (RedisError, OSError, TimeoutError) as error:
+        raise StartupError(f"the routers run, but Redis does not say where: {error}") from error
+    finally:
+        await client.aclose()
+    urls = sorted({record.url for record in records if record.url})
+    if not urls:
+        raise StartupError("the routers run, but Redis knows none of them")
+    return urls
+
+
+def down(address: str, say: Callable[[str], None]) -> int:
+    """Drains what is deployed, and ends Serve."""
+    from ray import serve
+
+    with ray_runtime.connected(address):
+        from cluster import deploy
+
+        there = deploy.deployed()
+        if not there:
+            say("nothing of Baton is deployed there")
+            return 0
+        say("draining: requests that run may finish")
+        deploy.drain()
+        end: Any = serve.shutdown
+        end()
+    say("drained and removed; the Ray cluster itself still runs (`ray down` ends it)")
+    return 0

@@ -1,0 +1,165 @@
+"""A router's HTTP server: uvicorn, with the limits on connections, and certificates that follow
+their files.
+
+`baton router` runs ``Server`` in the foreground; a Serve replica has a ``HostedRouter`` in its own
+event loop. Several of those may share an address: the kernel deals connections out among them
+(SO_REUSEPORT), so that one can come before another goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from msgspec.structs import replace
+
+from protocol.errors import StartupError
+from protocol.security import join
+from protocol.tls import http_context, renew
+from router.app import create_app
+from router.heap import settle
+from router.limits_connection import guarded
+from router.settings import RouterSettings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_BACKLOG = 2048
+_TICKS_10_S = 100  # uvicorn's are 0.1 s
+_ATTACHED_S = 5.0  # for a decode worker, before clients are let in
+_POLL_S = 0.05
+
+
+class Server(uvicorn.Server):
+    """Serves ``app`` until it is told to stop; then answers what it has, for ``drain_s``."""
+
+    def __init__(
+        self, app: FastAPI, settings: RouterSettings, drain_s: float, **options: Any
+    ) -> None:
+        tls = settings.http_tls
+        config = uvicorn.Config(
+            app,
+            loop="uvloop",
+            http=guarded(settings.body_timeout_s),
+            ws="none",
+            server_header=False,
+            access_log=False,
+            log_level="warning",
+            timeout_graceful_shutdown=max(1, round(drain_s)),
+            timeout_keep_alive=75,  # longer than clients keep idle ones: they close first
+            **options,
+        )
+        super().__init__(config)
+        self._files = tls
+        self._context = context = None if tls is None else http_context(tls)
+        if context is not None:
+            config.ssl_context_factory = lambda *_: context
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        settle()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._files is not None and self._context is not None and counter % _TICKS_10_S == 0:
+            renew(self._context, self._files)
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit  # uvicorn asks for SIGINT to stop at once
+        self.should_exit = True
+
+
+def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -> int:
+    """Serves until a signal, drains on the first one and ends at the second."""
+    settings.check_host(host)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn raises them again when it is done
+    settings = replace(settings, url=f"{_scheme(settings)}://{join(host, port)}")
+    server = Server(create_app(settings), settings, drain_s, host=host, port=port)
+    print(f"router: {settings.url}", flush=True)
+    server.run()
+    return 0 if server.started else 1
+
+
+class HostedRouter:
+    """The same within an event loop that is there. start -> serving -> stop"""
+
+    def __init__(self, settings: RouterSettings, host: str, port: int, drain_s: float) -> None:
+        settings.check_host(host)
+        self._address = (host, port)
+        settings = replace(settings, url=f"{_scheme(settings)}://{join(host, port)}")
+        self._app = create_app(settings)
+        # Its lifespan is ours to run: uvicorn would keep the reason of a failure to itself.
+        self._server = Server(self._app, settings, drain_s, lifespan="off")
+        self._ready = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when it listens; raises StartupError, or what kept the application from it."""
+        self._task = asyncio.create_task(self._serve(), name="http server")
+        ready = asyncio.create_task(self._ready.wait())
+        await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._task.done():
+            self._task.result()
+            raise StartupError("the HTTP server ended at its start")
+
+    async def _serve(self) -> None:
+        async with self._app.router.lifespan_context(self._app):
+            # Another one may be serving at this address: it had better take what comes until then.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ATTACHED_S):
+                    await self._attached()
+            sockets = listening(*self._address)
+            self._ready.set()
+            await self._server.serve(sockets)  # which closes them
+
+    async def _attached(self) -> None:
+        while not self._app.state.router.pool.attached:
+            await asyncio.sleep(_POLL_S)
+
+    def problem(self) -> str | None:
+        """Why it does not serve any more, if so."""
+        if self._task is None or not self._task.done():
+            return None
+        error = None if self._task.cancelled() else self._task.exception()
+        return f"the HTTP server has ended: {error}"
+
+    async def stop(self) -> None:
+        """Takes nothing new; returns when all is answered, or its time is over."""
+        if self._task is None:
+            return
+        self._server.should_exit = True
+        await asyncio.wait({self._task})
+
+
+def listening(host: str, port: int) -> list[socket.socket]:
+    """Sockets at every address of ``host``, which may be shared. Raises StartupError."""
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sockets.append(each := socket.socket(family, kind, protocol))
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            each.bind(address)
+            each.listen(_BACKLOG)
+            each.setblocking(False)
+    except OSError as error:
+        for each in sockets:
+            each.close()
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise StartupError(f"cannot listen on {join(host, port)}: {reason}") from error
+    return sockets
+
+
+def _scheme(settings: RouterSettings) -> str:
+    return "http" if settings.http_tls is None else "https"
