@@ -26,6 +26,7 @@ from engine.state import RowState
 from engine.step_plan import StepPlanner
 from engine.step_time import StepTimeModel, StepTimer
 from engine.stepper import Stepper, TokenOut
+from engine.work_cost import pass_cost
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import InvalidRequest, TransferFailed
 from protocol.request import Request
@@ -59,7 +60,8 @@ class Engine:
         table = SamplingTable(config.max_batch, length, vocab, eos, model.device)
         self.state = RowState(config.max_batch, pages, table)
         self.speculator: Speculator | None = None
-        self._stepper = Stepper(model, self.pool, self.scheduler, self.state, self._timer)
+        cost = pass_cost(model.config, self.format, model.weights.bytes, model.dtype.itemsize)
+        self._stepper = Stepper(model, self.pool, self.scheduler, self.state, self._timer, cost)
 
     def speculate(self, speculator: Speculator) -> None:
         """Propose tokens from the next step on."""

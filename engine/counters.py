@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.spec import MOST_DRAFTED
+from engine.work_done import WorkDone
 
 STEP_SECONDS = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
@@ -112,6 +113,7 @@ class Counters(msgspec.Struct, array_like=True):
     batch_size: Tally = msgspec.field(default_factory=lambda: Tally.over(BATCH_SIZE))
     decode_rows: int = 0  # sequences that decoded, those of each step
     speculation: SpecCounts = msgspec.field(default_factory=SpecCounts)
+    done: WorkDone = msgspec.field(default_factory=WorkDone)
 
     def looked_up(self, tokens: int, cached: int) -> None:
         """A context came to its turn, with ``cached`` of its ``tokens`` here already."""
@@ -135,4 +137,5 @@ class Counters(msgspec.Struct, array_like=True):
             self.batch_size.plus(other.batch_size),
             self.decode_rows + other.decode_rows,
             self.speculation.plus(other.speculation),
+            self.done.plus(other.done),
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from engine import sizing
+from engine.ceilings import ceilings
 from engine.checkpoint import fingerprint, load_config
 from engine.core import Engine, EngineConfig
 from engine.counters import SpecFigures
@@ -19,7 +20,7 @@ from engine.kv_format import KVFormat
 from engine.messages import Ready
 from engine.model import Model
 from engine.policy import Policy
-from engine.spec import EngineSpec
+from engine.spec import Ceilings, EngineSpec
 from engine.speculation.loading import control, load_speculation
 from engine.speculation.source import draft_size
 from engine.step_time import SETTLED
@@ -74,7 +75,8 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
     step_seconds = warm_up(engine)
     speculation = speculate(spec, engine, progress)
     grammars = Compiler(folder, config.vocab_size, config.eos_token_ids)
-    ready = _ready(engine, fingerprint(folder, str(dtype)), step_seconds, speculation)
+    found = ceilings(spec.ceilings, device, dtype, weights.bytes)
+    ready = _ready(engine, fingerprint(folder, str(dtype)), step_seconds, speculation, found)
     return Loaded(engine, grammars, ready, speculation)
 
 
@@ -152,7 +154,11 @@ def speculate(
 
 
 def _ready(
-    engine: Engine, model_fingerprint: str, step_seconds: float, speculation: SpecFigures
+    engine: Engine,
+    model_fingerprint: str,
+    step_seconds: float,
+    speculation: SpecFigures,
+    found: Ceilings,
 ) -> Ready:
     return Ready(
         fingerprint=model_fingerprint,
@@ -162,4 +168,7 @@ def _ready(
         kv_tokens=engine.manager.pages * BLOCK_TOKENS,
         step_seconds=step_seconds,
         speculation=str(speculation),
+        ceilings=found,
+        element_bytes=engine.model.dtype.itemsize,
+        gpu=engine.model.device.type == "cuda",
     )

@@ -13,6 +13,7 @@ import msgspec
 from engine.counters import Counters, SpecFigures
 from engine.kv_format import Codec, KVFormat
 from engine.pieces import Piece
+from engine.spec import Ceilings
 from protocol.logprobs import Logprobs
 from protocol.request import Finish, Request
 
@@ -144,7 +145,7 @@ class Progress(_Message, frozen=True):
 
 class Ready(_Message, frozen=True):
     """The engine takes commands. ``step_seconds``: the longest step seen in warm-up;
-    ``speculation``: what proposes tokens, or why nothing does."""
+    ``speculation``: what proposes tokens, or why nothing does. ``ceilings``: of its machine."""
 
     fingerprint: str
     vocab_size: int
@@ -153,6 +154,9 @@ class Ready(_Message, frozen=True):
     kv_tokens: int
     step_seconds: float
     speculation: str = "off"
+    ceilings: Ceilings = Ceilings()
+    element_bytes: int = 4  # of a weight
+    gpu: bool = False
 
     @property
     def kv_identity(self) -> str:

@@ -46,6 +46,7 @@ class Meter:
         self._speculation = speculation
         self._clock = clock
         self._pace = Pace()
+        self._marked, self._kv_used, self._starved = clock(), 0.0, False
         engine.scheduler.counters = Counters()
         engine.scheduler.counters.speculation.load_failures = int(bool(speculation.dropped))
 
@@ -54,9 +55,9 @@ class Meter:
         counters = self._engine.scheduler.counters
         spec = counters.speculation
         steps, accepted = spec.steps, spec.accepted_tokens
-        began = self._clock()
+        began = self._mark()
         drawn = self._engine.run(plan)
-        seconds = self._clock() - began
+        seconds = self._mark() - began
         work, decoding = plan.work, len(plan.decode)
         counters.step(work.prompt_tokens, decoding + len(plan.chunks), len(drawn), seconds)
         counters.decode_rows += decoding
@@ -68,9 +69,18 @@ class Meter:
             self._pace.step(decoding, spec.accepted_tokens - accepted, plain_steps)
         return drawn
 
+    def _mark(self) -> float:
+        """Count the time since the last mark, in which pages were as they were then; the time."""
+        now, manager, scheduler = self._clock(), self._engine.manager, self._engine.scheduler
+        scheduler.counters.done.passed(now - self._marked, self._kv_used, starved=self._starved)
+        self._marked, self._starved = now, scheduler.starved
+        self._kv_used = 1.0 - manager.available / manager.pages
+        return now
+
     def beat(self) -> m.Beat:
         """The load, as it is now."""
         engine = self._engine
+        self._mark()
         s = engine.scheduler
         queued = sum(q.remaining for q in s.queue if q.phase is Phase.WAITING)
         queued += sum(q.remaining for q in s.prefilling)

@@ -22,6 +22,7 @@ class Queues:
     def __init__(self, manager: BlockManager, rows: int) -> None:
         self.manager = manager
         self.counters = Counters()
+        self.starved = False  # the first in the queue lacks pages
         self.sequences: dict[int, Sequence] = {}
         self.queue: list[Sequence] = []  # by order, like all that follow but decoding and importing
         self.joining: list[Sequence] = []  # received, waiting for a row

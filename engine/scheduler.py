@@ -133,6 +133,7 @@ class Scheduler(Exchange):
     def _admit(self) -> None:
         """Pages, and a row to those that compute here, in the order of the queue."""
         passed = kept = 0  # sequences that wait for a prefix in flight, and pages left for them
+        self.starved = False
         while passed < len(self.queue) and passed <= MAX_PASSED:
             sequence = self.queue[passed]
             cached, missing = self._needs(sequence)
@@ -148,6 +149,8 @@ class Scheduler(Exchange):
             ):
                 self._start(sequence, cached, missing)
             else:
+                needed = missing + kept
+                self.starved = not self.manager.can_extend(sequence.keys, cached, needed)
                 return
 
     def _needs(self, sequence: Sequence) -> tuple[int, int]:

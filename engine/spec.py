@@ -24,6 +24,13 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 8
 
 
+class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine can do at most, each second; 0: not said."""
+
+    flops: float = 0.0
+    bytes: float = 0.0  # read from memory
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """``None`` leaves the choice to the engine."""
 
@@ -41,3 +48,4 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_storage: StorageChoice = "auto"
     arena: ArenaShape = ArenaShape()
     speculation: SpeculationSpec = SpeculationSpec()
+    ceilings: Ceilings = Ceilings()  # as declared; what is not is measured

@@ -26,6 +26,7 @@ from engine.step_plan import StepPlan
 from engine.step_time import StepTimer, Work
 from engine.verification import Layout, Shapes
 from engine.verifier import Drawn, Verifier
+from engine.work_cost import PassCost
 from protocol.blocks import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
 from protocol.logprobs import Logprobs
@@ -52,11 +53,13 @@ class Stepper:
         scheduler: Scheduler,
         state: RowState,
         timer: StepTimer,
+        cost: PassCost,
     ) -> None:
         self._model = model
         self._pool = pool
         self._scheduler = scheduler
         self._timer = timer
+        self._cost = cost
         self.speculator: Speculator | None = None
         self._batcher = Batcher(state, model.dtype, model.config)
         self._verifier = Verifier(state, pool, Drawer(state.sampling))
@@ -76,6 +79,7 @@ class Stepper:
         work = plan.work if drafts is None else plan.work.plus(Work(sum(drafts.counts)))
         self._timer.begin()
         drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
+        self._cost.add(self._scheduler.counters.done, plan, work, len(drawing))
         drawn = self._compute(plan, drawing, layout)
         self._timer.end(work, done=bool(drawing) or self._model.device.type == "cpu")
         manager = self._scheduler.manager
