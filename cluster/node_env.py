@@ -21,6 +21,15 @@ _HEAD = f"""\
 # On a node:  set -a; . {FOLDER}/node.env; set +a
 """
 
+RUN = f"""\
+#!/bin/sh
+# Runs a command as this cluster's processes run, with the program that lies beside this file:
+#   ray exec cluster.yaml '{FOLDER}/run baton status'
+set -a; . {FOLDER}/node.env; set +a
+PATH=$HOME{FOLDER[1:]}/src/.venv/bin:$PATH; export PATH
+exec "$@"
+"""
+
 _RAY = {
     "RAY_AUTH_MODE": "token",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # nodes outlive a head that is away so long
@@ -50,7 +59,6 @@ def node_env(redis: NodeRedis, tls_name: str, monitoring_key: str) -> str:
     }
     ray = {
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_external_storage_namespace": f"baton-{secrets.token_hex(4)}",
         **redis.variables,
         **_RAY,
     }
@@ -59,6 +67,9 @@ def node_env(redis: NodeRedis, tls_name: str, monitoring_key: str) -> str:
         *(f"{name}={_url(redis) if v is None else _quoted(v)}" for name, v in baton.items()),
         *(f"{name}={_path(file)}" for name, file in files.items()),
         "",
+        # KubeRay has one of its own, which it also clears in the end.
+        "RAY_external_storage_namespace=${RAY_external_storage_namespace:-"
+        f"baton-{secrets.token_hex(4)}}}",
         *(f"{name}={_quoted(value)}" for name, value in ray.items()),
         *(f"{FILES[option][1]}={_path(FILES[option][0])}" for option in redis.files),
     ]
