@@ -3,6 +3,7 @@
 DIR/ca.key ca.pem       the CA. Its key stays here: it signs the certificates that come
 DIR/node/               every node's ~/baton
     node.env            secrets, and where the files are (cluster/node_env.py)
+    run                 runs a command with those
     ca.pem node.pem node.key
                         mutual TLS, and HTTPS for clients: one certificate for all nodes
     api-keys.yaml       digests of the keys of one tenant, and of those who watch
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from cluster import api_keys, certs
 from cluster.cert_names import names_of
-from cluster.node_env import node_env
+from cluster.node_env import RUN, node_env
 from cluster.node_redis import FILES, node_redis
 from protocol.errors import StartupError
 
@@ -73,6 +74,7 @@ def init(folder: Path, hosts: list[str], redis_url: str, tenant: str, name: str)
         taken["baton.yaml"] = _CONFIG.encode()
         for file, content in taken.items():
             _write(node / file, content)
+        _write(node / "run", RUN.encode(), 0o700)
         for path in (ca, node / "node.pem"):
             path.chmod(0o600)
     except OSError as error:
@@ -98,6 +100,6 @@ def _read(option: str, path: str) -> bytes:
         raise StartupError(f"--redis-url: {option}: cannot read {path}: {reason}") from None
 
 
-def _write(path: Path, content: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

@@ -11,11 +11,10 @@ from cluster.commands.failing import failure
 
 _NEXT = """\
 next
-  edit {node}/baton.yaml (model, pools), and a copy of deploy/ray-local.yaml, ray-aws.yaml or
-  ray-gcp.yaml, as cluster.yaml: your hosts, and {node} under file_mounts
-  ray up cluster.yaml
-  ray exec cluster.yaml \\
-    'set -a; . ~/baton/node.env; baton up --address auto --config ~/baton/baton.yaml'
+  edit {node}/baton.yaml (model, pools) and, under deploy/, ray-local.yaml, ray-aws.yaml or
+  ray-gcp.yaml, which say on their first lines what else to do; then
+  ray up FILE.yaml
+  ray exec FILE.yaml '~/baton/run baton up --address auto --config ~/baton/baton.yaml'
 
 then
   curl --cacert {folder}/ca.pem https://{host}:8000/v1/models -H 'Authorization: Bearer KEY'"""

@@ -46,8 +46,9 @@ def test_all_of_it_is_private(tmp_path: Path) -> None:
     found = {p.relative_to(tmp_path / "c"): p for p in (tmp_path / "c").rglob("*")}
     assert sorted(map(str, found)) == [
         *("ca.key", "ca.pem", "node", "node/api-keys.yaml", "node/baton.yaml", "node/ca.pem"),
-        *("node/monitoring.key", "node/node.env", "node/node.key", "node/node.pem"),
+        *("node/monitoring.key", "node/node.env", "node/node.key", "node/node.pem", "node/run"),
     ]
+    assert found.pop(Path("node/run")).stat().st_mode & 0o777 == 0o700
     modes = {path.stat().st_mode & 0o777 for path in found.values() if path.is_file()}
     folders = [tmp_path / "c", tmp_path / "c" / "node"]
     assert modes == {0o600}
@@ -69,8 +70,12 @@ def test_sh_and_baton_read_it(tmp_path: Path) -> None:
     assert tls.ca == str(home / "baton" / "ca.pem")
     read(TlsFiles(ca=tls.ca, cert=tls.cert, key=tls.key), time.time())
     assert config.security.http_tls.cert == tls.cert
-    command = [str(Path(sys.executable).parent / "baton"), "config"]
-    shown = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    programs = home / "baton" / "src" / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "baton").symlink_to(Path(sys.executable).parent / "baton")
+    command = ["sh", "-c", "~/baton/run baton config"]
+    bare = {"HOME": str(home), "PATH": os.defpath}
+    shown = subprocess.run(command, env=bare, check=True, capture_output=True, text=True).stdout
     assert "environment BATON_TLS_NAME" in shown and PASSWORD not in shown
 
 
