@@ -20,6 +20,8 @@ from prometheus_client.registry import Collector
 
 from cluster.metric_families import LABELS, buckets, counter, gauge, gauge_by, histogram
 from cluster.metrics_speculation import speculation
+from cluster.metrics_walls import ceilings, use, work
+from cluster.walls import Machine
 from engine.client import EngineClient
 from engine.counters import BATCH_SIZE, STEP_SECONDS
 from engine.kv_format import Codec
@@ -38,6 +40,7 @@ class Sources:
     engine: EngineClient
     traffic: TrafficCounter
     requests: Callable[[], dict[str, int]]
+    machine: Callable[[], Machine | None]
     not_after: Callable[[], float | None] = lambda: None  # of its certificate, where it has one
 
 
@@ -71,7 +74,10 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         record = self._sources.record()
         labels = [record.model.id, record.role]
-        yield from _load(record, [*labels, record.instance[:REPLICA_CHARS]])
+        one = [*labels, record.instance[:REPLICA_CHARS]]
+        yield from _load(record, one)
+        yield from use(record.walls, one)
+        yield from ceilings(self._sources.machine(), record.kv_tokens_total, one)
         yield from self._front(labels, record.instance[:REPLICA_CHARS])
         yield from self._certificate(labels, record.instance[:REPLICA_CHARS])
         yield from self._engine(labels)
@@ -102,6 +108,7 @@ class WorkerCollector(Collector):
             ("engine_restarts", "Engines that were replaced", self._sources.engine.restarts),
         ):
             yield counter(name, text, labels, count)
+        yield from work(done.done, labels)
         steps, sizes = (done.step_seconds, STEP_SECONDS), (done.batch_size, BATCH_SIZE)
         yield histogram("engine_step_seconds", "Of one step of the engine", labels, *steps)
         yield histogram("engine_batch_size", "Sequences in a step", labels, *sizes)

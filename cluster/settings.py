@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine.kv_format import Precision, StorageChoice
-from engine.spec import MOST_DRAFTED, EngineSpec, SpeculationSpec
+from engine.spec import MOST_DRAFTED, Ceilings, EngineSpec, SpeculationSpec
 from kvtransfer.codecs import Wanted
 from protocol.auth import check_bind
 from protocol.directory import check_url
@@ -57,6 +57,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     # Of decode workers; ``model_path`` as it was given, until it is located.
     speculation: SpeculationSpec = SpeculationSpec(method="auto")
     metrics_port: int = 0
+    # What the machine can do at most; None: measured.
+    peak_tflops: float | None = None
+    peak_gb_per_s: float | None = None
+    link_gb_per_s: float | None = None
     tls: TlsFiles | None = None  # beyond loopback there must be one
 
     def __repr__(self) -> str:
@@ -95,6 +99,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 <= self.speculation.max_tokens <= MOST_DRAFTED:
             given = self.speculation.max_tokens
             raise StartupError(f"speculation max_tokens must be in 1..{MOST_DRAFTED}, not {given}")
+        for name in ("peak_tflops", "peak_gb_per_s", "link_gb_per_s"):
+            peak = getattr(self, name)
+            if peak is not None and not 0 < peak < float("inf"):
+                raise StartupError(f"{name} must be above 0, not {peak}")
         for name in ("threads", "kv_tokens", "max_batch", "prefill_chunk", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -117,6 +125,9 @@ def engine_of(settings: WorkerSettings) -> EngineSpec:
         kv_precision=settings.kv_precision,
         kv_storage=settings.kv_pool,
         speculation=settings.speculation if settings.role == "decode" else SpeculationSpec(),
+        ceilings=Ceilings(
+            flops=1e12 * (settings.peak_tflops or 0.0), bytes=1e9 * (settings.peak_gb_per_s or 0.0)
+        ),
     )
 
 

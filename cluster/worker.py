@@ -24,6 +24,7 @@ import grpc
 from cluster import metrics
 from cluster.event_log import EventLog
 from cluster.settings import WorkerSettings, engine_of
+from cluster.walls import WallWatch
 from decode_worker.service import DecodeService
 from engine import messages as m
 from engine.client import EngineClient
@@ -82,11 +83,14 @@ class Worker:
             self._engine, self._receiver, settings.local_prefill_tokens, self.instance
         )
         self._server: grpc.aio.Server | None = None
+        traffic, link = self._receiver.traffic, 1e9 * (settings.link_gb_per_s or 0.0)
+        self._walls = WallWatch(self._engine, traffic, settings.kv_codec, link)
         sources = metrics.Sources(
             self.record,
             self._engine,
-            self._receiver.traffic,
+            traffic,
             self._requests,
+            self._walls.machine,
             lambda: self._security.not_after,
         )
         self._metrics = MetricsServer(metrics.page(metrics.registry(sources)))
@@ -212,6 +216,7 @@ class Worker:
             max_batch=self.settings.max_batch,
             prefill_chunk=self.settings.prefill_chunk,
             metrics_endpoint=self._metrics_endpoint,
+            walls=self._walls.now(),
         )
 
     def _requests(self) -> dict[str, int]:

@@ -98,7 +98,9 @@ class Handover:
             if first.finish is Finish.NONE:
                 self._told.first(first, cached)
                 before, began = self.incoming.bytes, time.monotonic()
-                await beside(self._control.watch(receiving, self.incoming, FRAME_S), receiving)
+                watching = self._control.watch(receiving, self.incoming, FRAME_S)
+                with self._links.traffic.tails.waiting(lambda: self.incoming.bytes):
+                    await beside(watching, receiving)
                 self._told.mark("kv_ready")
                 self._account(before, time.monotonic() - began)
                 self._links.session.send(m.Join(self._handle, first.token))

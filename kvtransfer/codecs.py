@@ -9,6 +9,7 @@ from engine.counters import Tally
 from engine.kv_format import Codec, KVFormat
 from engine.pieces import Piece
 from kvtransfer.frames import HEADER_BYTES
+from kvtransfer.tails import Tails
 from protocol.errors import StartupError
 
 Wanted: TypeAlias = Literal["auto", "raw", "fp8"]
@@ -49,6 +50,12 @@ class TrafficCounter:
     """By codec. Event loop only."""
 
     by_codec: dict[Codec, Traffic] = field(default_factory=dict)
+    tails: Tails = field(default_factory=Tails)
+
+    @property
+    def bytes(self) -> int:
+        """That have come in, headers included."""
+        return sum(traffic.bytes for traffic in self.by_codec.values())
 
     def count(self, format_: KVFormat, codec: Codec, piece: Piece, nbytes: int) -> None:
         """One frame with ``nbytes`` of payload."""

@@ -112,7 +112,8 @@ class Fetch:
             incoming = control.incoming(self._handle, here.cached_blocks, there)
             receiving = asyncio.create_task(incoming.run(source.kv_endpoint))
             try:
-                await control.watch(receiving, incoming, FRAME_S)
+                with self._links.traffic.tails.waiting(lambda: incoming.bytes):
+                    await control.watch(receiving, incoming, FRAME_S)
             finally:
                 call.cancel()  # first of all: the other worker's pages are free
                 receiving.cancel()

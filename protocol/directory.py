@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from protocol.errors import StartupError
 from protocol.leases import LEASE_S, RENEW_S, Leases
+from protocol.walls import Walls
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +52,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 0  # sequences in a step; 0: not said
     prefill_chunk: int = 0  # prompt tokens in a step; 0: not said
     metrics_endpoint: str = ""  # "": none
+    walls: Walls | None = None  # None: not known yet
 
 
 class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +123,7 @@ def _is_sane(record: WorkerRecord) -> bool:
         and all(_is_plain(t) for t in texts)
         and record.endpoint.rpartition(":")[2].isdecimal()
         and min(counts) >= 0
+        and (record.walls is None or record.walls.sane)
     )
 
 

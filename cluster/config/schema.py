@@ -69,6 +69,15 @@ class WorkerSection(Section):
     local_prefill_tokens: int = key(
         64, "Uncached prompt tokens prefilled on the decode worker.", ge=0
     )
+    peak_tflops: float | None = key(
+        None, "TFLOP/s that a worker reaches at most; null: measured at its start.", gt=0
+    )
+    peak_gb_per_s: float | None = key(
+        None, "GB/s that it reads from memory at most; null: measured at its start.", gt=0
+    )
+    link_gb_per_s: float | None = key(
+        None, "GB/s that its network link brings at most; null: the best seen.", gt=0
+    )
 
 
 class PoolSection(Section):
