@@ -2,6 +2,7 @@
 # down    stop it
 # test    set up, then all tests          lint    ruff, mypy          format  ruff format
 # proto   generate the gRPC stubs         clean   remove what this file made
+# dashboards   deploy/grafana, from cluster/monitoring/dashboards
 # lock    requirements*.txt, with the hashes of all files of each release, from requirements*.in
 #
 # PYTHON picks the interpreter: 3.11 or 3.12.
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
 
-.PHONY: up down test lint format proto lock clean
+.PHONY: up down test lint format proto dashboards lock clean
 
 up: $(VENV)/installed
 	env BATON_DIE_WITH_PARENT=1 $(BIN)/baton up $(ARGS)
@@ -39,6 +40,9 @@ format: $(VENV)/installed-dev
 proto: $(VENV)/installed-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. \
 		--grpc_python_out=. --mypy_out=. --mypy_grpc_out=. protocol/wire.proto
+
+dashboards: $(VENV)/installed-dev
+	$(BIN)/python -m cluster.monitoring.dashboards.generate
 
 # Nothing is resolved: the .in files name every package and version. What pip then installs must be
 # a file that had this hash when the pin was made.

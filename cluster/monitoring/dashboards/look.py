@@ -1,0 +1,34 @@
+"""Colours, the same on all panels; limits that several share. Names are Grafana's."""
+
+from __future__ import annotations
+
+from cluster.monitoring.dashboards.spec import Colours
+
+PREFILL, DECODE, ROUTER = "blue", "orange", "purple"
+GOOD, FAIR, BAD = "green", "yellow", "red"
+
+ROLES: Colours = (
+    *(("prefill.+", PREFILL), ("decode.+", DECODE), ("router.+", ROUTER)),
+    *(("prefill", PREFILL), ("decode", DECODE)),
+)
+QUANTILES: Colours = (
+    *(("p50", "light-blue"), ("p90", "blue"), ("p99", "dark-blue")),
+    ("objective", BAD),
+)
+STATUSES: Colours = (
+    *(("ok", GOOD), ("cancelled", "text")),
+    *(("4..", FAIR), ("429", "orange"), ("5..", BAD)),
+)
+STAGES: Colours = (
+    *(("route", ROUTER), ("queue", FAIR), ("prefill", PREFILL), ("first_emit", DECODE)),
+    *(("wire", "dark-green"), ("scatter", "light-green")),
+)
+STATES: Colours = ((".+ draining", FAIR), (".+ down", BAD))
+MIX: Colours = (("from caches", "light-blue"), ("computed", PREFILL), ("output", DECODE))
+SLOS: Colours = (("ttft", PREFILL), ("tpot", DECODE), ("all", GOOD))
+
+IN_TIME = ((0.95, FAIR), (0.99, GOOD))
+OF_OBJECTIVE = ((0.8, FAIR), (1.0, BAD))
+FULL = ((0.8, FAIR), (0.9, BAD))
+ANY = ((1e-9, FAIR),)
+AT_LEAST_ONE = ((1.0, GOOD),)

@@ -1,0 +1,1 @@
+"""The rows of panels, one file each; each answers a question."""

@@ -1,0 +1,217 @@
+"""Dashboards: they ask for what routers and workers export, and lie in deploy/grafana as made."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as models
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.monitoring.dashboards import DASHBOARDS, catalog, generate, note_queries, queries
+from cluster.monitoring.dashboards.catalog import Metric
+from cluster.monitoring.dashboards.provision import COMMITTED, SOURCE_UID
+from cluster.monitoring.dashboards.spec import WIDTH, Dashboard, Panel, Place, below, places
+from cluster.settings import WorkerSettings
+from cluster.worker import Worker
+from protocol.directory import ModelInfo
+from router.metrics import Metrics
+from router.snapshot import Objectives
+from tests.system import needs, program
+
+METRICS = [made for made in vars(catalog).values() if isinstance(made, Metric)]
+EACH = [(board, panel) for board in DASHBOARDS for panel in board.panels()]
+IDS = [f"{board.uid}: {panel.title}" for board, panel in EACH]
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+TARGET = {"cluster", "model", "role", "replica"}
+"""Labels that Prometheus gives every series."""
+
+MODEL = ModelInfo(
+    id="tiny",
+    fingerprint="f" * 32,
+    precision="exact",
+    max_model_len=64,
+    vocab_size=8,
+    kv_bytes_per_token=8,
+)
+
+
+def families(page: bytes) -> list[Family]:
+    return list(text_string_to_metric_families(page.decode()))
+
+
+async def exported(tmp_path: Path) -> dict[str, list[Family]]:
+    """What a router's page and a decode worker's have, by name. None of the two runs."""
+    settings = WorkerSettings(
+        role="decode",
+        cluster="test",
+        redis_url="redis://127.0.0.1:1/0",
+        token="t" * 32,
+        model_path=str(tmp_path),
+        model_id=MODEL.id,
+    )
+    worker = Worker(settings)
+    worker._model = MODEL
+    pages = [Metrics("tiny", Objectives(1.0, 0.1), "r" * 12).page(), worker._metrics._page()]
+    found: dict[str, list[Family]] = {}
+    for family in (family for page in pages for family in families(page)):
+        found.setdefault(family.name, []).append(family)
+    return found
+
+
+async def test_every_metric_is_exported_as_the_catalog_has_it(tmp_path: Path) -> None:
+    pages = await exported(tmp_path)
+    assert len(METRICS) > 40
+    for metric in METRICS:
+        # of an engine's process there is nothing before it runs; it has what any process has
+        name = metric.name.removeprefix("baton_engine_") if metric.bare else metric.name
+        known = {(family.type, family.documentation) for family in pages.get(name, ())}
+        assert (metric.kind, metric.about) in known, (metric, known)
+        for sample in (s for family in pages[name] for s in family.samples):
+            labels = set(sample.labels) - {"le"} - TARGET
+            if not metric.bare and metric.name != "baton_replicas":
+                assert labels == set(metric.labels), (metric, sample)
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"\b(?:baton|process)_\w+", text))
+
+
+@pytest.mark.parametrize(("board", "panel"), EACH, ids=IDS)
+def test_expressions_use_metrics_of_the_catalog(board: Dashboard, panel: Panel) -> None:
+    for query in panel.queries:
+        uses, text = query.expr.uses, query.expr.text
+        may = {metric.name + suffix for metric in uses for suffix in SUFFIXES[metric.kind]}
+        assert names(text) <= may, text
+        assert set(uses) <= set(METRICS)
+        own = {label for metric in uses for label in metric.labels}
+        assert labels_of(text) <= own | TARGET | {"le", "alertname", "alertstate"}, text
+        assert placeholders(query.legend) <= grouped(text), (query.legend, text)
+
+
+def labels_of(text: str) -> set[str]:
+    """That are matched, or grouped by."""
+    matched = re.findall(r'(\w+)=~?"', text)
+    return {*matched, *grouped(text)}
+
+
+def grouped(text: str) -> set[str]:
+    return {label for group in re.findall(r"by \(([^)]*)\)", text) for label in group.split(", ")}
+
+
+def placeholders(legend: str) -> set[str]:
+    return set(re.findall(r"{{(\w+)}}", legend))
+
+
+@pytest.mark.parametrize(("board", "panel"), EACH, ids=IDS)
+def test_panels_can_be_read(board: Dashboard, panel: Panel) -> None:
+    assert panel.title and len(panel.title) <= 7 * panel.width  # at 1440 pixels
+    assert panel.about.endswith(".")
+    assert panel.unit  # one for all queries
+    assert panel.width >= 3 and panel.height >= 4
+    limits = [value for value, _ in panel.limits]
+    assert limits == sorted(set(limits))
+    legends = [query.legend for query in panel.queries]
+    assert all(legends) and len(set(legends)) == len(legends)
+
+
+def laid(board: Dashboard) -> Iterator[Place]:
+    top = 0
+    for row in board.rows:
+        yield Place(0, top, WIDTH, 1)
+        yield from places(row, top)
+        top = below(row, top)
+
+
+@pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board.uid)
+def test_nothing_overlaps_and_lines_are_full(board: Dashboard) -> None:
+    cells: dict[int, int] = {}
+    for one, other in combinations(list(laid(board)), 2):
+        apart = one.x + one.width <= other.x or other.x + other.width <= one.x
+        above = one.y + one.height <= other.y or other.y + other.height <= one.y
+        assert apart or above, (one, other)
+    for place in laid(board):
+        for y in range(place.y, place.y + place.height):
+            cells[y] = cells.get(y, 0) + place.width
+    assert set(cells.values()) == {WIDTH}, "a hole in the grid"
+    titles = [panel.title for panel in board.panels()]
+    assert len(set(titles)) == len(titles)
+
+
+def test_what_is_committed_is_what_is_made() -> None:
+    made = generate.files()
+    there = {str(path.relative_to(COMMITTED)) for path in COMMITTED.rglob("*") if path.is_file()}
+    assert there == set(made)
+    for name, text in made.items():
+        assert (COMMITTED / name).read_text() == text, f"{name}: make dashboards"
+
+
+def loaded() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(COMMITTED.glob("*.json"))]
+
+
+def test_grafana_knows_every_field() -> None:
+    """By the SDK's model, but for the texts of annotations, which it does not have."""
+    for board in loaded():
+        for note in board["annotations"]["list"]:
+            assert note.pop("textFormat") and note.pop("titleFormat")
+        again = json.dumps(models.Dashboard.from_json(board), cls=JSONEncoder)
+        assert json.loads(again) == board
+
+
+def test_the_files_ask_what_queries_tells() -> None:
+    asked = [
+        (board["uid"], panel["title"], target["expr"])
+        for board in loaded()
+        for panel in board["panels"]
+        for target in panel.get("targets", ())
+    ]
+    assert sorted(asked) == sorted(queries()) and len(asked) > 80
+    noted = [
+        (board["uid"], note["name"], note["expr"])
+        for board in loaded()
+        for note in board["annotations"]["list"]
+    ]
+    assert sorted(noted) == sorted(note_queries())
+
+
+def test_the_source_that_is_provisioned_is_the_one_that_is_picked() -> None:
+    folder = COMMITTED / "provisioning"
+    sources = yaml.safe_load((folder / "datasources/baton.yaml").read_text())["datasources"]
+    assert [source["uid"] for source in sources] == [SOURCE_UID]
+    for board in loaded():
+        first = board["templating"]["list"][0]
+        assert (first["name"], first["current"]["value"]) == ("datasource", SOURCE_UID)
+        used = {panel["datasource"]["uid"] for panel in board["panels"] if "targets" in panel}
+        assert used == {"${datasource}"}
+
+
+def test_prometheus_understands_every_query(tmp_path: Path) -> None:
+    needs("promtool")
+    exprs = sorted({text for _, _, text in [*queries(), *note_queries()]})
+    rules = [
+        {"record": f"panel:{n}", "expr": text.replace("$__rate_interval", "1m")}
+        for n, text in enumerate(exprs)
+    ]
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run(
+        [program("promtool"), "check", "rules", str(file)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(exprs)} rules found" in done.stdout
+
+
+def test_shares_have_no_value_where_nothing_was_asked_for() -> None:
+    for _, _, text in queries():
+        for whole in re.findall(r"\n/\n(.*)", text):
+            assert whole.endswith(" > 0)"), text
