@@ -20,6 +20,7 @@ from router.index import PrefixIndex
 from router.learned import Learned
 from router.ledger import Ledger
 from router.metrics import Metrics
+from router.overview.viewing import Viewing
 from router.placing import Placer
 from router.sd import Published, groups
 from router.settings import RouterSettings
@@ -58,6 +59,7 @@ class RouterState:
     placer: Placer
     tenants: Tenants
     published: Published
+    viewing: Viewing
     security: Security
     started: int  # seconds since the epoch
 
@@ -107,6 +109,7 @@ async def opened(
     follower = client = None
     state: RouterState
     published = Published(settings, lambda: state.page())
+    viewing = Viewing(lambda: state.discovered(), settings.tls)
     metrics = Metrics(settings.model_id, settings.goals, published.instance)
     async with AsyncExitStack() as stack:
         formats = load_formats(tokenizer, settings.model_path)
@@ -143,9 +146,11 @@ async def opened(
             placer=Placer(pool, index, ledger, learned, settings.goals, settings.routing_policy),
             tenants=tenants,
             published=published,
+            viewing=viewing,
             security=security,
             started=int(time.time()),
         )
         stack.push_async_callback(published.close)
+        stack.push_async_callback(viewing.close)
         await published.start(client)
         yield state

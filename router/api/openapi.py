@@ -42,12 +42,6 @@ _HEADERS: list[Schema] = [
         "schema": {"type": "number", "exclusiveMinimum": 0, "examples": [2000]},
     },
 ]
-_NAME: Schema = {
-    "name": "name",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string", "minLength": 1},
-}
 
 
 def document(model_id: str, *, keys: bool) -> Schema:
@@ -66,20 +60,35 @@ def document(model_id: str, *, keys: bool) -> Schema:
 
 def _paths() -> dict[str, Schema]:
     any_object: Schema = {"type": "object"}
+    text: Schema = {"type": "string"}
     objects: Schema = {"type": "array", "items": any_object}
     return {
         "/v1/completions": {"post": _work("completion", "CompletionBody", "Completion")},
         "/v1/chat/completions": {"post": _work("chat", "ChatBody", "Chat", "ChatChunk")},
         "/v1/models": {"get": _look("models", _ref("ModelList"))},
         "/v1/models/{name}": {
-            "get": {"parameters": [_NAME], **_look("model", _ref("ModelCard"), "404")}
+            "get": {"parameters": [_in_path("name")], **_look("model", _ref("ModelCard"), "404")}
         },
         "/health": {"get": {**_look("health", any_object), "security": []}},
         "/ready": {"get": {**_look("ready", any_object, "503"), "security": []}},
-        "/metrics": {"get": _look("metrics", {"type": "string"}, kind="text/plain")},
+        "/metrics": {"get": _look("metrics", text, kind="text/plain")},
         "/sd": {"get": _look("sd", objects)},
         "/openapi.json": {"get": _look("openapi", any_object)},
+        "/ui": {"get": {**_look("ui", text, kind="text/html"), "security": []}},
+        "/ui/overview": {"get": _look("overview", any_object)},
+        "/ui/{file}": {"get": _part()},
     }
+
+
+def _in_path(name: str) -> Schema:
+    schema: Schema = {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _part() -> dict[str, Any]:
+    """A file of the page, of whatever kind."""
+    found = _look("ui_file", {"type": "string"}, "404", kind="*/*")
+    return {"parameters": [_in_path("file")], **found, "security": []}
 
 
 def _ref(name: str) -> Schema:

@@ -1,0 +1,82 @@
+"""What `/ui` shows: one look a second at most, for all who watch; none while nobody does.
+
+asked --a look runs, or is younger than LOOK_S--> that one
+      +-else--> a look: pages, then an Overview over them and the looks before
+not asked for FORGET_S --> nothing is held
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from protocol.tls import TlsFiles
+from router.overview.pages import Group, Limits, Pages, Seen
+from router.overview.past import WINDOW_S, Past
+from router.overview.trust import Trust
+from router.overview.views import overview
+
+LOOK_S = 1.0
+FORGET_S = 2 * WINDOW_S
+LIMITS = Limits(deadline_s=1.5, size=512 << 10)
+"""Of one page: it is parsed on the loop that streams run on."""
+
+
+class Viewing:
+    """``discover``: the groups of ``/sd``. Raises StartupError for files that cannot be used."""
+
+    def __init__(
+        self, discover: Callable[[], Awaitable[list[dict[str, Any]]]], files: TlsFiles | None
+    ) -> None:
+        self._discover = discover
+        self._trust = None if files is None else Trust(files)
+        self._past = Past()
+        self._look: asyncio.Task[bytes] | None = None
+        self._forget: asyncio.TimerHandle | None = None
+        self._began = 0.0
+        self.looks = 0
+
+    async def overview(self) -> bytes:
+        """An Overview, as JSON, at most LOOK_S and a look old."""
+        look = self._look
+        if look is None or (look.done() and time.monotonic() - self._began >= LOOK_S):
+            look = self._look = asyncio.create_task(self._see())
+        self._remember()
+        return await asyncio.shield(look)  # who hangs up ends nobody else's
+
+    async def close(self) -> None:
+        """Idempotent."""
+        look, self._look = self._look, None
+        if look is not None:
+            look.cancel()
+            await asyncio.wait({look})
+        if self._forget is not None:
+            self._forget.cancel()
+
+    async def _see(self) -> bytes:
+        self._began = time.monotonic()
+        self.looks += 1
+        seen = await self._pages(msgspec.convert(await self._discover(), list[Group]))
+        shown = overview("", seen, self._past.take(seen.moment), time.time())
+        return msgspec.json.encode(shown)
+
+    async def _pages(self, groups: list[Group]) -> Seen:
+        if self._trust is None:
+            pages = Pages(LIMITS)
+        else:
+            pages = Pages(LIMITS, tls=self._trust.context(), name=self._trust.name)
+        async with pages:
+            return await pages.look(groups)
+
+    def _remember(self) -> None:
+        if self._forget is not None:
+            self._forget.cancel()
+        self._forget = asyncio.get_running_loop().call_later(FORGET_S, self._drop)
+
+    def _drop(self) -> None:
+        self._past.clear()
+        self._look = None

@@ -1,0 +1,55 @@
+// Numbers as people read them: three digits and a unit. null: not observed.
+
+const digits = (value) =>
+  value >= 100
+    ? value.toFixed(0)
+    : value >= 10
+      ? value.toFixed(1).replace(/\.0$/, "")
+      : value.toFixed(2).replace(/\.?0+$/, "");
+
+const scaled = (value, unit) => {
+  for (const [size, prefix] of [
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ]) {
+    if (value >= size) return [digits(value / size), prefix + unit];
+  }
+  return [digits(value), unit];
+};
+
+// Each gives [number, unit]; a missing value is a dash.
+const missing = (form) => (value) =>
+  value === null || value === undefined ? ["–", ""] : form(value);
+
+export const seconds = missing((s) =>
+  s < 1e-3 ? [(s * 1e6).toFixed(0), "µs"] : s < 1 ? [digits(s * 1e3), "ms"] : [digits(s), "s"],
+);
+export const percent = missing((p) => [
+  p === 1 || p === 0
+    ? (p * 100).toFixed(0)
+    : (Math.min(p, 0.999) * 100).toFixed(p > 0.9 || p < 0.1 ? 1 : 0),
+  "%",
+]);
+export const count = missing((n) => (n < 1e4 ? [n.toFixed(0), ""] : scaled(n, "")));
+export const perSecond = missing((n) => scaled(n, "/s"));
+export const bytesPerSecond = missing((n) => [digits(n / 1e6), "MB/s"]);
+
+// A thin space before units, but none before % and /s.
+export const text = ([number, unit]) => number + (/^[a-zµ]/i.test(unit) ? "\u2009" : "") + unit;
+
+export const duration = (s) => {
+  const parts = [];
+  let left = Math.floor(s);
+  for (const [size, unit] of [
+    [86400, "d"],
+    [3600, "h"],
+    [60, "min"],
+    [1, "s"],
+  ]) {
+    const whole = Math.floor(left / size);
+    left -= whole * size;
+    if (whole || (unit === "s" && !parts.length)) parts.push(`${whole} ${unit}`);
+  }
+  return parts.slice(0, 2).join(" ");
+};
