@@ -16,6 +16,7 @@ from cluster.monitoring.dashboards.rows.processes import PROCESSES
 from cluster.monitoring.dashboards.rows.requests import REQUESTS
 from cluster.monitoring.dashboards.rows.routers import ROUTERS
 from cluster.monitoring.dashboards.rows.times import TIMES
+from cluster.monitoring.dashboards.rows.walls import WALLS
 from cluster.monitoring.dashboards.spec import Dashboard
 
 SERVICE = Dashboard(
@@ -29,7 +30,7 @@ POOLS = Dashboard(
     "baton-pools",
     "Baton: pools",
     "What prefill and decode workers do, and what they are short of.",
-    (SHORT, LOAD, MEMORY, HANDOVER, ENGINES, PROCESSES),
+    (SHORT, WALLS, LOAD, MEMORY, HANDOVER, ENGINES, PROCESSES),
     NOTES,
 )
 DASHBOARDS = (SERVICE, POOLS)

@@ -100,6 +100,17 @@ DRAFTED = _counter("spec_decode_num_draft_tokens", "tokens", "Tokens proposed")
 ACCEPTED = _counter("spec_decode_num_accepted_tokens", "tokens", "Tokens accepted")
 ROWS = _counter("decode_rows", "count", "Sequences that decoded, of all steps")
 
+# Workers: how far from their ceilings.
+WALL_USE = _gauge(
+    "wall_utilization_ratio",
+    "ratio",
+    "Of the wall's ceiling, over the last seconds; compute and bandwidth: while steps ran",
+    "wall",
+)
+BUSY = _gauge("engine_busy_ratio", "ratio", "Of the last seconds: steps ran")
+FLOPS = _counter("engine_flops", "flops", "Floating point operations of steps")
+MOVED = _counter("engine_bytes", "bytes", "Bytes that steps moved in memory", "kind")
+
 # KV on its way: every byte counts at its receiver alone.
 _LINK = ("transport", "codec")
 WIRE_BYTES = _counter("kv_transfer_bytes", "bytes", "KV received, on the wire", *_LINK)

@@ -25,6 +25,10 @@ STAGES: Colours = (
 )
 STATES: Colours = ((".+ draining", FAIR), (".+ down", BAD))
 MIX: Colours = (("from caches", "light-blue"), ("computed", PREFILL), ("output", DECODE))
+WALLS: Colours = (
+    *(("compute", "red"), ("bandwidth", "yellow"), ("capacity", "purple"), ("network", "green")),
+)
+MOVED: Colours = (("weights", "text"), ("kv", "purple"))
 SLOS: Colours = (("ttft", PREFILL), ("tpot", DECODE), ("all", GOOD))
 
 IN_TIME = ((0.95, FAIR), (0.99, GOOD))
