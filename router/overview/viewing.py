@@ -40,6 +40,11 @@ class Viewing:
         self._began = 0.0
         self.looks = 0
 
+    @property
+    def held(self) -> int:
+        """Looks in memory."""
+        return self._past.kept
+
     async def overview(self) -> bytes:
         """An Overview, as JSON, at most LOOK_S and a look old."""
         look = self._look

@@ -11,6 +11,7 @@ from router.overview.figures import Moment, Window
 from router.overview.pages import Seen
 from router.overview.router_view import RouterView, router_view
 from router.overview.verdict import Verdict, verdict
+from router.overview.walls import WallView, wall_views
 from router.overview.worker_view import WorkerView, worker_view
 
 
@@ -24,6 +25,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     router: RouterView
     workers: list[WorkerView]
+    walls: list[WallView] = []  # of the pools
 
 
 def overview(url: str, seen: Seen, before: Moment | None, now_s: float) -> Overview:
@@ -41,5 +43,6 @@ def overview(url: str, seen: Seen, before: Moment | None, now_s: float) -> Overv
         window_s=window.seconds,
         verdict=verdict(router, workers, window.seconds),
         router=router,
+        walls=wall_views([p for g in of if (p := seen.moment.pages.get(g.target))]),
         workers=sorted(workers, key=lambda w: (w.role != "prefill", w.instance)),
     )

@@ -6,6 +6,7 @@ https://www.w3.org/TR/CSP3/): what workers call themselves is text, whatever the
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from functools import cache
 from importlib import resources
@@ -39,6 +40,7 @@ KINDS = {
 
 class File(NamedTuple):
     body: bytes
+    small: bytes  # the same by gzip
     kind: str
     tag: str  # changes with the body
 
@@ -51,7 +53,8 @@ def files() -> dict[str, File]:
         kind = KINDS.get(entry.name[entry.name.rfind(".") :])
         if kind is not None:
             body = entry.read_bytes()
-            found[entry.name] = File(body, kind, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+            tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+            found[entry.name] = File(body, gzip.compress(body, mtime=0), kind, tag)
     return found
 
 
@@ -80,7 +83,10 @@ async def overview(request: Request) -> Response:
 
 
 def _sent(request: Request, file: File) -> Response:
-    headers = {**SECURITY, "cache-control": "no-cache", "etag": file.tag}
+    headers = {**SECURITY, "cache-control": "no-cache", "etag": file.tag, "vary": "accept-encoding"}
     if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)
-    return Response(file.body, headers={**headers, "content-type": file.kind})
+    headers["content-type"] = file.kind
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(file.body, headers=headers)
+    return Response(file.small, headers={**headers, "content-encoding": "gzip"})

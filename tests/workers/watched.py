@@ -1,4 +1,4 @@
-"""A small cluster without Ray, under load, behind a real HTTP port: what `/ui` is looked at with."""
+"""A small cluster without Ray, under load, behind a real HTTP port: `/ui` is looked at with it."""
 
 from __future__ import annotations
 

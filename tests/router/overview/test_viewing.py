@@ -1,0 +1,209 @@
+"""One look for all who watch, at pages that may be slow, large, garbage, or of somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from cluster import certs
+from protocol import metrics_http
+from protocol.metrics_http import MetricsServer
+from protocol.tls import TlsFiles
+from router.overview import viewing
+from router.overview.pages import Limits
+from router.overview.viewing import Viewing
+from router.overview.views import Overview
+
+UP = b'baton_engine_up{model="m",role="decode",replica="x"} 1\n'
+
+
+def group(target: str, scheme: str = "http") -> dict[str, Any]:
+    about = {"role": "decode", "instance": target, "cluster": "c", "model": "m"}
+    labels = {f"__meta_baton_{name}": value for name, value in about.items()}
+    return {"targets": [target], "labels": {**labels, "__scheme__": scheme}}
+
+
+class Process:
+    """A real metrics port, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._server = MetricsServer(self._page)
+
+    def _page(self) -> bytes:
+        self.asked += 1
+        return UP
+
+    async def start(self, tls: TlsFiles | None = None) -> str:
+        return await self._server.start("127.0.0.1", 0, tls)
+
+    async def close(self) -> None:
+        await self._server.close()
+
+
+@contextlib.asynccontextmanager
+async def watched(*groups: dict[str, Any], tls: TlsFiles | None = None) -> AsyncIterator[Viewing]:
+    async def discover() -> list[dict[str, Any]]:
+        return list(groups)
+
+    made = Viewing(discover, tls)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def shown(by: Viewing) -> Overview:
+    return msgspec.json.decode(await by.overview(), type=Overview)
+
+
+async def test_many_who_watch_are_one_look() -> None:
+    process = Process()
+    async with watched(group(await process.start())) as view:
+        await asyncio.sleep(0.05)
+        assert process.asked == 0, "nobody has looked"
+        first = await asyncio.gather(*(view.overview() for _ in range(50)))
+        assert len(set(first)) == 1
+        assert await view.overview() == first[0]
+        assert (view.looks, process.asked) == (1, 1)
+    await process.close()
+
+
+async def test_looks_are_apart_and_make_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewing, "LOOK_S", 0.05)
+    process = Process()
+    async with watched(group(await process.start())) as view:
+        assert (await shown(view)).window_s is None
+        ended = asyncio.get_running_loop().time() + 0.5
+        while asyncio.get_running_loop().time() < ended:
+            seen = await shown(view)
+            await asyncio.sleep(0)
+        assert 2 <= view.looks <= 11
+        assert seen.window_s is not None and 0.3 < seen.window_s < 0.6
+        asked = process.asked
+        await asyncio.sleep(0.2)
+        assert process.asked == asked, "nobody looks"
+    await process.close()
+
+
+async def test_who_hangs_up_ends_nobody_elses_look() -> None:
+    process = Process()
+    async with watched(group(await process.start())) as view:
+        gone = asyncio.create_task(view.overview())
+        stays = asyncio.create_task(view.overview())
+        await asyncio.sleep(0)
+        gone.cancel()
+        assert msgspec.json.decode(await stays, type=Overview).workers[0].state == "ready"
+    await process.close()
+
+
+async def test_what_nobody_looks_at_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewing, "FORGET_S", 0.05)
+    process = Process()
+    async with watched(group(await process.start())) as view:
+        await view.overview()
+        assert view.held == 1
+        await asyncio.sleep(0.1)
+        assert view.held == 0
+        assert (await shown(view)).window_s is None
+    await process.close()
+
+
+async def hang(_: web.BaseRequest) -> web.Response:
+    await asyncio.sleep(5)
+    raise AssertionError
+
+
+async def much(_: web.BaseRequest) -> web.Response:
+    return web.Response(body=UP * 1000)
+
+
+async def elsewhere(_: web.BaseRequest) -> web.Response:
+    return web.Response(status=302, headers={"location": "http://127.0.0.1:1/secret"})
+
+
+async def garbage(_: web.BaseRequest) -> web.Response:
+    return web.Response(text="<html>")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (hang, "does not answer within 0.2 s"),
+        (much, "sends more than 8 KiB"),
+        (elsewhere, "answers 302"),
+        (garbage, "not a page of metrics"),
+    ],
+)
+async def test_one_bad_page_costs_that_page(
+    answer: Callable[[web.BaseRequest], Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewing, "LIMITS", Limits(0.2, 8 << 10))
+    bad = web.ServerRunner(web.Server(answer), shutdown_timeout=0)
+    await bad.setup()
+    await web.TCPSite(bad, "127.0.0.1", 0).start()
+    good = Process()
+    targets = f"127.0.0.1:{bad.addresses[0][1]}", await good.start()
+    async with watched(*map(group, targets)) as view:
+        seen = {worker.target: worker for worker in (await shown(view)).workers}
+    assert why in seen[targets[0]].why
+    assert [seen[target].state for target in targets] == ["silent", "ready"]
+    await good.close()
+    await bad.cleanup()
+
+
+@pytest.mark.parametrize("target", ["192.0.2.1:80", "example.org:80", "[2001:db8::1]:80"])
+async def test_strangers_are_not_dialled_in_the_clear(target: str) -> None:
+    """Where a process is comes from Redis."""
+    async with watched(group(target)) as view:
+        async with asyncio.timeout(1):
+            [worker] = (await shown(view)).workers
+    assert "beyond this machine it must be https" in worker.why
+
+
+async def test_certificates_of_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_http, "is_loopback", lambda _: False)  # as if it were not
+    monkeypatch.setattr("protocol.tls.LOOK_S", 0.0)
+    name = "baton.cluster"
+    tls = issued(tmp_path / "mine", name)
+    process = Process()
+    target = group(await process.start(tls), "https")
+    async with watched(target, tls=tls) as view:
+        assert (await shown(view)).workers[0].state == "ready"
+    stranger = issued(tmp_path / "other", name)
+    async with watched(target, tls=stranger) as view:
+        assert "TLS: " in (await shown(view)).workers[0].why
+    async with watched(target) as view:
+        assert "TLS: " in (await shown(view)).workers[0].why
+    assert process.asked == 1
+    await process.close()
+
+
+async def test_renewed_certificates_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_http, "is_loopback", lambda _: False)
+    monkeypatch.setattr("protocol.tls.LOOK_S", 0.0)
+    monkeypatch.setattr(viewing, "LOOK_S", 0.0)
+    tls = issued(tmp_path / "mine", "baton.cluster")
+    process = Process()
+    async with watched(group(await process.start(tls), "https"), tls=tls) as view:
+        await view.overview()
+        issued(tmp_path / "new", "baton.cluster")
+        for file in (tmp_path / "new").iterdir():
+            file.replace(tmp_path / "mine" / file.name)
+        assert (await shown(view)).workers[0].state == "ready"
+    await process.close()
+
+
+def issued(folder: Path, name: str) -> TlsFiles:
+    certs.init(folder, [name])
+    ca, cert, key = (str(folder / file) for file in ("ca.pem", f"{name}.pem", f"{name}.key"))
+    return TlsFiles(ca=ca, cert=cert, key=key, name=name)
