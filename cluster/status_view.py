@@ -12,6 +12,7 @@ from rich.text import Text
 from cluster.status_speculation import line
 from router.overview.router_view import STAGES, RouterView, Spread
 from router.overview.views import Overview
+from router.overview.walls import WallView
 from router.overview.worker_view import WorkerView
 
 _WIDE = 100  # columns from which everything fits
@@ -30,6 +31,7 @@ def render(overview: Overview, console: Console) -> RenderableType:
         _workers(overview.workers, bars, console.width),
         *(Text(why, style="red") for why in silent),
         *(line(w.instance[:6], w.speculation) for w in overview.workers if w.speculation),
+        *map(_wall, overview.walls),
         Text(),
         *_requests(overview.router),
         Text(),
@@ -91,6 +93,12 @@ def _workers(workers: list[WorkerView], bars: str, width: int) -> RenderableType
             cells += [column.cell(worker) for column in columns]
         table.add_row(*cells)
     return table
+
+
+def _wall(view: WallView) -> Text:
+    """What binds a pool, and what would relax it."""
+    style = "yellow" if view.wall is not None else ""
+    return Text.assemble(("bound by  ", "dim"), f"{view.role}: ", (view.text, style))
 
 
 def _engine(worker: WorkerView) -> str:

@@ -18,6 +18,7 @@ from router import buckets
 from router.attempt import Attempt
 from router.snapshot import Objectives
 from router.timeline import stages
+from router.walls.gauges import WallGauges
 
 ROLE = "router"
 REPLICA_CHARS = 12  # of an instance id
@@ -34,6 +35,7 @@ class Metrics:
         self._model = model
         self._replica = replica[:REPLICA_CHARS]
         self.goals = goals
+        self.walls = WallGauges(self.registry, model, self._replica)
         ttft = tuple(sorted({*buckets.TTFT, goals.ttft_s}))
         tpot = tuple(sorted({*buckets.ITL, goals.tpot_s}))
         self.time_to_first_token = self._histogram(

@@ -27,6 +27,7 @@ from router.settings import RouterSettings
 from router.tenants import Tenants, read_tenants
 from router.tokens import load_tokenizer
 from router.vocabulary import Vocabulary, load_vocabulary
+from router.walls.pools import pool_walls
 from router.watch import Watch
 from router.workers import ListWorkers, Pool
 
@@ -71,6 +72,7 @@ class RouterState:
         show.index_staleness.set(self.follower.staleness_s if self.follower else 0.0)
         show.queued_prefill_tokens.set(sum(q.tokens for q in self.ledger.queues.values()))
         show.replicas(worker_states(self.pool))
+        show.walls.show(pool_walls(self.pool.records))
         show.certificate("cluster", self.security.not_after)
         https = self.settings.http_tls
         show.certificate("https", None if https is None else http_not_after(https))

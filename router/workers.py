@@ -92,6 +92,11 @@ class Pool:
         """Decode workers whose stream is up."""
         return sum(link.attached for link in self.links.values())
 
+    @property
+    def records(self) -> list[WorkerRecord]:
+        """All workers in use."""
+        return [*self.prefill.values(), *(link.record for link in self.links.values())]
+
     def record(self, instance: str) -> WorkerRecord | None:
         """A worker of either role."""
         link = self.links.get(instance)
@@ -168,8 +173,7 @@ class Pool:
 
     def told(self) -> None:
         """The records in use may have changed: work out what follows from them."""
-        links = [link.record for link in self.links.values()]
-        records = [*self.prefill.values(), *links]
+        records = self.records
         models = {r.instance: parse(r.step_model) for r in records}
         self._typical_step = pooled(models.values())
         self._step_models = {i: completed(m, self._typical_step) for i, m in models.items()}
