@@ -114,7 +114,7 @@ def placeholders(legend: str) -> set[str]:
 
 @pytest.mark.parametrize(("board", "panel"), EACH, ids=IDS)
 def test_panels_can_be_read(board: Dashboard, panel: Panel) -> None:
-    assert panel.title and len(panel.title) <= 7 * panel.width  # at 1440 pixels
+    assert panel.title and len(panel.title) <= 6 * panel.width  # at 1440 pixels
     assert panel.about.endswith(".")
     assert panel.unit  # one for all queries
     assert panel.width >= 3 and panel.height >= 4

@@ -12,7 +12,7 @@ ROLES: Colours = (
     *(("prefill", PREFILL), ("decode", DECODE)),
 )
 QUANTILES: Colours = (
-    *(("p50", "light-blue"), ("p90", "blue"), ("p99", "dark-blue")),
+    *(("p50", "light-blue"), ("p90", "blue"), ("p99", "purple")),
     ("objective", BAD),
 )
 STATUSES: Colours = (

@@ -34,7 +34,8 @@ def built(panel: Panel, number: int, place: Place) -> Builder:
     made.grid_pos(models.GridPos(h=place.height, w=place.width, x=place.x, y=place.y))
     for position, query in enumerate(panel.queries):
         target = prometheus.Dataquery().expr(query.expr.text).legend_format(query.legend)
-        target.datasource(SOURCE).ref_id(chr(ord("A") + position)).range()
+        target.datasource(SOURCE).ref_id(chr(ord("A") + position))
+        _ = target.instant() if panel.kind == "stat" else target.range()
         if panel.kind == "heatmap":
             target.format(PromQueryFormat.HEATMAP)
         made.with_target(target)
@@ -115,7 +116,7 @@ def _stat(panel: Panel) -> stat.Panel:
     made = stat.Panel().unit(panel.unit).no_value(panel.idle).thresholds(_thresholds(panel))
     made.color_scheme(_colour(models.FieldColorModeId.THRESHOLDS))
     made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-    made.color_mode(options.BigValueColorMode.VALUE).graph_mode(options.BigValueGraphMode.AREA)
+    made.color_mode(options.BigValueColorMode.VALUE).graph_mode(options.BigValueGraphMode.NONE)
     named = any("{{" in query.legend for query in panel.queries)
     text = options.BigValueTextMode.VALUE_AND_NAME if named else options.BigValueTextMode.VALUE
     made.text_mode(text)

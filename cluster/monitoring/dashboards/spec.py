@@ -37,7 +37,7 @@ class Panel:
     queries: tuple[Query, ...]
     kind: Kind = "lines"
     width: int = 8
-    height: int = 8
+    height: int = 7
     colours: Colours = ()
     calm: str = "green"
     limits: tuple[tuple[float, str], ...] = ()

@@ -54,6 +54,7 @@ ENGINES = Row(
             "That a sequence gets of a step: 1 without speculation.",
             (Query(_PER_ROW, "decode {{replica}}"),),
             colours=look.ROLES,
+            low=1.0,
             decimals=2,
         ),
         Panel(

@@ -1,4 +1,5 @@
-"""Is it fine? Shares and rates are of the last five minutes."""
+"""Is it fine? Shares and rates are of the last five minutes, and all numbers are of now: what is
+gone leaves no old number behind."""
 
 from __future__ import annotations
 
@@ -42,14 +43,14 @@ FINE = Row(
         ),
         _number("Goodput", "Requests per second that met both objectives.", _MET, calm="blue"),
         _number(
-            "TTFT p99 of objective",
+            "TTFT p99 of SLO",
             "The 99th percentile of the time to first token, as a share of its objective.",
             _of_objective(m.TTFT, "ttft"),
             limits=look.OF_OBJECTIVE,
             idle="idle",
         ),
         _number(
-            "TPOT p99 of objective",
+            "TPOT p99 of SLO",
             "The 99th percentile of the time per output token, as a share of its objective.",
             _of_objective(m.TPOT, "tpot"),
             limits=look.OF_OBJECTIVE,
@@ -78,6 +79,7 @@ FINE = Row(
             "{{role}}",
             calm=look.BAD,
             limits=look.AT_LEAST_ONE,
+            idle="unknown",
         ),
         _number(
             "Alerts",

@@ -63,7 +63,7 @@ LOAD = Row(
                 Query(total(m.RUNNING, "role", match=WORKERS), "{{role}} running"),
                 Query(total(m.WAITING, "role", match=WORKERS), "{{role}} waiting"),
             ),
-            colours=(*look.ROLES, (".+ waiting", look.FAIR)),
+            colours=look.ROLES,
         ),
     ),
 )

@@ -45,7 +45,7 @@ POOLS = Row(
             limits=look.FULL,
         ),
         number(
-            "Engines replaced, last hour",
+            "Engine deaths, last hour",
             "Engines that died or hung, and were replaced.",
             grown(m.RESTARTS, window="1h"),
             limits=((0.5, look.FAIR), (2.5, look.BAD)),
