@@ -2,7 +2,7 @@
 # down    stop it
 # test    set up, then all tests          lint    ruff, mypy          format  ruff format
 # proto   generate the gRPC stubs         clean   remove what this file made
-# dashboards   deploy/grafana, from cluster/monitoring/dashboards
+# dashboards   those of Grafana, from cluster/monitoring/dashboards
 # lock    requirements*.txt, with the hashes of all files of each release, from requirements*.in
 #
 # PYTHON picks the interpreter: 3.11 or 3.12.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,9 @@ def test_no_pickle_on_any_wire() -> None:
         for path in (ROOT / package).rglob("*.py"):
             unsafe = imports(path) & {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
             assert not unsafe, f"{path.relative_to(ROOT)} imports {sorted(unsafe)}"
+
+
+def test_what_is_installed_is_what_there_is() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    files = [p for top in {*MAY_IMPORT, "cluster", "bench"} for p in (ROOT / top).rglob("*.py")]
+    assert set(listed) == {".".join(path.parent.relative_to(ROOT).parts) for path in files}

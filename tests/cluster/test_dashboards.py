@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.monitoring.dashboards import DASHBOARDS, catalog, generate, note_queries, queries
 from cluster.monitoring.dashboards.catalog import Metric
-from cluster.monitoring.dashboards.provision import COMMITTED, SOURCE_UID
+from cluster.monitoring.dashboards.generate import DEPLOYED
+from cluster.monitoring.dashboards.provision import MADE, SOURCE_UID
 from cluster.monitoring.dashboards.spec import WIDTH, Dashboard, Panel, Place, below, places
 from cluster.settings import WorkerSettings
 from cluster.worker import Worker
@@ -148,15 +149,16 @@ def test_nothing_overlaps_and_lines_are_full(board: Dashboard) -> None:
 
 
 def test_what_is_committed_is_what_is_made() -> None:
-    made = generate.files()
-    there = {str(path.relative_to(COMMITTED)) for path in COMMITTED.rglob("*") if path.is_file()}
-    assert there == set(made)
-    for name, text in made.items():
-        assert (COMMITTED / name).read_text() == text, f"{name}: make dashboards"
+    boards, provisioning = generate.dashboards(), generate.provisioning()
+    for folder, made in ((MADE, boards), (DEPLOYED, boards | provisioning)):
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert {str(path.relative_to(folder)) for path in files} == set(made)
+        for name, text in made.items():
+            assert (folder / name).read_text() == text, f"{name}: make dashboards"
 
 
 def loaded() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(COMMITTED.glob("*.json"))]
+    return [json.loads(path.read_text()) for path in sorted(MADE.glob("*.json"))]
 
 
 def test_grafana_knows_every_field() -> None:
@@ -185,7 +187,7 @@ def test_the_files_ask_what_queries_tells() -> None:
 
 
 def test_the_source_that_is_provisioned_is_the_one_that_is_picked() -> None:
-    folder = COMMITTED / "provisioning"
+    folder = DEPLOYED / "provisioning"
     sources = yaml.safe_load((folder / "datasources/baton.yaml").read_text())["datasources"]
     assert [source["uid"] for source in sources] == [SOURCE_UID]
     for board in loaded():

@@ -1,4 +1,4 @@
-"""Writes deploy/grafana: `make dashboards`. Needs grafana-foundation-sdk, a tool of development."""
+"""Writes the dashboards, and deploy/grafana: `make dashboards`. Needs the SDK, as `panels` does."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from cluster.monitoring.dashboards import DASHBOARDS, panels, provision
 from cluster.monitoring.dashboards.spec import WIDTH, Dashboard, Note, below, places
 
 TAG = "baton"
+DEPLOYED = Path(__file__).parents[3] / "deploy" / "grafana"
+"""Grafana's provisioning, and links to the dashboards."""
 
 
-def files() -> dict[str, str]:
-    """What is to be in deploy/grafana, by names there."""
-    made = {f"{board.uid.removeprefix('baton-')}.json": text(board) for board in DASHBOARDS}
-    return made | provision.files(provision.BY_ENVIRONMENT)
+def dashboards() -> dict[str, str]:
+    """The files of the dashboards, by names."""
+    return {f"{board.uid.removeprefix('baton-')}.json": text(board) for board in DASHBOARDS}
+
+
+def provisioning() -> dict[str, str]:
+    """The others in deploy/grafana, by names there."""
+    return provision.files(provision.BY_ENVIRONMENT)
 
 
 def text(board: Dashboard) -> str:
@@ -94,11 +100,11 @@ class _Annotation(builders.AnnotationQuery):
 
 
 def main() -> None:
-    for name, content in files().items():
-        path = provision.COMMITTED / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-        print(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    for folder, files in ((provision.MADE, dashboards()), (DEPLOYED, provisioning())):
+        for name, content in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
     provisioning/datasources/baton.yaml   provisioning/dashboards/baton.yaml   *.json
 
+The dashboards lie in this package, so that they come along wherever it is installed.
+
 https://grafana.com/docs/grafana/latest/administration/provisioning/ fixes the shapes. Those in
 deploy/grafana take what differs from place to place from variables of the environment.
 """
@@ -13,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.monitoring.yaml_text import dump
-from protocol.errors import StartupError
 
-COMMITTED = Path(__file__).resolve().parents[3] / "deploy" / "grafana"
+MADE = Path(__file__).parent / "made"
 SOURCE_UID, SOURCE_NAME = "baton-prometheus", "Baton's Prometheus"
 
 
@@ -70,8 +71,7 @@ def files(grafana: Grafana) -> dict[str, str]:
 
 
 def committed() -> dict[str, str]:
-    """The dashboards' JSON by file names. Raises StartupError where they did not come along."""
-    found = {path.name: path.read_text() for path in sorted(COMMITTED.glob("*.json"))}
-    if not found:
-        raise StartupError(f"there are no dashboards in {COMMITTED}: Baton runs from its checkout")
+    """The dashboards' JSON by file names."""
+    found = {path.name: path.read_text() for path in sorted(MADE.glob("*.json"))}
+    assert found, f"no dashboards in {MADE}"
     return found
