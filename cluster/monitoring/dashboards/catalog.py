@@ -100,14 +100,18 @@ DRAFTED = _counter("spec_decode_num_draft_tokens", "tokens", "Tokens proposed")
 ACCEPTED = _counter("spec_decode_num_accepted_tokens", "tokens", "Tokens accepted")
 ROWS = _counter("decode_rows", "count", "Sequences that decoded, of all steps")
 
-# Workers: how far from their ceilings.
+# How far pools are from their ceilings; worked out by routers.
+BINDING = _gauge("binding_wall", "count", "1: this wall binds the pool; none: none does", "wall")
 WALL_USE = _gauge(
-    "wall_utilization_ratio",
-    "ratio",
-    "Of the wall's ceiling, over the last seconds; compute and bandwidth: while steps ran",
-    "wall",
+    "pool_wall_utilization_ratio", "ratio", "Of the wall's ceiling, the pool's workers", "wall"
 )
-BUSY = _gauge("engine_busy_ratio", "ratio", "Of the last seconds: steps ran")
+BUSY = _gauge("pool_busy_ratio", "ratio", "Of the last seconds: steps ran, on average")
+GAIN = _gauge(
+    "wall_gain_ratio",
+    "ratio",
+    "Tokens per second that a technique would bring the pool, over those now",
+    *("wall", "technique"),
+)
 FLOPS = _counter("engine_flops", "flops", "Floating point operations of steps")
 MOVED = _counter("engine_bytes", "bytes", "Bytes that steps moved in memory", "kind")
 

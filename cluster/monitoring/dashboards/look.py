@@ -28,6 +28,7 @@ MIX: Colours = (("from caches", "light-blue"), ("computed", PREFILL), ("output",
 WALLS: Colours = (
     *(("compute", "red"), ("bandwidth", "yellow"), ("capacity", "purple"), ("network", "green")),
 )
+BINDING: Colours = (("none", "text"), *WALLS)
 MOVED: Colours = (("weights", "text"), ("kv", "purple"))
 SLOS: Colours = (("ttft", PREFILL), ("tpot", DECODE), ("all", GOOD))
 

@@ -84,10 +84,6 @@ def highest(metric: Metric, *by: str, match: str = "") -> Expr:
     return _gauge("max", metric, by, match)
 
 
-def average(metric: Metric, *by: str, match: str = "") -> Expr:
-    return _gauge("avg", metric, by, match)
-
-
 def mean(metric: Metric, *by: str, match: str = "") -> Expr:
     """Of a histogram's observations."""
     assert metric.kind == "histogram", metric

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from cluster.monitoring.dashboards import catalog as m
 from cluster.monitoring.dashboards import look
-from cluster.monitoring.dashboards.promql import average, rate
+from cluster.monitoring.dashboards.promql import Expr, highest, rate, total
+from cluster.monitoring.dashboards.rows.parts import number
 from cluster.monitoring.dashboards.spec import Panel, Query, Row
+
+
+def _binding() -> Expr:
+    """Of each pool, the place in look.BINDING. Each router tells one wall; where two differ for a
+    moment, the later one counts."""
+    names = [name for name, _ in look.BINDING[1:]]
+    each = (total(m.BINDING, "role", "replica", match=f'wall="{name}"').text for name in names)
+    places = "\n+ ".join(f"{place} * {text}" for place, text in enumerate(each, 1))
+    return Expr(f"max by (role) (\n{places}\n)", "short", (m.BINDING,))
+
+
+_NOTHING = 'label_replace(vector(1), "technique", "nothing to relax", "", "")'
+_GAINS = highest(m.GAIN, "role", "technique")
 
 
 def _walls(role: str, about: str) -> Panel:
     return Panel(
         f"Walls of the {role} pool",
-        f"How much of each ceiling is used, on average over workers. {about}",
-        (Query(average(m.WALL_USE, "wall", match=f'role="{role}"'), "{{wall}}"),),
+        f"How much of each ceiling its workers use. {about}",
+        (Query(highest(m.WALL_USE, "wall", match=f'role="{role}"'), "{{wall}}"),),
         colours=look.WALLS,
         high=1.0,
     )
@@ -21,13 +35,35 @@ def _walls(role: str, about: str) -> Panel:
 WALLS = Row(
     "Which wall binds?",
     (
-        _walls("prefill", "It should be compute: many tokens share each read of the weights."),
-        _walls("decode", "It should be bandwidth, or capacity: few tokens share each read."),
+        Panel(
+            "The wall that binds",
+            "What each pool has to have more of, or use less of, to do more. none: it has less to"
+            " do than it can, or overhead binds it. It should be compute for prefill; bandwidth,"
+            " or capacity, for decode.",
+            (Query(_binding(), "{{role}}"),),
+            "states",
+            width=16,
+            height=5,
+            states=look.BINDING,
+        ),
+        number(
+            "What would relax it",
+            "Tokens per second with the technique, over those now. docs/operations.md has the trap"
+            " of each; `baton status` tells it, too.",
+            Expr(f"{_GAINS.text}\nor on ()\n{_NOTHING}", "suffix:x", _GAINS.uses),
+            "{{role}} {{technique}}",
+            width=8,
+            height=5,
+            calm="blue",
+            decimals=2,
+        ),
+        _walls("prefill", "Many tokens share each read of the weights: compute comes first."),
+        _walls("decode", "Few tokens share each read of the weights: bandwidth comes first."),
         Panel(
             "Busy",
-            "Share of the time in which steps ran, on average over workers. Below a half nothing"
-            " binds: the pool is larger than its load.",
-            (Query(average(m.BUSY, "role"), "{{role}}"),),
+            "Share of the time in which steps ran, on average over workers. Below a half the pool"
+            " has less to do than it can.",
+            (Query(highest(m.BUSY, "role"), "{{role}}"),),
             colours=look.ROLES,
             high=1.0,
         ),
