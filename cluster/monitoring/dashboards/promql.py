@@ -22,7 +22,7 @@ PER_SECOND = {
     "bytes": "Bps",
     "flops": "flops",
     "seconds": "percentunit",
-    "count": "si:/s",
+    "count": "suffix: /s",
 }
 """Grafana's names of units, of rates."""
 PLAIN = {
