@@ -1,0 +1,31 @@
+# Baton with Ray, for workers, routers and Ray's head alike; nobody in it is root.
+#   docker build -t baton .                                    CPU
+#   docker build -t baton --build-arg TORCH_BACKEND=cu130 .    CUDA
+# What is installed had its hash when it was pinned (requirements.txt); torch is picked by its
+# build, as the Makefile does.
+
+FROM python:3.11-slim-bookworm AS build
+ARG TORCH_BACKEND=cpu
+ARG TORCH=2.13.0
+ARG UV=0.13.8
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1
+RUN python -m venv /opt/baton
+COPY requirements.txt /src/requirements.txt
+RUN /opt/baton/bin/pip install --quiet --require-hashes -r /src/requirements.txt
+RUN python -m venv /opt/uv && /opt/uv/bin/pip install --quiet "uv==$UV" && \
+    /opt/uv/bin/uv pip install --quiet --python /opt/baton/bin/python \
+      --torch-backend="$TORCH_BACKEND" "torch==$TORCH"
+COPY . /src
+RUN /opt/baton/bin/pip install --quiet --no-deps --no-build-isolation /src && \
+    /opt/baton/bin/pip check
+
+FROM python:3.11-slim-bookworm
+# wget is what KubeRay looks after its pods with, where they bring no probes of their own.
+RUN apt-get update && apt-get install -y --no-install-recommends tini wget && \
+    rm -rf /var/lib/apt/lists/* && useradd --create-home --uid 1000 baton
+COPY --from=build /opt/baton /opt/baton
+ENV PATH=/opt/baton/bin:$PATH HOME=/home/baton PYTHONUNBUFFERED=1
+USER 1000:1000
+WORKDIR /home/baton
+ENTRYPOINT ["tini", "--"]
+CMD ["baton", "--help"]

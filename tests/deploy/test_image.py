@@ -1,0 +1,62 @@
+"""The Dockerfile: what goes into the image is all there, and the versions are the Makefile's."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from tests.deploy.commands import ROOT, check_shell
+from tests.test_layout import MAY_IMPORT
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+IGNORE = (ROOT / ".dockerignore").read_text().splitlines()
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PRODUCT = {*MAY_IMPORT, "cluster", "bench"}
+
+
+def test_versions_are_the_makefiles() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for name in ("TORCH", "UV"):
+        [pinned] = re.findall(rf"^{name} := (.*)$", makefile, re.M)
+        assert f"ARG {name}={pinned}\n" in DOCKERFILE
+    [torch] = re.findall(r"^ARG TORCH=(.*)$", DOCKERFILE, re.M)
+    assert f"torch=={torch}" in PROJECT["project"]["dependencies"]
+
+
+def test_every_package_is_installed() -> None:
+    """A wheel has the packages that are listed, and no others."""
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for package in PRODUCT
+        for path in (ROOT / package).rglob("__init__.py")
+    }
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
+
+
+def test_nothing_else_goes_into_the_image() -> None:
+    assert next(line for line in IGNORE if not line.startswith("#")) == "*"
+    allowed = {line.removeprefix("!").rstrip("/") for line in IGNORE if line.startswith("!")}
+    assert allowed == PRODUCT | {"LICENSE", "README.md", "pyproject.toml", "requirements.txt"}
+    for name in allowed:
+        assert (ROOT / name).exists(), name
+
+
+def test_it_is_not_run_by_root() -> None:
+    stages = DOCKERFILE.split("\nFROM ")
+    last = stages[-1]
+    assert re.search(r"^USER (\d+):\1$", last, re.M)
+    assert "HEALTHCHECK" not in DOCKERFILE
+    assert {stage.split()[0] for stage in stages[1:]} == {"python:3.11-slim-bookworm"}
+
+
+def test_commands_are_ones() -> None:
+    joined = re.sub(r"\\\n\s*", "", DOCKERFILE)
+    runs = re.findall(r"^RUN (.*)$", joined, re.M)
+    assert len(runs) >= 4
+    for run in runs:
+        check_shell(run)
+    assert "--require-hashes -r /src/requirements.txt" in joined
+    for source in re.findall(r"^COPY (?!--from)(\S+)", joined, re.M):
+        assert (ROOT / Path(source)).exists(), source
