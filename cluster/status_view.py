@@ -98,7 +98,7 @@ def _workers(workers: list[WorkerView], bars: str, width: int) -> RenderableType
 def _wall(view: WallView) -> Text:
     """What binds a pool, and what would relax it."""
     style = "yellow" if view.wall is not None else ""
-    return Text.assemble(("bound by  ", "dim"), f"{view.role}: ", (view.text, style))
+    return Text.assemble(("wall      ", "dim"), f"{view.role}: ", (view.text, style))
 
 
 def _engine(worker: WorkerView) -> str:

@@ -77,6 +77,6 @@ def _text(
         best = gains[0]
         return f"{bound}; {best.name} would give {best.gain:.1f}x (trap: {best.trap})"
     if busy < IDLE:
-        return f"none binds: steps run {busy:.0%} of the time"
+        return f"none binds, steps run {busy:.0%} of the time"
     both = f"compute {used['compute']:.0%}, bandwidth {used['bandwidth']:.0%}"
-    return f"none binds: steps are mostly overhead ({both})"
+    return f"none binds, steps are mostly overhead ({both})"

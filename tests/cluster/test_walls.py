@@ -117,4 +117,4 @@ def test_the_line_of_status(wall: str | None) -> None:
     )
     file = io.StringIO()
     Console(file=file, width=80).print(_wall(view))
-    assert file.getvalue() == "bound by  decode: as it is\n"
+    assert file.getvalue() == "wall      decode: as it is\n"

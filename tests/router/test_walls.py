@@ -168,7 +168,7 @@ def test_from_records_to_what_is_shown() -> None:
     ]
     prefill, decode = wall_views([{}, page])
     assert (prefill.wall, prefill.techniques) == (None, [])
-    assert prefill.text == "none binds: steps run 10% of the time"
+    assert prefill.text == "none binds, steps run 10% of the time"
     assert (decode.role, decode.wall, decode.utilization["bandwidth"]) == (
         *("decode", "bandwidth"),
         0.71,
@@ -192,4 +192,4 @@ def test_steps_of_overhead_are_called_so() -> None:
     now = record("decode", figures(bandwidth=0.1, compute=0.02))
     WallGauges(registry, "m", "r").show(pool_walls([now]))
     [view] = wall_views([parse(generate_latest(registry).decode())])
-    assert view.text == "none binds: steps are mostly overhead (compute 2%, bandwidth 10%)"
+    assert view.text == "none binds, steps are mostly overhead (compute 2%, bandwidth 10%)"
