@@ -21,7 +21,7 @@ FILES = {
 }
 """Options of a URL that name files: what these are called on a node, and Ray's variables."""
 
-_PUBLIC_CAS = "/etc/ssl/certs"
+_PUBLIC_CAS = "/etc/ssl/certs/ca-certificates.crt"  # Debian and Ubuntu; Ray knows none by itself
 
 
 class NodeRedis(NamedTuple):
@@ -51,7 +51,7 @@ def node_redis(url: str) -> NodeRedis:
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
     variables = {"RAY_REDIS_ADDRESS": f"{parts.scheme}://{address}"}
     if parts.scheme == "rediss" and "ssl_ca_certs" not in files:
-        variables["RAY_REDIS_CA_PATH"] = _PUBLIC_CAS
+        variables["RAY_REDIS_CA_CERT"] = _PUBLIC_CAS
     return NodeRedis(
         urlunsplit((parts.scheme, login + address, parts.path, urlencode(kept), "")),
         files,

@@ -124,7 +124,12 @@ def test_files_that_the_url_of_redis_names(tmp_path: Path) -> None:
     )
     assert env["RAY_REDIS_ADDRESS"] == "rediss://10.0.0.9:6380"
     assert env["RAY_REDIS_CA_CERT"] == str(there["ca"])
-    assert "RAY_REDIS_CA_PATH" not in env
+
+
+def test_a_redis_of_a_public_ca(tmp_path: Path) -> None:
+    env = sourced(made(tmp_path / "c", "rediss://:p@redis.example.com"), tmp_path / "home")
+    assert env["RAY_REDIS_ADDRESS"] == "rediss://redis.example.com:6379"
+    assert env["RAY_REDIS_CA_CERT"] == "/etc/ssl/certs/ca-certificates.crt"
 
 
 BAD = {
