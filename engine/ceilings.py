@@ -48,6 +48,8 @@ def _flops(device: torch.device, dtype: torch.dtype) -> float:
 
 def _bytes(device: torch.device, weight_bytes: int) -> float:
     least, most = _READ_BYTES[device.type]
+    if device.type == "cuda":
+        most = min(most, torch.cuda.mem_get_info(device)[0] // 4)
     count = min(most, max(least, weight_bytes)) // 4
     values = torch.ones(count, device=device)
     read = 4 * count / _quickest(values.sum, device)

@@ -50,6 +50,8 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
     weights = load_weights(
         folder, config, dtype, device, lambda done: progress("loading weights", done)
     )
+    progress("measuring the machine", 0.0)
+    found = ceilings(spec.ceilings, device, dtype, weights.bytes)  # while there is memory for it
     max_len = sizing.context_length(spec, config)
     model = Model(config, weights, max_len)
     storage = sizing.storage(spec, _kind(device))
@@ -75,7 +77,6 @@ def load(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None
     step_seconds = warm_up(engine)
     speculation = speculate(spec, engine, progress)
     grammars = Compiler(folder, config.vocab_size, config.eos_token_ids)
-    found = ceilings(spec.ceilings, device, dtype, weights.bytes)
     ready = _ready(engine, fingerprint(folder, str(dtype)), step_seconds, speculation, found)
     return Loaded(engine, grammars, ready, speculation)
 
