@@ -154,10 +154,11 @@ async def start(settings: RouterSettings, model_info: ModelInfo) -> AsyncIterato
 
 
 @asynccontextmanager
-async def served(app: FastAPI) -> AsyncIterator[str]:
+async def served(app: FastAPI, port: int = 0) -> AsyncIterator[str]:
     """The app behind a real server; gives its URL. The lifespan must be running already."""
     sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", port))
     config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[sock]))

@@ -1,10 +1,8 @@
 // Five minutes of what was seen, kept in this page, and the charts over it.
 
-import { Chart } from "./chart.js";
+import { Chart, SPAN_S } from "./chart.js";
 import { at } from "./dom.js";
 import { count, percent, perSecond, seconds } from "./format.js";
-
-const SPAN_S = 300;
 
 const sum = (workers, of) => workers.reduce((total, w) => total + (of(w) ?? 0), 0);
 
@@ -15,94 +13,43 @@ const usage = (workers) => {
 
 const point = (now, { router, workers }) => {
   const of = (role) => workers.filter((w) => w.role === role && w.state !== "silent");
-  const [prefill, decode] = [of("prefill"), of("decode")];
-  return {
-    at: now,
-    ttft50: router.ttft.p50,
-    ttft99: router.ttft.p99,
-    tpot50: router.tpot.p50,
-    tpot99: router.tpot.p99,
-    requests: router.requests_per_s,
-    goodput: router.goodput_per_s,
-    computed: sum(prefill, (w) => w.tokens_per_s),
-    generated: sum(decode, (w) => w.tokens_per_s),
-    running: router.running,
-    waiting: router.waiting,
-    prefillKv: usage(prefill),
-    decodeKv: usage(decode),
-  };
+  return { at: now, router, prefill: of("prefill"), decode: of("decode") };
 };
 
-const CHARTS = () => [
-  [
-    new Chart(
-      "TTFT",
-      [
-        { name: "p50", of: (p) => p.ttft50 },
-        { name: "p99", of: (p) => p.ttft99 },
-      ],
-      seconds,
-    ),
-    "ttft",
-  ],
-  [
-    new Chart(
-      "TPOT",
-      [
-        { name: "p50", of: (p) => p.tpot50 },
-        { name: "p99", of: (p) => p.tpot99 },
-      ],
-      seconds,
-    ),
-    "tpot",
-  ],
-  [
-    new Chart(
-      "Requests",
-      [
-        { name: "ended", of: (p) => p.requests },
-        { name: "in time", of: (p) => p.goodput },
-      ],
-      perSecond,
-    ),
-  ],
-  [
-    new Chart(
-      "Tokens",
-      [
-        { name: "prefill", of: (p) => p.computed },
-        { name: "decode", of: (p) => p.generated },
-      ],
-      perSecond,
-    ),
-  ],
-  [
-    new Chart(
-      "In the router",
-      [
-        { name: "running", of: (p) => p.running },
-        { name: "waiting", of: (p) => p.waiting },
-      ],
-      count,
-    ),
-  ],
-  [
-    new Chart(
-      "KV in use",
-      [
-        { name: "prefill", of: (p) => p.prefillKv },
-        { name: "decode", of: (p) => p.decodeKv },
-      ],
-      percent,
-      { top: 1 },
-    ),
-  ],
-];
+const tokens = (workers) => sum(workers, (w) => w.tokens_per_s);
+
+// [chart, name of its objective]
+const charts = () => {
+  const spread = (name) => [
+    ["p50", (p) => p.router[name].p50],
+    ["p99", (p) => p.router[name].p99],
+  ];
+  const pools = (of) => [
+    ["prefill", (p) => of(p.prefill)],
+    ["decode", (p) => of(p.decode)],
+  ];
+  const requests = [
+    ["ended", (p) => p.router.requests_per_s],
+    ["in time", (p) => p.router.goodput_per_s],
+  ];
+  const inside = [
+    ["running", (p) => p.router.running],
+    ["waiting", (p) => p.router.waiting],
+  ];
+  return [
+    [new Chart("TTFT", spread("ttft"), seconds), "ttft"],
+    [new Chart("TPOT", spread("tpot"), seconds), "tpot"],
+    [new Chart("Requests", requests, perSecond)],
+    [new Chart("Tokens", pools(tokens), perSecond)],
+    [new Chart("In the router", inside, count)],
+    [new Chart("KV in use", pools(usage), percent, 1)],
+  ];
+};
 
 export class History {
   constructor() {
     this.points = [];
-    this.charts = CHARTS();
+    this.charts = charts();
     at("charts").append(...this.charts.map(([chart]) => chart.node));
   }
 
