@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cluster.serve_app import Layout
 
 _REDIS_S = 5.0
+_UNSAID = "127.0.0.1"  # the default of hosts
 
 
 def up(wanted: Launch, model: str | None, address: str) -> int:
@@ -64,6 +65,14 @@ def _checked(launch: Launch, own: Config) -> Layout:
     the others have the same of it."""
     from cluster.serve_app import Layout, Place
 
+    wanted_hosts = {"worker.host": launch.workers["decode"].host, "router.host": launch.host}
+    for key, host in wanted_hosts.items():
+        if host != _UNSAID:
+            raise StartupError(
+                f"{key} is {host!r}, but on a cluster of hosts everybody listens on the address of"
+                " its node: leave it out"
+            )
+    launch.check()
     address = ray_runtime.node_address()
     place = Place(None, launch.drain_s)
     worker = node.worker(launch.workers["decode"], own, address)
@@ -110,8 +119,8 @@ async def _routers(settings: RouterSettings) -> list[str]:
     return urls
 
 
-def down(address: str, say: Callable[[str], None]) -> int:
-    """Drains what is deployed, and ends Serve."""
+def down(address: str, drain_s: float, say: Callable[[str], None]) -> int:
+    """Drains what is deployed, and ends Serve. Raises StartupError."""
     from ray import serve
 
     with ray_runtime.connected(address):
@@ -122,7 +131,7 @@ def down(address: str, say: Callable[[str], None]) -> int:
             say("nothing of Baton is deployed there")
             return 0
         say("draining: requests that run may finish")
-        deploy.drain()
+        deploy.drain(drain_s)
         end: Any = serve.shutdown
         end()
     say("drained and removed; the Ray cluster itself still runs (`ray down` ends it)")

@@ -19,6 +19,7 @@ from protocol.errors import StartupError
 
 _POLL_S = 0.1
 _SAY_S = 1.0
+_LATE_S = 45.0  # a replica is killed 15 s after its time to drain
 _CAUSES = ("StartupError: ", "EngineDied: ", "Error: ")
 
 Say = Callable[[Waiting], None]
@@ -163,12 +164,20 @@ def _wait_for(counts: dict[Kind, int], deadline_s: float, say: Say) -> None:
         time.sleep(_POLL_S)
 
 
-def drain() -> None:
-    """Takes the routers away when they have finished their requests, then the workers."""
-    there = deployed()
-    if "router" in there:
-        serve.delete(application("router"))
-    for kind in there - {"router"}:
-        serve.delete(application(kind), _blocking=False)
-    while deployed():
+def drain(drain_s: float) -> None:
+    """Takes the routers away when they have finished their requests, then the workers. Raises
+    StartupError when they are not gone long after ``drain_s``, which each has."""
+    _delete({"router"}, drain_s)
+    _delete(set(KINDS), drain_s)
+
+
+def _delete(kinds: set[Kind], drain_s: float) -> None:
+    going = kinds & deployed()
+    for kind in going:
+        serve.delete(application(kind), _blocking=False)  # blocking, it would wait 60 s at most
+    end = time.monotonic() + drain_s + _LATE_S
+    while left := going & deployed():
+        if time.monotonic() > end:
+            names = ", ".join(sorted(left))
+            raise StartupError(f"{names}: still there {_LATE_S:.0f} s after its time to drain")
         time.sleep(_POLL_S)

@@ -121,7 +121,7 @@ class Supervisor:
         from cluster import deploy
 
         began = time.monotonic()
-        deploy.drain()
+        deploy.drain(self._launch.drain_s)
         print(f"drained in {time.monotonic() - began:.1f} s", flush=True)
         if self._redis is not None:
             self._redis.stop()

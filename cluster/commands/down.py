@@ -29,7 +29,7 @@ def down(
 
     try:
         if address is not None:
-            raise typer.Exit(attached.down(address, typer.echo))
+            raise typer.Exit(attached.down(address, config.drain_s, typer.echo))
         raise typer.Exit(run(config.cluster, config.drain_s, typer.echo))
     except StartupError as e:
         raise failure(e) from None
