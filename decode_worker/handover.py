@@ -73,13 +73,17 @@ class Handover:
         """Bring the context's KV in over ``call`` (just opened) and join. Raises
         TransferFailed."""
         self._prefill = candidate.instance
-        async with self._control.over(call):
-            fetch = candidate.fetch if candidate.HasField("fetch") else None
-            await self._control.open(
-                call, self._request, candidate.instance, self._skip, fetch=fetch
-            )
-            self._told.mark("prefill_queued")
-            await self._carry(call, candidate.kv_endpoint)
+        fetch = candidate.fetch if candidate.HasField("fetch") else None
+        try:
+            async with self._control.over(call):
+                await self._control.open(
+                    call, self._request, candidate.instance, self._skip, fetch=fetch
+                )
+                self._told.mark("prefill_queued")
+                await self._carry(call, candidate.kv_endpoint)
+        except TransferFailed:
+            self.incoming.broke()
+            raise
 
     async def _carry(self, call: PrefillCall, kv_endpoint: str) -> None:
         """From accepted to joined, or to the end."""

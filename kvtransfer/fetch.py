@@ -114,6 +114,9 @@ class Fetch:
             try:
                 with self._links.traffic.tails.waiting(lambda: incoming.bytes):
                     await control.watch(receiving, incoming, FRAME_S)
+            except TransferFailed:
+                incoming.broke()
+                raise
             finally:
                 call.cancel()  # first of all: the other worker's pages are free
                 receiving.cancel()

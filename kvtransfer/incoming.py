@@ -44,6 +44,7 @@ class Incoming:
         self._credit = credit
         self._traffic = traffic
         self._pull: Pull | None = None
+        self._counted = False
         self.window = Window(expectation.total)
         self.bytes = 0  # of KV that has come
         self._reserved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -71,13 +72,21 @@ class Incoming:
         try:
             self._ask()
             await self._sink.finish(self._pull)
+            self._counted = True
             self._traffic.ended(codec, time.monotonic() - began)
         except TransferFailed:
-            self._traffic.failed(codec)
+            self.broke()
             raise
         finally:
             self._slots.withdraw(self)
             self._slots.give_back(self._pull.unused_slots())
+
+    def broke(self) -> None:
+        """Count a failure, once, if frames were still to come. Whoever cancels ``run`` because the
+        other end is gone calls this, too."""
+        if self._pull is not None and not self._counted:
+            self._counted = True
+            self._traffic.failed(self._expectation.codec)
 
     def _ask(self) -> None:
         for _ in range(self.window.to_ask()):
