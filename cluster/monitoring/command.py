@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cluster.config.schema import Config, SecuritySection
+from cluster.monitoring.grafana import write_grafana
 from cluster.monitoring.prometheus import Watched
 from cluster.monitoring.write import Rules, write_prometheus
 from protocol.auth import is_loopback
@@ -37,12 +38,14 @@ def run(folder: Path, wanted: Wanted, config: Config) -> Iterator[str]:
     """Writes everything; what to say of it, by lines. Raises StartupError."""
     folder = folder.absolute()
     made = watched(wanted, config)
-    for path in write_prometheus(folder, made, Rules(wanted.target), wanted.api_key):
-        yield f"wrote {path}"
+    wrote = write_prometheus(folder, made, Rules(wanted.target), wanted.api_key)
+    wrote += write_grafana(folder, f"http://{PROMETHEUS}", made.interval)
+    yield from (f"wrote {path}" for path in wrote)
     if wanted.api_key is None and not all(_is_here(url) for url in made.urls):
         yield "\nno BATON_API_KEY is set: a router that wants a key will tell Prometheus nothing"
     yield f"\nprometheus --config.file={folder}/prometheus.yml --storage.tsdb.path={folder}/data \\"
     yield f"  --web.listen-address={PROMETHEUS}"
+    yield f"grafana server --homepath=/usr/share/grafana --config={folder}/grafana/grafana.ini"
 
 
 def watched(wanted: Wanted, config: Config) -> Watched:

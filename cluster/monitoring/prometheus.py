@@ -70,7 +70,8 @@ def _job(watched: Watched) -> dict[str, Any]:
 def _discovery(url: str, watched: Watched) -> dict[str, Any]:
     found: dict[str, Any] = {"url": f"{url}/sd", "refresh_interval": watched.interval}
     if watched.key_file is not None:
-        found["authorization"] = {"credentials_file": watched.key_file}
+        # The type is Prometheus' default, but 2.42 does not send it here.
+        found["authorization"] = {"type": "Bearer", "credentials_file": watched.key_file}
     trust = {"ca_file": watched.router_ca, "server_name": watched.router_name}
     if url.startswith("https:") and any(trust.values()):
         found["tls_config"] = {name: value for name, value in trust.items() if value}

@@ -2,7 +2,7 @@
 
     DIR/prometheus.yml   rules/recording.yml   rules/alerts.yml
     DIR/api-key          for the routers' /sd, where they want one; nobody else may read it
-    DIR/grafana/         see ``provision``
+    DIR/grafana/         see ``grafana``
 
 It is made whole each time: what was there under these names is replaced.
 """

@@ -86,7 +86,7 @@ def test_a_cluster_of_others(tmp_path: Path) -> None:
     ]
     for sd in job["http_sd_configs"]:
         assert sd["tls_config"] == {"ca_file": ca, "server_name": NAME}
-        assert sd["authorization"] == {"credentials_file": "api-key"}
+        assert sd["authorization"] == {"type": "Bearer", "credentials_file": "api-key"}
     held = tmp_path / "watch/api-key"
     assert held.read_text().strip() == KEY
     assert held.stat().st_mode & 0o777 == 0o600
