@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -69,7 +70,8 @@ class Network:
         return host
 
     def restart(self, host: Host) -> None:
-        """Boots a machine that is off: its files are those it had, but nothing runs."""
+        """Boots a machine that is off: its files are those it had, but for /tmp; nothing runs."""
+        shutil.rmtree(self._inside(f"{_PLACES}/{host.name}/tmp"), ignore_errors=True)
         host.boot()
         port = f"to-{host.name}"
         self._ip(

@@ -1,0 +1,245 @@
+"""A cluster of three machines by the real `ray up`, from a fourth: placed, encrypted, hurt, ended.
+
+One cluster, and one story: each test finds what the one before has left. No stream is ever lost or
+altered, but one whose own router died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import msgspec
+import pytest
+
+from bench.chaos import Oracle, requests, wrong
+from protocol.request import Request
+from tests.e2e.hosts import Network
+from tests.e2e.hosts.clients import Clients, Load
+from tests.e2e.hosts.cluster import CONFIG, PYTHON, YAML, HostCluster
+from tests.e2e.hosts.watch import Watch
+from tests.system import needs
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+NOBODY_WAITS_S = 20.0
+LONG = 2500  # tokens of a prompt whose KV takes a second and more at 100 Mbit/s
+_KV_BYTES = 6 * 2 * 2 * 64 * 4  # of a token of the demo model: layers, K and V, heads, size, fp32
+_MBIT_100 = 100e6 / 8
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[HostCluster]:
+    needs("sshd", "ssh", "ip", "tc", "rsync", "unshare", "nsenter", root=True)
+    with Network() as net:
+        cluster = HostCluster(net)
+        cluster.prepare()
+        cluster.ray(f"up -y {YAML}")
+        cluster.up()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+async def clients(cluster: HostCluster) -> AsyncIterator[Clients]:
+    clients = Clients(cluster)
+    yield clients
+    await clients.close()
+
+
+@pytest.fixture(scope="module")
+def watch(cluster: HostCluster, clients: Clients) -> Watch:
+    return Watch(cluster, clients)
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Request]:
+    return requests(seed=5, count=9, tokens=48)
+
+
+@pytest.fixture(scope="module")
+def texts(asked: list[Request]) -> list[list[int]]:
+    return Oracle()(asked)
+
+
+async def test_replicas_are_where_the_file_puts_them(cluster: HostCluster, watch: Watch) -> None:
+    assert await watch.placed(cluster.c) == {
+        ("prefill", "b"): 1,
+        ("decode", "c"): 2,
+        **{("router", host.name): 1 for host in cluster.hosts},
+    }
+
+
+async def test_every_router_streams_the_text_of_one_engine(
+    cluster: HostCluster, clients: Clients, asked: list[Request], texts: list[list[int]]
+) -> None:
+    assert not wrong(await clients.ask_all(cluster.hosts, asked), texts)
+
+
+async def test_kv_crosses_the_wire(
+    cluster: HostCluster, clients: Clients, watch: Watch, asked: list[Request]
+) -> None:
+    name = "baton_kv_transfer_bytes_total"
+    before = await watch.sum(cluster.a, "decode", name), cluster.net.received(cluster.c)
+    await clients.ask_all([cluster.a], asked)
+    after = await watch.sum(cluster.a, "decode", name), cluster.net.received(cluster.c)
+    least = sum(len(request.prompt) - 1 for request in asked) * _KV_BYTES
+    assert after[0] - before[0] >= least
+    assert after[1] - before[1] >= after[0] - before[0]  # and none of it within the host
+
+
+async def test_others_are_refused(cluster: HostCluster, clients: Clients, watch: Watch) -> None:
+    url = f"{cluster.url(cluster.b)}/v1/models"
+    for headers in ({"authorization": ""}, {"authorization": "Bearer sk-other"}):
+        async with clients.session.get(url, headers=headers) as reply:
+            assert reply.status == 401
+    with pytest.raises(aiohttp.ClientError):
+        await clients.session.get(url.replace("https", "http"))
+    for endpoint, codes in (await asyncio.to_thread(cluster.knock)).items():
+        assert codes.pop("a worker") not in ("UNAVAILABLE", "UNAUTHENTICATED"), endpoint
+        assert codes == {
+            "no TLS": "UNAVAILABLE",
+            "no certificate": "UNAVAILABLE",
+            "no token": "UNAUTHENTICATED",
+            "another token": "UNAUTHENTICATED",
+        }, endpoint
+    status = f"{PYTHON} -m ray.scripts.scripts status --address {cluster.a.address}:6379"
+    token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN={'0' * 64}"
+    with pytest.raises(RuntimeError, match=r"(?i)token"):
+        cluster.o.run(f"{token} {status}")
+
+
+async def test_more_workers(
+    cluster: HostCluster,
+    clients: Clients,
+    watch: Watch,
+    asked: list[Request],
+    texts: list[list[int]],
+) -> None:
+    async with Load(clients, cluster.hosts, asked) as load:
+        await asyncio.to_thread(cluster.baton, "scale decode=3 --address auto")
+        await watch.until(cluster.a, {("decode", "c"): 3}, 10)
+    assert not load.wrong(texts)
+
+
+async def test_a_rolling_update_loses_no_stream(
+    cluster: HostCluster, clients: Clients, asked: list[Request], texts: list[list[int]]
+) -> None:
+    cluster.configure({**CONFIG, "worker": {**CONFIG["worker"], "prefill_chunk": 64}})
+    async with Load(clients, cluster.hosts, asked) as load:
+        await asyncio.to_thread(cluster.up)
+    assert not load.wrong(texts)
+    assert load.longest_s() < NOBODY_WAITS_S
+
+
+async def test_a_slow_link(cluster: HostCluster, clients: Clients, watch: Watch) -> None:
+    """100 Mbit/s to the prefill host: KV takes its time, the first token does not wait for it."""
+    asked = [_long(seed) for seed in (1, 2)]
+    text = Oracle()(asked)
+    name = "baton_kv_transfer_seconds_sum"
+    spent = [await watch.sum(cluster.a, "decode", name)]
+    quick = await clients.ask(cluster.a, asked[0])
+    spent.append(await watch.sum(cluster.a, "decode", name))
+    cluster.net.shape(cluster.b, "100mbit")
+    try:
+        slow = await clients.ask(cluster.a, asked[1])
+    finally:
+        cluster.net.shape(cluster.b, None)
+    spent.append(await watch.sum(cluster.a, "decode", name))
+    assert not wrong([quick, slow], text)
+    wire_s = LONG * _KV_BYTES / _MBIT_100
+    assert spent[1] - spent[0] < wire_s  # it was no slow link before
+    assert 0.9 * wire_s < spent[2] - spent[1] < NOBODY_WAITS_S
+
+
+def _long(seed: int) -> Request:
+    (short,) = requests(seed, count=1, tokens=16)
+    return msgspec.structs.replace(short, prompt=tuple(prompt(seed, LONG)))
+
+
+async def test_a_cut_link(
+    cluster: HostCluster,
+    clients: Clients,
+    watch: Watch,
+    asked: list[Request],
+    texts: list[list[int]],
+) -> None:
+    """The prefill host is unplugged under load: prompts are computed elsewhere; then it is back."""
+    through = [cluster.a, cluster.c]
+    async with Load(clients, through, asked) as load:
+        await load.running()
+        cluster.net.cut(cluster.b)
+        await load.more(10)
+        cluster.net.heal(cluster.b)
+    assert not load.wrong(texts)
+    assert load.longest_s() < NOBODY_WAITS_S
+    await watch.until(cluster.a, {("prefill", "b"): 1}, 20)
+    await _prefill_is_used(cluster.a, clients, watch, asked)
+
+
+async def _prefill_is_used(
+    router: Host, clients: Clients, watch: Watch, asked: list[Request], within_s: float = 20.0
+) -> None:
+    name = "baton_kv_transfer_bytes_total"
+    before = await watch.sum(router, "decode", name)
+    async with asyncio.timeout(within_s):
+        while await watch.sum(router, "decode", name) <= before:
+            assert not (await clients.ask(router, asked[0])).error
+
+
+async def test_a_worker_host_dies(
+    cluster: HostCluster, clients: Clients, asked: list[Request], texts: list[list[int]]
+) -> None:
+    """All of it at once: prefill, a router, Ray's agents, and the link."""
+    async with Load(clients, [cluster.a, cluster.c], asked) as load:
+        await load.running()
+        cluster.net.kill(cluster.b)
+        await load.more(10)
+    assert not load.wrong(texts)
+    assert load.longest_s() < NOBODY_WAITS_S
+
+
+async def test_the_head_dies(
+    cluster: HostCluster, clients: Clients, asked: list[Request], texts: list[list[int]]
+) -> None:
+    """Streams by way of another router go on, and new ones begin, with Ray's head away."""
+    async with Load(clients, [cluster.c], asked) as load:
+        await load.running()
+        cluster.net.kill(cluster.a)
+        await load.more(20)
+    assert not load.wrong(texts)
+    assert load.longest_s() < NOBODY_WAITS_S
+
+
+async def test_the_head_comes_back(
+    cluster: HostCluster,
+    clients: Clients,
+    watch: Watch,
+    asked: list[Request],
+    texts: list[list[int]],
+) -> None:
+    """By `ray up`, as do hosts that died; who lived is left alone; then all of it works again."""
+    engines = _engines(cluster.c)
+    cluster.net.restart(cluster.a)
+    cluster.net.restart(cluster.b)
+    async with Load(clients, [cluster.c], asked, at_once=1) as load:
+        await asyncio.to_thread(cluster.ray, f"up -y {YAML}")
+        wanted = {("router", "a"): 1, ("prefill", "b"): 1, ("router", "b"): 1}
+        await watch.until(cluster.c, wanted, 120)
+    assert not load.wrong(texts)
+    assert engines and _engines(cluster.c) == engines
+    await asyncio.to_thread(cluster.baton, "scale decode=2 --address auto")
+    await watch.until(cluster.c, {("decode", "c"): 2}, 20)
+    await _prefill_is_used(cluster.a, clients, watch, asked)
+    assert not wrong(await clients.ask_all(cluster.hosts, asked), texts)
+
+
+def _engines(host: Host) -> set[int]:
+    return {pid for pid, line in host.processes().items() if "engine_main" in line}
+
+
+def test_ray_down_leaves_nothing(cluster: HostCluster) -> None:
+    cluster.down()
+    for host in cluster.hosts:
+        assert host.processes() == {}
+        assert host.run("ls /dev/shm") == ""
