@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -27,7 +26,8 @@ from cluster.worker import Worker
 from protocol.directory import ModelInfo
 from router.metrics import Metrics
 from router.snapshot import Objectives
-from tests.system import needs, program
+from tests.cluster.promtool import promtool
+from tests.system import needs
 
 METRICS = [made for made in vars(catalog).values() if isinstance(made, Metric)]
 EACH = [(board, panel) for board in DASHBOARDS for panel in board.panels()]
@@ -197,20 +197,62 @@ def test_the_source_that_is_provisioned_is_the_one_that_is_picked() -> None:
         assert used == {"${datasource}"}
 
 
+def written(text: str) -> str:
+    """As Grafana sends it, with everything picked."""
+    for name, value in (("$__rate_interval", "5m"), ("$cluster", ".*"), ("$model", ".*")):
+        text = text.replace(name, value)
+    return text
+
+
 def test_prometheus_understands_every_query(tmp_path: Path) -> None:
     needs("promtool")
-    exprs = sorted({text for _, _, text in [*queries(), *note_queries()]})
-    rules = [
-        {"record": f"panel:{n}", "expr": text.replace("$__rate_interval", "1m")}
-        for n, text in enumerate(exprs)
-    ]
+    exprs = sorted({written(text) for _, _, text in [*queries(), *note_queries()]})
+    rules = [{"record": f"panel:{n}", "expr": text} for n, text in enumerate(exprs)]
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
-    done = subprocess.run(
-        [program("promtool"), "check", "rules", str(file)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(exprs)} rules found" in done.stdout
+    assert f"{len(exprs)} rules found" in promtool("check", "rules", str(file))
+
+
+def of_router(replica: str) -> dict[str, str]:
+    """Ten minutes of one of two routers: half of its requests are in time."""
+    ready = f'baton_replicas{{role="decode", state="ready", replica="{replica}"}}'
+    wall = f'baton_binding_wall{{role="decode", wall="WALL", replica="{replica}"}}'
+    met = f'baton_slo_met_total{{slo="all", role="router", replica="{replica}"}}'
+    of = f'baton_slo_requests_total{{slo="all", role="router", replica="{replica}"}}'
+    walls = dict.fromkeys(("compute", "bandwidth", "capacity", "network", "none"), "0x10")
+    walls["bandwidth"] = "1x10"
+    return {
+        **{ready: "2x10", met: "0+60x10", of: "0+120x10"},
+        **{wall.replace("WALL", name): values for name, values in walls.items()},
+    }
+
+
+def test_two_routers_are_one_service(tmp_path: Path) -> None:
+    needs("promtool")
+    series = of_router("a" * 12) | of_router("b" * 12)
+    asked = {title: written(text) for _, title, text in queries()}
+    none = '{alertname="none"}'
+    expected = {
+        "Workers ready": ('{role="decode"}', 2),
+        "Decode workers": ("{}", 2),
+        "In time": ("{}", 0.5),
+        "Goodput": ("{}", 2),
+        "The wall that binds": ('{role="decode"}', 2),
+        "Alerts": (none, 0),
+    }
+    tests = [
+        {
+            "expr": asked[title],
+            "eval_time": "10m",
+            "exp_samples": [{"labels": labels, "value": value}],
+        }
+        for title, (labels, value) in expected.items()
+    ]
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    case = {"interval": "1m", "input_series": given, "promql_expr_test": tests}
+    file = tmp_path / "case.yml"
+    file.write_text(yaml.safe_dump({"tests": [case]}))
+    promtool("test", "rules", str(file))
 
 
 def test_shares_have_no_value_where_nothing_was_asked_for() -> None:
