@@ -15,7 +15,8 @@ import pytest
 
 from bench.chaos import Oracle, requests, wrong
 from protocol.request import Request
-from tests.e2e.hosts import Network
+from tests.e2e.asking import prompt
+from tests.e2e.hosts import Host, Network
 from tests.e2e.hosts.clients import Clients, Load
 from tests.e2e.hosts.cluster import CONFIG, PYTHON, YAML, HostCluster
 from tests.e2e.hosts.watch import Watch
