@@ -18,11 +18,11 @@ RECENT = "5m"
 
 PER_SECOND = {
     "requests": "reqps",
-    "tokens": "si: tok/s",
+    "tokens": "si:tok/s",
     "bytes": "Bps",
     "flops": "flops",
     "seconds": "percentunit",
-    "count": "suffix: /s",
+    "count": "suffix:/s",
 }
 """Grafana's names of units, of rates."""
 PLAIN = {
