@@ -34,8 +34,9 @@ async def redis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Embed
 
 @pytest_asyncio.fixture(scope="module")
 async def router(redis: EmbeddedRedis) -> AsyncIterator[Served]:
-    """Under load."""
-    async with watched.router(redis, 2) as router, watched.load(router.url, 4.0):
+    """Under load, with objectives that a slow machine meets."""
+    goals = {"ttft_slo_s": 20.0, "tpot_slo_s": 2.0}
+    async with watched.router(redis, 2, **goals) as router, watched.load(router.url, 4.0):
         yield router
 
 
@@ -92,8 +93,10 @@ async def test_figures_are_those_of_the_router(browser: Browser, router: Served)
         async with page.expect_response("**/ui/overview") as answered:
             pass
         told = await (await answered.value).json()
-        shown = f"≤ {1000 * told['router']['objectives']['tpot']:.0f}\u2009ms"
-        await expect(page.locator("#latency tbody tr").nth(1).locator("th")).to_contain_text(shown)
+        assert told["router"]["objectives"] == {"ttft": 20.0, "tpot": 2.0}
+        await expect(page.locator("#latency tbody tr").nth(1).locator("th")).to_contain_text(
+            "≤ 2\u2009s"
+        )
         ended = told["router"]["requests"]["ok"]
         await expect(cell(page, "#requests", "ok", 0)).to_have_text(str(ended))
         [worker] = [w for w in told["workers"] if w["role"] == "decode"]
@@ -162,10 +165,10 @@ async def test_a_tab_that_nobody_sees_asks_nothing(browser: Browser, router: Ser
 
 
 async def test_many_tabs_are_one_look_a_second(browser: Browser, router: Served) -> None:
-    async with tab(browser, router.url), tab(browser, router.url), tab(browser, router.url) as seen:
+    async with tab(browser, router.url), tab(browser, router.url) as seen:
         await live(seen.page)
         looks, began = router.looks, asyncio.get_running_loop().time()
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(3.0)
         took = asyncio.get_running_loop().time() - began
         assert 1 <= router.looks - looks <= took + 1
 
@@ -209,33 +212,34 @@ async def test_a_key_is_asked_for(browser: Browser, redis: EmbeddedRedis, tmp_pa
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY}: acme")
     keys.chmod(0o600)
-    async with watched.router(redis, 2, api_keys=str(keys)) as router:
-        async with tab(browser, router.url) as seen:
-            page = seen.page
-            key = page.get_by_label("API key")
-            await expect(key).to_be_focused()
-            await seen.accessible()
-            await page.keyboard.type("sk-wrong")
-            await page.keyboard.press("Enter")
-            alert = page.get_by_role("alert")
-            await expect(alert).to_contain_text("not known here")
-            await expect(key).to_be_focused()
-            await page.keyboard.type("schlüssel")
-            await page.keyboard.press("Enter")
-            await expect(alert).to_contain_text("ASCII")
-            await expect(page.locator("main")).to_be_hidden()
-            await key.fill(KEY)
-            await page.keyboard.press("Enter")
-            await live(page)
-            await page.reload()
-            await live(page)
-            assert all(KEY not in url for url in seen.asked)
-            assert await page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
-            await page.get_by_role("button", name="Forget the key").click()
-            await expect(key).to_be_focused()
-            await expect(page.locator("main")).to_be_hidden()
-            assert await page.evaluate("sessionStorage.length") == 0
-            seen.check("401")
+    async with contextlib.AsyncExitStack() as stack:
+        router = await stack.enter_async_context(watched.router(redis, 2, api_keys=str(keys)))
+        seen = await stack.enter_async_context(tab(browser, router.url))
+        page = seen.page
+        key = page.get_by_label("API key")
+        await expect(key).to_be_focused()
+        await seen.accessible()
+        await page.keyboard.type("sk-wrong")
+        await page.keyboard.press("Enter")
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("not known here")
+        await expect(key).to_be_focused()
+        await page.keyboard.type("schlüssel")
+        await page.keyboard.press("Enter")
+        await expect(alert).to_contain_text("ASCII")
+        await expect(page.locator("#main")).to_be_hidden()
+        await key.fill(KEY)
+        await page.keyboard.press("Enter")
+        await live(page)
+        await page.reload()
+        await live(page)
+        assert all(KEY not in url for url in seen.asked)
+        assert await page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
+        await page.get_by_role("button", name="Forget the key").click()
+        await expect(key).to_be_focused()
+        await expect(page.locator("#main")).to_be_hidden()
+        assert await page.evaluate("sessionStorage.length") == 0
+        seen.check("401")
 
 
 async def test_a_router_that_dies_and_comes_back(

@@ -20,7 +20,8 @@ from tests.router.conftest import served, until
 from tests.workers.harness import TOKEN, running, settings
 
 ROLES = ("prefill", "decode")
-PROMPTS = ("def fibonacci(n):", "class Stack:\n", "import os\n", "for line in file:\n")
+HEADS = [f"# {n}\n" + "from collections import deque\nimport os, sys, json\n" * 6 for n in range(4)]
+"""What prompts begin with: several blocks that workers find again."""
 
 
 def router_settings(redis: EmbeddedRedis, **changes: Any) -> RouterSettings:
@@ -82,8 +83,8 @@ async def load(url: str, rate: float, tokens: int = 24) -> AsyncIterator[None]:
     draw = random.Random(7)
 
     async def ask(client: httpx.AsyncClient) -> None:
-        prompt = "# " + " ".join(str(draw.randrange(99)) for _ in range(draw.randrange(40)))
-        body = {"model": "baton-demo", "prompt": f"{prompt}\n{draw.choice(PROMPTS)}"}
+        own = " ".join(str(draw.randrange(99)) for _ in range(draw.randrange(60)))
+        body = {"model": "baton-demo", "prompt": f"{draw.choice(HEADS)}numbers = [{own}"}
         await client.post("/v1/completions", json={**body, "max_tokens": tokens})
 
     async def arrive(client: httpx.AsyncClient) -> None:

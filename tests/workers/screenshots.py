@@ -1,0 +1,57 @@
+"""The pictures of the live page in docs/images. Two minutes; for an otherwise idle machine:
+
+python -m tests.workers.screenshots
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Page
+
+from tests.workers import watched
+from tests.workers.browser import LAPTOP, PHONE, chromium, tab
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+MAX_BYTES = 150_000
+SECONDS = 100
+ROLES = ("prefill", "decode", "decode")
+
+SHOTS: dict[str, dict[str, Any]] = {
+    "ui-laptop": {"viewport": LAPTOP},
+    "ui-dark": {"viewport": LAPTOP, "color_scheme": "dark"},
+    "ui-phone": {"viewport": PHONE},
+}
+
+
+async def shoot(name: str, page: Page) -> None:
+    path = IMAGES / f"{name}.png"
+    await page.screenshot(path=path, full_page=name != "ui-phone")
+    size = path.stat().st_size
+    assert size < MAX_BYTES, f"{path.name} has {size} bytes, at most {MAX_BYTES} are wanted"
+    print(f"{path.name}: {size} bytes")
+
+
+async def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            watched.workers(Path(folder), ROLES) as redis,
+            watched.router(redis, len(ROLES)) as router,
+            watched.load(router.url, 6.0, 64),
+            chromium() as browser,
+        ):
+            tabs = {name: tab(browser, router.url, **how) for name, how in SHOTS.items()}
+            pages = {name: (await each.__aenter__()).page for name, each in tabs.items()}
+            await asyncio.sleep(SECONDS)
+            for name, page in pages.items():
+                await shoot(name, page)
+            for each in tabs.values():
+                await each.__aexit__(None, None, None)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
