@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ from router.walls.binding import binding, together
 from router.walls.gauges import WallGauges
 from router.walls.pools import pool_walls
 from router.walls.techniques import TRAPS, Pool, techniques
+from tests.router.conftest import Start
+from tests.router.fake_worker import outputs
 from tests.router.walls import decoding, figures
 
 H100 = {"flops": 989e12, "bandwidth": 3.35e12}
@@ -193,3 +196,20 @@ def test_steps_of_overhead_are_called_so() -> None:
     WallGauges(registry, "m", "r").show(pool_walls([now]))
     [view] = wall_views([parse(generate_latest(registry).decode())])
     assert view.text == "none binds, steps are mostly overhead (compute 2%, bandwidth 10%)"
+
+
+async def test_a_router_tells_what_binds_the_workers_it_knows(start: Start) -> None:
+    cluster = await start(outputs())
+    slow = record("prefill", figures(compute=0.8, gpu=False), model=cluster.model)
+    cluster.prefill = [msgspec.structs.replace(slow, endpoint="127.0.0.1:1")]
+
+    async def bound() -> set[tuple[str, str]]:
+        page = parse((await cluster.client.get("/metrics")).text)
+        found = page["baton_binding_wall"]
+        return {(s.labels["role"], s.labels["wall"]) for s in found if s.value}
+
+    async with asyncio.timeout(10):
+        while await bound() != {("prefill", "compute"), ("decode", "none")}:
+            await asyncio.sleep(0.05)
+    page = parse((await cluster.client.get("/metrics")).text)
+    assert [view.role for view in wall_views([page])] == ["prefill"], "the other says nothing"
