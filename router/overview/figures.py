@@ -26,6 +26,24 @@ Page: TypeAlias = dict[str, list[Sample]]
 """The samples of one process by name."""
 
 
+BUCKETS = (
+    "baton_time_to_first_token_seconds",
+    "baton_request_time_per_output_token_seconds",
+    "baton_inter_token_latency_seconds",
+)
+"""Histograms whose quantiles are shown; of others the mean is."""
+
+
+def slim(text: str) -> str:
+    """A page without most of what no overview needs: that is cheap, and parsing is not."""
+    lines = text.splitlines(keepends=True)
+    return "".join(
+        line
+        for line in lines
+        if not line.startswith("# ") and ("_bucket{" not in line or line.startswith(BUCKETS))
+    )
+
+
 def parse(text: str) -> Page:
     """Raises ValueError for what is no Prometheus page."""
     page: Page = {}

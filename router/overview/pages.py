@@ -19,7 +19,12 @@ import msgspec
 from protocol.auth import is_loopback
 from protocol.errors import BatonError
 from protocol.security import host_of
-from router.overview.figures import Moment, Page, parse
+from router.overview.figures import Moment, Page, parse, slim
+
+
+AT_ONCE = 8
+APART_S = 0.01
+"""So many are asked, then the next: streams may run on this loop, and starting costs some time."""
 
 
 class NoAnswer(BatonError):
@@ -75,6 +80,7 @@ class Pages:
     ) -> None:
         self.name = name
         self._limits, self._tls, self._trust = limits, tls, trust
+        self._parsing = asyncio.Lock()
         self._client: aiohttp.ClientSession
 
     async def __aenter__(self) -> Pages:
@@ -87,7 +93,8 @@ class Pages:
 
     async def look(self, groups: list[Group]) -> Seen:
         """What all of them show now."""
-        pages = await asyncio.gather(*map(self._page, groups), return_exceptions=True)
+        asking = (self._page(group, i // AT_ONCE * APART_S) for i, group in enumerate(groups))
+        pages = await asyncio.gather(*asking, return_exceptions=True)
         found: dict[str, Page] = {}
         silent: dict[str, str] = {}
         for group, page in zip(groups, pages, strict=True):
@@ -99,16 +106,20 @@ class Pages:
                 found[group.target] = page
         return Seen(groups, Moment(time.monotonic(), found), silent)
 
-    async def _page(self, group: Group) -> Page:
+    async def _page(self, group: Group, after_s: float) -> Page:
+        await asyncio.sleep(after_s)
         scheme = group.labels.get("__scheme__", "http")
         url = f"{scheme}://{group.target}/metrics"
         if scheme != "https" and not is_loopback(host_of(group.target)):
             raise NoAnswer(f"{url} is not asked: beyond this machine it must be https")
         text = (await self.get(url, {}, self.name)).decode(errors="replace")
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise NoAnswer(f"{url}: not a page of metrics: {error}") from None
+        async with self._parsing:
+            try:
+                return parse(slim(text))
+            except ValueError as error:
+                raise NoAnswer(f"{url}: not a page of metrics: {error}") from None
+            finally:
+                await asyncio.sleep(0)  # streams may run on this loop: one page at a time
 
     async def get(self, url: str, headers: dict[str, str], name: str | None) -> bytes:
         """``name``: whom it must be for; None: the host in ``url``. Raises NoAnswer."""

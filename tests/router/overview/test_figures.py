@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from router.overview.figures import Moment, Page, Window, gauge, parse, quantile
+from router.metrics import Metrics
+from router.overview.figures import (
+    BUCKETS,
+    Moment,
+    Page,
+    Window,
+    gauge,
+    parse,
+    quantile,
+    slim,
+)
+from router.snapshot import Objectives
 
 EDGES = (0.1, 0.2, 0.4, 0.8)
 
@@ -95,3 +106,13 @@ def test_quantiles(buckets: list[tuple[float, float]], q: float, expected: float
 def test_what_is_no_page(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         parse(text)
+
+
+def test_a_slim_page_has_all_but_some_buckets() -> None:
+    metrics = Metrics("m", Objectives(2.0, 0.1), "r")
+    text = metrics.page().decode()
+    whole, slimmed = parse(text), parse(slim(text))
+    left_out = whole.keys() - slimmed.keys()
+    assert left_out and all(name.endswith("_bucket") for name in left_out)
+    assert not left_out & {f"{name}_bucket" for name in BUCKETS}
+    assert slimmed == {name: samples for name, samples in whole.items() if name not in left_out}
