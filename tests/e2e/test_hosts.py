@@ -22,7 +22,7 @@ from tests.e2e.hosts.cluster import CONFIG, PYTHON, YAML, HostCluster
 from tests.e2e.hosts.watch import Watch
 from tests.system import needs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 NOBODY_WAITS_S = 20.0
 LONG = 2500  # tokens of a prompt whose KV takes a second and more at 100 Mbit/s

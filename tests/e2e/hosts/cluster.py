@@ -89,11 +89,11 @@ class HostCluster:
     def configure(self, config: dict[str, Any]) -> None:
         (self.folder / "node/baton.yaml").write_text(yaml.safe_dump(config))
 
-    def ray(self, line: str, within_s: float = 90.0) -> str:
+    def ray(self, line: str, within_s: float = 180.0) -> str:
         """A command of `ray`, by the operator."""
         return self._operate(f"{_BIN}/ray {line}", within_s)
 
-    def baton(self, line: str, within_s: float = 90.0) -> str:
+    def baton(self, line: str, within_s: float = 180.0) -> str:
         """A command of `baton` on the head, by way of `ray exec`."""
         return self.ray(f"exec {YAML} '~/baton/run baton {line}'", within_s)
 
@@ -108,7 +108,7 @@ class HostCluster:
         """Deploys, or updates, what ``configure`` has said."""
         config = "baton-cluster/node/baton.yaml"
         self.ray(f"rsync-up {YAML} {config} '~/baton/baton.yaml'")
-        self.baton("up --address auto --config ~/baton/baton.yaml", 180)
+        self.baton("up --address auto --config ~/baton/baton.yaml")
 
     def down(self) -> None:
         """Drains, ends Ray on the head, and on the others, which `ray down` leaves alone."""
