@@ -21,7 +21,6 @@ from protocol.errors import BatonError
 from protocol.security import host_of
 from router.overview.figures import Moment, Page, parse, slim
 
-
 AT_ONCE = 8
 APART_S = 0.01
 """So many are asked, then the next: streams may run on this loop, and starting costs some time."""
