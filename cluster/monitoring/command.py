@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +44,10 @@ def run(folder: Path, wanted: Wanted, config: Config) -> Iterator[str]:
     yield from (f"wrote {path}" for path in wrote)
     if wanted.api_key is None and not all(_is_here(url) for url in made.urls):
         yield "\nno BATON_API_KEY is set: a router that wants a key will tell Prometheus nothing"
-    yield f"\nprometheus --config.file={folder}/prometheus.yml --storage.tsdb.path={folder}/data \\"
+    at = shlex.quote(str(folder))
+    yield f"\nprometheus --config.file={at}/prometheus.yml --storage.tsdb.path={at}/data \\"
     yield f"  --web.listen-address={PROMETHEUS}"
-    yield f"grafana server --homepath=/usr/share/grafana --config={folder}/grafana/grafana.ini"
+    yield f"grafana server --homepath=/usr/share/grafana --config={at}/grafana/grafana.ini"
 
 
 def watched(wanted: Wanted, config: Config) -> Watched:

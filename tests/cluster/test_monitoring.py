@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 from pathlib import Path
 
@@ -102,6 +103,25 @@ def test_a_router_whose_certificate_is_of_another_ca(tmp_path: Path) -> None:
     [job] = yaml.safe_load((tmp_path / "watch/prometheus.yml").read_text())["scrape_configs"]
     assert "tls_config" not in job  # between processes there is none
     assert job["http_sd_configs"][0]["tls_config"] == {"ca_file": str(other)}
+
+
+def test_what_grafana_starts_with(tmp_path: Path) -> None:
+    status, said = run(str(tmp_path), "--url", "http://127.0.0.1:8000", "--interval", "5")
+    assert status == 0, said
+    own = tmp_path / "grafana"
+    settings = configparser.ConfigParser()
+    settings.read(own / "grafana.ini")
+    assert settings["server"]["http_addr"] == "127.0.0.1"
+    provisioning = Path(settings["paths"]["provisioning"])
+    [source] = yaml.safe_load((provisioning / "datasources/baton.yaml").read_text())["datasources"]
+    assert source["url"] == "http://127.0.0.1:9090"
+    assert source["jsonData"]["timeInterval"] == "5s"
+    [found] = yaml.safe_load((provisioning / "dashboards/baton.yaml").read_text())["providers"]
+    boards = {path.name: path.read_text() for path in Path(found["options"]["path"]).iterdir()}
+    assert boards.keys() == {"service.json", "pools.json"}
+    home = Path(settings["dashboards"]["default_home_dashboard_path"])
+    assert home.read_text() == boards["service.json"]
+    assert all(source["uid"] in text for text in boards.values())
 
 
 def test_it_is_made_anew(tmp_path: Path) -> None:
