@@ -96,7 +96,9 @@ class HostedRouter:
         settings = replace(settings, url=f"{_scheme(settings)}://{join(host, port)}")
         self._app = create_app(settings)
         # Its lifespan is ours to run: uvicorn would keep the reason of a failure to itself.
-        self._server = Server(self._app, settings, drain_s, lifespan="off")
+        # Nor may it configure logging, which closes Serve's handlers: a controller that comes back
+        # asks a replica for the file of its log, and ends one that has none (ray 2.60.0).
+        self._server = Server(self._app, settings, drain_s, lifespan="off", log_config=None)
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
