@@ -4,25 +4,27 @@
 # Then, from your own machine: ray attach FILE.yaml --port-forward 3000 --port-forward 9090
 set -eu
 url=$1
-src=$(dirname "$(dirname "$(readlink -f "$0")")")
 watch=$HOME/watch
 
-# Debian's units would start both as they are installed, Prometheus for everybody to ask.
-for unit in prometheus grafana-server; do
-  sudo ln -sf /dev/null "/etc/systemd/system/$unit.service"
-done
-install() { sudo env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=600 "$@"; }
-if [ ! -x /usr/share/grafana/bin/grafana ] || ! command -v prometheus >/dev/null; then
+missing=
+command -v prometheus >/dev/null || missing="prometheus"
+[ -x /usr/share/grafana/bin/grafana ] || missing="$missing grafana"
+if [ -n "$missing" ]; then
+  for unit in $(echo "$missing" | sed s/grafana/grafana-server/); do
+    # It would start as it is installed, Prometheus for everybody to ask.
+    sudo ln -sf /dev/null "/etc/systemd/system/$unit.service"
+  done
   key=/usr/share/keyrings/grafana.asc
   sudo curl -fsSL --retry 3 https://apt.grafana.com/gpg.key -o $key
   echo "deb [signed-by=$key] https://apt.grafana.com stable main" |
     sudo tee /etc/apt/sources.list.d/grafana.list >/dev/null
-  install update
-  install install -y --no-install-recommends prometheus grafana
+  apt() { sudo env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=600 "$@"; }
+  apt update
+  # shellcheck disable=SC2086  # two words, perhaps
+  apt install -y --no-install-recommends $missing
 fi
 
 "$HOME/baton/run" baton monitoring "$watch" --url "$url"
-mkdir -p "$watch/grafana-data"
 
 start() { # NAME COMMAND...: in the place of the one that runs, and again if it ends
   name=$1
@@ -34,11 +36,5 @@ start() { # NAME COMMAND...: in the place of the one that runs, and again if it 
 }
 start prometheus prometheus --config.file="$watch/prometheus.yml" \
   --storage.tsdb.path="$watch/data" --web.listen-address=127.0.0.1:9090
-start grafana --setenv=GF_SERVER_HTTP_ADDR=127.0.0.1 \
-  --setenv=GF_PATHS_DATA="$watch/grafana-data" \
-  --setenv=GF_PATHS_PROVISIONING="$src/deploy/grafana/provisioning" \
-  --setenv=BATON_DASHBOARDS="$src/deploy/grafana" \
-  --setenv=BATON_PROMETHEUS_URL=http://127.0.0.1:9090 \
-  --setenv=GF_ANALYTICS_REPORTING_ENABLED=false --setenv=GF_ANALYTICS_CHECK_FOR_UPDATES=false \
-  --setenv=GF_AUTH_ANONYMOUS_ENABLED=true \
-  /usr/share/grafana/bin/grafana server --homepath=/usr/share/grafana
+start grafana /usr/share/grafana/bin/grafana server --homepath=/usr/share/grafana \
+  --config="$watch/grafana/grafana.ini"
