@@ -45,12 +45,33 @@ def slim(text: str) -> str:
 
 
 def parse(text: str) -> Page:
-    """Raises ValueError for what is no Prometheus page."""
+    """Without samples that no process of ours would have. Raises ValueError for what is no
+    Prometheus page."""
     page: Page = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            page.setdefault(sample.name, []).append(Sample(sample.labels, sample.value))
+            found = Sample(sample.labels, sample.value)
+            if _sane(sample.name, found):
+                page.setdefault(sample.name, []).append(found)
     return page
+
+
+def _sane(name: str, sample: Sample) -> bool:
+    """Its sums are finite, too, and a bucket has an edge."""
+    if not abs(sample.value) <= _LARGEST:  # nor for NaN
+        return False
+    try:
+        return not name.endswith("_bucket") or not math.isnan(float(sample.labels.get("le", "")))
+    except ValueError:
+        return False
+
+
+_LARGEST = 1e30
+
+
+def whole(value: float) -> int:
+    """As an integer that JSON takes everywhere (RFC 8259, section 6)."""
+    return round(min(max(value, 0.0), 2.0**53))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.overview.figures import Moment, Page, Window, gauge, quantile
+from router.overview.figures import Moment, Page, Window, gauge, quantile, whole
 
 QUANTILES = (0.5, 0.9, 0.99)
 STAGES = ("route", "queue", "prefill", "first_emit", "wire", "scatter")
@@ -57,12 +57,12 @@ def router_view(routers: list[str], moment: Moment, window: Window, now_s: float
         replicas=len(pages),
         silent=len(routers) - len(pages),
         uptime_s=now_s - min(starts) if starts else None,
-        running=sum(int(gauge(p, "baton_requests_running")) for p in pages),
-        waiting=sum(int(gauge(p, "baton_requests_waiting")) for p in pages),
-        requests={status: round(count) for status, count in sorted(ended.items()) if count},
+        running=whole(sum(gauge(p, "baton_requests_running") for p in pages)),
+        waiting=whole(sum(gauge(p, "baton_requests_waiting") for p in pages)),
+        requests={status: whole(count) for status, count in sorted(ended.items()) if count},
         requests_per_s=window.rate(routers, "baton_requests_total"),
         output_tokens_per_s=window.rate(routers, "baton_output_tokens_total"),
-        refusals={reason: round(count) for reason, count in sorted(reasons.items()) if count},
+        refusals={reason: whole(count) for reason, count in sorted(reasons.items()) if count},
         ttft=_spread(routers, window, "baton_time_to_first_token_seconds"),
         tpot=_spread(routers, window, "baton_request_time_per_output_token_seconds"),
         itl=_spread(routers, window, "baton_inter_token_latency_seconds"),
@@ -77,7 +77,7 @@ def router_view(routers: list[str], moment: Moment, window: Window, now_s: float
 def _spread(targets: list[str], window: Window, name: str) -> Spread:
     buckets = window.buckets(targets, name)
     quantiles = [quantile(buckets, q) for q in QUANTILES]
-    count = round(buckets[-1][1]) if buckets else 0
+    count = whole(buckets[-1][1]) if buckets else 0
     return Spread(count, window.mean(targets, name), *quantiles)
 
 

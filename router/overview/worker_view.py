@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from router.overview.figures import Page, Window, gauge
+from router.overview.figures import Page, Window, gauge, whole
 from router.overview.pages import Group, Seen
 from router.overview.speculation import SpeculationView, speculation
 
@@ -56,20 +56,20 @@ def worker_view(group: Group, seen: Seen, window: Window) -> WorkerView:
     return msgspec.structs.replace(
         view,
         state=_state(page),
-        running=int(gauge(page, "baton_requests_running")),
-        waiting=int(gauge(page, "baton_requests_waiting")),
-        queued_prefill_tokens=int(gauge(page, "baton_queued_prefill_tokens")),
+        running=whole(gauge(page, "baton_requests_running")),
+        waiting=whole(gauge(page, "baton_requests_waiting")),
+        queued_prefill_tokens=whole(gauge(page, "baton_queued_prefill_tokens")),
         kv_usage=gauge(page, "baton_kv_cache_usage_ratio"),
-        kv_tokens=int(gauge(page, "baton_kv_cache_tokens")),
+        kv_tokens=whole(gauge(page, "baton_kv_cache_tokens")),
         hit_ratio=window.ratio([target], hits, asked),
         tokens_per_s=window.rate([target], f"baton_{computed}_tokens_total"),
         received_bytes_per_s=window.rate([target], "baton_kv_transfer_bytes_total"),
         step_s=window.mean([target], "baton_engine_step_seconds"),
-        memory_bytes=int(
+        memory_bytes=whole(
             gauge(page, "process_resident_memory_bytes")
             + gauge(page, "baton_engine_process_resident_memory_bytes")
         ),
-        engine_restarts=int(gauge(page, "baton_engine_restarts_total")),
+        engine_restarts=whole(gauge(page, "baton_engine_restarts_total")),
         speculation=speculation(target, page, window),
     )
 
@@ -81,4 +81,4 @@ def _state(page: Page) -> WorkerState:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
