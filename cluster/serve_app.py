@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +23,7 @@ from ray import serve
 from cluster import events, node, ray_runtime
 from cluster.kinds import Kind, resource
 from cluster.launch import Launch
+from cluster.program import fingerprint
 from cluster.settings import Role, WorkerSettings
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def built(kind: Kind, launch: Launch, layout: Layout) -> Any:  # serve.Applicati
 
 
 def _version(arguments: tuple[Any, ...]) -> str:
-    made_of = msgspec.msgpack.encode((version("baton"), arguments))
+    made_of = msgspec.msgpack.encode((fingerprint(), arguments))
     return hashlib.sha256(made_of).hexdigest()[:16]
 
 
