@@ -246,6 +246,8 @@ async def calm(
         labels = series["metric"]
         assert {"cluster", "model", "role", "replica", "instance"} <= labels.keys(), labels
         assert not [name for name in labels if name.startswith("exported_")], labels
+    ends = await server.query("baton_certificate_not_after_seconds")
+    assert {s["metric"]["use"] for s in ends} == {"cluster", "https"}
     roles = sorted(s["metric"]["role"] for s in await server.query("up == 1"))
     assert roles == ["decode", "prefill", "router", "router"]
 
@@ -254,13 +256,15 @@ async def trouble(
     pool: WatchedPool, server: Prometheus, watch: Watch, session: aiohttp.ClientSession
 ) -> None:
     well, strict = pool.urls[WELL], pool.urls[STRICT]
-    async with load(session, strict, clients=6, prompt=100, tokens=20):
-        async with load(session, well, clients=4, prompt=450, tokens=8):
-            await engines_die(pool, server, watch)
-        async with load(session, well, clients=10, prompt=200, tokens=400):
-            await workers_die(pool, server, watch)
-            await watch.fires("BatonKvPoolFull", "BatonNoPrefillWorker")
-            await watch.fires(*(f"Baton{each}BudgetBurns" for each in ("Ttft", "Tpot", "Failure")))
+    async with (
+        load(session, strict, clients=3, prompt=100, tokens=20),
+        load(session, well, clients=4, prompt=450, tokens=8),
+    ):
+        await engines_die(pool, server, watch)
+        await watch.fires(*(f"Baton{each}BudgetBurns" for each in ("Ttft", "Tpot", "Failure")))
+    await workers_die(pool, server, watch)
+    async with load(session, well, clients=10, prompt=200, tokens=400):
+        await watch.fires("BatonKvPoolFull", "BatonNoPrefillWorker")
 
 
 async def the_end(pool: WatchedPool, watch: Watch) -> None:

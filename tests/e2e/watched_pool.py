@@ -1,7 +1,7 @@
 """A pool as strangers would run it, and the real Prometheus that watches it.
 
 Where the machine has an address beyond loopback, everything listens there: HTTPS and API keys in
-front, mutual TLS inside. The second router has objectives that nobody meets, and room for few.
+front, mutual TLS inside. The second router has objectives that nobody meets, and room for one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class WatchedPool(Standalone):
     def _router(self, port: int) -> subprocess.Popen[bytes]:
         options = [*self._router_options]
         if port == self._ports[STRICT]:
-            options += ["--ttft-slo-ms", "1", "--tpot-slo-ms", "1", "--max-requests", "4"]
+            options += ["--ttft-slo-ms", "1", "--tpot-slo-ms", "1", "--max-requests", "1"]
         return self._baton("router", "--port", str(port), *options)
 
     @contextlib.asynccontextmanager
