@@ -19,7 +19,7 @@ from protocol.auth import check_bind, check_http_bind
 from protocol.certificates import WARN_DAYS, hosts_of
 from protocol.errors import StartupError, TransferFailed
 from protocol.security import LOOPBACK, Security, host_of, join
-from protocol.tls import Identity, TlsFiles, check_private, read
+from protocol.tls import HttpTls, Identity, TlsFiles, check_private, http_not_after, read
 
 DAY = 86_400.0
 
@@ -426,3 +426,11 @@ def test_validity_is_sensible(made: TlsFiles) -> None:
     ca, cert = (x509.load_pem_x509_certificate(Path(p).read_bytes()) for p in (made.ca, made.cert))
     assert ca.not_valid_after_utc - cert.not_valid_after_utc > datetime.timedelta(days=3000)
     assert cert.not_valid_before_utc < datetime.datetime.now(datetime.UTC)
+
+
+def test_when_a_certificate_ends(made: TlsFiles, tmp_path: Path) -> None:
+    found = Security(made).not_after
+    assert found is not None and abs(found - time.time() - certs.NODE_DAYS * DAY) < DAY
+    assert http_not_after(HttpTls(cert=made.cert, key=made.key)) == found
+    assert http_not_after(HttpTls(cert=str(tmp_path / "none"), key=made.key)) is None
+    assert LOOPBACK.not_after is None
