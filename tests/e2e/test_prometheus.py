@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import psutil
 import pytest
-import yaml
 
-from cluster.monitoring.alerts import alerts
-from cluster.monitoring.windows import Windows, seconds
-from tests.e2e.watched_pool import STRICT, WELL, Prometheus, WatchedPool, prometheus
+from cluster.monitoring.windows import seconds
+from tests.e2e.prometheus_queries import marks, panels, rules
+from tests.e2e.prometheus_server import Prometheus, Watch, every_alert, prometheus
+from tests.e2e.watched_pool import STRICT, WELL, WatchedPool, load
 from tests.system import needs
-from tests.test_docs import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -38,121 +34,6 @@ MOST_DEATHS = 12
 
 ENDS = {("BatonCertificateEnds", "ticket"), ("BatonCertificateEnds", "page")}
 """Of the pool's certificate, which is for a day."""
-
-DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
-VARIABLES = {"$__rate_interval": "8s", "$__interval": "2s", "$__range": "30s", "$cluster": ".*"}
-
-
-def panels() -> dict[str, str]:
-    """Every query of every panel, as Grafana would send it."""
-    found = {}
-    for path in DASHBOARDS:
-        for panel in json.loads(path.read_text())["panels"]:
-            for target in panel.get("targets", ()):
-                found[f"{path.stem}: {panel['title']} {target['refId']}"] = asked(target["expr"])
-    return found
-
-
-def marks() -> dict[str, str]:
-    """What annotates the panels: nothing, until something happens."""
-    return {
-        f"{path.stem}: {note['name']}": asked(note["expr"])
-        for path in DASHBOARDS
-        for note in json.loads(path.read_text())["annotations"]["list"]
-    }
-
-
-def asked(expr: str) -> str:
-    for name, value in {**VARIABLES, "$model": "baton-demo"}.items():
-        expr = expr.replace(name, value)
-    assert "$" not in expr, expr
-    return expr
-
-
-def rules(folder: Path) -> dict[str, str]:
-    """Every recording rule's series."""
-    found = {}
-    for rule in yaml.safe_load((folder / "rules/recording.yml").read_text())["groups"][0]["rules"]:
-        labels = ",".join(f'{name}="{value}"' for name, value in rule.get("labels", {}).items())
-        found[f"rule: {rule['record']}{{{labels}}}"] = f"{rule['record']}{{{labels}}}"
-    return found
-
-
-class Watch:
-    """What Prometheus has said since this began: alerts that fired, queries that answered."""
-
-    def __init__(self, server: Prometheus, queries: dict[str, str]) -> None:
-        self._server = server
-        self.unanswered = dict(queries)
-        self.fired: set[tuple[str, str]] = set()
-        self._began = time.monotonic()
-
-    def say(self, text: str) -> None:
-        print(f"  {time.monotonic() - self._began:5.1f} s  {text}")
-
-    async def look(self) -> None:
-        for firing in sorted(await self._server.firing() - self.fired):
-            self.say(f"{firing[0]} ({firing[1]})")
-            self.fired.add(firing)
-        for name, expr in list(self.unanswered.items()):
-            if any(_is_number(s["value"][1]) for s in await self._server.query(expr)):
-                del self.unanswered[name]
-
-    async def until(self, what: Callable[[], bool], within_s: float) -> None:
-        """Look until it is so, or this long."""
-        end = time.monotonic() + within_s
-        while not what() and time.monotonic() < end:
-            await self.look()
-            await asyncio.sleep(0.3)
-
-    def has_seen(self, *names: str) -> bool:
-        """All of these alerts, of every severity."""
-        return {pair for pair in every_alert() if pair[0] in names} <= self.fired
-
-    async def fires(self, *names: str, within_s: float = 40.0) -> None:
-        await self.until(lambda: self.has_seen(*names), within_s)
-        assert self.has_seen(*names), (names, self.fired)
-
-
-def _is_number(text: str) -> bool:
-    return text != "NaN"
-
-
-def every_alert() -> set[tuple[str, str]]:
-    return {(alert.name, alert.severity) for alert in alerts(Windows())}
-
-
-# ---- load ---------------------------------------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def load(
-    session: aiohttp.ClientSession, url: str, clients: int, prompt: int, tokens: int
-) -> AsyncIterator[None]:
-    """Clients that ask again and again, for texts that begin alike; whatever they get."""
-    tasks = [asyncio.create_task(_client(session, url, i, prompt, tokens)) for i in range(clients)]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-async def _client(
-    session: aiohttp.ClientSession, url: str, number: int, prompt: int, tokens: int
-) -> None:
-    draw = random.Random(number)
-    while True:
-        text = [7] * 64 + [draw.randrange(3, 4096) for _ in range(prompt - 64)]
-        body: dict[str, Any] = {"model": "baton-demo", "prompt": text, "max_tokens": tokens}
-        body |= {"temperature": 0, "ignore_eos": True}
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with session.post(f"{url}/v1/completions", json=body) as reply:
-                if reply.status != 200:
-                    await asyncio.sleep(0.2)
-                await reply.read()
-
 
 # ---- what befalls the pool ----------------------------------------------------------------------
 
@@ -168,19 +49,27 @@ async def counts(server: Prometheus, expr: str, least: float, within_s: float = 
             await asyncio.sleep(0.2)
 
 
+@contextlib.contextmanager
+def frozen(pid: int | None) -> Iterator[None]:
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 async def engines_die(pool: WatchedPool, server: Prometheus, watch: Watch) -> None:
     """Of the prefill worker, with prompts under way; Redis stands still meanwhile."""
-    assert pool.redis.pid is not None
-    os.kill(pool.redis.pid, signal.SIGSTOP)
-    for deaths in range(1, MOST_DEATHS):
-        await at_work(server)
-        engine_of(pool, 0).kill()
-        await counts(server, 'baton_engine_restarts_total{role="prefill"}', deaths)
-        await watch.look()
-        if watch.has_seen("BatonEngineRestarts", "BatonTransfersFail"):
-            break
-    await watch.fires("BatonEngineRestarts", "BatonTransfersFail", "BatonIndexStale")
-    os.kill(pool.redis.pid, signal.SIGCONT)
+    with frozen(pool.redis.pid):
+        for deaths in range(1, MOST_DEATHS):
+            await at_work(server)
+            engine_of(pool, 0).kill()
+            await counts(server, 'baton_engine_restarts_total{role="prefill"}', deaths)
+            await watch.look()
+            if watch.has_seen("BatonEngineRestarts", "BatonTransfersFail"):
+                break
+        await watch.fires("BatonEngineRestarts", "BatonTransfersFail", "BatonIndexStale")
 
 
 async def workers_die(pool: WatchedPool, server: Prometheus) -> None:

@@ -1,4 +1,4 @@
-"""A pool as strangers would run it, and the real Prometheus that watches it.
+"""A pool as strangers would run it, and those who ask it.
 
 Where the machine has an address beyond loopback, everything listens there: HTTPS and API keys in
 front, mutual TLS inside. The second router has objectives that nobody meets, and room for one.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,6 @@ from bench.chaos import BUSY_ROUTER
 from bench.standalone import Standalone
 from cluster import certs
 from cluster.config.schema import Config
-from cluster.monitoring.command import Wanted, watched
-from cluster.monitoring.windows import Windows
-from cluster.monitoring.write import Rules, write_prometheus
-from cluster.ports import any_free
-from tests.system import program
 
 NAME = "baton.cluster"
 KEY = "sk-of-whoever-asks"
@@ -129,52 +125,30 @@ def _flags(prefix: str, files: dict[str, str]) -> tuple[str, ...]:
     return tuple(word for name, path in files.items() for word in (f"--{prefix}-{name}", path))
 
 
-class Prometheus:
-    """The real one, with what `baton monitoring` writes, but for ``scale``: of the rules' windows.
-    Looks once a second."""
-
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self._url = url
-        self._session = session
-
-    async def get(self, path: str, **parameters: str) -> Any:
-        """``data`` of an answer of its API."""
-        async with self._session.get(f"{self._url}/api/v1/{path}", params=parameters) as reply:
-            answer = await reply.json()
-        assert answer["status"] == "success", (parameters, answer)
-        return answer["data"]
-
-    async def query(self, expr: str) -> list[dict[str, Any]]:
-        """The series that an expression has now."""
-        data = await self.get("query", query=expr)
-        return data["result"] if data["resultType"] == "vector" else [{"value": data["result"]}]
-
-    async def firing(self) -> set[tuple[str, str]]:
-        """(name, severity) of alerts."""
-        data = await self.get("alerts")
-        labels = [alert["labels"] for alert in data["alerts"] if alert["state"] == "firing"]
-        return {(each["alertname"], each["severity"]) for each in labels}
+@contextlib.asynccontextmanager
+async def load(
+    session: aiohttp.ClientSession, url: str, clients: int, prompt: int, tokens: int
+) -> AsyncIterator[None]:
+    """Clients that ask again and again, for texts that begin alike; whatever they get."""
+    tasks = [asyncio.create_task(_client(session, url, i, prompt, tokens)) for i in range(clients)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
-@contextlib.contextmanager
-def prometheus(pool: WatchedPool, folder: Path, scale: float) -> Iterator[str]:
-    """Its URL, on loopback."""
-    made = watched(Wanted(urls=tuple(pool.urls), interval_s=1), pool.config())
-    write_prometheus(folder, made, Rules(windows=Windows(scale)), KEY)
-    [port] = any_free("127.0.0.1", 1)
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                program("prometheus"),
-                f"--config.file={folder}/prometheus.yml",
-                f"--storage.tsdb.path={folder}/data",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(10)
+async def _client(
+    session: aiohttp.ClientSession, url: str, number: int, prompt: int, tokens: int
+) -> None:
+    draw = random.Random(number)
+    while True:
+        text = [7] * 64 + [draw.randrange(3, 4096) for _ in range(prompt - 64)]
+        body: dict[str, Any] = {"model": "baton-demo", "prompt": text, "max_tokens": tokens}
+        body |= {"temperature": 0, "ignore_eos": True}
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with session.post(f"{url}/v1/completions", json=body) as reply:
+                if reply.status != 200:
+                    await asyncio.sleep(0.2)
+                await reply.read()
