@@ -17,7 +17,7 @@ from bench.chaos import Oracle, requests, wrong
 from protocol.request import Request
 from tests.e2e.asking import prompt
 from tests.e2e.hosts import Host, Network
-from tests.e2e.hosts.clients import Clients, Load
+from tests.e2e.hosts.clients import CALM_S, Clients, Load
 from tests.e2e.hosts.cluster import CONFIG, PYTHON, YAML, HostCluster
 from tests.e2e.hosts.watch import Watch
 from tests.system import needs
@@ -117,7 +117,7 @@ async def test_more_workers(
     asked: list[Request],
     texts: list[list[int]],
 ) -> None:
-    async with Load(clients, cluster.hosts, asked) as load:
+    async with Load(clients, cluster.hosts, asked, pause_s=CALM_S) as load:
         await asyncio.to_thread(cluster.baton, "scale decode=3 --address auto")
         await watch.until(cluster.a, {("decode", "c"): 3}, 10)
     assert not load.wrong(texts)
@@ -127,7 +127,7 @@ async def test_a_rolling_update_loses_no_stream(
     cluster: HostCluster, clients: Clients, asked: list[Request], texts: list[list[int]]
 ) -> None:
     cluster.configure({**CONFIG, "worker": {**CONFIG["worker"], "prefill_chunk": 64}})
-    async with Load(clients, cluster.hosts, asked) as load:
+    async with Load(clients, cluster.hosts, asked, pause_s=CALM_S) as load:
         await asyncio.to_thread(cluster.up)
     assert not load.wrong(texts)
     assert load.longest_s() < NOBODY_WAITS_S
@@ -223,7 +223,7 @@ async def test_the_head_comes_back(
     engines = _engines(cluster.c)
     cluster.net.restart(cluster.a)
     cluster.net.restart(cluster.b)
-    async with Load(clients, [cluster.c], asked, at_once=1) as load:
+    async with Load(clients, [cluster.c], asked, at_once=1, pause_s=CALM_S) as load:
         await asyncio.to_thread(cluster.ray, f"up -y {YAML}")
         wanted = {("router", "a"): 1, ("prefill", "b"): 1, ("router", "b"): 1}
         await watch.until(cluster.c, wanted, 120)

@@ -20,7 +20,8 @@ from tests.e2e.hosts.sockets import Sockets
 
 _CONNECT_S = 1.5  # then the next router is tried, as a balancer would
 _LONGEST_S = 60.0
-_PAUSE_S = 0.3  # between a client's streams: what is started meanwhile needs the processors, too
+CALM_S = 1.0
+"""Between a client's streams, where what is started meanwhile needs the processors, too."""
 
 
 class Clients:
@@ -78,14 +79,20 @@ class Sent(NamedTuple):
 class Load:
     """Streams, some at a time, for as long as it lasts; at the end all are finished.
 
-    ``asked``: taken in turn. ``routers``: asked in turn; the next where one does not answer."""
+    ``asked``: taken in turn. ``routers``: asked in turn; the next where one does not answer.
+    ``pause_s``: between two streams of a client."""
 
     def __init__(
-        self, clients: Clients, routers: Sequence[Host], asked: Sequence[Request], at_once: int = 2
+        self,
+        clients: Clients,
+        routers: Sequence[Host],
+        asked: Sequence[Request],
+        at_once: int = 2,
+        pause_s: float = 0.1,
     ) -> None:
         self._clients, self._routers, self._asked = clients, routers, asked
         self._turns = itertools.count()
-        self._at_once = at_once
+        self._at_once, self._pause_s = at_once, pause_s
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
         self.sent: list[Sent] = []
@@ -112,7 +119,7 @@ class Load:
             began = time.monotonic()
             seen = await self._clients.ask_any(routers, self._asked[request])
             self.sent.append(Sent(request, began, time.monotonic() - began, seen))
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     async def running(self) -> None:
         """Until some of it is done, and more is under way."""

@@ -114,9 +114,9 @@ class HostCluster:
         """Drains, ends Ray on the head, and on the others, which `ray down` leaves alone."""
         self.baton("down --address auto")
         self.ray(f"down -y {YAML}")
+        ssh = f"ssh -o StrictHostKeyChecking=no -i ~/{KEY}"
         for host in self.hosts[1:]:
-            ssh = f"ssh -o StrictHostKeyChecking=no -i ~/{KEY} {USER}@{host.address}"
-            self.o.run(f"{ssh} ~/baton/run ray stop", 40)
+            self.o.run(f"{ssh} {USER}@{host.address} '~/baton/run ray stop --force'")
 
     def _operate(self, line: str, within_s: float) -> str:
         return self.o.run(f"cd ~/repository; {line}", within_s)
