@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cluster import models, node, ray_runtime
+from cluster import fleet, models, node, ray_runtime
 from cluster.config.schema import Config
-from cluster.events import Began, Done, Failed, Ready
+from cluster.events import Began, Done, Failed, Note, Ready
+from cluster.kinds import Kind
 from cluster.launch import Launch
+from cluster.program import fingerprint
 from cluster.report import Reporter
+from cluster.settings import ROLES
 from protocol.auth import check_bind
 from protocol.directory import Directory, RedisError, connect
 from protocol.errors import StartupError
@@ -29,18 +32,22 @@ _REDIS_S = 5.0
 _UNSAID = "127.0.0.1"  # the default of hosts
 
 
-def up(wanted: Launch, model: str | None, address: str) -> int:
-    """Deploys, or updates what is there; 0 when it serves. What is wrong is told, and is 1."""
+def up(wanted: Launch, model: str | None, address: str, routers: int | None) -> int:
+    """Deploys, or updates what is there; 0 when it serves. What is wrong is told, and is 1.
+    ``routers``: None for one on each node that takes any."""
     with Reporter() as report:
         stage = "check"
         try:
             report(Began(stage))
             launch = _named(wanted, model)
             with ray_runtime.connected(address):
-                layout = _checked(launch, node.here())
+                layout = _checked(launch, node.here(), report)
+                if routers is None:
+                    routers = sum(node.takes("router") for node in fleet.nodes())
+                launch = msgspec.structs.replace(launch, routers=max(1, routers))
                 report(Done(stage, f"a Ray cluster with {_shown(ray_runtime.declared())}"))
                 stage = "deploy"
-                report(Began(stage, launch.start_deadline_s))
+                report(Began(stage))
                 urls = _deployed(launch, layout, report)
                 report(Done(stage, launch.counts))
         except StartupError as error:
@@ -60,10 +67,10 @@ def _named(wanted: Launch, model: str | None) -> Launch:
     return msgspec.structs.replace(wanted, model_path=path, model_id=wanted.model_id or found.id)
 
 
-def _checked(launch: Launch, own: Config) -> Layout:
+def _checked(launch: Launch, own: Config, report: Reporter) -> Layout:
     """How the replicas will be laid out. Raises StartupError for what this node would refuse, since
     the others have the same of it."""
-    from cluster.serve_app import Layout, Place
+    from cluster.serve_app import Layout, Place, count
 
     wanted_hosts = {"worker.host": launch.workers["decode"].host, "router.host": launch.host}
     for key, host in wanted_hosts.items():
@@ -74,13 +81,17 @@ def _checked(launch: Launch, own: Config) -> Layout:
             )
     launch.check()
     address = ray_runtime.node_address()
-    place = Place(None, launch.drain_s)
+    place = Place(None, launch.drain_s, fingerprint())
     worker = node.worker(launch.workers["decode"], own, address)
     check_bind(address, tls=worker.tls is not None)
     node.router(launch.router, own, address).check_host(address)
-    wants_gpus = worker.device not in (None, "cpu")
-    gpus = worker.device is None and ray_runtime.declared().get("GPU", 0) > 0
-    return Layout(place, 1.0 if wants_gpus or gpus else 0.0)
+    there = fleet.nodes()
+    if worker.device is None:
+        pools: list[Kind] = [kind for kind in ROLES if count(kind, launch)]
+        there = fleet.wait_for(pools, launch.start_deadline_s, report)
+    fleet.check_programs(there, place.program)
+    gpus = any(each.resources.get("GPU") for each in there)
+    return Layout(place, 1.0 if worker.device == "cuda" or (not worker.device and gpus) else 0.0)
 
 
 def _shown(resources: dict[str, float]) -> str:
@@ -92,8 +103,12 @@ def _deployed(launch: Launch, layout: Layout, report: Reporter) -> list[str]:
     """URLs of the routers."""
     from cluster import deploy
     from cluster.probe import Probe
+    from cluster.serve_app import count
 
     ray_runtime.start_serve()
+    for kind, running in deploy.replicas().items():
+        if running != count(kind, launch):
+            report(Note(f"{kind}: {running} run, {count(kind, launch)} are configured"))
     deploy.run(launch, layout, report)
     own = node.router(launch.router, node.here(), None)
     urls = asyncio.run(_routers(own))
@@ -119,7 +134,7 @@ async def _routers(settings: RouterSettings) -> list[str]:
     return urls
 
 
-def down(address: str, drain_s: float, say: Callable[[str], None]) -> int:
+def down(address: str, say: Callable[[str], None]) -> int:
     """Drains what is deployed, and ends Serve. Raises StartupError."""
     from ray import serve
 
@@ -131,7 +146,7 @@ def down(address: str, drain_s: float, say: Callable[[str], None]) -> int:
             say("nothing of Baton is deployed there")
             return 0
         say("draining: requests that run may finish")
-        deploy.drain(drain_s)
+        deploy.drain()
         end: Any = serve.shutdown
         end()
     say("drained and removed; the Ray cluster itself still runs (`ray down` ends it)")

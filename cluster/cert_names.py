@@ -19,6 +19,8 @@ def names_of(hosts: list[str], name: str | None = None) -> list[x509.GeneralName
 
     Raises StartupError for what is neither a name nor an address."""
     names: list[x509.GeneralName] = []
+    if (hosts or LOOPBACK)[0] == "ca":
+        raise StartupError("--host: the first must not be 'ca', which the CA's files are called")
     for host in dict.fromkeys(hosts or LOOPBACK):
         address = _address(host)
         if address is None and not _is_dns_name(host.removeprefix("*.")):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Any
 
 import ray
 from ray import serve
@@ -14,12 +16,12 @@ from cluster import ray_runtime, serve_app
 from cluster.events import Waiting
 from cluster.kinds import KINDS, Kind, application, resource
 from cluster.launch import Launch
-from cluster.serve_app import Layout
+from cluster.serve_app import KILL_S, Layout
 from protocol.errors import StartupError
 
 _POLL_S = 0.1
 _SAY_S = 1.0
-_LATE_S = 45.0  # a replica is killed 15 s after its time to drain
+_LATE_S = 30.0
 _CAUSES = ("StartupError: ", "EngineDied: ", "Error: ")
 
 Say = Callable[[Waiting], None]
@@ -27,22 +29,39 @@ Say = Callable[[Waiting], None]
 
 def run(launch: Launch, layout: Layout, say: Say) -> None:
     """Deploys all of it and returns when every replica runs; ``say``s now and then for which it
-    waits. What runs already is updated: one kind after the other, Serve's part of it at a time.
+    waits. What runs already is updated, one kind after the other: where nodes have room, new
+    replicas come first; else Serve stops a fifth of them at a time.
 
     Raises StartupError with what a replica said, or with what is missing at the deadline.
     """
     wanted = [kind for kind in KINDS if serve_app.count(kind, launch)]
-    there = deployed()
-    for kind in there - set(wanted):
+    there = replicas()
+    for kind in there.keys() - set(wanted):
         serve.delete(application(kind), _blocking=False)
     for kinds in [[kind] for kind in wanted] if there else [wanted]:
-        targets = [_target(kind, launch, layout) for kind in kinds]
+        rooms = {kind: _room(kind, there.get(kind, 0), layout.gpus) for kind in kinds}
         serve.run_many(
-            targets,
+            [_target(kind, launch, layout, rooms[kind]) for kind in kinds],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
-        wait_until_running(kinds, launch.start_deadline_s, say)
+        wait_until_running(kinds, _within(launch, there, rooms), say)
+
+
+def _room(kind: Kind, running: int, gpus: float) -> int:
+    """For how many more of a kind the living nodes have slots, and GPUs where each takes some."""
+    slots = ray_runtime.declared().get(resource(kind), 0) - running
+    if kind != "router" and gpus:
+        slots = min(slots, ray_runtime.available().get("GPU", 0) / gpus)
+    return max(0, int(slots))
+
+
+def _within(launch: Launch, there: dict[Kind, int], rooms: dict[Kind, int]) -> float:
+    """Seconds that this may take: a start; of those replaced, one for each lot, and its drain."""
+    lots = [ceil(n / max(1, rooms[kind], n // 5)) for kind, n in there.items() if kind in rooms]
+    return launch.start_deadline_s + max([0, *lots]) * (
+        launch.start_deadline_s + launch.drain_s + KILL_S
+    )
 
 
 def deployed() -> set[Kind]:
@@ -51,9 +70,9 @@ def deployed() -> set[Kind]:
     return {kind for kind in KINDS if application(kind) in applications}
 
 
-def _target(kind: Kind, launch: Launch, layout: Layout) -> serve.RunTarget:
+def _target(kind: Kind, launch: Launch, layout: Layout, room: int) -> serve.RunTarget:
     return serve.RunTarget(
-        target=serve_app.built(kind, launch, layout),
+        target=serve_app.built(kind, launch, layout, room),
         name=application(kind),
         route_prefix=None,
         logging_config=ray_runtime.logging_config(),
@@ -78,7 +97,7 @@ def wait_until_running(kinds: Sequence[Kind], deadline_s: float, say: Say) -> No
             return
         if time.monotonic() > end:
             raise StartupError(
-                f"still waiting for {', '.join(waiting)} after {deadline_s:.0f} s{_room(waiting)}"
+                f"still waiting for {', '.join(waiting)} after {deadline_s:.0f} s{_slots(waiting)}"
             )
         tell(waiting)
         time.sleep(_POLL_S)
@@ -99,7 +118,7 @@ class Telling:
             self._say(Waiting(tuple(names), max(0.0, self._end - now)))
 
 
-def _room(kinds: Sequence[Kind]) -> str:
+def _slots(kinds: Sequence[Kind]) -> str:
     """What the nodes declare, where that may be why."""
     there = ray_runtime.declared()
     said = [f"{there.get(resource(kind), 0):.0f} {resource(kind)}" for kind in kinds]
@@ -127,9 +146,7 @@ def scale(counts: dict[Kind, int], deadline_s: float, say: Say) -> dict[Kind, in
             f"the cluster runs no {absent[0]} replicas that could be scaled; it runs "
             + (", ".join(f"{count} {kind}" for kind, count in before.items()) or "none at all")
         )
-    client = serve.context._get_global_client()
-    assert client is not None  # it was just asked for its status
-    controller = client._controller  # in public Serve has this by HTTP alone, with a dashboard
+    controller = _client()._controller
     for kind, count in counts.items():
         identity = DeploymentID(name=serve_app.class_name(kind), app_name=application(kind))
         ray.get(controller.update_deployment_replicas.remote(identity, count), timeout=deadline_s)
@@ -159,25 +176,41 @@ def _wait_for(counts: dict[Kind, int], deadline_s: float, say: Say) -> None:
             return
         if time.monotonic() > end:
             shown = ", ".join(f"{running.get(k, 0)} of {counts[k]} {k}" for k in waiting)
-            raise StartupError(f"after {deadline_s:.0f} s {shown} run{_room(waiting)}")
+            raise StartupError(f"after {deadline_s:.0f} s {shown} run{_slots(waiting)}")
         tell(waiting)
         time.sleep(_POLL_S)
 
 
-def drain(drain_s: float) -> None:
+def drain() -> None:
     """Takes the routers away when they have finished their requests, then the workers. Raises
-    StartupError when they are not gone long after ``drain_s``, which each has."""
-    _delete({"router"}, drain_s)
-    _delete(set(KINDS), drain_s)
+    StartupError when they are not gone long after the time that they were deployed with."""
+    _delete({"router"})
+    _delete(set(KINDS))
 
 
-def _delete(kinds: set[Kind], drain_s: float) -> None:
+def _delete(kinds: set[Kind]) -> None:
     going = kinds & deployed()
+    within_s = max([0.0, *map(_shutdown_s, going)]) + _LATE_S
     for kind in going:
         serve.delete(application(kind), _blocking=False)  # blocking, it would wait 60 s at most
-    end = time.monotonic() + drain_s + _LATE_S
+    end = time.monotonic() + within_s
     while left := going & deployed():
         if time.monotonic() > end:
             names = ", ".join(sorted(left))
-            raise StartupError(f"{names}: still there {_LATE_S:.0f} s after its time to drain")
+            raise StartupError(f"{names}: still there after {within_s:.0f} s")
         time.sleep(_POLL_S)
+
+
+def _shutdown_s(kind: Kind) -> float:
+    """After which Serve kills a replica that is to end."""
+    applications = _client().get_serve_details()["applications"]
+    deployments = applications.get(application(kind), {}).get("deployments", {}).values()
+    found = [each["deployment_config"]["graceful_shutdown_timeout_s"] for each in deployments]
+    return max([0.0, *map(float, found)])
+
+
+def _client() -> Any:
+    """Serve's own, for what it has in public by HTTP alone, with a dashboard."""
+    client = serve.context._get_global_client()
+    assert client is not None  # whoever asks has asked Serve before
+    return client

@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from protocol.security import join
 from protocol.tls import http_context, renew
 from router.app import create_app
 from router.heap import settle
-from router.limits_connection import guarded
+from router.limits_connection import FIRST_S, guarded
 from router.settings import RouterSettings
 
 if TYPE_CHECKING:
@@ -70,6 +71,35 @@ class Server(uvicorn.Server):
             renew(self._context, self._files)
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """To close is to reset what the kernel has accepted and nobody has taken: that is taken
+        first, and answered, too."""
+        loop = asyncio.get_running_loop()
+        taken = [client for each in sockets or [] for client in _taken(each)]
+        for server in self.servers:
+            server.close()
+        context = self.config.ssl
+        joining = [
+            loop.create_task(loop.connect_accepted_socket(self._connection, client, ssl=context))
+            for client in taken
+        ]
+        if joining:
+            loop.call_later(FIRST_S, self._close_idle)
+        await super().shutdown(sockets)
+        for task in joining:
+            task.cancel()
+
+    def _connection(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+    def _close_idle(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit  # uvicorn asks for SIGINT to stop at once
         self.should_exit = True
@@ -81,9 +111,10 @@ def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises them again when it is done
     settings = replace(settings, url=f"{_scheme(settings)}://{join(host, port)}")
-    server = Server(create_app(settings), settings, drain_s, host=host, port=port)
+    server = Server(create_app(settings), settings, drain_s)
+    sockets = listening(host, port, shared=False)
     print(f"router: {settings.url}", flush=True)
-    server.run()
+    server.run(sockets)
     return 0 if server.started else 1
 
 
@@ -141,15 +172,25 @@ class HostedRouter:
         await asyncio.wait({self._task})
 
 
-def listening(host: str, port: int) -> list[socket.socket]:
-    """Sockets at every address of ``host``, which may be shared. Raises StartupError."""
+def _taken(listener: socket.socket) -> Iterator[socket.socket]:
+    """Connections that wait to be accepted."""
+    with contextlib.suppress(OSError):  # until there are none
+        while True:
+            client, _ = listener.accept()
+            client.setblocking(False)
+            yield client
+
+
+def listening(host: str, port: int, *, shared: bool = True) -> list[socket.socket]:
+    """Sockets at every address of ``host``, that others of this user may share. Raises
+    StartupError."""
     sockets: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in dict.fromkeys(found):
             sockets.append(each := socket.socket(family, kind, protocol))
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
             if family == socket.AF_INET6:
                 each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             each.bind(address)

@@ -69,6 +69,20 @@ def first_free(host: str, wanted: int) -> int:
     raise StartupError(f"no free port on {host} in {wanted}..{wanted + _TRIES - 1}: give --port")
 
 
+def hold(host: str, port: int) -> list[socket.socket]:
+    """Keeps ``host:port`` from everybody who does not share it (``is_free`` says no), without a
+    listener; what cannot be held is left to who listens there. Close the sockets at the end."""
+    held = []
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        held.append(each := socket.socket(family, kind, protocol))
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with contextlib.suppress(OSError):
+            each.bind(address)
+    return held
+
+
 def any_free(host: str, count: int) -> list[int]:
     """``count`` different ports that are free now."""
     with contextlib.ExitStack() as stack:

@@ -122,6 +122,14 @@ def declared() -> dict[str, float]:
     return dict(resources())
 
 
+def available() -> dict[str, float]:
+    """What of them no replica has."""
+    import ray
+
+    resources: Any = ray.available_resources
+    return dict(resources())
+
+
 def keep_replica_on_loopback() -> None:
     """In a replica, while it is being made: its internal gRPC port is one of loopback, where those
     who call it are; Serve would open it to every interface (ray 2.60.0), and has no setting."""

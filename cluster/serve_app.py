@@ -25,21 +25,35 @@ from cluster.kinds import Kind, resource
 from cluster.launch import Launch
 from cluster.program import fingerprint
 from cluster.settings import Role, WorkerSettings
+from protocol.errors import StartupError
 
 if TYPE_CHECKING:
     from router.settings import RouterSettings
 
 _REPLICA_CPUS = 0.1  # of Ray's count; what an engine really uses is for the kernel to share out
 _HEALTH_PERIOD_S = 1.0
+KILL_S = 15.0
+"""After its time to drain, a replica that has not ended is killed."""
 _DRAIN_POLL_S = 0.2
 
 
 class Place(msgspec.Struct, frozen=True):
     """Where replicas are. ``events_path``: where they say what they do, on this machine; None: on
-    hosts of a cluster, where they listen on their node's address and say it in Ray's logs."""
+    hosts of a cluster, where they listen on their node's address and say it in Ray's logs.
+    ``program``: the fingerprint of the one that deployed them."""
 
     events_path: str | None
     drain_s: float
+    program: str
+
+    def check(self) -> None:
+        """Raises StartupError on a node with another program: it would run under this one's
+        version, and no update would find it."""
+        if fingerprint() != self.program:
+            raise StartupError(
+                f"the node {ray_runtime.node_address()} has another version of Baton than the one"
+                " that deploys: bring the same to all nodes, and deploy again"
+            )
 
     def address(self) -> str | None:
         """To listen on; None: as configured."""
@@ -60,6 +74,7 @@ class WorkerReplica:
         from cluster.located import worker_model
         from cluster.worker import Worker
 
+        place.check()
         ray_runtime.keep_replica_on_loopback()
         self._place = place
         own = node.worker(settings, node.here(), place.address())
@@ -101,6 +116,7 @@ class Router:
         from cluster.http_server import HostedRouter
         from cluster.located import router_model
 
+        place.check()
         ray_runtime.keep_replica_on_loopback()
         address = place.address()
         own = node.router(settings, node.here(), address)
@@ -152,9 +168,11 @@ def count(kind: Kind, launch: Launch) -> int:
     return {"prefill": launch.prefill, "decode": launch.decode, "router": launch.routers}[kind]
 
 
-def built(kind: Kind, launch: Launch, layout: Layout) -> Any:  # serve.Application is untyped
-    """The application of one kind. Its version is what it is made of, so that another number of
-    replicas restarts none of those that are there."""
+def built(kind: Kind, launch: Launch, layout: Layout, room: int) -> Any:
+    """The application of one kind (serve.Application is untyped). Its version is what it is made
+    of, so that another number of replicas restarts none of those that are there. ``room``: for so
+    many more of them; that many are started before old ones are stopped."""
+    wanted = count(kind, launch)
     arguments: tuple[Any, ...]
     if kind == "router":
         arguments = (_router_settings(launch), layout.place, launch.host, launch.port)
@@ -163,13 +181,14 @@ def built(kind: Kind, launch: Launch, layout: Layout) -> Any:  # serve.Applicati
         arguments = (_worker_settings(launch, kind, cuda=layout.cuda), layout.place)
         gpus = layout.gpus
     make: Any = serve.deployment(
-        num_replicas=count(kind, launch),
+        num_replicas=wanted,
+        max_surge_percent=min(100, 100 * room // max(1, wanted)),
         ray_actor_options={
             "num_cpus": _REPLICA_CPUS,
             "num_gpus": gpus,
             "resources": {resource(kind): 1},
         },
-        graceful_shutdown_timeout_s=launch.drain_s + 15.0,
+        graceful_shutdown_timeout_s=launch.drain_s + KILL_S,
         graceful_shutdown_wait_loop_s=_DRAIN_POLL_S,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=5.0,
@@ -180,8 +199,7 @@ def built(kind: Kind, launch: Launch, layout: Layout) -> Any:  # serve.Applicati
 
 
 def _version(arguments: tuple[Any, ...]) -> str:
-    made_of = msgspec.msgpack.encode((fingerprint(), arguments))
-    return hashlib.sha256(made_of).hexdigest()[:16]
+    return hashlib.sha256(msgspec.msgpack.encode(arguments)).hexdigest()[:16]
 
 
 def _worker_settings(launch: Launch, role: Role, *, cuda: bool) -> WorkerSettings:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
 
-from cluster import die_with_parent, guardian, node, processes, ray_runtime
+from cluster import die_with_parent, guardian, node, ports, processes, ray_runtime
 from cluster.deadline import deadline
 from cluster.events import Began, Done, Event, Failed, Ready, Writer
 from cluster.launch import Launch, read_launch
 from cluster.processes import ProcessId
+from cluster.program import fingerprint
 from cluster.redis_server import EmbeddedRedis
 from cluster.state import Home, State, remove_run_dir
 from protocol.errors import StartupError
@@ -43,6 +45,7 @@ class Supervisor:
         self._starting = True
         self._stage = "start"
         self._ray_address: str | None = None
+        self._held: list[socket.socket] = []
         self._redis: EmbeddedRedis | None = None
 
     def run(self) -> int:
@@ -71,6 +74,7 @@ class Supervisor:
         self._begin("ray", self._launch.start_deadline_s)
         launch = self._launch
         gpus = 0 if launch.workers["decode"].device == "cpu" else ray_runtime.gpu_count()
+        self._held = ports.hold(launch.host, launch.port)  # routers share it, as this user
         self._adopt(redis_url)
         with deadline(launch.start_deadline_s, "Ray did not start"):
             self._ray_address = ray_runtime.start(self._run_dir, gpus=gpus)
@@ -82,7 +86,7 @@ class Supervisor:
         from cluster.probe import Probe
 
         share = serve_app.gpu_share(gpus, launch.prefill + launch.decode)
-        place = serve_app.Place(launch.events_path, launch.drain_s)
+        place = serve_app.Place(launch.events_path, launch.drain_s, fingerprint())
         deploy.run(launch, serve_app.Layout(place, share), self._write)
         self._end(launch.counts)
         self._begin("test")
@@ -121,7 +125,7 @@ class Supervisor:
         from cluster import deploy
 
         began = time.monotonic()
-        deploy.drain(self._launch.drain_s)
+        deploy.drain()
         print(f"drained in {time.monotonic() - began:.1f} s", flush=True)
         if self._redis is not None:
             self._redis.stop()

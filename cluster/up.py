@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -94,10 +95,12 @@ class _Follower:
         self._report = report
         self._detach = detach
         self._signals = 0
+        self._held: list[socket.socket] = []
         self._ready = False
         self._failed = False
 
     def run(self, lock: int) -> int:
+        self._held = ports.hold(self._launch.host, self._launch.port)  # until the supervisor does
         self._home.events.write_bytes(b"")
         leash_r, leash_w = os.pipe()
         handlers = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
@@ -107,6 +110,8 @@ class _Follower:
         try:
             return self._follow(child, leash_w)
         finally:
+            for each in self._held:
+                each.close()
             os.close(leash_w)
             for number, handler in handlers.items():
                 signal.signal(number, handler)

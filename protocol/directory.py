@@ -10,6 +10,7 @@ knows better. What comes back from Redis is checked like anything from a network
 from __future__ import annotations
 
 import secrets
+from urllib.parse import urlsplit
 
 import msgspec
 import redis.asyncio as redis
@@ -129,7 +130,15 @@ def _is_sane(record: WorkerRecord) -> bool:
 
 def _is_sane_router(record: RouterRecord) -> bool:
     texts = (record.instance, record.model, record.metrics_endpoint, record.url)
-    return all(_is_plain(t) for t in texts)
+    return all(_is_plain(t) for t in texts) and (not record.url or _is_url(record.url))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname and parts.port)
+    except ValueError:  # no port, or no address
+        return False
 
 
 def _is_plain(text: str) -> bool:

@@ -22,6 +22,9 @@ body. Smaller ones that are still too large get a better answer (``limits``)."""
 LINGER_S = 1.0
 """To close at once, with something unread, would take the answer from the client, too."""
 
+FIRST_S = 1.0
+"""For a first request to come from who is connected when the server stops."""
+
 _PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
@@ -36,6 +39,14 @@ class GuardedProtocol(UnreadLimit):
         self._refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._wait_for_head()
+
+    def shutdown(self) -> None:
+        """The server stops: who has not sent a request yet may be about to."""
+        cycle: object = self.cycle  # None before the first, whatever its type says
+        if cycle is None and not self._refused:
+            self.loop.call_later(FIRST_S, super().shutdown)
+        else:
+            super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

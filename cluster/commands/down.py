@@ -23,13 +23,14 @@ def down(
 ) -> None:
     """Stop the cluster that `baton up` started, and whatever a killed one left behind."""
     config = settled(flags, keys.DOWN).config
-    from cluster import attached
     from cluster.down import down as run
     from protocol.errors import StartupError
 
     try:
         if address is not None:
-            raise typer.Exit(attached.down(address, config.drain_s, typer.echo))
+            from cluster import attached
+
+            raise typer.Exit(attached.down(address, typer.echo))
         raise typer.Exit(run(config.cluster, config.drain_s, typer.echo))
     except StartupError as e:
         raise failure(e) from None

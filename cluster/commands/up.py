@@ -40,4 +40,5 @@ def _deploy(flags: Flags, address: str) -> NoReturn:
     from cluster import attached
     from cluster.config import assemble
 
-    raise typer.Exit(attached.up(assemble.launch(config), config.model.path, address))
+    launch, routers = assemble.launch(config), config.router.replicas
+    raise typer.Exit(attached.up(launch, config.model.path, address, routers))

@@ -94,7 +94,7 @@ def launch(config: Config) -> Launch:
         port=config.router.port,
         prefill=config.pools.prefill.workers,
         decode=config.pools.decode.workers,
-        routers=config.router.replicas,
+        routers=config.router.replicas or 1,
         redis_url=_revealed(config.redis.url) or None,
         workers={r: msgspec.structs.replace(worker(config, r), **bare) for r in ROLES},
         router=msgspec.structs.replace(router(config), **bare, secret=b""),

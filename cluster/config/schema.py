@@ -136,7 +136,14 @@ class SpeculationSection(Section):
 class RouterSection(Section):
     host: Host = key("127.0.0.1", "Address that clients reach.")
     port: int = key(8000, "HTTP port; `baton up` takes the next free one.", ge=1, le=65535)
-    replicas: int = key(1, "Routers; on one host they share the port.", "--routers", ge=1, le=64)
+    replicas: int | None = key(
+        None,
+        "Routers, which share the port on one host; null: 1, and on a Ray cluster one for each"
+        " node that takes any.",
+        "--routers",
+        ge=1,
+        le=1024,
+    )
     metrics_host: Host = key(
         "127.0.0.1", "Address of the router's own metrics.", "--router-metrics-host"
     )

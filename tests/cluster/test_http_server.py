@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -56,6 +57,25 @@ async def test_one_comes_before_the_other_goes(settings: RouterSettings, port: i
     assert new.problem() is not None
     with pytest.raises(httpx.ConnectError):
         await alive(port)
+
+
+async def test_a_stop_answers_who_has_connected(settings: RouterSettings, port: int) -> None:
+    """Before it took the connection, and after; with the request still to come."""
+    router = HostedRouter(settings, HOST, port, drain_s=3.0)
+    await router.start()
+    early = await asyncio.open_connection(HOST, port)
+    await asyncio.sleep(0.1)
+    late = socket.create_connection((HOST, port))  # the loop has no time to accept it
+    stopping = asyncio.create_task(router.stop())
+    await asyncio.sleep(0.2)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(HOST, port)
+    late.setblocking(False)
+    for reader, writer in (early, await asyncio.open_connection(sock=late)):
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200")
+        writer.close()
+    await asyncio.wait_for(stopping, 10)
 
 
 async def test_a_port_of_somebody_else(settings: RouterSettings, port: int) -> None:

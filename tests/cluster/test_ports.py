@@ -3,6 +3,7 @@ import socket
 import pytest
 
 from cluster import ports
+from cluster.http_server import listening
 from protocol.errors import StartupError
 
 
@@ -28,3 +29,19 @@ def test_any_free_ports_differ() -> None:
 def test_port_out_of_range(port: int) -> None:
     with pytest.raises(StartupError, match="65535"):
         ports.first_free("127.0.0.1", port)
+
+
+def test_what_is_held_is_not_free_but_shared() -> None:
+    [port] = ports.any_free("127.0.0.1", 1)
+    held = ports.hold("127.0.0.1", port)
+    try:
+        assert not ports.is_free("127.0.0.1", port)
+        assert ports.first_free("127.0.0.1", port) != port
+        for each in listening("127.0.0.1", port):
+            each.close()
+        with pytest.raises(StartupError, match="Address already in use"):
+            listening("127.0.0.1", port, shared=False)
+    finally:
+        for each in held:
+            each.close()
+    assert ports.is_free("127.0.0.1", port)
