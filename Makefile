@@ -2,7 +2,7 @@
 # down    stop it
 # test    set up, then all tests          lint    ruff, mypy          format  ruff format
 # proto   generate the gRPC stubs         clean   remove what this file made
-# dashboards   those of Grafana, from cluster/monitoring/dashboards
+# dashboards   those of Grafana, and Prometheus' rules, from cluster/monitoring
 # lock    requirements*.txt, with the hashes of all files of each release, from requirements*.in
 #
 # PYTHON picks the interpreter: 3.11 or 3.12.
@@ -43,6 +43,7 @@ proto: $(VENV)/installed-dev
 
 dashboards: $(VENV)/installed-dev
 	$(BIN)/python -m cluster.monitoring.dashboards.generate
+	$(BIN)/python -m cluster.monitoring deploy/prometheus
 
 # Nothing is resolved: the .in files name every package and version. What pip then installs must be
 # a file that had this hash when the pin was made.

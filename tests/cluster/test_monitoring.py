@@ -15,6 +15,7 @@ from cluster.cli import app
 from cluster.monitoring import prometheus
 from cluster.monitoring.alerts import alerts
 from cluster.monitoring.prometheus import Watched
+from cluster.monitoring.rules import recording
 from cluster.monitoring.windows import Windows
 from cluster.monitoring.write import Rules, write_prometheus
 from tests.cluster.promtool import promtool
@@ -35,7 +36,7 @@ def test_what_is_committed_is_what_is_made(tmp_path: Path) -> None:
     made = write_prometheus(tmp_path, Watched(("http://127.0.0.1:8000",)), Rules())
     for path in made:
         committed = ROOT / "deploy/prometheus" / path.relative_to(tmp_path)
-        assert committed.read_text() == path.read_text(), "python -m cluster.monitoring"
+        assert committed.read_text() == path.read_text(), "make dashboards"
 
 
 def test_every_alert_has_its_paragraph() -> None:
@@ -154,3 +155,8 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     status, said = run(str(tmp_path / "file/watch"), "--url", "http://127.0.0.1:8000")
     assert status == 1
     assert f"cannot write {tmp_path}/file/watch/prometheus.yml: Not a directory" in said
+
+
+def test_series_that_the_docs_name_are_recorded() -> None:
+    named = set(re.findall(r"`(baton:[\w:]+)", (ROOT / "docs/operations.md").read_text()))
+    assert named and named <= {rule.record for rule in recording(Windows())}
