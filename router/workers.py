@@ -67,7 +67,7 @@ class Pool:
         self._model: ModelInfo | None = None
         self._security = security
         self._refusals = Refusals()
-        self._silent = False
+        self._silent = self._closing = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -76,6 +76,7 @@ class Pool:
         self._task = asyncio.create_task(self._follow(), name="directory")
 
     async def close(self) -> None:
+        self._closing = True  # a client library may swallow a cancellation
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -130,7 +131,7 @@ class Pool:
         await self._apply([r for r in records if r.model.id == self._model_id])
 
     async def _follow(self) -> None:
-        while True:
+        while not self._closing:
             await asyncio.sleep(self._refresh_s)
             try:
                 await self.refresh()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -271,3 +272,23 @@ async def test_nobody_beyond_this_machine_is_talked_to_without_tls(
     said = [r.message for r in caplog.records if "there is no TLS" in r.message]
     assert len(said) == 2  # once for each
     await pool.close()
+
+
+async def test_a_client_library_that_swallows_cancellations() -> None:
+    """redis-py does, now and then."""
+    looks = 0
+
+    async def stubborn() -> list[WorkerRecord]:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        return []
+
+    pool = Pool(stubborn, model_id=MODEL, token=TOKEN, refresh_s=0.01)
+    await pool.start()
+    await until(lambda: looks == 2)
+    async with asyncio.timeout(5):
+        await pool.close()
+    assert looks == 2
