@@ -12,12 +12,14 @@ from typing import Any
 
 from playwright.async_api import Page
 
+from engine.spec import SpeculationSpec
 from tests.workers import watched
 from tests.workers.browser import LAPTOP, PHONE, chromium, tab
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MAX_BYTES = 150_000
 SECONDS = 100
+DRAFTS = SpeculationSpec(method="ngram")
 ROLES = ("prefill", "decode", "decode")
 
 SHOTS: dict[str, dict[str, Any]] = {
@@ -39,9 +41,9 @@ async def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            watched.workers(Path(folder), ROLES) as redis,
+            watched.workers(Path(folder), ROLES, speculation=DRAFTS) as redis,
             watched.router(redis, len(ROLES)) as router,
-            watched.load(router.url, 6.0, 64),
+            watched.load(router.url, 4.0, 48),
             chromium() as browser,
         ):
             tabs = {name: tab(browser, router.url, **how) for name, how in SHOTS.items()}

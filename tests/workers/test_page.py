@@ -86,6 +86,24 @@ async def test_it_shows_what_the_cluster_does(
         seen.check()
 
 
+NUMBERS: dict[str, dict[float | None, str]] = {
+    "seconds": {None: "\u2013", 1.23e-5: "12 µs", 0.00456: "4.56 ms", 0.25: "250 ms", 61: "61 s"},
+    "percent": {0: "0%", 1e-4: "0.1%", 0.056: "5.6%", 0.5: "50%", 0.99999: "99.9%", 1: "100%"},
+    "perSecond": {0: "0/s", 0.04: "0.04/s", 343.2: "343/s", 12345: "12.3 k/s", 2e6: "2 M/s"},
+    "count": {0: "0", 9999: "9999", 10000: "10 k", 123456: "123 k"},
+    "bytesPerSecond": {0: "0 MB/s", 123456: "0.12 MB/s", 2.5e9: "2500 MB/s"},
+}
+
+
+async def test_numbers_are_for_people(browser: Browser, router: Served) -> None:
+    read = "async ([form, values]) => { const f = await import('/ui/format.js');"
+    read += " return values.map((v) => f.text(f[form](v))); }"
+    async with tab(browser, router.url) as seen:
+        for form, shown in NUMBERS.items():
+            told = await seen.page.evaluate(read, [form, list(shown)])
+            assert [each.replace("\u202f", " ") for each in told] == list(shown.values())
+
+
 async def test_figures_are_those_of_the_router(browser: Browser, router: Served) -> None:
     async with tab(browser, router.url) as seen:
         page = seen.page
@@ -95,7 +113,7 @@ async def test_figures_are_those_of_the_router(browser: Browser, router: Served)
         told = await (await answered.value).json()
         assert told["router"]["objectives"] == {"ttft": 20.0, "tpot": 2.0}
         await expect(page.locator("#latency tbody tr").nth(1).locator("th")).to_contain_text(
-            "≤ 2\u2009s"
+            "≤ 2\u202fs"
         )
         ended = told["router"]["requests"]["ok"]
         await expect(cell(page, "#requests", "ok", 0)).to_have_text(str(ended))
@@ -107,13 +125,19 @@ async def test_figures_are_those_of_the_router(browser: Browser, router: Served)
 @pytest.mark.parametrize("width", [320, 360])
 async def test_a_phone(browser: Browser, router: Served, width: int) -> None:
     screen = {**PHONE, "width": width}
-    async with tab(browser, router.url, viewport=screen, has_touch=True) as seen:
+    options = {"viewport": screen, "has_touch": True, "reduced_motion": "reduce"}
+    async with tab(browser, router.url, **options) as seen:
         await live(seen.page)
         await seen.fits()
         row = seen.page.get_by_role("table", name="Decode").get_by_role("row").nth(1)
         await expect(row).to_contain_text("ready")
         await seen.accessible()
         seen.check()
+        moving = await seen.page.evaluate(
+            "[...document.querySelectorAll('*')].filter((e) =>"
+            " getComputedStyle(e).transitionDuration !== '0s').length"
+        )
+        assert moving == 0, "where motion is unwelcome"
 
 
 async def focused(page: Page) -> str:
@@ -195,17 +219,8 @@ async def test_what_a_server_says_is_text(browser: Browser, router: Served) -> N
         assert await page.locator("main img").count() == 0
         await seen.accessible()
         await seen.fits()
+        await page.unroute_all(behavior="wait")
         seen.check()
-
-
-async def test_motion_is_left_out_where_it_is_unwelcome(browser: Browser, router: Served) -> None:
-    async with tab(browser, router.url, reduced_motion="reduce") as seen:
-        await live(seen.page)
-        moving = await seen.page.evaluate(
-            "[...document.querySelectorAll('*')].filter((e) =>"
-            " getComputedStyle(e).transitionDuration !== '0s').length"
-        )
-        assert moving == 0
 
 
 async def test_a_key_is_asked_for(browser: Browser, redis: EmbeddedRedis, tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ async def load(url: str, rate: float, tokens: int = 24) -> AsyncIterator[None]:
     async def ask(client: httpx.AsyncClient) -> None:
         own = " ".join(str(draw.randrange(99)) for _ in range(draw.randrange(60)))
         body = {"model": "baton-demo", "prompt": f"{draw.choice(HEADS)}numbers = [{own}"}
-        await client.post("/v1/completions", json={**body, "max_tokens": tokens})
+        with contextlib.suppress(httpx.HTTPError):  # the page shows how it went
+            await client.post("/v1/completions", json={**body, "max_tokens": tokens})
 
     async def arrive(client: httpx.AsyncClient) -> None:
         async with asyncio.TaskGroup() as asking:

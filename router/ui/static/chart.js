@@ -82,11 +82,11 @@ const through = (run) => `M${run.map((place) => place.join(" ")).join("L")}`;
 
 const below = (run) => `${through(run)}V${HEIGHT}H${run[0][0]}Z`;
 
-// 1, 2 or 5 times a power of ten, not below `value`.
+// A round number, not below `value`.
 const nice = (value) => {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].find((step) => step * power >= value) * power;
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value) * power;
 };
 
 // Runs of [at, value] that belong together.

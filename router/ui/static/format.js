@@ -1,11 +1,11 @@
 // Numbers as people read them: three digits and a unit. null: not observed.
 
-const digits = (value) =>
-  value >= 100
-    ? value.toFixed(0)
-    : value >= 10
-      ? value.toFixed(1).replace(/\.0$/, "")
-      : value.toFixed(2).replace(/\.?0+$/, "");
+const trimmed = (value, places) => value.toFixed(places).replace(/\.?0+$/, "");
+
+const digits = (value) => {
+  if (value >= 100) return value.toFixed(0);
+  return trimmed(value, value >= 10 ? 1 : 2);
+};
 
 const scaled = (value, unit) => {
   for (const [size, prefix] of [
@@ -25,18 +25,17 @@ const missing = (form) => (value) =>
 export const seconds = missing((s) =>
   s < 1e-3 ? [(s * 1e6).toFixed(0), "µs"] : s < 1 ? [digits(s * 1e3), "ms"] : [digits(s), "s"],
 );
-export const percent = missing((p) => [
-  p === 1 || p === 0
-    ? (p * 100).toFixed(0)
-    : (Math.min(p, 0.999) * 100).toFixed(p > 0.9 || p < 0.1 ? 1 : 0),
-  "%",
-]);
+// Neither all nor nothing by rounding.
+export const percent = missing((p) => {
+  if (p > 0.9 && p < 1) return [Math.min(100 * p, 99.9).toFixed(1), "%"];
+  return [p > 0 && p < 0.1 ? trimmed(Math.max(100 * p, 0.1), 1) : (100 * p).toFixed(0), "%"];
+});
 export const count = missing((n) => (n < 1e4 ? [n.toFixed(0), ""] : scaled(n, "")));
 export const perSecond = missing((n) => scaled(n, "/s"));
 export const bytesPerSecond = missing((n) => [digits(n / 1e6), "MB/s"]);
 
-// A thin space before units, but none before % and /s.
-export const text = ([number, unit]) => number + (/^[a-zµ]/i.test(unit) ? "\u2009" : "") + unit;
+// A narrow space, at which no line breaks, before units, but none before % and /s.
+export const text = ([number, unit]) => number + (/^[a-zµ]/i.test(unit) ? "\u202f" : "") + unit;
 
 export const duration = (s) => {
   const parts = [];

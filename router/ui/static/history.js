@@ -41,7 +41,7 @@ const charts = () => {
     [new Chart("TPOT", spread("tpot"), seconds), "tpot"],
     [new Chart("Requests", requests, perSecond)],
     [new Chart("Tokens", pools(tokens), perSecond)],
-    [new Chart("In the router", inside, count)],
+    [new Chart("In flight", inside, count)],
     [new Chart("KV in use", pools(usage), percent, 1)],
   ];
 };

@@ -53,7 +53,7 @@ export const stages = (means) => {
   const later = after.map((name) => `${AFTER[name]} ${text(seconds(means[name]))}`).join(" and ");
   const then = later && ` Then ${later} until the second token.`;
   const together = `Together ${text(seconds(sum))} in the mean.${then}`;
-  say(note, first.length ? together : "No request yet.");
+  say(note, first.length ? together : "No first token in this time.");
 };
 
 const colour = (name) => `s${Object.keys(STAGES).indexOf(name) + 1}`;
