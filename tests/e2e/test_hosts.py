@@ -16,7 +16,7 @@ import pytest
 from bench.chaos import Oracle, requests, wrong
 from protocol.request import Request
 from tests.e2e.asking import prompt
-from tests.e2e.hosts import Host, Network
+from tests.e2e.hosts import Network
 from tests.e2e.hosts.clients import CALM_S, Clients, Load
 from tests.e2e.hosts.cluster import CONFIG, PYTHON, YAML, HostCluster
 from tests.e2e.hosts.watch import Watch
@@ -104,6 +104,7 @@ async def test_others_are_refused(cluster: HostCluster, clients: Clients, watch:
             "no token": "UNAUTHENTICATED",
             "another token": "UNAUTHENTICATED",
         }, endpoint
+    cluster.o.run(f"! timeout 1 bash -c '< /dev/tcp/{cluster.a.address}/8265'")  # Ray's dashboard
     status = f"{PYTHON} -m ray.scripts.scripts status --address {cluster.a.address}:6379"
     token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN={'0' * 64}"
     with pytest.raises(RuntimeError, match=r"(?i)token"):
@@ -126,11 +127,16 @@ async def test_more_workers(
 async def test_a_rolling_update_loses_no_stream(
     cluster: HostCluster, clients: Clients, asked: list[Request], texts: list[list[int]]
 ) -> None:
-    cluster.configure({**CONFIG, "worker": {**CONFIG["worker"], "prefill_chunk": 64}})
+    before = [cluster.serving(host) for host in cluster.hosts]
+    router = {**CONFIG["router"], "ttft_slo_ms": 3000}
+    worker = {**CONFIG["worker"], "prefill_chunk": 64}
+    cluster.configure({**CONFIG, "router": router, "worker": worker})
     async with Load(clients, cluster.hosts, asked, pause_s=CALM_S) as load:
         await asyncio.to_thread(cluster.up)
     assert not load.wrong(texts)
     assert load.longest_s() < NOBODY_WAITS_S
+    for host, old in zip(cluster.hosts, before, strict=True):
+        assert old and not old & cluster.serving(host)
 
 
 async def test_a_slow_link(cluster: HostCluster, clients: Clients, watch: Watch) -> None:
@@ -165,27 +171,24 @@ async def test_a_cut_link(
     asked: list[Request],
     texts: list[list[int]],
 ) -> None:
-    """The prefill host is unplugged under load: prompts are computed elsewhere; then it is back."""
-    through = [cluster.a, cluster.c]
-    async with Load(clients, through, asked) as load:
-        await load.running()
+    """The prefill host is unplugged under load, with KV on the way: prompts are computed elsewhere.
+    Then it is back."""
+    name = "baton_kv_transfer_failures_total"
+    broken = await watch.sum(cluster.a, "decode", name)
+    cluster.net.shape(cluster.b, "40mbit")
+    async with Load(clients, [cluster.a, cluster.c], asked) as load:
+        long = asyncio.create_task(clients.ask(cluster.a, _long(3)))
+        await cluster.net.arriving(cluster.c, LONG * _KV_BYTES // 4)
         cluster.net.cut(cluster.b)
         await load.more(10)
+        assert not wrong([await long], Oracle()([_long(3)]))
+        assert await watch.sum(cluster.a, "decode", name) > broken
+        cluster.net.shape(cluster.b, None)
         cluster.net.heal(cluster.b)
     assert not load.wrong(texts)
-    assert load.longest_s() < NOBODY_WAITS_S
+    assert max(load.longest_s(), (await long).longest_wait_s) < NOBODY_WAITS_S
     await watch.until(cluster.a, {("prefill", "b"): 1}, 20)
-    await _prefill_is_used(cluster.a, clients, watch, asked)
-
-
-async def _prefill_is_used(
-    router: Host, clients: Clients, watch: Watch, asked: list[Request], within_s: float = 20.0
-) -> None:
-    name = "baton_kv_transfer_bytes_total"
-    before = await watch.sum(router, "decode", name)
-    async with asyncio.timeout(within_s):
-        while await watch.sum(router, "decode", name) <= before:
-            assert not (await clients.ask(router, asked[0])).error
+    await watch.prefill_is_used(cluster.a, clients, asked[0])
 
 
 async def test_a_worker_host_dies(
@@ -220,7 +223,7 @@ async def test_the_head_comes_back(
     texts: list[list[int]],
 ) -> None:
     """By `ray up`, as do hosts that died; who lived is left alone; then all of it works again."""
-    engines = _engines(cluster.c)
+    lived = cluster.serving(cluster.c)
     cluster.net.restart(cluster.a)
     cluster.net.restart(cluster.b)
     async with Load(clients, [cluster.c], asked, at_once=1, pause_s=CALM_S) as load:
@@ -228,15 +231,11 @@ async def test_the_head_comes_back(
         wanted = {("router", "a"): 1, ("prefill", "b"): 1, ("router", "b"): 1}
         await watch.until(cluster.c, wanted, 120)
     assert not load.wrong(texts)
-    assert engines and _engines(cluster.c) == engines
+    assert lived and cluster.serving(cluster.c) == lived
     await asyncio.to_thread(cluster.baton, "scale decode=2 --address auto")
     await watch.until(cluster.c, {("decode", "c"): 2}, 20)
-    await _prefill_is_used(cluster.a, clients, watch, asked)
+    await watch.prefill_is_used(cluster.a, clients, asked[0])
     assert not wrong(await clients.ask_all(cluster.hosts, asked), texts)
-
-
-def _engines(host: Host) -> set[int]:
-    return {pid for pid, line in host.processes().items() if "engine_main" in line}
 
 
 def test_ray_down_leaves_nothing(cluster: HostCluster) -> None:

@@ -118,6 +118,11 @@ class HostCluster:
         for host in self.hosts[1:]:
             self.o.run(f"{ssh} {USER}@{host.address} '~/baton/run ray stop --force'")
 
+    def serving(self, host: Host) -> set[int]:
+        """Our pids of its replicas and engines."""
+        lines = host.processes().items()
+        return {pid for pid, line in lines if "ServeReplica" in line or "engine_main" in line}
+
     def _operate(self, line: str, within_s: float) -> str:
         return self.o.run(f"cd ~/repository; {line}", within_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -109,6 +110,13 @@ class Network:
         show = [program("ip"), "-json", "-statistics", "link", "show", "eth0"]
         link = json.loads(_call(namespaces.enter(host.pid, "n", *show)))[0]
         return int(link["stats64"]["rx"]["bytes"])
+
+    async def arriving(self, host: Host, count: int, within_s: float = 20.0) -> None:
+        """Until so many bytes more have come to it."""
+        least = self.received(host) + count
+        async with asyncio.timeout(within_s):
+            while self.received(host) < least:
+                await asyncio.sleep(0.02)
 
     def _inside(self, path: str) -> Path:
         """A path of the room, seen from here."""

@@ -7,6 +7,7 @@ import re
 import ssl
 from collections import Counter
 
+from protocol.request import Request
 from tests.e2e.hosts.clients import Clients
 from tests.e2e.hosts.cluster import HostCluster
 from tests.e2e.hosts.host import Host
@@ -56,6 +57,16 @@ class Watch:
         pages = [await self._page(t) for r, t in await self.targets(router) if r == role]
         row = re.compile(rf"^{name}(?:{{.*}})? (\S+)$", re.MULTILINE)
         return sum(float(value) for page in pages for value in row.findall(page))
+
+    async def prefill_is_used(
+        self, router: Host, clients: Clients, request: Request, within_s: float = 20.0
+    ) -> None:
+        """Until KV of a request has come to a decode worker."""
+        name = "baton_kv_transfer_bytes_total"
+        before = await self.sum(router, "decode", name)
+        async with asyncio.timeout(within_s):
+            while await self.sum(router, "decode", name) <= before:
+                assert not (await clients.ask(router, request)).error
 
     async def _page(self, target: str) -> str:
         url = f"https://{target}/metrics"
