@@ -62,14 +62,10 @@ def check_programs(there: list[Node], program: str) -> None:
 
     ask: Any = ray.remote(num_cpus=0, max_retries=0)(fingerprint)
     ours = [node for node in there if any(name.startswith("baton_") for name in node.resources)]
-    asked = {
-        node: ask.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
-        ).remote()
-        for node in ours
-    }
+    places = [NodeAffinitySchedulingStrategy(node.id, soft=False) for node in ours]
+    asked = [ask.options(scheduling_strategy=place).remote() for place in places]
     end = time.monotonic() + _ANSWER_S
-    for node, answer in asked.items():
+    for node, answer in zip(ours, asked, strict=True):
         try:
             found = ray.get(answer, timeout=max(0.1, end - time.monotonic()))
         except Exception as error:  # of any kind: what the other node raised, or Ray itself
