@@ -122,10 +122,8 @@ async def test_figures_are_those_of_the_router(browser: Browser, router: Served)
         await expect(row.get_by_role("rowheader")).to_have_text(worker["instance"][:6])
 
 
-@pytest.mark.parametrize("width", [320, 360])
-async def test_a_phone(browser: Browser, router: Served, width: int) -> None:
-    screen = {**PHONE, "width": width}
-    options = {"viewport": screen, "has_touch": True, "reduced_motion": "reduce"}
+async def test_a_phone(browser: Browser, router: Served) -> None:
+    options = {"viewport": PHONE, "has_touch": True, "reduced_motion": "reduce"}
     async with tab(browser, router.url, **options) as seen:
         await live(seen.page)
         await seen.fits()
@@ -138,6 +136,14 @@ async def test_a_phone(browser: Browser, router: Served, width: int) -> None:
             " getComputedStyle(e).transitionDuration !== '0s').length"
         )
         assert moving == 0, "where motion is unwelcome"
+
+
+async def test_every_width(browser: Browser, router: Served) -> None:
+    async with tab(browser, router.url) as seen:
+        await live(seen.page)
+        for width in (320, 375, 760, 761, 1100, 1101, 1240, 1241, 1366, 1920):
+            await seen.page.set_viewport_size({"width": width, "height": 800})
+            await seen.fits()
 
 
 async def focused(page: Page) -> str:
