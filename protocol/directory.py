@@ -9,6 +9,8 @@ knows better. What comes back from Redis is checked like anything from a network
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import secrets
 from urllib.parse import urlsplit
 
@@ -19,6 +21,8 @@ from redis.exceptions import RedisError
 from protocol.errors import StartupError
 from protocol.leases import LEASE_S, RENEW_S, Leases
 from protocol.walls import Walls
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +126,9 @@ def _is_sane(record: WorkerRecord) -> bool:
     return (
         record.role in ("prefill", "decode")
         and all(_is_plain(t) for t in texts)
-        and record.endpoint.rpartition(":")[2].isdecimal()
+        and _is_endpoint(record.endpoint)
+        and _is_endpoint(record.kv_endpoint)
+        and (not record.metrics_endpoint or _is_endpoint(record.metrics_endpoint))
         and min(counts) >= 0
         and (record.walls is None or record.walls.sane)
     )
@@ -130,7 +136,27 @@ def _is_sane(record: WorkerRecord) -> bool:
 
 def _is_sane_router(record: RouterRecord) -> bool:
     texts = (record.instance, record.model, record.metrics_endpoint, record.url)
-    return all(_is_plain(t) for t in texts) and (not record.url or _is_url(record.url))
+    return (
+        all(_is_plain(t) for t in texts)
+        and (not record.metrics_endpoint or _is_endpoint(record.metrics_endpoint))
+        and (not record.url or _is_url(record.url))
+    )
+
+
+def _is_endpoint(text: str) -> bool:
+    """host:port and nothing else: it becomes part of URLs, and says who may be talked to."""
+    host, _, port = text.rpartition(":")
+    if not (port.isdecimal() and len(port) <= 5 and 0 < int(port) <= 65535):
+        return False
+    return bool(_NAME.fullmatch(host)) or _is_bracketed(host)
+
+
+def _is_bracketed(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return host.startswith("[") and host.endswith("]") and "%" not in host
 
 
 def _is_url(text: str) -> bool:
