@@ -75,8 +75,11 @@ class Network:
         shutil.rmtree(self._inside(f"{_PLACES}/{host.name}/tmp"), ignore_errors=True)
         host.boot()
         port = f"to-{host.name}"
+        card = (
+            f"02:00:00:00:00:{self.hosts.index(host) + 1:02x}"  # its own for life: others know it
+        )
         self._ip(
-            f"link add {port} type veth peer name eth0 netns {host.pid}",
+            f"link add {port} type veth peer name eth0 address {card} netns {host.pid}",
             f"link set {port} master br0 up",
         )
         lines = ("link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up")
