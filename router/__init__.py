@@ -33,5 +33,5 @@ One line per module, in the order a request meets them:
     text         tokens to text: ``detokenize``, then ``stop``
     wire_json    the JSON of responses
     errors       OpenAI-shaped errors
-    metrics      Prometheus
+    metrics      Prometheus; ``meter``: the stopwatch of a request; ``slo``: what it met and missed
 """

@@ -12,7 +12,7 @@ from protocol.logprobs import Logprobs
 from protocol.request import Finish
 from router.errors import failed
 from router.generate import Generation, Tokens
-from router.metrics import Meter
+from router.meter import Meter
 from router.scores import PromptScores
 from router.text import TextStream
 from router.vocabulary import Vocabulary
@@ -153,6 +153,8 @@ class Choice:
 
     def _shown(self, text: str, ids: list[int], finish: FinishReason | None) -> Delta:
         self._sent += len(text)
+        if finish:
+            self._meter.complete()
         ready: list[Shown] = []
         if self._manner.tracked:
             ready = self._waiting.all() if finish else self._waiting.up_to(self._sent)

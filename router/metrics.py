@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import (
@@ -16,13 +15,20 @@ from prometheus_client import (
 
 from router import buckets
 from router.attempt import Attempt
+from router.slo import SLOS, Times, weighed
 from router.snapshot import Objectives
-from router.timeline import stages
 from router.walls.gauges import WallGauges
 
 ROLE = "router"
 REPLICA_CHARS = 12  # of an instance id
 _STATUSES = ("ok", "cancelled", "429", "500", "503", "504")
+_WEIGHED = (
+    "Requests weighed by an objective; ttft: those that got a token or waited too long for one,"
+    " whoever gave up; tpot: those that got two or waited too long for the next; all: those that"
+    " ended well, failed, or had missed one of the two when they were given up"
+)
+_NO_TIMES = Times()  # it got no further than being checked
+_MET = "Those of them within it; all: within both, and ended well"
 
 
 class Metrics:
@@ -89,9 +95,8 @@ class Metrics:
             buckets=ttft,
             registry=self.registry,
         )
-        slos = ("ttft", "tpot", "all")
-        self._slo_of = self._by("slo_requests", "Requests weighed by an objective", "slo", slos)
-        self._slo_met = self._by("slo_met", "Those of them within it", "slo", slos)
+        self._slo_of = self._by("slo_requests", _WEIGHED, "slo", SLOS)
+        self._slo_met = self._by("slo_met", _MET, "slo", SLOS)
         self._requests = self._by("requests", "Requests ended", "status", _STATUSES)
         reasons = ("requests", "ttft", "queue")
         self._refusals = self._by("admission_refusals", "Requests not let in", "reason", reasons)
@@ -108,9 +113,12 @@ class Metrics:
             registry=self.registry,
         )
 
-    def ended(self, status: str) -> None:
+    def ended(self, status: str, times: Times = _NO_TIMES) -> None:
         """Count a request: ok, cancelled, or the HTTP status of its error."""
         self._requests.labels(self._model, ROLE, status).inc()
+        for name, met in weighed(status, times, self.goals).items():
+            self._slo_of.labels(self._model, ROLE, name).inc()
+            self._slo_met.labels(self._model, ROLE, name).inc(met)
 
     def refused(self, reason: str) -> None:
         """Count a refusal: by the number of ``requests``, by ``ttft`` or by ``queue``."""
@@ -129,10 +137,6 @@ class Metrics:
 
     def stage(self, name: str, seconds: float) -> None:
         self._stages.labels(self._model, ROLE, name).observe(seconds)
-
-    def slo(self, name: str, met: bool) -> None:
-        self._slo_of.labels(self._model, ROLE, name).inc()
-        self._slo_met.labels(self._model, ROLE, name).inc(met)
 
     def routed(self, attempts: Sequence[Attempt]) -> None:
         """A request has ended; its attempts."""
@@ -172,64 +176,3 @@ class Metrics:
         labels = ["model", "role", "replica"]
         metric = Gauge(f"baton_{name}", text, labels, registry=self.registry)
         return metric.labels(self._model, ROLE, self._replica)
-
-
-class Meter:
-    """The stopwatch of one request."""
-
-    def __init__(self, metrics: Metrics, arrived: float) -> None:
-        self._metrics = metrics
-        self._arrived = arrived
-        self._first = self._last = 0.0
-        self._tokens = 0
-        metrics.waiting.inc()
-
-    def tokens(self, count: int) -> None:
-        """Tokens have come. Of those that came together, each counts an equal part of the time."""
-        if not count:
-            return
-        now = time.perf_counter()
-        if not self._tokens:
-            self._first = self._last = now
-            self._metrics.time_to_first_token.observe(now - self._arrived)
-            self._metrics.waiting.dec()
-            self._metrics.running.inc()
-            steps = 0  # those that came with the first have no time of their own
-        else:
-            steps = count
-        for _ in range(steps):
-            self._metrics.inter_token_latency.observe((now - self._last) / steps)
-        self._tokens += count
-        self._last = now
-
-    def ended(self, status: str, prompt: int, cached: int, attempts: Sequence[Attempt]) -> None:
-        metrics = self._metrics
-        metrics.routed(attempts)
-        if self._tokens:
-            first_s = self._first - self._arrived
-            for name, seconds in stages(self._arrived, first_s, attempts).items():
-                metrics.stage(name, seconds)
-        (metrics.running if self._tokens else metrics.waiting).dec()
-        metrics.ended(status)
-        metrics.duration.observe(time.perf_counter() - self._arrived)
-        metrics.output_tokens.inc(self._tokens)
-        if self._tokens:  # else nobody knows what was computed
-            metrics.prompt_tokens.inc(prompt)
-            metrics.uncached_prompt_tokens.inc(prompt - cached)
-            metrics.cache_queries.inc(prompt)
-            metrics.cache_hits.inc(cached)
-            soon = self._first - self._arrived <= metrics.goals.ttft_s
-            paced = self._paced()
-            metrics.slo("ttft", soon)
-            metrics.slo("all", soon and paced)
-
-    def _paced(self) -> bool:
-        """Count the tokens after the first; whether they came within their objective."""
-        if self._tokens < 2:
-            return True
-        metrics = self._metrics
-        mean = (self._last - self._first) / (self._tokens - 1)
-        metrics.time_per_output_token.observe(mean)
-        met = mean <= metrics.goals.tpot_s
-        metrics.slo("tpot", met)
-        return met

@@ -17,7 +17,7 @@ from router.choice import Choice, Manner
 from router.errors import invalid
 from router.generate import Generation, Wanted
 from router.job import Job
-from router.metrics import Meter
+from router.meter import Meter
 from router.scores import PromptScores
 from router.state import RouterState
 from router.tenants import Tenant

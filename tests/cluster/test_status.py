@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.status_view import render
 from protocol.metrics_http import MetricsServer
-from router.metrics import Meter, Metrics
+from router.meter import Meter
+from router.metrics import Metrics
 from router.overview.fetch import Watcher
 from router.overview.pages import Limits, NoAnswer
 from router.overview.views import Overview, overview
@@ -100,7 +101,7 @@ async def test_what_is_there() -> None:
     assert (shown.cluster, shown.model, shown.window_s) == ("c", "m", None)
     prefill, decode = shown.workers
     assert (prefill.state, decode.state) == ("silent", "ready")
-    assert "127.0.0.1:1" in prefill.why
+    assert prefill.why == "cannot be reached: Connection refused"
     assert (decode.running, decode.kv_usage, decode.engine_pid) == (3, 0.5, 42)
     assert decode.tokens_per_s is None  # from one look
     assert shown.router.requests == {"ok": 1}
@@ -124,6 +125,7 @@ async def test_it_fits_the_screen(width: int) -> None:
     console.print(render(shown, console))
     text = file.getvalue()
     assert "silent" in text
+    assert "127.0.0.1:1" in text
     assert "refused   by queue 1" in text
     [line] = [line for line in text.splitlines() if line.startswith("decode")]
     assert line.split()[:3] == ["decode", "decode", "ready"]

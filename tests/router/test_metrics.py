@@ -4,8 +4,9 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.router.conftest import Cluster, Start, until
-from tests.router.fake_worker import outputs
+from tests.router.conftest import Cluster, Start, served, until
+from tests.router.fake_worker import outputs, silent
+from tests.router.test_stream import hang_up
 
 
 async def samples(cluster: Cluster) -> dict[tuple[str, str], float]:
@@ -49,6 +50,17 @@ async def test_objectives(start: Start) -> None:
     }
     wanted = cluster.settings
     assert objectives == {"ttft": wanted.ttft_slo_s, "tpot": wanted.tpot_slo_s}
+
+
+async def test_clients_that_wait_in_vain_miss_the_objective(start: Start) -> None:
+    cluster = await start(silent, ttft_slo_s=0.05)
+    async with served(cluster.app) as url:
+        await hang_up(url, after_bytes=False, stream=True)
+        await until(lambda: len(cluster.workers[0].cancelled) == 1)
+    page = (await cluster.client.get("/metrics")).text
+    of = 'model="tiny",role="router",slo="ttft"'
+    assert f"baton_slo_requests_total{{{of}}} 1.0" in page
+    assert f"baton_slo_met_total{{{of}}} 0.0" in page
 
 
 async def test_running_and_waiting(start: Start) -> None:
