@@ -72,8 +72,9 @@ def _late(router: RouterView) -> Iterator[str]:
     if router.slo.get("all", 1.0) >= IN_TIME:
         return
     over = {shown: 1 - router.slo.get(name, 1.0) for name, shown in _OBJECTIVES.items()}
-    late = (f"{_percent(p)} over the {shown} objective" for shown, p in over.items() if p > 0)
-    yield "requests: " + ", ".join(late)
+    late = [f"{_percent(p)} over the {shown} objective" for shown, p in over.items() if p > 0]
+    if late:  # else they failed, which has been said
+        yield "requests: " + ", ".join(late)
 
 
 def _percent(part: float) -> str:

@@ -55,6 +55,12 @@ def workers(*wanted: str) -> list[WorkerView]:
         ((*HEALTHY, "decode draining"), {}, "fine", []),
         (HEALTHY, {"requests": {"ok": 9, "cancelled": 3, "400": 2}}, "fine", []),
         (HEALTHY, {"slo": {"ttft": 0.995, "tpot": 1.0, "all": 0.995}}, "fine", []),
+        (
+            HEALTHY,  # in time, but not whole
+            {"slo": {"ttft": 1.0, "tpot": 1.0, "all": 0.9}, "requests": {"ok": 9, "500": 1}},
+            "strained",
+            ["1 request failed (1 with 500)"],
+        ),
         ((), {}, "down", ["no decode worker is ready, so nothing is answered"]),
         (
             ("prefill ready", "decode silent"),
