@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 def render(overview: Overview, console: Console) -> RenderableType:
     bars = "█░" if "utf" in console.encoding.lower() else "#."
-    silent = [f"{w.role} {w.instance[:6]}: {w.why}" for w in overview.workers if w.why]
+    silent = [f"{w.role} {w.instance[:6]}: {w.target} {w.why}" for w in overview.workers if w.why]
     return Group(
         _head(overview),
         Text(),

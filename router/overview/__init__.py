@@ -2,6 +2,8 @@
 
 pages.py     asks processes for their pages    fetch.py     whom a router lists (`baton status`)
 figures.py   sums, rates, quantiles of pages   viewing.py   whom this router knows (`/ui`)
-past.py      what a window begins with         trust.py     certificates that this router shows
+reading.py   a page that came
+why.py       or did not                        trust.py     certificates that this router shows
+past.py      what a window begins with
 views.py     the Overview, of worker_view.py, router_view.py, speculation.py and verdict.py
 """

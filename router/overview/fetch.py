@@ -47,7 +47,7 @@ class Watcher:
         try:
             groups = [g for g in _groups.decode(await self._ask_router(url)) if g.targets]
         except msgspec.DecodeError as error:
-            raise NoAnswer(f"{url} is not Baton's: {error}") from None
+            raise NoAnswer(url, f"is not Baton's: {error}") from None
         return await self._pages.look(groups)
 
     async def _ask_router(self, url: str) -> bytes:

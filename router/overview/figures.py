@@ -36,8 +36,8 @@ BUCKETS = (
 
 def slim(text: str) -> str:
     """A page without most of what no overview needs: that is cheap, and parsing is not."""
-    lines = text.splitlines(keepends=True)
-    return "".join(
+    lines = text.split("\n")  # and at nothing else: labels may hold what splitlines() splits at
+    return "\n".join(
         line
         for line in lines
         if not line.startswith("# ") and ("_bucket{" not in line or line.startswith(BUCKETS))

@@ -1,14 +1,14 @@
 """The metrics pages of many processes, all asked at once.
 
 Whoever asks holds no secret of the cluster. Every page has a deadline and a largest size, and what
-comes is checked, like anything from a network. Plain HTTP goes to this machine alone: addresses are
-from Redis, and who can write there should not choose whom we call.
+comes is checked, like anything from a network: whatever one process is, the others are shown. Plain
+HTTP goes to this machine alone: addresses are from Redis, and who can write there should not choose
+whom we call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import time
 from typing import Any, NamedTuple
@@ -19,7 +19,9 @@ import msgspec
 from protocol.auth import is_loopback
 from protocol.errors import BatonError
 from protocol.security import host_of
-from router.overview.figures import Moment, Page, parse, slim
+from router.overview.figures import Moment, Page
+from router.overview.reading import read
+from router.overview.why import names_another, why
 
 AT_ONCE = 8
 APART_S = 0.01
@@ -27,7 +29,11 @@ APART_S = 0.01
 
 
 class NoAnswer(BatonError):
-    """The router, or one process, cannot be asked; the text says why."""
+    """The router, or one process, cannot be asked; ``why``: without the address."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"{url} {why}")
+        self.why = why
 
 
 class NotItsName(NoAnswer):
@@ -98,7 +104,9 @@ class Pages:
         silent: dict[str, str] = {}
         for group, page in zip(groups, pages, strict=True):
             if isinstance(page, NoAnswer):
-                silent[group.target] = str(page)
+                silent[group.target] = page.why
+            elif isinstance(page, Exception):
+                silent[group.target] = why(page)
             elif isinstance(page, BaseException):
                 raise page
             else:
@@ -110,15 +118,13 @@ class Pages:
         scheme = group.labels.get("__scheme__", "http")
         url = f"{scheme}://{group.target}/metrics"
         if scheme != "https" and not is_loopback(host_of(group.target)):
-            raise NoAnswer(f"{url} is not asked: beyond this machine it must be https")
-        text = (await self.get(url, {}, self.name)).decode(errors="replace")
-        async with self._parsing:
+            raise NoAnswer(url, "is not asked: beyond this machine it must be https")
+        body = await self.get(url, {}, self.name)
+        async with self._parsing:  # one page at a time
             try:
-                return parse(slim(text))
-            except ValueError as error:
-                raise NoAnswer(f"{url}: not a page of metrics: {error}") from None
-            finally:
-                await asyncio.sleep(0)  # streams may run on this loop: one page at a time
+                return await read(body)
+            except ValueError:  # its text has theirs
+                raise NoAnswer(url, "is not a page of metrics") from None
 
     async def get(self, url: str, headers: dict[str, str], name: str | None) -> bytes:
         """``name``: whom it must be for; None: the host in ``url``. Raises NoAnswer."""
@@ -132,38 +138,23 @@ class Pages:
             ) as reply:
                 if reply.status != 200:
                     hint = "; set BATON_API_KEY to a key that it knows" * (reply.status == 401)
-                    raise NoAnswer(f"{url} answers {reply.status} {reply.reason}{hint}")
+                    raise NoAnswer(url, f"answers {reply.status}{hint}")
                 return await self._body(url, reply)
-        except aiohttp.InvalidURL:
-            raise NoAnswer(f"{url} is no address: expected http://HOST:PORT") from None
         except TimeoutError:
             late = f"does not answer within {self._limits.deadline_s:g} s"
-            raise NoAnswer(f"{url} {late}") from None
+            raise NoAnswer(url, late) from None
         except aiohttp.ClientConnectorCertificateError as error:
-            kind = NotItsName if _names_another(error.certificate_error) else NoAnswer
-            raise kind(f"{url} cannot be reached: {self._reason(error)}") from None
+            kind = NotItsName if names_another(error.certificate_error) else NoAnswer
+            raise kind(url, why(error) + self._trust) from None
+        except aiohttp.ClientSSLError as error:
+            raise NoAnswer(url, why(error) + self._trust) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoAnswer(f"{url} cannot be reached: {self._reason(error)}") from None
+            raise NoAnswer(url, why(error)) from None
 
     async def _body(self, url: str, reply: aiohttp.ClientResponse) -> bytes:
         body = bytearray()
         async for part in reply.content.iter_any():
             body += part
             if len(body) > self._limits.size:
-                raise NoAnswer(f"{url} sends more than {self._limits.size >> 10} KiB")
+                raise NoAnswer(url, f"sends more than {self._limits.size >> 10} KiB")
         return bytes(body)
-
-    def _reason(self, error: Exception) -> str:
-        """In few words; the URL stands before them."""
-        if isinstance(error, aiohttp.ClientSSLError):
-            return f"TLS: {error.os_error.strerror or error.os_error}{self._trust}"
-        if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
-            return os.strerror(error.os_error.errno)
-        return str(error) or type(error).__name__
-
-
-_HOSTNAME_MISMATCH = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH of OpenSSL
-
-
-def _names_another(error: Exception) -> bool:
-    return getattr(error, "verify_code", None) in _HOSTNAME_MISMATCH

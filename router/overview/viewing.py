@@ -22,8 +22,8 @@ from router.overview.views import overview
 
 LOOK_S = 1.0
 FORGET_S = 2 * WINDOW_S
-LIMITS = Limits(deadline_s=1.5, size=512 << 10)
-"""Of one page: it is parsed on the loop that streams run on."""
+LIMITS = Limits(deadline_s=1.5, size=256 << 10)
+"""Of one page."""
 
 
 class Viewing:

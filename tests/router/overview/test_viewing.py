@@ -16,7 +16,7 @@ from cluster import certs
 from protocol import metrics_http
 from protocol.metrics_http import MetricsServer
 from protocol.tls import TlsFiles
-from router.overview import viewing
+from router.overview import reading, viewing
 from router.overview.pages import Limits
 from router.overview.viewing import Viewing
 from router.overview.views import Overview
@@ -133,19 +133,40 @@ async def garbage(_: web.BaseRequest) -> web.Response:
     return web.Response(text="<html>")
 
 
+async def told(_: web.BaseRequest) -> web.Response:
+    return web.Response(text="Call-0900-Baton{ for help\n")
+
+
+async def status(_: web.BaseRequest) -> web.Response:
+    return web.Response(status=500, reason="Call 0900 Baton")
+
+
+async def lines(_: web.BaseRequest) -> web.Response:
+    return web.Response(body=b"a 1\n" * 2000)
+
+
+async def line(_: web.BaseRequest) -> web.Response:
+    return web.Response(body=b'a{b="' + b"\\\\" * 2000 + b'"} 1\n')
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
         (hang, "does not answer within 0.2 s"),
         (much, "sends more than 8 KiB"),
         (elsewhere, "answers 302"),
-        (garbage, "not a page of metrics"),
+        (status, "answers 500"),
+        (garbage, "is not a page of metrics"),
+        (told, "is not a page of metrics"),
+        (lines, "is not a page of metrics"),
+        (line, "is not a page of metrics"),
     ],
 )
 async def test_one_bad_page_costs_that_page(
     answer: Callable[[web.BaseRequest], Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(viewing, "LIMITS", Limits(0.2, 8 << 10))
+    monkeypatch.setattr(reading, "SAMPLES", 1500)
     bad = web.ServerRunner(web.Server(answer), shutdown_timeout=0)
     await bad.setup()
     await web.TCPSite(bad, "127.0.0.1", 0).start()
@@ -153,7 +174,7 @@ async def test_one_bad_page_costs_that_page(
     targets = f"127.0.0.1:{bad.addresses[0][1]}", await good.start()
     async with watched(*map(group, targets)) as view:
         seen = {worker.target: worker for worker in (await shown(view)).workers}
-    assert why in seen[targets[0]].why
+    assert seen[targets[0]].why == why, "and nothing of what it sent"
     assert [seen[target].state for target in targets] == ["silent", "ready"]
     await good.close()
     await bad.cleanup()
@@ -166,6 +187,16 @@ async def test_strangers_are_not_dialled_in_the_clear(target: str) -> None:
         async with asyncio.timeout(1):
             [worker] = (await shown(view)).workers
     assert "beyond this machine it must be https" in worker.why
+
+
+@pytest.mark.parametrize("target", ["[::1]:x@", "[::1]:1^@", "localhost:1", "[::1", "a b:1", "::"])
+async def test_one_bad_address_costs_that_process(target: str) -> None:
+    good = Process()
+    async with watched(group(target), group(await good.start())) as view:
+        states = {worker.target: worker.state for worker in (await shown(view)).workers}
+    assert sorted(states.values()) == ["ready", "silent"]
+    assert states[target] == "silent"
+    await good.close()
 
 
 async def test_certificates_of_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,55 @@
+"""Pages that are made to be costly, and our own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from router.metrics import Metrics
+from router.overview.figures import parse, slim
+from router.overview.reading import LINE, LINES, SAMPLES, SLICE, read
+from router.snapshot import Objectives
+
+
+async def test_our_pages_are_whole() -> None:
+    metrics = Metrics("m" * 200, Objectives(2.0, 0.1), "r")
+    body = metrics.page()
+    assert await read(body) == parse(slim(body.decode()))
+    assert body.count(b"\n") < LINES / 4
+
+
+async def test_labels_may_hold_any_character() -> None:
+    label = "a\u2028b\x0bc\u0085\x1c"
+    page = await read(f'baton_x{{y="{label}"}} 1\n'.encode())
+    assert page["baton_x"][0].labels == {"y": label}
+
+
+async def test_others_run_between_slices() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(other())
+    body = b"a 1\n" * SAMPLES
+    await read(body)
+    running.cancel()
+    assert turns >= len(body) / SLICE
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"a 1\n" * (SAMPLES + 1),
+        b"\n" * (LINES + 1),
+        b'a{b="' + b"c" * LINE + b'"} 1\n',
+        b"a" * (LINE + 1),
+    ],
+)
+async def test_what_would_cost_too_much(body: bytes) -> None:
+    with pytest.raises(ValueError, match="more than"):
+        await read(body)
