@@ -81,7 +81,7 @@ def test_one_without_power_forgets_what_was_not_on_its_disk(net: Network) -> Non
 
 
 def test_nothing_outlives_a_test_that_is_killed(net: Network) -> None:
-    repository = Path(__file__).parents[2]
+    repository = Path(__file__).parents[3]
     killed = subprocess.run(
         [sys.executable, "-c", _KILLED], cwd=repository, capture_output=True, text=True, timeout=30
     )

@@ -7,7 +7,6 @@ altered, but one whose own router died.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import msgspec
@@ -16,11 +15,9 @@ import pytest
 from bench.chaos import Oracle, requests, wrong
 from protocol.request import Request
 from tests.e2e.asking import prompt
-from tests.e2e.hosts import Network
 from tests.e2e.hosts.clients import CALM_S, Clients, Load
 from tests.e2e.hosts.cluster import CONFIG, PYTHON, YAML, HostCluster
 from tests.e2e.hosts.watch import Watch
-from tests.system import needs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -28,39 +25,6 @@ NOBODY_WAITS_S = 20.0
 LONG = 2500  # tokens of a prompt whose KV takes a second and more at 100 Mbit/s
 _KV_BYTES = 6 * 2 * 2 * 64 * 4  # of a token of the demo model: layers, K and V, heads, size, fp32
 _MBIT_100 = 100e6 / 8
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[HostCluster]:
-    needs("sshd", "ssh", "ip", "tc", "rsync", "unshare", "nsenter", root=True)
-    with Network() as net:
-        cluster = HostCluster(net)
-        cluster.prepare()
-        cluster.ray(f"up -y {YAML}")
-        cluster.up()
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-async def clients(cluster: HostCluster) -> AsyncIterator[Clients]:
-    clients = Clients(cluster)
-    yield clients
-    await clients.close()
-
-
-@pytest.fixture(scope="module")
-def watch(cluster: HostCluster, clients: Clients) -> Watch:
-    return Watch(cluster, clients)
-
-
-@pytest.fixture(scope="module")
-def asked() -> list[Request]:
-    return requests(seed=5, count=9, tokens=48)
-
-
-@pytest.fixture(scope="module")
-def texts(asked: list[Request]) -> list[list[int]]:
-    return Oracle()(asked)
 
 
 async def test_replicas_are_where_the_file_puts_them(cluster: HostCluster, watch: Watch) -> None:
