@@ -16,6 +16,8 @@ RUNBOOK = "docs/operations.md"
 _WORKER = 'job="baton", role=~"prefill|decode"'
 _PLACE = "{{ $labels.role }} {{ $labels.replica }} at {{ $labels.instance }}"
 _DAY_S = 86_400
+_SHORT_MINUTES = 10
+"""That a worker lives which flaps: three in a row fit into half an hour."""
 
 Severity: TypeAlias = Literal["page", "ticket"]
 
@@ -123,8 +125,9 @@ def _pools(windows: Windows) -> Iterator[Alert]:
 
 
 def _coming_and_going(windows: Windows) -> Iterator[Alert]:
-    """An update replaces each worker once: those were there before, or stay."""
-    w15, w30 = windows("15m"), windows("30m")
+    """Workers that flap came and went within the window, and lived shortly. What an update
+    replaces was there before, or for long; in Prometheus' own first half hour nobody knows."""
+    w1, w15, w30 = windows("1m"), windows("15m"), windows("30m")
     yield Alert(
         "BatonEngineRestarts",
         "ticket",
@@ -133,17 +136,18 @@ def _coming_and_going(windows: Windows) -> Iterator[Alert]:
         f"{_PLACE} has replaced its engine {{{{ $value }}}} times.",
     )
     short = (
-        f"last_over_time(up{{{_WORKER}}}[{w30}])\n"
+        f"count_over_time(up{{{_WORKER}}}[{w30}:{w1}]) <= {_SHORT_MINUTES}\n"
         f"  unless up{{{_WORKER}}} offset {w30}\n"
         f"  unless up{{{_WORKER}}}"
     )
+    looked = f'group by (cluster) (up{{job="baton"}} offset {w30})'
     yield Alert(
         "BatonWorkerFlapping",
         "ticket",
-        f"count by (cluster, model, role) (\n  {short}\n) >= 3",
+        f"count by (cluster, model, role) (\n  {short}\n) >= 3\nand on (cluster) {looked}",
         "Workers come and go",
         "{{ $value }} {{ $labels.role }} workers of {{ $labels.model }} have come and gone within"
-        " half an hour.",
+        " half an hour, each after ten minutes or less.",
     )
 
 

@@ -128,6 +128,28 @@ def test_crash_loops_flap_updates_and_scaling_do_not(rules: Path) -> None:
     judge(rules, ROUTER | up("s", "1x100") | looping, {"49m": set(), "56m": fires})
 
 
+def test_what_is_replaced_while_prometheus_is_new_does_not_flap(rules: Path) -> None:
+    """It came with the first look, as far as Prometheus knows."""
+    for looks in (5, 15):
+        old = {k: v for n in "abc" for k, v in up(n, f"_x5 1x{looks} stale").items()}
+        new = {k: v for n in "def" for k, v in up(n, f"_x{5 + looks} 1x60").items()}
+        router = up("r", "_x5 1x80", "router")
+        judge(rules, router | old | new, {f"{m}m": set() for m in (22, 30, 36, 45, 60)})
+
+
+def test_more_workers_for_a_while_do_not_flap(rules: Path) -> None:
+    for_a_while = {k: v for n in "bcd" for k, v in up(n, "_x40 1x20 stale").items()}
+    calm = {f"{m}m": set() for m in (45, 62, 65, 75, 89, 95)}
+    judge(rules, ROUTER | up("a", "1x120") | for_a_while, calm)
+
+
+def test_a_crash_loop_that_prometheus_finds_flaps(rules: Path) -> None:
+    """As soon as it has looked on for half an hour."""
+    looping = {k: v for i in range(9) for k, v in up(f"w{i}", f"_x{5 * i} 1x3 stale").items()}
+    fires = {("BatonWorkerFlapping", "ticket")}
+    judge(rules, ROUTER | looping, {"20m": set(), "31m": fires, "44m": fires, "80m": set()})
+
+
 def test_nobody_there(rules: Path) -> None:
     here = f'{OF}, job="baton", role="router", replica="r", instance="r:1"'
     none = {f"baton_router_decode_workers{{{here}}}": "2x10 0x20"}
