@@ -32,8 +32,9 @@ FINE = Row(
     (
         _number(
             "In time",
-            "Requests that met both objectives, of those that got a token, in the last five"
-            " minutes. Below 99%, the next row shows which of the two times is over its line.",
+            "Requests of the last five minutes that ended well and met both objectives. Below 99%,"
+            " the next row shows which of the two times is over its line, or they failed. Waiting"
+            " in vain for a first token counts, refusals do not.",
             _MET.over(_OF),
             calm=look.BAD,
             limits=look.IN_TIME,
@@ -41,7 +42,12 @@ FINE = Row(
             idle="idle",
             decimals=1,
         ),
-        _number("Goodput", "Requests per second that met both objectives.", _MET, calm="blue"),
+        _number(
+            "Goodput",
+            "Requests per second that ended well and met both objectives.",
+            _MET,
+            calm="blue",
+        ),
         _number(
             "TTFT p99 of SLO",
             "The 99th percentile of the time to first token, as a share of its objective.",
