@@ -12,13 +12,15 @@ from urllib.parse import urlsplit
 from cluster.config.schema import Config, SecuritySection
 from cluster.monitoring.grafana import write_grafana
 from cluster.monitoring.prometheus import Watched
-from cluster.monitoring.write import Rules, write_prometheus
+from cluster.monitoring.write import Rules, make, write_prometheus
 from protocol.auth import is_loopback
 from protocol.errors import StartupError
 from protocol.tls import TlsFiles
 
 PROMETHEUS = "127.0.0.1:9090"
 """Where it is to listen: it asks nobody who they are."""
+
+RELOAD = "kill -HUP PID lets Prometheus read this anew; Grafana sees new dashboards itself"
 
 _ENDPOINT = re.compile(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
@@ -39,6 +41,7 @@ def run(folder: Path, wanted: Wanted, config: Config) -> Iterator[str]:
     """Writes everything; what to say of it, by lines. Raises StartupError."""
     folder = folder.absolute()
     made = watched(wanted, config)
+    make(folder)
     wrote = write_prometheus(folder, made, Rules(wanted.target), wanted.api_key)
     wrote += write_grafana(folder, f"http://{PROMETHEUS}", made.interval)
     yield from (f"wrote {path}" for path in wrote)
@@ -48,6 +51,7 @@ def run(folder: Path, wanted: Wanted, config: Config) -> Iterator[str]:
     yield f"\nprometheus --config.file={at}/prometheus.yml --storage.tsdb.path={at}/data \\"
     yield f"  --web.listen-address={PROMETHEUS}"
     yield f"grafana server --homepath=/usr/share/grafana --config={at}/grafana/grafana.ini"
+    yield f"\nwhere they run already: {RELOAD}"
 
 
 def watched(wanted: Wanted, config: Config) -> Watched:

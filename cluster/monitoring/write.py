@@ -1,10 +1,11 @@
 """Writes the folder that Prometheus and Grafana start with.
 
     DIR/prometheus.yml   rules/recording.yml   rules/alerts.yml
-    DIR/api-key          for the routers' /sd, where they want one; nobody else may read it
+    DIR/api-key          for the routers' /sd, where they want one
     DIR/grafana/         see ``grafana``
 
-It is made whole each time: what was there under these names is replaced.
+Nobody else may look into it. It is made whole each time: what was there under these names is
+replaced, or removed.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ def write_prometheus(
 ) -> list[Path]:
     """What Prometheus needs; returns the files. Raises StartupError where they cannot be written.
 
-    With ``api_key`` the file of ``watched.key_file`` is made here, too."""
+    With ``api_key`` the file of ``watched.key_file`` is made here, too; without, none is left."""
     made = []
-    if api_key is not None:
+    if api_key is None:
+        _forget(folder / API_KEY)
+    else:
         watched = replace(watched, key_file=API_KEY)
         made.append(write(folder / API_KEY, api_key + "\n", 0o600))
     for name, value in (
@@ -48,6 +51,21 @@ def write_prometheus(
     ):
         made.append(write(folder / name, dump(value, MADE)))
     return made
+
+
+def make(folder: Path) -> None:
+    """For its owner alone; one that is there stays as it is. Raises StartupError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"cannot make {folder}: {error.strerror}") from None
+
+
+def _forget(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StartupError(f"cannot remove {path}: {error.strerror}") from None
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> Path:

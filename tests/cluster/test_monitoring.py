@@ -130,6 +130,24 @@ def test_it_is_made_anew(tmp_path: Path) -> None:
         status, said = run(str(tmp_path), "--url", f"http://127.0.0.1:{port}", key=KEY)
         assert status == 0, said
         assert f":{port}/sd" in (tmp_path / "prometheus.yml").read_text()
+        assert "kill -HUP" in said
+
+
+def test_a_key_that_is_no_longer_wanted_is_forgotten(tmp_path: Path) -> None:
+    folder = tmp_path / "deep/watch"
+    for key in (KEY, None):
+        status, said = run(str(folder), "--url", "http://127.0.0.1:8000", key=key)
+        assert status == 0, said
+        assert (folder / "api-key").exists() == (key is not None)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert "api-key" not in (folder / "prometheus.yml").read_text()
+
+
+def test_a_key_that_cannot_be_forgotten(tmp_path: Path) -> None:
+    (tmp_path / "api-key/in-the-way").mkdir(parents=True)
+    status, said = run(str(tmp_path), "--url", "http://127.0.0.1:8000")
+    assert status == 1
+    assert f"cannot remove {tmp_path}/api-key: Is a directory" in said
 
 
 @pytest.mark.parametrize(
@@ -154,7 +172,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     status, said = run(str(tmp_path / "file/watch"), "--url", "http://127.0.0.1:8000")
     assert status == 1
-    assert f"cannot write {tmp_path}/file/watch/prometheus.yml: Not a directory" in said
+    assert f"cannot make {tmp_path}/file/watch: Not a directory" in said
 
 
 def test_series_that_the_docs_name_are_recorded() -> None:
