@@ -1,13 +1,12 @@
 """The arithmetic of an overview, over Prometheus pages: sums, rates, quantiles. Pure.
 
-page text --parse--> Page (one process, one moment)
-two moments of all processes --> Window: what happened between them, or since the start
+page text --parse--> Page (one process, one moment) --window.py--> what happened --> quantile
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -76,10 +75,15 @@ def whole(value: float) -> int:
 
 @dataclass(frozen=True)
 class Moment:
-    """The pages of all processes, by target, as they were at ``at`` (seconds, monotonic)."""
+    """The pages of all processes, by target, as they were at ``at`` (seconds, monotonic).
+
+    ``silent``: who was there, and showed none. ``later``: of pages that are younger, their time.
+    """
 
     at: float
     pages: Mapping[str, Page] = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
+    later: Mapping[str, float] = field(default_factory=dict)
 
 
 def matching(page: Page, name: str, labels: Mapping[str, str]) -> Iterator[Sample]:
@@ -91,69 +95,6 @@ def matching(page: Page, name: str, labels: Mapping[str, str]) -> Iterator[Sampl
 def gauge(page: Page, name: str, **labels: str) -> float:
     """The sum of its series; 0 where there is none."""
     return sum(sample.value for sample in matching(page, name, labels))
-
-
-class Window:
-    """What happened between two moments; ``before`` None: since each process started.
-
-    A counter that is lower than before belongs to a process that started anew: all of it counts.
-    """
-
-    def __init__(self, now: Moment, before: Moment | None) -> None:
-        self._now = now
-        self._before = before
-
-    @property
-    def seconds(self) -> float | None:
-        """None: since the start."""
-        return None if self._before is None else self._now.at - self._before.at
-
-    def count(self, targets: Iterable[str], name: str, **labels: str) -> float:
-        """The increase of a counter, over all its series at these targets."""
-        found = self._increases(targets, name, labels)
-        return math.fsum(increase for _, increase in found)
-
-    def rate(self, targets: Iterable[str], name: str, **labels: str) -> float | None:
-        """Per second; None since the start, which is not the same for all."""
-        if not self.seconds:
-            return None
-        return self.count(targets, name, **labels) / self.seconds
-
-    def by(self, targets: Iterable[str], name: str, label: str) -> dict[str, float]:
-        """The increase of a counter by one of its labels."""
-        found: dict[str, float] = {}
-        for labels, increase in self._increases(targets, name, {}):
-            value = labels.get(label, "")
-            found[value] = found.get(value, 0.0) + increase
-        return found
-
-    def ratio(self, targets: list[str], part: str, whole: str) -> float | None:
-        """Of two counters; None where nothing was counted."""
-        of = self.count(targets, whole)
-        return self.count(targets, part) / of if of else None
-
-    def mean(self, targets: list[str], name: str, **labels: str) -> float | None:
-        """Of a histogram's observations."""
-        count = self.count(targets, f"{name}_count", **labels)
-        return self.count(targets, f"{name}_sum", **labels) / count if count else None
-
-    def buckets(self, targets: Iterable[str], name: str, **labels: str) -> Buckets:
-        found: dict[float, float] = {}
-        for of, increase in self._increases(targets, f"{name}_bucket", labels):
-            edge = float(of["le"])
-            found[edge] = found.get(edge, 0.0) + increase
-        return sorted(found.items())
-
-    def _increases(
-        self, targets: Iterable[str], name: str, labels: Mapping[str, str]
-    ) -> Iterator[tuple[Mapping[str, str], float]]:
-        for target in targets:
-            old = {} if self._before is None else self._before.pages.get(target, {})
-            known = {tuple(sorted(s.labels.items())): s.value for s in matching(old, name, labels)}
-            for sample in matching(self._now.pages.get(target, {}), name, labels):
-                last = known.get(tuple(sorted(sample.labels.items())), 0.0)
-                restarted = sample.value < last
-                yield sample.labels, sample.value - (0.0 if restarted else last)
 
 
 def quantile(buckets: Buckets, q: float) -> float | None:

@@ -111,7 +111,7 @@ class Pages:
                 raise page
             else:
                 found[group.target] = page
-        return Seen(groups, Moment(time.monotonic(), found), silent)
+        return Seen(groups, Moment(time.monotonic(), found, frozenset(silent)), silent)
 
     async def _page(self, group: Group, after_s: float) -> Page:
         await asyncio.sleep(after_s)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from router.overview.figures import Moment, Page, Window, gauge, quantile, whole
+from router.overview.figures import Moment, Page, gauge, quantile, whole
+from router.overview.window import Window
 
 QUANTILES = (0.5, 0.9, 0.99)
 STAGES = ("route", "queue", "prefill", "first_emit", "wire", "scatter")

@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from router.overview.figures import Page, Window, gauge
+from router.overview.figures import Page, gauge
+from router.overview.window import Window
 
 SpeculationState: TypeAlias = Literal["active", "dropped"]
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import msgspec
 
-from router.overview.figures import Moment, Window
+from router.overview.figures import Moment
 from router.overview.pages import Seen
 from router.overview.router_view import RouterView, router_view
 from router.overview.verdict import Verdict, verdict
 from router.overview.walls import WallView, wall_views
+from router.overview.window import Window
 from router.overview.worker_view import WorkerView, worker_view
 
 
@@ -29,8 +30,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overview(url: str, seen: Seen, before: Moment | None, now_s: float) -> Overview:
-    """``before``: the beginning of the window. ``now_s``: since the epoch, for the uptime."""
-    window = Window(seen.moment, before)
+    """``before``: the beginning of the window. ``now_s``: since the epoch."""
+    window = Window(seen.moment, before, now_s)
     of = [group for group in seen.groups if group.about("role") == "router"]
     router = router_view([group.target for group in of], seen.moment, window, now_s)
     among = [group for group in seen.groups if group.about("role") in ("prefill", "decode")]

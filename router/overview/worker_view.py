@@ -6,9 +6,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from router.overview.figures import Page, Window, gauge, whole
+from router.overview.figures import Page, gauge, whole
 from router.overview.pages import Group, Seen
 from router.overview.speculation import SpeculationView, speculation
+from router.overview.window import Window
 
 WorkerState: TypeAlias = Literal["ready", "draining", "down", "silent"]
 

@@ -16,8 +16,9 @@ from rich.console import Console
 from cluster.metrics_speculation import speculation as shown
 from cluster.status_speculation import line
 from engine.counters import Counters, SpecFigures
-from router.overview.figures import Moment, Page, Window, gauge, parse
+from router.overview.figures import Moment, Page, gauge, parse
 from router.overview.speculation import SpeculationView, speculation
+from router.overview.window import Window
 
 
 class Worker(Collector):

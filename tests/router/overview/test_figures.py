@@ -8,16 +8,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from router.metrics import Metrics
-from router.overview.figures import (
-    BUCKETS,
-    Moment,
-    Page,
-    Window,
-    gauge,
-    parse,
-    quantile,
-    slim,
-)
+from router.overview.figures import BUCKETS, Moment, Page, gauge, parse, quantile, slim
+from router.overview.window import Window
 from router.snapshot import Objectives
 
 EDGES = (0.1, 0.2, 0.4, 0.8)

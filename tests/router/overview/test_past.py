@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from router.overview.figures import Moment
+from router.overview.figures import Moment, parse
 from router.overview.past import APART_S, WINDOW_S, Past
 
 
@@ -15,10 +15,23 @@ def test_a_window_is_half_a_minute_at_most() -> None:
     assert past.kept <= WINDOW_S / APART_S + 1
 
 
-def test_after_a_pause_it_begins_anew() -> None:
-    past = Past()
-    past.take(Moment(0.0))
-    assert past.take(Moment(WINDOW_S + 1)) is None
-    assert past.take(Moment(WINDOW_S + 2)) == Moment(WINDOW_S + 1)
+def test_looks_that_are_far_apart_make_a_window_each() -> None:
+    """`baton status` looks once a minute, too."""
+    past, far = Past(), 2 * WINDOW_S
+    assert past.take(Moment(0.0)) is None
+    for i in range(1, 4):
+        assert past.take(Moment(i * far)) == Moment((i - 1) * far)
+    assert past.kept <= 2
     past.clear()
-    assert past.take(Moment(WINDOW_S + 3)) is None
+    assert past.take(Moment(4 * far)) is None
+
+
+def test_a_process_that_missed_the_first_look_begins_with_the_next_it_is_in() -> None:
+    past = Past()
+    one, two = parse("a 1"), parse("a 2")
+    past.take(Moment(0.0, {"x": one}, frozenset({"y", "z"})))
+    past.take(Moment(3.0, {"x": two, "y": one}, frozenset({"z"})))
+    past.take(Moment(6.0, {"y": two, "new": one}, frozenset({"x", "z"})))
+    assert past.take(Moment(9.0)) == Moment(
+        0.0, {"x": one, "y": one, "new": one}, frozenset({"y", "z"}), {"y": 3.0, "new": 6.0}
+    )
