@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.overview.figures import Moment, Page, gauge, quantile, whole
+from router.overview.figures import Moment, Page, gauge, matching, quantile, whole
 from router.overview.window import Window
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -26,6 +26,8 @@ class RouterView(msgspec.Struct, frozen=True, kw_only=True):
 
     replicas: int
     silent: int  # routers whose page cannot be had
+    ready: dict[str, int] = {}  # workers by role, of the router that reaches most
+    cut_off: int = 0  # routers that reach no decode worker, where others do
     uptime_s: float | None
     running: int
     waiting: int
@@ -54,9 +56,12 @@ def router_view(routers: list[str], moment: Moment, window: Window, now_s: float
     }
     reasons = window.by(routers, "baton_admission_refusals_total", "reason")
     hits, asked = "baton_prefix_cache_hits_tokens_total", "baton_prefix_cache_queries_tokens_total"
+    ready = {role: counts for role in ("prefill", "decode") if (counts := _ready(pages, role))}
     return RouterView(
         replicas=len(pages),
         silent=len(routers) - len(pages),
+        ready={role: max(counts) for role, counts in ready.items()},
+        cut_off=sum(not count for count in ready.get("decode", []) if any(ready["decode"])),
         uptime_s=now_s - min(starts) if starts else None,
         running=whole(sum(gauge(p, "baton_requests_running") for p in pages)),
         waiting=whole(sum(gauge(p, "baton_requests_waiting") for p in pages)),
@@ -73,6 +78,13 @@ def router_view(routers: list[str], moment: Moment, window: Window, now_s: float
         slo={name: met.get(name, 0.0) / count for name, count in of.items() if count},
         goodput_per_s=window.rate(routers, "baton_slo_met_total", slo="all"),
     )
+
+
+def _ready(pages: list[Page], role: str) -> list[int]:
+    """Workers that are ready, as each router has it that tells."""
+    of = {"role": role, "state": "ready"}
+    found = [list(matching(page, "baton_replicas", of)) for page in pages]
+    return [whole(sum(s.value for s in samples)) for samples in found if samples]
 
 
 def _spread(targets: list[str], window: Window, name: str) -> Spread:

@@ -1,8 +1,11 @@
 """Is it fine? A pure function of what was seen, with the reasons in words.
 
-down       no decode worker is ready: nothing can be answered
+down       no router reaches a decode worker that is ready: nothing can be answered
 strained   something is lost: objectives, requests, workers
 fine       neither
+
+Routers know whom they reach. What is seen of workers decides only where no router can be asked: a
+page that cannot be had is no worker that does not work.
 """
 
 from __future__ import annotations
@@ -33,20 +36,28 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def verdict(router: RouterView, workers: list[WorkerView], window_s: float | None) -> Verdict:
     """Requests count only of a window: what went wrong at the start may be long over."""
-    ready = Counter(worker.role for worker in workers if worker.state == "ready")
-    reasons = [*_missing(ready, workers), *_absent(workers)]
+    decode, prefill = (_reached(router, workers, role) for role in ("decode", "prefill"))
+    reasons = [*_missing(decode, prefill, workers), *_absent(workers)]
     if router.silent:
         reasons.append(f"{_count(router.silent, 'router')} cannot be looked into")
+    if router.cut_off:
+        reasons.append(f"{_count(router.cut_off, 'router')} without a decode worker")
     if window_s is not None:
         reasons += [*_lost(router), *_late(router)]
-    down = not ready["decode"]
-    return Verdict("down" if down else "strained" if reasons else "fine", reasons)
+    return Verdict("down" if not decode else "strained" if reasons else "fine", reasons)
 
 
-def _missing(ready: Counter[str], workers: list[WorkerView]) -> Iterator[str]:
-    if not ready["decode"]:
+def _reached(router: RouterView, workers: list[WorkerView], role: str) -> bool:
+    """Whether a worker is ready, for all that is known."""
+    if role in router.ready:
+        return router.ready[role] > 0
+    return any(w.role == role and w.state in ("ready", "silent") for w in workers)
+
+
+def _missing(decode: bool, prefill: bool, workers: list[WorkerView]) -> Iterator[str]:
+    if not decode:
         yield "no decode worker is ready, so nothing is answered"
-    if not ready["prefill"] and any(worker.role == "prefill" for worker in workers):
+    if not prefill and any(worker.role == "prefill" for worker in workers):
         yield "no prefill worker is ready, so decode workers compute prompts"
 
 

@@ -7,12 +7,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.overview.router_view import RouterView, Spread
+from router.metrics import Metrics
+from router.overview.figures import Moment, parse, slim
+from router.overview.router_view import RouterView, Spread, router_view
 from router.overview.verdict import verdict
+from router.overview.window import Window
 from router.overview.worker_view import WorkerView
+from router.snapshot import Objectives
 
 NOTHING = Spread(0, None, None, None, None)
 HEALTHY = ("prefill ready", "decode ready")
+REACHED = {"ready": {"prefill": 1, "decode": 1}}
+NOTHING_ANSWERED = "no decode worker is ready, so nothing is answered"
+UNSEEN = "1 decode worker cannot be looked into"
+UNSEEN_PREFILL = "1 prefill worker cannot be looked into"
 
 
 def router(**changes: Any) -> RouterView:
@@ -61,16 +69,15 @@ def workers(*wanted: str) -> list[WorkerView]:
             "strained",
             ["1 request failed (1 with 500)"],
         ),
-        ((), {}, "down", ["no decode worker is ready, so nothing is answered"]),
-        (
-            ("prefill ready", "decode silent"),
-            {},
-            "down",
-            [
-                "no decode worker is ready, so nothing is answered",
-                "1 decode worker cannot be looked into",
-            ],
-        ),
+        ((), {}, "down", [NOTHING_ANSWERED]),
+        (("decode down",), {}, "down", [NOTHING_ANSWERED, "1 decode worker without an engine"]),
+        # Routers answer with workers whose pages nobody has.
+        (("prefill ready", "decode silent"), REACHED, "strained", [UNSEEN]),
+        (("prefill ready", "decode silent"), {}, "strained", [UNSEEN]),
+        (("prefill silent", "decode ready"), REACHED, "strained", [UNSEEN_PREFILL]),
+        # And not with workers that look well, and that they do not reach.
+        (HEALTHY, {"ready": {"prefill": 1, "decode": 0}}, "down", [NOTHING_ANSWERED]),
+        (HEALTHY, {**REACHED, "cut_off": 1}, "strained", ["1 router without a decode worker"]),
         (
             ("prefill draining", "decode ready"),
             {},
@@ -115,3 +122,20 @@ def test_what_went_wrong_before_the_window_is_over() -> None:
     seen = router(requests={"500": 1}, refusals={"queue": 1}, slo={"ttft": 0.0, "all": 0.0})
     assert verdict(seen, workers(*HEALTHY), None).level == "fine"
     assert verdict(seen, workers(*HEALTHY), 30.0).level == "strained"
+
+
+def told(*decode: int) -> RouterView:
+    """Of routers that say how many decode workers they reach; the last one is silent."""
+    metrics = [Metrics("m", Objectives(2.0, 0.1), "r") for _ in decode]
+    for each, ready in zip(metrics, decode, strict=True):
+        each.replicas({("decode", "ready"): ready, ("decode", "down"): 5, ("prefill", "ready"): 3})
+    pages = {str(i): parse(slim(each.page().decode())) for i, each in enumerate(metrics)}
+    now = Moment(0.0, pages)
+    return router_view([*pages, "silent"], now, Window(now, None), 1e9)
+
+
+def test_whom_routers_reach() -> None:
+    assert (told(2, 4).ready, told(2, 4).cut_off) == ({"prefill": 3, "decode": 4}, 0)
+    assert (told(0, 4).ready["decode"], told(0, 4).cut_off) == (4, 1)
+    assert (told(0, 0).ready["decode"], told(0, 0).cut_off) == (0, 0)
+    assert told().ready == {}
