@@ -1,6 +1,7 @@
 # up      set up, then `baton up` in the foreground (ARGS="--detach --port 8001" to add options)
 # down    stop it
-# test    set up, then all tests          lint    ruff, mypy          format  ruff format
+# test    set up, then all tests (ARGS="-k name" for some)
+# lint    ruff, mypy          format  ruff format
 # proto   generate the gRPC stubs         clean   remove what this file made
 # dashboards   those of Grafana, and Prometheus' rules, from cluster/monitoring
 # lock    requirements*.txt, with the hashes of all files of each release, from requirements*.in
@@ -16,6 +17,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
+# They start clusters: one test at a time. The others run in two processes.
+APART := tests/e2e tests/workers
 
 .PHONY: up down test lint format proto dashboards lock clean
 
@@ -26,7 +29,11 @@ down: $(VENV)/installed
 	$(BIN)/baton down
 
 test: $(VENV)/installed-dev $(VENV)/installed-litellm
-	$(BIN)/python -m pytest -q $(ARGS)
+	@failed=0; \
+	for tests in "-n 2 --dist loadfile $(APART:%=--ignore=%)" "$(APART)"; do \
+		echo "pytest $$tests"; \
+		$(BIN)/python -m pytest -q $$tests $(ARGS) || [ $$? = 5 ] || failed=1; \
+	done; exit $$failed
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
