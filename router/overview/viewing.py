@@ -1,6 +1,6 @@
 """What `/ui` shows: one look a second at most, for all who watch; none while nobody does.
 
-asked --a look runs, or is younger than LOOK_S--> that one
+asked --a look runs, or the next is not due (pace.py)--> that one
       +-else--> a look: pages, then an Overview over them and the looks before
 not asked for FORGET_S --> nothing is held
 """
@@ -15,12 +15,14 @@ from typing import Any
 import msgspec
 
 from protocol.tls import TlsFiles
+from router.overview.pace import Pace
 from router.overview.pages import Group, Limits, Pages, Seen
 from router.overview.past import WINDOW_S, Past
 from router.overview.trust import Trust
 from router.overview.views import overview
 
 LOOK_S = 1.0
+"""Between two looks, at least."""
 FORGET_S = 2 * WINDOW_S
 LIMITS = Limits(deadline_s=1.5, size=256 << 10)
 """Of one page."""
@@ -37,7 +39,7 @@ class Viewing:
         self._past = Past()
         self._look: asyncio.Task[bytes] | None = None
         self._forget: asyncio.TimerHandle | None = None
-        self._began = 0.0
+        self._pace = Pace(time.monotonic(), time.thread_time(), LOOK_S)
         self.looks = 0
 
     @property
@@ -46,9 +48,9 @@ class Viewing:
         return self._past.kept
 
     async def overview(self) -> bytes:
-        """An Overview, as JSON, at most LOOK_S and a look old."""
+        """An Overview, as JSON: of the last look, or of a new one where that is due."""
         look = self._look
-        if look is None or (look.done() and time.monotonic() - self._began >= LOOK_S):
+        if look is None or (look.done() and self._pace.due(time.monotonic())):
             look = self._look = asyncio.create_task(self._see())
         self._remember()
         return await asyncio.shield(look)  # who hangs up ends nobody else's
@@ -63,11 +65,14 @@ class Viewing:
             self._forget.cancel()
 
     async def _see(self) -> bytes:
-        self._began = time.monotonic()
         self.looks += 1
-        seen = await self._pages(msgspec.convert(await self._discover(), list[Group]))
-        shown = overview("", seen, self._past.take(seen.moment), time.time())
-        return msgspec.json.encode(shown)
+        self._pace.begin(time.monotonic(), time.thread_time())
+        try:
+            seen = await self._pages(msgspec.convert(await self._discover(), list[Group]))
+            shown = overview("", seen, self._past.take(seen.moment), time.time())
+            return msgspec.json.encode(shown)
+        finally:
+            self._pace.end(time.monotonic(), time.thread_time())
 
     async def _pages(self, groups: list[Group]) -> Seen:
         if self._trust is None:

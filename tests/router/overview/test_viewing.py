@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,27 @@ async def test_looks_are_apart_and_make_a_window(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(0.2)
         assert process.asked == asked, "nobody looks"
     await process.close()
+
+
+async def test_a_look_that_costs_much_is_followed_by_a_long_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(viewing, "LOOK_S", 0.0)
+
+    async def discover() -> list[dict[str, Any]]:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.05:
+            pass
+        return []
+
+    view = Viewing(discover, None)
+    await view.overview()
+    await view.overview()
+    assert view.looks == 1
+    await asyncio.sleep(0.6)
+    await view.overview()
+    assert view.looks == 2
+    await view.close()
 
 
 async def test_who_hangs_up_ends_nobody_elses_look() -> None:

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from router.overview.pace import SHARE, Pace
+
+
+@pytest.mark.parametrize(
+    ("others", "cost", "apart"),
+    [
+        (0.0, 0.01, 1.0),
+        (0.0, 0.3, 0.3 / SHARE),
+        (0.5, 0.01, 1.0),  # streams run, too
+        (0.5, 0.3, 0.3 / SHARE),
+        (1.0, 0.0, 1.0),
+    ],
+)
+def test_looks_take_a_share_of_a_core(others: float, cost: float, apart: float) -> None:
+    pace = Pace(100.0, 7.0, least_s=1.0)
+    assert pace.due(100.0)
+    at, cpu = 110.0, 7.0 + 10 * others
+    for _ in range(3):
+        pace.begin(at, cpu)
+        pace.end(at + 0.5, cpu + 0.5 * others + cost)
+        assert not pace.due(at + apart - 0.01)
+        assert pace.due(at + apart + 0.01)
+        at, cpu = at + apart + 0.01, cpu + (apart + 0.01) * others + cost
