@@ -11,6 +11,8 @@ from __future__ import annotations
 
 SHARE = 0.1
 """Of a core, for looks."""
+ENOUGH_S = 0.1
+"""Between looks, to say what others use."""
 
 
 class Pace:
@@ -25,7 +27,7 @@ class Pace:
     def begin(self, at: float, cpu: float) -> None:
         """Of a look."""
         since, used = at - self._ended[0], cpu - self._ended[1]
-        if since > 0:
+        if since >= ENOUGH_S:
             self._others = min(used / since, 1.0)
         self._began = (at, cpu)
 

@@ -25,3 +25,16 @@ def test_looks_take_a_share_of_a_core(others: float, cost: float, apart: float) 
         assert not pace.due(at + apart - 0.01)
         assert pace.due(at + apart + 0.01)
         at, cpu = at + apart + 0.01, cpu + (apart + 0.01) * others + cost
+
+
+def test_a_moment_says_nothing_about_others() -> None:
+    pace = Pace(100.0, 7.0, least_s=1.0)
+    pace.begin(100.01, 7.01)
+    pace.end(100.51, 7.51)
+    assert not pace.due(104.9)
+    pace.begin(110.0, 7.51)
+    pace.end(112.0, 7.51)  # somebody hung
+    pace.begin(112.0, 7.51)
+    pace.end(112.1, 7.61)
+    assert not pace.due(112.9)
+    assert pace.due(113.1)
