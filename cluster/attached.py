@@ -17,6 +17,7 @@ from cluster.config.schema import Config
 from cluster.events import Began, Done, Failed, Note, Ready
 from cluster.kinds import Kind
 from cluster.launch import Launch
+from cluster.place import Place
 from cluster.program import fingerprint
 from cluster.report import Reporter
 from cluster.settings import ROLES
@@ -70,7 +71,7 @@ def _named(wanted: Launch, model: str | None) -> Launch:
 def _checked(launch: Launch, own: Config, report: Reporter) -> Layout:
     """How the replicas will be laid out. Raises StartupError for what this node would refuse, since
     the others have the same of it."""
-    from cluster.serve_app import Layout, Place, count
+    from cluster.serve_app import Layout, count
 
     wanted_hosts = {"worker.host": launch.workers["decode"].host, "router.host": launch.host}
     for key, host in wanted_hosts.items():

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from ray import serve
 
-from cluster import events, node, ray_runtime
+from cluster import node, ray_runtime
 from cluster.kinds import Kind, resource
 from cluster.launch import Launch
-from cluster.program import fingerprint
+from cluster.place import Place
 from cluster.settings import Role, WorkerSettings
-from protocol.errors import StartupError
 
 if TYPE_CHECKING:
     from router.settings import RouterSettings
@@ -35,36 +33,6 @@ _HEALTH_PERIOD_S = 1.0
 KILL_S = 15.0
 """After its time to drain, a replica that has not ended is killed."""
 _DRAIN_POLL_S = 0.2
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where replicas are. ``events_path``: where they say what they do, on this machine; None: on
-    hosts of a cluster, where they listen on their node's address and say it in Ray's logs.
-    ``program``: the fingerprint of the one that deployed them."""
-
-    events_path: str | None
-    drain_s: float
-    program: str
-
-    def check(self) -> None:
-        """Raises StartupError on a node with another program: it would run under this one's
-        version, and no update would find it."""
-        if fingerprint() != self.program:
-            raise StartupError(
-                f"the node {ray_runtime.node_address()} has another version of Baton than the one"
-                " that deploys: bring the same to all nodes, and deploy again"
-            )
-
-    def address(self) -> str | None:
-        """To listen on; None: as configured."""
-        return None if self.events_path is not None else ray_runtime.node_address()
-
-    def say(self, who: str, text: str) -> None:
-        line = text if text.startswith(who) else f"{who}: {text}"
-        if self.events_path is None:
-            print(line, flush=True)
-        else:
-            events.Writer(Path(self.events_path))(events.Note(line))
 
 
 class WorkerReplica:

@@ -21,6 +21,7 @@ from cluster import die_with_parent, guardian, node, ports, processes, ray_runti
 from cluster.deadline import deadline
 from cluster.events import Began, Done, Event, Failed, Ready, Writer
 from cluster.launch import Launch, read_launch
+from cluster.place import Place
 from cluster.processes import ProcessId
 from cluster.program import fingerprint
 from cluster.redis_server import EmbeddedRedis
@@ -86,7 +87,7 @@ class Supervisor:
         from cluster.probe import Probe
 
         share = serve_app.gpu_share(gpus, launch.prefill + launch.decode)
-        place = serve_app.Place(launch.events_path, launch.drain_s, fingerprint())
+        place = Place(launch.events_path, launch.drain_s, fingerprint())
         deploy.run(launch, serve_app.Layout(place, share), self._write)
         self._end(launch.counts)
         self._begin("test")

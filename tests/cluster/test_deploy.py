@@ -10,7 +10,8 @@ from cluster.config import assemble
 from cluster.config.schema import Config
 from cluster.kinds import Kind
 from cluster.launch import Launch
-from cluster.serve_app import Layout, Place
+from cluster.place import Place
+from cluster.serve_app import Layout
 from protocol.errors import StartupError
 
 
