@@ -1,9 +1,9 @@
 // The page asks each two seconds while somebody looks, and says how old what it shows is.
 //
 //   asking --200--> showing      --401--> wants a key      --anything else--> says so, asks again
-//   hidden or paused: asks nothing
+//   showing fails: another version's, offers to reload      hidden or paused: asks nothing
 
-import { at, say } from "./dom.js";
+import { at, make, say } from "./dom.js";
 import { History } from "./history.js";
 import { forget, key, keep } from "./key.js";
 import { latency, stages } from "./latency.js";
@@ -14,6 +14,7 @@ const EVERY_MS = 2000;
 const PATIENCE_MS = 5000;
 const STALE_S = 7;
 const NEEDS_KEY = Symbol("key");
+const OUTDATED = "This page seems to be older than the router, and cannot show what it says.";
 
 const history = new History();
 let shownAt = null; // in seconds of now(); null: nothing is shown
@@ -21,6 +22,8 @@ let problem = ""; // with the last question
 let paused = false;
 let turn = 0; // only the newest chain of questions goes on
 let timer;
+
+const reload = make("button", { type: "button" }, "Reload");
 
 const now = () => performance.now() / 1000;
 
@@ -31,51 +34,63 @@ function start() {
 }
 
 async function ask(mine) {
-  const found = await look(mine);
+  const found = await look();
   if (mine !== turn) return;
   if (found === NEEDS_KEY) return askForKey();
-  trouble(found);
+  trouble(found.wrong ?? attempt(found.seen));
   timer = setTimeout(ask, EVERY_MS, mine);
 }
 
-// What is wrong, in a sentence; empty where nothing is.
-async function look(mine) {
+// { seen }, or what is { wrong }, in a sentence.
+async function look() {
   const headers = key() === null ? {} : { Authorization: `Bearer ${key()}` };
   const signal = AbortSignal.timeout(PATIENCE_MS);
   try {
     const reply = await fetch("ui/overview", { headers, cache: "no-store", signal });
     if (reply.status === 401) return NEEDS_KEY;
-    if (!reply.ok) return `The router answers with status ${reply.status}.`;
-    const seen = await reply.json();
-    if (mine === turn) show(seen);
-    return "";
+    if (!reply.ok) return { wrong: `The router answers with status ${reply.status}.` };
+    return { seen: await reply.json() };
   } catch (error) {
     const expected = ["AbortError", "SyntaxError", "TimeoutError", "TypeError"];
     if (!expected.includes(error.name)) throw error;
-    return "The router does not answer.";
+    return { wrong: "The router does not answer." };
+  }
+}
+
+// What is wrong; empty where it is shown.
+function attempt(seen) {
+  try {
+    show(seen);
+    return "";
+  } catch (error) {
+    console.error(error);
+    return OUTDATED;
   }
 }
 
 function show(seen) {
   // Another router behind the same address has no past yet: a moment, and it does.
   if (seen.window_s === null && shownAt !== null && now() - shownAt < STALE_S) return;
-  shownAt = now();
-  at("ask").hidden = true;
-  at("main").hidden = at("pause").hidden = false;
-  at("forget").hidden = key() === null;
+  const time = now();
   summary(seen);
   latency(seen.router);
   stages(seen.router.stages);
   pools(seen);
-  history.take(shownAt, seen);
+  history.take(time, seen);
+  shownAt = time;
+  at("ask").hidden = true;
+  at("main").hidden = at("pause").hidden = false;
+  at("forget").hidden = key() === null;
   document.title = `${word(seen)} · ${seen.model} · Baton`;
 }
 
 function trouble(found) {
   problem = found;
   const old = shownAt === null ? "" : " What is shown is old.";
-  say(at("notice"), found && `${found}${old} Asking again every ${EVERY_MS / 1000} s.`);
-  if (found) document.title = "No answer · Baton";
+  const line = found && `${found}${old} Asking again every ${EVERY_MS / 1000} s.`;
+  if (found !== OUTDATED) say(at("notice"), line);
+  else if (!at("notice").contains(reload)) at("notice").replaceChildren(`${line} `, reload);
+  if (found) document.title = `${found === OUTDATED ? "Reload" : "No answer"} · Baton`;
   age();
 }
 
@@ -116,6 +131,8 @@ at("forget").addEventListener("click", () => {
   forget();
   askForKey();
 });
+
+reload.addEventListener("click", () => location.reload());
 
 at("pause").addEventListener("click", () => {
   paused = !paused;
