@@ -22,11 +22,7 @@ from router.walls.gauges import WallGauges
 ROLE = "router"
 REPLICA_CHARS = 12  # of an instance id
 _STATUSES = ("ok", "cancelled", "429", "500", "503", "504")
-_WEIGHED = (
-    "Requests weighed by an objective; ttft: those that got a token or waited too long for one,"
-    " whoever gave up; tpot: those that got two or waited too long for the next; all: those that"
-    " ended well, failed, or had missed one of the two when they were given up"
-)
+_WEIGHED = "Requests weighed by an objective, those that waited in vain as well (see router/slo.py)"
 _NO_TIMES = Times()  # it got no further than being checked
 _MET = "Those of them within it; all: within both, and ended well"
 

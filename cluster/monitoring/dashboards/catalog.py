@@ -52,8 +52,15 @@ STAGE = _histogram(
     "stage",
 )
 OBJECTIVE = _gauge("objective_seconds", "seconds", "Of the service, as configured", "slo")
-SLO_OF = _counter("slo_requests", "requests", "Requests weighed by an objective", "slo")
-SLO_MET = _counter("slo_met", "requests", "Those of them within it", "slo")
+SLO_OF = _counter(
+    "slo_requests",
+    "requests",
+    "Requests weighed by an objective, those that waited in vain as well (see router/slo.py)",
+    "slo",
+)
+SLO_MET = _counter(
+    "slo_met", "requests", "Those of them within it; all: within both, and ended well", "slo"
+)
 REQUESTS = _counter("requests", "requests", "Requests ended", "status")
 REFUSALS = _counter("admission_refusals", "requests", "Requests not let in", "reason")
 PROMPT = _counter("prompt_tokens", "tokens", "Tokens in prompts")
