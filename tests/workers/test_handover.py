@@ -160,7 +160,6 @@ async def test_prefill_engine_killed_under_load(
             async with asyncio.timeout(30):
                 await answer.ended.wait()
             assert answer.tokens == oracle(r), answer.error
-        assert sum(each.failures for each in d._receiver.traffic.by_codec.values()) >= 1
         await free_again(d)
         async with asyncio.timeout(30):
             for seed in itertools.count(100):  # until the prefill worker's new engine serves
