@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -22,6 +23,8 @@ from protocol.errors import StartupError
 _POLL_S = 0.1
 _SAY_S = 1.0
 _LATE_S = 30.0
+_STARTS = 2  # that may fail before a deployment is said to
+_RETRYING = re.compile(r"replica failed to start.* Retrying (\d+) more time")
 _CAUSES = ("StartupError: ", "EngineDied: ", "Error: ")
 
 Say = Callable[[Waiting], None]
@@ -84,6 +87,7 @@ def wait_until_running(kinds: Sequence[Kind], deadline_s: float, say: Say) -> No
     """Raises StartupError with what a replica said, or with what is missing at the deadline."""
     end = time.monotonic() + deadline_s
     tell = Telling(say, end)
+    failures: set[tuple[Kind, str]] = set()
     while True:
         applications = serve.status().applications
         waiting = []
@@ -91,7 +95,11 @@ def wait_until_running(kinds: Sequence[Kind], deadline_s: float, say: Say) -> No
             overview = applications.get(application(kind))
             if overview is None or overview.status != ApplicationStatus.RUNNING:
                 waiting.append(kind)
-            if overview is not None and overview.status == ApplicationStatus.DEPLOY_FAILED:
+            if overview is None:
+                continue
+            failures |= {(kind, count) for count in _failed_starts(overview)}
+            failed = len([each for each in failures if each[0] == kind]) >= _STARTS
+            if failed or overview.status == ApplicationStatus.DEPLOY_FAILED:
                 raise StartupError(f"{application(kind)}: {_reason(overview)}")
         if not waiting:
             return
@@ -123,6 +131,12 @@ def _slots(kinds: Sequence[Kind]) -> str:
     there = ray_runtime.declared()
     said = [f"{there.get(resource(kind), 0):.0f} {resource(kind)}" for kind in kinds]
     return f"; the cluster's nodes declare {', '.join(said)}"
+
+
+def _failed_starts(overview: ApplicationStatusOverview) -> list[str]:
+    """A number for the last start that failed: another one for each, as Serve counts down."""
+    texts = [deployment.message for deployment in overview.deployments.values()]
+    return [found[1] for found in map(_RETRYING.search, texts) if found]
 
 
 def _reason(overview: ApplicationStatusOverview) -> str:

@@ -9,6 +9,11 @@ from cluster.settings import ROLES
 Kind: TypeAlias = Literal["prefill", "decode", "router"]
 KINDS: tuple[Kind, ...] = (*ROLES, "router")
 
+NEVER_GIVE_UP = 1_000_000
+"""Failed starts of replicas after which Serve tries no more. A controller that comes back counts
+those of dead hosts among them, and would leave a pool of one worker for good. Whoever deploys sees
+by himself that starts fail (``deploy``)."""
+
 
 def application(kind: Kind) -> str:
     """Its name in Serve."""

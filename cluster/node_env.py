@@ -11,6 +11,7 @@ import secrets
 import shlex
 from collections.abc import Iterable
 
+from cluster.kinds import NEVER_GIVE_UP
 from cluster.node_redis import FILES, NodeRedis
 
 FOLDER = "~/baton"
@@ -37,6 +38,7 @@ _RAY = {
     "RAY_enable_metrics_collection": "0",  # Baton has metrics of its own
     "RAY_worker_niceness": "0",  # 15 by default: engines would yield to everything else
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(NEVER_GIVE_UP),
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from cluster.kinds import KINDS, resource
+from cluster.kinds import KINDS, NEVER_GIVE_UP, resource
 from cluster.state import write_private
 from protocol.errors import StartupError
 
@@ -38,6 +38,7 @@ def environment(token: str) -> dict[str, str]:
         "RAY_enable_metrics_collection": "0",
         "RAY_worker_niceness": "0",  # 15 by default: engines would yield to everything else
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(NEVER_GIVE_UP),
     }
 
 

@@ -20,7 +20,7 @@ import msgspec
 from ray import serve
 
 from cluster import node, ray_runtime
-from cluster.kinds import Kind, resource
+from cluster.kinds import NEVER_GIVE_UP, Kind, resource
 from cluster.launch import Launch
 from cluster.place import Place
 from cluster.settings import Role, WorkerSettings
@@ -160,7 +160,7 @@ def built(kind: Kind, launch: Launch, layout: Layout, room: int) -> Any:
         graceful_shutdown_wait_loop_s=_DRAIN_POLL_S,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=5.0,
-        max_constructor_retry_count=2,
+        max_constructor_retry_count=NEVER_GIVE_UP,
     )
     deployment = make(_CLASSES[kind])
     return deployment.options(version=_version(arguments), _internal=True).bind(*arguments)

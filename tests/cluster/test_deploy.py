@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatusOverview,
+)
 
 from cluster import deploy, ray_runtime, serve_app
 from cluster.config import assemble
@@ -80,3 +86,30 @@ def test_a_node_with_another_program_refuses(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ray_runtime, "node_address", lambda: "10.0.0.7")
     with pytest.raises(StartupError, match=r"10\.0\.0\.7 has another version of Baton"):
         LAYOUT.place.check()
+
+
+def test_failed_starts_are_told_apart() -> None:
+    """By what Serve says; it counts down from a number that it never gets to."""
+    said = "A replica failed to start with exception. Retrying {} more time(s). Error:\nTraceback"
+    texts = [
+        said.format(999_999),
+        said.format(999_998),
+        "A replica failed to start. Retrying. Error",
+    ]
+    found = [deploy._failed_starts(_overview(text)) for text in texts]
+    assert found == [["999999"], ["999998"], []]
+
+
+def _overview(message: str) -> ApplicationStatusOverview:
+    deployment = DeploymentStatusOverview(
+        status=DeploymentStatus.UPDATING,
+        status_trigger=DeploymentStatusTrigger.CONFIG_UPDATE_STARTED,
+        replica_states={},
+        message=message,
+    )
+    return ApplicationStatusOverview(
+        status=ApplicationStatus.DEPLOYING,
+        message="",
+        last_deployed_time_s=0.0,
+        deployments={"PrefillWorker": deployment},
+    )
