@@ -24,7 +24,7 @@ from cluster.processes import ProcessId
 from protocol.errors import StartupError
 
 RUN_PREFIX = "baton-"
-_LONGEST_RUN_DIR = 36  # Ray and HAProxy append up to 70 bytes to it for their sockets
+_LONGEST_RUN_DIR = 36  # Ray appends up to 70 bytes to it for its sockets
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -50,7 +50,7 @@ def private_dir(path: Path) -> Path:
 
 
 def new_run_dir() -> Path:
-    """A new private folder with a path short enough for the sockets of Redis, Ray and HAProxy."""
+    """A new private folder with a path short enough for the sockets of Redis and Ray."""
     base = Path(tempfile.gettempdir()).resolve()
     if len(os.fsencode(base)) + len(RUN_PREFIX) + 9 > _LONGEST_RUN_DIR:
         base = Path("/tmp")

@@ -18,7 +18,7 @@ from engine.spec import EngineSpec
 from protocol.errors import StartupError
 
 FRONT_BYTES = 105 << 20  # a worker's front, or a router; measured
-CLUSTER_BYTES = 850 << 20  # Ray, Serve, HAProxy, router, Redis; measured
+CLUSTER_BYTES = 640 << 20  # Ray, Serve, router, Redis; measured
 _GPU_HOST_BYTES = 2 << 30  # of the machine's memory, for an engine on a GPU; not measured
 
 

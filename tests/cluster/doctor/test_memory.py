@@ -43,7 +43,7 @@ def needed(plan: Plan, tokens: int) -> int:
 
 def test_what_fits_is_said_with_its_numbers() -> None:
     (found,) = memory.judge(Memory(total=32 * GIB, free=20 * GIB, engines=BOTH), WANTED)
-    assert found.level == "ok" and found.text == "13.0 GiB needed, 20.0 GiB free"
+    assert found.level == "ok" and found.text == "12.8 GiB needed, 20.0 GiB free"
 
 
 def test_what_does_not_fit_comes_with_values_that_do() -> None:
