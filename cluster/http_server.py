@@ -110,7 +110,7 @@ def run_router(settings: RouterSettings, host: str, port: int, drain_s: float) -
     settings.check_host(host)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises them again when it is done
-    settings = replace(settings, url=f"{_scheme(settings)}://{join(host, port)}")
+    settings = replace(settings, url=settings.url_at(host, port))
     server = Server(create_app(settings), settings, drain_s)
     sockets = listening(host, port, shared=False)
     print(f"router: {settings.url}", flush=True)
@@ -124,7 +124,7 @@ class HostedRouter:
     def __init__(self, settings: RouterSettings, host: str, port: int, drain_s: float) -> None:
         settings.check_host(host)
         self._address = (host, port)
-        settings = replace(settings, url=f"{_scheme(settings)}://{join(host, port)}")
+        settings = replace(settings, url=settings.url_at(host, port))
         self._app = create_app(settings)
         # Its lifespan is ours to run: uvicorn would keep the reason of a failure to itself.
         # Nor may it configure logging, which closes Serve's handlers: a controller that comes back
@@ -202,7 +202,3 @@ def listening(host: str, port: int, *, shared: bool = True) -> list[socket.socke
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise StartupError(f"cannot listen on {join(host, port)}: {reason}") from error
     return sockets
-
-
-def _scheme(settings: RouterSettings) -> str:
-    return "http" if settings.http_tls is None else "https"

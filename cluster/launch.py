@@ -36,9 +36,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        scheme = "http" if self.router.http_tls is None else "https"
-        return f"{scheme}://{host}:{self.port}"
+        return self.router.url_at(self.host, self.port)
 
     @property
     def counts(self) -> str:

@@ -10,6 +10,7 @@ from protocol.auth import check_http_bind
 from protocol.directory import check_url
 from protocol.errors import StartupError
 from protocol.redis_access import check_exposure
+from protocol.security import join
 from protocol.tls import HttpTls, TlsFiles, http_context, read
 from router.admission import Patience
 from router.policies import PolicyName
@@ -62,6 +63,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.admission_queue_ms is None:
             return Patience(self.ttft_deadline_s)
         return Patience(self.ttft_deadline_s, self.admission_queue_ms / 1000)
+
+    def url_at(self, host: str, port: int) -> str:
+        """Where clients reach it if it listens there."""
+        return f"{'http' if self.http_tls is None else 'https'}://{join(host, port)}"
 
     def check(self) -> None:
         """Raises StartupError for what cannot work."""
