@@ -180,6 +180,17 @@ def replicas() -> dict[Kind, int]:
     return found
 
 
+def _failing(kinds: Sequence[Kind]) -> list[str]:
+    """What replicas that fail to start say of it."""
+    applications = serve.status().applications
+    found = [applications[name] for name in map(application, kinds) if name in applications]
+    return [
+        _reason(overview)
+        for overview in found
+        if any("failed to start" in each.message for each in overview.deployments.values())
+    ]
+
+
 def _wait_for(counts: dict[Kind, int], deadline_s: float, say: Say) -> None:
     end = time.monotonic() + deadline_s
     tell = Telling(say, end)
@@ -190,7 +201,8 @@ def _wait_for(counts: dict[Kind, int], deadline_s: float, say: Say) -> None:
             return
         if time.monotonic() > end:
             shown = ", ".join(f"{running.get(k, 0)} of {counts[k]} {k}" for k in waiting)
-            raise StartupError(f"after {deadline_s:.0f} s {shown} run{_slots(waiting)}")
+            why = _slots(waiting) + "".join(f"; {reason}" for reason in _failing(waiting))
+            raise StartupError(f"after {deadline_s:.0f} s {shown} run{why}")
         tell(waiting)
         time.sleep(_POLL_S)
 

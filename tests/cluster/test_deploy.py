@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
+from ray import serve
 from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger
 from ray.serve.schema import (
     ApplicationStatus,
@@ -98,6 +101,13 @@ def test_failed_starts_are_told_apart() -> None:
     ]
     found = [deploy._failed_starts(_overview(text)) for text in texts]
     assert found == [["999999"], ["999998"], []]
+
+
+def test_what_keeps_replicas_from_starting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "A replica failed to start with exception. Retrying. Error:\nStartupError: no GPU"
+    there = {"baton-decode": _overview(said), "baton-prefill": _overview("waiting for a node")}
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=there))
+    assert deploy._failing(["decode", "prefill", "router"]) == ["no GPU"]
 
 
 def _overview(message: str) -> ApplicationStatusOverview:
