@@ -39,7 +39,7 @@ GPU_KV_SHARE = 0.8
 """Of the memory that is free once the weights are loaded; the rest is workspace."""
 
 # Measured (bench/engine_memory.py), torch 2.13 on x86-64.
-_RUNTIME_BYTES: dict[Device, int] = {"cpu": 236 << 20, "cuda": 500 << 20}
+RUNTIME_BYTES: dict[Device, int] = {"cpu": 236 << 20, "cuda": 500 << 20}
 _KERNEL_BYTES = 600 << 10  # code and scratch of one product for one number of rows
 _PRODUCTS = 5  # of a layer, and the head
 _LOGIT_BYTES = 40  # a row's logits in fp32, their copies and orders while one is drawn
@@ -136,7 +136,7 @@ def footprint(
         weights=weights * element,
         kv=pages * BLOCK_TOKENS * kv_bytes,
         workspace=_workspace(spec, config, max_len, device, element, draft.most),
-        runtime=_RUNTIME_BYTES[device],
+        runtime=RUNTIME_BYTES[device],
         shared=spec.arena.bytes if device == "cpu" else 0,
         kv_tokens=pages * BLOCK_TOKENS,
         kv_bytes_per_token=kv_bytes,

@@ -1,0 +1,101 @@
+"""What a mix of requests asks of a machine: moments, rates, times. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cluster.sizing.snapshot import Machine, Mix
+from router.step_model import StepModel
+
+SIGNIFICANT = 2.5
+"""Standard deviations above the window's rate that make more arrivals a burst, not chance."""
+
+
+class Service(NamedTuple):
+    """Seconds that prompts take of a prefill worker."""
+
+    mean_s: float
+    spread: float  # k: variance over the mean squared
+    q90_s: float
+
+
+class Residents(NamedTuple):
+    """What sequences that decode are like."""
+
+    output: float  # tokens that a request is answered with
+    kv_tokens: float  # that a resident holds on average, the longer it stays the more it counts
+    transit: float  # of those, as a share: held while KV is on its way
+    spread: float  # of those, variance over the mean squared
+
+
+def rate_of(mix: Mix) -> float:
+    """Requests a second to size for: the window's, or a burst that is no chance."""
+    if mix.burst_s <= 0:
+        return mix.rate
+    chance = SIGNIFICANT * math.sqrt(mix.burst_rate / mix.burst_s)
+    return max(mix.rate, mix.burst_rate - chance)
+
+
+def service(mix: Mix, machine: Machine) -> Service:
+    """Zeros where no request is known."""
+    model = StepModel(*machine.step)
+    seconds = [
+        model.prefill_s(round(s.cached), max(1, round(s.uncached)), machine.chunk)
+        for s in mix.samples
+    ]
+    weights = [s.weight for s in mix.samples]
+    total = sum(weights)
+    if total <= 0:
+        return Service(0.0, 0.0, 0.0)
+    mean_s = mean(seconds, weights)
+    variance = mean([(s - mean_s) ** 2 for s in seconds], weights)
+    spread = variance / mean_s**2 if mean_s > 0 else 0.0
+    return Service(mean_s, spread, quantile(seconds, weights, 0.9))
+
+
+def residents(mix: Mix, machine: Machine) -> Residents:
+    """Zeros where no request is known."""
+    weights = [s.weight for s in mix.samples]
+    if sum(weights) <= 0:
+        return Residents(0.0, 0.0, 0.0, 0.0)
+    output = mean([s.output for s in mix.samples], weights)
+    stays = [s.weight * max(1.0, s.output) for s in mix.samples]
+    held = [s.uncached + s.cached + s.output / 2 for s in mix.samples]
+    kv = mean(held, stays)
+    variance = mean([(tokens - kv) ** 2 for tokens in held], stays)
+    spread = variance / kv**2 if kv > 0 else 0.0
+    return Residents(output, kv, _transit(mix, machine, output), spread)
+
+
+def _transit(mix: Mix, machine: Machine, output: float) -> float:
+    """Time of KV on the wire to the time that a sequence decodes on an idle worker."""
+    if not machine.link_bytes_s:
+        return 0.0
+    prompt = prompt_tokens(mix)
+    wire_s = prompt * machine.kv_bytes / machine.link_bytes_s
+    step_s = StepModel(*machine.step).decode_s(1, prompt + output / 2) / mix.pace
+    return min(1.0, wire_s / (max(1.0, output) * step_s)) if step_s > 0 else 0.0
+
+
+def prompt_tokens(mix: Mix) -> float:
+    """Of a prompt on average; ``mix`` has samples."""
+    return mean([s.uncached + s.cached for s in mix.samples], [s.weight for s in mix.samples])
+
+
+def mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """0 where nothing has a weight."""
+    total = sum(weights)
+    return sum(v * w for v, w in zip(values, weights, strict=True)) / total if total > 0 else 0.0
+
+
+def quantile(values: Sequence[float], weights: Sequence[float], share: float) -> float:
+    """The least value that ``share`` of the weight does not exceed."""
+    due = share * sum(weights)
+    seen = 0.0
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        seen += weight
+        if seen >= due - 1e-12:
+            return value
+    return max(values)
