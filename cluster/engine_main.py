@@ -66,8 +66,15 @@ def build(
 
     loaded = load(spec, POLICIES[spec.role], progress)
     channel.send([loaded.ready])
-    server = EngineServer(loaded.engine, loaded.grammars, channel, arena, loaded.speculation)
-    return server.run
+    engine = loaded.engine
+
+    def take_role(role: str) -> None:
+        # Nobody decodes on a prefill worker, where proposers would only cost: heads see each pass.
+        engine.take_role(POLICIES[role], drafts=role == "decode")
+
+    take_role(spec.role)  # that of a lent worker, too, whose engine was replaced
+    speculation = loaded.speculation
+    return EngineServer(engine, loaded.grammars, channel, arena, speculation, take_role).run
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.status_speculation import line
+from router.overview.autoscaler_view import AutoscalerView
 from router.overview.router_view import STAGES, RouterView, Spread
 from router.overview.views import Overview
 from router.overview.walls import WallView
@@ -32,6 +33,7 @@ def render(overview: Overview, console: Console) -> RenderableType:
         *(Text(why, style="red") for why in silent),
         *(line(w.instance[:6], w.speculation) for w in overview.workers if w.speculation),
         *map(_wall, overview.walls),
+        *_autoscaler(overview.autoscaler),
         Text(),
         *_requests(overview.router),
         Text(),
@@ -86,7 +88,8 @@ def _workers(workers: list[WorkerView], bars: str, width: int) -> RenderableType
     for column in columns:
         table.add_column(column.name, justify="right", no_wrap=True)
     for worker in workers:
-        state = Text(worker.state, style=_COLOURS[worker.state])
+        named = "lent" if worker.lent and worker.state == "ready" else worker.state
+        state = Text(named, style=_COLOURS[worker.state])
         cells: list[Text | str] = [worker.instance[:6], worker.role, state]
         if worker.state != "silent":
             cells.append(_bar(worker.kv_usage or 0.0, bars, 10 if width >= _WIDE else 5))
@@ -99,6 +102,13 @@ def _wall(view: WallView) -> Text:
     """What binds a pool, and what would relax it."""
     style = "yellow" if view.wall is not None else ""
     return Text.assemble(("wall      ", "dim"), f"{view.role}: ", (view.text, style))
+
+
+def _autoscaler(view: AutoscalerView | None) -> list[Text]:
+    if view is None:
+        return []
+    style = "yellow" if view.infeasible or not view.mode else ""
+    return [Text.assemble(("scaling   ", "dim"), (view.text, style))]
 
 
 def _engine(worker: WorkerView) -> str:

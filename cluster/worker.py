@@ -1,12 +1,13 @@
 """One worker: an engine process and the front that speaks for it. Runs with or without Ray.
 
     front (this process, torch-free)                        engine (its child)
-    gRPC asyncio: Decode.Attach, Prefill.Run   <--socket--> scheduler, step loop
+    gRPC asyncio: Decode.Attach, Prefill.Run,  <--socket--> scheduler, step loop
+                  Roles.SetRole
     gRPC threads: KV/Pull                      <--arena-->  KV in shared memory
     Redis: lease and load, cache events
 
 Both roles are served by every worker; the role says which of them it is registered for and how its
-engine plans a step.
+engine plans a step. It is state (``cluster/roles.py``): a worker can be lent to the other pool.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -23,10 +23,11 @@ import grpc
 
 from cluster import metrics
 from cluster.event_log import EventLog
+from cluster.roles import Roles
 from cluster.settings import WorkerSettings, engine_of
 from cluster.walls import WallWatch
+from cluster.worker_record import Registered, model_info, worker_record
 from decode_worker.service import DecodeService
-from engine import messages as m
 from engine.client import EngineClient
 from kvtransfer.links import Receiver
 from kvtransfer.prefillers import Prefillers
@@ -35,15 +36,7 @@ from kvtransfer.source import KVSource
 from prefill_worker.service import PrefillService
 from protocol import wire_pb2_grpc as rpc
 from protocol.auth import AsyncTokenGuard, check_bind
-from protocol.blocks import BLOCK_TOKENS
-from protocol.directory import (
-    Directory,
-    ModelInfo,
-    RedisError,
-    WorkerRecord,
-    connect,
-    new_instance_id,
-)
+from protocol.directory import Directory, RedisError, WorkerRecord, connect, new_instance_id
 from protocol.errors import StartupError
 from protocol.leases import Presence
 from protocol.metrics_http import MetricsServer
@@ -53,11 +46,6 @@ from protocol.security import Security
 log = logging.getLogger("baton.worker")
 
 Say = Callable[[str], None]
-
-
-def engine_command() -> list[str]:
-    """How the engine process is started; its socket and arena are appended."""
-    return [sys.executable, "-m", "cluster.engine_main"]
 
 
 class Worker:
@@ -72,7 +60,9 @@ class Worker:
         spec = engine_of(settings)
         self._redis = connect(settings.redis_url)
         self._events = EventLog(self._redis, settings.cluster, self.instance)
-        self._engine = EngineClient(engine_command(), spec, self._progress, self._events)
+        self._engine = EngineClient(
+            [sys.executable, "-m", settings.engine], spec, self._progress, self._events
+        )
         self._security = Security(settings.tls)
         self._source = KVSource(settings.token, self._security)
         self._sink = KVSink(settings.token, self._security)
@@ -81,6 +71,10 @@ class Worker:
         self._prefill = PrefillService(self._engine, self._source, self._receiver, self.instance)
         self._decode = DecodeService(
             self._engine, self._receiver, settings.local_prefill_tokens, self.instance
+        )
+        self._roles = Roles(
+            *(settings.role, self.instance, self._engine, self._decode),
+            lambda: self._presence.renew_now(),
         )
         self._server: grpc.aio.Server | None = None
         traffic, link = self._receiver.traffic, 1e9 * (settings.link_gb_per_s or 0.0)
@@ -92,12 +86,10 @@ class Worker:
             self._requests,
             self._walls.machine,
             lambda: self._security.not_after,
+            self._roles.flips,
         )
         self._metrics = MetricsServer(metrics.page(metrics.registry(sources)))
-        self._metrics_endpoint = ""
-        self._endpoint = ""
-        self._kv_endpoint = ""
-        self._model: ModelInfo | None = None
+        self._registered: Registered | None = None
         self._presence = Presence(Directory(self._redis, settings.cluster).leases, self.record)
 
     def _progress(self, what: str, fraction: float) -> None:
@@ -114,11 +106,14 @@ class Worker:
         check_bind(self.settings.host, tls=self.settings.tls is not None)
         began = time.monotonic()
         ready = await self._engine.start()
-        self._model = self._describe(ready)
-        self._kv_endpoint = self._source.start(self.settings.host, self.settings.kv_port)
-        self._endpoint = await self._listen()
-        self._metrics_endpoint = await self._metrics.start(
-            self.settings.host, self.settings.metrics_port, self.settings.tls
+        registered = self._registered = Registered(
+            instance=self.instance,
+            model=model_info(self.settings, ready),
+            kv_endpoint=self._source.start(self.settings.host, self.settings.kv_port),
+            endpoint=await self._listen(),
+            metrics_endpoint=await self._metrics.start(
+                self.settings.host, self.settings.metrics_port, self.settings.tls
+            ),
         )
         try:
             await self._presence.start()
@@ -129,7 +124,7 @@ class Worker:
         gc.freeze()  # what is loaded stays: collections need not walk it while tokens wait
         drafts = "" if ready.speculation == "off" else f", speculation {ready.speculation}"
         self._say(
-            f"{self.settings.role} worker {self.instance[:8]} ready on {self._endpoint} in"
+            f"{self.settings.role} worker {self.instance[:8]} ready on {registered.endpoint} in"
             f" {time.monotonic() - began:.1f} s: {ready.kv_tokens} tokens of KV cache{drafts}"
         )
 
@@ -139,6 +134,7 @@ class Worker:
         )
         rpc.add_DecodeServicer_to_server(self._decode, server)
         rpc.add_PrefillServicer_to_server(self._prefill, server)
+        rpc.add_RolesServicer_to_server(self._roles, server)
         endpoint = self._security.listen(server, self.settings.host, self.settings.port)
         await server.start()
         self._server = server
@@ -162,6 +158,7 @@ class Worker:
 
     async def _drain(self, drain_s: float) -> None:
         """What still runs when the time is over is handed over."""
+        self._roles.leave()
         self._prefill.draining = True
         self._decode.drain()
         self._presence.renew_now()  # routers learn of a prefill worker from the directory alone
@@ -181,42 +178,11 @@ class Worker:
 
     # ---- directory --------------------------------------------------------------------------
 
-    def _describe(self, ready: m.Ready) -> ModelInfo:
-        return ModelInfo(
-            id=self.settings.model_id,
-            fingerprint=ready.fingerprint,
-            precision=ready.kv.precision,
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            kv_bytes_per_token=ready.kv.bytes_per_token,
-        )
-
     def record(self) -> WorkerRecord:
         """This worker as the directory shows it."""
-        assert self._model is not None
-        session = self._engine.current
-        beat = session.beat if session is not None else m.Beat(0, 0, 0, 0)
-        ready = session.ready if session is not None else None
-        return WorkerRecord(
-            instance=self.instance,
-            role=self.settings.role,
-            endpoint=self._endpoint,
-            kv_endpoint=self._kv_endpoint,
-            model=self._model,
-            pid=os.getpid(),
-            engine_pid=session.process.pid if session is not None else 0,
-            running=beat.running,
-            waiting=beat.waiting,
-            queued_tokens=beat.queued_tokens,
-            kv_tokens_free=beat.pages_free * BLOCK_TOKENS,
-            kv_tokens_total=ready.kv_tokens if ready is not None else 0,
-            step_model=beat.step_model,
-            pace=beat.pace,
-            draining=self._decode.draining,
-            max_batch=self.settings.max_batch,
-            prefill_chunk=self.settings.prefill_chunk,
-            metrics_endpoint=self._metrics_endpoint,
-            walls=self._walls.now(),
+        assert self._registered is not None
+        return worker_record(
+            self._registered, self.settings, self._roles, self._engine, self._walls
         )
 
     def _requests(self) -> dict[str, int]:

@@ -1,19 +1,20 @@
 """The Decode RPC: one stream for each router, carrying all its requests.
 
-Outputs of one turn of the event loop (one engine step, as a rule) leave as one message. The queue
-towards a router is bounded; a router that does not read loses its stream, not our memory.
+taking --drain--> draining: says so, refuses what comes (the router asks another) --> close
+   ^                 |  hand_over: what is left goes on elsewhere
+   +-----resume------+  streams end, so that routers attach anew
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TypeAlias
 
 import grpc
 
 from decode_worker.job import Job, invalid
+from decode_worker.router_link import RouterLink
 from engine.client import EngineClient
 from kvtransfer.links import Receiver
 from protocol import wire_pb2 as pb
@@ -23,84 +24,7 @@ from protocol.errors import InvalidRequest
 from protocol.request import Request, from_wire
 from protocol.rpc import INSTANCE_KEY
 
-log = logging.getLogger("baton.decode")
-
-HEARTBEAT_S = 0.5
-MAX_QUEUED = 2048
-"""Messages that may wait for one router."""
-
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.RouterMessage, pb.WorkerMessage]"
-
-
-class RouterLink:
-    """What goes to one router, and the jobs that it has here."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
-        self.closed = False
-        self._outputs: list[pb.Output] = []
-        self._queue: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
-
-    def forget(self, job: Job) -> None:
-        self.jobs.pop(job.request.id, None)
-
-    def emit(self, output: pb.Output) -> None:
-        if self.closed:
-            return
-        if not self._outputs:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outputs.append(output)
-        if output.prompt_logprobs:
-            self._flush()  # some MiB: several might not fit into one message
-
-    def _flush(self) -> None:
-        if self.closed or not self._outputs:
-            return
-        self._queue.put_nowait(pb.WorkerMessage(outputs=self._outputs))
-        self._outputs = []
-        if self._queue.qsize() > MAX_QUEUED:
-            log.error("a router does not read: %d messages wait, closing its stream", MAX_QUEUED)
-            while not self._queue.empty():
-                self._queue.get_nowait()
-            self.close()
-
-    def say_draining(self) -> None:
-        """Nothing new is taken here any more."""
-        self._queue.put_nowait(pb.WorkerMessage(draining=True))
-
-    def hand_over(self, why: str) -> None:
-        """Give every job back to the router, to go on elsewhere."""
-        for job in list(self.jobs.values()):
-            job.hand_over(why)
-
-    def close(self) -> None:
-        """End the stream after what is queued; its jobs are cancelled. Idempotent."""
-        if self.closed:
-            return
-        if self._outputs:
-            self._flush()
-        self.closed = True
-        self._queue.put_nowait(None)
-        for job in list(self.jobs.values()):
-            job.cancel()
-
-    async def messages(self, load: Callable[[], pb.Load]) -> AsyncIterator[pb.WorkerMessage]:
-        """Messages to send, with the load at least every HEARTBEAT_S."""
-        loop = asyncio.get_running_loop()
-        due = loop.time()
-        while True:
-            message: pb.WorkerMessage | None
-            try:
-                async with asyncio.timeout_at(due):
-                    message = await self._queue.get()
-            except TimeoutError:
-                message = pb.WorkerMessage()
-            if message is None:
-                return
-            if loop.time() >= due:
-                message.load.CopyFrom(load())
-                due = loop.time() + HEARTBEAT_S
-            yield message
 
 
 class DecodeService(rpc.DecodeServicer):
@@ -131,10 +55,23 @@ class DecodeService(rpc.DecodeServicer):
         for link in self._links:
             link.say_draining()
 
+    def hand_over(self, why: str) -> int:
+        """Give all requests back to their routers, to go on elsewhere; how many."""
+        return sum(link.hand_over(why) for link in list(self._links))
+
+    def resume(self) -> None:
+        """Take requests again. Routers that were told otherwise find out by attaching anew."""
+        if self.draining:
+            self.draining = False
+            self._close_links()
+
     async def close(self) -> None:
         """Hand over what is left, and end every stream."""
+        self.hand_over("the worker goes")
+        self._close_links()
+
+    def _close_links(self) -> None:
         for link in list(self._links):
-            link.hand_over("the worker goes")
             link.close()
 
     async def Attach(  # noqa: N802

@@ -12,6 +12,8 @@ import itertools
 import logging
 import time
 
+import msgspec
+
 from engine import messages as m
 from engine.counters import Counters, SpecFigures
 from engine.session import CacheListener, Report, Session, spawn
@@ -81,6 +83,12 @@ class EngineClient:
         session = self.current
         return session.beat.speculation if session is not None else SpecFigures()
 
+    def take_role(self, role: str) -> None:
+        """Of this engine from its next step on, and of all that come after it."""
+        self._spec = msgspec.structs.replace(self._spec, role=role)
+        if self._session is not None:
+            self._session.send(m.TakeRole(role))
+
     def handle(self) -> int:
         """A handle that no sequence has had."""
         return next(self._handles)
@@ -106,7 +114,8 @@ class EngineClient:
     # ---- keeping one alive ------------------------------------------------------------------
 
     async def _launch(self) -> Session:
-        session = spawn(self._argv, self._spec, self._cache)
+        spec = self._spec
+        session = spawn(self._argv, spec, self._cache)
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 await session.open(self._report)
@@ -117,6 +126,8 @@ class EngineClient:
             session.end()
             raise
         self._session = session
+        if self._spec.role != spec.role:  # it has changed while this one was loading
+            session.send(m.TakeRole(self._spec.role))
         self._settled.set()
         return session
 

@@ -67,6 +67,12 @@ class Engine:
         """Propose tokens from the next step on."""
         self.speculator = self._stepper.speculator = speculator
 
+    def take_role(self, policy: Policy, *, drafts: bool) -> None:
+        """Plan by ``policy`` from the next step on. Without ``drafts`` the proposer rests; what it
+        knows stays."""
+        self.scheduler.planner.policy = policy
+        self._stepper.speculator = self.speculator if drafts else None
+
     # ---- requests ---------------------------------------------------------------------------
 
     def _check(self, request: Request, tokens: int) -> None:
@@ -165,8 +171,8 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan:
             self._timer.idle()
-        elif self.speculator is not None:
-            return self._with_drafts(plan, self.speculator)
+        elif self._stepper.speculator is not None:
+            return self._with_drafts(plan, self._stepper.speculator)
         return plan
 
     def _with_drafts(self, plan: StepPlan, speculator: Speculator) -> StepPlan:

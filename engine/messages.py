@@ -111,6 +111,12 @@ class Drop(_Message, frozen=True):
     handle: int
 
 
+class TakeRole(_Message, frozen=True):
+    """Plan steps as workers of this role do, from the next one on; what runs, goes on."""
+
+    role: str
+
+
 class SlotsFree(_Message, frozen=True):
     """Slots that the receiver has emptied (both ways)."""
 
@@ -129,6 +135,7 @@ Command: TypeAlias = (
     | Join
     | Grant
     | Drop
+    | TakeRole
     | SlotsFree
 )
 

@@ -40,12 +40,14 @@ class EngineServer:
         channel: EngineChannel[m.Command],
         arena: Arena,
         speculation: SpecFigures,
+        take_role: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._parking = Parking(grammars)
         self._channel = channel
         self._clock = clock
+        self._take_role = take_role
         # [slots, slot_bytes] uint8 over the shared mapping
         self._slots = torch.frombuffer(arena.map, dtype=torch.uint8).view(
             -1, arena.shape.slot_bytes
@@ -183,6 +185,10 @@ class EngineServer:
     def _drop(self, command: m.Drop) -> None:
         self._egress.close(command.handle)
         self._engine.drop(command.handle)
+
+    @_apply.register
+    def _role(self, command: m.TakeRole) -> None:
+        self._take_role(command.role)
 
     @_apply.register
     def _slots_free(self, command: m.SlotsFree) -> None:

@@ -2,6 +2,7 @@
 
     baton:{cluster}:workers    baton:{cluster}:worker:{instance}    WorkerRecord
     baton:{cluster}:routers    baton:{cluster}:router:{instance}    RouterRecord
+    baton:{cluster}:autoscalers    baton:{cluster}:autoscaler:{instance}    AutoscalerRecord
 
 A record that is gone is a hint that the worker is, not a proof: who holds an open stream to it
 knows better. What comes back from Redis is checked like anything from a network.
@@ -22,6 +23,7 @@ from protocol.errors import StartupError
 from protocol.leases import LEASE_S, RENEW_S, Leases
 from protocol.walls import Walls
 
+ROLES = ("prefill", "decode")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -40,7 +42,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker as registered. Endpoints are ``host:port``."""
 
     instance: str
-    role: str  # "prefill" | "decode"
+    role: str  # "prefill" | "decode": what it does now
     endpoint: str
     kv_endpoint: str
     model: ModelInfo
@@ -53,11 +55,19 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens_total: int = 0
     step_model: tuple[float, ...] = ()  # c0 .. c4 of engine/step_time.py, as last fitted
     pace: float = 1.0  # tokens of a sequence in the time of a plain step: 1 without speculation
-    draining: bool = False
+    draining: bool = False  # it takes nothing new
+    home: str = ""  # role that it was started for; "": that of ``role``
+    changing: bool = False  # it drains to take the other role
     max_batch: int = 0  # sequences in a step; 0: not said
     prefill_chunk: int = 0  # prompt tokens in a step; 0: not said
     metrics_endpoint: str = ""  # "": none
+    link_bytes_s: float = 0.0  # its share of the network, as declared; 0: not said
     walls: Walls | None = None  # None: not known yet
+
+    @property
+    def lent(self) -> bool:
+        """Whether it works for the other pool than the one it was started for."""
+        return bool(self.home) and self.home != self.role
 
 
 class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +79,15 @@ class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
     metrics_endpoint: str
     pid: int
     url: str = ""  # where clients reach it; "": not said
+
+
+class AutoscalerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One autoscaler as registered, so that its metrics are found."""
+
+    instance: str
+    model: str
+    metrics_endpoint: str
+    pid: int
 
 
 def new_instance_id() -> str:
@@ -103,8 +122,10 @@ class Directory:
     def __init__(self, client: redis.Redis, cluster: str) -> None:
         of = f"baton:{cluster}:"
         workers, routers = (of + "workers", of + "worker:"), (of + "routers", of + "router:")
+        scalers = of + "autoscalers", of + "autoscaler:"
         self.leases = Leases(client, *workers, WorkerRecord, _is_sane)
         self.routers = Leases(client, *routers, RouterRecord, _is_sane_router)
+        self.autoscalers = Leases(client, *scalers, AutoscalerRecord, _is_sane_autoscaler)
 
     async def renew(self, record: WorkerRecord) -> None:
         """Register a worker, or extend its lease and refresh its load."""
@@ -124,7 +145,8 @@ def _is_sane(record: WorkerRecord) -> bool:
     texts = (record.instance, record.endpoint, record.kv_endpoint, record.metrics_endpoint)
     counts = (record.running, record.waiting, record.queued_tokens, record.kv_tokens_total)
     return (
-        record.role in ("prefill", "decode")
+        record.role in ROLES
+        and record.home in ("", *ROLES)
         and all(_is_plain(t) for t in texts)
         and _is_endpoint(record.endpoint)
         and _is_endpoint(record.kv_endpoint)
@@ -141,6 +163,11 @@ def _is_sane_router(record: RouterRecord) -> bool:
         and (not record.metrics_endpoint or _is_endpoint(record.metrics_endpoint))
         and (not record.url or _is_url(record.url))
     )
+
+
+def _is_sane_autoscaler(record: AutoscalerRecord) -> bool:
+    texts = (record.instance, record.model, record.metrics_endpoint)
+    return all(_is_plain(t) for t in texts) and _is_endpoint(record.metrics_endpoint)
 
 
 def _is_endpoint(text: str) -> bool:
@@ -174,6 +201,7 @@ def _is_plain(text: str) -> bool:
 __all__ = [
     "LEASE_S",
     "RENEW_S",
+    "AutoscalerRecord",
     "Directory",
     "ModelInfo",
     "RedisError",

@@ -180,3 +180,83 @@ class Prefill:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RolesStub:
+    """---- lending a worker to the other pool ------------------------------------------------------
+
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.SetRole = channel.unary_unary(
+                '/baton.v1.Roles/SetRole',
+                request_serializer=protocol_dot_wire__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=protocol_dot_wire__pb2.SetRoleReply.FromString,
+                _registered_method=True)
+
+
+class RolesServicer:
+    """---- lending a worker to the other pool ------------------------------------------------------
+
+    """
+
+    def SetRole(self, request, context):
+        """A caller that goes away does not stop a change. ABORTED: another one is under way;
+        FAILED_PRECONDITION: another instance is here, or the worker goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RolesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=protocol_dot_wire__pb2.SetRoleRequest.FromString,
+                    response_serializer=protocol_dot_wire__pb2.SetRoleReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Roles', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Roles', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Roles:
+    """---- lending a worker to the other pool ------------------------------------------------------
+
+    """
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Roles/SetRole',
+            protocol_dot_wire__pb2.SetRoleRequest.SerializeToString,
+            protocol_dot_wire__pb2.SetRoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -86,3 +86,40 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         """The worker's hold on the prompt's pages ends with this call, however it ends."""
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class RolesStub:
+    """---- lending a worker to the other pool ------------------------------------------------------"""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> RolesAsyncStub: ...
+    SetRole: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SetRoleRequest, _wire_pb2.SetRoleReply]
+    """A caller that goes away does not stop a change. ABORTED: another one is under way;
+    FAILED_PRECONDITION: another instance is here, or the worker goes.
+    """
+
+@_typing.type_check_only
+class RolesAsyncStub(RolesStub):
+    """---- lending a worker to the other pool ------------------------------------------------------"""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    SetRole: _aio.UnaryUnaryMultiCallable[_wire_pb2.SetRoleRequest, _wire_pb2.SetRoleReply]  # type: ignore[assignment]
+    """A caller that goes away does not stop a change. ABORTED: another one is under way;
+    FAILED_PRECONDITION: another instance is here, or the worker goes.
+    """
+
+class RolesServicer(metaclass=_abc_1.ABCMeta):
+    """---- lending a worker to the other pool ------------------------------------------------------"""
+
+    @_abc_1.abstractmethod
+    def SetRole(
+        self,
+        request: _wire_pb2.SetRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.SetRoleReply, _abc.Awaitable[_wire_pb2.SetRoleReply]]:
+        """A caller that goes away does not stop a change. ABORTED: another one is under way;
+        FAILED_PRECONDITION: another instance is here, or the worker goes.
+        """
+
+def add_RolesServicer_to_server(servicer: RolesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

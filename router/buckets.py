@@ -1,4 +1,4 @@
-"""Edges of the histograms, in seconds: vLLM's, with finer ones below."""
+"""Edges of the histograms. Those in seconds are vLLM's, with finer ones below."""
 
 from __future__ import annotations
 
@@ -16,3 +16,6 @@ DURATION = (
 )
 DECISION = (*(25e-6, 50e-6, 1e-4, 2e-4, 3e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.1),)
 RATIO = (*(0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0),)
+TOKENS = tuple(float(round(16 * 2 ** (i / 2))) for i in range(27))
+"""16 .. 131072 tokens of a request, a factor of sqrt(2) apart: means of squares are right to some
+percent then (``cluster/autoscale/reading/lengths.py``), and a page has 28 lines for each."""

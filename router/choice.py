@@ -94,8 +94,7 @@ class Choice:
         """Let go of the work, wherever it stands, and account for it."""
         generation = self.generation
         generation.close()
-        cached, attempts = generation.cached_tokens, generation.attempts
-        self._meter.ended(status, len(self.prompt), cached, attempts)
+        self._meter.ended(status, generation.attempts)
 
     def _delta(self, tokens: Tokens) -> Delta:
         front = "" if self._begun else self._front()
@@ -124,7 +123,7 @@ class Choice:
         return ids[-1] in self._manner.stops or self._vocabulary.says_nothing(ids[-1])
 
     def _count(self, ids: list[int], logprobs: list[Logprobs]) -> None:
-        self._meter.tokens(len(ids))
+        self._meter.tokens(len(ids), self.generation.cached_tokens)
         self.used += len(ids)
         self.logprob += sum(value.logprob for value in logprobs[: len(ids)])
         if self._manner.tracked:

@@ -21,7 +21,7 @@ from router.cost import (
     local,
     local_terms,
     prefill_terms,
-    remote,
+    remotes,
 )
 from router.snapshot import (
     DecodeState,
@@ -75,7 +75,7 @@ def candidates(
         d = decode_terms(worker, query, goals, residents)
         own, stall = local_terms(worker, d, best, query, net, goals, residents)
         found.append(local(own, d, stall, query, goals))
-        found += [remote(p, d, query, net, goals) for p in prefill]
+        found += remotes(prefill, d, query, net, goals)
     return found
 
 

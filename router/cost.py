@@ -14,6 +14,8 @@ that its residents see. Fetching the prefix from a peer replaces computing it wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from protocol.blocks import BLOCK_TOKENS
 from router.snapshot import DecodeState, Fetch, Network, Objectives, PrefillState, Query
 from router.terms import DecodeTerms, Placement, PrefillTerms
@@ -133,13 +135,39 @@ def remote(
     p: PrefillTerms, d: DecodeTerms, query: Query, net: Network, goals: Objectives
 ) -> Placement:
     """Prefill on P, decode on D."""
-    link = (p.instance, d.instance)
-    ttft_s = p.correction * (net.path_s.get(link, PATH_S) + p.ttft_s)
-    per_token = query.kv_bytes / net.share(*link)
-    wire_s = d.missing * per_token
-    tail_s = min(p.tail, d.missing) * per_token
-    ready_s = max(ttft_s + tail_s, p.queue_s + wire_s, d.wait_s)
-    return _priced(p.instance, p, d, ttft_s, wire_s, ready_s, d.imposed, query, goals)
+    return remotes([p], d, query, net, goals)[0]
+
+
+def remotes(
+    prefill: Sequence[PrefillTerms],
+    d: DecodeTerms,
+    query: Query,
+    net: Network,
+    goals: Objectives,
+) -> list[Placement]:
+    """Prefill on each of these, decode on D. Written out, since a choice prices 64 of them."""
+    decode, missing, busy, wait_s, imposed = d.instance, d.missing, d.busy, d.wait_s, d.imposed
+    step_s, eviction, gaps = d.step_s, d.eviction, query.output - 1
+    kv_bytes, ttft_goal_s, tpot_goal_s = query.kv_bytes, goals.ttft_s, goals.tpot_s
+    path_s, bandwidth, active = net.path_s.get, net.bandwidth.get, net.active
+    found = []
+    for p in prefill:
+        link = (p.instance, decode)
+        ttft_s = p.correction * (path_s(link, PATH_S) + p.ttft_s)
+        share = bandwidth(link, net.default_bandwidth)  # net.share(*link)
+        per_token = kv_bytes / (share / (1 + active[link]) if link in active else share)
+        wire_s = missing * per_token
+        tail_s = (p.tail if p.tail < missing else missing) * per_token
+        ready_s = max(ttft_s + tail_s, p.queue_s + wire_s, wait_s)
+        tpot_s = (ready_s - ttft_s) / gaps + step_s
+        ttft_cost, tpot_cost = h(ttft_s / ttft_goal_s), h(tpot_s / tpot_goal_s)
+        cost = ttft_cost + tpot_cost + imposed + eviction
+        values = (
+            p.instance, p, d, busy + p.load, ttft_s, wire_s, ready_s, tpot_s, ttft_cost, tpot_cost,
+            imposed, cost,
+        )  # fmt: skip
+        found.append(tuple.__new__(Placement, values))
+    return found
 
 
 def local(
@@ -147,24 +175,11 @@ def local(
 ) -> Placement:
     """Prefill and decode on D."""
     ttft_s = p.correction * (LOCAL_PATH_S + p.ttft_s)
-    return _priced(None, p, d, ttft_s, 0.0, ttft_s, d.imposed + stall, query, goals)
-
-
-def _priced(
-    prefill: str | None,
-    p: PrefillTerms,
-    d: DecodeTerms,
-    ttft_s: float,
-    wire_s: float,
-    ready_s: float,
-    imposed: float,
-    query: Query,
-    goals: Objectives,
-) -> Placement:
-    tpot_s = (ready_s - ttft_s) / (query.output - 1) + d.step_s
+    tpot_s = d.step_s
     ttft_cost, tpot_cost = h(ttft_s / goals.ttft_s), h(tpot_s / goals.tpot_s)
+    imposed = d.imposed + stall
     cost = ttft_cost + tpot_cost + imposed + d.eviction
     return Placement(
-        prefill, p, d, d.busy + p.load, ttft_s, wire_s, ready_s, tpot_s, ttft_cost, tpot_cost,
-        imposed, cost,
-    )  # fmt: skip
+        *(None, p, d, d.busy + p.load, ttft_s, 0.0, ttft_s, tpot_s),
+        *(ttft_cost, tpot_cost, imposed, cost),
+    )

@@ -178,7 +178,9 @@ class Generation:
         assert batch.trouble is not None
         if not batch.trouble.mendable:
             raise _fatal(batch)
-        self._failed_at.add(self.attempts[-1].chosen.decode)
+        failed = self.attempts[-1].placed.link
+        if batch.trouble is not Trouble.MOVED or failed.ready:  # who drains may be back unharmed
+            self._failed_at.add(failed.record.instance)
         self._release()
         tries = len(self.attempts)
         log.warning("request %s, attempt %d: %s", self._request.id, tries, batch.reason)

@@ -15,7 +15,7 @@ from router.api.fields import GenerationBody
 from router.body import read_object
 from router.errors import ApiError, invalid, unavailable
 from router.job import Job
-from router.plan import Origin, Plan, job_of
+from router.plan import Origin, Plan, check_vocabulary, job_of
 from router.settings import RouterSettings
 from router.state import RouterState
 
@@ -41,15 +41,27 @@ async def take_in(
     body = parse(raw)
     check_model(state, body.model)
     tenant.check(body.priority)
-    model = state.pool.model
-    if model is None or not state.pool.attached:
-        raise unavailable("no decode worker is attached; try again shortly")
-    state.admission.check(body.priority)
+    model = _let_in(state, body)
     plan = await prepare(state, body, model, tenant.name)
+    check_vocabulary(body, plan, model)
+    state.metrics.demand.arrived([len(prompt) for prompt in plan.prompts], plan.candidates)
     state.admission.check(body.priority, len(plan.prompts) * plan.candidates)
     explain, timeline = (http.headers.get(name) == "1" for name in (EXPLAIN, TIMELINE))
     origin = Origin(arrived, patience, tenant, explain, timeline)
     return job_of(state, body, plan, model, origin)
+
+
+def _let_in(state: RouterState, body: GenerationBody) -> ModelInfo:
+    """The model. Raises ApiError (503, 429) where there is no use in looking at the prompts."""
+    model = state.pool.model
+    try:
+        if model is None or not state.pool.attached:
+            raise unavailable("no decode worker is attached; try again shortly")
+        state.admission.check(body.priority)
+    except ApiError:
+        state.metrics.demand.refused(body.generations)
+        raise
+    return model
 
 
 def check_model(state: RouterState, name: str) -> None:

@@ -104,6 +104,11 @@ class DecodeLink:
         return self.attached and not (self._draining or self.record.draining)
 
     @property
+    def idle(self) -> bool:
+        """No request of this router is there."""
+        return not self._inflight
+
+    @property
     def down(self) -> bool:
         """Its engine is being replaced: what it is given waits."""
         return isinstance(self._load, pb.Load) and self._load.down
@@ -154,7 +159,8 @@ class DecodeLink:
                 log.exception("decode worker %s: a bug", self.record.endpoint)
                 reason = repr(error)
             if self.attached:
-                log.warning("decode worker %s: stream ended: %s", self.record.endpoint, reason)
+                level = logging.INFO if self._draining else logging.WARNING  # it has said so
+                log.log(level, "decode worker %s: stream ended: %s", self.record.endpoint, reason)
                 pause = _RETRY_S[0]
             self._detach(reason)
             await asyncio.sleep(pause)

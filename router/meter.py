@@ -12,21 +12,27 @@ from router.timeline import stages
 
 
 class Meter:
-    """``arrived``: on ``clock``."""
+    """``arrived``: on ``clock``. ``prompt``: tokens."""
 
     def __init__(
-        self, metrics: Metrics, arrived: float, clock: Callable[[], float] = time.perf_counter
+        self,
+        metrics: Metrics,
+        arrived: float,
+        prompt: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._metrics = metrics
         self._arrived = arrived
+        self._prompt = prompt
         self._clock = clock
         self._first = self._last = 0.0
         self._tokens = 0
         self._complete = False
         metrics.waiting.inc()
 
-    def tokens(self, count: int) -> None:
-        """Tokens have come. Of those that came together, each counts an equal part of the time."""
+    def tokens(self, count: int, cached: int) -> None:
+        """Tokens have come, ``cached`` of the prompt's were not computed. Of those that came
+        together, each counts an equal part of the time."""
         if not count:
             return
         now = self._clock()
@@ -35,6 +41,7 @@ class Meter:
             self._metrics.time_to_first_token.observe(now - self._arrived)
             self._metrics.waiting.dec()
             self._metrics.running.inc()
+            self._computed(cached)
             steps = 0  # those that came with the first have no time of their own
         else:
             steps = count
@@ -47,7 +54,16 @@ class Meter:
         """No more tokens are to come, though other choices may go on."""
         self._complete = True
 
-    def ended(self, status: str, prompt: int, cached: int, attempts: Sequence[Attempt]) -> None:
+    def _computed(self, cached: int) -> None:
+        """Not before the first token is it known what was."""
+        metrics, prompt = self._metrics, self._prompt
+        metrics.prompt_tokens.inc(prompt)
+        metrics.uncached_prompt_tokens.inc(prompt - cached)
+        metrics.cache_queries.inc(prompt)
+        metrics.cache_hits.inc(cached)
+        metrics.demand.computed(prompt - cached)
+
+    def ended(self, status: str, attempts: Sequence[Attempt]) -> None:
         """``status``: ok, cancelled, or the HTTP status of its error; to be called once."""
         metrics, now = self._metrics, self._clock()
         metrics.routed(attempts)
@@ -55,13 +71,10 @@ class Meter:
         (metrics.waiting if first_s is None else metrics.running).dec()
         metrics.duration.observe(now - self._arrived)
         metrics.output_tokens.inc(self._tokens)
-        if first_s is not None:  # else nobody knows what was computed
+        if first_s is not None:
+            metrics.demand.answered(self._tokens)
             for name, seconds in stages(self._arrived, first_s, attempts).items():
                 metrics.stage(name, seconds)
-            metrics.prompt_tokens.inc(prompt)
-            metrics.uncached_prompt_tokens.inc(prompt - cached)
-            metrics.cache_queries.inc(prompt)
-            metrics.cache_hits.inc(cached)
         is_due = status != "ok" and not self._complete
         metrics.ended(status, Times(now - self._arrived, first_s, self._tpot_s(now, is_due)))
 

@@ -15,6 +15,7 @@ from prometheus_client import (
 
 from router import buckets
 from router.attempt import Attempt
+from router.demand import Demand
 from router.slo import SLOS, Times, weighed
 from router.snapshot import Objectives
 from router.walls.gauges import WallGauges
@@ -38,6 +39,7 @@ class Metrics:
         self._replica = replica[:REPLICA_CHARS]
         self.goals = goals
         self.walls = WallGauges(self.registry, model, self._replica)
+        self.demand = Demand(self.registry, (model, ROLE))
         ttft = tuple(sorted({*buckets.TTFT, goals.ttft_s}))
         tpot = tuple(sorted({*buckets.ITL, goals.tpot_s}))
         self.time_to_first_token = self._histogram(

@@ -53,8 +53,7 @@ class Origin(NamedTuple):
 def job_of(
     state: RouterState, body: GenerationBody, plan: Plan, model: ModelInfo, origin: Origin
 ) -> Job:
-    """Nothing is submitted yet. Raises ApiError (400) for ids beyond the vocabulary."""
-    _check_vocabulary(body, plan, model)
+    """Nothing is submitted yet. ``plan`` is checked."""
     settings = state.settings
     name = f"{plan.prefix}-{secrets.token_hex(16)}"
     head = Head(name, int(time.time()), settings.model_id, f"fp_{model.fingerprint[:16]}")
@@ -82,10 +81,11 @@ def _choices(
     state: RouterState, body: GenerationBody, plan: Plan, requests: list[Request], origin: Origin
 ) -> list[Choice]:
     choices, keys, scores = [], list[bytes](), PromptScores()
+    metrics, arrived = state.metrics, origin.arrived
     for index, request in enumerate(requests):
         if index % plan.candidates == 0:  # the choices of a prompt share these
             keys, scores = block_keys(request.cache_root, request.prompt), PromptScores()
-        wanted = Wanted(request, keys, origin.arrived, origin.patience, body.stream)
+        wanted = Wanted(request, keys, arrived, origin.patience, body.stream)
         text = TextStream(
             state.vocabulary.detokenizer(skip_special=plan.manner.skip_special),
             body.stop,
@@ -96,7 +96,8 @@ def _choices(
         choices.append(
             Choice(
                 *(index, request.prompt, Generation(state.routing, wanted), text),
-                *(Meter(state.metrics, origin.arrived), state.vocabulary, plan.manner, scores),
+                Meter(metrics, arrived, len(request.prompt)),
+                *(state.vocabulary, plan.manner, scores),
             )
         )
     return choices
@@ -171,7 +172,8 @@ def manner_of(
     )
 
 
-def _check_vocabulary(body: GenerationBody, plan: Plan, model: ModelInfo) -> None:
+def check_vocabulary(body: GenerationBody, plan: Plan, model: ModelInfo) -> None:
+    """Raises ApiError (400) for ids beyond the vocabulary."""
     named = {
         "prompt": [max(prompt) for prompt in plan.prompts],
         "logit_bias": [token for token, _ in body.logit_bias],

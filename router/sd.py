@@ -18,7 +18,13 @@ import redis.asyncio as redis
 from redis.exceptions import RedisError
 
 from protocol.auth import is_loopback
-from protocol.directory import Directory, RouterRecord, WorkerRecord, new_instance_id
+from protocol.directory import (
+    AutoscalerRecord,
+    Directory,
+    RouterRecord,
+    WorkerRecord,
+    new_instance_id,
+)
 from protocol.leases import Presence
 from protocol.metrics_http import MetricsServer
 from protocol.security import host_of
@@ -30,21 +36,26 @@ _LOOK_S = 1.0  # for Redis to say which other routers there are
 
 
 def groups(
-    workers: Iterable[WorkerRecord], routers: Iterable[RouterRecord], cluster: str, *, tls: bool
+    workers: Iterable[WorkerRecord],
+    others: Iterable[RouterRecord | AutoscalerRecord],
+    cluster: str,
+    *,
+    tls: bool,
 ) -> list[dict[str, Any]]:
     """A group for each process that serves metrics; ``tls``: beyond loopback they want
     certificates."""
-    processes: list[WorkerRecord | RouterRecord] = [*workers, *routers]
+    processes: list[WorkerRecord | RouterRecord | AutoscalerRecord] = [*workers, *others]
     found = []
     for process in processes:
         if not process.metrics_endpoint:
             continue
         about = {"instance": process.instance, "pid": str(process.pid), "cluster": cluster}
         if isinstance(process, WorkerRecord):
-            engine = str(process.engine_pid)
-            about |= {"role": process.role, "model": process.model.id, "engine_pid": engine}
+            about |= {"role": process.role, "home": process.home or process.role}
+            about |= {"model": process.model.id, "engine_pid": str(process.engine_pid)}
         else:
-            about |= {"role": "router", "model": process.model}
+            role = "router" if isinstance(process, RouterRecord) else "autoscaler"
+            about |= {"role": role, "model": process.model}
         labels = {f"__meta_baton_{name}": value for name, value in about.items()}
         beyond = not is_loopback(host_of(process.metrics_endpoint))
         labels["__scheme__"] = "https" if tls and beyond else "http"
@@ -65,6 +76,7 @@ class Published:
         self._directory: Directory | None = None
         self._presence: Presence[RouterRecord] | None = None
         self._others: list[RouterRecord] = []
+        self._autoscalers: list[AutoscalerRecord] = []
 
     async def start(self, client: redis.Redis | None) -> None:
         """Listen, and register when Redis answers (None: there is none). Raises StartupError."""
@@ -89,14 +101,16 @@ class Published:
             await self._presence.end()
         await self._server.close()
 
-    async def routers(self) -> list[RouterRecord]:
-        """This one, and the others; where Redis does not answer, those last known."""
+    async def listed(self) -> list[RouterRecord | AutoscalerRecord]:
+        """This router, the others, and autoscalers; where Redis does not answer, those last
+        known."""
         assert self._record is not None
         if self._directory is not None:
             try:
                 async with asyncio.timeout(_LOOK_S):
                     self._others = await self._directory.routers.all()
+                    self._autoscalers = await self._directory.autoscalers.all()
             except (RedisError, OSError, TimeoutError) as error:
                 log.warning("routers cannot be listed: %s", error)
         others = [r for r in self._others if r.instance != self.instance]
-        return [self._record, *others]
+        return [self._record, *others, *self._autoscalers]

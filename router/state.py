@@ -87,7 +87,7 @@ class RouterState:
         links = [link.record for link in self.pool.links.values()]
         workers = [*links, *self.pool.prefill.values()]
         tls = self.settings.tls is not None
-        return groups(workers, await self.published.routers(), self.settings.cluster, tls=tls)
+        return groups(workers, await self.published.listed(), self.settings.cluster, tls=tls)
 
     @property
     def routing(self) -> Routing:

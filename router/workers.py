@@ -2,6 +2,7 @@
 
     directory --every 0.5 s--> refresh: new decode worker   -> open a link, for good
                                         record gone         -> close the link, if its stream is down
+                                        lent to prefill     -> close the link, when it is empty
                                         directory silent    -> keep what was known
 
 A lost lease alone removes no decode worker: a stream that is up knows better.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from protocol.directory import ModelInfo, WorkerRecord
 from protocol.security import LOOPBACK, Security
+from router.lately import Lately
 from router.link import DecodeLink
 from router.refusals import Refusals
 from router.step_model import PRIOR, StepModel, completed, parse, pooled
@@ -26,11 +27,6 @@ from router.step_model import PRIOR, StepModel, completed, parse, pooled
 log = logging.getLogger(__name__)
 
 ListWorkers = Callable[[], Awaitable[list[WorkerRecord]]]
-
-
-GRACE_S = 2.5
-"""How long a prefill worker counts that the directory no longer lists: twice, and some, what it
-takes a living one to register again."""
 
 
 class Watcher(Protocol):
@@ -60,7 +56,8 @@ class Pool:
         self._refresh_s = refresh_s
         self.links: dict[str, DecodeLink] = {}
         self.prefill: dict[str, WorkerRecord] = {}
-        self._seen: dict[str, float] = {}  # when each of them was last listed
+        self._lately = Lately()
+        self._parting: dict[str, DecodeLink] = {}  # links to workers that decode no more
         self._watcher = watcher
         self._step_models: dict[str, StepModel] = {}
         self._typical_step = PRIOR
@@ -80,7 +77,8 @@ class Pool:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.gather(*(link.close() for link in self.links.values()))
+        links = [*self.links.values(), *self._parting.values()]
+        await asyncio.gather(*(link.close() for link in links))
         self.links.clear()
 
     @property
@@ -141,36 +139,32 @@ class Pool:
     async def _apply(self, records: list[WorkerRecord]) -> None:
         await self._drop_gone(records)
         records = self._same_model(self._reachable(records))
-        self.prefill = self._prefill_of(records)
+        self.prefill = self._lately.update(records)
+        await self._part(records)
         for record in records:
-            if record.role != "decode":
-                continue
-            link = self.links.get(record.instance)
-            if link is None:
-                link = DecodeLink(
-                    record, self._token, self._changed.set, self._on_load, self._security
-                )
-                self.links[record.instance] = link
-                link.start()
-            link.update(record)
+            if record.role == "decode":
+                self._link(record).update(record)
         self.told()
 
-    def _prefill_of(self, records: list[WorkerRecord]) -> dict[str, WorkerRecord]:
-        """Those listed, and for a while those that no longer are: a lease is lost by a directory
-        that was emptied, too, and then they will be back. Decode workers pass over the dead."""
-        now = time.monotonic()
-        listed = {r.instance: r for r in records if r.role == "prefill"}
-        self._seen = {**self._seen, **dict.fromkeys(listed, now)}
-        taken = {r.endpoint for r in listed.values()}
-        missed = {
-            instance: record
-            for instance, record in self.prefill.items()
-            if instance not in listed
-            and record.endpoint not in taken
-            and now - self._seen[instance] < GRACE_S
-        }
-        self._seen = {i: at for i, at in self._seen.items() if i in listed or i in missed}
-        return {**listed, **missed}
+    async def _part(self, records: list[WorkerRecord]) -> None:
+        """From workers that decode no more: a link ends when nothing is left on it. What was handed
+        back may still be on its way."""
+        for record in records:
+            if record.role != "decode" and record.instance in self.links:
+                self._parting[record.instance] = self.links.pop(record.instance)
+        for instance, link in list(self._parting.items()):
+            if link.idle:
+                del self._parting[instance]
+                await link.close()
+
+    def _link(self, record: WorkerRecord) -> DecodeLink:
+        """That to a decode worker; the old one where it had lent itself, and nothing has ended."""
+        link = self.links.get(record.instance) or self._parting.pop(record.instance, None)
+        if link is None:
+            link = DecodeLink(record, self._token, self._changed.set, self._on_load, self._security)
+            link.start()
+        self.links[record.instance] = link
+        return link
 
     def told(self) -> None:
         """The records in use may have changed: work out what follows from them."""

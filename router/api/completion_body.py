@@ -36,6 +36,10 @@ class CompletionBody(GenerationBody):
         """Sequences of each prompt."""
         return self.n if self.best_of is None else self.best_of
 
+    @property
+    def generations(self) -> int:
+        return self.candidates * len(self.prompt)
+
     @model_validator(mode="after")
     def _some_output(self) -> Self:
         if self.max_tokens < 1 and not self.echo:
@@ -52,9 +56,10 @@ class CompletionBody(GenerationBody):
         if self.candidates > self.n and self.stream:
             message = f"best_of must be n ({self.n}) with stream=true, not {self.best_of}"
             raise about("best_of", message)
-        total = self.candidates * len(self.prompt)
-        if total > MAX_SEQUENCES:
-            message = f"prompts times choices must be at most {MAX_SEQUENCES}, not {total}"
+        if self.generations > MAX_SEQUENCES:
+            message = (
+                f"prompts times choices must be at most {MAX_SEQUENCES}, not {self.generations}"
+            )
             raise about("n" if self.n > 1 else "prompt", message)
         return self
 

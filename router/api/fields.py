@@ -65,6 +65,11 @@ class GenerationBody(Strict):
     guided_choice: list[Choice] | None = Field(None, min_length=1, max_length=MAX_FORMAT_CHOICES)
     guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
 
+    @property
+    def generations(self) -> int:
+        """Texts that this asks for."""
+        return self.n
+
     @model_validator(mode="after")
     def _options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:

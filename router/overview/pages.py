@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -19,7 +20,7 @@ import msgspec
 from protocol.auth import is_loopback
 from protocol.errors import BatonError
 from protocol.security import host_of
-from router.overview.figures import Moment, Page
+from router.overview.figures import Moment, Page, slim
 from router.overview.reading import read
 from router.overview.why import names_another, why
 
@@ -73,7 +74,7 @@ class Limits(NamedTuple):
 class Pages:
     """``async with``: one connection pool. ``tls`` is shown to processes that want certificates,
     which prove ``name``, or their addresses where it is None; ``trust`` says what to do about a
-    certificate that is not believed."""
+    certificate that is not believed. ``slim``: leaves the lines of a page that are wanted."""
 
     def __init__(
         self,
@@ -82,8 +83,10 @@ class Pages:
         tls: ssl.SSLContext | None = None,
         name: str | None = None,
         trust: str = "",
+        slim: Callable[[str], str] = slim,
     ) -> None:
         self.name = name
+        self._slim = slim
         self._limits, self._tls, self._trust = limits, tls, trust
         self._parsing = asyncio.Lock()
         self._client: aiohttp.ClientSession
@@ -122,7 +125,7 @@ class Pages:
         body = await self.get(url, {}, self.name)
         async with self._parsing:  # one page at a time
             try:
-                return await read(body)
+                return await read(body, self._slim)
             except ValueError:  # its text has theirs
                 raise NoAnswer(url, "is not a page of metrics") from None
 

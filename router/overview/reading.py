@@ -7,7 +7,7 @@ bytes --too many lines, or too long ones?--> no page
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from router.overview.figures import Page, parse, slim
 
@@ -20,8 +20,8 @@ SLICE = 1024
 """Characters that are parsed at once: within 2 ms, where they are made to be slow."""
 
 
-async def read(body: bytes) -> Page:
-    """Raises ValueError for what is no page of ours."""
+async def read(body: bytes, slim: Callable[[str], str] = slim) -> Page:
+    """``slim``: leaves the lines that are wanted. Raises ValueError for what is no page of ours."""
     if body.count(b"\n") > LINES:
         raise ValueError(f"more than {LINES} lines")
     text = slim(body.decode(errors="replace"))

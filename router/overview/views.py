@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from router.overview.autoscaler_view import AutoscalerView, autoscaler_view
 from router.overview.figures import Moment
 from router.overview.pages import Seen
 from router.overview.router_view import RouterView, router_view
@@ -27,6 +28,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     router: RouterView
     workers: list[WorkerView]
     walls: list[WallView] = []  # of the pools
+    autoscaler: AutoscalerView | None = None  # None: there is none
 
 
 def overview(url: str, seen: Seen, before: Moment | None, now_s: float) -> Overview:
@@ -45,5 +47,6 @@ def overview(url: str, seen: Seen, before: Moment | None, now_s: float) -> Overv
         verdict=verdict(router, workers, window.seconds),
         router=router,
         walls=wall_views([p for g in of if (p := seen.moment.pages.get(g.target))]),
+        autoscaler=autoscaler_view(seen.groups, seen),
         workers=sorted(workers, key=lambda w: (w.role != "prefill", w.instance)),
     )

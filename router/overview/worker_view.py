@@ -19,6 +19,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
     instance: str
     role: str
+    home: str = ""  # role that it was started for
     target: str
     state: WorkerState
     why: str = ""
@@ -37,6 +38,11 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     engine_restarts: int = 0
     speculation: SpeculationView | None = None  # None: off
 
+    @property
+    def lent(self) -> bool:
+        """Whether it works for the other pool than its own."""
+        return bool(self.home) and self.home != self.role
+
 
 def worker_view(group: Group, seen: Seen, window: Window) -> WorkerView:
     target, role = group.target, group.about("role")
@@ -44,6 +50,7 @@ def worker_view(group: Group, seen: Seen, window: Window) -> WorkerView:
     view = WorkerView(
         instance=group.about("instance"),
         role=role,
+        home=group.about("home"),
         target=target,
         state="silent",
         why=seen.silent.get(target, ""),

@@ -63,10 +63,10 @@ def group(endpoint: str, role: str, **about: str) -> dict[str, Any]:
 async def cluster() -> AsyncIterator[str]:
     """A router and a worker with real metrics, and a worker that does not answer."""
     metrics = Metrics("m", Objectives(2.0, 0.1), "r")
-    meter = Meter(metrics, time.perf_counter())
-    meter.tokens(1)
-    Meter(metrics, time.perf_counter()).tokens(1)  # of a request that goes on
-    meter.ended("ok", 10, 4, [])
+    meter = Meter(metrics, time.perf_counter(), 10)
+    meter.tokens(1, 4)
+    Meter(metrics, time.perf_counter(), 10).tokens(1, 4)  # of a request that goes on
+    meter.ended("ok", [])
     metrics.refused("queue")
     registry = CollectorRegistry()
     labels = ["model", "role", "replica"]

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from decode_worker import policy as decode_policy
 from engine.model import Model
 from engine.speculation.draft_model import load_draft
+from engine.speculation.lengths import FixedLength
+from prefill_worker import policy as prefill_policy
 from protocol.request import Request
 from tests.engine.conftest import request
 from tests.engine.proposers import Oracle, RandomDraft
@@ -89,6 +92,26 @@ def test_moved_in_the_middle_of_the_text(lives: Speculating, make: Make, with_dr
                 said += [token.token for token in after.run(step)]
         assert said == whole
     assert all(accepted(engine) for engine in (before, after) if engine.speculator is not None)
+
+
+def test_a_proposer_rests_while_its_worker_is_lent(lives: Speculating, make: Make) -> None:
+    """The text is the same, and afterwards drafts come true again."""
+    lives.with_(make, lambda: FixedLength(4))
+    engine = lives.engine()
+    for handle in range(8):
+        engine.generate(handle, lives.requests[handle])
+    counts, steps = engine.scheduler.counters.speculation, 0
+    while step := engine.plan():
+        drafts, before = steps % 6 < 3, counts.draft_tokens
+        engine.run(step)
+        assert drafts or counts.draft_tokens == before
+        steps += 1
+        engine.take_role(
+            decode_policy.plan if steps % 6 < 3 else prefill_policy.plan, drafts=steps % 6 < 3
+        )
+    said = [[token.token for token in engine.said[handle]] for handle in range(8)]
+    assert said == lives.alone[:8] and steps > 12
+    assert accepted(engine)
 
 
 def some(seed: int) -> Request:

@@ -136,6 +136,7 @@ class FakeWorker(DecodeServicer):
         self.messages = 0
         self.streams = 0
         self.load = pb.Load(kv_tokens_free=100_000, kv_tokens_total=100_000)
+        self.role = "decode"
         self.draining = False
         self.mute = asyncio.Event()  # set: nothing is sent, as if the process stood still
         self._open: set[_Stream] = set()
@@ -146,7 +147,8 @@ class FakeWorker(DecodeServicer):
         endpoint = f"127.0.0.1:{self.port}"
         return WorkerRecord(
             instance=self.instance,
-            role="decode",
+            role=self.role,
+            home="decode",
             endpoint=endpoint,
             kv_endpoint=endpoint,
             model=self.model,

@@ -88,7 +88,7 @@ async def test_an_emptied_directory_costs_no_prefill_worker(start: Start) -> Non
     cluster.prefill = [prefill_record("p2", cluster.model, endpoint="127.0.0.1:100")]
     await pool.refresh()
     assert sorted(pool.prefill) == ["p1", "p2"]
-    pool._seen["p1"] -= 10
+    pool._lately._seen["p1"] -= 10
     await pool.refresh()
     assert sorted(pool.prefill) == ["p2"]
     await pool.close()

@@ -5,10 +5,18 @@ import re
 from pathlib import Path
 
 import aiohttp
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.redis_server import EmbeddedRedis
-from protocol.directory import Directory, ModelInfo, RouterRecord, WorkerRecord, connect
+from protocol.directory import (
+    AutoscalerRecord,
+    Directory,
+    ModelInfo,
+    RouterRecord,
+    WorkerRecord,
+    connect,
+)
 from router.sd import Published, groups
 from router.settings import RouterSettings
 from tests.router.conftest import Start
@@ -31,17 +39,21 @@ def worker(model: ModelInfo, role: str, metrics: str) -> WorkerRecord:
 
 
 def test_the_format_of_http_sd(model_info: ModelInfo) -> None:
-    workers = [worker(model_info, "decode", "127.0.0.1:9"), worker(model_info, "prefill", "")]
+    lent = msgspec.structs.replace(worker(model_info, "decode", "127.0.0.1:9"), home="prefill")
+    workers = [lent, worker(model_info, "prefill", "")]
     router = RouterRecord(instance="r", model="tiny", metrics_endpoint="[fd00::1]:8", pid=5)
-    found = groups(workers, [router], "c", tls=True)
-    assert [g["targets"] for g in found] == [["127.0.0.1:9"], ["[fd00::1]:8"]]
+    scaler = AutoscalerRecord(instance="a", model="tiny", metrics_endpoint="h:1", pid=6)
+    found = groups(workers, [router, scaler], "c", tls=True)
+    assert [g["targets"] for g in found] == [["127.0.0.1:9"], ["[fd00::1]:8"], ["h:1"]]
     for group in found:
         assert group.keys() == {"targets", "labels"}
         assert all(LABEL.fullmatch(k) and isinstance(v, str) for k, v in group["labels"].items())
-    assert [g["labels"]["__scheme__"] for g in found] == ["http", "https"]
+    assert [g["labels"]["__scheme__"] for g in found] == ["http", "https", "https"]
     assert found[0]["labels"]["__meta_baton_role"] == "decode"
+    assert found[0]["labels"]["__meta_baton_home"] == "prefill"
     assert found[0]["labels"]["__meta_baton_engine_pid"] == "4"
     assert found[1]["labels"]["__meta_baton_role"] == "router"
+    assert found[2]["labels"]["__meta_baton_role"] == "autoscaler"
 
 
 async def test_the_endpoint(start: Start) -> None:
@@ -69,10 +81,14 @@ async def test_routers_find_each_other(settings: RouterSettings, tmp_path: Path)
     async with asyncio.timeout(5):
         while len(await listed.all()) < 2:
             await asyncio.sleep(0.01)
-    assert {r.instance for r in await one.routers()} == {one.instance, two.instance}
+    assert {r.instance for r in await one.listed()} == {one.instance, two.instance}
+    record = AutoscalerRecord(instance="a", model="tiny", metrics_endpoint="127.0.0.1:9", pid=6)
+    await Directory(client, settings.cluster).autoscalers.renew(record)
+    assert record in await one.listed()
+    await Directory(client, settings.cluster).autoscalers.remove("a")
     await two.close()
-    assert [r.instance for r in await one.routers()] == [one.instance]
+    assert [r.instance for r in await one.listed()] == [one.instance]
     redis.stop()
-    assert [r.instance for r in await one.routers()] == [one.instance]
+    assert [r.instance for r in await one.listed()] == [one.instance]
     await one.close()
     await client.aclose()

@@ -51,16 +51,16 @@ class Case:
     def __init__(self) -> None:
         self.now = 0.0
         self._metrics = Metrics("m", GOALS)
-        self.meter = Meter(self._metrics, 0.0, lambda: self.now)
+        self.meter = Meter(self._metrics, 0.0, 10, lambda: self.now)
 
     def tokens(self, at: float, count: int = 1) -> None:
         self.now = at
-        self.meter.tokens(count)
+        self.meter.tokens(count, 0)
 
     def ended(self, status: str, at: float) -> dict[str, bool]:
         """Objectives that it was weighed by, and whether they were met."""
         self.now = at
-        self.meter.ended(status, 10, 0, [])
+        self.meter.ended(status, [])
         count: dict[str, dict[str, float]] = {
             "baton_slo_requests_total": {},
             "baton_slo_met_total": {},

@@ -105,7 +105,7 @@ class Client:
         self.local_prefill_tokens: int | None = None
         self.draining = False
         self._names = itertools.count()
-        self._channel = security.async_channel(decode._endpoint)
+        self._channel = security.async_channel(decode.record().endpoint)
         self._call = rpc.DecodeStub(self._channel).Attach(metadata=auth.metadata(TOKEN))
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._reading = asyncio.create_task(self._read())

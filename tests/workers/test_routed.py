@@ -44,12 +44,16 @@ class Front:
         assert reply.status_code == 200, reply.text
         return reply.json()  # type: ignore[no-any-return]
 
-    async def knows(self, tokens: list[int]) -> None:
-        """Wait until the index has all whole blocks of these: events take a moment."""
+    def keys(self, tokens: list[int]) -> list[bytes]:
+        """Of the whole blocks of a prompt."""
         model = self.state.pool.model
         assert model is not None
         root = cache_root(SECRET, ANYBODY.name, model.fingerprint, model.precision)
-        keys = block_keys(root, tokens)
+        return block_keys(root, tokens)
+
+    async def knows(self, tokens: list[int]) -> None:
+        """Wait until the index has all whole blocks of these: events take a moment."""
+        keys = self.keys(tokens)
         await until(lambda: len(keys) in self.state.index.match(keys).values())
 
 
@@ -58,7 +62,7 @@ def cached(answer: dict[str, Any]) -> int:
 
 
 @contextlib.asynccontextmanager
-async def front(redis: EmbeddedRedis) -> AsyncIterator[Front]:
+async def front(redis: EmbeddedRedis, workers: int = WORKERS) -> AsyncIterator[Front]:
     app = create_app(
         RouterSettings(
             cluster="test",
@@ -75,7 +79,7 @@ async def front(redis: EmbeddedRedis) -> AsyncIterator[Front]:
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://r") as client,
     ):
         pool = app.state.router.pool
-        await until(lambda: pool.attached + len(pool.prefill) == WORKERS)
+        await until(lambda: pool.attached + len(pool.prefill) == workers)
         yield Front(app.state.router, client)
 
 

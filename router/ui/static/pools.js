@@ -90,9 +90,11 @@ const line = (worker) => {
 const show = (row, worker) => {
   const state = row.cells[1];
   const again = worker.engine_restarts;
-  say(state, worker.state + (again ? ` (+${again})` : ""));
+  const lent = worker.home && worker.home !== worker.role;
+  say(state, worker.state + (lent ? ", lent" : "") + (again ? ` (+${again})` : ""));
   state.className = `state-${worker.state}`;
-  state.title = again ? `Its engine was replaced ${again} times` : "";
+  const from = lent ? [`Lent by the ${worker.home} pool`] : [];
+  state.title = [...from, ...(again ? [`Its engine was replaced ${again} times`] : [])].join(". ");
   COLUMNS[worker.role].forEach(([name, of], i) => {
     const cell = row.cells[i + 2];
     if (worker.state === "silent") say(cell, "");

@@ -19,11 +19,12 @@ const idle = ({ verdict: { level }, router, window_s }) =>
 
 const total = ({ requests: ended }) => Object.values(ended).reduce((sum, n) => sum + n, 0);
 
-const head = ({ model, cluster, router, window_s }) => {
+const head = ({ model, cluster, router, window_s, autoscaler }) => {
   say(at("model"), model);
   const routers = router.replicas === 1 ? "" : `, ${router.replicas} routers`;
   const up = router.uptime_s === null ? "" : `, up ${duration(router.uptime_s)}`;
-  say(at("where"), `cluster ${cluster}${routers}${up}`);
+  const scaling = autoscaler ? `; the autoscaler ${autoscaler.text}` : "";
+  say(at("where"), `cluster ${cluster}${routers}${up}${scaling}`);
   const since = window_s === null ? "since each process started" : `of ${last(window_s)}`;
   say(at("window"), `Rates, times and ratios are ${since}, all routers together.`);
 };

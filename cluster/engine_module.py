@@ -1,0 +1,16 @@
+"""Which module is the engine's process; imports nothing, so that the configuration can."""
+
+from __future__ import annotations
+
+import re
+
+ENGINE = "cluster.engine_main"
+"""Takes the file descriptors of a socket and an arena as arguments, an EngineSpec as JSON on
+standard input, and speaks ``engine/messages.py``. So does whatever is named in its place."""
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def is_module_name(text: str) -> bool:
+    """Whether ``text`` may name a module: nothing that ``python -m`` would take for an option."""
+    return len(text) <= 128 and _MODULE.fullmatch(text) is not None
