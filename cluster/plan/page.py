@@ -8,14 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
-import plotly.io
 from plotly.colors import sample_colorscale
-from plotly.offline import get_plotlyjs
 
-from bench.serve.page import POLICY, STYLE
+from cluster.offline_page import document, plots, write
 from cluster.plan import show
 from cluster.plan.speculation import Cell
-from protocol.errors import StartupError
 
 _WHOLE = ".n th { overflow-wrap: normal; }"
 
@@ -59,24 +56,14 @@ def _lines(title: str, y: str, cells: Sequence[Cell], field: str) -> go.Figure:
 
 def page(told: Sequence[str], cells: Sequence[Cell], even: Mapping[float, int], of: float) -> str:
     """``told``: what it is about; ``of``: the acceptance that is shown in detail."""
-    config = {"displaylogo": False, "responsive": True}
-    plots = "".join(
-        f"<div>{plotly.io.to_html(f, config, include_plotlyjs=False, full_html=False)}</div>"
-        for f in figures(cells)
-    )
     detail = [c for c in cells if c.acceptance == of]
-    title = "baton plan speculation"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{title}</title><style>{STYLE}{_WHOLE}</style><script>{get_plotlyjs()}</script></head>"
-        f"<body><h1>{title}</h1>{_lines_of(told)}"
-        f'<div class="plots">{plots}</div><div class="side">'
-        f"<div>{_table(show.SPEEDUPS, *show.speedup_rows(cells, even))}</div>"
+    body = (
+        f"{_lines_of(told)}{plots(figures(cells))}"
+        f'<div class="side"><div>{_table(show.SPEEDUPS, *show.speedup_rows(cells, even))}</div>'
         f"<div>{_table(show.step_title(detail), show.STEP, show.step_rows(detail))}</div></div>"
-        f"<h2>How to read it</h2>{_lines_of(show.LEGEND)}</body></html>"
+        f"<h2>How to read it</h2>{_lines_of(show.LEGEND)}"
     )
+    return document("baton plan speculation", body, _WHOLE)
 
 
 def _lines_of(sentences: Sequence[str]) -> str:
@@ -99,7 +86,4 @@ def write_page(
     of: float,
 ) -> None:
     """Raises StartupError."""
-    try:
-        path.write_text(page(told, cells, even, of), encoding="utf-8")
-    except OSError as e:
-        raise StartupError(f"{path} cannot be written: {e.strerror}") from None
+    write(path, page(told, cells, even, of))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,15 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.plan.page import page
+from cluster.plan.shape import count
 from cluster.plan.show import about, show
 from cluster.plan.speculation import ACCEPTANCES, BATCHES, Machine, break_even, cell, grid
+from engine.families import parse_config
 from engine.rows import padded_rows
 from engine.speculation.choice import expected_tokens, speedup
 from engine.speculation.curve import Curve
+from engine.weights import names
+from tests.engine.families import FAMILIES, SIZES
 
 FREE = Machine(Curve(np.full(2000, 10e-3)), Curve(np.full(200, 1e-3)))
 """Rows cost nothing, as in the papers; a pass of the draft a tenth of a step."""
@@ -114,3 +119,11 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["plan", "speculation", "--model", str(tmp_path)])
     assert done.exit_code == 1
     assert "config.json" in done.stderr
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_those_of_a_checkpoint(family: str) -> None:
+    prefix, changes = FAMILIES[family]
+    raw = {**SIZES, **changes, "architectures": [f"{prefix}ForCausalLM"]}
+    config = parse_config(raw, family)
+    assert count(config) == sum(math.prod(shape) for _, shape in names(config))
