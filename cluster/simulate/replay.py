@@ -1,0 +1,93 @@
+"""A log of decisions, decided anew: each snapshot must give what it gave then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cluster.sizing.decision import Decision, Record, from_line
+from cluster.sizing.policy import decide
+from cluster.sizing.snapshot import Snapshot
+from protocol.errors import StartupError
+
+_MOST_LINE_BYTES = 16 << 20
+
+
+class Difference(NamedTuple):
+    """A field of a decision, by its path."""
+
+    line: int
+    field: str
+    recorded: str
+    decided: str
+
+
+class Replayed(NamedTuple):
+    """``first``: the fields that differ in the first line that does; ``damaged``: what is wrong
+    with the first line that cannot be read."""
+
+    lines: int
+    agreed: int
+    first: list[Difference]
+    damaged: str | None
+
+    @property
+    def exact(self) -> bool:
+        return self.damaged is None and self.agreed == self.lines
+
+
+def replay(path: Path, policy: Callable[[Snapshot], Decision] = decide) -> Replayed:
+    """Raises StartupError for a file that cannot be read, or holds nothing."""
+    lines = agreed = 0
+    first: list[Difference] = []
+    try:
+        for number, line in _lines(path):
+            lines += 1
+            try:
+                record = from_line(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as e:
+                return Replayed(lines, agreed, first, f"line {number}: {e}")
+            try:
+                found = _differences(number, record, policy)
+            except (ArithmeticError, ValueError) as e:  # figures that no cluster has
+                return Replayed(lines, agreed, first, f"line {number}: cannot be decided: {e}")
+            agreed += not found
+            first = first or found
+    except OSError as e:
+        raise StartupError(f"{path} cannot be read: {e.strerror}") from None
+    if not lines:
+        raise StartupError(f"{path} holds no decision")
+    return Replayed(lines, agreed, first, None)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_MOST_LINE_BYTES):
+            number += 1
+            if line.strip():
+                yield number, line
+
+
+def _differences(
+    number: int, record: Record, policy: Callable[[Snapshot], Decision]
+) -> list[Difference]:
+    """A decision as it lies in the log: what has no JSON (a float that is no number) is compared
+    as JSON has it."""
+    decided = msgspec.json.decode(msgspec.json.encode(policy(record.snapshot)), type=Decision)
+    if decided == record.decision:
+        return []
+    was, now = msgspec.to_builtins(record.decision), msgspec.to_builtins(decided)
+    return [Difference(number, *where) for where in _fields("", was, now)]
+
+
+def _fields(path: str, was: Any, now: Any) -> Iterator[tuple[str, str, str]]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name in {**was, **now}:
+            inner = f"{path}.{name}" if path else str(name)
+            yield from _fields(inner, was.get(name), now.get(name))
+    elif was != now:
+        yield path, str(was), str(now)
