@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cluster import fleet, models, node, ray_runtime
+from cluster.autoscale.settings import AutoscalerSettings
+from cluster.config import assemble
 from cluster.config.schema import Config
 from cluster.events import Began, Done, Failed, Note, Ready
-from cluster.kinds import Kind
+from cluster.kinds import KINDS, Kind
 from cluster.launch import Launch
 from cluster.place import Place
 from cluster.program import fingerprint
 from cluster.report import Reporter
-from cluster.settings import ROLES
+from cluster.settings import ROLES, without_password
 from protocol.auth import check_bind
 from protocol.directory import Directory, RedisError, connect
 from protocol.errors import StartupError
@@ -49,6 +51,8 @@ def up(wanted: Launch, model: str | None, address: str, routers: int | None) -> 
                 report(Done(stage, f"a Ray cluster with {_shown(ray_runtime.declared())}"))
                 stage = "deploy"
                 report(Began(stage))
+                ray_runtime.start_serve()
+                launch = _as_left(launch, report)
                 urls = _deployed(launch, layout, report)
                 report(Done(stage, launch.counts))
         except StartupError as error:
@@ -83,6 +87,7 @@ def _checked(launch: Launch, own: Config, report: Reporter) -> Layout:
     launch.check()
     address = ray_runtime.node_address()
     place = Place(None, launch.drain_s, fingerprint())
+    _check_prometheus(launch.autoscaler, own)
     worker = node.worker(launch.workers["decode"], own, address)
     check_bind(address, tls=worker.tls is not None)
     node.router(launch.router, own, address).check_host(address)
@@ -95,21 +100,45 @@ def _checked(launch: Launch, own: Config, report: Reporter) -> Layout:
     return Layout(place, 1.0 if worker.device == "cuda" or (not worker.device and gpus) else 0.0)
 
 
+def _check_prometheus(settings: AutoscalerSettings, own: Config) -> None:
+    """Raises StartupError for a URL with a secret in it that nodes do not know."""
+    url = settings.prometheus_url
+    if settings.mode == "off" or url is None or without_password(url) == url:
+        return
+    if assemble.autoscaler(own).prometheus_url != url:
+        raise StartupError(
+            "autoscaler.prometheus_url has a password or options, and does not travel through Ray:"
+            " give it to every node as BATON_AUTOSCALER_PROMETHEUS_URL (in node.env)"
+        )
+
+
 def _shown(resources: dict[str, float]) -> str:
     named = {k: v for k, v in sorted(resources.items()) if k.startswith("baton_") or k == "GPU"}
     return ", ".join(f"{v:g} {k}" for k, v in named.items()) or "no baton_ resources"
+
+
+def _as_left(launch: Launch, report: Reporter) -> Launch:
+    """With numbers of workers that are an autoscaler's, as it left them. Says so, and where other
+    numbers are not those that run."""
+    from cluster import deploy
+    from cluster.serve_app import count
+
+    asked = deploy.autoscaled() if launch.autoscaler.mode == "act" else {}
+    if asked:
+        launch = launch.with_workers(asked)
+        shown = ", ".join(f"{count(role, launch)} {role}" for role in asked)
+        report(Note(f"the autoscaler sees to the numbers of workers: {shown} stay"))
+    for kind, running in deploy.replicas().items():
+        if kind in KINDS and kind not in asked and running != count(kind, launch):
+            report(Note(f"{kind}: {running} run, {count(kind, launch)} are configured"))
+    return launch
 
 
 def _deployed(launch: Launch, layout: Layout, report: Reporter) -> list[str]:
     """URLs of the routers."""
     from cluster import deploy
     from cluster.probe import Probe
-    from cluster.serve_app import count
 
-    ray_runtime.start_serve()
-    for kind, running in deploy.replicas().items():
-        if running != count(kind, launch):
-            report(Note(f"{kind}: {running} run, {count(kind, launch)} are configured"))
     deploy.run(launch, layout, report)
     own = node.router(launch.router, node.here(), None)
     urls = asyncio.run(_routers(own))

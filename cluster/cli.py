@@ -9,6 +9,7 @@ import typer
 
 from bench.serve.command import app as bench
 from cluster.commands import certs, keys, plan
+from cluster.commands.autoscale import autoscale
 from cluster.commands.config import config
 from cluster.commands.doctor import doctor
 from cluster.commands.down import down
@@ -16,6 +17,7 @@ from cluster.commands.init import init
 from cluster.commands.monitoring import monitoring
 from cluster.commands.router import router
 from cluster.commands.scale import scale
+from cluster.commands.simulate import simulate
 from cluster.commands.status import status
 from cluster.commands.up import up
 from cluster.commands.worker import worker
@@ -27,7 +29,9 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they would show secrets
 )
 
-for command in (init, up, down, scale, status, monitoring, config, doctor, worker, router):
+for command in (init, up, down, scale, status, monitoring, config, doctor):
+    app.command()(command)
+for command in (worker, router, autoscale, simulate):
     app.command()(command)
 app.add_typer(bench)
 app.add_typer(certs.app, name="certs")

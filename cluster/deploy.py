@@ -1,4 +1,4 @@
-"""Puts Baton's applications on Serve, waits until they run, changes them, and takes them away."""
+"""Puts Baton's applications on Serve, waits until they run, updates them, and takes them away."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from math import ceil
-from typing import Any
 
-import ray
 from ray import serve
-from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve._private.common import ReplicaState
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from cluster import ray_runtime, serve_app
+from cluster import ray_runtime, serve_app, serve_control
 from cluster.events import Waiting
-from cluster.kinds import KINDS, Kind, application, resource
+from cluster.kinds import ACTING, APPLICATIONS, KINDS, Kind, application, resource
 from cluster.launch import Launch
-from cluster.serve_app import KILL_S, Layout
+from cluster.serve_app import Layout
+from cluster.serve_replicas import KILL_S
+from cluster.settings import ROLES, Role
 from protocol.errors import StartupError
 
 _POLL_S = 0.1
 _SAY_S = 1.0
 _LATE_S = 30.0
+_ANSWER_S = 30.0
 _STARTS = 2  # that may fail before a deployment is said to
 _RETRYING = re.compile(r"replica failed to start.* Retrying (\d+) more time")
 _CAUSES = ("StartupError: ", "EngineDied: ", "Error: ")
@@ -37,11 +38,14 @@ def run(launch: Launch, layout: Layout, say: Say) -> None:
 
     Raises StartupError with what a replica said, or with what is missing at the deadline.
     """
-    wanted = [kind for kind in KINDS if serve_app.count(kind, launch)]
+    wanted = [kind for kind in APPLICATIONS if serve_app.count(kind, launch)]
+    if launch.autoscaler.mode != "act" and acting():
+        _delete({"autoscaler"})  # or it would change numbers while they are being set
     there = replicas()
     for kind in there.keys() - set(wanted):
         serve.delete(application(kind), _blocking=False)
-    for kinds in [[kind] for kind in wanted] if there else [wanted]:
+    placed, others = [k for k in wanted if k in KINDS], [k for k in wanted if k not in KINDS]
+    for kinds in [[kind] for kind in wanted] if there else filter(None, [placed, others]):
         rooms = {kind: _room(kind, there.get(kind, 0), layout.gpus) for kind in kinds}
         serve.run_many(
             [_target(kind, launch, layout, rooms[kind]) for kind in kinds],
@@ -53,6 +57,8 @@ def run(launch: Launch, layout: Layout, say: Say) -> None:
 
 def _room(kind: Kind, running: int, gpus: float) -> int:
     """For how many more of a kind the living nodes have slots, and GPUs where each takes some."""
+    if kind not in KINDS:
+        return 0
     slots = ray_runtime.declared().get(resource(kind), 0) - running
     if kind != "router" and gpus:
         slots = min(slots, ray_runtime.available().get("GPU", 0) / gpus)
@@ -70,7 +76,22 @@ def _within(launch: Launch, there: dict[Kind, int], rooms: dict[Kind, int]) -> f
 def deployed() -> set[Kind]:
     """Kinds that Serve has."""
     applications = serve.status().applications
-    return {kind for kind in KINDS if application(kind) in applications}
+    return {kind for kind in APPLICATIONS if application(kind) in applications}
+
+
+def acting() -> bool:
+    """Whether an autoscaler sets the numbers of workers."""
+    there = serve.status().applications.get(application("autoscaler"))
+    going = (ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED)
+    return there is not None and there.status not in going and ACTING in there.deployments
+
+
+def autoscaled() -> dict[Role, int]:
+    """Workers that the autoscaler has asked for; empty where none acts."""
+    if not acting():
+        return {}
+    found = serve_control.targets(_ANSWER_S)
+    return {role: found[role] for role in ROLES if role in found}
 
 
 def _target(kind: Kind, launch: Launch, layout: Layout, room: int) -> serve.RunTarget:
@@ -100,12 +121,12 @@ def wait_until_running(kinds: Sequence[Kind], deadline_s: float, say: Say) -> No
             failures |= {(kind, count) for count in _failed_starts(overview)}
             failed = len([each for each in failures if each[0] == kind]) >= _STARTS
             if failed or overview.status == ApplicationStatus.DEPLOY_FAILED:
-                raise StartupError(f"{application(kind)}: {_reason(overview)}")
+                raise StartupError(f"{application(kind)}: {reason(overview)}")
         if not waiting:
             return
         if time.monotonic() > end:
             raise StartupError(
-                f"still waiting for {', '.join(waiting)} after {deadline_s:.0f} s{_slots(waiting)}"
+                f"still waiting for {', '.join(waiting)} after {deadline_s:.0f} s{slots(waiting)}"
             )
         tell(waiting)
         time.sleep(_POLL_S)
@@ -126,11 +147,11 @@ class Telling:
             self._say(Waiting(tuple(names), max(0.0, self._end - now)))
 
 
-def _slots(kinds: Sequence[Kind]) -> str:
+def slots(kinds: Sequence[Kind]) -> str:
     """What the nodes declare, where that may be why."""
     there = ray_runtime.declared()
-    said = [f"{there.get(resource(kind), 0):.0f} {resource(kind)}" for kind in kinds]
-    return f"; the cluster's nodes declare {', '.join(said)}"
+    said = [f"{there.get(resource(k), 0):.0f} {resource(k)}" for k in kinds if k in KINDS]
+    return f"; the cluster's nodes declare {', '.join(said)}" if said else ""
 
 
 def _failed_starts(overview: ApplicationStatusOverview) -> list[str]:
@@ -139,7 +160,7 @@ def _failed_starts(overview: ApplicationStatusOverview) -> list[str]:
     return [found[1] for found in map(_RETRYING.search, texts) if found]
 
 
-def _reason(overview: ApplicationStatusOverview) -> str:
+def reason(overview: ApplicationStatusOverview) -> str:
     """The line of a replica's traceback that says what was wrong."""
     texts = [deployment.message for deployment in overview.deployments.values()]
     lines = [line.strip() for text in [*texts, overview.message] for line in text.splitlines()]
@@ -150,29 +171,11 @@ def _reason(overview: ApplicationStatusOverview) -> str:
     return lines[-1] if lines else "no reason given"
 
 
-def scale(counts: dict[Kind, int], deadline_s: float, say: Say) -> dict[Kind, int]:
-    """Sets numbers of replicas, waits until they run, and returns those before. The others are not
-    touched. Raises StartupError for a kind that is not there, and as ``wait_until_running``."""
-    before = replicas()
-    absent = [kind for kind in counts if kind not in before]
-    if absent:
-        raise StartupError(
-            f"the cluster runs no {absent[0]} replicas that could be scaled; it runs "
-            + (", ".join(f"{count} {kind}" for kind, count in before.items()) or "none at all")
-        )
-    controller = _client()._controller
-    for kind, count in counts.items():
-        identity = DeploymentID(name=serve_app.class_name(kind), app_name=application(kind))
-        ray.get(controller.update_deployment_replicas.remote(identity, count), timeout=deadline_s)
-    _wait_for(counts, deadline_s, say)
-    return {kind: before[kind] for kind in counts}
-
-
 def replicas() -> dict[Kind, int]:
     """How many run of each kind that is deployed."""
     applications = serve.status().applications
     found: dict[Kind, int] = {}
-    for kind in KINDS:
+    for kind in APPLICATIONS:
         overview = applications.get(application(kind))
         if overview is not None:
             states = [each.replica_states for each in overview.deployments.values()]
@@ -180,38 +183,13 @@ def replicas() -> dict[Kind, int]:
     return found
 
 
-def _failing(kinds: Sequence[Kind]) -> list[str]:
-    """What replicas that fail to start say of it."""
-    applications = serve.status().applications
-    found = [applications[name] for name in map(application, kinds) if name in applications]
-    return [
-        _reason(overview)
-        for overview in found
-        if any("failed to start" in each.message for each in overview.deployments.values())
-    ]
-
-
-def _wait_for(counts: dict[Kind, int], deadline_s: float, say: Say) -> None:
-    end = time.monotonic() + deadline_s
-    tell = Telling(say, end)
-    while True:
-        running = replicas()
-        waiting: list[Kind] = [kind for kind, n in counts.items() if running.get(kind, 0) != n]
-        if not waiting:
-            return
-        if time.monotonic() > end:
-            shown = ", ".join(f"{running.get(k, 0)} of {counts[k]} {k}" for k in waiting)
-            why = _slots(waiting) + "".join(f"; {reason}" for reason in _failing(waiting))
-            raise StartupError(f"after {deadline_s:.0f} s {shown} run{why}")
-        tell(waiting)
-        time.sleep(_POLL_S)
-
-
 def drain() -> None:
-    """Takes the routers away when they have finished their requests, then the workers. Raises
+    """Takes the autoscaler away, the routers when they have finished their requests, then the
+    workers. Raises
     StartupError when they are not gone long after the time that they were deployed with."""
+    _delete({"autoscaler"})
     _delete({"router"})
-    _delete(set(KINDS))
+    _delete(set(APPLICATIONS))
 
 
 def _delete(kinds: set[Kind]) -> None:
@@ -229,14 +207,6 @@ def _delete(kinds: set[Kind]) -> None:
 
 def _shutdown_s(kind: Kind) -> float:
     """After which Serve kills a replica that is to end."""
-    applications = _client().get_serve_details()["applications"]
-    deployments = applications.get(application(kind), {}).get("deployments", {}).values()
+    deployments = serve_control.details().get(application(kind), {}).get("deployments", {}).values()
     found = [each["deployment_config"]["graceful_shutdown_timeout_s"] for each in deployments]
     return max([0.0, *map(float, found)])
-
-
-def _client() -> Any:
-    """Serve's own, for what it has in public by HTTP alone, with a dashboard."""
-    client = serve.context._get_global_client()
-    assert client is not None  # whoever asks has asked Serve before
-    return client

@@ -6,8 +6,11 @@ from typing import Literal, TypeAlias
 
 from cluster.settings import ROLES
 
-Kind: TypeAlias = Literal["prefill", "decode", "router"]
+Kind: TypeAlias = Literal["prefill", "decode", "router", "autoscaler"]
 KINDS: tuple[Kind, ...] = (*ROLES, "router")
+"""Those that nodes declare room for, and of which there may be many."""
+APPLICATIONS: tuple[Kind, ...] = (*KINDS, "autoscaler")
+"""In the order in which they are updated."""
 
 NEVER_GIVE_UP = 1_000_000
 """Failed starts of replicas after which Serve tries no more. A controller that comes back counts
@@ -18,6 +21,16 @@ by himself that starts fail (``deploy``)."""
 def application(kind: Kind) -> str:
     """Its name in Serve."""
     return f"baton-{kind}"
+
+
+def class_name(kind: Kind) -> str:
+    """What Serve calls the deployment; an autoscaler that only advises has another one."""
+    names = {"prefill": "PrefillWorker", "decode": "DecodeWorker", "router": "Router"}
+    return names.get(kind, ACTING)
+
+
+ACTING = "Autoscaler"
+ADVISING = "Adviser"
 
 
 def resource(kind: Kind) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from cluster.autoscale.settings import AutoscalerSettings
 from cluster.settings import Role, WorkerSettings
 from cluster.state import write_private
 from protocol.errors import StartupError
@@ -29,6 +31,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str | None  # None: one of its own
     workers: dict[Role, WorkerSettings]  # of each pool, without what is only known at the start
     router: RouterSettings  # likewise
+    autoscaler: AutoscalerSettings  # likewise
     token: str | None = None  # None: drawn at the start
     secret: str | None = None  # in hex; likewise
     start_deadline_s: float = 180.0
@@ -41,7 +44,27 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def counts(self) -> str:
         routers = f"{self.routers} router{'s' if self.routers != 1 else ''}"
-        return f"{self.prefill} prefill, {self.decode} decode, {routers}"
+        mode = self.autoscaler.mode
+        scaler = "" if mode == "off" else f", an autoscaler ({mode})"
+        return f"{self.prefill} prefill, {self.decode} decode, {routers}{scaler}"
+
+    def most_workers(self, gpus: int) -> int:
+        """On a machine with so many GPUs, to be shared among them all where they are too few for
+        the first ones to have one each."""
+        first = self.prefill + self.decode
+        if self.autoscaler.mode != "act" or gpus >= first:
+            return first
+        return max(first, self.autoscaler.limits.most.total)
+
+    def with_workers(self, counts: Mapping[Role, int]) -> Launch:
+        """With numbers of workers as an autoscaler left them, within its limits as they are now,
+        and one at least of what is deployed."""
+        least, most = self.autoscaler.limits.least, self.autoscaler.limits.most
+        kept = {
+            role: min(max(count, least.of(role), 1), most.of(role))
+            for role, count in counts.items()
+        }
+        return msgspec.structs.replace(self, **kept)
 
     def check(self) -> None:
         """Raises StartupError for what one machine under Ray cannot be."""

@@ -7,8 +7,8 @@ What the engine did comes with its beats, and is up to half a second old.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -42,6 +42,7 @@ class Sources:
     requests: Callable[[], dict[str, int]]
     machine: Callable[[], Machine | None]
     not_after: Callable[[], float | None] = lambda: None  # of its certificate, where it has one
+    flips: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of its role: (from, to)
 
 
 def registry(sources: Sources) -> CollectorRegistry:
@@ -86,6 +87,7 @@ class WorkerCollector(Collector):
             replica = record.instance[:REPLICA_CHARS]
             yield from speculation(engine.counters(), engine.speculation(), labels, replica)
         yield from _transfers(self._sources.traffic, labels)
+        yield _flips(self._sources.flips, record)
 
     def _certificate(self, labels: list[str], replica: str) -> Iterator[Metric]:
         ends = self._sources.not_after()
@@ -153,3 +155,15 @@ def _transfers(traffic: TrafficCounter, labels: list[str]) -> Iterator[Metric]:
         failures.add_metric(of, one.failures)
         seconds.add_metric(of, buckets(one.seconds, TRANSFER_SECONDS), one.seconds.total)
     yield from (bytes_, raw, failures, seconds)
+
+
+def _flips(flips: Mapping[tuple[str, str], int], record: WorkerRecord) -> Metric:
+    """Of its whole life, under the role that it was started for."""
+    family = CounterMetricFamily(
+        "baton_role_flips", "Changes of its role", labels=[*LABELS, "from", "to"]
+    )
+    for change in (("prefill", "decode"), ("decode", "prefill")):
+        family.add_metric(
+            [record.model.id, record.home or record.role, *change], flips.get(change, 0)
+        )
+    return family

@@ -5,6 +5,7 @@ before Ray starts, on a cluster of hosts whoever runs ``ray start`` does (`baton
 
     BATON_TOKEN BATON_SECRET BATON_REDIS_URL BATON_API_KEYS
     BATON_TLS_CA BATON_TLS_CERT BATON_TLS_KEY BATON_TLS_NAME BATON_HTTP_TLS_CERT BATON_HTTP_TLS_KEY
+    BATON_AUTOSCALER_PROMETHEUS_URL, which may have a password
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from cluster.autoscale.settings import AutoscalerSettings
 from cluster.config import assemble, keys
 from cluster.config.layers import Flags
 from cluster.config.mistakes import ConfigError
@@ -33,6 +35,7 @@ def environment(launch: Launch, redis_url: str, token: str, secret: str) -> dict
         "security.token": token,
         "security.secret": secret,
         "security.api_keys": launch.router.api_keys,
+        "autoscaler.prometheus_url": launch.autoscaler.prometheus_url,
         **{f"security.tls.{name}": getattr(tls, name, None) for name in _fields("tls")},
         **{f"security.http_tls.{name}": getattr(https, name, None) for name in _fields("http_tls")},
     }
@@ -78,5 +81,20 @@ def router(settings: RouterSettings, node: Config, address: str | None) -> Route
         tls=own.tls,
         http_tls=own.http_tls,
         api_keys=own.api_keys,
+        metrics_host=address or settings.metrics_host,
+    )
+
+
+def autoscaler(
+    settings: AutoscalerSettings, node: Config, address: str | None
+) -> AutoscalerSettings:
+    """Likewise."""
+    own = assemble.autoscaler(node)
+    return msgspec.structs.replace(
+        settings,
+        redis_url=own.redis_url,
+        token=own.token,
+        tls=own.tls,
+        prometheus_url=own.prometheus_url or settings.prometheus_url,
         metrics_host=address or settings.metrics_host,
     )

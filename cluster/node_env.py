@@ -37,7 +37,7 @@ _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",  # Baton has metrics of its own
     "RAY_worker_niceness": "0",  # 15 by default: engines would yield to everything else
-    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "1",  # else Serve takes what replicas say, and drops it
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(NEVER_GIVE_UP),
 }
 

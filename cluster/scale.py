@@ -36,9 +36,9 @@ def parse(words: Sequence[str]) -> dict[Kind, int]:
 def scale(cluster: str, counts: dict[Kind, int], address: str | None, deadline_s: float) -> str:
     """Returns when they run, with what was and is. Raises StartupError."""
     with _there(cluster, address), Reporter() as report:
-        from cluster import deploy
+        from cluster import rescale
 
-        before = deploy.scale(counts, deadline_s, report)
+        before = rescale.scale(counts, deadline_s, report)
     changes = [f"{kind} {before[kind]} -> {counts[kind]}" for kind in KINDS if kind in counts]
     return ", ".join(changes)
 

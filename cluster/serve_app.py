@@ -3,6 +3,7 @@
     baton-prefill   PrefillWorker x N       on nodes that declare `baton_prefill`
     baton-decode    DecodeWorker x M        on nodes that declare `baton_decode`
     baton-router    Router x R              on nodes that declare `baton_router`
+    baton-autoscaler  Autoscaler, or Adviser  anywhere; only where autoscaler.mode says so
 
 None gets Serve's requests: clients talk to the routers' own HTTP servers, and routers find workers
 in Redis. So a stream passes through no process but its router's, and goes on while Ray's head is
@@ -12,105 +13,32 @@ kind after the other.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from ray import serve
 
-from cluster import node, ray_runtime
-from cluster.kinds import NEVER_GIVE_UP, Kind, resource
+from cluster.autoscale.settings import AutoscalerSettings
+from cluster.kinds import KINDS, NEVER_GIVE_UP, Kind, resource
 from cluster.launch import Launch
 from cluster.place import Place
-from cluster.settings import Role, WorkerSettings
-
-if TYPE_CHECKING:
-    from router.settings import RouterSettings
+from cluster.serve_replicas import (
+    KILL_S,
+    Adviser,
+    Autoscaler,
+    DecodeWorker,
+    PrefillWorker,
+    Router,
+)
+from cluster.settings import Role, WorkerSettings, without_password
+from router.settings import RouterSettings
 
 _REPLICA_CPUS = 0.1  # of Ray's count; what an engine really uses is for the kernel to share out
 _HEALTH_PERIOD_S = 1.0
-KILL_S = 15.0
-"""After its time to drain, a replica that has not ended is killed."""
 _DRAIN_POLL_S = 0.2
 
-
-class WorkerReplica:
-    """A worker's front inside a Serve replica; its engine is a child process of the replica."""
-
-    async def __init__(self, settings: WorkerSettings, place: Place) -> None:  # type: ignore[misc]
-        from cluster.located import worker_model
-        from cluster.worker import Worker
-
-        place.check()
-        ray_runtime.keep_replica_on_loopback()
-        self._place = place
-        own = node.worker(settings, node.here(), place.address())
-        role = own.role
-        self._worker = Worker(
-            await asyncio.to_thread(worker_model, own), lambda text: place.say(role, text)
-        )
-        await self._worker.start()
-
-    def check_health(self) -> None:
-        """Serve replaces the replica after three failures in a row."""
-        problem = self._worker.problem()
-        if problem is not None:
-            raise RuntimeError(problem)
-
-    async def __del__(self) -> None:
-        # Serve awaits it when it stops the replica. It must end, or the engine outlives its turn.
-        worker = getattr(self, "_worker", None)
-        if worker is not None:
-            drain_s = 0.0 if worker.problem() else self._place.drain_s
-            async with asyncio.timeout(drain_s + 10.0):
-                await worker.stop(drain_s)
-
-
-class PrefillWorker(WorkerReplica):
-    """Replica of the prefill pool."""
-
-
-class DecodeWorker(WorkerReplica):
-    """Replica of the decode pool."""
-
-
-class Router:
-    """A router with its HTTP server, within the replica."""
-
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: RouterSettings, place: Place, host: str, port: int
-    ) -> None:
-        from cluster.http_server import HostedRouter
-        from cluster.located import router_model
-
-        place.check()
-        ray_runtime.keep_replica_on_loopback()
-        address = place.address()
-        own = node.router(settings, node.here(), address)
-        located = await asyncio.to_thread(router_model, own)
-        self._drain_s = place.drain_s
-        self._server = HostedRouter(located, address or host, port, place.drain_s)
-        await self._server.start()
-
-    def check_health(self) -> None:
-        problem = self._server.problem()
-        if problem is not None:
-            raise RuntimeError(problem)
-
-    async def __del__(self) -> None:
-        server = getattr(self, "_server", None)
-        if server is not None:
-            async with asyncio.timeout(self._drain_s + 10.0):
-                await server.stop()
-
-
 _CLASSES = {"prefill": PrefillWorker, "decode": DecodeWorker, "router": Router}
-
-
-def class_name(kind: Kind) -> str:
-    """Which is what Serve calls the deployment."""
-    return _CLASSES[kind].__name__
 
 
 class Layout(NamedTuple):
@@ -133,6 +61,8 @@ def gpu_share(gpus: int, workers: int) -> float:
 
 
 def count(kind: Kind, launch: Launch) -> int:
+    if kind == "autoscaler":
+        return int(launch.autoscaler.mode != "off")
     return {"prefill": launch.prefill, "decode": launch.decode, "router": launch.routers}[kind]
 
 
@@ -145,6 +75,9 @@ def built(kind: Kind, launch: Launch, layout: Layout, room: int) -> Any:
     if kind == "router":
         arguments = (_router_settings(launch), layout.place, launch.host, launch.port)
         gpus = 0.0
+    elif kind == "autoscaler":
+        arguments = (_autoscaler_settings(launch), layout.place)
+        gpus = 0.0
     else:
         arguments = (_worker_settings(launch, kind, cuda=layout.cuda), layout.place)
         gpus = layout.gpus
@@ -154,7 +87,7 @@ def built(kind: Kind, launch: Launch, layout: Layout, room: int) -> Any:
         ray_actor_options={
             "num_cpus": _REPLICA_CPUS,
             "num_gpus": gpus,
-            "resources": {resource(kind): 1},
+            "resources": {resource(kind): 1} if kind in KINDS else {},
         },
         graceful_shutdown_timeout_s=launch.drain_s + KILL_S,
         graceful_shutdown_wait_loop_s=_DRAIN_POLL_S,
@@ -162,8 +95,14 @@ def built(kind: Kind, launch: Launch, layout: Layout, room: int) -> Any:
         health_check_timeout_s=5.0,
         max_constructor_retry_count=NEVER_GIVE_UP,
     )
-    deployment = make(_CLASSES[kind])
+    deployment = make(_class(kind, launch))
     return deployment.options(version=_version(arguments), _internal=True).bind(*arguments)
+
+
+def _class(kind: Kind, launch: Launch) -> Any:
+    if kind == "autoscaler":
+        return Autoscaler if launch.autoscaler.mode == "act" else Adviser
+    return _CLASSES[kind]
 
 
 def _version(arguments: tuple[Any, ...]) -> str:
@@ -191,4 +130,17 @@ def _router_settings(launch: Launch) -> RouterSettings:
         tls=None,
         http_tls=None,
         api_keys=None,
+    )
+
+
+def _autoscaler_settings(launch: Launch) -> AutoscalerSettings:
+    """Likewise. Of a URL with a password, nodes know."""
+    own, folder = launch.autoscaler, launch.run_dir
+    url = own.prometheus_url
+    return msgspec.structs.replace(
+        own,
+        model_id=launch.model_id,
+        prometheus_url=url if url and without_password(url) == url else None,
+        log=own.log or (f"{folder}/decisions.jsonl" if folder else None),
+        tls=None,
     )

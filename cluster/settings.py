@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from cluster.engine_module import ENGINE, is_module_name
 from engine.kv_format import Precision, StorageChoice
 from engine.spec import MOST_DRAFTED, Ceilings, EngineSpec, SpeculationSpec
 from kvtransfer.codecs import Wanted
@@ -61,6 +62,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     peak_tflops: float | None = None
     peak_gb_per_s: float | None = None
     link_gb_per_s: float | None = None
+    engine: str = ENGINE  # run as the engine's process; it takes what ENGINE takes
     tls: TlsFiles | None = None  # beyond loopback there must be one
 
     def __repr__(self) -> str:
@@ -99,6 +101,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 <= self.speculation.max_tokens <= MOST_DRAFTED:
             given = self.speculation.max_tokens
             raise StartupError(f"speculation max_tokens must be in 1..{MOST_DRAFTED}, not {given}")
+        if not is_module_name(self.engine):
+            raise StartupError(f"engine must be a Python module's name, not {self.engine!r}")
         for name in ("peak_tflops", "peak_gb_per_s", "link_gb_per_s"):
             peak = getattr(self, name)
             if peak is not None and not 0 < peak < float("inf"):

@@ -1,4 +1,4 @@
-"""`baton worker`: one process in the foreground, without Ray.
+"""`baton worker` and `baton autoscale`: one process in the foreground, without Ray.
 
 SIGTERM or SIGINT drains; a second one ends it at once.
 """
@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Coroutine
 
+from cluster.autoscale.settings import AutoscalerSettings
 from cluster.report import SPARSE_S
 from cluster.settings import WorkerSettings
 
@@ -57,6 +58,33 @@ async def _worker(settings: WorkerSettings, drain_s: float) -> int:
             left_s = drain_s
     finally:
         await worker.stop(left_s)
+    return 0
+
+
+def run_autoscaler(settings: AutoscalerSettings) -> int:
+    """Likewise."""
+    return asyncio.run(_autoscaler(settings))
+
+
+async def _autoscaler(settings: AutoscalerSettings) -> int:
+    from cluster.autoscale.process import Autoscaler
+    from cluster.autoscale.replicas import NoReplicas
+
+    stop = asyncio.Event()
+    for number in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def say(text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+    scaler = Autoscaler(settings, NoReplicas(), say)
+    await scaler.start()
+    began = f"autoscaler {scaler.instance[:8]}: {settings.mode}; decisions in {scaler.log_path}"
+    print(began, flush=True)
+    try:
+        await _until(stop, scaler.serve_forever())
+    finally:
+        await scaler.stop()
     return 0
 
 

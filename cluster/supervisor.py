@@ -86,7 +86,7 @@ class Supervisor:
         from cluster import deploy, serve_app  # they import Serve, which must see the environment
         from cluster.probe import Probe
 
-        share = serve_app.gpu_share(gpus, launch.prefill + launch.decode)
+        share = serve_app.gpu_share(gpus, launch.most_workers(gpus))
         place = Place(launch.events_path, launch.drain_s, fingerprint())
         deploy.run(launch, serve_app.Layout(place, share), self._write)
         self._end(launch.counts)

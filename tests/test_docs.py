@@ -26,6 +26,8 @@ BATON = typer.main.get_command(app)
 def leaves(command: Any = BATON, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """All commands that do something, as words after ``baton``."""
     if isinstance(command, TyperGroup):
+        if path and command.invoke_without_command:
+            yield path  # a command of its own
         for name, inner in command.commands.items():
             yield from leaves(inner, (*path, name))
     else:
@@ -54,6 +56,8 @@ def resolve(words: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
     path: tuple[str, ...] = ()
     while isinstance(command, TyperGroup) and words[len(path) :]:
         name = words[len(path)]
+        if name.startswith("-") and command.invoke_without_command:
+            break  # options of the group itself
         assert name in command.commands, f"baton {' '.join(words)}"
         command, path = command.commands[name], (*path, name)
     return command, path

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from pydantic import SecretStr
 
+from cluster.autoscale.settings import AutoscalerSettings
 from cluster.config.schema import Config
 from cluster.launch import Launch
 from cluster.settings import ROLES, Role, WorkerSettings
@@ -37,6 +38,7 @@ def worker(config: Config, role: Role, **ports: int) -> WorkerSettings:
         peak_tflops=config.worker.peak_tflops,
         peak_gb_per_s=config.worker.peak_gb_per_s,
         link_gb_per_s=config.worker.link_gb_per_s,
+        engine=config.worker.engine,
         speculation=_speculation(config),
         tls=_tls(config),
         **_sizes(config, role),
@@ -81,6 +83,21 @@ def router(config: Config) -> RouterSettings:
     )
 
 
+def autoscaler(config: Config) -> AutoscalerSettings:
+    """An autoscaler."""
+    given = config.autoscaler.model_dump()
+    return AutoscalerSettings(
+        cluster=config.cluster,
+        redis_url=_revealed(config.redis.url),
+        token=_revealed(config.security.token),
+        model_id=config.model.id or "",
+        ttft_slo_s=config.router.ttft_slo_ms / 1000,
+        tpot_slo_s=config.router.tpot_slo_ms / 1000,
+        tls=_tls(config),
+        **given | {"prometheus_url": _revealed(config.autoscaler.prometheus_url) or None},
+    )
+
+
 def launch(config: Config) -> Launch:
     """A cluster on this machine; where it is to be is not known yet."""
     bare = {"redis_url": "", "token": ""}
@@ -98,6 +115,7 @@ def launch(config: Config) -> Launch:
         redis_url=_revealed(config.redis.url) or None,
         workers={r: msgspec.structs.replace(worker(config, r), **bare) for r in ROLES},
         router=msgspec.structs.replace(router(config), **bare, secret=b""),
+        autoscaler=msgspec.structs.replace(autoscaler(config), **bare, tls=None),
         token=_revealed(config.security.token) or None,
         secret=_revealed(config.security.secret) or None,
         start_deadline_s=config.start_deadline_s,

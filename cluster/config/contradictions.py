@@ -105,8 +105,29 @@ def _ports(c: Config) -> Iterator[Contradiction]:
             yield Contradiction((f"router.{name}", "redis.url"), text)
 
 
+def _autoscaler(c: Config) -> Iterator[Contradiction]:
+    own, least = c.autoscaler, 0
+    for role, pool in (("prefill", c.pools.prefill), ("decode", c.pools.decode)):
+        low, high = getattr(own, f"{role}_min"), getattr(own, f"{role}_max")
+        names = f"autoscaler.{role}_min", f"autoscaler.{role}_max"
+        least += low
+        if low > high:
+            yield Contradiction(names, f"{low} is more than {names[1]}, which is {high}")
+        elif own.mode == "act" and not max(low, min(1, high)) <= pool.workers <= high:
+            text = f"{pool.workers} to begin with; expected {max(low, min(1, high))} to {high},"
+            text += f" as {' and '.join(names)} say"
+            yield Contradiction((f"pools.{role}.workers", "autoscaler.mode", *names), text)
+    if own.gpus is not None and own.gpus < least:
+        text = f"{own.gpus:g} are less than the {least} workers that there are at least"
+        keys = ("autoscaler.gpus", "autoscaler.prefill_min", "autoscaler.decode_min")
+        yield Contradiction(keys, text)
+    if own.window_s < own.interval_s:
+        text = f"{own.window_s:g} s is less than autoscaler.interval_s, which is {own.interval_s:g}"
+        yield Contradiction(("autoscaler.window_s", "autoscaler.interval_s"), f"{text} s")
+
+
 _ALL: tuple[Callable[[Config], Iterator[Contradiction]], ...] = (
-    *(_kv, _speculation, _tls, _worker_host, _router_host, _order, _ports),
+    *(_kv, _speculation, _tls, _worker_host, _router_host, _order, _ports, _autoscaler),
 )
 
 

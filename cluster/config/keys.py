@@ -3,6 +3,7 @@
 router.port            --port                BATON_PORT
 pools.decode.workers   --decode              BATON_DECODE
 pools.decode.threads   --decode-threads      BATON_DECODE_THREADS
+autoscaler.mode        --autoscaler-mode     BATON_AUTOSCALER_MODE
 security.token         (none: it is secret)  BATON_TOKEN
 """
 
@@ -16,7 +17,8 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 from pydantic import BaseModel, SecretStr, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from cluster.config.schema import FLAG, Config, FileName, Section
+from cluster.config.fields import FLAG, Section
+from cluster.config.schema import Config, FileName
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -48,7 +50,7 @@ class Key:
         own = self.path[-1].replace("_", "-")
         if self.path[0] == "pools":
             return f"--{self.path[1]}" if own == "workers" else f"--{self.path[1]}-{own}"
-        return f"--{own}"
+        return f"--autoscaler-{own}" if self.path[0] == "autoscaler" else f"--{own}"
 
     @property
     def variable(self) -> str:
@@ -136,5 +138,7 @@ WORKER |= of("security.token", "security.tls")
 ROUTER = of("cluster", "drain_s", "model.path", "model.id", "router", "limits", "redis", "security")
 DOWN = of("cluster", "drain_s")
 SCALE = of("cluster", "start_deadline_s")
-NODE = of("redis.url", "security")
+AUTOSCALE = of("cluster", "autoscaler", "redis", "security.token", "security.tls")
+AUTOSCALE |= of("router.ttft_slo_ms", "router.tpot_slo_ms")
+NODE = of("redis.url", "security", "autoscaler.prometheus_url")
 """What is a node's own, on a cluster of hosts."""

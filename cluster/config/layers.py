@@ -105,11 +105,12 @@ def _reason(key: Key, given: Given, error: ValidationError) -> str:
 def _beside(key: Key, value: Any, folder: Path) -> Any:
     """A file name, absolute: in a configuration file it counts from its folder, elsewhere from
     here. So does a model that lies there; another name of one may be of the hub."""
-    if not isinstance(value, str) or not (key.is_file or key.name == "model.path"):
+    whole = key.is_file or key.name == "autoscaler.log"
+    if not isinstance(value, str) or not (whole or key.name == "model.path"):
         return value
     try:
         path = folder.absolute() / Path(value).expanduser()
-        return str(path) if key.is_file or path.is_dir() else value
+        return str(path) if whole or path.is_dir() else value
     except (OSError, RuntimeError):  # too long for a name; a user who is not there
         return value
 
@@ -130,7 +131,7 @@ def masks(key: Key, value: Any) -> bool:
     if not key.secret or value is None:
         return False
     text = value.get_secret_value()
-    return key.name != "redis.url" or without_password(text) != text
+    return not key.name.endswith("url") or without_password(text) != text
 
 
 def winners(layers: Iterable[Layer]) -> dict[Key, Value]:

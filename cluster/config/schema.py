@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, SecretStr
 
 from cluster.config import values
+from cluster.config.autoscaler import AutoscalerSection
+from cluster.config.fields import NO_FLAG, Section, key, section
+from cluster.engine_module import ENGINE
 from engine.kv_format import Precision, StorageChoice
 from engine.spec import MOST_DRAFTED, SpeculationMethod
 from kvtransfer.codecs import Wanted
@@ -16,30 +19,12 @@ ClusterName: TypeAlias = Annotated[str, AfterValidator(values.cluster_name)]
 Host: TypeAlias = Annotated[str, AfterValidator(values.host)]
 DnsName: TypeAlias = Annotated[str, AfterValidator(values.dns_name)]
 Device: TypeAlias = Annotated[str, AfterValidator(values.device)]
+ModuleName: TypeAlias = Annotated[str, AfterValidator(values.module_name)]
 RedisUrl: TypeAlias = Annotated[SecretStr, AfterValidator(values.redis_url)]
 Token: TypeAlias = Annotated[SecretStr, AfterValidator(values.token)]
 HexSecret: TypeAlias = Annotated[SecretStr, AfterValidator(values.hex_secret)]
 FileName: TypeAlias = Annotated[str, "file"]
 """Path of a file that must be there; in a configuration file, relative to its folder."""
-
-FLAG = "x-flag"
-NO_FLAG = ""
-
-
-def key(default: object, text: str, flag: str | None = None, **bounds: Any) -> Any:
-    """A field with its help ``text``. ``flag``: None for the field's name."""
-    extra: dict[str, Any] | None = None if flag is None else {FLAG: flag}
-    return Field(default, description=text, json_schema_extra=extra, **bounds)
-
-
-def section(text: str, kind: type[BaseModel]) -> Any:
-    return Field(default_factory=kind, description=text)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
-    )
 
 
 class ModelSection(Section):
@@ -77,6 +62,9 @@ class WorkerSection(Section):
     )
     link_gb_per_s: float | None = key(
         None, "GB/s that its network link brings at most; null: the best seen.", gt=0
+    )
+    engine: ModuleName = key(
+        ENGINE, "Module that is run as each engine's process.", "--worker-engine"
     )
 
 
@@ -233,6 +221,9 @@ class Config(Section):
         "Speculative decoding, on decode workers; the text is the same.", SpeculationSection
     )
     router: RouterSection = section("The router.", RouterSection)
+    autoscaler: AutoscalerSection = section(
+        "Numbers of workers that follow the traffic.", AutoscalerSection
+    )
     limits: LimitsSection = section("What a client can ask for.", LimitsSection)
     redis: RedisSection = section("Where workers and routers find each other.", RedisSection)
     security: SecuritySection = section("Who may connect, and how.", SecuritySection)

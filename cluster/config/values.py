@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from cluster.engine_module import is_module_name
 from protocol.errors import StartupError
 
 MASK = "<hidden>"
@@ -41,6 +43,12 @@ def device(text: str) -> str:
     return text
 
 
+def module_name(text: str) -> str:
+    if not is_module_name(text):
+        raise ValueError("the dotted name of a Python module")
+    return text
+
+
 def redis_url(secret: SecretStr) -> SecretStr:
     from protocol.directory import check_url  # imports redis
 
@@ -49,6 +57,19 @@ def redis_url(secret: SecretStr) -> SecretStr:
         check_url(secret.get_secret_value())
     except StartupError as e:
         raise ValueError(str(e).partition("it must be ")[2]) from None
+    return secret
+
+
+def http_url(secret: SecretStr) -> SecretStr:
+    """It may have a password."""
+    text = unmasked(secret).get_secret_value()
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("http://[user:password@]host[:port][/path], or https://...")
     return secret
 
 

@@ -6,12 +6,10 @@ docs/operations.md has a heading for each, under "When an alert fires": what it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from cluster.monitoring.alert import Alert, Severity
+from cluster.monitoring.alerts_autoscaler import autoscaler
 from cluster.monitoring.windows import Windows
-
-RUNBOOK = "docs/operations.md"
 
 _WORKER = 'job="baton", role=~"prefill|decode"'
 _PLACE = "{{ $labels.role }} {{ $labels.replica }} at {{ $labels.instance }}"
@@ -19,30 +17,13 @@ _DAY_S = 86_400
 _SHORT_MINUTES = 10
 """That a worker lives which flaps: three in a row fit into half an hour."""
 
-Severity: TypeAlias = Literal["page", "ticket"]
-
-
-@dataclass(frozen=True)
-class Alert:
-    """One rule: fires for each series of ``expr``, once that lasted for ``lasts``."""
-
-    name: str
-    severity: Severity
-    expr: str
-    summary: str
-    description: str
-    lasts: str | None = None
-
-    @property
-    def runbook(self) -> str:
-        return f"{RUNBOOK}#{self.name.lower()}"
-
 
 def alerts(windows: Windows, target: float = 0.99) -> list[Alert]:
     """``target``: the share of requests, between 0 and 1, that each objective is to be met by."""
     assert 0 < target < 1
     budgets = [a for name, slo, what in _OBJECTIVES for a in _burns(name, slo, what, target)]
-    return [*budgets, *_pools(windows), *_coming_and_going(windows), *_gone(windows), *_ends()]
+    workers = (*_pools(windows), *_coming_and_going(windows), *_gone(windows))
+    return [*budgets, *workers, *autoscaler(windows), *_ends()]
 
 
 # ---- objectives ---------------------------------------------------------------------------------
@@ -135,10 +116,10 @@ def _coming_and_going(windows: Windows) -> Iterator[Alert]:
         "A worker's engine dies again and again",
         f"{_PLACE} has replaced its engine {{{{ $value }}}} times.",
     )
-    short = (
+    short = (  # one that is lent is there still, in the other role
         f"count_over_time(up{{{_WORKER}}}[{w30}:{w1}]) <= {_SHORT_MINUTES}\n"
-        f"  unless up{{{_WORKER}}} offset {w30}\n"
-        f"  unless up{{{_WORKER}}}"
+        f"  unless ignoring (role) up{{{_WORKER}}} offset {w30}\n"
+        f"  unless ignoring (role) up{{{_WORKER}}}"
     )
     looked = f'group by (cluster) (up{{job="baton"}} offset {w30})'
     yield Alert(

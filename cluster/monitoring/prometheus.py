@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.monitoring.alerts import Alert, alerts
+from cluster.monitoring.alert import Alert
+from cluster.monitoring.alerts import alerts
 from cluster.monitoring.rules import Recording, recording
 from cluster.monitoring.windows import Windows
 from protocol.tls import TlsFiles

@@ -9,6 +9,7 @@ import pytest
 import typer
 import yaml
 
+from cluster.autoscale.settings import AutoscalerSettings
 from cluster.cli import app
 from cluster.config import assemble, keys, show
 from cluster.config.layers import Flags
@@ -60,6 +61,8 @@ def test_defaults_are_those_of_the_settings() -> None:
     assert assemble.router(config) == RouterSettings(
         cluster="default", redis_url="", token="", secret=b"", model_path="", model_id=""
     )
+    expected = AutoscalerSettings(cluster="default", redis_url="", token="")
+    assert assemble.autoscaler(config) == expected
 
 
 def test_every_setting_has_a_key(tmp_path: Path) -> None:
@@ -73,6 +76,8 @@ def test_every_setting_has_a_key(tmp_path: Path) -> None:
     assert same(router, assemble.router(Config())) == {
         *("model_path", "refresh_s", "url"),
     }
+    scaler = assemble.autoscaler(config)
+    assert same(scaler, assemble.autoscaler(Config())) == {"metrics_host", "metrics_port"}
 
 
 def same(one: msgspec.Struct, other: msgspec.Struct) -> set[str]:
@@ -87,9 +92,12 @@ def unlike_the_defaults(folder: Path) -> dict[str, Any]:
         "cluster": "other",
         "worker.host": "localhost",
         "worker.device": "cpu",
+        "worker.engine": "other.engine",
         "router.host": "localhost",
         "router.metrics_host": "localhost",
         "redis.url": "redis://localhost:1",
+        "autoscaler.prometheus_url": "http://localhost:1",
+        "autoscaler.log": "log",
         "security.tls.name": "baton.cluster",
         "security.token": "t0ken",
         "security.secret": "ab" * 16,

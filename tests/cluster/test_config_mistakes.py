@@ -100,6 +100,26 @@ BAD = {
         "router: {ttft_slo_ms: 500, admission_ttft_ms: 400}\n",
         (1, "router.admission_ttft_ms", "less than the objective"),
     ),
+    "more to begin with than there may be": (
+        "pools: {decode: {workers: 9}}\nautoscaler:\n  mode: act\n",
+        (1, "pools.decode.workers", "9 to begin with; expected 1 to 8, as autoscaler.decode_min"),
+    ),
+    "none to begin with": (
+        "pools: {prefill: {workers: 0}}\nautoscaler: {mode: act, prefill_min: 0}\n",
+        (1, "pools.prefill.workers", "0 to begin with; expected 1 to 8"),
+    ),
+    "limits the wrong way round": (
+        "autoscaler: {decode_max: 2, decode_min: 3}\n",
+        (1, "autoscaler.decode_min", "3 is more than autoscaler.decode_max, which is 2"),
+    ),
+    "fewer GPUs than workers": (
+        "autoscaler: {gpus: 1}\n",
+        (1, "autoscaler.gpus", "1 are less than the 2 workers that there are at least"),
+    ),
+    "no URL of a Prometheus": (
+        f"autoscaler: {{prometheus_url: 'htp://{SECRET}'}}\n",
+        (1, "autoscaler.prometheus_url", "got a hidden value; expected http://[user:password@]"),
+    ),
     "two on a port": (
         "router: {port: 9000, metrics_port: 9000}\n",
         (1, "router.metrics_port", "9000 is router.port already"),

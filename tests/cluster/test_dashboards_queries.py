@@ -10,14 +10,18 @@ import yaml
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.autoscale import metrics as autoscaler
 from cluster.monitoring.dashboards import DASHBOARDS, catalog, note_queries, queries
 from cluster.monitoring.dashboards.catalog import Metric
 from cluster.monitoring.dashboards.spec import Panel
 from cluster.settings import WorkerSettings
+from cluster.sizing.snapshot import Observed
 from cluster.worker import Worker
+from cluster.worker_record import Registered
 from protocol.directory import ModelInfo
 from router.metrics import Metrics
 from router.snapshot import Objectives
+from tests.cluster.autoscale.test_metrics import busy, figures, turn
 from tests.cluster.promtool import promtool
 from tests.system import needs
 
@@ -42,7 +46,7 @@ def families(page: bytes) -> list[Family]:
 
 
 async def exported(tmp_path: Path) -> dict[str, list[Family]]:
-    """What a router's page and a decode worker's have, by name. None of the two runs."""
+    """What the pages of a router, a decode worker and an autoscaler have, by name. None runs."""
     settings = WorkerSettings(
         role="decode",
         cluster="test",
@@ -52,8 +56,10 @@ async def exported(tmp_path: Path) -> dict[str, list[Family]]:
         model_id=MODEL.id,
     )
     worker = Worker(settings)
-    worker._model = MODEL
-    pages = [Metrics("tiny", Objectives(1.0, 0.1), "r" * 12).page(), worker._metrics._page()]
+    worker._registered = Registered("w" * 32, MODEL, "w:1", "w:2", "w:3")
+    router = Metrics("tiny", Objectives(1.0, 0.1), "r" * 12).page()
+    told = figures(turn(busy(1.0, observed=Observed(ttft_s=0.3, tpot_s=0.02))))
+    pages = [router, worker._metrics._page(), autoscaler.page(told)()]
     found: dict[str, list[Family]] = {}
     for family in (family for page in pages for family in families(page)):
         found.setdefault(family.name, []).append(family)

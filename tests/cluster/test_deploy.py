@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +15,10 @@ from ray.serve.schema import (
     DeploymentStatusOverview,
 )
 
-from cluster import deploy, ray_runtime, serve_app
+from cluster import attached, deploy, node, ray_runtime, rescale, serve_app
 from cluster.config import assemble
 from cluster.config.schema import Config
-from cluster.kinds import Kind
+from cluster.kinds import ACTING, ADVISING, APPLICATIONS, Kind, class_name, resource
 from cluster.launch import Launch
 from cluster.place import Place
 from cluster.serve_app import Layout
@@ -91,6 +92,80 @@ def test_a_node_with_another_program_refuses(monkeypatch: pytest.MonkeyPatch) ->
         LAYOUT.place.check()
 
 
+def test_deployments_have_the_names_that_they_are_asked_for_by(launch: Launch) -> None:
+    for mode, name in (("act", ACTING), ("advise", ADVISING)):
+        settings = msgspec.structs.replace(launch.autoscaler, mode=mode)
+        made = msgspec.structs.replace(launch, autoscaler=settings)
+        for kind in APPLICATIONS:
+            built: Any = deployment(kind, made)
+            assert built.name == (class_name(kind) if kind != "autoscaler" else name)
+            resources = built._replica_config.resource_dict.keys()
+            assert (resource(kind) in resources) == (kind != "autoscaler")
+
+
+def test_an_autoscaler_is_only_where_one_is_wanted(launch: Launch) -> None:
+    assert serve_app.count("autoscaler", launch) == 0
+    settings = msgspec.structs.replace(launch.autoscaler, mode="advise")
+    assert serve_app.count("autoscaler", msgspec.structs.replace(launch, autoscaler=settings)) == 1
+    assert deploy._room("autoscaler", 1, gpus=1.0) == 0
+
+
+def test_what_an_autoscaler_is_told(launch: Launch) -> None:
+    secret = msgspec.structs.replace(
+        launch.autoscaler, mode="act", prometheus_url="http://u:hunter2@h:1"
+    )
+    made = serve_app._autoscaler_settings(msgspec.structs.replace(launch, autoscaler=secret))
+    assert (made.prometheus_url, made.token, made.redis_url, made.log) == (None, "", "", None)
+    here = msgspec.structs.replace(launch, run_dir="/run", model_id="m")
+    told = serve_app._autoscaler_settings(here)
+    assert (told.log, told.model_id) == ("/run/decisions.jsonl", "m")
+
+
+def test_a_secret_in_a_url_is_each_nodes_own(launch: Launch) -> None:
+    url = "http://u:hunter2@h:1"
+    wanted = msgspec.structs.replace(launch.autoscaler, mode="act", prometheus_url=url)
+    knows = Config.model_validate({"autoscaler": {"prometheus_url": url}})
+    attached._check_prometheus(wanted, knows)
+    with pytest.raises(StartupError, match="BATON_AUTOSCALER_PROMETHEUS_URL") as error:
+        attached._check_prometheus(wanted, Config())
+    assert "hunter2" not in str(error.value)
+    attached._check_prometheus(msgspec.structs.replace(wanted, mode="off"), Config())
+    plain = msgspec.structs.replace(wanted, prometheus_url="http://h:1")
+    attached._check_prometheus(plain, Config())
+    assert node.autoscaler(plain, Config(), None).prometheus_url == "http://h:1"
+    assert node.autoscaler(plain, knows, "10.0.0.1").prometheus_url == url
+
+
+def test_numbers_that_an_autoscaler_left_stay_within_its_limits(launch: Launch) -> None:
+    kept = launch.with_workers({"prefill": 3, "decode": 99})
+    assert (kept.prefill, kept.decode) == (3, 8)
+    assert launch.with_workers({"prefill": 0}).prefill == 1
+    assert launch.with_workers({}) == launch
+
+
+def test_gpus_of_one_machine_are_shared_by_all_that_may_come(launch: Launch) -> None:
+    settings = msgspec.structs.replace(launch.autoscaler, mode="act")
+    made = msgspec.structs.replace(launch, prefill=1, decode=1)
+    assert made.most_workers(1) == 2
+    made = msgspec.structs.replace(made, autoscaler=settings)
+    assert (made.most_workers(1), made.most_workers(2)) == (16, 2)
+
+
+@pytest.mark.parametrize("name", [ACTING, ADVISING, ""])
+def test_numbers_that_are_an_autoscalers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    overview = _overview("")
+    overview.deployments = {name: overview.deployments["PrefillWorker"]}
+    there = {"baton-autoscaler": overview} if name else {}
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=there))
+    assert deploy.acting() == (name == ACTING)
+    rescale._check({"router"})
+    if name != ACTING:
+        rescale._check({"decode"})
+        return
+    with pytest.raises(StartupError, match=r"number of decode workers \(autoscaler\.mode is act\)"):
+        rescale._check({"decode", "router"})
+
+
 def test_failed_starts_are_told_apart() -> None:
     """By what Serve says; it counts down from a number that it never gets to."""
     said = "A replica failed to start with exception. Retrying {} more time(s). Error:\nTraceback"
@@ -107,7 +182,7 @@ def test_what_keeps_replicas_from_starting_is_told(monkeypatch: pytest.MonkeyPat
     said = "A replica failed to start with exception. Retrying. Error:\nStartupError: no GPU"
     there = {"baton-decode": _overview(said), "baton-prefill": _overview("waiting for a node")}
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=there))
-    assert deploy._failing(["decode", "prefill", "router"]) == ["no GPU"]
+    assert rescale._failing(["decode", "prefill", "router"]) == ["no GPU"]
 
 
 def _overview(message: str) -> ApplicationStatusOverview:

@@ -119,7 +119,7 @@ def test_what_grafana_starts_with(tmp_path: Path) -> None:
     assert source["jsonData"]["timeInterval"] == "5s"
     [found] = yaml.safe_load((provisioning / "dashboards/baton.yaml").read_text())["providers"]
     boards = {path.name: path.read_text() for path in Path(found["options"]["path"]).iterdir()}
-    assert boards.keys() == {"service.json", "pools.json"}
+    assert boards.keys() == {"service.json", "pools.json", "planner.json"}
     home = Path(settings["dashboards"]["default_home_dashboard_path"])
     assert home.read_text() == boards["service.json"]
     assert all(source["uid"] in text for text in boards.values())

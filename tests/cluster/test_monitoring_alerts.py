@@ -143,6 +143,13 @@ def test_more_workers_for_a_while_do_not_flap(rules: Path) -> None:
     judge(rules, ROUTER | up("a", "1x120") | for_a_while, calm)
 
 
+def test_workers_that_are_lent_do_not_flap(rules: Path) -> None:
+    at_home = {k: v for n in "bcd" for k, v in up(n, "1x40 stale _x4 1x60").items()}
+    away = {k: v for n in "bcd" for k, v in up(n, "_x41 1x4 stale", "prefill").items()}
+    calm = {f"{m}m": set() for m in (43, 46, 50, 60, 71, 90)}
+    judge(rules, ROUTER | up("a", "1x120") | at_home | away, calm)
+
+
 def test_a_crash_loop_that_prometheus_finds_flaps(rules: Path) -> None:
     """As soon as it has looked on for half an hour."""
     looping = {k: v for i in range(9) for k, v in up(f"w{i}", f"_x{5 * i} 1x3 stale").items()}

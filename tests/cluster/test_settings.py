@@ -40,6 +40,7 @@ def test_pickle_keeps_everything() -> None:
         ({"step_budget_ms": float("nan")}, "step_budget_ms"),
         ({"local_prefill_tokens": -1}, "local_prefill_tokens"),
         ({"role": "both"}, "role"),
+        *(({"engine": bad}, "engine") for bad in ("", "-c", "a b", "a..b", "x/y", "a.", "e" * 129)),
         ({"speculation": SpeculationSpec(max_tokens=17)}, "max_tokens must be in 1..16, not 17"),
         ({"speculation": SpeculationSpec(max_tokens=0)}, "max_tokens must be in 1..16, not 0"),
     ],

@@ -144,13 +144,15 @@ async def calm(
     ends = await server.query("baton_certificate_not_after_seconds")
     assert {s["metric"]["use"] for s in ends} == {"cluster", "https"}
     roles = sorted(s["metric"]["role"] for s in await server.query("up == 1"))
-    assert roles == ["decode", "prefill", "router", "router"]
+    assert roles == ["autoscaler", "decode", "prefill", "router", "router"]
 
 
 async def trouble(
     pool: WatchedPool, server: Prometheus, watch: Watch, session: aiohttp.ClientSession
 ) -> None:
     well, strict = pool.urls[WELL], pool.urls[STRICT]
+    await pool.lend()
+    pool.want_too_much()
     async with (
         load(session, strict, clients=3, prompt=100, tokens=20),
         load(session, well, clients=4, prompt=450, tokens=8),
@@ -159,14 +161,16 @@ async def trouble(
         await watch.fires(*(f"Baton{each}BudgetBurns" for each in ("Ttft", "Tpot", "Failure")))
     await workers_die(pool, server)
     async with load(session, well, clients=10, prompt=200, tokens=400):
-        await watch.fires("BatonNoPrefillWorker", "BatonKvPoolFull")
+        await watch.fires("BatonNoPrefillWorker", "BatonKvPoolFull", "BatonSloInfeasible")
         # Not before Prometheus is as old as the alert's window.
         await watch.fires("BatonWorkerFlapping", within_s=seconds("30m") * SCALE)
 
 
 async def the_end(pool: WatchedPool, watch: Watch) -> None:
+    await watch.fires("BatonScalingBehind")
     pool.workers[1].kill()
     await watch.fires("BatonNoDecodeWorker")
+    pool.scale_no_more()
     for router in pool.routers:
         router.kill()
-    await watch.fires("BatonRouterDown", "BatonTargetDown")
+    await watch.fires("BatonRouterDown", "BatonTargetDown", "BatonAutoscalerBlind")

@@ -22,7 +22,11 @@ import aiohttp
 from bench.chaos import BUSY_ROUTER
 from bench.standalone import Standalone
 from cluster import certs
+from cluster.autoscale.lend import set_role
 from cluster.config.schema import Config
+from protocol.errors import Unavailable
+from protocol.security import Security
+from protocol.tls import TlsFiles
 
 NAME = "baton.cluster"
 KEY = "sk-of-whoever-asks"
@@ -39,7 +43,8 @@ def address() -> str:
 
 
 class WatchedPool(Standalone):
-    """One worker of each role, with little room for KV; two routers."""
+    """One worker of each role, with little room for KV; two routers, and an autoscaler, whose
+    objectives are met, and which has the workers that it wants, until ``want_too_much``."""
 
     def __init__(self, folder: Path) -> None:
         self.host = address()
@@ -48,6 +53,13 @@ class WatchedPool(Standalone):
         keys.write_text(json.dumps({KEY: "clients"}))
         keys.chmod(0o600)
         tls = (*_flags("tls", self.files), "--tls-name", NAME)
+        self._folder = folder
+        self._scaler: subprocess.Popen[bytes] | None = None
+        self._scaler_options = (
+            *("--autoscaler-mode", "act", "--autoscaler-interval-s", "1"),
+            *("--autoscaler-log", str(folder / "decisions.jsonl")),
+            *("--metrics-host", self.host, *tls),
+        )
         https = _flags("http-tls", {k: v for k, v in self.files.items() if k != "ca"})
         super().__init__(
             folder,
@@ -62,6 +74,44 @@ class WatchedPool(Standalone):
             ),
             routers=2,
         )
+
+    async def start(self) -> None:
+        await super().start()
+        self._scale("--ttft-slo-ms", "30000", "--tpot-slo-ms", "5000")
+
+    async def close(self) -> None:
+        self.scale_no_more()
+        await super().close()
+
+    def want_too_much(self) -> None:
+        """From now on the autoscaler has an objective that nobody meets, and wants a second prefill
+        worker, which nobody starts."""
+        self.scale_no_more()
+        self._scale("--ttft-slo-ms", "1", "--autoscaler-prefill-min", "2")
+
+    def scale_no_more(self) -> None:
+        """Kill -9 the autoscaler."""
+        if self._scaler is not None:
+            self._scaler.kill()
+            self._scaler.wait()
+            self._scaler = None
+
+    def _scale(self, *objectives: str) -> None:
+        self._scaler = self._baton("autoscale", *self._scaler_options, *objectives)
+
+    async def lend(self) -> None:
+        """The prefill worker decodes for a moment; who sends it home is the same to it."""
+        [record] = [r for r in await self.records() if r.role == "prefill"]
+        tls = TlsFiles(**self.files, name=NAME)
+        for role in ("decode", "prefill"):
+            with contextlib.suppress(Unavailable):
+                await set_role(
+                    *(record.endpoint, record.instance, role),
+                    drain_s=0.5,
+                    token=self._env["BATON_TOKEN"],
+                    security=Security(tls),
+                )
+        await self.whole()
 
     @property
     def urls(self) -> list[str]:

@@ -11,8 +11,10 @@ from cluster.monitoring.dashboards.rows.fine import FINE
 from cluster.monitoring.dashboards.rows.handover import HANDOVER
 from cluster.monitoring.dashboards.rows.load import LOAD
 from cluster.monitoring.dashboards.rows.memory import MEMORY
+from cluster.monitoring.dashboards.rows.planner import SIZES, WELL
 from cluster.monitoring.dashboards.rows.pools import POOLS as SHORT
 from cluster.monitoring.dashboards.rows.processes import PROCESSES
+from cluster.monitoring.dashboards.rows.reasons import DEMAND, REASONS, TRUTH
 from cluster.monitoring.dashboards.rows.requests import REQUESTS
 from cluster.monitoring.dashboards.rows.routers import ROUTERS
 from cluster.monitoring.dashboards.rows.times import TIMES
@@ -33,7 +35,14 @@ POOLS = Dashboard(
     (SHORT, WALLS, LOAD, MEMORY, HANDOVER, ENGINES, PROCESSES),
     NOTES,
 )
-DASHBOARDS = (SERVICE, POOLS)
+PLANNER = Dashboard(
+    "baton-planner",
+    "Baton: planner",
+    "What the autoscaler wants, what there is, and whether it is right.",
+    (WELL, SIZES, TRUTH, DEMAND, REASONS),
+    NOTES,
+)
+DASHBOARDS = (SERVICE, POOLS, PLANNER)
 
 
 def queries() -> list[tuple[str, str, str]]:

@@ -71,6 +71,22 @@ OUTPUT = _counter("output_tokens", "tokens", "Tokens sent to clients")
 ASKED = _gauge("requests_waiting", "requests", "Requests before their first token")
 ANSWERED = _gauge("requests_running", "requests", "Requests that have brought a token")
 
+# What is asked; told by routers.
+RECEIVED = _counter(
+    "requests_received", "requests", "Valid requests at their arrival, refused ones included"
+)
+PROMPT_LENGTH = _histogram(
+    "request_prompt_tokens", "tokens", "Tokens in the prompt of a request that arrived"
+)
+UNCACHED_LENGTH = _histogram(
+    "request_uncached_prompt_tokens",
+    "tokens",
+    "Of them, those that no cache held; known with the first token",
+)
+OUTPUT_LENGTH = _histogram(
+    "request_output_tokens", "tokens", "Tokens that a request brought, at its end"
+)
+
 # Routers themselves.
 REPLICAS = _gauge("replicas", "count", "Workers that this router knows", "state")
 DECISION = _histogram("router_decision_seconds", "seconds", "To choose a request's workers")
@@ -128,6 +144,32 @@ WIRE_BYTES = _counter("kv_transfer_bytes", "bytes", "KV received, on the wire", 
 RAW_BYTES = _counter("kv_transfer_raw_bytes", "bytes", "The same without codec", *_LINK)
 FAILURES = _counter("kv_transfer_failures", "count", "That broke", *_LINK)
 TRANSFER = _histogram("kv_transfer_seconds", "seconds", "From the pull to the last frame", *_LINK)
+
+# The autoscaler, and what it moves.
+DESIRED = _gauge("desired_replicas", "count", "Workers that are wanted, within limits")
+THERE = _gauge("actual_replicas", "count", "Workers that serve the role or are about to")
+STARTING = _gauge("starting_replicas", "count", "Workers that were asked for and are not there")
+NEEDED = _gauge("needed_replicas", "count", "Workers that the load asks for, before limits")
+POOL_LOAD = _gauge(
+    "pool_load", "count", "Busy prefill workers (erlangs); sequences that decode at a time"
+)
+CORRECTION = _gauge("correction_factor", "ratio", "Observed to predicted")
+PREDICTED_TTFT = _gauge("predicted_ttft_seconds", "seconds", "Of the workers that serve now")
+PREDICTED_TPOT = _gauge("predicted_tpot_seconds", "seconds", "Of the workers that serve now")
+OBSERVED_TTFT = _gauge("observed_ttft_seconds", "seconds", "Mean of the window")
+OBSERVED_TPOT = _gauge("observed_tpot_seconds", "seconds", "Mean of the window")
+INFEASIBLE = _gauge("slo_infeasible", "count", "1: no number of workers meets the objective", "slo")
+MODE = _gauge("autoscaler_mode", "count", "1: what it does; watch: another one acts", "mode")
+REASON = _gauge("scaling_reason", "count", "1: of the last decision", "reason")
+READING_AGE = _gauge(
+    "planner_reading_age_seconds", "seconds", "Of the metrics that the last decision was made of"
+)
+DECISIONS = _counter("scaling_decisions", "count", "Decisions by their strongest reason", "reason")
+TURNS_FAILED = _counter("autoscaler_failures", "count", "Parts of turns that failed", "what")
+WORKER_SECONDS = _counter(
+    "worker_seconds", "seconds", "Of workers, from the asking for them to their end"
+)
+FLIPS = _counter("role_flips", "count", "Changes of its role", "from", "to")
 
 # Processes: of a router, of a worker's front, and of its engine.
 _CPU = "Total user and system CPU time spent in seconds."

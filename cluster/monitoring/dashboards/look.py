@@ -30,10 +30,18 @@ WALLS: Colours = (
 )
 BINDING: Colours = (("none", "text"), *WALLS)
 MOVED: Colours = (("weights", "text"), ("kv", "purple"))
+REPLICAS: Colours = (
+    *(("wanted", PREFILL), ("there", GOOD), ("starting", FAIR)),
+    ("needed, before limits", "text"),
+)
+TOLD: Colours = (("predicted", "light-blue"), ("observed", DECODE), ("objective", BAD))
+REACH = (("within reach", GOOD), ("out of reach", BAD))
+MODES = (("watches", "text"), ("advises", FAIR), ("acts", GOOD))
 SLOS: Colours = (("ttft", PREFILL), ("tpot", DECODE), ("all", GOOD))
 
 IN_TIME = ((0.95, FAIR), (0.99, GOOD))
 OF_OBJECTIVE = ((0.8, FAIR), (1.0, BAD))
+OLD = ((30.0, FAIR), (60.0, BAD))
 FULL = ((0.8, FAIR), (0.9, BAD))
 ANY = ((1e-9, FAIR),)
 AT_LEAST_ONE = ((1.0, GOOD),)

@@ -1,4 +1,4 @@
-"""What happened, as lines across the panels of both dashboards."""
+"""What happened, as lines across the panels of all dashboards."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ NOTE_WINDOW = "1m"
 """That Grafana looks at events in steps of."""
 
 _RESTARTED = grown(m.RESTARTS, "role", "replica", window=NOTE_WINDOW)
+_LENT = grown(m.FLIPS, "from", "to", window=NOTE_WINDOW)
 _READY = series(m.REPLICAS, 'state="ready"')
 
 NOTES = (
@@ -35,5 +36,11 @@ NOTES = (
         Expr(f"max by (role) (abs(delta({_READY}[{NOTE_WINDOW}]))) > 0", "short", (m.REPLICAS,)),
         "another number of {{role}} workers is ready",
         look.PREFILL,
+    ),
+    Note(
+        "Loans",
+        Expr(f"{_LENT.text} > 0", "short", _LENT.uses),
+        "a {{from}} worker serves the other pool, as {{to}}",
+        look.ROUTER,
     ),
 )

@@ -1,0 +1,166 @@
+"""The autoscaler's own metrics, of its last decision.
+
+Everything has the labels ``model`` and ``role``, gauges ``replica`` as well. ``role`` is the pool's
+where a figure is of one, else ``autoscaler``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cluster.autoscale.loop import Turn
+from cluster.metric_families import LABELS, gauge, gauge_by
+from cluster.metrics import REPLICA_CHARS
+from cluster.settings import ROLES
+from cluster.sizing.decision import Need, Reason
+from cluster.sizing.roll import starting
+from cluster.sizing.snapshot import Counts, Snapshot
+
+OWN = "autoscaler"
+MODES = ("act", "advise", "watch")
+"""watch: it may act, but another one does."""
+FAILURES = ("turn", "lease", "replicas", "loan", "log")
+REASONS: tuple[str, ...] = get_args(Reason)
+SLOS = ("ttft", "tpot")
+
+
+class Figures:
+    """What has come of all turns so far. ``model``: its name, once it is known."""
+
+    def __init__(self, model: Callable[[], str], instance: str, failures: Counter[str]) -> None:
+        self.model = model
+        self.replica = instance[:REPLICA_CHARS]
+        self.failures = failures
+        self.decisions: Counter[str] = Counter()
+        self.worker_seconds: Counter[str] = Counter()
+        self.advises = False
+        self.began_s = time.monotonic()
+        self.last: Turn | None = None
+
+    def take(self, turn: Turn) -> None:
+        """Between two turns there were as many workers as at the first of them."""
+        if self.last is not None:
+            before = self.last.record.snapshot
+            elapsed_s = max(0.0, turn.record.snapshot.at_s - before.at_s)
+            held = paid(before)
+            for role in ROLES:
+                self.worker_seconds[role] += held.of(role) * elapsed_s  # type: ignore[assignment]
+        self.decisions[turn.record.decision.reason] += 1
+        self.last = turn
+
+    def age_s(self) -> float:
+        """Of what the last decision was made of; since the start where there was nothing."""
+        if self.last is None or self.last.reading.age_s is None:
+            return time.monotonic() - self.began_s
+        return time.monotonic() - self.last.reading.at_s + self.last.reading.age_s
+
+
+def actual(snapshot: Snapshot) -> Counts:
+    """Workers by the role that they serve, without those that leave."""
+    roles = [worker.role for worker in snapshot.workers if worker.state != "leaving"]
+    return Counts(prefill=roles.count("prefill"), decode=roles.count("decode"))
+
+
+def paid(snapshot: Snapshot) -> Counts:
+    """Workers that hold a machine, from the asking for them until they are gone."""
+    roles, coming = [worker.role for worker in snapshot.workers], starting(snapshot)
+    return Counts(**{role: roles.count(role) + coming.of(role) for role in ROLES})
+
+
+def page(figures: Figures) -> Callable[[], bytes]:
+    made = CollectorRegistry()
+    made.register(AutoscalerCollector(figures))
+    ProcessCollector(registry=made)
+    return lambda: generate_latest(made)
+
+
+class AutoscalerCollector(Collector):
+    """Everything under ``baton_``."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # not before the model is known
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._totals()
+        own = self._own()
+        age = "Of the metrics that the last decision was made of"
+        yield gauge("planner_reading_age_seconds", age, own, self._figures.age_s())
+        if self._figures.last is not None:
+            yield from self._pools(self._figures.last)
+            yield from self._service(self._figures.last, own)
+
+    def _own(self) -> list[str]:
+        return [self._figures.model(), OWN, self._figures.replica]
+
+    def _totals(self) -> Iterator[Metric]:
+        figures, model = self._figures, self._figures.model()
+        decided, failed, held = (
+            CounterMetricFamily(f"baton_{name}", text, labels=[*LABELS, *by])
+            for name, text, by in (
+                ("scaling_decisions", "Decisions by their strongest reason", ["reason"]),
+                ("autoscaler_failures", "Parts of turns that failed", ["what"]),
+                ("worker_seconds", "Of workers, from the asking for them to their end", []),
+            )
+        )
+        for reason in REASONS:
+            decided.add_metric([model, OWN, reason], figures.decisions[reason])
+        for what in FAILURES:
+            failed.add_metric([model, OWN, what], figures.failures[what])
+        for role in ROLES:
+            held.add_metric([model, role], figures.worker_seconds[role])
+        yield from (decided, failed, held)
+
+    def _pools(self, turn: Turn) -> Iterator[Metric]:
+        snapshot, made = turn.record.snapshot, turn.record.decision
+        needed: dict[str, Need | None] = {"prefill": made.prefill, "decode": made.decode}
+        there, coming, corrections = actual(snapshot), starting(snapshot), made.memory.corrections
+        for role_of, name, text in (
+            (made.wanted.of, "desired_replicas", "Workers that are wanted, within limits"),
+            (there.of, "actual_replicas", "Workers that serve the role or are about to"),
+            (coming.of, "starting_replicas", "Workers that were asked for and are not there"),
+            (corrections.of, "correction_factor", "Observed to predicted"),
+        ):
+            yield self._by_role(name, text, {role: role_of(role) for role in ROLES})
+        known = {role: need for role, need in needed.items() if need is not None}
+        text = "Workers that the load asks for, before limits"
+        yield self._by_role("needed_replicas", text, {r: n.workers for r, n in known.items()})
+        text = "Busy prefill workers (erlangs); sequences that decode at a time"
+        yield self._by_role("pool_load", text, {r: n.load for r, n in known.items()})
+
+    def _by_role(self, name: str, text: str, values: dict[str, float]) -> Metric:
+        metric = GaugeMetricFamily(f"baton_{name}", text, labels=[*LABELS, "replica"])
+        for role, value in values.items():
+            metric.add_metric([self._figures.model(), role, self._figures.replica], value)
+        return metric
+
+    def _service(self, turn: Turn, own: list[str]) -> Iterator[Metric]:
+        predicted, observed = turn.record.decision.predicted, turn.record.snapshot.observed
+        for name, text, value in (
+            ("predicted_ttft_seconds", "Of the workers that serve now", predicted.ttft_s),
+            ("predicted_tpot_seconds", "Of the workers that serve now", predicted.tpot_s),
+            ("observed_ttft_seconds", "Mean of the window", observed.ttft_s),
+            ("observed_tpot_seconds", "Mean of the window", observed.tpot_s),
+        ):
+            if value is not None:
+                yield gauge(name, text, own, value)
+        missed = turn.record.decision.slo_infeasible
+        text = "1: no number of workers meets the objective"
+        values: list[tuple[str, float]] = [(slo, slo in missed) for slo in SLOS]
+        yield gauge_by("slo", "slo_infeasible", text, own, values)
+        mode = "advise" if self._figures.advises else "act" if turn.record.acted else "watch"
+        values = [(each, each == mode) for each in MODES]
+        text = "1: what it does; watch: another one acts"
+        yield gauge_by("mode", "autoscaler_mode", text, own, values)
+        reason = turn.record.decision.reason
+        values = [(each, each == reason) for each in REASONS]
+        yield gauge_by("reason", "scaling_reason", "1: of the last decision", own, values)

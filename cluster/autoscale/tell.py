@@ -1,0 +1,49 @@
+"""A decision in one line, for people; none where it changes nothing."""
+
+from __future__ import annotations
+
+from cluster.settings import ROLES
+from cluster.sizing.decision import Record
+
+_SHOWN = {"prefill": "P", "decode": "D"}
+
+
+def line(record: Record, before: Record | None, why: str = "") -> str | None:
+    """``before``: the last one that was told; ``why``: nothing is known, if so."""
+    made, snapshot = record.decision, record.snapshot
+    moves = []
+    for role in ROLES:
+        now, then = snapshot.targets.of(role), made.targets.of(role)
+        if now != then:
+            moves.append(f"{_SHOWN[role]} {now}->{then}")
+    for loan in made.loans:
+        other = "decode" if loan.role == "prefill" else "prefill"
+        moves.append(f"{loan.instance[:8]} {other}->{loan.role}")
+    if before is not None and not _news(record, before) and (not moves or _asked(record, before)):
+        return None
+    wanted = ", ".join(f"{_SHOWN[role]} {made.wanted.of(role)}" for role in ROLES)
+    said = ", ".join(moves) or f"wanted: {wanted}"
+    missed = "".join(f"; no number of workers meets {slo}" for slo in made.slo_infeasible)
+    advised = "" if record.acted else " [not carried out]"
+    unknown = f" ({why})" if why and made.reason == "no_metrics" else ""
+    return f"{said} ({made.reason}: {made.text}{unknown}){missed}{advised}"
+
+
+def _news(record: Record, before: Record) -> bool:
+    """Something else than figures is another: the reason, who acts, what cannot be met."""
+    now, then = record.decision, before.decision
+    return (record.acted, now.reason, now.wanted, now.slo_infeasible) != (
+        before.acted,
+        then.reason,
+        then.wanted,
+        then.slo_infeasible,
+    )
+
+
+def _asked(record: Record, before: Record) -> bool:
+    """The same was said before, and nobody has done it."""
+    return (record.snapshot.targets, record.decision.targets, record.decision.loans) == (
+        before.snapshot.targets,
+        before.decision.targets,
+        before.decision.loans,
+    )

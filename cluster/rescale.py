@@ -1,0 +1,72 @@
+"""Other numbers of replicas of what runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from ray import serve
+
+from cluster import serve_control
+from cluster.deploy import Say, Telling, acting, reason, replicas, slots
+from cluster.kinds import Kind, application
+from cluster.settings import ROLES
+from protocol.errors import StartupError
+
+_POLL_S = 0.1
+
+
+def scale(counts: dict[Kind, int], deadline_s: float, say: Say) -> dict[Kind, int]:
+    """Sets numbers of replicas, waits until they run, and returns those before. The others are not
+    touched. Raises StartupError for a kind that is not there, or that an autoscaler sees to, and as
+    ``deploy.wait_until_running``."""
+    _check(counts)
+    before = replicas()
+    absent = [kind for kind in counts if kind not in before]
+    if absent:
+        raise StartupError(
+            f"the cluster runs no {absent[0]} replicas that could be scaled; it runs "
+            + (", ".join(f"{count} {kind}" for kind, count in before.items()) or "none at all")
+        )
+    for kind, count in counts.items():
+        serve_control.asking(kind, count, deadline_s)()
+    _wait_for(counts, deadline_s, say)
+    return {kind: before[kind] for kind in counts}
+
+
+def _check(kinds: Collection[Kind]) -> None:
+    """Raises StartupError for numbers that are an autoscaler's."""
+    pools = [kind for kind in ROLES if kind in kinds]
+    if pools and acting():
+        raise StartupError(
+            f"the autoscaler sets the number of {' and '.join(pools)} workers (autoscaler.mode is"
+            " act); change its limits, as autoscaler.decode_min, or turn it to advise, and deploy"
+            " again; routers=N can be scaled"
+        )
+
+
+def _failing(kinds: Sequence[Kind]) -> list[str]:
+    """What replicas that fail to start say of it."""
+    applications = serve.status().applications
+    found = [applications[name] for name in map(application, kinds) if name in applications]
+    return [
+        reason(overview)
+        for overview in found
+        if any("failed to start" in each.message for each in overview.deployments.values())
+    ]
+
+
+def _wait_for(counts: dict[Kind, int], deadline_s: float, say: Say) -> None:
+    end = time.monotonic() + deadline_s
+    tell = Telling(say, end)
+    while True:
+        running = replicas()
+        waiting: list[Kind] = [kind for kind, n in counts.items() if running.get(kind, 0) != n]
+        if not waiting:
+            return
+        if time.monotonic() > end:
+            shown = ", ".join(f"{running.get(k, 0)} of {counts[k]} {k}" for k in waiting)
+            why = slots(waiting) + "".join(f"; {reason}" for reason in _failing(waiting))
+            raise StartupError(f"after {deadline_s:.0f} s {shown} run{why}")
+        tell(waiting)
+        time.sleep(_POLL_S)

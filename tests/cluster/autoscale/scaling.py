@@ -1,0 +1,117 @@
+"""A world without processes for the loop: it remembers what it was asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.autoscale.log import DecisionLog
+from cluster.autoscale.loop import Loop, Policy, Turn, World
+from cluster.autoscale.reading.reading import Reading
+from cluster.autoscale.settings import AutoscalerSettings
+from cluster.sizing.decision import Loan, Record, from_line
+from cluster.sizing.policy import decide
+from cluster.sizing.snapshot import Counts, Mix, Worker
+from protocol.errors import Unavailable
+from tests.cluster.sizing.worlds import MACHINE, workers
+
+SETTINGS = AutoscalerSettings(
+    cluster="c",
+    redis_url="",
+    token="t",
+    mode="act",
+    interval_s=0.5,
+    ttft_slo_s=1.0,
+    tpot_slo_s=0.05,
+)
+
+
+class Seen:
+    """The source: what is set here. ``error``: a bug in it."""
+
+    def __init__(self, prefill: int, decode: int, load: Mix | None) -> None:
+        self.workers: tuple[Worker, ...] = workers(prefill, decode)
+        self.load = load
+        self.error: Exception | None = None
+
+    async def read(self) -> Reading:
+        if self.error is not None:
+            raise self.error
+        return Reading(
+            at_s=time.monotonic(),
+            mix=self.load,
+            workers=self.workers,
+            machines={"prefill": MACHINE, "decode": MACHINE},
+            age_s=0.1,
+        )
+
+
+class Asked:
+    """Numbers of workers. ``away``: nobody answers."""
+
+    changes = True
+
+    def __init__(self, prefill: int, decode: int) -> None:
+        self.now = Counts(prefill=prefill, decode=decode)
+        self.asked: list[Counts] = []
+        self.away = False
+
+    async def targets(self, workers: Sequence[Worker]) -> Counts:
+        if self.away:
+            raise Unavailable("nobody answers")
+        return self.now
+
+    async def ask(self, before: Counts, after: Counts) -> None:
+        if self.away:
+            raise Unavailable("nobody answers")
+        self.now = after
+        self.asked.append(after)
+
+
+class Lent:
+    def __init__(self) -> None:
+        self.lent: list[Loan] = []
+        self.why: list[str] = []
+
+    async def lend(self, loans: Sequence[Loan]) -> list[str]:
+        self.lent += loans
+        return self.why
+
+
+class Held:
+    """The lease. ``held``: None where Redis does not answer."""
+
+    def __init__(self) -> None:
+        self.held: bool | None = True
+
+    async def take(self) -> bool:
+        if self.held is None:
+            raise Unavailable("Redis does not say")
+        return self.held
+
+
+class Scaled:
+    """A loop over all of these, and its log."""
+
+    def __init__(self, folder: Path, load: Mix | None, policy: Policy = decide, **changes: Any):
+        from msgspec.structs import replace
+
+        self.settings = replace(SETTINGS, **changes)
+        self.seen, self.asked, self.loans, self.lease = (
+            Seen(1, 1, load),
+            Asked(1, 1),
+            Lent(),
+            Held(),
+        )
+        self.log = DecisionLog(folder / "decisions.jsonl", "c")
+        self.log.open()
+        self.turns: list[Turn] = []
+        acts = self.settings.mode == "act"
+        lease: Any = self.lease if acts else None
+        world = World(self.seen, self.asked, self.loans, lease)
+        self.loop = Loop(self.settings, world, self.log, policy, self.turns.append)
+
+    def records(self) -> list[Record]:
+        return [from_line(line) for line in self.log.path.read_bytes().splitlines()]
