@@ -1,0 +1,223 @@
+"""Loans and scale-downs under load: is every stream what it is on a quiet cluster, to the byte?
+
+Two prefill and three decode workers, KV kept exact, decoding greedily. First each prompt is
+answered while nothing changes. Then streams run, 16 at a time, while one event follows the other: a
+decode worker lends itself to the prefill pool, in which it hands over what it cannot finish; it
+comes back; and each fifth event takes a decode worker away, and starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from statistics import median
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from bench.open_loop import MODEL, session
+from bench.paced_cluster import DEVICE, PacedCluster, paced_cluster
+from bench.report import Row
+from protocol.directory import WorkerRecord
+
+PREFILL, DECODE = 2, 3
+STREAMS, PROMPTS, QUIET = 16, 24, 6
+OUTPUT = 80
+DRAINS_S = (0.0, 0.5, 2.0)
+PAUSE_S = 0.5
+_WHOLE_S = 90.0
+
+
+class Prompt(NamedTuple):
+    tokens: list[int]
+    output: int
+
+
+class Heard(NamedTuple):
+    """``text``: of one stream; ``ended``: with a finish reason and [DONE], without an error."""
+
+    prompt: int
+    text: str
+    ended: bool
+    why: str = ""
+
+
+class Events(NamedTuple):
+    """Seconds of loans each way, requests that they handed over, and scale-downs."""
+
+    lent_s: list[float]
+    back_s: list[float]
+    handed_over: list[int]
+    scaled_s: list[float]
+
+    @property
+    def total(self) -> int:
+        return len(self.lent_s) + len(self.back_s) + len(self.scaled_s)
+
+
+def prompts(seed: int) -> list[Prompt]:
+    """Some short enough for a decode worker to compute itself."""
+    draw = random.Random(seed)
+    return [
+        Prompt([draw.randrange(3, 4096) for _ in range(size)], draw.randint(OUTPUT // 2, OUTPUT))
+        for size in (draw.choice((24, 150, 400)) for _ in range(PROMPTS))
+    ]
+
+
+async def listen(http: aiohttp.ClientSession, url: str, number: int, prompt: Prompt) -> Heard:
+    body = {
+        "model": MODEL,
+        "prompt": prompt.tokens,
+        "max_tokens": prompt.output,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    text, finished = "", False
+    try:
+        async with http.post(f"{url}/v1/completions", data=msgspec.json.encode(body)) as response:
+            if response.status != 200:
+                return Heard(number, "", False, f"{response.status} {await response.text()}")
+            async for line in response.content:
+                if line.startswith(b"data: [DONE]"):
+                    return Heard(number, text, finished, "" if finished else "no finish reason")
+                if line.startswith(b"data: {"):
+                    part: dict[str, Any] = msgspec.json.decode(line[6:])
+                    if "error" in part:
+                        return Heard(number, text, False, str(part["error"]))
+                    for choice in part["choices"]:
+                        text += choice["text"]
+                        finished = finished or choice["finish_reason"] is not None
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return Heard(number, text, False, repr(error))
+    return Heard(number, text, False, "ended without [DONE]")
+
+
+@asynccontextmanager
+async def streams(url: str, load: list[Prompt]) -> AsyncIterator[list[Heard]]:
+    """Run within it, each prompt in turn; at its end those under way are heard to their end."""
+    heard: list[Heard] = []
+    stopped = False
+    turns = iter(range(10**9))
+
+    async def client(http: aiohttp.ClientSession) -> None:
+        while not stopped:
+            number = next(turns) % len(load)
+            heard.append(await listen(http, url, number, load[number]))
+
+    async with session() as http, asyncio.TaskGroup() as tasks:
+        for _ in range(STREAMS):
+            tasks.create_task(client(http))
+        try:
+            yield heard
+        finally:
+            stopped = True
+
+
+class Churn:
+    """Events, one after the other."""
+
+    def __init__(self, cluster: PacedCluster, seed: int) -> None:
+        self._cluster = cluster
+        self._draw = random.Random(seed)
+        self.events = Events([], [], [], [])
+
+    async def run(self, count: int) -> None:
+        number = 0
+        while self.events.total < count:
+            number += 1
+            if number % 5 == 0:
+                await self._scale_down()
+            elif number % 5 % 2:
+                await self._lend()
+            else:
+                await self._return()
+            await asyncio.sleep(PAUSE_S)
+
+    async def _lend(self) -> None:
+        """The one with the most streams: some must be handed over."""
+        decoding = [w for w in await self._cluster.workers() if w.role == "decode"]
+        busiest = max(decoding, key=lambda w: w.running)
+        await self._change(busiest, "prefill", self.events.lent_s)
+
+    async def _return(self) -> None:
+        for worker in [w for w in await self._cluster.workers() if w.lent]:
+            await self._change(worker, worker.home, self.events.back_s)
+
+    async def _change(self, worker: WorkerRecord, role: str, seconds: list[float]) -> None:
+        """Until it is registered in its new role."""
+        began = time.monotonic()
+        reply = await self._cluster.lend(worker, role, self._draw.choice(DRAINS_S))
+        while not await self._is(worker.instance, role):
+            await asyncio.sleep(0.02)
+        seconds.append(time.monotonic() - began)
+        self.events.handed_over.append(reply.handed_over)
+
+    async def _is(self, instance: str, role: str) -> bool:
+        found = [w for w in await self._cluster.workers() if w.instance == instance]
+        return bool(found) and found[0].role == role and not found[0].changing
+
+    async def _scale_down(self) -> None:
+        """Serve says which one goes."""
+        began = time.monotonic()
+        await asyncio.to_thread(self._cluster.scale, PREFILL, DECODE - 1)
+        self.events.scaled_s.append(time.monotonic() - began)
+        await asyncio.sleep(PAUSE_S)
+        await asyncio.to_thread(self._cluster.scale, PREFILL, DECODE)
+        async with asyncio.timeout(_WHOLE_S):
+            while len([w for w in await self._cluster.workers() if not w.draining]) < 5:
+                await asyncio.sleep(0.2)
+
+
+async def _quiet(url: str, load: list[Prompt]) -> list[Heard]:
+    """What each prompt is answered while nothing changes."""
+    room = asyncio.Semaphore(QUIET)
+
+    async def one(http: aiohttp.ClientSession, number: int) -> Heard:
+        async with room:
+            return await listen(http, url, number, load[number])
+
+    async with session() as http:
+        return await asyncio.gather(*(one(http, number) for number in range(len(load))))
+
+
+async def _measure(cluster: PacedCluster, count: int, seed: int) -> list[Row]:
+    load = prompts(seed)
+    quiet = await _quiet(cluster.url, load)
+    assert all(each.ended for each in quiet), "a prompt was not answered on the quiet cluster"
+    churn_ = Churn(cluster, seed)
+    async with streams(cluster.url, load) as heard:
+        await churn_.run(count)
+    lost = [each for each in heard if not each.ended]
+    other = [each for each in heard if each.ended and each.text != quiet[each.prompt].text]
+    for each in [*lost, *other][:5]:
+        print(f"prompt {each.prompt}: {each.why or 'another text'}", flush=True)
+    return _rows(churn_.events, len(heard), len(lost), len(other), cluster)
+
+
+def _rows(events: Events, streams: int, lost: int, other: int, cluster: PacedCluster) -> list[Row]:
+    found = [
+        Row("loans and scale-downs", events.total, ""),
+        Row("scale-downs of these", len(events.scaled_s), ""),
+        Row("requests handed over by loans", sum(events.handed_over), ""),
+        Row("streams", streams, ""),
+        Row("streams lost", lost, ""),
+        Row("streams with another text", other, ""),
+        Row("steps late", cluster.lateness().late_share, "of steps"),
+    ]
+    for name, seconds in (("to prefill", events.lent_s), ("back", events.back_s)):
+        if seconds:
+            found.append(Row(f"loan {name}, median", median(seconds), "s"))
+            found.append(Row(f"loan {name}, slowest", max(seconds), "s"))
+    return found
+
+
+def churn(count: int, seed: int) -> list[Row]:
+    """``count`` loans and scale-downs, at least."""
+    pools = ("--prefill", str(PREFILL), "--decode", str(DECODE), "--kv-precision", "exact")
+    with paced_cluster(DEVICE, *pools) as cluster:
+        return asyncio.run(_measure(cluster, count, seed))

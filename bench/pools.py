@@ -1,0 +1,237 @@
+"""Pools of some 64 GPUs in the simulator: an autoscaler, the best fixed split, and an oracle.
+
+    python -m bench.pools [--study azure|day|mooncake] [--traces ../shared/traces] [--gpus 64]
+
+Each study plays one workload at a rate that needs about ``--gpus`` at its peak:
+
+    autoscaled   Baton's own policy (cluster/sizing), from about the pools that the beginning needs;
+                 its attainment of both objectives is the mark for the others
+    fixed        the smallest number of workers of which some split P + D attains as much
+    oracle       for every five minutes, the smallest such number for these five minutes alone;
+                 the future is known and starts take no time
+
+GPU-hours are counted from asking for a worker until it is gone. Searches end a simulation as soon
+as too many requests have missed their objectives. A worker is an H200 that serves Llama-3-70B:
+coefficients as `baton plan` makes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bench.pools_search import Split, Trial, least, oracle
+from bench.report import Row, finish
+from cluster.simulate.result import Result
+from cluster.simulate.run import simulate
+from cluster.simulate.scenario import Scenario, parse
+from cluster.sizing.decision import Record
+from cluster.sizing.demand import needs
+from cluster.sizing.snapshot import Mix, Pair, Sample
+
+WINDOW_S = 300.0
+H200: dict[str, Any] = {"gpu": "H200", "model": "Llama-3-70B", "chunk": 2048, "max_batch": 256}
+START_S = 60.0
+"""A cold start: the default of `autoscaler.start_s`."""
+DAY_S = 3 * 3600.0
+"""The declared day is played eight times as quick as a real one, which is harder to follow."""
+
+
+class Study(NamedTuple):
+    """``workload`` at ``gpus``; ``floor``: the autoscaler must attain so much to count at all."""
+
+    name: str
+    scenario: dict[str, Any]
+    aim: float  # GPU-hours against the best fixed split
+
+
+def azure(traces: Path, gpus: float) -> Study:
+    """An hour of conversations: 1155 tokens in, 211 out on average; 39% over its mean at most."""
+    return Study(
+        "azure",
+        {
+            "machines": {"prefill": {**H200, "context": 1300}},
+            "objectives": {"ttft_ms": 4000, "tpot_ms": 100},
+            "traffic": {
+                "trace": str(traces / "azure_conv.csv"),
+                "copies": max(1, round(gpus / 5.0)),
+                "spread_s": 30,
+            },
+        },
+        0.8,
+    )
+
+
+def day(_: Path, gpus: float) -> Study:
+    """Long prompts (documents) with their peak at noon, long answers (chats) with theirs in the
+    evening, at 20% of their peak by night."""
+    rate = gpus / 64
+    sine = {"amplitude": 0.67, "period_s": DAY_S}
+    return Study(
+        "day",
+        {
+            "seconds": DAY_S,
+            "machines": {"prefill": {**H200, "context": 2500}},
+            "objectives": {"ttft_ms": 8000, "tpot_ms": 100},
+            "traffic": {
+                "mixes": [
+                    {
+                        "rate": 7 * rate,
+                        "sine": sine,
+                        "prompt": "lognormal:5000,0.6,20000",
+                        "output": "lognormal:200,0.6,1500",
+                    },
+                    {
+                        "rate": 10 * rate,
+                        "sine": {**sine, "phase": 0.25},
+                        "prompt": "lognormal:800,0.6,8000",
+                        "output": "lognormal:600,0.6,3000",
+                    },
+                ]
+            },
+        },
+        0.8,
+    )
+
+
+def mooncake(traces: Path, gpus: float) -> Study:
+    """An hour of long conversations with shared prefixes, nearly flat. Weights in fp8, so that the
+    pool holds the longest prompts."""
+    return Study(
+        "mooncake",
+        {
+            "machines": {"prefill": {**H200, "context": 12000, "weight_bytes": 1}},
+            "objectives": {"ttft_ms": 30_000, "tpot_ms": 100},
+            "traffic": {
+                "trace": str(traces / "mooncake_conversation.jsonl"),
+                "copies": max(1, round(gpus / 10.0)),
+                "spread_s": 30,
+            },
+        },
+        1.0,
+    )
+
+
+STUDIES = {"azure": azure, "day": day, "mooncake": mooncake}
+
+
+def scaled(study: Study, begin: Split, most: int, tuning: dict[str, Any]) -> Scenario:
+    return parse(
+        {
+            **study.scenario,
+            "name": study.name,
+            "pools": {"prefill": begin.prefill, "decode": begin.decode},
+            "autoscaler": {
+                "mode": "act",
+                "prefill_max": most,
+                "decode_max": most,
+                "start_s": START_S,
+                **tuning,
+            },
+        }
+    )
+
+
+def needed(trial: Trial, begin: float, end: float) -> Split:
+    """What the policy's own formulas want for these requests, prefixes left aside."""
+    jobs = trial.between(begin, end)
+    mix = Mix(
+        rate=len(jobs) / (end - begin),
+        window_s=end - begin,
+        samples=tuple(Sample(float(j.prompt), 0.0, float(j.output)) for j in jobs),
+    )
+    found = needs(mix, trial.machines, trial.scenario.goals, Pair(prefill=1.0, decode=1.0))
+    return Split(found["prefill"].workers, found["decode"].workers)
+
+
+class Outcome(NamedTuple):
+    result: Result
+    fixed: Split
+    fixed_hours: float
+    oracle_hours: float
+    seconds: float
+
+
+def run(study: Study, tuning: dict[str, Any], *, quick: bool) -> Outcome:
+    began = time.perf_counter()
+    trial = Trial(parse({**study.scenario, "name": study.name}))
+    begin = needed(trial, 0.0, WINDOW_S)
+    _say(f"{study.name}: begins with {begin}")
+    simulated = simulate(scaled(study, begin, 1000, tuning), keep_records=True)
+    of = simulated.result
+    _say(_told(of, simulated.records))
+    hours = of.seconds / 3600
+    trial.share = of.both_met
+    windows = [needed(trial, at, at + WINDOW_S) for at in starts(trial.ends)]
+    guess = Split(max(w.prefill for w in windows), max(w.decode for w in windows))
+    fixed = least(trial.attains, guess, _say)
+    _say(f"fixed: {fixed}, {fixed.total * hours:.1f} GPU-hours")
+    known = math.nan
+    if not quick:
+        known = oracle(trial, windows, WINDOW_S, _say)
+    return Outcome(of, fixed, fixed.total * hours, known, time.perf_counter() - began)
+
+
+def starts(ends: float) -> list[float]:
+    """Of windows; a short rest belongs to the last one."""
+    return [i * WINDOW_S for i in range(max(1, math.floor(ends / WINDOW_S)))]
+
+
+def _told(of: Result, records: list[Record]) -> str:
+    most = max(r.decision.wanted.total for r in records)
+    return (
+        f"autoscaled: {of.requests} requests, both {of.both_met:.3%} (TTFT {of.ttft_met:.2%}, TPOT"
+        f" {of.tpot_met:.2%}), refused {of.refused}, {of.gpu_hours:.1f} GPU-hours, at most {most}"
+        f" wanted, {of.loans} loans, {of.reasons}, {of.wall_s:.0f} s"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def rows(study: Study, of: Outcome) -> list[Row]:
+    used = of.result.gpu_hours
+    found = [
+        Row(f"{study.name}: attainment", of.result.both_met, "share"),
+        Row(f"{study.name}: autoscaled", used, "GPU-hours"),
+        Row(
+            f"{study.name}: fixed {of.fixed}", of.fixed_hours, "GPU-hours", "autoscaled",
+            of.fixed_hours / used,
+        ),
+    ]  # fmt: skip
+    if not math.isnan(of.oracle_hours):
+        ratio = of.oracle_hours / used
+        found.append(
+            Row(f"{study.name}: oracle", of.oracle_hours, "GPU-hours", "autoscaled", ratio)
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--study", choices=[*STUDIES, "all"], default="all")
+    parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
+    parser.add_argument("--gpus", type=float, default=64.0)
+    parser.add_argument("--quick", action="store_true", help="an eighth of the GPUs, no oracle")
+    parser.add_argument("--tuning", default="{}", help="JSON: keys of the section autoscaler")
+    args = parser.parse_args()
+    gpus = args.gpus / 8 if args.quick else args.gpus
+    names = list(STUDIES) if args.study == "all" else [args.study]
+    found = []
+    for name in names:
+        study = STUDIES[name](args.traces, gpus)
+        outcome = run(study, msgspec.json.decode(args.tuning), quick=args.quick)
+        _say(f"{name}: {outcome.seconds:.0f} s")
+        found += rows(study, outcome)
+    finish("pools", found)
+
+
+if __name__ == "__main__":
+    main()
