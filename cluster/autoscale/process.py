@@ -149,10 +149,16 @@ class Autoscaler:
     def _hear(self, turn: Turn) -> None:
         assert self._figures is not None
         self._figures.take(turn)
-        said = tell.line(turn.record, self._said, turn.reading.why)
+        said = tell.line(turn.record, self._said, turn.reading.why, self._held(turn))
         if said is not None:
             self._said = turn.record
             self._say(said)
+
+    def _held(self, turn: Turn) -> str:
+        """Why the loop asks for no other numbers of workers; nothing, where it does."""
+        if not self._replicas.changes:
+            return "without Ray nobody starts or ends workers"
+        return "" if turn.targets_known else "how many are asked for now is not known"
 
     def _record(self) -> AutoscalerRecord:
         return AutoscalerRecord(

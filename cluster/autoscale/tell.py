@@ -8,14 +8,12 @@ from cluster.sizing.decision import Record
 _SHOWN = {"prefill": "P", "decode": "D"}
 
 
-def line(record: Record, before: Record | None, why: str = "") -> str | None:
-    """``before``: the last one that was told; ``why``: nothing is known, if so."""
-    made, snapshot = record.decision, record.snapshot
-    moves = []
-    for role in ROLES:
-        now, then = snapshot.targets.of(role), made.targets.of(role)
-        if now != then:
-            moves.append(f"{_SHOWN[role]} {now}->{then}")
+def line(record: Record, before: Record | None, why: str = "", held: str = "") -> str | None:
+    """``before``: the last one that was told; ``why``: nothing is known, if so; ``held``: why
+    nobody is started or ended, if so (loans may be made all the same)."""
+    made = record.decision
+    numbers = _numbers(record)
+    moves = list(numbers)
     for loan in made.loans:
         other = "decode" if loan.role == "prefill" else "prefill"
         moves.append(f"{loan.instance[:8]} {other}->{loan.role}")
@@ -24,9 +22,20 @@ def line(record: Record, before: Record | None, why: str = "") -> str | None:
     wanted = ", ".join(f"{_SHOWN[role]} {made.wanted.of(role)}" for role in ROLES)
     said = ", ".join(moves) or f"wanted: {wanted}"
     missed = "".join(f"; no number of workers meets {slo}" for slo in made.slo_infeasible)
-    advised = "" if record.acted else " [not carried out]"
+    undone = ""
+    if not record.acted:
+        undone = " [not carried out]"
+    elif held and numbers:
+        undone = f" [not carried out: {', '.join(numbers)}; {held}]"
     unknown = f" ({why})" if why and made.reason == "no_metrics" else ""
-    return f"{said} ({made.reason}: {made.text}{unknown}){missed}{advised}"
+    return f"{said} ({made.reason}: {made.text}{unknown}){missed}{undone}"
+
+
+def _numbers(record: Record) -> list[str]:
+    """Workers to ask for, of the pools for which that is another number."""
+    before, after = record.snapshot.targets, record.decision.targets
+    changed = [role for role in ROLES if before.of(role) != after.of(role)]
+    return [f"{_SHOWN[role]} {before.of(role)}->{after.of(role)}" for role in changed]
 
 
 def _news(record: Record, before: Record) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,16 +14,21 @@ from msgspec.structs import replace
 
 from cluster.autoscale.aside import Aside
 from cluster.autoscale.lease import ActingLease
-from cluster.autoscale.replicas import NoReplicas
+from cluster.autoscale.loop import Turn
+from cluster.autoscale.metrics import Figures
+from cluster.autoscale.process import Autoscaler
+from cluster.autoscale.reading.reading import Reading
+from cluster.autoscale.replicas import NoReplicas, Replicas
 from cluster.autoscale.settings import AutoscalerSettings
 from cluster.autoscale.starts import Starts
 from cluster.autoscale.tell import line
 from cluster.redis_server import EmbeddedRedis
-from cluster.sizing.decision import Record
+from cluster.sizing.decision import Loan, Record
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Counts, Mix
 from protocol.directory import connect
 from protocol.errors import StartupError, Unavailable
+from tests.cluster.autoscale.scaling import SETTINGS, Asked
 from tests.cluster.sizing.worlds import mix, snapshot, workers
 
 
@@ -148,6 +154,45 @@ def test_lines_for_people() -> None:
     steady = told(mix(0.01))
     assert line(steady, blind) is not None
     assert line(steady, steady) is None
+
+
+def test_a_line_names_what_is_not_done() -> None:
+    """Loans are made without Ray, too; starts and ends are not."""
+    busy = told(mix(40.0))
+    after = busy.decision.targets
+    numbers = f"P 1->{after.prefill}, D 1->{after.decode}"
+    said = line(busy, None, held="nobody starts any")
+    assert said is not None
+    assert said.endswith(f" [not carried out: {numbers}; nobody starts any]")
+    assert line(busy, None) == said.partition(" [")[0]
+    loan = Loan(instance="p0", role="decode")
+    lent = replace(busy, decision=replace(busy.decision, loans=(loan,)))
+    said = line(lent, None, held="nobody starts any")
+    assert said is not None and said.startswith(f"{numbers}, p0 prefill->decode (")
+    assert said.endswith(f" [not carried out: {numbers}; nobody starts any]")
+    same = replace(lent, decision=replace(lent.decision, targets=busy.snapshot.targets))
+    said = line(same, None, held="nobody starts any")
+    assert said is not None and "not carried out" not in said
+    advised = line(replace(lent, acted=False), None, held="nobody starts any")
+    assert advised is not None and advised.endswith(" [not carried out]")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "known", "says"),
+    [
+        (NoReplicas(), True, "without Ray nobody starts or ends workers"),
+        (Asked(1, 1), False, "how many are asked for now is not known"),
+        (Asked(1, 1), True, ""),
+    ],
+)
+def test_an_autoscaler_says_why_nobody_starts(replicas: Replicas, known: bool, says: str) -> None:
+    said: list[str] = []
+    settings = replace(SETTINGS, redis_url="redis://localhost:1")
+    scaler = Autoscaler(settings, replicas, said.append)
+    scaler._figures = Figures(lambda: "m", "i", Counter())
+    scaler._hear(Turn(told(mix(40.0)), Reading(at_s=0.0), known))
+    [text] = said
+    assert text.endswith(f"; {says}]") if says else "not carried out" not in text, text
 
 
 def test_settings() -> None:
