@@ -122,7 +122,7 @@ class EventLog:
                 async with asyncio.timeout(DEADLINE_S):
                     await self._publish()
                 if failures:
-                    log.info("cache events reach Redis again")
+                    log.warning("cache events reach Redis again")  # as loud as the loss
                 failures = 0
             except Exception as error:  # whatever one exchange brings, the next may be good
                 if not failures:

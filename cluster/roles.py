@@ -32,7 +32,8 @@ Context: TypeAlias = "grpc.aio.ServicerContext[pb.SetRoleRequest, pb.SetRoleRepl
 
 
 class Roles(rpc.RolesServicer):
-    """Of one worker. ``changed`` is called whenever its record is another one."""
+    """Of one worker. ``changed`` is called whenever its record is another one; ``say`` has a line
+    of every change."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Roles(rpc.RolesServicer):
         engine: EngineClient,
         decode: DecodeService,
         changed: Callable[[], None],
+        say: Callable[[str], None],
     ) -> None:
         self.home = home
         self.role = home
@@ -51,6 +53,7 @@ class Roles(rpc.RolesServicer):
         self._engine = engine
         self._decode = decode
         self._changed = changed
+        self._say = say
         self._change: asyncio.Task[pb.SetRoleReply] | None = None
 
     def leave(self) -> None:
@@ -92,12 +95,20 @@ class Roles(rpc.RolesServicer):
     async def _take(self, role: Role, drain_s: float) -> pb.SetRoleReply:
         if role == self.role:
             return pb.SetRoleReply(role=role)
-        began = time.monotonic()
+        began, before = time.monotonic(), self.role
         handed_over = 0
         if role == "prefill":
             handed_over = await self._end_streams(drain_s)
         self._become(role)
-        return pb.SetRoleReply(role=role, seconds=time.monotonic() - began, handed_over=handed_over)
+        seconds = time.monotonic() - began
+        self._tell(before, seconds, handed_over)
+        return pb.SetRoleReply(role=role, seconds=seconds, handed_over=handed_over)
+
+    def _tell(self, before: Role, seconds: float, handed_over: int) -> None:
+        how = "back" if self.role == self.home else "lent"
+        streams = f", streams handed over: {handed_over}" if before == "decode" else ""
+        who = f"{self.home} worker {self._instance[:8]}"
+        self._say(f"{who} is {how}: {before} -> {self.role} in {seconds:.2f} s{streams}")
 
     async def _end_streams(self, drain_s: float) -> int:
         """Take no request from here on; returns how many had to be handed over."""

@@ -75,6 +75,7 @@ class Worker:
         self._roles = Roles(
             *(settings.role, self.instance, self._engine, self._decode),
             lambda: self._presence.renew_now(),
+            say,
         )
         self._server: grpc.aio.Server | None = None
         traffic, link = self._receiver.traffic, 1e9 * (settings.link_gb_per_s or 0.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -141,18 +142,22 @@ class Presence(Generic[R]):
                 await self._leases.remove(self._instance)
 
     async def _renew(self) -> None:
-        failing = False
+        lost_s: float | None = None  # since when Redis has not answered
         while not self._gone:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._now.wait(), RENEW_S)
             self._now.clear()
             try:
                 await self._leases.renew(self._record())
-                failing = False
             except (RedisError, OSError, TimeoutError) as error:
-                if not failing:
+                if lost_s is None:
                     log.warning("the lease is not renewed, Redis does not answer: %s", error)
-                failing = True
+                    lost_s = time.monotonic()
+                continue
+            if lost_s is not None:  # as loud as the loss: who has read of that waits for this
+                away_s = time.monotonic() - lost_s
+                log.warning("the lease is renewed, Redis answers again after %.1f s", away_s)
+                lost_s = None
 
 
 def _is_wrong_type(reply: object) -> bool:

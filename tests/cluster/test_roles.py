@@ -49,7 +49,10 @@ class Served:
         self.engine = EngineClient(["none"], spec, lambda *_: None)
         self.decode = DecodeService(self.engine, cast("Receiver", None), 64, INSTANCE)
         self.records: list[tuple[str, bool]] = []
-        self.roles = Roles(home, INSTANCE, self.engine, self.decode, self._changed)
+        self.said: list[str] = []
+        self.roles = Roles(
+            home, INSTANCE, self.engine, self.decode, self._changed, self.said.append
+        )
         self.endpoint = ""
 
     def _changed(self) -> None:
@@ -89,6 +92,19 @@ async def test_there_and_back() -> None:
         assert worker.decode.draining and worker.engine._spec.role == "prefill"
         assert worker.records == [("decode", False), ("decode", True), ("prefill", False)]
         assert worker.roles.flips == {("prefill", "decode"): 1, ("decode", "prefill"): 1}
+
+
+async def test_a_worker_says_when_it_is_lent_and_when_it_is_back() -> None:
+    async with served("decode") as worker:
+        worker.work()
+        lent = await worker.lend("prefill", 0.1)
+        await worker.lend("prefill")  # it has this role
+        back = await worker.lend("decode")
+        who = f"decode worker {INSTANCE[:8]} is"
+        assert worker.said == [
+            f"{who} lent: decode -> prefill in {lent.seconds:.2f} s, streams handed over: 1",
+            f"{who} back: prefill -> decode in {back.seconds:.2f} s",
+        ]
 
 
 async def test_streams_have_time_to_end_before_they_are_handed_over() -> None:
