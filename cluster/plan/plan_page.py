@@ -19,7 +19,8 @@ _WIDE = 2
 
 def page(of: Plan) -> str:
     found = tables.tables(of)
-    warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in tables.warnings(of))
+    told = [*tables.warnings(of), *tables.notes(of)]
+    warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in told)
     left, right = found[_WIDE::2], found[_WIDE + 1 :: 2]
     body = (
         f"{_lines(tables.about(of))}{warnings}{_all(found[:_WIDE])}"

@@ -79,6 +79,8 @@ def as_json(of: Plan) -> dict[str, Any]:
         "prompt_tokens": load.prompt,
         "shared": load.shared,
         "output_tokens": load.output,
+        "kept_tokens": load.kept_tokens,
+        "kept_bytes": load.kept_tokens * of.kv.token_bytes,
     }
     found["wanted"]["shape"].pop("cost")
     found["workers"] = {role: of.sized.pools[role].workers for role in ROLES}

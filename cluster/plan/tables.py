@@ -54,6 +54,20 @@ def warnings(of: Plan) -> list[str]:
     return found
 
 
+def notes(of: Plan) -> list[str]:
+    """What the figures take for granted, and a cluster may not have."""
+    kept, pool = of.wanted.workload.kept_tokens, of.sized.pools["prefill"]
+    if not kept:
+        return []
+    room = pool.workers * pool.machine.kv_tokens
+    return [
+        "Cached tokens are counted as if caches never ended: to keep every distinct block of the"
+        f" trace takes {size(kept * of.kv.token_bytes)} of KV ({kept:,} tokens); the pools of the"
+        f" prefill workers hold {size(room * of.kv.token_bytes)} ({room:,} tokens) together, each"
+        " its own. `baton simulate` plays the trace with caches that end."
+    ]
+
+
 def tables(of: Plan) -> list[Table]:
     return [
         _pools(of),

@@ -15,6 +15,8 @@ def show(console: Console, of: Plan) -> None:
         console.print(line, style="dim")
     for warning in tables.warnings(of):
         console.print(f"\n{warning}", style="bold yellow")
+    for note in tables.notes(of):
+        console.print(f"\n{note}", style="yellow")
     for table in tables.tables(of):
         console.print()
         console.print(_rich(table))

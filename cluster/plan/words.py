@@ -12,7 +12,15 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float) -> str:
-    return f"{count / 2**20:.3g} MiB" if count >= 2**20 else f"{count / 2**10:.4g} KiB"
+    """Of ``count`` bytes."""
+    if count < 2**20:
+        return f"{count / 2**10:.4g} KiB"
+    exponent, unit = next((e, u) for e, u in _UNITS if count >= 1000 * 2 ** (e - 10) or e == 20)
+    value = count / 2**exponent
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+_UNITS = ((40, "TiB"), (30, "GiB"), (20, "MiB"))
 
 
 def speed(value: float) -> str:

@@ -30,10 +30,12 @@ _MOST = 10_000_000
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """``told``: for a reader."""
+    """``told``: for a reader. ``kept_tokens``: that a cache has to hold for as many hits as
+    counted; 0: none were, or somebody said how many there are."""
 
     told: str
     mix: Mix
+    kept_tokens: int = 0
 
     @property
     def prompt(self) -> float:
@@ -136,6 +138,7 @@ def traced(
         raise StartupError("--trace: its requests come all at once; say --rate")
     own = (rate if rate is not None else (len(lines) - 1) / span) * scale
     hits = _hits(lines) if shared is None else [shared * line.prompt for line in lines]
+    kept = _distinct(lines) if shared is None and any(hits) else 0
     samples = [
         Sample(float(max(1, line.prompt - hit)), float(min(hit, line.prompt - 1)), line.output)
         for line, hit in zip(lines, hits, strict=True)
@@ -146,7 +149,17 @@ def traced(
         raise StartupError("--trace: no request has a prompt")
     found = Workload(told="", mix=Mix(rate=own, window_s=span, samples=_grouped(samples)))
     told = f"{name}: {len(lines)} requests, {own:.3g} requests/s, {_means(found)}"
-    return msgspec.structs.replace(found, told=told)
+    return msgspec.structs.replace(found, told=told, kept_tokens=kept)
+
+
+def _distinct(lines: Sequence[Line]) -> int:
+    """Tokens of all blocks, each counted once. The last of a prompt may not be full."""
+    sizes: dict[int, int] = {}
+    for line in lines:
+        for i, block in enumerate(line.blocks):
+            tokens = min(BLOCK_TOKENS, line.prompt - i * BLOCK_TOKENS)
+            sizes[block] = max(sizes.get(block, 0), tokens)
+    return sum(sizes.values())
 
 
 def _hits(lines: Sequence[Line]) -> list[float]:

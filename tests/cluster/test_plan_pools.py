@@ -19,6 +19,7 @@ from cluster.plan.machine import ASSUMED, decode_s, kv_tokens, machine, prefill_
 from cluster.plan.pools import Wanted, sized
 from cluster.plan.shape import of_config
 from cluster.plan.walls import bound
+from cluster.plan.words import size
 from cluster.plan.workload import POINTS, length, points, traced
 from cluster.settings import Role
 from cluster.sizing.demand import needs
@@ -97,9 +98,17 @@ def test_a_trace_tells_rate_lengths_and_prefixes() -> None:
     assert found.mix.rate == 3.0
     assert found.prompt == 1024 and found.output == 100
     assert found.shared == pytest.approx(10 / 22)  # the first block, of all but the first
-    assert traced(lines, "t", 7.0, 1.0, 0.25).shared == pytest.approx(0.25)
+    assert found.kept_tokens == 512 * 11  # blocks 0 to 10
+    said = traced(lines, "t", 7.0, 1.0, 0.25)
+    assert said.shared == pytest.approx(0.25) and said.kept_tokens == 0
     with pytest.raises(StartupError, match="say --rate"):
         traced([lines[0]._replace(at=1.0)] * 2, "t", None, 1.0, None)
+
+
+def test_sizes_are_told_in_three_figures() -> None:
+    told = {512: "0.5 KiB", 2**20: "1 MiB", 999 * 2**20: "999 MiB", 1000 * 2**20: "0.977 GiB"}
+    assert {count: size(count) for count in told} == told
+    assert size(51.3 * 2**30) == "51.3 GiB" and size(1e16) == "9,095 TiB"
 
 
 # ---- pools -------------------------------------------------------------------------------------

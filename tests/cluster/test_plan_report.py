@@ -84,6 +84,38 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     assert load["rate"] == 1.0 and load["prompt_tokens"] == 545
 
 
+def test_a_trace_says_what_cache_its_hits_take(tmp_path: Path) -> None:
+    """Blocks of 512, 512, 176 and 512 tokens, of which the last alone comes once."""
+    path, page = tmp_path / "t.jsonl", tmp_path / "t.html"
+    blocks = ([0, 1, 2], [0, 1, 2], [3])
+    rows = [
+        {"timestamp": 1000 * i, "input_length": 1200, "output_length": 9, "hash_ids": ids}
+        for i, ids in enumerate(blocks)
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    trace = ("plan", "--model", "Llama-3-8B", "--gpu", "H100", "--trace", str(path))
+
+    def told(*words: str) -> str:
+        done = CliRunner().invoke(app, [*trace, *words], env={"COLUMNS": "400"})
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    found = json.loads(told("--json"))
+    load, pool = found["wanted"]["workload"], found["kv"]["pool_tokens"]["prefill"]
+    assert load["kept_tokens"] == 1712
+    assert load["kept_bytes"] == 1712 * found["kv"]["token_bytes"]
+    room = found["workers"]["prefill"] * pool * found["kv"]["token_bytes"]
+    says = (
+        f"takes {load['kept_bytes'] / 2**20:.0f} MiB of KV (1,712 tokens); the pools of the prefill"
+        f" workers hold {room / 2**30:.3g} GiB"
+    )
+    assert says in told("--html", str(page))
+    assert says in page.read_text()
+    assert "caches never ended" not in told("--shared", "0.3")
+    path.write_text("\n".join(json.dumps(row) for row in rows[1:]))
+    assert "caches never ended" not in told(), "no block comes again"
+
+
 def test_options_are_not_lost_before_a_command() -> None:
     code, _, err = run("speculation")
     assert code == 1
