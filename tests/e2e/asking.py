@@ -43,7 +43,7 @@ class Asker:
             return await reply.json()  # type: ignore[no-any-return]
 
     async def entries(self, router: int) -> int:
-        """(Worker, block) pairs in the router's index."""
+        """Blocks in the router's index, each once, however many workers hold it."""
         url = f"{self._pool.urls[router]}/metrics"
         async with self._session.get(url, headers=self._headers) as reply:
             found = _ENTRIES.search(await reply.text())
