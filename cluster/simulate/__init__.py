@@ -10,8 +10,8 @@
     scenario.py, *_keys.py  what is simulated: one YAML file; given.py: and the command line
     machines.py, traffic.py devices and requests of a scenario
     clock.py, job.py        events in the order of time; one request
-    worker.py, room.py, batch.py, prompts.py, cache.py      a worker of either role, its pool of KV,
-                            who decodes together, prompts beside them, prefixes
+    worker.py, room.py, cache.py            a worker of either role, its pool of KV, prefixes
+    steps.py, batch.py, prompts.py          its steps: who decodes together, prompts beside them
     network.py, carrier.py  links, and KV on its way over them
     books.py, routing.py    what routers know of loads, and the choice
     life.py, fleet.py       a request's way; workers that come, go and change

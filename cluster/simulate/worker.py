@@ -1,8 +1,8 @@
-"""A worker of either role: its prompts, its batch, its pool.
+"""A worker of either role: its prompts, its steps, its pool.
 
     prefill   queue --room--> serving (one after the other, in closed form) --> KV held till taken
-    decode    queue --room, row--> running (chunks in steps) --+
-              reserving --room--> (KV comes) --> joining --row--+--> batch --> gone
+    decode    queue --room, row--> prompts in steps (steps.py) --+
+              reserving --room--> (KV comes) --> joining --row---+--> batch --> gone
 
 Prompts on a decode worker go through its real step policy, step by step. A sequence that decodes
 holds its context and half of the answer that it is to get, from the beginning to the end: so much
@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections import deque
 
 from cluster.settings import Role
-from cluster.simulate.batch import Batch
 from cluster.simulate.cache import Cache
 from cluster.simulate.clock import Clock
 from cluster.simulate.job import Job
-from cluster.simulate.prompts import Prompts
 from cluster.simulate.room import Room
+from cluster.simulate.steps import Steps
 from cluster.simulate.told import Standing, Told
 from cluster.sizing.snapshot import Machine
 from router.cost import usable
@@ -44,22 +43,18 @@ class Worker:
         self.standing: Standing = "serving"
         self.asked_s = self.since_s = clock.now
         self.gone_s: float | None = None
+        self.queue: deque[Job] = deque()
         self.queued_tokens = 0
         self.computing_s = 0.0  # prompts, in closed form
-        self._room = Room(machine.kv_tokens, Cache(self.name, index, machine.kv_tokens))
+        self.free_s = 0.0  # until then
+        self.cache = Cache(self.name, index, machine.kv_tokens)
+        self._room = Room(machine.kv_tokens, self.cache, self._reserved)
         self.jobs = self._room.jobs
-        self.cache = self._room.cache
-        self.batch = Batch(self.model, pace)
-        self.queue: deque[Job] = deque()
+        self._steps = Steps(self, clock, machine, self.model, pace)
+        self.batch = self._steps.batch
         self._clock = clock
         self._told = told
         self._serving: Job | None = None
-        self._serving_until = 0.0
-        self._prompts = Prompts(self.model, machine.chunk)
-        self._reserving: deque[Job] = deque()
-        self._joining: deque[Job] = deque()
-        self._turn = 0  # an event of another turn is stale
-        self._at_boundary = False
 
     @property
     def busy_s(self) -> float:
@@ -68,22 +63,12 @@ class Worker:
     @property
     def prompts(self) -> int:
         """Requests whose prompts are not computed."""
-        return len(self.queue) + (self._serving is not None) + len(self._prompts.jobs)
+        return len(self.queue) + (self._serving is not None) + len(self._steps.prompts.jobs)
 
     @property
     def used(self) -> int:
         """Tokens of the pool that live sequences hold."""
         return self._room.used
-
-    def forget(self, job: Job) -> None:
-        """It has nothing to do with this worker any more. What waits for room is looked at."""
-        if self._room.give_back(job):
-            while self._reserving and self._room.fits(self._reserving[0].need):
-                self._reserve(self._reserving.popleft())
-            if self.queue:
-                self.pump()
-        if self.standing != "serving" and not self.jobs:
-            self._told.idle(self)
 
     # ---- prompts ----------------------------------------------------------------------------
 
@@ -99,19 +84,28 @@ class Worker:
         if self._serving is not None or self.standing == "gone":
             return
         if self.role == "decode":
-            self._change()
-            return
-        if self.queue and self._room.fits(self.queue[0].context):
-            job = self._serving = self.queue.popleft()
-            self._room.take(job, job.context)
-            self._begin(job)
+            self._steps.change()
+        elif self.queue and self._room.fits(self._wanted(self.queue[0])):
+            job = self._serving = self.start()
             seconds = self.model.prefill_s(job.cached, job.context - job.cached, self.machine.chunk)
             self.computing_s += seconds
-            self._serving_until = self._clock.now + seconds
-            self._clock.at(self._serving_until, self._served, job, job.attempt)
+            self.free_s = self._clock.now + seconds
+            self._clock.at(self.free_s, self._served, job, job.attempt)
 
-    def _begin(self, job: Job) -> None:
+    @property
+    def startable(self) -> bool:
+        return (
+            bool(self.queue)
+            and self._serving is None
+            and self.role == "decode"
+            and self._steps.rows_free > 0
+            and self._room.fits(self._wanted(self.queue[0]))
+        )
+
+    def start(self) -> Job:
         """Its prefix is looked up. At least one token is left to compute."""
+        job = self.queue.popleft()
+        self._room.take(job, self._wanted(job))
         held = self.cache.held(job.blocks) if job.blocks else 0
         job.cached = usable(max(held, job.fetched), job.context)
         job.tail = (job.context - job.cached - 1) % self.machine.chunk + 1
@@ -119,32 +113,34 @@ class Worker:
         job.stage = "computing"
         if job.d is not self:
             self._told.started(job)
+        return job
+
+    def _wanted(self, job: Job) -> int:
+        """Tokens of the pool: a prompt that decodes elsewhere is here for a while only."""
+        return job.need if job.d is self else job.context
 
     def _served(self, job: Job, attempt: int) -> None:
         if self._serving is not job or job.attempt != attempt:
             return
         self._serving = None
-        self._computed(job)
+        self.computed(job)
         self.pump()
 
-    def _computed(self, job: Job) -> None:
+    def computed(self, job: Job) -> bool:
         self.queued_tokens -= job.context
         job.stage = "computed"
         if job.blocks:
             self.cache.use(job.blocks)
         self._told.computed(job)
+        return job.d is self and job.left > 1
 
     # ---- KV from elsewhere ------------------------------------------------------------------
 
     def reserve(self, job: Job) -> None:
         """Room for what it will hold; ``reserved`` is told, now or later."""
-        if not self._reserving and self._room.fits(job.need):
-            self._reserve(job)
-        else:
-            self._reserving.append(job)
+        self._room.reserve(job)
 
-    def _reserve(self, job: Job) -> None:
-        self._room.take(job, job.need)
+    def _reserved(self, job: Job) -> None:
         job.reserved_s = self._clock.now
         self._told.reserved(job)
 
@@ -152,93 +148,43 @@ class Worker:
         """All its KV is here."""
         if job.blocks:
             self.cache.use(job.blocks)
-        job.stage = "joining"
-        self._joining.append(job)
-        self._change()
-
-    # ---- steps ------------------------------------------------------------------------------
-
-    @property
-    def _seats(self) -> int:
-        return self.machine.max_batch - self.batch.rows - len(self._prompts.jobs)
-
-    def _change(self) -> None:
-        """Something came or went: when is the next boundary that matters?"""
-        if self._at_boundary or self.standing == "gone":
-            return
-        self._turn += 1
-        self.batch.settle(max(self._clock.now, self._serving_until))
-        self._seat_joining()
-        if self._prompts.jobs or (self.queue and self._serving is None and self._startable):
-            self._clock.at(self.batch.at, self._boundary, self._turn)
-        else:
-            when = self.batch.next_end()
-            if when is not None:
-                self._clock.at(when, self._boundary, self._turn)
-
-    def _seat_joining(self) -> None:
-        while self._joining and self._seats > 0:
-            self._seat(self._joining.popleft())
-
-    def _seat(self, job: Job) -> None:
-        job.stage = "decoding"
-        self.batch.join(job, job.context + 1, job.left - 1)
-
-    @property
-    def _startable(self) -> bool:
-        return (
-            self.role == "decode"
-            and self._seats > 0
-            and self._room.fits(self._wanted(self.queue[0]))
-        )
-
-    def _wanted(self, job: Job) -> int:
-        """Tokens of the pool: a prompt of another decode worker's is here for a while only."""
-        return job.need if job.d is self else job.context
-
-    def _boundary(self, turn: int) -> None:
-        if turn != self._turn or self.standing == "gone":
-            return
-        self._at_boundary = True  # what comes of it is looked at in the end, once
-        self.batch.settle(self._clock.now)
-        for job in self.batch.ended():
-            self._told.finished(job)
-        for job in self._prompts.take_computed():
-            self._computed(job)
-            if job.d is self and job.left > 1:
-                self._seat(job)
-        self._seat_joining()
-        while self.queue and self._startable:
-            job = self.queue.popleft()
-            self._room.take(job, self._wanted(job))
-            self._begin(job)
-            self._prompts.add(job)
-        if self._prompts.jobs:
-            self._prompts.step(self.batch)
-        self._at_boundary = False
-        self._change()
+        self._steps.join(job)
 
     # ---- going ------------------------------------------------------------------------------
+
+    def finished(self, job: Job) -> None:
+        self._told.finished(job)
+
+    def forget(self, job: Job) -> None:
+        """It has nothing to do with this worker any more. What waits for room is looked at."""
+        if self._room.give_back(job) and self.queue:
+            self.pump()
+        if self.standing != "serving" and not self.jobs:
+            self._told.idle(self)
 
     def drop(self, job: Job) -> int:
         """Give a job up, wherever it stands here. Returns the tokens that it was given."""
         given = 0
         if job.stage == "decoding" and job.d is self:
-            self.batch.settle(self._clock.now)
-            given = min(job.left - 2, int(self.batch.leave(job) * self.batch.pace))
-        elif self._serving is job:
-            self._serving = None
+            given = self._steps.leave(job)
+        elif self._give_up_prompt(job):
             self.queued_tokens -= job.context
-        elif job in self.queue:
-            self.queue.remove(job)
-            self.queued_tokens -= job.context
-        elif job in self._prompts.jobs:
-            self._prompts.remove(job)
-            self.queued_tokens -= job.context
-        elif job in self._reserving:
-            self._reserving.remove(job)
-        elif job in self._joining:
-            self._joining.remove(job)
+        else:
+            self._room.forget(job)
+            self._steps.forget(job)
         self.forget(job)
         self.pump()
         return max(0, given)
+
+    def _give_up_prompt(self, job: Job) -> bool:
+        """Whether it was to be computed here."""
+        prompts = self._steps.prompts
+        if self._serving is job:
+            self._serving = None
+        elif job in self.queue:
+            self.queue.remove(job)
+        elif job in prompts.jobs:
+            prompts.remove(job)
+        else:
+            return False
+        return True
