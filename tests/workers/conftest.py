@@ -26,6 +26,15 @@ def redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """For workers that several tests have."""
+    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
 class Oracle:
     """The text that a single engine gives to a request that runs alone."""
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from cluster.redis_server import EmbeddedRedis
+from cluster.worker import Worker
 from engine.core import Engine, EngineConfig
 from prefill_worker.policy import plan
 from protocol import wire_pb2 as pb
@@ -46,22 +49,28 @@ def oracle(folder: Path) -> Oracle:
     return Oracle(folder)
 
 
+@pytest_asyncio.fixture(scope="module")
+async def pair(folder: Path, shared_redis: EmbeddedRedis) -> AsyncIterator[tuple[Worker, Worker]]:
+    """A prefill and a decode worker, for tests with prompts of their own."""
+    wanted = (settings(role, shared_redis, folder) for role in ("prefill", "decode"))
+    async with running(*wanted) as (p, d):
+        yield p, d
+
+
 def prompt(seed: int, length: int) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(3, 320) for _ in range(length)]
 
 
 async def test_a_grammar_holds_across_two_workers_and_resumption(
-    redis: EmbeddedRedis, folder: Path, oracle: Oracle
+    pair: tuple[Worker, Worker], oracle: Oracle
 ) -> None:
     asked = [
         wish(f"r{i}", PERSON, prompt(i, 120 + 9 * i), seed=i, **kind)
         for i, kind in enumerate(KINDS)
     ]
-    async with (
-        running(settings("prefill", redis, folder), settings("decode", redis, folder)) as (p, d),
-        attached(d, p) as client,
-    ):
+    p, d = pair
+    async with attached(d, p) as client:
         answers = await asyncio.gather(*(client.ask(r) for r in asked))
         for r, answer in zip(asked, answers, strict=True):
             assert answer.finish == pb.FINISH_STOP, answer.error
@@ -136,14 +145,12 @@ def assert_same(came: Answer, expected: Answer) -> None:
 
 
 async def test_prompt_log_probabilities_by_whichever_worker(
-    redis: EmbeddedRedis, folder: Path, oracle: Oracle
+    pair: tuple[Worker, Worker], oracle: Oracle
 ) -> None:
     """Computed by one worker or the other, with its prefix cached or not: the same ones, once."""
-    r = request("first", prompt(5, 200), prompt_logprobs=3, max_tokens=6)
-    async with (
-        running(settings("prefill", redis, folder), settings("decode", redis, folder)) as (p, d),
-        attached(d, p) as client,
-    ):
+    r = request("first", prompt(50, 200), prompt_logprobs=3, max_tokens=6)
+    p, d = pair
+    async with attached(d, p) as client:
         by_other = await client.ask(r)
         assert "kv_ready" in by_other.timeline
         assert len(by_other.prompt_logprobs) == 199

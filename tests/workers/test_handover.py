@@ -7,11 +7,14 @@ import itertools
 import os
 import random
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import pytest_asyncio
 
 from cluster.redis_server import EmbeddedRedis
+from cluster.worker import Worker
 from protocol import wire_pb2 as pb
 from protocol.request import Request
 from tests.engine.conftest import request
@@ -45,11 +48,12 @@ async def resume(client: Client, asked: Request, answer: Answer) -> Answer:
     raise AssertionError
 
 
-def mixed(count: int, length: int = 150, **options: object) -> list[Request]:
+def mixed(count: int, length: int = 150, first: int = 0, **options: object) -> list[Request]:
+    """``first``: seed of the first; the others have the next ones."""
     return [
         request(
             f"r{i}",
-            prompt(length + 13 * i, i),
+            prompt(length + 13 * i, first + i),
             seed=i,
             **{"max_tokens": 24, "temperature": float(i % 2), **options},
         )
@@ -57,13 +61,44 @@ def mixed(count: int, length: int = 150, **options: object) -> list[Request]:
     ]
 
 
-async def test_text_of_two_workers_is_that_of_one(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
-) -> None:
-    async with (
-        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
-        attached(d, p) as client,
-    ):
+Pair = tuple[Worker, Worker]
+
+
+@pytest_asyncio.fixture(scope="module")
+async def started(model: Path, shared_redis: EmbeddedRedis) -> AsyncIterator[Pair]:
+    wanted = (settings(role, shared_redis, model) for role in ("prefill", "decode"))
+    async with running(*wanted) as (p, d):
+        yield p, d
+
+
+@pytest_asyncio.fixture(scope="module")
+async def started_slow(model: Path, shared_redis: EmbeddedRedis) -> AsyncIterator[Pair]:
+    p = settings("prefill", shared_redis, model, prefill_chunk=8)
+    async with running(p, settings("decode", shared_redis, model)) as (slow, d):
+        yield slow, d
+
+
+@pytest_asyncio.fixture
+async def pair(started: Pair) -> Pair:
+    """A prefill and a decode worker, for tests whose prompts nobody else has."""
+    return await whole(started)
+
+
+@pytest_asyncio.fixture
+async def slow_pair(started_slow: Pair) -> Pair:
+    """Of these, prompts are under way for long."""
+    return await whole(started_slow)
+
+
+async def whole(pair: Pair) -> Pair:
+    """Once both have an engine: the last test may have killed one."""
+    await until(lambda: all(worker.record().engine_pid for worker in pair), 30.0)
+    return pair
+
+
+async def test_text_of_two_workers_is_that_of_one(pair: Pair, oracle: Oracle) -> None:
+    p, d = pair
+    async with attached(d, p) as client:
         requests = mixed(16)
         answers = await asyncio.gather(*(client.ask(r) for r in requests))
         for r, answer in zip(requests, answers, strict=True):
@@ -75,14 +110,12 @@ async def test_text_of_two_workers_is_that_of_one(
 
 
 async def test_only_missing_blocks_travel_and_prefixes_are_reported(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
+    pair: Pair, oracle: Oracle
 ) -> None:
-    async with (
-        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
-        attached(d, p) as client,
-    ):
-        first = request("a", prompt(200, 1))
-        second = request("b", [*prompt(200, 1), *prompt(40, 2)])
+    p, d = pair
+    async with attached(d, p) as client:
+        first = request("a", prompt(200, 20))
+        second = request("b", [*prompt(200, 20), *prompt(40, 21)])
         whole = await client.ask(first)
         assert whole.cached == 0
         answer = await client.ask(second)
@@ -95,64 +128,43 @@ async def test_only_missing_blocks_travel_and_prefixes_are_reported(
         assert whole.measured.tail_seconds > 0
 
 
-async def test_a_router_says_how_short_a_prompt_stays_here(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
-) -> None:
-    async with (
-        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
-        attached(d, p) as client,
-    ):
+async def test_a_router_says_how_short_a_prompt_stays_here(pair: Pair, oracle: Oracle) -> None:
+    p, d = pair
+    async with attached(d, p) as client:
         for tokens, limit, local in ((100, 100, True), (101, 100, False), (8, 0, False)):
             client.local_prefill_tokens = limit
-            asked = request(f"{tokens}", prompt(tokens, tokens))
+            asked = request(f"{tokens}", prompt(tokens, 500 + tokens))
             answer = await client.ask(asked)
             assert answer.tokens == oracle(asked)
             assert (answer.measured is None) == local
 
 
-async def test_short_prompts_and_lone_workers_prefill_locally(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
-) -> None:
-    async with (
-        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
-        attached(d, p) as client,
-    ):
-        short = request("a", prompt(8, 1))
+async def test_short_prompts_and_lone_workers_prefill_locally(pair: Pair, oracle: Oracle) -> None:
+    p, d = pair
+    async with attached(d, p) as client:
+        short = request("a", prompt(8, 30))
         answer = await client.ask(short)
         assert answer.tokens == oracle(short) and "kv_ready" not in answer.timeline
         client.candidates = []
-        long = request("b", prompt(200, 2))
+        long = request("b", prompt(200, 31))
         answer = await client.ask(long)
         assert answer.tokens == oracle(long) and "kv_ready" not in answer.timeline
 
 
-async def test_first_token_may_be_the_last(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
-) -> None:
-    async with (
-        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
-        attached(d, p) as client,
-    ):
-        r = request("a", prompt(100, 1), max_tokens=1)
+async def test_first_token_may_be_the_last(pair: Pair, oracle: Oracle) -> None:
+    p, d = pair
+    async with attached(d, p) as client:
+        r = request("a", prompt(100, 40), max_tokens=1)
         answer = await client.ask(r)
         assert answer.tokens == oracle(r) and answer.finish == pb.FINISH_LENGTH
         await free_again(p)
         await free_again(d)
 
 
-async def test_prefill_engine_killed_under_load(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
-) -> None:
-    async with (
-        running(
-            settings("prefill", redis, model, prefill_chunk=8), settings("decode", redis, model)
-        ) as (
-            p,
-            d,
-        ),
-        attached(d, p) as client,
-    ):
-        requests = mixed(8, length=300)
+async def test_prefill_engine_killed_under_load(slow_pair: Pair, oracle: Oracle) -> None:
+    p, d = slow_pair
+    async with attached(d, p) as client:
+        requests = mixed(8, length=300, first=200)
         answers = [await client.submit(r) for r in requests]
         await asyncio.sleep(0.1)
         os.kill(p.record().engine_pid, signal.SIGKILL)
@@ -169,14 +181,10 @@ async def test_prefill_engine_killed_under_load(
                 await asyncio.sleep(0.2)
 
 
-async def test_decode_engine_killed_mid_stream(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
-) -> None:
-    async with (
-        running(settings("prefill", redis, model), settings("decode", redis, model)) as (p, d),
-        attached(d, p) as client,
-    ):
-        requests = mixed(8, max_tokens=200)
+async def test_decode_engine_killed_mid_stream(pair: Pair, oracle: Oracle) -> None:
+    p, d = pair
+    async with attached(d, p) as client:
+        requests = mixed(8, first=700, max_tokens=200)
         answers = [await client.submit(r) for r in requests]
         await asyncio.gather(*(a.first.wait() for a in answers))
         os.kill(d.record().engine_pid, signal.SIGKILL)
@@ -188,18 +196,17 @@ async def test_decode_engine_killed_mid_stream(
             assert first.tokens + second.tokens == oracle(r), second.error
 
 
-async def test_stuck_engine_is_replaced_within_five_seconds(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
-) -> None:
-    async with running(settings("decode", redis, model)) as (d,), attached(d) as client:
+async def test_stuck_engine_is_replaced_within_five_seconds(pair: Pair, oracle: Oracle) -> None:
+    _, d = pair
+    async with attached(d) as client:
         pid = d.record().engine_pid
         os.kill(pid, signal.SIGSTOP)
-        answer = await client.submit(request("a", prompt(100, 1)))
+        answer = await client.submit(request("a", prompt(100, 50)))
         async with asyncio.timeout(5):
             await answer.ended.wait()
         assert answer.retryable and (d._engine.current is None or d.record().engine_pid != pid)
-        resumed = await resume(client, request("a", prompt(100, 1)), answer)
-        assert answer.tokens + resumed.tokens == oracle(request("a", prompt(100, 1)))
+        resumed = await resume(client, request("a", prompt(100, 50)), answer)
+        assert answer.tokens + resumed.tokens == oracle(request("a", prompt(100, 50)))
 
 
 async def test_what_is_not_done_when_the_drain_ends_is_handed_over(
@@ -213,7 +220,7 @@ async def test_what_is_not_done_when_the_drain_ends_is_handed_over(
         attached(going) as client,
         attached(staying) as other,
     ):
-        requests = mixed(4, max_tokens=700)  # far more than a drain has time for
+        requests = mixed(4, max_tokens=400)  # far more than a drain has time for
         answers = [await client.submit(r) for r in requests]
         await asyncio.gather(*(a.first.wait() for a in answers))
         stopping = asyncio.create_task(going.stop(drain_s=0.05))
@@ -221,41 +228,18 @@ async def test_what_is_not_done_when_the_drain_ends_is_handed_over(
         late = await client.ask(request("late", prompt(30, 9)))
         assert late.moved and late.retryable and not late.tokens
         await stopping
-        for r, first in zip(requests, answers, strict=True):
-            assert first.ended.is_set() and first.moved, first.error
-            second = await resume(other, r, first)
+        assert all(first.ended.is_set() and first.moved for first in answers)
+        resumed = await asyncio.gather(
+            *(resume(other, r, a) for r, a in zip(requests, answers, strict=True))
+        )
+        for r, first, second in zip(requests, answers, resumed, strict=True):
             assert first.tokens + second.tokens == oracle(r), second.error
 
 
-async def test_a_request_under_which_three_workers_died_ends(
-    redis: EmbeddedRedis, model: Path
-) -> None:
-    """Two have before; the third is the prefill worker that is asked now."""
-    async with (
-        running(
-            settings("prefill", redis, model, prefill_chunk=8), settings("decode", redis, model)
-        ) as (p, d),
-        attached(d, p) as client,
-    ):
-        answer = await client.submit(request("a", prompt(900, 1)), deaths=2)
-        await until(lambda: p._prefill.calls > 0)
-        os.kill(p.record().engine_pid, signal.SIGKILL)
-        async with asyncio.timeout(10):
-            await answer.ended.wait()
-        assert "3 workers died" in answer.error and not answer.retryable and answer.deaths == 1
-
-
-async def test_cancel_frees_pages_on_both_workers(redis: EmbeddedRedis, model: Path) -> None:
-    async with (
-        running(
-            settings("prefill", redis, model, prefill_chunk=8), settings("decode", redis, model)
-        ) as (
-            p,
-            d,
-        ),
-        attached(d, p) as client,
-    ):
-        for r in mixed(6, length=400, max_tokens=400):
+async def test_cancel_frees_pages_on_both_workers(slow_pair: Pair) -> None:
+    p, d = slow_pair
+    async with attached(d, p) as client:
+        for r in mixed(6, length=400, first=300, max_tokens=400):
             await client.submit(r)
         await asyncio.sleep(0.3)
         for name in list(client.answers):
@@ -264,20 +248,35 @@ async def test_cancel_frees_pages_on_both_workers(redis: EmbeddedRedis, model: P
         await free_again(d)
 
 
-async def test_router_gone_frees_pages_on_both_workers(redis: EmbeddedRedis, model: Path) -> None:
-    async with running(
-        settings("prefill", redis, model, prefill_chunk=8), settings("decode", redis, model)
-    ) as (p, d):
-        async with attached(d, p) as client:
-            for r in mixed(6, length=400, max_tokens=400):
-                await client.submit(r)
-            await asyncio.sleep(0.3)
-        await free_again(p)
+async def test_router_gone_frees_pages_on_both_workers(slow_pair: Pair) -> None:
+    p, d = slow_pair
+    async with attached(d, p) as client:
+        for r in mixed(6, length=400, first=400, max_tokens=400):
+            await client.submit(r)
+        await asyncio.sleep(0.3)
+    await free_again(p)
+    await free_again(d)
+
+
+async def test_a_request_under_which_three_workers_died_ends(slow_pair: Pair) -> None:
+    """Two have before; the third is the prefill worker that is asked now. Nothing is left of it."""
+    p, d = slow_pair
+    async with attached(d, p) as client:
+        answer = await client.submit(request("a", prompt(900, 1), max_tokens=100), deaths=2)
+        await until(lambda: p._prefill.calls > 0)
+        os.kill(p.record().engine_pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            await answer.ended.wait()
+        assert answer.finish == pb.FINISH_ERROR and "3 workers died" in answer.error
+        assert not answer.retryable and answer.deaths == 1
         await free_again(d)
+        session = d._engine.current
+        assert session is not None and not session._listeners
 
 
-async def test_a_request_that_cannot_fit_is_refused(redis: EmbeddedRedis, model: Path) -> None:
-    async with running(settings("decode", redis, model)) as (d,), attached(d) as client:
+async def test_a_request_that_cannot_fit_is_refused(pair: Pair) -> None:
+    _, d = pair
+    async with attached(d) as client:
         answer = await client.ask(request("a", prompt(100, 1), max_tokens=5000))
         assert answer.finish == pb.FINISH_ERROR and not answer.retryable
         assert "5100" in answer.error and "1024" in answer.error
@@ -299,34 +298,13 @@ async def test_more_requests_than_pages_all_finish(
             assert answer.tokens == oracle(r), answer.error
 
 
-async def test_the_third_death_leaves_nothing_behind(redis: EmbeddedRedis, model: Path) -> None:
-    async with (
-        running(
-            settings("prefill", redis, model, prefill_chunk=8), settings("decode", redis, model)
-        ) as (p, d),
-        attached(d, p) as client,
-    ):
-        answer = await client.submit(request("a", prompt(600, 1), max_tokens=400), deaths=2)
-        await until(lambda: p._prefill.calls > 0)
-        os.kill(p.record().engine_pid, signal.SIGKILL)
-        async with asyncio.timeout(15):
-            await answer.ended.wait()
-        assert answer.finish == pb.FINISH_ERROR and "3 workers died" in answer.error
-        await free_again(d)
-        session = d._engine.current
-        assert session is not None and not session._listeners
-
-
 async def test_what_the_decode_worker_holds_but_nobody_spared_is_not_called_cached(
-    redis: EmbeddedRedis, model: Path
+    pair: Pair,
 ) -> None:
     """Its blocks need not travel; yet the prefill worker computed the whole prompt."""
-    async with running(settings("prefill", redis, model), settings("decode", redis, model)) as (
-        p,
-        d,
-    ):
-        async with attached(d) as client:
-            await client.ask(request("a", prompt(600, 1)))
-        async with attached(d, p) as client:
-            answer = await client.ask(request("b", [*prompt(600, 1), *prompt(100, 2)]))
-            assert "kv_ready" in answer.timeline and answer.cached == 0
+    p, d = pair
+    async with attached(d) as client:
+        await client.ask(request("a", prompt(600, 60)))
+    async with attached(d, p) as client:
+        answer = await client.ask(request("b", [*prompt(600, 60), *prompt(100, 61)]))
+        assert "kv_ready" in answer.timeline and answer.cached == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.redis_server import EmbeddedRedis
@@ -75,8 +77,15 @@ async def test_both_roles(redis: EmbeddedRedis, model: Path) -> None:
     assert not any("request_id" in dict(k) for name in shown for k in at_d[name])
 
 
-async def test_engines_that_died_stay_counted(redis: EmbeddedRedis, model: Path) -> None:
-    async with running(settings("decode", redis, model)) as [d], attached(d) as client:
+@pytest_asyncio.fixture(scope="module")
+async def alone(shared_redis: EmbeddedRedis, model: Path) -> AsyncIterator[Worker]:
+    async with running(settings("decode", shared_redis, model)) as [worker]:
+        yield worker
+
+
+async def test_engines_that_died_stay_counted(alone: Worker) -> None:
+    d = alone
+    async with attached(d) as client:
         await client.ask(REQUEST)
         await asyncio.sleep(0.7)
         session = d._engine.current
@@ -90,13 +99,12 @@ async def test_engines_that_died_stay_counted(redis: EmbeddedRedis, model: Path)
     assert value(found, "baton_engine_restarts_total") == 1
 
 
-async def test_only_that_page(redis: EmbeddedRedis, model: Path) -> None:
-    async with running(settings("decode", redis, model)) as [d]:
-        url = f"http://{d.record().metrics_endpoint}"
-        async with aiohttp.ClientSession() as client:
-            assert (await client.get(f"{url}/")).status == 404
-            assert (await client.post(f"{url}/metrics")).status == 405
-        port = int(d.record().metrics_endpoint.rpartition(":")[2])
-        with pytest.raises(StartupError, match=f"metrics on 127.0.0.1:{port}"):
-            async with running(settings("decode", redis, model, metrics_port=port)):
-                pass
+async def test_only_that_page(alone: Worker, shared_redis: EmbeddedRedis, model: Path) -> None:
+    url = f"http://{alone.record().metrics_endpoint}"
+    async with aiohttp.ClientSession() as client:
+        assert (await client.get(f"{url}/")).status == 404
+        assert (await client.post(f"{url}/metrics")).status == 405
+    port = int(alone.record().metrics_endpoint.rpartition(":")[2])
+    with pytest.raises(StartupError, match=f"metrics on 127.0.0.1:{port}"):
+        async with running(settings("decode", shared_redis, model, metrics_port=port)):
+            pass
