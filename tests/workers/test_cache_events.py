@@ -26,7 +26,7 @@ from protocol.events import (
 )
 from protocol.request import Request
 from tests.engine.conftest import ROOT, request
-from tests.workers.harness import attached, running, settings
+from tests.workers.harness import attached, running, settings, until
 from tests.workers.test_handover import prompt
 
 
@@ -89,8 +89,10 @@ async def test_both_roles_tell_what_they_cache(redis: EmbeddedRedis, model: Path
         assert len(of_first) == 6  # 193 tokens, the last of which has no KV
         await is_told(reader, p, set(block_keys(ROOT, first.prompt)))
         await is_told(reader, d, of_first)
-        os.kill(d.record().engine_pid, signal.SIGKILL)
+        killed = d.record().engine_pid
+        os.kill(killed, signal.SIGKILL)
         await is_told(reader, d, set())
+        await until(lambda: d.record().engine_pid not in (0, killed), 30.0)
         answer = (await router.ask(second)).tokens
         await is_told(reader, d, blocks(second, answer))
     async with client(redis) as reader:
