@@ -14,14 +14,13 @@ from cluster.plan.shape import Shape
 from cluster.plan.workload import Workload
 from cluster.settings import ROLES, Role
 from cluster.sizing.decision import Need, Predicted
-from cluster.sizing.demand import batch, needs
+from cluster.sizing.demand import AS_TOLD, batch, needs
 from cluster.sizing.moments import residents, service
 from cluster.sizing.predict import predicted
 from cluster.sizing.snapshot import Goals, Machine, Mix, Pair
 from protocol.errors import StartupError
 from router.step_model import StepModel
 
-AS_TOLD = Pair(prefill=1.0, decode=1.0)
 MOST_WORKERS = 10_000
 Ceiling = Literal["tpot", "kv", "max_batch"]
 

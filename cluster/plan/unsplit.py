@@ -26,9 +26,9 @@ from cluster.plan.gpus import Gpu
 from cluster.plan.machine import decode_s, kv_tokens, rates
 from cluster.plan.pools import Wanted
 from cluster.plan.shape import Work
-from cluster.sizing.demand import LATE
 from cluster.sizing.moments import mean, quantile
 from cluster.sizing.queueing import late_share
+from cluster.sizing.servers import LATE
 from cluster.sizing.snapshot import Sample
 
 _ROUNDS = 20

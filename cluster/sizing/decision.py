@@ -35,6 +35,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
     ttft_s: float | None = None
     tpot_s: float | None = None
+    kv_tokens: float | None = None  # that a sequence holds while it decodes
 
 
 class Loan(msgspec.Struct, frozen=True, kw_only=True):

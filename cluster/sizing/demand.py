@@ -1,7 +1,7 @@
 """Workers that each role needs for a mix of requests, and what they would bring. Pure.
 
     prefill   S: seconds of a prompt; a = rate*E[S]; k = Var(S)/E[S]^2; B = TTFT objective - S_q90
-              least P with ErlangC(P, a)*exp(-2(P - a)B/(E[S](1 + k))) <= 0.1 and a <= 0.9*P
+              least P for these, as in servers.py
     decode    b*: the batch that the TPOT objective, the KV pool and the worker's own limit allow
               A = rate*E[o]*t_step(b*)/tau;  D = (A + 2*sqrt(A*(1 + k)))/b*, rounded up,
               k of the KV that residents hold
@@ -19,26 +19,22 @@ from typing import NamedTuple
 from cluster.settings import Role
 from cluster.sizing.decision import Need
 from cluster.sizing.moments import (
-    Service,
+    corrected,
     prompt_tokens,
     rate_of,
     residents,
     service,
 )
-from cluster.sizing.queueing import least_servers
-from cluster.sizing.snapshot import Goals, Machine, Mix, Pair
+from cluster.sizing.servers import UTILISATION, servers
+from cluster.sizing.snapshot import Corrections, Goals, Machine, Mix, Tuning
 from router.step_model import StepModel
 
-LATE = 0.1
-"""Share of requests that may wait longer than the objective leaves time for."""
+AS_TOLD = Corrections(prefill=1.0, decode=1.0)
+"""Nothing has been observed."""
+START_S = Tuning().start_s
 TAIL = 2.0
 """Standard deviations of the number of sequences that are made room for: 98% of a normal one. With
 90% a full pool now and then keeps prompts on prefill workers (`python -m bench.pools`)."""
-UTILISATION = 0.8
-"""Of workers where the objective cannot be met, and of links always."""
-BUSY = 0.9
-"""Of prefill workers at most: large pools would queue little above it, but load grows while further
-workers start (`python -m bench.pools`)."""
 DRAIN_S = 30.0
 """A backlog of prompts is to be worked off in so long, or in the TTFT objective if that is more."""
 QUEUE = 0.15
@@ -46,42 +42,41 @@ QUEUE = 0.15
 
 
 def prefill_need(
-    mix: Mix, machine: Machine, goals: Goals, correction: float, queued: float = 0.0
+    mix: Mix,
+    machine: Machine,
+    goals: Goals,
+    correction: float,
+    queued: float = 0.0,
+    start_s: float = START_S,
 ) -> Need:
     """``queued``: requests a second of a backlog."""
-    of = service(mix, machine)
-    mean_s, patience_s = of.mean_s * correction, goals.ttft_s - of.q90_s * correction
-    load = (rate_of(mix) + queued) * mean_s
+    of = corrected(service(mix, machine), correction)
+    patience_s = goals.ttft_s - of.q90_s
+    load = (rate_of(mix, patience_s) + queued) * of.mean_s
     floor = _link_floor(mix, machine)
-    workers = _servers(load, of, correction, patience_s) if load > 0 else 0
     return Need(
-        workers=max(workers, floor),
+        workers=max(servers(load, of, patience_s, start_s), floor),
         load=load,
-        each=mean_s,
+        each=of.mean_s,
         link_floor=floor,
         infeasible=load > 0 and patience_s <= 0,
     )
 
 
-def _servers(load: float, of: Service, correction: float, patience_s: float) -> int:
-    if patience_s <= 0:
-        return math.ceil(load / UTILISATION)
-    least = least_servers(load, of.mean_s * correction, of.spread, patience_s, LATE)
-    return max(least, math.ceil(load / BUSY))
-
-
-def backlog(mix: Mix, machine: Machine, goals: Goals, correction: float) -> float:
+def backlog(
+    mix: Mix, machine: Machine, goals: Goals, correction: float, start_s: float = START_S
+) -> float:
     """Requests a second, beside those that arrive, that work off what has queued up: more than is
     under way at this rate (M/G/c: a load of (1 + k)/2 mean prompts), and more than those who wait
     have patience for. Both roles are to serve them."""
-    of = service(mix, machine)
+    of = corrected(service(mix, machine), correction)
     tokens = prompt_tokens(mix) if mix.samples else 0.0
     if tokens <= 0 or of.mean_s <= 0:
         return 0.0
-    mean_s, patience_s = of.mean_s * correction, goals.ttft_s - of.q90_s * correction
-    load = rate_of(mix) * mean_s
-    servers = _servers(load, of, correction, patience_s) if load > 0 else 1
-    bearable = QUEUE * max(0.0, patience_s) * servers / mean_s
+    patience_s = goals.ttft_s - of.q90_s
+    load = rate_of(mix, patience_s) * of.mean_s
+    there = max(1, servers(load, of, patience_s, start_s))
+    bearable = QUEUE * max(0.0, patience_s) * there / of.mean_s
     under_way = load * (1.0 + of.spread) / 2.0
     excess = mix.backlog_tokens / tokens - under_way - bearable
     return max(0.0, excess) / max(DRAIN_S, goals.ttft_s)
@@ -100,9 +95,9 @@ class Batch(NamedTuple):
         return max(1, min(self.by_tpot or self.by_limit, self.by_kv, self.by_limit))
 
 
-def batch(mix: Mix, machine: Machine, goals: Goals, correction: float = 1.0) -> Batch:
-    model, of = StepModel(*machine.step), residents(mix, machine)
-    left_s = goals.tpot_s * mix.pace / correction - model.step
+def batch(mix: Mix, machine: Machine, goals: Goals, corrections: Corrections = AS_TOLD) -> Batch:
+    model, of = StepModel(*machine.step), residents(mix, machine, corrections.kv)
+    left_s = goals.tpot_s * mix.pace / corrections.decode - model.step
     each_s = model.row + model.kv_token * of.kv_tokens
     most = machine.max_batch
     by_tpot = max(0, math.floor(left_s / each_s)) if each_s > 0 else (most if left_s > 0 else 0)
@@ -112,14 +107,14 @@ def batch(mix: Mix, machine: Machine, goals: Goals, correction: float = 1.0) -> 
 
 
 def decode_need(
-    mix: Mix, machine: Machine, goals: Goals, correction: float, queued: float = 0.0
+    mix: Mix, machine: Machine, goals: Goals, corrections: Corrections, queued: float = 0.0
 ) -> Need:
     """``queued``: requests a second of a backlog. Room is made for those at least that decode now:
     how long answers are shows when they have ended."""
-    model, of = StepModel(*machine.step), residents(mix, machine)
-    allowed = batch(mix, machine, goals, correction)
+    model, of = StepModel(*machine.step), residents(mix, machine, corrections.kv)
+    allowed = batch(mix, machine, goals, corrections)
     together = allowed.size
-    step_s = model.decode_s(together, together * of.kv_tokens) * correction
+    step_s = model.decode_s(together, together * of.kv_tokens) * corrections.decode
     load = (rate_of(mix) + queued) * of.output * step_s / mix.pace
     floor = _link_floor(mix, machine)
     # So many sequences at a time, Poisson, hold KV with a variance of load*E[kv^2].
@@ -143,15 +138,19 @@ def _link_floor(mix: Mix, machine: Machine) -> int:
 
 
 def needs(
-    mix: Mix, machines: dict[Role, Machine], goals: Goals, corrections: Pair
+    mix: Mix,
+    machines: dict[Role, Machine],
+    goals: Goals,
+    corrections: Corrections,
+    start_s: float = START_S,
 ) -> dict[Role, Need]:
     """Of both roles, in workers of the role's own pool; a pool whose machine is not known is taken
-    for the other's. ``machines`` holds one at least."""
+    for the other's. ``machines`` holds one at least. ``start_s``: of a worker."""
     computing, decoding = machine_of("prefill", machines), machine_of("decode", machines)
-    queued = backlog(mix, computing, goals, corrections.prefill)
+    queued = backlog(mix, computing, goals, corrections.prefill, start_s)
     return {
-        "prefill": prefill_need(mix, computing, goals, corrections.prefill, queued),
-        "decode": decode_need(mix, decoding, goals, corrections.decode, queued),
+        "prefill": prefill_need(mix, computing, goals, corrections.prefill, queued, start_s),
+        "decode": decode_need(mix, decoding, goals, corrections, queued),
     }
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from cluster.sizing.decision import Predicted
-from cluster.sizing.snapshot import Counts, Memory, Mix, Pair, Past, Snapshot, Tuning
+from cluster.sizing.snapshot import Corrections, Counts, Memory, Mix, Past, Snapshot, Tuning
 
 WEIGHT = 0.1
 """Of a new ratio of observed to predicted."""
+ENOUGH = 20
+"""Residents whose KV tells what one holds."""
 LEAST, MOST = 0.5, 2.0
 """Bounds of a correction."""
 
@@ -65,18 +67,30 @@ def covers(memory: Memory, at_s: float, within_s: float) -> bool:
     return bool(memory.past) and memory.past[0].at_s <= at_s - within_s
 
 
-def corrected(snapshot: Snapshot, expected: Predicted, *, queues: bool) -> Pair:
+def corrected(snapshot: Snapshot, expected: Predicted, *, queues: bool) -> Corrections:
     """``expected``: what the corrections so far make of the workers that serve. ``queues``: prompts
     wait, and how long they did says nothing of how long they take."""
     before, observed = snapshot.memory.corrections, snapshot.observed
+    kv = _moved(before.kv, _resident_kv(snapshot), expected.kv_tokens)
     if not is_calm(snapshot):
-        return before
-    return Pair(
+        return replace(before, kv=kv)
+    return Corrections(
         prefill=before.prefill
         if queues
         else _moved(before.prefill, observed.ttft_s, expected.ttft_s),
         decode=_moved(before.decode, observed.tpot_s, expected.tpot_s),
+        kv=kv,
     )
+
+
+def _resident_kv(snapshot: Snapshot) -> float | None:
+    """Tokens that one of those who decode now holds; None where they are too few to tell."""
+    if snapshot.mix is None or snapshot.mix.residents < ENOUGH:
+        return None
+    held = sum(
+        w.kv_tokens for w in snapshot.workers if w.role == "decode" and w.state != "changing"
+    )
+    return held / snapshot.mix.residents
 
 
 def is_calm(snapshot: Snapshot) -> bool:

@@ -30,9 +30,10 @@ class Residents(NamedTuple):
     spread: float  # of those, variance over the mean squared
 
 
-def rate_of(mix: Mix) -> float:
-    """Requests a second to size for: the window's, or a burst that is no chance."""
-    if mix.burst_s <= 0:
+def rate_of(mix: Mix, patience_s: float = 0.0) -> float:
+    """Requests a second to size for: the window's, or a burst that is no chance and longer than
+    those who wait have patience for."""
+    if mix.burst_s <= 0 or patience_s >= mix.burst_s:
         return mix.rate
     chance = SIGNIFICANT * math.sqrt(mix.burst_rate / mix.burst_s)
     return max(mix.rate, mix.burst_rate - chance)
@@ -55,18 +56,23 @@ def service(mix: Mix, machine: Machine) -> Service:
     return Service(mean_s, spread, quantile(seconds, weights, 0.9))
 
 
-def residents(mix: Mix, machine: Machine) -> Residents:
-    """Zeros where no request is known."""
+def corrected(of: Service, by: float) -> Service:
+    """Every prompt takes ``by`` times as long."""
+    return of._replace(mean_s=of.mean_s * by, q90_s=of.q90_s * by)
+
+
+def residents(mix: Mix, machine: Machine, kv: float = 1.0) -> Residents:
+    """Zeros where no request is known. ``kv``: observed to expected KV of a resident."""
     weights = [s.weight for s in mix.samples]
     if sum(weights) <= 0:
         return Residents(0.0, 0.0, 0.0, 0.0)
     output = mean([s.output for s in mix.samples], weights)
     stays = [s.weight * max(1.0, s.output) for s in mix.samples]
     held = [s.uncached + s.cached + s.output / 2 for s in mix.samples]
-    kv = mean(held, stays)
-    variance = mean([(tokens - kv) ** 2 for tokens in held], stays)
-    spread = variance / kv**2 if kv > 0 else 0.0
-    return Residents(output, kv, _transit(mix, machine, output), spread)
+    mean_kv = mean(held, stays)
+    variance = mean([(tokens - mean_kv) ** 2 for tokens in held], stays)
+    spread = variance / mean_kv**2 if mean_kv > 0 else 0.0
+    return Residents(output, mean_kv * kv, _transit(mix, machine, output), spread)
 
 
 def _transit(mix: Mix, machine: Machine, output: float) -> float:

@@ -37,7 +37,7 @@ def decide(snapshot: Snapshot) -> Decision:
     expected = predicted(mix, snapshot.machines, serving, before)
     queues = is_queueing(mix, snapshot.machines, serving, before)
     corrections = memories.corrected(snapshot, expected, queues=queues)
-    found = needs(mix, snapshot.machines, snapshot.goals, corrections)
+    found = needs(mix, snapshot.machines, snapshot.goals, corrections, snapshot.tuning.start_s)
     wanted = Counts(prefill=found["prefill"].workers, decode=found["decode"].workers)
     memory = replace(
         memories.remembered(snapshot.memory, at_s, wanted, memories.kept_s(snapshot.tuning, mix)),

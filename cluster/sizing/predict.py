@@ -9,7 +9,7 @@ from cluster.sizing.decision import Predicted
 from cluster.sizing.demand import batch, machine_of
 from cluster.sizing.moments import prompt_tokens, residents, service
 from cluster.sizing.queueing import mean_wait_s
-from cluster.sizing.snapshot import Goals, Machine, Mix, Pair
+from cluster.sizing.snapshot import Corrections, Goals, Machine, Mix, Pair
 from router.step_model import StepModel
 
 PATH_S = 0.01
@@ -47,7 +47,7 @@ def _tokens_s(mix: Mix, machine: Machine, goals: Goals) -> float:
 
 
 def predicted(
-    mix: Mix, machines: dict[Role, Machine], servers: Pair, corrections: Pair
+    mix: Mix, machines: dict[Role, Machine], servers: Pair, corrections: Corrections
 ) -> Predicted:
     """Mean TTFT and TPOT with so many workers (of the role's own kind); None where the load is more
     than they can take, or nobody asks."""
@@ -55,7 +55,8 @@ def predicted(
         return Predicted()
     return Predicted(
         ttft_s=_ttft_s(mix, machine_of("prefill", machines), servers.prefill, corrections.prefill),
-        tpot_s=_tpot_s(mix, machine_of("decode", machines), servers.decode, corrections.decode),
+        tpot_s=_tpot_s(mix, machine_of("decode", machines), servers.decode, corrections),
+        kv_tokens=residents(mix, machine_of("decode", machines), corrections.kv).kv_tokens,
     )
 
 
@@ -80,10 +81,11 @@ def _ttft_s(mix: Mix, machine: Machine, servers: float, correction: float) -> fl
     return PATH_S + of.mean_s * correction + wait_s
 
 
-def _tpot_s(mix: Mix, machine: Machine, servers: float, correction: float) -> float | None:
+def _tpot_s(mix: Mix, machine: Machine, servers: float, corrections: Corrections) -> float | None:
     """Little's law on each worker: b = r*t(b), with t(b) = s0 + b*s and r tokens a second to a
     worker, so b = r*s0/(1 - r*s)."""
-    model, of = StepModel(*machine.step), residents(mix, machine)
+    model, of = StepModel(*machine.step), residents(mix, machine, corrections.kv)
+    correction = corrections.decode
     if servers <= 0:
         return None
     each_s = (model.row + model.kv_token * of.kv_tokens) * correction / mix.pace

@@ -74,6 +74,13 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         return self.prefill if role == "prefill" else self.decode
 
 
+class Corrections(Pair, frozen=True, kw_only=True):
+    """Observed to predicted: seconds of each role, and ``kv``: tokens that a resident holds. What
+    lengths of prompts and answers have to do with each other shows only there."""
+
+    kv: float = 1.0
+
+
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Workers of each role."""
 
@@ -134,7 +141,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What the policy keeps from one decision to the next; it comes with the decision."""
 
     past: tuple[Past, ...] = ()
-    corrections: Pair = Pair(prefill=1.0, decode=1.0)  # observed to predicted
+    corrections: Corrections = Corrections(prefill=1.0, decode=1.0)
     last_down_s: float | None = None
     last_change_s: float | None = None
 

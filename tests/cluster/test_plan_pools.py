@@ -22,8 +22,7 @@ from cluster.plan.walls import bound
 from cluster.plan.words import size
 from cluster.plan.workload import POINTS, length, points, traced
 from cluster.settings import Role
-from cluster.sizing.demand import needs
-from cluster.sizing.snapshot import Pair
+from cluster.sizing.demand import AS_TOLD, needs
 from engine.families import parse_config
 from protocol.errors import StartupError
 from router.step_model import StepModel
@@ -118,7 +117,7 @@ def test_workers_are_what_the_autoscaler_would_ask_for() -> None:
     wanted = asked()
     found = sized(wanted)
     machines = {role: pool.machine for role, pool in found.pools.items()}
-    need = needs(wanted.workload.mix, machines, wanted.goals, Pair(prefill=1.0, decode=1.0))
+    need = needs(wanted.workload.mix, machines, wanted.goals, AS_TOLD)
     for role, pool in found.pools.items():
         assert pool.need == need[role] and pool.workers == need[role].workers >= 1
         assert 0 < pool.busy < 1

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from cluster.settings import Role
-from cluster.sizing.demand import backlog, batch, decode_need, needs, prefill_need
+from cluster.sizing.demand import AS_TOLD, backlog, batch, decode_need, needs, prefill_need
 from cluster.sizing.moments import rate_of, residents, service
 from cluster.sizing.predict import predicted, speed
-from cluster.sizing.snapshot import Machine, Pair, Sample
+from cluster.sizing.snapshot import Corrections, Machine, Pair, Sample
 from tests.cluster.sizing.worlds import GOALS, MACHINE, mix
 
-NONE = Pair(prefill=1.0, decode=1.0)
+NONE = AS_TOLD
 
 
 def test_service_of_two_kinds() -> None:
@@ -34,7 +34,7 @@ def test_residents_are_counted_as_long_as_they_stay() -> None:
 
 
 def test_decode_by_the_objective() -> None:
-    need = decode_need(mix(4.0), MACHINE, GOALS, 1.0)
+    need = decode_need(mix(4.0), MACHINE, GOALS, NONE)
     held = 1000 + 100
     together = math.floor((0.05 - 0.01) / (0.0001 + 1e-8 * held))
     together = min(together, 64, 100_000 // held)
@@ -69,7 +69,7 @@ def test_an_objective_below_a_prompt_alone() -> None:
     need = prefill_need(mix(10.0, uncached=20_000), MACHINE, GOALS, 1.0)
     assert need.infeasible
     assert need.workers == math.ceil(need.load / 0.8)
-    need = decode_need(mix(1.0), replace(MACHINE, step=(0.06, 0, 0, 1e-4, 0)), GOALS, 1.0)
+    need = decode_need(mix(1.0), replace(MACHINE, step=(0.06, 0, 0, 1e-4, 0)), GOALS, NONE)
     assert need.infeasible
 
 
@@ -95,8 +95,8 @@ def test_who_waits_for_a_prompt_will_decode_too() -> None:
 
 
 def test_those_who_decode_have_room() -> None:
-    few = decode_need(mix(1.0), MACHINE, GOALS, 1.0)
-    many = decode_need(mix(1.0, residents=10 * few.each), MACHINE, GOALS, 1.0)
+    few = decode_need(mix(1.0), MACHINE, GOALS, NONE)
+    many = decode_need(mix(1.0, residents=10 * few.each), MACHINE, GOALS, NONE)
     assert (few.workers, many.workers) == (1, 10)
 
 
@@ -122,6 +122,21 @@ def test_a_burst_is_more_than_chance() -> None:
     )
 
 
+def test_a_burst_that_patience_outlasts_needs_nobody() -> None:
+    burst = mix(10.0, burst_rate=40.0, burst_s=15.0)
+    assert rate_of(burst, 14.0) > 30.0
+    assert rate_of(burst, 15.0) == 10.0
+
+
+def test_who_holds_less_kv_than_lengths_say_needs_less_room() -> None:
+    """Long prompts with short answers: few of them are there at a time."""
+    less, wide = replace(NONE, kv=0.5), replace(MACHINE, max_batch=999)
+    twice = 2 * batch(mix(1.0), wide, GOALS).by_kv
+    assert batch(mix(1.0), wide, GOALS, less).by_kv == pytest.approx(twice, abs=1)
+    few, many = (decode_need(mix(50.0), wide, GOALS, kv).workers for kv in (less, NONE))
+    assert few < many
+
+
 def test_nobody_asks() -> None:
     found = needs(mix(0.0, samples=()), {"decode": MACHINE}, GOALS, NONE)
     assert [need.workers for need in found.values()] == [0, 0]
@@ -130,7 +145,7 @@ def test_nobody_asks() -> None:
 def test_corrections_make_work_heavier() -> None:
     load, machines = mix(30.0), {"prefill": MACHINE, "decode": MACHINE}
     plain = needs(load, machines, GOALS, NONE)  # type: ignore[arg-type]
-    twice = needs(load, machines, GOALS, Pair(prefill=2.0, decode=2.0))  # type: ignore[arg-type]
+    twice = needs(load, machines, GOALS, Corrections(prefill=2.0, decode=2.0))  # type: ignore[arg-type]
     assert twice["prefill"].load == pytest.approx(2 * plain["prefill"].load)
     assert twice["decode"].workers > plain["decode"].workers
 

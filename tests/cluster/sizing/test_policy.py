@@ -14,12 +14,12 @@ from cluster.sizing.decision import Record, from_line, to_line
 from cluster.sizing.fitting import fit
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import (
+    Corrections,
     Counts,
     Limits,
     Memory,
     Mix,
     Observed,
-    Pair,
     Past,
     Sample,
     Snapshot,
@@ -193,13 +193,38 @@ def test_corrections_follow_what_is_seen_within_bounds() -> None:
     state = snapshot(2, 2, mix(2.0), observed=Observed(ttft_s=5.0, tpot_s=0.001))
     for _ in range(100):
         state = replace(after(state, decide(state), 5.0), workers=state.workers)
-    assert state.memory.corrections == Pair(prefill=2.0, decode=0.5)
+    assert state.memory.corrections == Corrections(prefill=2.0, decode=0.5)
+
+
+def test_the_kv_of_residents_is_learnt_while_workers_change_too() -> None:
+    """Samples know nothing of prompts and answers together."""
+    state = snapshot(2, 2, mix(2.0, residents=100.0))
+    told = decide(state).predicted.kv_tokens
+    assert told == pytest.approx(1000 + 100)
+    for role_state, share in (("serving", 0.6), ("warming", 0.4)):
+        held = tuple(
+            replace(w, state=role_state, kv_tokens=int(50 * told * share))
+            if w.role == "decode" else w
+            for w in state.workers
+        )  # fmt: skip
+        for _ in range(100):
+            state = replace(after(state, decide(state), 5.0), workers=held)
+        assert state.memory.corrections.kv == pytest.approx(max(0.5, share), rel=0.01)
+        expected = decide(state).predicted.kv_tokens
+        assert expected == pytest.approx(told * max(0.5, share), rel=0.01)
+
+
+def test_too_few_residents_tell_nothing() -> None:
+    state = snapshot(2, 2, mix(2.0, residents=19.0))
+    assert decide(state).memory.corrections.kv == 1.0
 
 
 def test_nothing_is_learnt_while_workers_change() -> None:
     state = snapshot(2, 2, mix(2.0), observed=Observed(ttft_s=5.0, tpot_s=0.5))
     warming = (replace(state.workers[0], state="warming"), *state.workers[1:])
-    assert decide(replace(state, workers=warming)).memory.corrections == Pair(prefill=1, decode=1)
+    assert decide(replace(state, workers=warming)).memory.corrections == Corrections(
+        prefill=1, decode=1
+    )
 
 
 def test_a_line_holds_everything() -> None:
