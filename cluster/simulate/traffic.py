@@ -32,7 +32,7 @@ def requests(scenario: Scenario) -> list[Job]:
     traffic = scenario.traffic
     until = math.inf if scenario.seconds is None else scenario.seconds
     if traffic.trace is not None:
-        found += _of_trace(traffic, Random(f"{scenario.seed} trace"), until)
+        found += _of_trace(traffic, until)
         until = min(until, max(job.at for job in found))  # mixes beside it end with it
     for number, mix in enumerate(traffic.mixes):
         draw = Random(f"{scenario.seed} mix {number}")
@@ -45,20 +45,23 @@ def requests(scenario: Scenario) -> list[Job]:
     return found
 
 
-def _of_trace(of: TrafficSection, draw: Random, until: float) -> Iterator[Job]:
-    """Copies of a request share no prefix with each other: they are other people's."""
+def _of_trace(of: TrafficSection, until: float) -> Iterator[Job]:
+    """Copies share no prefix with each other: they are other people's. Each plays the trace from
+    a moment of its own, and what it left out at the end."""
     assert of.trace is not None
     lines = read_trace(Path(of.trace))
-    began = lines[0].at
+    began, length = lines[0].at, (lines[-1].at - lines[0].at) / of.speed
+    turn = min(until, length * (1 + 1 / max(1, len(lines) - 1)))
     for line in lines:
         at = (line.at - began) / of.speed
+        if at >= until:
+            break
         prompt, output = (max(1, round(n * of.scale)) for n in (line.prompt, line.output))
         whole = prompt // BLOCK
         for copy in range(of.copies):
-            when = at if not copy else at + draw.uniform(-0.5, 0.5) * of.spread_s
-            if 0 <= when < until:
-                blocks = tuple(_key(copy, number) for number in line.blocks[:whole])
-                yield Job(0, when, prompt, output, blocks)
+            when = at + of.spread_s * copy / of.copies
+            blocks = tuple(_key(copy, number) for number in line.blocks[:whole])
+            yield Job(0, when % turn if turn > 0 else 0.0, prompt, output, blocks)
 
 
 def _key(space: int, number: int) -> bytes:

@@ -68,10 +68,8 @@ class TrafficSection(Section):
 
     trace: str | None = None
     speed: Positive = 1.0  # of the trace: 2 halves the time between requests
-    copies: Annotated[int, Field(ge=1, le=100_000)] = (
-        1  # of each request, with prefixes of their own
-    )
-    spread_s: NotNegative = 30.0  # copies come within so many seconds
+    copies: Annotated[int, Field(ge=1, le=100_000)] = 1  # of it, with prefixes of their own
+    spread_s: NotNegative = 30.0  # the copies begin within so many seconds
     scale: Positive = 1.0  # of the trace's lengths
     mixes: tuple[MixSection, ...] = ()
 

@@ -96,11 +96,16 @@ def test_traces_of_both_formats_become_requests() -> None:
 
 
 def test_copies_of_a_trace_are_strangers_and_speed_shortens_it() -> None:
-    text = ["traffic.copies=3", "traffic.speed=2", "traffic.spread_s=4"]
+    """Each copy begins at a moment of its own; what it left out it plays at the end."""
+    text = ["traffic.copies=4", "traffic.speed=2", "traffic.spread_s=2"]
     jobs = requests(given(None, text, DATA / "mooncake.jsonl"))
     long = [job for job in jobs if job.prompt == 5200]
-    assert len(long) == 3 and len({job.blocks[0] for job in long}) == 3
-    assert all(abs(job.at - 4.5) <= 2 for job in long)
+    assert [job.at for job in long] == [4.5, 5.0, 5.5, 6.0]
+    assert len({job.blocks[0] for job in long}) == 4
+    first = [job.at for job in jobs if job.prompt == 1650]
+    assert first == [0.0, 0.5, 1.0, 1.5]
+    last = [job.at for job in jobs if job.prompt == 2100]
+    assert last == pytest.approx([9.0 - 7.5 * 8 / 7, 7.5, 8.0, 8.5])
 
 
 def rate(of: Scenario, begin: float, end: float) -> float:
