@@ -17,8 +17,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
-# They start clusters: one test at a time. The others run in two processes.
-APART := tests/e2e tests/workers
+# Where tests are that are marked `alone`: each has the machine for itself. The others run in two
+# processes, a file at a time.
+ALONE := tests/e2e tests/workers
 
 .PHONY: up down test lint format proto dashboards lock clean
 
@@ -30,10 +31,11 @@ down: $(VENV)/installed
 
 test: $(VENV)/installed-dev $(VENV)/installed-litellm
 	@failed=0; \
-	for tests in "-n 2 --dist loadfile $(APART:%=--ignore=%)" "$(APART)"; do \
-		echo "pytest $$tests"; \
-		$(BIN)/python -m pytest -q $$tests $(ARGS) || [ $$? = 5 ] || failed=1; \
-	done; exit $$failed
+	run() { echo "pytest $$*"; \
+		$(BIN)/python -m pytest -q "$$@" $(ARGS) || [ $$? = 5 ] || failed=1; }; \
+	run -n 2 --dist loadfile -m "not alone"; \
+	run -m alone $(ALONE); \
+	exit $$failed
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

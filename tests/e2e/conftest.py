@@ -1,15 +1,15 @@
-"""One cluster for the folder: `baton up` with the demo model, as a person runs it."""
+"""What several files have: the text of one engine, what a directory lists, a small pool."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from bench.chaos import BUSY_ROUTER, EXACT
-from bench.local_cluster import LocalCluster, local_cluster
+from bench.local_cluster import LocalCluster
 from bench.standalone import Standalone
 from cluster.models import demo_path
 from engine.core import Engine, EngineConfig
@@ -17,14 +17,6 @@ from prefill_worker.policy import plan
 from protocol.directory import Directory, WorkerRecord, connect
 from protocol.request import Request
 from tests.engine.conftest import drain, load_model
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
-    with local_cluster(
-        "--threads", "1", "--prefill-chunk", "128", "--kv-precision", "exact"
-    ) as running:
-        yield running
 
 
 class Oracle:

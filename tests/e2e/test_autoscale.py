@@ -18,15 +18,15 @@ from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Counts
 from protocol.directory import WorkerRecord
 from tests.e2e.conftest import Oracle, workers
-from tests.e2e.test_cluster import as_request, body, http, prompts, stream
+from tests.e2e.up.test_cluster import as_request, body, http, prompts, stream
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
 
 OPTIONS = {
     **{"threads": "1", "kv-precision": "exact", "speculation": "off", "max-batch": "5"},
     **{"autoscaler-mode": "act", "autoscaler-decode-max": "2", "autoscaler-prefill-max": "1"},
     **{"autoscaler-interval-s": "0.5", "autoscaler-window-s": "5", "autoscaler-warm-up-s": "0"},
-    **{"autoscaler-down-after-s": "2", "autoscaler-down-every-s": "1"},
+    **{"autoscaler-down-after-s": "1", "autoscaler-down-every-s": "1"},
 }
 WAIT_S = 60.0
 

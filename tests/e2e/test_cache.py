@@ -30,7 +30,7 @@ from tests.e2e.asking import (
 )
 from tests.e2e.redis_faults import FAULTS, Fault
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(120)]
 
 KEYS = {"sk-a1": "acme", "sk-a2": "acme", "sk-u": "umbrella"}
 PATIENT = ("--admission-ttft-ms", "600000")

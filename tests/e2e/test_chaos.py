@@ -34,7 +34,7 @@ from bench.standalone import Standalone
 from protocol.directory import WorkerRecord
 from protocol.request import Request
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(150)]
 
 PREFILL_LOST, DECODE_LOST = "prefill: UNAVAILABLE", ", attempt 1: "  # as the pool's log has it
 EJECTED_S = 5.0
@@ -166,7 +166,7 @@ async def test_rolling_restart_loses_no_stream(
 ) -> None:
     """Streams come and go all the while, some longer than a drain; each must get its text."""
     over = asyncio.Event()
-    long = [lengthened(r, 700 + 200 * i) for i, r in enumerate(asked[:4])]  # not in step
+    long = [lengthened(r, 700 + 100 * i) for i, r in enumerate(asked[:4])]  # not in step
     mixed = [*long, *asked[4:8]]
     expected = [*await asyncio.to_thread(Oracle(), long), *texts[4:8]]
     handed_over = pool.said("the worker goes")

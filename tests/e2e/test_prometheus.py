@@ -24,10 +24,10 @@ from tests.e2e.prometheus_server import Prometheus, Watch, every_alert, promethe
 from tests.e2e.watched_pool import STRICT, WELL, WatchedPool, load
 from tests.system import needs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
 
-SCALE = 1 / 20
-"""5 minutes are 15 s."""
+SCALE = 1 / 30
+"""5 minutes are 10 s."""
 
 MOST_DEATHS = 12
 """Of one kind, by which an alert must have fired: a slow machine takes its time between them."""

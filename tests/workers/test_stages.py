@@ -17,6 +17,8 @@ from router.settings import RouterSettings
 from tests.router.conftest import until
 from tests.workers.harness import TOKEN, running, settings
 
+pytestmark = pytest.mark.alone
+
 EVENTS = ["arrived", "routed", "prefill_queued", "prefill_started", "first_token", "kv_ready"]
 EVENTS += ["decode_started", "finished"]
 

@@ -23,6 +23,8 @@ from router.walls.pools import PoolWall, pool_walls
 from tests.workers.harness import Client, attached, running, settings
 from tests.workers.test_metrics import scrape, value
 
+pytestmark = pytest.mark.alone
+
 SLOW = 1_000_000  # bytes per second
 
 

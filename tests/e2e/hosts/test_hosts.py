@@ -19,7 +19,7 @@ from tests.e2e.hosts.clients import CALM_S, Clients, Load
 from tests.e2e.hosts.cluster import CONFIG, PYTHON, YAML, HostCluster
 from tests.e2e.hosts.watch import Watch
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(300)]
 
 NOBODY_WAITS_S = 20.0
 LONG = 2500  # tokens of a prompt whose KV takes a second and more at 100 Mbit/s
@@ -75,19 +75,6 @@ async def test_others_are_refused(cluster: HostCluster, clients: Clients, watch:
         cluster.o.run(f"{token} {status}")
 
 
-async def test_more_workers(
-    cluster: HostCluster,
-    clients: Clients,
-    watch: Watch,
-    asked: list[Request],
-    texts: list[list[int]],
-) -> None:
-    async with Load(clients, cluster.hosts, asked, pause_s=CALM_S) as load:
-        await asyncio.to_thread(cluster.baton, "scale decode=3 --address auto")
-        await watch.until(cluster.a, {("decode", "c"): 3}, 10)
-    assert not load.wrong(texts)
-
-
 async def test_a_rolling_update_loses_no_stream(
     cluster: HostCluster, clients: Clients, asked: list[Request], texts: list[list[int]]
 ) -> None:
@@ -101,6 +88,19 @@ async def test_a_rolling_update_loses_no_stream(
     assert load.longest_s() < NOBODY_WAITS_S
     for host, old in zip(cluster.hosts, before, strict=True):
         assert old and not old & cluster.serving(host)
+
+
+async def test_more_workers(
+    cluster: HostCluster,
+    clients: Clients,
+    watch: Watch,
+    asked: list[Request],
+    texts: list[list[int]],
+) -> None:
+    async with Load(clients, cluster.hosts, asked, pause_s=CALM_S) as load:
+        await asyncio.to_thread(cluster.baton, "scale decode=3 --address auto")
+        await watch.until(cluster.a, {("decode", "c"): 3}, 10)
+    assert not load.wrong(texts)
 
 
 async def test_a_slow_link(cluster: HostCluster, clients: Clients, watch: Watch) -> None:

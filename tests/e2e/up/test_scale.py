@@ -8,9 +8,9 @@ import pytest
 
 from bench.local_cluster import LocalCluster, baton
 from tests.e2e.conftest import Oracle, workers
-from tests.e2e.test_cluster import as_request, body, http, prompts, stream
+from tests.e2e.up.test_cluster import as_request, body, http, prompts, stream
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
 
 
 async def scaled(cluster: LocalCluster, *counts: str) -> str:

@@ -18,7 +18,7 @@ from cluster.models import demo_path
 from protocol.request import Request, Sampling
 from tests.e2e.conftest import Oracle, worker, workers
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
 
 
 def prompts(count: int, low: int, high: int, seed: int) -> list[list[int]]:
