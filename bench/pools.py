@@ -11,8 +11,8 @@ Each study plays one workload at a rate that needs about ``--gpus`` at its peak:
                  the future is known and starts take no time
 
 GPU-hours are counted from asking for a worker until it is gone. Searches end a simulation as soon
-as too many requests have missed their objectives. A worker is an H200 that serves Llama-3-70B:
-coefficients as `baton plan` makes them.
+as too many requests have missed their objectives. A worker is an H200 that serves Llama-3-70B in
+fp8: coefficients as `baton plan` makes them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,17 @@ from cluster.simulate.result import Result
 from cluster.simulate.run import simulate
 from cluster.simulate.scenario import Scenario, parse
 from cluster.sizing.decision import Record
-from cluster.sizing.demand import needs
-from cluster.sizing.snapshot import Mix, Pair, Sample
+from cluster.sizing.demand import AS_TOLD, needs
+from cluster.sizing.snapshot import Mix, Sample
 
 WINDOW_S = 300.0
-H200: dict[str, Any] = {"gpu": "H200", "model": "Llama-3-70B", "chunk": 2048, "max_batch": 256}
+H200: dict[str, Any] = {
+    "gpu": "H200", "model": "Llama-3-70B", "weight_bytes": 1, "chunk": 2048,
+    "max_batch": 256,
+}  # fmt: skip
+SPREAD_S = 300
+"""The copies of a trace begin within so long: a service that is so many times as large follows its
+course over minutes, but its users do not ask in step."""
 START_S = 60.0
 """A cold start: the default of `autoscaler.start_s`."""
 DAY_S = 3 * 3600.0
@@ -60,8 +66,8 @@ def azure(traces: Path, gpus: float) -> Study:
             "objectives": {"ttft_ms": 4000, "tpot_ms": 100},
             "traffic": {
                 "trace": str(traces / "azure_conv.csv"),
-                "copies": max(1, round(gpus / 5.0)),
-                "spread_s": 30,
+                "copies": max(1, round(gpus / 3.6)),
+                "spread_s": SPREAD_S,
             },
         },
         0.8,
@@ -82,16 +88,16 @@ def day(_: Path, gpus: float) -> Study:
             "traffic": {
                 "mixes": [
                     {
-                        "rate": 7 * rate,
+                        "rate": 9 * rate,
                         "sine": sine,
                         "prompt": "lognormal:5000,0.6,20000",
                         "output": "lognormal:200,0.6,1500",
                     },
                     {
-                        "rate": 10 * rate,
+                        "rate": 13 * rate,
                         "sine": {**sine, "phase": 0.25},
                         "prompt": "lognormal:800,0.6,8000",
-                        "output": "lognormal:600,0.6,3000",
+                        "output": "lognormal:4000,0.6,16000",
                     },
                 ]
             },
@@ -101,17 +107,16 @@ def day(_: Path, gpus: float) -> Study:
 
 
 def mooncake(traces: Path, gpus: float) -> Study:
-    """An hour of long conversations with shared prefixes, nearly flat. Weights in fp8, so that the
-    pool holds the longest prompts."""
+    """An hour of long conversations with shared prefixes, nearly flat."""
     return Study(
         "mooncake",
         {
-            "machines": {"prefill": {**H200, "context": 12000, "weight_bytes": 1}},
+            "machines": {"prefill": {**H200, "context": 12000}},
             "objectives": {"ttft_ms": 30_000, "tpot_ms": 100},
             "traffic": {
                 "trace": str(traces / "mooncake_conversation.jsonl"),
-                "copies": max(1, round(gpus / 10.0)),
-                "spread_s": 30,
+                "copies": max(1, round(gpus / 15.0)),
+                "spread_s": SPREAD_S,
             },
         },
         1.0,
@@ -146,7 +151,7 @@ def needed(trial: Trial, begin: float, end: float) -> Split:
         window_s=end - begin,
         samples=tuple(Sample(float(j.prompt), 0.0, float(j.output)) for j in jobs),
     )
-    found = needs(mix, trial.machines, trial.scenario.goals, Pair(prefill=1.0, decode=1.0))
+    found = needs(mix, trial.machines, trial.scenario.goals, AS_TOLD)
     return Split(found["prefill"].workers, found["decode"].workers)
 
 
