@@ -165,12 +165,11 @@ async def fetched(worker: Worker, r: Request, fetch: pb.Fetch) -> Answer:
 
 
 async def test_a_source_that_is_not_what_it_was_costs_the_work_alone(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
+    trio: Trio, redis: EmbeddedRedis, model: Path, oracle: Oracle
 ) -> None:
     """Another instance, nobody there, another precision, nothing cached: all is computed."""
-    other = settings("decode", redis, model, kv_precision="fp8")
-    mine = settings("decode", redis, model)
-    async with running(mine, mine, other) as (d1, d2, rounding):
+    _, d1, d2 = trio
+    async with running(settings("decode", redis, model, kv_precision="fp8")) as (rounding,):
         instance, nobody = source(d1), source(d1)
         instance.instance = d2.instance
         nobody.endpoint = nobody.kv_endpoint = "127.0.0.1:1"
@@ -184,15 +183,14 @@ async def test_a_source_that_is_not_what_it_was_costs_the_work_alone(
 
 
 async def test_what_the_source_has_evicted_is_computed(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
+    trio: Trio, redis: EmbeddedRedis, model: Path, oracle: Oracle
 ) -> None:
-    small = settings("decode", redis, model, kv_tokens=12 * 32)
-    async with running(small, settings("decode", redis, model)) as (d1, d2):
-        turn = await second(4, d1)
-        async with attached(d1) as client:
+    async with running(settings("decode", redis, model, kv_tokens=12 * 32)) as (small,):
+        turn = await second(4, small)
+        async with attached(small) as client:
             # 9 pages: 5 are free, and 4 of the answer's blocks have to go.
             await client.ask(request("other", prompt(280, 5), max_tokens=2))
-        answer = await fetched(d2, turn, source(d1))
+        answer = await fetched(trio[2], turn, source(small))
         assert answer.tokens == oracle(turn)
         assert answer.cached == 3 * 32 and "fetch_done" in answer.timeline
 

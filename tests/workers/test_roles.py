@@ -30,6 +30,7 @@ from tests.workers.test_routed import Front, cached, front
 ROLES = ("prefill", "decode", "decode")
 LOANS = 5  # and as many returns
 CLIENTS = 10
+TOKENS = 150  # of an answer: it meets several changes
 
 
 class Trio(NamedTuple):
@@ -91,7 +92,7 @@ async def test_streams_run_through_ten_changes(
     a death."""
     prompts = [prompt(40 + 13 * number, number) for number in range(12)]
     async with front(trio.redis, 3) as one, front(trio.redis, 3) as two:
-        quiet = list(map(tokens, await asyncio.gather(*(one.ask(p, 300) for p in prompts))))
+        quiet = list(map(tokens, await asyncio.gather(*(one.ask(p, TOKENS) for p in prompts))))
         lending = asyncio.create_task(loans(trio))
         said: list[tuple[int, list[int]]] = []
 
@@ -99,7 +100,7 @@ async def test_streams_run_through_ten_changes(
             for turn in itertools.count(first):
                 if lending.done():
                     return
-                answer = await router.ask(prompts[turn % 12], 300)
+                answer = await router.ask(prompts[turn % 12], TOKENS)
                 said.append((turn % 12, tokens(answer)))
 
         await asyncio.gather(*(client((one, two)[n % 2], n) for n in range(CLIENTS)))
