@@ -41,10 +41,11 @@ class Prometheus:
         data = await self.get("query", query=expr)
         return data["result"] if data["resultType"] == "vector" else [{"value": data["result"]}]
 
-    async def firing(self) -> set[tuple[str, str]]:
-        """(name, severity) of alerts."""
+    async def firing(self, *states: str) -> set[tuple[str, str]]:
+        """(name, severity) of alerts that fire, or that are in one of ``states``."""
+        among = states or ("firing",)
         data = await self.get("alerts")
-        labels = [alert["labels"] for alert in data["alerts"] if alert["state"] == "firing"]
+        labels = [alert["labels"] for alert in data["alerts"] if alert["state"] in among]
         return {(each["alertname"], each["severity"]) for each in labels}
 
 
