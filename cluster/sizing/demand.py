@@ -49,10 +49,10 @@ def prefill_need(
     queued: float = 0.0,
     start_s: float = START_S,
 ) -> Need:
-    """``queued``: requests a second of a backlog."""
+    """``queued``: requests of a backlog."""
     of = corrected(service(mix, machine), correction)
     patience_s = goals.ttft_s - of.q90_s
-    load = (rate_of(mix, patience_s) + queued) * of.mean_s
+    load = (rate_of(mix, patience_s) + queued / _drain_s(goals)) * of.mean_s
     floor = _link_floor(mix, machine)
     return Need(
         workers=max(servers(load, of, patience_s, start_s), floor),
@@ -66,9 +66,9 @@ def prefill_need(
 def backlog(
     mix: Mix, machine: Machine, goals: Goals, correction: float, start_s: float = START_S
 ) -> float:
-    """Requests a second, beside those that arrive, that work off what has queued up: more than is
-    under way at this rate (M/G/c: a load of (1 + k)/2 mean prompts), and more than those who wait
-    have patience for. Both roles are to serve them."""
+    """Requests that have queued up: more than are under way at this rate (M/G/c: a load of
+    (1 + k)/2 mean prompts), and more than those who wait have patience for. Both roles are to serve
+    them."""
     of = corrected(service(mix, machine), correction)
     tokens = prompt_tokens(mix) if mix.samples else 0.0
     if tokens <= 0 or of.mean_s <= 0:
@@ -79,7 +79,11 @@ def backlog(
     bearable = QUEUE * max(0.0, patience_s) * there / of.mean_s
     under_way = load * (1.0 + of.spread) / 2.0
     excess = mix.backlog_tokens / tokens - under_way - bearable
-    return max(0.0, excess) / max(DRAIN_S, goals.ttft_s)
+    return max(0.0, excess)
+
+
+def _drain_s(goals: Goals) -> float:
+    return max(DRAIN_S, goals.ttft_s)
 
 
 class Batch(NamedTuple):
@@ -109,13 +113,15 @@ def batch(mix: Mix, machine: Machine, goals: Goals, corrections: Corrections = A
 def decode_need(
     mix: Mix, machine: Machine, goals: Goals, corrections: Corrections, queued: float = 0.0
 ) -> Need:
-    """``queued``: requests a second of a backlog. Room is made for those at least that decode now:
-    how long answers are shows when they have ended."""
+    """``queued``: requests of a backlog, all of which may decode at a time, but not more than all:
+    those of a worker that went come together. Room is made for those at least that decode now: how
+    long answers are shows when they have ended."""
     model, of = StepModel(*machine.step), residents(mix, machine, corrections.kv)
     allowed = batch(mix, machine, goals, corrections)
     together = allowed.size
     step_s = model.decode_s(together, together * of.kv_tokens) * corrections.decode
-    load = (rate_of(mix) + queued) * of.output * step_s / mix.pace
+    lasts_s = of.output * step_s / mix.pace
+    load = rate_of(mix) * lasts_s + queued * min(1.0, lasts_s / _drain_s(goals))
     floor = _link_floor(mix, machine)
     # So many sequences at a time, Poisson, hold KV with a variance of load*E[kv^2].
     over = TAIL * math.sqrt(load * (1.0 + of.spread))
