@@ -88,13 +88,13 @@ def day(_: Path, gpus: float) -> Study:
             "traffic": {
                 "mixes": [
                     {
-                        "rate": 6 * rate,
+                        "rate": 7 * rate,
                         "sine": sine,
                         "prompt": "lognormal:5000,0.6,20000",
                         "output": "lognormal:200,0.6,1500",
                     },
                     {
-                        "rate": 8.5 * rate,
+                        "rate": 9.5 * rate,
                         "sine": {**sine, "phase": 0.25},
                         "prompt": "lognormal:800,0.6,8000",
                         "output": "lognormal:4000,0.6,16000",
