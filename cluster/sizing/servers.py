@@ -17,7 +17,8 @@ from cluster.sizing.queueing import least_servers
 LATE = 0.1
 """Share of requests that may wait longer than the objective leaves time for."""
 GROWTH = 0.25
-"""g (`python -m bench.pools`: with 0.2 three times as many prompts of the Azure trace are late)."""
+"""g. Of the 58 minutes of Azure's trace of conversations six bring more than a quarter more prompt
+tokens than the minute before."""
 ERROR = 0.03
 """Least x: the load is known with an error."""
 UTILISATION = 0.8
