@@ -153,6 +153,9 @@ class AutoscalerCollector(Collector):
         ):
             if value is not None:
                 yield gauge(name, text, own, value)
+        kv = turn.record.decision.memory.corrections.kv
+        text = "Observed to expected KV of a sequence that decodes"
+        yield gauge("resident_kv_correction_factor", text, own, kv)
         missed = turn.record.decision.slo_infeasible
         text = "1: no number of workers meets the objective"
         values: list[tuple[str, float]] = [(slo, slo in missed) for slo in SLOS]

@@ -82,6 +82,7 @@ def test_of_the_last_decision() -> None:
     assert found["baton_starting_replicas", "decode"] == 2
     assert found["baton_observed_ttft_seconds", "autoscaler"] == 0.3
     assert ("baton_observed_tpot_seconds", "autoscaler") not in found
+    assert found["baton_resident_kv_correction_factor", "autoscaler"] == 1.0
     assert found["baton_slo_infeasible", "autoscaler ttft"] == 0
     assert found["baton_autoscaler_mode", "autoscaler act"] == 1
     assert found["baton_autoscaler_mode", "autoscaler watch"] == 0
