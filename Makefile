@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
 # Where tests are that are marked `alone`: each has the machine for itself. The others run in two
 # processes, a file at a time.
-ALONE := tests/e2e tests/workers
+ALONE := tests/bench tests/e2e tests/workers
 
 .PHONY: up down test lint format proto dashboards lock clean
 

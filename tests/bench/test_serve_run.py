@@ -34,6 +34,7 @@ async def _run(manner: Manner, **more: object) -> tuple[Result, Canned]:
         return await run(options, QUIET, keep_records=True), canned
 
 
+@pytest.mark.alone
 async def test_what_it_measures_is_what_the_server_did() -> None:
     found, canned = await _run(
         Manner(FIRST_S, GAP_S), rate=20.0, arrivals="constant", requests=20, ttft_slo_ms=200.0
@@ -56,6 +57,7 @@ async def test_what_it_measures_is_what_the_server_did() -> None:
     assert len(found.records or []) == 20
 
 
+@pytest.mark.alone
 async def test_tokens_in_one_chunk_are_counted() -> None:
     found, _ = await _run(Manner(0.0, GAP_S, together=4), concurrency=2, requests=6)
     s = found.summary
@@ -65,6 +67,7 @@ async def test_tokens_in_one_chunk_are_counted() -> None:
     assert s.offered_rate is None
 
 
+@pytest.mark.alone
 async def test_times_count_from_when_a_request_was_due() -> None:
     """One at a time, each of 0.2 s, ten due at once: the last one waits 1.8 s, and that shows."""
     found, _ = await _run(Manner(0.2), rate=1000.0, requests=10, max_in_flight=1, output="3")
@@ -75,6 +78,7 @@ async def test_times_count_from_when_a_request_was_due() -> None:
     assert "9 requests waited because 1 were in flight" in found.health.warnings[-1]
 
 
+@pytest.mark.alone
 async def test_a_closed_loop_holds_its_number_for_its_time() -> None:
     found, _ = await _run(Manner(0.05), concurrency=3, duration_s=0.6, output="3")
     assert 15 <= found.summary.ok <= 3 * (0.6 / 0.05 + 1)
@@ -158,13 +162,14 @@ async def test_the_key_is_sent_and_not_written(
         await _run(Manner(), concurrency=1, requests=1, api_key_env="SOME_KEY")
 
 
-def _serving(manner: Manner) -> tuple[str, threading.Event]:
+def _serving(manner: Manner) -> tuple[str, Canned, threading.Event]:
     """A server in a thread, until the event is set."""
     stop, ready = threading.Event(), threading.Event()
     urls: list[str] = []
+    canned = Canned(manner)
 
     async def serve() -> None:
-        async with Canned(manner).serving() as url:
+        async with canned.serving() as url:
             urls.append(url)
             ready.set()
             while not stop.is_set():
@@ -172,7 +177,7 @@ def _serving(manner: Manner) -> tuple[str, threading.Event]:
 
     threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
     assert ready.wait(10)
-    return urls[0], stop
+    return urls[0], canned, stop
 
 
 def _command(*args: str) -> list[str]:
@@ -180,7 +185,7 @@ def _command(*args: str) -> list[str]:
 
 
 def test_ctrl_c_reports_what_there_is(tmp_path: Path) -> None:
-    url, stop = _serving(Manner(0.02, 0.02))
+    url, canned, stop = _serving(Manner(0.02, 0.02))
     out = tmp_path / "a.json"
     load = ("--rate", "20", "--duration", "60", "--output", "4")
     child = subprocess.Popen(
@@ -190,7 +195,8 @@ def test_ctrl_c_reports_what_there_is(tmp_path: Path) -> None:
     )
     assert child.stderr is not None
     assert child.stderr.readline()  # the server is tried, the warm-up begins
-    time.sleep(2.5)
+    while len(canned.bodies) < 50 and child.poll() is None:
+        time.sleep(0.05)
     os.kill(child.pid, signal.SIGINT)
     said, _ = child.communicate(timeout=20)
     stop.set()
@@ -203,7 +209,7 @@ def test_ctrl_c_reports_what_there_is(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_page_and_compares(tmp_path: Path) -> None:
-    url, stop = _serving(Manner())
+    url, _, stop = _serving(Manner())
     a, b, html = (str(tmp_path / name) for name in ("a.json", "b.json", "p.html"))
     for out in (a, b):
         load = ("--concurrency", "2", "--requests", "6", "--output", "4", "--json", out)
@@ -231,6 +237,7 @@ def test_mistakes_end_with_2() -> None:
     assert "baton bench: --rate: must be above 0, not 0.0" in done.stderr
 
 
+@pytest.mark.alone
 async def test_the_stack_bench_uses_it() -> None:
     workload = Workload(3, 6, 16, 5, vocab=500, seed=1)
     async with Canned(Manner(0.05, 0.02)).serving() as url:

@@ -88,7 +88,8 @@ def test_only_the_router_listens_beyond_loopback(everybody: Open) -> None:
                 if _is_loopback(socket.laddr.ip):
                     inside += 1
                 else:
-                    beyond.add((process.name(), socket.laddr.port))
+                    # Ray puts the method behind the name while one runs.
+                    beyond.add((process.name().partition(".")[0], socket.laddr.port))
     assert beyond == {("ray::ServeReplica:baton-router:Router", port)}
     assert inside > 10
 
