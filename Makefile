@@ -16,6 +16,14 @@ UV := 0.13.8
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Installs into the environment $(1) what the files $(2) pin, and nothing without its hash. uv takes
+# seconds where pip takes minutes; what pip is told of an index uv is told here; where uv cannot, pip.
+install = index="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(PIP) config get global.index-url \
+	2>/dev/null || echo https://pypi.org/simple)}}"; \
+	UV_DEFAULT_INDEX="$$index" $(BIN)/uv pip install --quiet --compile-bytecode \
+		--python $(1)/bin/python --require-hashes $(2) || \
+	{ echo "setting up: not by uv: by pip"; \
+	$(PIP) --python $(1)/bin/python install --require-hashes $(2); }
 ARGS ?=
 # Where tests are that are marked `alone`: each has the machine for itself. The others run in two
 # processes, a file at a time.
@@ -40,7 +48,7 @@ test: $(VENV)/installed-dev $(VENV)/installed-litellm
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
@@ -57,7 +65,6 @@ dashboards: $(VENV)/installed-dev
 # Nothing is resolved: the .in files name every package and version. What pip then installs must be
 # a file that had this hash when the pin was made.
 lock: $(VENV)/created
-	$(PIP) install "uv==$(UV)"
 	for name in requirements requirements-dev requirements-litellm; do \
 		$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --upgrade --no-header \
 			--no-annotate --no-emit-index-url --python-version 3.11 \
@@ -80,16 +87,20 @@ $(VENV)/created:
 	@$(PYTHON) -c '$(SUPPORTED)' || { echo "make: $(PYTHON) is not Python 3.11 or 3.12"; exit 1; }
 	@echo "setting up: a virtual environment in $(VENV) ($$($(PYTHON) --version))"
 	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) install "uv==$(UV)"
 	@touch $@
 
 # The CPU build where there is no GPU: from the configured index if it has one, else by way of uv,
-# which knows where PyTorch keeps it, else the build that brings CUDA along.
+# which knows where PyTorch keeps it, else the build that brings CUDA along. Some of its files are for
+# newer versions of Python than this one: they do not compile, and need not.
 $(VENV)/torch-$(TORCH): $(VENV)/created
 	@echo "setting up: torch $(TORCH)"
 	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then \
 		$(PIP) install "torch==$(TORCH)"; \
-	elif $(PIP) install "torch==$(TORCH)+cpu" 2>/dev/null; then :; \
-	elif $(PIP) install "uv==$(UV)" && $(BIN)/uv pip install --quiet --python $(BIN)/python \
+	elif $(PIP) install --no-compile "torch==$(TORCH)+cpu" 2>/dev/null; then \
+		$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3.*/site-packages/torch || \
+			true; \
+	elif $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
 		--torch-backend=cpu "torch==$(TORCH)"; then :; \
 	else \
 		echo "setting up: no CPU build of torch found; taking the one with CUDA (some GB)"; \
@@ -99,19 +110,18 @@ $(VENV)/torch-$(TORCH): $(VENV)/created
 
 $(VENV)/installed: requirements.txt pyproject.toml $(VENV)/torch-$(TORCH)
 	@echo "setting up: pinned dependencies"
-	@$(PIP) install --require-hashes -r requirements.txt
+	@$(call install,$(VENV),-r requirements.txt)
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	@echo "setting up: pinned dependencies of tests and checks"
-	@$(PIP) install --require-hashes -r requirements-dev.txt
+	@$(call install,$(VENV),-r requirements.txt -r requirements-dev.txt)
 	@touch $@
 
 # Clients under test that want other versions than Baton.
 $(VENV)/installed-litellm: requirements-litellm.txt $(VENV)/created
 	@echo "setting up: litellm, to be tested against"
-	@$(PYTHON) -m venv --clear $(VENV)/litellm
-	@$(VENV)/litellm/bin/python -m pip --disable-pip-version-check --quiet install \
-		--require-hashes -r $<
+	@$(PYTHON) -m venv --clear --without-pip $(VENV)/litellm
+	@$(call install,$(VENV)/litellm,-r $<)
 	@touch $@
