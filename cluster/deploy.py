@@ -20,7 +20,7 @@ from cluster.serve_replicas import KILL_S
 from cluster.settings import ROLES, Role
 from protocol.errors import StartupError
 
-_POLL_S = 0.1
+_POLL_S = 0.25
 _SAY_S = 1.0
 _LATE_S = 30.0
 _ANSWER_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.interference import SPLIT, UNSPLIT, Bench, Plan, Subject, pool
+from bench.interference import UNSPLIT, Bench, Plan, Subject, pool
 from bench.mixed_load import Goal, Mix, Seen, arrivals, figures
 from cluster.models import demo_path
 
@@ -30,10 +30,9 @@ def test_only_what_meets_both_objectives_is_good() -> None:
     assert f.ttft_p99 == float("inf")
 
 
-async def test_both_kinds_of_pool_answer() -> None:
+async def test_a_pool_that_does_not_split_answers() -> None:
     bench = Bench(Subject("demo", demo_path(), Mix(16, 64, 4)), Plan((), (), (), 1, 8, 1))
     goal = Goal(10.0, 1.0)
-    for roles in (SPLIT, UNSPLIT):
-        async with pool(bench.subject, roles, 32, goal) as running:
-            found = await bench.segment(running.url, bench.load(20.0), goal)
-        assert found.goodput == found.answered > 0
+    async with pool(bench.subject, UNSPLIT, 32, goal) as running:
+        found = await bench.segment(running.url, bench.load(20.0), goal)
+    assert found.goodput == found.answered > 0

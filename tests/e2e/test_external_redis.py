@@ -1,4 +1,4 @@
-"""Workers and routers on a Redis by URL, with a password, plain and behind TLS.
+"""Workers and routers on a Redis by URL, with a password, behind TLS.
 
 The password is in their environment; they print it nowhere, and `ps` does not show it.
 """
@@ -25,24 +25,17 @@ from tests.e2e.asking import Asker, cached, prompt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 
-TLS = pytest.param(
-    "rediss",
-    marks=pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make a key"),
-)
 
-
-@pytest.fixture(params=["redis", TLS])
-async def pool(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Standalone]:
+@pytest.fixture
+async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Standalone]:
+    if not shutil.which("openssl"):
+        pytest.skip("no openssl to make a key")
     with contextlib.ExitStack() as stack:
-        redis = TcpRedis(tmp_path)
-        if request.param == "rediss":
-            [port] = any_free("127.0.0.1", 1)
-            redis = TcpRedis(tmp_path, port)
-            cert, key = certificate(tmp_path)
-            monkeypatch.setenv("SSL_CERT_FILE", str(cert))  # whom this machine trusts
-            stack.enter_context(tls_in_front(redis.port, port, cert, key))
+        [port] = any_free("127.0.0.1", 1)
+        redis = TcpRedis(tmp_path, port)
+        cert, key = certificate(tmp_path)
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))  # whom this machine trusts
+        stack.enter_context(tls_in_front(redis.port, port, cert, key))
         pool = Standalone(tmp_path, ("prefill", "decode"), EXACT, routers=2, redis=redis)
         try:
             await pool.start()
@@ -51,7 +44,7 @@ async def pool(
             await pool.close()
 
 
-async def test_a_redis_with_a_password(pool: Standalone, tmp_path: Path) -> None:
+async def test_a_redis_with_a_password_behind_tls(pool: Standalone, tmp_path: Path) -> None:
     tokens = prompt(1, 200)
     async with aiohttp.ClientSession() as session:
         asker = Asker(pool, session, "any")

@@ -61,7 +61,7 @@ def test_the_schedules_share_prefixes(lives: Lives) -> None:
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(schedule=schedules())
 def test_any_schedule_gives_the_same_text(lives: Lives, schedule: Schedule) -> None:

@@ -66,11 +66,11 @@ def test_rounding_does_something(model: Model) -> None:
 
 
 def handed_over(p: Engine, d: Engine, codec: Codec) -> list[list[int]]:
-    """Text of every prompt, prefilled on ``p`` and decoded on ``d``."""
+    """Text of every other prompt, prefilled on ``p`` and decoded on ``d``."""
     texts = []
     size = p.format.page_layer_bytes(codec)
     assert size == d.format.page_layer_bytes(codec)
-    for r in prompts():
+    for r in prompts()[::2]:
         p.prefill(0, r)
         first = drain(p)[0]
         cached = d.receive(0, r) // 32

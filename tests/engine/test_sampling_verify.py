@@ -22,7 +22,7 @@ from tests.engine.drafted import VOCAB, Case, Verified, cases, drawn_alone
 from tests.engine.sampling import EOS, options, p_value, target
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(cases(), min_size=1, max_size=5), st.lists(st.booleans(), min_size=3, max_size=3))
 def test_every_row_draws_what_the_plain_path_draws(some: list[Case], plain: list[bool]) -> None:
     """Over steps with drafts and without, bit for bit."""

@@ -113,7 +113,7 @@ def test_few_pages_and_rows(chosen: tuple[str, Speculating]) -> None:
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     schedule=schedules(),
