@@ -25,8 +25,8 @@ install = index="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(PIP) config get glo
 	{ echo "setting up: not by uv: by pip"; \
 	$(PIP) --python $(1)/bin/python install --require-hashes $(2); }
 ARGS ?=
-# Where tests are that are marked `alone`: each has the machine for itself. The others run in two
-# processes, a file at a time.
+# Where tests are that are marked `alone`: each has the machine for itself. The others run in three
+# processes, a file at a time. Bytecode is kept: tests start hundreds of processes.
 ALONE := tests/bench tests/e2e tests/workers
 
 .PHONY: up down test lint format proto dashboards lock clean
@@ -40,8 +40,8 @@ down: $(VENV)/installed
 test: $(VENV)/installed-dev $(VENV)/installed-litellm
 	@failed=0; \
 	run() { echo "pytest $$*"; \
-		$(BIN)/python -m pytest -q "$$@" $(ARGS) || [ $$? = 5 ] || failed=1; }; \
-	run -n 2 --dist loadfile -m "not alone"; \
+		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q "$$@" $(ARGS) || [ $$? = 5 ] || failed=1; }; \
+	run -n 3 --dist loadfile -m "not alone"; \
 	run -m alone $(ALONE); \
 	exit $$failed
 

@@ -174,7 +174,7 @@ async def line(_: web.BaseRequest) -> web.Response:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (hang, "does not answer within 1 s"),
+        (hang, "does not answer within 0.5 s"),
         (much, "sends more than 8 KiB"),
         (elsewhere, "answers 302"),
         (status, "answers 500"),
@@ -187,7 +187,7 @@ async def line(_: web.BaseRequest) -> web.Response:
 async def test_one_bad_page_costs_that_page(
     answer: Callable[[web.BaseRequest], Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(viewing, "LIMITS", Limits(1.0, 8 << 10))
+    monkeypatch.setattr(viewing, "LIMITS", Limits(0.5, 8 << 10))
     monkeypatch.setattr(reading, "SAMPLES", 1500)
     bad = web.ServerRunner(web.Server(answer), shutdown_timeout=0)
     await bad.setup()
