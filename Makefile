@@ -41,7 +41,7 @@ test: $(VENV)/installed-dev $(VENV)/installed-litellm
 	@failed=0; \
 	run() { echo "pytest $$*"; \
 		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q "$$@" $(ARGS) || [ $$? = 5 ] || failed=1; }; \
-	run -n 3 --dist loadfile -m "not alone"; \
+	run -n 3 --dist loadfile --no-loadscope-reorder -m "not alone"; \
 	run -m alone $(ALONE); \
 	exit $$failed
 

@@ -8,27 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.chaos import BUSY_ROUTER, EXACT
+from bench.chaos import BUSY_ROUTER, EXACT, Oracle
 from bench.local_cluster import LocalCluster
 from bench.standalone import Standalone
-from cluster.models import demo_path
-from engine.core import Engine, EngineConfig
-from prefill_worker.policy import plan
 from protocol.directory import Directory, WorkerRecord, connect
-from protocol.request import Request
-from tests.engine.conftest import drain, load_model
-
-
-class Oracle:
-    """The text of the demo model on one engine, each request alone."""
-
-    def __init__(self) -> None:
-        self._model = load_model(demo_path(), 4096)
-
-    def __call__(self, request: Request) -> list[int]:
-        engine = Engine(self._model, EngineConfig(pages=128, max_model_len=4096), plan)
-        engine.generate(0, request)
-        return drain(engine)[0]
 
 
 @pytest.fixture(scope="session")

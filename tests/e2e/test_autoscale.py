@@ -12,12 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.chaos import Oracle
 from bench.local_cluster import LocalCluster, baton, local_cluster
 from cluster.sizing.decision import Record, from_line
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Counts
 from protocol.directory import WorkerRecord
-from tests.e2e.conftest import Oracle, workers
+from tests.e2e.conftest import workers
 from tests.e2e.up.test_cluster import as_request, body, http, prompts, stream
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
@@ -86,7 +87,8 @@ async def test_workers_follow_the_load(scaled: LocalCluster, oracle: Oracle) -> 
             await asyncio.to_thread(baton, scaled.home, "scale", "decode=2")
         await until(scaled, lambda there: len(there) == 2)
     assert {w.role for w in await workers(scaled)} == {"prefill", "decode"}
-    right = {tuple(sent["prompt"]): oracle(as_request(sent)) for sent in [always, *load]}
+    texts = oracle([as_request(sent) for sent in [always, *load]])
+    right = {tuple(s["prompt"]): text for s, text in zip([always, *load], texts, strict=True)}
     assert len(told) > 2 and len(busy) >= len(load)
     for sent, tokens in [*told, *busy]:
         assert tokens == right[tuple(sent["prompt"])]

@@ -226,15 +226,17 @@ async def test_what_workers_account_for_is_learnt(start: Start) -> None:
 
 
 async def test_every_attempt_is_told(start: Start) -> None:
-    cluster = await pool_of(start, scripts=[outputs(error_after=0)], decodes=1)
-    [worker] = cluster.workers
+    turns = iter([outputs(error_after=0), outputs()])
+
+    async def in_turn(request: pb.Request) -> AsyncIterator[pb.Output]:
+        async for output in next(turns)(request):
+            yield output
+
+    cluster = await pool_of(start, scripts=[in_turn], decodes=1)
     headers = {"x-baton-explain": "1"}
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3}
-    task = asyncio.create_task(cluster.client.post("/v1/completions", json=body, headers=headers))
-    await until(lambda: len(worker.requests) == 1)
-    worker.script = outputs()
-    told = (await task).json()["baton"]
-    assert len(told["attempts"]) == 2
+    told = (await cluster.client.post("/v1/completions", json=body, headers=headers)).json()
+    assert len(told["baton"]["attempts"]) == 2
 
 
 # ---- admission -----------------------------------------------------------------------------------
