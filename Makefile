@@ -65,6 +65,7 @@ dashboards: $(VENV)/installed-dev
 # Nothing is resolved: the .in files name every package and version. What pip then installs must be
 # a file that had this hash when the pin was made.
 lock: $(VENV)/created
+	$(PIP) install "uv==$(UV)"
 	for name in requirements requirements-dev requirements-litellm; do \
 		$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --upgrade --no-header \
 			--no-annotate --no-emit-index-url --python-version 3.11 \

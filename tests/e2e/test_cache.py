@@ -237,6 +237,4 @@ async def test_redis_under_faults(
         f" slowest {slowest:.2f} s, {usual:.2f} s when calm"
     )
     assert slowest < usual + ADDED_S
-    # Now and then computing a prefix on an idle worker is quicker than waiting for a busy one.
-    late = [s.hits(PREFIX) for s in traffic.sent if s.began > back]
-    assert late and sum(late) >= 0.9 * len(late)
+    assert not any(s.began > back for s in missed)
