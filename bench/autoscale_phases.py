@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.mooncake import Arrival
-from bench.serve.arrivals import times
+from cluster.workloads.arrivals import gap
 
 FIRST_ID, VOCAB = 3, 4096
 
@@ -45,11 +45,11 @@ def arrivals(phases: Sequence[Phase], seed: int) -> list[Arrival]:
     draw = random.Random(seed)
     found, began = [], 0.0
     for phase in phases:
-        for at in times("gamma", phase.rate, phase.burstiness, draw):
-            if at >= phase.seconds:
-                break
+        at = 0.0
+        while at < phase.seconds:
             prompt = [draw.randrange(FIRST_ID, VOCAB) for _ in range(_length(phase.prompt, draw))]
             found.append(Arrival(began + at, prompt, _length(phase.output, draw)))
+            at += gap("gamma", phase.rate, phase.burstiness, draw)
         began += phase.seconds
     return found
 

@@ -1,47 +1,204 @@
-"""The workload over HTTP, streamed, as a client sees it."""
+"""A client that sends completions at given times, or so many at once, and times their streams.
+
+Times count from when a request was due, so that a client or a server that falls behind shows.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+from typing import Any, NamedTuple
+
+import aiohttp
 import msgspec
 
-from bench.report import median
-from bench.serve.client import Clock, send, session
-from bench.serve.dialect import Body, Dialect
-from bench.serve.loop import Loop
-from bench.serve.options import Options
-from bench.serve.plan import Item, Piece
-from bench.serve.records import Record
-from bench.workload import Outcome, Workload
-
-WORDS = Dialect(ids=True, token_ids=True, usage=False)
+MODEL = "baton-demo"
+KEEP_ALIVE_S = 2.0
+"""Well below the server's: a connection that the server is just closing would fail a request."""
 
 
-async def run_http(url: str, model: str, workload: Workload) -> Outcome:
-    """Raises RuntimeError for a request that does not end as asked."""
-    options = Options(url=url, model=model, concurrency=workload.streams, ignore_eos=True)
-    body, prompts = Body(options, model, WORDS), workload.prompts()
-    pieces, output = (Piece("own", workload.prompt_tokens),), workload.output_tokens
-    clock = Clock()
-    async with session(options) as http:
+class Objective(NamedTuple):
+    """The latencies that a request must meet to count as good."""
 
-        async def one(item: Item, record: Record) -> None:
-            encoded = body.json(msgspec.json.encode(prompts[item.number]), item.output)
-            await send(http, f"{url}/v1/completions", encoded, record, clock)
-
-        loop = Loop(one, clock)
-        items = (Item(i, 0.0, pieces, output) for i in range(workload.requests))
-        await loop.closed(items, workload.streams, None)
-    return _outcome(loop.records, clock())
+    ttft_s: float
+    tpot_s: float
 
 
-def _outcome(records: list[Record], wall_s: float) -> Outcome:
-    for r in records:
-        if not r.ok:
-            raise RuntimeError(f"a request failed: {r.error}: {r.message}")
-        if r.output != r.asked:
-            raise RuntimeError(f"{r.output} tokens came, {r.asked} were asked for")
-    return Outcome(
-        median([r.ttft_from_sent or 0.0 for r in records]) * 1e3,
-        median([r.tpot or 0.0 for r in records]) * 1e3,
-        sum(r.output for r in records) / wall_s,
+class Arrival(NamedTuple):
+    """A request to send ``at`` seconds after the beginning."""
+
+    at: float
+    prompt: list[int]
+    output: int
+
+
+class StreamTiming(NamedTuple):
+    """The answer to one request, in seconds after it was due.
+
+    ``status`` is 0 when the answer broke off or never came. A gap is the time between two chunks
+    of the stream; a chunk may bring several tokens.
+    """
+
+    at: float  # when it was due
+    status: int
+    ended_s: float
+    ttft_s: float = inf
+    tpot_s: float = inf
+    gaps: tuple[float, ...] = ()
+    prompt: int = 0  # tokens
+    cached: int = 0  # tokens of the prompt
+    predicted_s: float = 0.0  # the router's prediction of TTFT
+    observed_s: float = 0.0  # TTFT at the router
+
+    def meets(self, goal: Objective) -> bool:
+        return self.status == 200 and self.ttft_s <= goal.ttft_s and self.tpot_s <= goal.tpot_s
+
+
+class ClosedLoop(NamedTuple):
+    """The answers of a closed loop, and the seconds until the last one ended."""
+
+    answers: list[StreamTiming]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Requests answered per second."""
+        return sum(a.status == 200 for a in self.answers) / self.seconds
+
+
+class _Message(NamedTuple):
+    """A request that is encoded beforehand, so that sending takes little of a shared processor."""
+
+    at: float
+    output: int
+    body: bytes
+
+
+def session(timeout_s: float = 60.0, *, explain: bool = False) -> aiohttp.ClientSession:
+    """Open a client session; ``explain`` asks the router for its predictions with each answer."""
+    headers = {"content-type": "application/json"} | ({"x-baton-explain": "1"} if explain else {})
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        headers=headers,
     )
+
+
+class LoadClient:
+    """Sends greedy completions of token ids to the server at ``url``.
+
+    ``salt`` separates the prefix cache: nothing that another salt cached is found. ``explain``
+    fills in ``predicted_s`` and ``observed_s``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str = MODEL,
+        *,
+        salt: str = "",
+        explain: bool = False,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._url = f"{url}/v1/completions"
+        self._model = model
+        self._salt = salt
+        self._explain = explain
+        self._timeout_s = timeout_s
+
+    async def open_loop(self, arrivals: Sequence[Arrival]) -> list[StreamTiming]:
+        """Send each request when it is due, and return all answers in the order of arrival."""
+        messages = [self._encode(arrival) for arrival in arrivals]
+        sent = []
+        async with self._session() as http:
+            began = time.perf_counter()
+            for message in messages:
+                due = began + message.at
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                sent.append(asyncio.create_task(self._send(http, message, due)))
+            return await asyncio.gather(*sent)
+
+    async def closed_loop(
+        self, arrivals: Sequence[Arrival], streams: int, seconds: float = inf
+    ) -> ClosedLoop:
+        """Keep ``streams`` requests under way, and send no new one after ``seconds``."""
+        waiting = [self._encode(arrival) for arrival in reversed(arrivals)]
+        answers: list[StreamTiming] = []
+
+        async def client(http: aiohttp.ClientSession) -> None:
+            while waiting and time.perf_counter() - began < seconds:
+                answers.append(await self._send(http, waiting.pop(), time.perf_counter()))
+
+        async with self._session() as http:
+            began = time.perf_counter()
+            await asyncio.gather(*(client(http) for _ in range(streams)))
+            return ClosedLoop(answers, time.perf_counter() - began)
+
+    def _session(self) -> aiohttp.ClientSession:
+        return session(self._timeout_s, explain=self._explain)
+
+    def _encode(self, arrival: Arrival) -> _Message:
+        body = {
+            "model": self._model,
+            "prompt": arrival.prompt,
+            "max_tokens": arrival.output,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        if self._salt:
+            body["cache_salt"] = self._salt
+        return _Message(arrival.at, arrival.output, msgspec.json.encode(body))
+
+    async def _send(
+        self, http: aiohttp.ClientSession, message: _Message, due: float
+    ) -> StreamTiming:
+        """``due``: on time.perf_counter."""
+        chunks: list[float] = []
+        tail: dict[str, Any] = {}
+        status = 0
+        try:
+            async with http.post(self._url, data=message.body) as response:
+                if response.status != 200:
+                    await response.read()
+                    return StreamTiming(message.at, response.status, time.perf_counter() - due)
+                async for line in response.content:
+                    if b'"token_ids":' in line:
+                        chunks.append(time.perf_counter() - due)
+                    elif line.startswith(b'data: {"error"'):
+                        break
+                    elif line.startswith(b"data: {"):
+                        tail |= {k: v for k, v in msgspec.json.decode(line[6:]).items() if v}
+                    elif line.startswith(b"data: [DONE]"):
+                        status = 200
+        except (aiohttp.ClientError, TimeoutError):
+            pass
+        ended = time.perf_counter() - due
+        if status != 200:
+            return StreamTiming(message.at, 0, ended)
+        return self._timing(message, ended, chunks, tail)
+
+    def _timing(
+        self, message: _Message, ended: float, chunks: list[float], tail: dict[str, Any]
+    ) -> StreamTiming:
+        usage = tail["usage"]
+        found = StreamTiming(
+            message.at,
+            200,
+            ended,
+            chunks[0],
+            (chunks[-1] - chunks[0]) / max(1, message.output - 1),
+            tuple(b - a for a, b in pairwise(chunks)),
+            usage["prompt_tokens"],
+            usage["prompt_tokens_details"]["cached_tokens"],
+        )
+        if not self._explain:
+            return found
+        attempt = tail["baton"]["attempts"][0]
+        predicted = attempt["chosen"]["predicted"]["ttft_s"]
+        return found._replace(predicted_s=predicted, observed_s=attempt["observed"]["ttft_s"] or 0)

@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 
 from bench.bare import bare_engine, run_bare
-from bench.http_load import run_http
+from bench.http_load import Arrival, LoadClient
 from bench.local_cluster import LocalCluster, local_cluster
 from bench.random_model import SHAPE_100M, make
 from bench.report import Row, finish, median
-from bench.workload import Outcome, Workload
+from bench.workload import Outcome, Timing, Workload, summarise
 from cluster.models import demo_path
 
 STREAMS = (1, 8, 16)
@@ -30,14 +30,24 @@ def workload(streams: int, requests_each: int, seed: int) -> Workload:
     return Workload(streams, streams * requests_each, PROMPT, OUTPUT, VOCAB, seed)
 
 
+async def run_stack(cluster: LocalCluster, load: Workload) -> Outcome:
+    """Send the workload over HTTP. Raises RuntimeError for a request that is not answered."""
+    arrivals = [Arrival(0.0, prompt, load.output_tokens) for prompt in load.prompts()]
+    client = LoadClient(cluster.url, cluster.state.model_id)
+    found = await client.closed_loop(arrivals, load.streams)
+    if failed := [a for a in found.answers if a.status != 200]:
+        raise RuntimeError(f"{len(failed)} of {len(arrivals)} requests were not answered in full")
+    timings = [Timing(a.ttft_s, a.ttft_s + sum(a.gaps), load.output_tokens) for a in found.answers]
+    return summarise(timings, found.seconds)
+
+
 def measure(
     cluster: LocalCluster, model: Path, rounds: int, requests_each: int
 ) -> dict[int, tuple[list[Outcome], list[Outcome]]]:
     """(bare, stack) outcomes of each number of streams."""
     engine = bare_engine(model)
     results: dict[int, tuple[list[Outcome], list[Outcome]]] = {n: ([], []) for n in STREAMS}
-    name = cluster.state.model_id
-    asyncio.run(run_http(cluster.url, name, workload(2, 2, 999)))  # warm-up
+    asyncio.run(run_stack(cluster, workload(2, 2, 999)))  # warm-up
     run_bare(engine, workload(2, 2, 998))
     seed = 0
     for _ in range(rounds):
@@ -46,7 +56,7 @@ def measure(
             each = requests_each * 4 if streams == 1 else requests_each
             load = workload(streams, each, seed)
             results[streams][0].append(run_bare(engine, load))
-            results[streams][1].append(asyncio.run(run_http(cluster.url, name, load)))
+            results[streams][1].append(asyncio.run(run_stack(cluster, load)))
     return results
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from bench.serve.command import app as bench
 from cluster.commands import certs, keys, plan
 from cluster.commands.autoscale import autoscale
 from cluster.commands.config import config
@@ -33,7 +32,6 @@ for command in (init, up, down, scale, status, monitoring, config, doctor):
     app.command()(command)
 for command in (worker, router, autoscale, simulate):
     app.command()(command)
-app.add_typer(bench)
 app.add_typer(certs.app, name="certs")
 app.add_typer(keys.app, name="keys")
 app.add_typer(plan.app, name="plan")

@@ -10,8 +10,27 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.offline import get_plotlyjs
 
-from bench.serve.page import POLICY, STYLE
 from protocol.errors import StartupError
+
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
+    " img-src data: blob:; font-src data:"
+)
+STYLE = """
+body { font: 14px/1.45 system-ui, sans-serif; color: #1e293b; margin: 0 auto; max-width: 1320px;
+       padding: 20px 24px 48px; }
+h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 16px; margin: 28px 0 8px; }
+.sub { color: #64748b; margin: 0 0 16px; }
+.warn { background: #fef3c7; border-left: 4px solid #d97706; padding: 8px 12px; margin: 8px 0; }
+.side, .plots { display: grid; gap: 16px 24px; grid-template-columns: repeat(2, minmax(0, 1fr)); }
+.side { align-items: start; }
+table { border-collapse: collapse; width: 100%; }
+th, td { border-bottom: 1px solid #e2e8f0; padding: 4px 8px; text-align: left;
+         overflow-wrap: anywhere; }
+table.n td + td, table.n th + th { text-align: right; font-variant-numeric: tabular-nums; }
+th { color: #475569; font-weight: 600; }
+@media (max-width: 900px) { .side, .plots { grid-template-columns: minmax(0, 1fr); } }
+"""
 
 
 def document(title: str, body: str, style: str = "") -> str:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from bench.serve.lengths import Share
-from bench.serve.traces import read_trace
 from cluster.plan import find
 from cluster.plan.drafts import Drafting
 from cluster.plan.gpus import Gpu, gpu
@@ -17,6 +15,8 @@ from cluster.plan.pools import Wanted
 from cluster.plan.workload import FORMS, Workload, length, stated, traced
 from cluster.settings import Role
 from cluster.sizing.snapshot import Goals
+from cluster.workloads.lengths import Share
+from cluster.workloads.traces import read_trace
 from engine.kv_format import Precision
 from protocol.errors import StartupError
 

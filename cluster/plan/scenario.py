@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from bench.serve.lengths import Fixed, Length, LogNormal, Uniform
 from cluster.plan.asked import Asked
 from cluster.plan.pools import Pool
 from cluster.plan.report import Plan
 from cluster.plan.workload import length
+from cluster.workloads.lengths import Fixed, Length, LogNormal, Uniform
 from protocol.errors import StartupError
 
 SECONDS = 600.0

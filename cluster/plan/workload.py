@@ -12,11 +12,11 @@ from statistics import NormalDist
 
 import msgspec
 
-from bench.serve.lengths import FORMS as PARSED
-from bench.serve.lengths import Fixed, Length, LogNormal, Share, Uniform, parse_length
-from bench.serve.traces import BLOCK_TOKENS, Line
 from cluster.sizing.moments import residents
 from cluster.sizing.snapshot import Machine, Mix, Sample
+from cluster.workloads.lengths import FORMS as PARSED
+from cluster.workloads.lengths import Fixed, Length, LogNormal, Share, Uniform, parse_length
+from cluster.workloads.traces import BLOCK_TOKENS, TraceRequest
 from protocol.errors import StartupError
 
 FORMS = f"{PARSED}, or MEAN/P90"
@@ -129,7 +129,7 @@ def _merged(samples: Sequence[Sample]) -> tuple[Sample, ...]:
 
 
 def traced(
-    lines: Sequence[Line], name: str, rate: float | None, scale: float, shared: float | None
+    lines: Sequence[TraceRequest], name: str, rate: float | None, scale: float, shared: float | None
 ) -> Workload:
     """Of a trace: its own mean rate where ``rate`` is None, times ``scale``. ``shared`` None:
     blocks that came before are cached, as in a cache without end; without blocks, nothing."""
@@ -152,7 +152,7 @@ def traced(
     return msgspec.structs.replace(found, told=told, kept_tokens=kept)
 
 
-def _distinct(lines: Sequence[Line]) -> int:
+def _distinct(lines: Sequence[TraceRequest]) -> int:
     """Tokens of all blocks, each counted once. The last of a prompt may not be full."""
     sizes: dict[int, int] = {}
     for line in lines:
@@ -162,7 +162,7 @@ def _distinct(lines: Sequence[Line]) -> int:
     return sum(sizes.values())
 
 
-def _hits(lines: Sequence[Line]) -> list[float]:
+def _hits(lines: Sequence[TraceRequest]) -> list[float]:
     """Tokens of each prompt in blocks that came before."""
     seen: set[int] = set()
     hits = []

@@ -14,13 +14,13 @@ from random import Random
 
 import numpy as np
 
-from bench.serve.arrivals import gap
-from bench.serve.traces import BLOCK_TOKENS, read_trace
 from cluster.simulate.books import Floats
 from cluster.simulate.cache import BLOCK
 from cluster.simulate.job import Job
 from cluster.simulate.scenario import EventSection, Scenario
 from cluster.simulate.traffic_keys import MixSection, TrafficSection
+from cluster.workloads.arrivals import gap
+from cluster.workloads.traces import BLOCK_TOKENS, read_trace
 
 GRID_S = 1.0
 assert BLOCK == BLOCK_TOKENS

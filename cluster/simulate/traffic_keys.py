@@ -6,10 +6,10 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from bench.serve.arrivals import Kind
-from bench.serve.lengths import FORMS, parse_length
 from cluster.config.fields import Section
 from cluster.simulate.machine_keys import NotNegative, Positive
+from cluster.workloads.arrivals import ArrivalKind
+from cluster.workloads.lengths import FORMS, parse_length
 from protocol.errors import StartupError
 
 
@@ -45,7 +45,7 @@ class MixSection(Section):
     rate: NotNegative | None = None
     rates: tuple[RateSection, ...] = ()
     sine: SineSection | None = None
-    arrivals: Kind = "poisson"
+    arrivals: ArrivalKind = "poisson"
     burstiness: Positive = 1.0
     prompt: Tokens
     output: Tokens

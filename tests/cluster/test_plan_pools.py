@@ -8,8 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.serve.lengths import LogNormal
-from bench.serve.traces import Line
 from cluster.plan import find
 from cluster.plan.asked import Asked
 from cluster.plan.breaks import split
@@ -23,6 +21,8 @@ from cluster.plan.words import size
 from cluster.plan.workload import POINTS, length, points, traced
 from cluster.settings import Role
 from cluster.sizing.demand import AS_TOLD, needs
+from cluster.workloads.lengths import LogNormal
+from cluster.workloads.traces import TraceRequest
 from engine.families import parse_config
 from protocol.errors import StartupError
 from router.step_model import StepModel
@@ -92,7 +92,7 @@ def test_mean_and_p90_make_a_log_normal() -> None:
 
 
 def test_a_trace_tells_rate_lengths_and_prefixes() -> None:
-    lines = [Line(float(t), 1024, 100, (0, t)) for t in range(11)]
+    lines = [TraceRequest(float(t), 1024, 100, (0, t)) for t in range(11)]
     found = traced(lines, "t", None, 3.0, None)
     assert found.mix.rate == 3.0
     assert found.prompt == 1024 and found.output == 100

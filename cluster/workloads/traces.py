@@ -1,8 +1,9 @@
-"""Traces of requests in the formats of Mooncake and Azure.
+"""Readers of public request traces.
 
-- Mooncake (kvcache-ai/Mooncake): a JSON object a line; ``timestamp`` in ms, lengths in tokens, and
-  ``hash_ids``, one for each block of 512 tokens of the prompt: equal ids are equal tokens.
-- Azure (Azure/AzurePublicDataset): CSV; ``TIMESTAMP,ContextTokens,GeneratedTokens``.
+- Mooncake (kvcache-ai/Mooncake) has one JSON object per line: ``timestamp`` in ms, lengths in
+  tokens, and ``hash_ids``, one per block of 512 prompt tokens. Equal ids are equal tokens.
+- Azure (Azure/AzurePublicDataset) is CSV with the columns TIMESTAMP, ContextTokens and
+  GeneratedTokens.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ BLOCK_TOKENS = 512
 MAX_TOKENS = 10_000_000
 
 
-class Line(NamedTuple):
-    """A request of a trace. ``at``: seconds, from wherever the trace counts. Lengths in tokens."""
+class TraceRequest(NamedTuple):
+    """One request of a trace: ``at`` in seconds from the zero of the trace, lengths in tokens."""
 
     at: float
     prompt: int
@@ -41,24 +42,27 @@ class _Mooncake(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Mooncake).decode
 
 
-def _mooncake(lines: Iterable[str]) -> Iterator[Line]:
+def _mooncake(lines: Iterable[str]) -> Iterator[TraceRequest]:
     for text in lines:
         r = _decode(text)
-        yield Line(r.timestamp / 1e3, r.input_length, r.output_length, r.hash_ids)
+        yield TraceRequest(r.timestamp / 1e3, r.input_length, r.output_length, r.hash_ids)
 
 
-def _azure(lines: Iterable[str]) -> Iterator[Line]:
+def _azure(lines: Iterable[str]) -> Iterator[TraceRequest]:
     for row in csv.DictReader(lines):
         at = datetime.fromisoformat(row["TIMESTAMP"]).timestamp()
-        yield Line(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+        yield TraceRequest(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 
-def read_trace(path: Path, limit: int | None = None) -> list[Line]:
-    """The first ``limit`` requests of a file that is in the order of time; ``.csv`` is Azure's
-    format, anything else Mooncake's. Raises StartupError with the line that cannot be read."""
+def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
+    """Return the first ``limit`` requests of a file that is sorted by time.
+
+    A ``.csv`` file has Azure's format and any other file Mooncake's. Raises StartupError, which
+    names the line that cannot be read.
+    """
     parse = _azure if path.suffix == ".csv" else _mooncake
-    counted = _Counted()
-    found: list[Line] = []
+    counted = _LineCounter()
+    found: list[TraceRequest] = []
     try:
         with path.open(encoding="utf-8") as file:
             for line in islice(parse(counted(file)), limit):
@@ -73,8 +77,8 @@ def read_trace(path: Path, limit: int | None = None) -> list[Line]:
     return found
 
 
-class _Counted:
-    """Passes lines on, without empty ones, and knows the number of the last."""
+class _LineCounter:
+    """Passes non-empty lines on and counts all of them, for error messages."""
 
     def __init__(self) -> None:
         self.line = 0
@@ -86,8 +90,8 @@ class _Counted:
                 yield text
 
 
-def _check(line: Line, before: Sequence[Line]) -> None:
-    """Raises ValueError."""
+def _check(line: TraceRequest, before: Sequence[TraceRequest]) -> None:
+    """Raise ValueError for a length out of bounds or a request out of order."""
     for name, tokens in (("prompt", line.prompt), ("output", line.output)):
         if not 0 <= tokens <= MAX_TOKENS:
             raise ValueError(f"a {name} of {tokens} tokens; expected 0 to {MAX_TOKENS}")
@@ -99,13 +103,3 @@ def _says(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"no column {error.args[0]}; expected TIMESTAMP,ContextTokens,GeneratedTokens"
     return str(error)
-
-
-def fitted(line: Line, scale: float, context: int | None) -> tuple[int, int]:
-    """Tokens of prompt and output, times ``scale``, at least 1 each. What is longer than a context
-    of so many tokens together is cut: the output first to half of it, then the prompt."""
-    prompt, output = (max(1, round(tokens * scale)) for tokens in (line.prompt, line.output))
-    if context is not None:
-        output = min(output, max(1, context // 2))
-        prompt = min(prompt, max(1, context - output))
-    return prompt, output

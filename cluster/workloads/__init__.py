@@ -1,0 +1,1 @@
+"""Request length distributions, public trace formats and arrival processes."""
