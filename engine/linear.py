@@ -3,7 +3,7 @@
 On a CPU the weight is laid out anew for oneDNN, which then multiplies few rows two to three times
 faster than torch's own product on some processors (docs/benchmarks.md). Its kernels are made for
 each number of rows, a few milliseconds each, so the rows are padded to one of few numbers
-(engine/rows.py).
+(engine/rows.py). Where oneDNN has no product of the weight's type, torch's own is used.
 """
 
 from __future__ import annotations
@@ -104,8 +104,18 @@ def draft_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def _packs(weight: Tensor) -> bool:
-    packs = weight.dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
-    return weight.device.type == "cpu" and packs
+    return weight.device.type == "cpu" and _onednn_multiplies(weight.dtype)
+
+
+def _onednn_multiplies(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has products of this type on this processor."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        # Its kernels for bf16 need AVX-512 or AVX-NE-CONVERT. Without them laying a weight out
+        # raises, while torch's own product works on every processor.
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 def _pad(x: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ def test_evicting_costs_the_same_however_many_went_before() -> None:
     manager.release(pages)
     times = []
     for _ in range(4):
-        began = time.perf_counter()
+        began = time.thread_time()
         manager.allocate(5_000)
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     assert times[3] < 5 * times[0] + 0.01

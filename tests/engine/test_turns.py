@@ -328,9 +328,9 @@ def test_planning_costs_little_however_much_waits() -> None:
         turns.generate(100 + handle, wish([handle] * 3000))
     seconds = []
     for _ in range(60):
-        began = time.perf_counter()
+        began = time.thread_time()
         turns.scheduler.plan()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.thread_time() - began)
         turns.step()
     assert len(turns.scheduler.decoding) == 64
     print(f"plan(): {statistics.median(seconds) * 1e6:.0f} us")

@@ -111,10 +111,10 @@ def test_cost_grows_with_the_text_and_not_with_its_square(tokenizer: Tokenizer) 
     invalid = tokenizer.token_to_id("ł")  # a continuation byte: windows that decode again grow
 
     def seconds(count: int) -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(count):
             detok.push((invalid,))
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     seconds(1000)
     assert seconds(40_000) < 40 * max(seconds(4000), 0.002)

@@ -242,8 +242,15 @@ async def test_every_attempt_is_told(start: Start) -> None:
 # ---- admission -----------------------------------------------------------------------------------
 
 
-def timed(response: httpx.Response, began: float) -> httpx.Response:
-    assert time.perf_counter() - began < 0.1
+async def refused_at_once(cluster: Cluster, prompt: str | list[int]) -> httpx.Response:
+    """The last of five refusals. Waiting would delay each of them, and a busy machine only some: so
+    the quickest is what is timed."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        response = await cluster.post(prompt=prompt)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.1
     return response
 
 
@@ -251,8 +258,7 @@ async def test_too_long_a_queue_is_a_429_that_says_when_to_come_back(start: Star
     cluster = await pool_of(start, prefills=1)
     await queued(cluster, "p0", 30_000)  # 30 s
     busy(cluster, 90_000)
-    began = time.perf_counter()
-    response = timed(await cluster.post(prompt=PROMPT), began)
+    response = await refused_at_once(cluster, PROMPT)
     assert response.status_code == 429
     assert error_of(response)["code"] == "overloaded"
     assert 5 <= int(response.headers["retry-after"]) <= MAX_RETRY_AFTER_S
@@ -291,8 +297,7 @@ async def test_so_many_of_a_priority_and_no_more(start: Start) -> None:
     cluster = await pool_of(start, scripts=[silent, silent], max_requests=2)
     tasks = [asyncio.create_task(cluster.post(prompt="hi")) for _ in range(2)]
     await until(lambda: len(submits(cluster)) == 2)
-    began = time.perf_counter()
-    response = timed(await cluster.post(prompt="hi"), began)
+    response = await refused_at_once(cluster, "hi")
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
     urgent = asyncio.create_task(cluster.post(prompt="hi", priority=-1))
     await until(lambda: len(submits(cluster)) == 3)
@@ -305,8 +310,7 @@ async def test_so_many_of_a_priority_and_no_more(start: Start) -> None:
 
 async def test_no_worker_is_a_fast_503(start: Start) -> None:
     cluster = await start(routing_policy="cost")
-    began = time.perf_counter()
-    response = timed(await cluster.post(prompt=PROMPT), began)
+    response = await refused_at_once(cluster, PROMPT)
     assert response.status_code == 503
     assert error_of(response)["code"] == "no_worker"
     assert response.headers["retry-after"] == "1"

@@ -18,11 +18,13 @@ from cluster.autoscale.reading import prometheus_api
 from cluster.autoscale.reading.prometheus_api import PrometheusApi, checked, query
 from protocol.errors import StartupError, Unavailable
 from tests.cluster.promtool import promtool
+from tests.system import needs
 
 OF = 'cluster="c", role="router"'
 
 
 def test_the_query_is_what_prometheus_takes(tmp_path: Path) -> None:
+    needs("promtool")
     series = {
         f"baton_requests_received_total{{{OF}}}": "0+10x24",  # a sample each 5 s
         f"baton_requests_received_total{{{OF}, replica='b'}}": "0+5x24",

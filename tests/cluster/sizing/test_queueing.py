@@ -66,6 +66,6 @@ def test_the_least_number_is_the_least() -> None:
 @pytest.mark.parametrize("load", [20_000.0, 1e9])
 def test_a_load_beyond_all_limits_takes_no_longer(load: float) -> None:
     """A step for each server at most, however impatient; nothing where no limit reaches."""
-    began = time.perf_counter()
+    began = time.thread_time()
     assert least_servers(load, 0.5, 1.0, 1e-6, 0.1) > load
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 0.5

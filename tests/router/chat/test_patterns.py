@@ -64,6 +64,6 @@ def test_a_class_is_negated_by_its_first_character_only() -> None:
 
 @pytest.mark.parametrize("pattern", ["[" * 100_000, "[" * 100_000 + "\\", "[^" * 50_000])
 def test_classes_that_are_not_closed_take_no_time(pattern: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     assert without_nul(pattern).replace(r"\x00", "") == pattern
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start < 1.0

@@ -154,8 +154,8 @@ def test_a_grammar_is_checked_once(checker: GrammarChecker) -> None:
         await checker.check(plan)
         return time.perf_counter() - start
 
-    first, again = asyncio.run(seconds()), asyncio.run(seconds())
-    assert again < first / 10
+    first = asyncio.run(seconds())
+    assert min(asyncio.run(seconds()) for _ in range(3)) < first / 10
 
 
 def test_checks_have_a_deadline(saved: Path) -> None:
