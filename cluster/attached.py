@@ -22,10 +22,11 @@ from cluster.launch import Launch
 from cluster.place import Place
 from cluster.program import fingerprint
 from cluster.report import Reporter
-from cluster.settings import ROLES, without_password
+from cluster.settings import without_password
 from protocol.auth import check_bind
 from protocol.directory import Directory, RedisError, connect
 from protocol.errors import StartupError
+from protocol.roles import ROLES
 from router.settings import RouterSettings
 
 if TYPE_CHECKING:

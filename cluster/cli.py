@@ -32,8 +32,8 @@ for command in (init, up, down, scale, status, monitoring, config, doctor):
     app.command()(command)
 for command in (worker, router, autoscale, simulate):
     app.command()(command)
-app.add_typer(certs.app, name="certs")
-app.add_typer(keys.app, name="keys")
+app.add_typer(certs.certs_app, name="certs")
+app.add_typer(keys.keys_app, name="keys")
 app.add_typer(plan.app, name="plan")
 
 

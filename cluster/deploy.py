@@ -17,8 +17,8 @@ from cluster.kinds import ACTING, APPLICATIONS, KINDS, Kind, application, resour
 from cluster.launch import Launch
 from cluster.serve_app import Layout
 from cluster.serve_replicas import KILL_S
-from cluster.settings import ROLES, Role
 from protocol.errors import StartupError
+from protocol.roles import ROLES, Role
 
 _POLL_S = 0.25
 _SAY_S = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from cluster.settings import ROLES
+from protocol.roles import ROLES
 
 Kind: TypeAlias = Literal["prefill", "decode", "router", "autoscaler"]
 KINDS: tuple[Kind, ...] = (*ROLES, "router")

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 
 from cluster.autoscale.settings import AutoscalerSettings
-from cluster.settings import Role, WorkerSettings
+from cluster.settings import WorkerSettings
 from cluster.state import write_private
 from protocol.errors import StartupError
 from protocol.redis_access import check_exposure
+from protocol.roles import Role
 from router.settings import RouterSettings
 
 

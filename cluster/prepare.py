@@ -27,5 +27,5 @@ def prepare(
     for finding in notes:
         report(Note(f"{finding.check}: {finding.text}"))
     if plans:
-        report.show(show.memory(plans, wanted))
+        report.show(show.memory_lines(plans, wanted))
     return found

@@ -11,7 +11,6 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.status import Status
 
-from cluster.doctor.finding import size
 from cluster.events import Began, Done, Event, Failed, Note, Ready, Waiting
 
 SPARSE_S = 5.0
@@ -149,3 +148,12 @@ def python_snippet(url: str, model_id: str, *, keys: bool = False) -> str:
         "):\n"
         '    print(part.choices[0].text, end="", flush=True)'
     )
+
+
+def size(nbytes: float) -> str:
+    """Bytes as people read them."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if abs(nbytes) >= scale:
+            value = nbytes / scale
+            return f"{value:.1f} {unit}" if value < 100 and unit == "GiB" else f"{value:.0f} {unit}"
+    return f"{nbytes / 1024:.0f} KiB"

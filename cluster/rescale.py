@@ -10,13 +10,13 @@ from ray import serve
 from cluster import serve_control
 from cluster.deploy import Say, Telling, acting, reason, replicas, slots
 from cluster.kinds import Kind, application
-from cluster.settings import ROLES
 from protocol.errors import StartupError
+from protocol.roles import ROLES
 
 _POLL_S = 0.1
 
 
-def scale(counts: dict[Kind, int], deadline_s: float, say: Say) -> dict[Kind, int]:
+def set_replicas(counts: dict[Kind, int], deadline_s: float, say: Say) -> dict[Kind, int]:
     """Sets numbers of replicas, waits until they run, and returns those before. The others are not
     touched. Raises StartupError for a kind that is not there, or that an autoscaler sees to, and as
     ``deploy.wait_until_running``."""

@@ -19,11 +19,11 @@ from typing import TypeAlias
 
 import grpc
 
-from cluster.settings import ROLES, Role, as_role
 from decode_worker.service import DecodeService
 from engine.client import EngineClient
 from protocol import wire_pb2 as pb
 from protocol import wire_pb2_grpc as rpc
+from protocol.roles import ROLES, Role, as_role
 
 MOST_DRAIN_S = 3600.0
 _LOOK_S = 0.02

@@ -38,7 +38,7 @@ def scale(cluster: str, counts: dict[Kind, int], address: str | None, deadline_s
     with _there(cluster, address), Reporter() as report:
         from cluster import rescale
 
-        before = rescale.scale(counts, deadline_s, report)
+        before = rescale.set_replicas(counts, deadline_s, report)
     changes = [f"{kind} {before[kind]} -> {counts[kind]}" for kind in KINDS if kind in counts]
     return ", ".join(changes)
 

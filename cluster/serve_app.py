@@ -31,7 +31,8 @@ from cluster.serve_replicas import (
     PrefillWorker,
     Router,
 )
-from cluster.settings import Role, WorkerSettings, without_password
+from cluster.settings import WorkerSettings, without_password
+from protocol.roles import Role
 from router.settings import RouterSettings
 
 _REPLICA_CPUS = 0.1  # of Ray's count; what an engine really uses is for the kernel to share out

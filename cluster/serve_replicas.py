@@ -94,7 +94,7 @@ class Autoscaler:
         self, settings: AutoscalerSettings, place: Place
     ) -> None:
         from cluster.autoscale.process import Autoscaler as Process
-        from cluster.autoscale.replicas import ServeReplicas
+        from cluster.serve_counts import ServeReplicas
 
         place.check()
         ray_runtime.keep_replica_on_loopback()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -15,19 +14,8 @@ from protocol.auth import check_bind
 from protocol.directory import check_url
 from protocol.errors import StartupError
 from protocol.redis_access import check_exposure
+from protocol.roles import Role, as_role
 from protocol.tls import TlsFiles, check_files
-
-Role: TypeAlias = Literal["prefill", "decode"]
-ROLES: tuple[Role, ...] = ("prefill", "decode")
-
-
-def as_role(text: str) -> Role:
-    """Raises StartupError for anything but the two roles."""
-    if text == "prefill":
-        return "prefill"
-    if text == "decode":
-        return "decode"
-    raise StartupError(f"role must be 'prefill' or 'decode', not {text!r}")
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):

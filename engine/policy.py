@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
 import msgspec
@@ -20,8 +21,8 @@ class StepState(msgspec.Struct, frozen=True):
 
     decoding: int  # sequences that decode one token in this step
     decode_kv_tokens: int  # tokens that they attend to
-    remaining: Sequence[int]  # uncomputed tokens of each sequence in prefill, most urgent first
-    computed: Sequence[int]  # computed tokens of the same
+    remaining: Seq[int]  # uncomputed tokens of each sequence in prefill, most urgent first
+    computed: Seq[int]  # computed tokens of the same
     chunk: int  # most prompt tokens that the configuration allows in a step
     budget_s: float | None = None  # seconds of a step as configured; None: the role's own choice
     step_time: Coefficients | None = None  # None: nothing is known yet
@@ -31,7 +32,7 @@ Policy: TypeAlias = Callable[[StepState], list[int]]
 """Tokens to compute for each entry of ``remaining``; zeros are allowed, more than remaining not."""
 
 
-def fill_in_order(remaining: Sequence[int], budget: int) -> list[int]:
+def fill_in_order(remaining: Seq[int], budget: int) -> list[int]:
     """Give the budget to the most urgent first."""
     counts = []
     for tokens in remaining:

@@ -21,9 +21,9 @@ from redis.exceptions import RedisError
 
 from protocol.errors import StartupError
 from protocol.leases import LEASE_S, RENEW_S, Leases
+from protocol.roles import ROLES
 from protocol.walls import Walls
 
-ROLES = ("prefill", "decode")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 

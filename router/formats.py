@@ -12,7 +12,7 @@ from router.chat.plan import OutputPlan, Planner
 from router.chat.syntax import detect
 from router.chat.template import ChatTemplate, load_template
 from router.chat.tools import ToolWish
-from router.chat.vocabulary import Vocabulary
+from router.chat.vocabulary import AddedTokens
 
 
 class Formats:
@@ -23,7 +23,7 @@ class Formats:
     ) -> None:
         self.template = template
         syntax = detect(template.source if template else "")
-        self._planner = Planner(Vocabulary.of(tokenizer), syntax)
+        self._planner = Planner(AddedTokens.of(tokenizer), syntax)
         self.checker = GrammarChecker(Path(model_path).absolute() / "tokenizer.json")
 
     async def plan(

@@ -18,10 +18,10 @@ from prometheus_client.registry import Collector
 from cluster.autoscale.loop import Turn
 from cluster.metric_families import LABELS, gauge, gauge_by
 from cluster.metrics import REPLICA_CHARS
-from cluster.settings import ROLES
 from cluster.sizing.decision import Need, Reason
 from cluster.sizing.roll import starting
 from cluster.sizing.snapshot import Counts, Snapshot
+from protocol.roles import ROLES
 
 OWN = "autoscaler"
 MODES = ("act", "advise", "watch")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.settings import ROLES, Role
 from cluster.sizing.snapshot import Counts, Worker
+from protocol.roles import ROLES, Role
 
 _WEIGHT = 0.3  # of the newest in the average
 _LONGEST_S = 3600.0  # what was asked for so long ago has not come

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.settings import ROLES
 from cluster.sizing.decision import Record
+from protocol.roles import ROLES
 
 _SHOWN = {"prefill": "P", "decode": "D"}
 

@@ -10,7 +10,9 @@ import typer
 
 from cluster.commands.failing import failure
 
-app = typer.Typer(no_args_is_help=True, help="Make the certificates of a cluster (mutual TLS).")
+certs_app = typer.Typer(
+    no_args_is_help=True, help="Make the certificates of a cluster (mutual TLS)."
+)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the cluster's CA.", metavar="DIR")]
 Hosts = Annotated[
@@ -24,8 +26,8 @@ Name = Annotated[
 ]
 
 
-@app.command()
-def init(folder: Folder, host: Hosts = None, name: Name = None) -> None:
+@certs_app.command("init")
+def init_certificates(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     """Make a CA, and a certificate for a first node (this machine's loopback by default)."""
     from cluster import certs
 
@@ -33,7 +35,7 @@ def init(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     typer.echo("\nca.key stays here, apart: it is needed to add nodes, and by no process.")
 
 
-@app.command()
+@certs_app.command()
 def node(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     """Make a certificate for another node."""
     from cluster import certs
@@ -41,7 +43,7 @@ def node(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     _make(lambda: certs.node(folder, host or [], name))
 
 
-@app.command()
+@certs_app.command()
 def renew(
     folder: Folder, name: Annotated[str, typer.Argument(help="The node's files, without .pem.")]
 ) -> None:

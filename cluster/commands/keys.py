@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Draw API keys.")
+keys_app = typer.Typer(no_args_is_help=True, help="Draw API keys.")
 
 
-@app.callback()
+@keys_app.callback()
 def keys() -> None:
     """Draw API keys."""
 
 
-@app.command()
+@keys_app.command()
 def new(tenant: Annotated[str, typer.Argument(help="Whose key it is to be.")]) -> None:
     """Draw a key. It is shown once: the line for the file of keys holds its digest alone."""
     from cluster import api_keys

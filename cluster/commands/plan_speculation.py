@@ -10,7 +10,7 @@ import typer
 from cluster.commands.failing import failure
 
 if TYPE_CHECKING:
-    from cluster.plan.speculation import Machine
+    from cluster.plan.speculation import DraftMachine
 
 PASSES = 8
 
@@ -102,7 +102,7 @@ def _speculation(
         typer.echo(f"page: {html}")
 
 
-def _measured(model: Path, draft: Path | None, tokens: int, threads: int | None) -> Machine:
+def _measured(model: Path, draft: Path | None, tokens: int, threads: int | None) -> DraftMachine:
     from rich.console import Console
 
     from cluster.plan import measure

@@ -32,8 +32,9 @@ def worker(
     from cluster.doctor.wanted import of_worker
     from cluster.prepare import prepare
     from cluster.report import on_stderr
-    from cluster.settings import as_role, engine_of
+    from cluster.settings import engine_of
     from protocol.errors import StartupError
+    from protocol.roles import as_role
 
     ports = {"port": port, "kv_port": kv_port, "metrics_port": metrics_port}
     try:

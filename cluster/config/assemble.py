@@ -10,8 +10,9 @@ from pydantic import SecretStr
 from cluster.autoscale.settings import AutoscalerSettings
 from cluster.config.schema import Config
 from cluster.launch import Launch
-from cluster.settings import ROLES, Role, WorkerSettings
+from cluster.settings import WorkerSettings
 from engine.spec import SpeculationSpec
+from protocol.roles import ROLES, Role
 from protocol.tls import HttpTls, TlsFiles
 from router.settings import RouterSettings
 

@@ -6,8 +6,9 @@ import msgspec
 
 from cluster import drafting, hub
 from cluster.doctor import model
-from cluster.doctor.finding import Finding, note, ok, size
+from cluster.doctor.finding import Finding, note, ok
 from cluster.doctor.wanted import Wanted
+from cluster.report import size
 from engine.checkpoint import load_config
 from engine.shards import read_shards
 from engine.spec import SpeculationSpec

@@ -33,12 +33,3 @@ def problem(check: str, text: str, remedy: str) -> Finding:
 
 def problems(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "problem"]
-
-
-def size(nbytes: float) -> str:
-    """Bytes as people read them."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
-        if abs(nbytes) >= scale:
-            value = nbytes / scale
-            return f"{value:.1f} {unit}" if value < 100 and unit == "GiB" else f"{value:.0f} {unit}"
-    return f"{nbytes / 1024:.0f} KiB"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from cluster.doctor.finding import size
-from cluster.settings import Role
+from cluster.report import size
 from engine.sizing import Footprint
 from protocol.blocks import BLOCK_TOKENS
+from protocol.roles import Role
 
 _SPARE = 0.95  # of what is free; the rest is the system's
 _FEW_PAGES = 8  # less is not worth proposing

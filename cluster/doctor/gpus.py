@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.doctor.finding import Finding, note, ok, problem, size
+from cluster.doctor.finding import Finding, note, ok, problem
 from cluster.doctor.wanted import Wanted
 from cluster.ray_runtime import gpu_count
+from cluster.report import size
 
 _DEADLINE_S = 2.0
 _FIELDS = "index,name,memory.total,memory.free,driver_version"

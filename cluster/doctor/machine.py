@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from cluster.doctor.finding import Finding, note, ok, problem, size
+from cluster.doctor.finding import Finding, note, ok, problem
 from cluster.doctor.wanted import Wanted
+from cluster.report import size
 from cluster.state import home_path
 
 _FEW_FILES, _TOO_FEW_FILES = 4096, 256

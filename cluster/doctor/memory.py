@@ -9,10 +9,11 @@ import psutil
 
 from cluster import drafting
 from cluster.doctor import fitting, gpus, model
-from cluster.doctor.finding import Finding, ok, problem, size
+from cluster.doctor.finding import Finding, ok, problem
 from cluster.doctor.fitting import Engines, Plan
 from cluster.doctor.gpus import Gpu, Gpus
 from cluster.doctor.wanted import Wanted
+from cluster.report import size
 from engine.sizing import Device, footprint
 from engine.spec import EngineSpec
 from protocol.errors import StartupError

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from cluster import hub, models
-from cluster.doctor.finding import Finding, note, ok, problem, size
+from cluster.doctor.finding import Finding, note, ok, problem
 from cluster.doctor.wanted import Wanted
+from cluster.report import size
 from engine.checkpoint import load_config
 from engine.config import ModelConfig
 from engine.shards import Shards, read_shards

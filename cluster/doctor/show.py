@@ -7,9 +7,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.doctor.finding import Finding, Level, problems, size
+from cluster.doctor.finding import Finding, Level, problems
 from cluster.doctor.fitting import Plan
 from cluster.doctor.wanted import Wanted
+from cluster.report import size
 
 _MARKS: dict[Level, tuple[str, str]] = {
     "ok": ("ok", "green"),
@@ -56,7 +57,7 @@ def as_json(findings: list[Finding], plans: list[Plan], seconds: float) -> str:
     return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
 
 
-def memory(plans: list[Plan], wanted: Wanted) -> RenderableType:
+def memory_lines(plans: list[Plan], wanted: Wanted) -> RenderableType:
     """What takes the memory of each place."""
     return Group(*(_memory(plan, wanted) for plan in plans))
 
@@ -88,7 +89,7 @@ def print_report(
     console.print(table(findings))
     if plans:
         console.print()
-        console.print(memory(plans, wanted))
+        console.print(memory_lines(plans, wanted))
     console.print()
     style = "bold red" if problems(findings) else "green"
     console.print(Text(summary(findings, seconds), style=style))

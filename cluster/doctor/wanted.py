@@ -7,8 +7,9 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from cluster.launch import Launch
-from cluster.settings import ROLES, Role, WorkerSettings, engine_of
+from cluster.settings import WorkerSettings, engine_of
 from engine.spec import EngineSpec
+from protocol.roles import ROLES, Role
 from router.settings import RouterSettings
 
 What: TypeAlias = Literal["cluster", "worker", "router"]

@@ -13,12 +13,12 @@ from cluster.plan.gpus import Gpu, gpu
 from cluster.plan.machine import Efficiency
 from cluster.plan.pools import Wanted
 from cluster.plan.workload import FORMS, Workload, length, stated, traced
-from cluster.settings import Role
 from cluster.sizing.snapshot import Goals
 from cluster.workloads.lengths import Share
 from cluster.workloads.traces import read_trace
 from engine.kv_format import Precision
 from protocol.errors import StartupError
+from protocol.roles import Role
 
 _MOST = 1e9
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from cluster.plan.machine import Rates, decode_s
 from cluster.plan.shape import Shape
-from cluster.plan.speculation import Cell, Machine, cell
+from cluster.plan.speculation import Cell, DraftMachine, cell
 from engine.draft_pages import MOST_NODES
 from engine.speculation.curve import Curve
 
@@ -37,7 +37,7 @@ def drafted(
     passes += np.maximum(rows * plain.attention_flops / at.flops, plain.kv_bytes / at.bytes_s)
     passes += at.overhead_s
     draft = of.cost * decode_s(shape, at, batch, context)
-    machine = Machine(Curve(passes), Curve([draft] * batch) if draft else None)
+    machine = DraftMachine(Curve(passes), Curve([draft] * batch) if draft else None)
     return cell(machine, batch, acceptance, of.most)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cluster.plan.speculation import Machine
+from cluster.plan.speculation import DraftMachine
 from decode_worker.policy import plan
 from engine.loading import load
 from engine.spec import EngineSpec
@@ -26,7 +26,7 @@ KV_TOKENS = 8192
 
 def measured(
     model: Path, draft: Path | None, rows: int, batch: int, threads: int | None, progress: Progress
-) -> Machine:
+) -> DraftMachine:
     """The model with up to ``rows`` rows, and its draft with up to ``batch``. Raises StartupError
     for what cannot be loaded."""
     if draft is not None and (kind := kind_of(draft)) != "draft":
@@ -36,7 +36,7 @@ def measured(
         )
     of_model, where = _curve(model, rows, threads, progress)
     of_draft = None if draft is None else _curve(draft, batch, threads, progress)[0]
-    return Machine(of_model, of_draft, where)
+    return DraftMachine(of_model, of_draft, where)
 
 
 def _curve(folder: Path, rows: int, threads: int | None, progress: Progress) -> tuple[Curve, str]:

@@ -13,7 +13,7 @@ from cluster.plan.drafts import ACCEPTANCES, BATCHES, Drafting, drafted
 from cluster.plan.machine import decode_s, prefill_s
 from cluster.plan.pools import Wanted, sized
 from cluster.plan.report import Plan
-from cluster.settings import ROLES
+from protocol.roles import ROLES
 
 PREFILL, DECODE, OTHER, BAD, DARK = "#2563eb", "#d97706", "#64748b", "#dc2626", "#1e293b"
 RATES = tuple(2.0 ** (i / 2) for i in range(-4, 9))

@@ -12,13 +12,13 @@ from cluster.plan.gpus import Gpu
 from cluster.plan.machine import ASSUMED, Efficiency, Rates, batch_within, decode_s, machine, rates
 from cluster.plan.shape import Shape
 from cluster.plan.workload import Workload
-from cluster.settings import ROLES, Role
 from cluster.sizing.decision import Need, Predicted
 from cluster.sizing.demand import AS_TOLD, batch, needs
 from cluster.sizing.moments import residents, service
 from cluster.sizing.predict import predicted
 from cluster.sizing.snapshot import Goals, Machine, Mix, Pair
 from protocol.errors import StartupError
+from protocol.roles import ROLES, Role
 from router.step_model import StepModel
 
 MOST_WORKERS = 10_000

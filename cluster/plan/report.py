@@ -11,8 +11,8 @@ from cluster.plan.breaks import Drafts, Split, Wire
 from cluster.plan.cost import Cost, cost
 from cluster.plan.pools import Sized, Wanted, sized
 from cluster.plan.walls import Bound, bound
-from cluster.settings import ROLES, Role
 from engine.kv_format import Codec
+from protocol.roles import ROLES, Role
 
 
 class Kv(msgspec.Struct, frozen=True, kw_only=True):

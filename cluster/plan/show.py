@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from cluster.plan.speculation import Cell, Machine
+from cluster.plan.speculation import Cell, DraftMachine
 from engine.draft_pages import MOST_NODES
 
 STEP = (
@@ -31,7 +31,7 @@ LEGEND = (
 )
 
 
-def about(machine: Machine, model: str, draft: str | None, tokens: int) -> list[str]:
+def about(machine: DraftMachine, model: str, draft: str | None, tokens: int) -> list[str]:
     """Sentences: what was measured, and what was not."""
     drafts = "" if draft is None else f" and of its draft model ({draft})"
     free = " Drafts cost nothing, as n-grams do." if draft is None else ""

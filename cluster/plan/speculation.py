@@ -22,7 +22,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Machine:
+class DraftMachine:
     """Seconds of a pass by its rows: of the model, and of its draft (None: drafts for nothing)."""
 
     model: Curve
@@ -43,7 +43,7 @@ class Cell(msgspec.Struct, frozen=True):
     speedup: float
 
 
-def cell(machine: Machine, batch: int, acceptance: float, most: int) -> Cell:
+def cell(machine: DraftMachine, batch: int, acceptance: float, most: int) -> Cell:
     """With chains of at most ``most`` tokens for each sequence, and of what a step takes."""
     most = min(most, max(1, MOST_NODES // batch))
     gains = np.tile(acceptance ** np.arange(1.0, most + 1.0), (batch, 1))
@@ -68,13 +68,13 @@ def cell(machine: Machine, batch: int, acceptance: float, most: int) -> Cell:
 
 
 def grid(
-    machine: Machine, batches: Sequence[int], acceptances: Sequence[float], most: int
+    machine: DraftMachine, batches: Sequence[int], acceptances: Sequence[float], most: int
 ) -> list[Cell]:
     """All of them, batch by batch."""
     return [cell(machine, b, a, most) for b in batches for a in acceptances]
 
 
-def break_even(machine: Machine, acceptance: float, most: int, largest: int) -> int:
+def break_even(machine: DraftMachine, acceptance: float, most: int, largest: int) -> int:
     """The last batch, up to ``largest``, of those from 1 on that speculation pays at without a gap;
     0: it does not pay for one sequence. It may pay at some larger ones, too: where rows are padded,
     a batch just above a step of the curve verifies for nothing."""

@@ -10,7 +10,7 @@ from cluster.plan.pools import Pool
 from cluster.plan.report import Plan
 from cluster.plan.walls import Bound
 from cluster.plan.words import duration, size, speed, usd
-from cluster.settings import ROLES
+from protocol.roles import ROLES
 
 
 class Table(NamedTuple):

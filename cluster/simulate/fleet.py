@@ -14,13 +14,13 @@ import math
 from collections.abc import Callable
 from random import Random
 
-from cluster.settings import ROLES, Role
 from cluster.simulate.clock import Clock
 from cluster.simulate.life import Life
 from cluster.simulate.network import Network
 from cluster.simulate.routing import Router
 from cluster.simulate.worker import Worker
 from cluster.sizing.snapshot import Counts, Machine
+from protocol.roles import ROLES, Role
 from router.index import PrefixIndex
 
 ROLE_S = 0.3

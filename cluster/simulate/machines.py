@@ -5,10 +5,10 @@ from __future__ import annotations
 from cluster.plan.find import shape
 from cluster.plan.gpus import gpu
 from cluster.plan.machine import Efficiency, machine
-from cluster.settings import Role
 from cluster.simulate.machine_keys import MachineSection
 from cluster.simulate.scenario import Scenario
 from cluster.sizing.snapshot import Machine
+from protocol.roles import Role
 
 
 def machines(scenario: Scenario) -> dict[Role, Machine]:

@@ -10,12 +10,12 @@ import numpy as np
 import plotly.graph_objects as go
 
 from cluster.offline_page import blank, document, plots, write
-from cluster.settings import ROLES
 from cluster.simulate.job import Job
 from cluster.simulate.moment import Moment
 from cluster.simulate.result import Result
 from cluster.simulate.show import LATENCIES, latencies, of_pools, of_requests
 from cluster.sizing.decision import Record
+from protocol.roles import ROLES
 
 BLUE, ORANGE, GREY, RED = "#2563eb", "#d97706", "#64748b", "#dc2626"
 _BUSY = {"busy_prefill": BLUE, "busy_decode": ORANGE, "kv_share": GREY}

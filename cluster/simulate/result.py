@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from cluster.settings import ROLES
 from cluster.simulate.fleet import Fleet
 from cluster.simulate.job import Job, Status
 from cluster.simulate.life import Life
@@ -18,6 +17,7 @@ from cluster.simulate.scaling import Autoscaler
 from cluster.simulate.scenario import Scenario
 from cluster.simulate.watching import Watching
 from cluster.sizing.snapshot import Goals
+from protocol.roles import ROLES
 
 PERCENTILES = (50, 90, 99)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from random import Random
 
 from cluster.autoscale.reading.mix import Counter
-from cluster.settings import ROLES, Role
 from cluster.simulate.clock import Clock
 from cluster.simulate.faults import Faults, Starts
 from cluster.simulate.fleet import Fleet
@@ -30,6 +29,7 @@ from cluster.sizing.decision import Decision, Record
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Machine, Snapshot
 from protocol.errors import StartupError
+from protocol.roles import ROLES, Role
 from router.admission import Patience
 from router.index import PrefixIndex
 from router.snapshot import Objectives

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from cluster.autoscale.reading.mix import Counter
 from cluster.autoscale.reading.reading import Reading
 from cluster.autoscale.reading.sliding import Sliding
-from cluster.settings import ROLES, Role
 from cluster.simulate import worker as simulated
 from cluster.simulate.clock import Clock
 from cluster.simulate.fleet import Fleet
@@ -28,6 +27,7 @@ from cluster.sizing.snapshot import (
     Tuning,
     Worker,
 )
+from protocol.roles import ROLES, Role
 
 BURST_LOOKS = 3
 """``burst_rate`` is that of so many intervals, as in ``cluster/autoscale/reading``."""

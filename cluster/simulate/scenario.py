@@ -10,11 +10,11 @@ from pydantic import Field, ValidationError, model_validator
 
 from cluster.config.autoscaler import AutoscalerSection
 from cluster.config.fields import Section
-from cluster.settings import ROLES, Role
 from cluster.simulate.machine_keys import MachinesSection, NotNegative, Positive
 from cluster.simulate.traffic_keys import TrafficSection
 from cluster.sizing.snapshot import Goals
 from protocol.errors import StartupError
+from protocol.roles import ROLES, Role
 from router.policies import PolicyName
 
 MOST_WORKERS = 10_000

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cluster.settings import ROLES, Role
 from cluster.simulate.clock import Clock
 from cluster.simulate.fleet import Fleet
 from cluster.simulate.moment import Moment
+from protocol.roles import ROLES, Role
 
 
 class Watching:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from cluster.settings import Role
 from cluster.simulate.cache import Cache
 from cluster.simulate.clock import Clock
 from cluster.simulate.job import Job
@@ -21,6 +20,7 @@ from cluster.simulate.room import Room
 from cluster.simulate.steps import Steps
 from cluster.simulate.told import Standing, Told
 from cluster.sizing.snapshot import Machine
+from protocol.roles import Role
 from router.cost import usable
 from router.index import PrefixIndex
 from router.step_model import StepModel

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from cluster.settings import Role
 from cluster.sizing.snapshot import Counts, Memory, Snapshot
+from protocol.roles import Role
 
 Reason = Literal[
     "no_metrics",  # nothing is known: hold

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from cluster.settings import Role
 from cluster.sizing.decision import Need
 from cluster.sizing.moments import (
     corrected,
@@ -27,6 +26,7 @@ from cluster.sizing.moments import (
 )
 from cluster.sizing.servers import UTILISATION, servers
 from cluster.sizing.snapshot import Corrections, Goals, Machine, Mix, Tuning
+from protocol.roles import Role
 from router.step_model import StepModel
 
 AS_TOLD = Corrections(prefill=1.0, decode=1.0)

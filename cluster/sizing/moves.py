@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from cluster.settings import ROLES, Role
 from cluster.sizing import memory as memories
 from cluster.sizing.decision import Loan
 from cluster.sizing.fitting import fit
 from cluster.sizing.roll import gpus_each, here, home_to_shrink, may_go, room, starting
 from cluster.sizing.snapshot import Counts, Memory, Mix, Snapshot
+from protocol.roles import ROLES, Role
 
 OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 

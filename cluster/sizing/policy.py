@@ -14,7 +14,6 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from cluster.settings import Role
 from cluster.sizing import memory as memories
 from cluster.sizing.decision import Decision, Need, Reason
 from cluster.sizing.demand import needs
@@ -23,6 +22,7 @@ from cluster.sizing.predict import is_queueing, predicted
 from cluster.sizing.roll import present, strength
 from cluster.sizing.say import say
 from cluster.sizing.snapshot import Counts, Snapshot
+from protocol.roles import Role
 
 Slo = Literal["ttft", "tpot"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from cluster.settings import Role
 from cluster.sizing.decision import Predicted
 from cluster.sizing.demand import batch, machine_of
 from cluster.sizing.moments import prompt_tokens, residents, service
 from cluster.sizing.queueing import mean_wait_s
 from cluster.sizing.snapshot import Corrections, Goals, Machine, Mix, Pair
+from protocol.roles import Role
 from router.step_model import StepModel
 
 PATH_S = 0.01

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from cluster.settings import ROLES, Role
 from cluster.sizing.predict import speed
 from cluster.sizing.snapshot import Counts, Mix, Pair, Snapshot
+from protocol.roles import ROLES, Role
 
 
 def starting(snapshot: Snapshot) -> Counts:

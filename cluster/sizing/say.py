@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.settings import ROLES, Role
 from cluster.sizing.decision import Need, Reason
 from cluster.sizing.snapshot import Counts
+from protocol.roles import ROLES, Role
 
 _BECAUSE: dict[Reason, str] = {
     "steady": "as it should be",

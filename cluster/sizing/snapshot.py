@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from cluster.settings import Role
+from protocol.roles import Role
 
 State = Literal["warming", "serving", "changing", "leaving"]
 """warming: younger than its warm-up; changing: on its way to another role; leaving: it drains."""

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from router.chat.source import Source, quoted, schema_source
 from router.chat.syntax import Syntax
 from router.chat.tools import NO_PARAMETERS, Tool
-from router.chat.vocabulary import Vocabulary
+from router.chat.vocabulary import AddedTokens
 from router.errors import invalid
 
 MAX_CALLS = 16
@@ -37,7 +37,7 @@ class CallGrammar:
     """``arguments``: a grammar for each name that may be called."""
 
     def __init__(
-        self, syntax: Syntax, vocabulary: Vocabulary, arguments: Sequence[tuple[str, Source]]
+        self, syntax: Syntax, vocabulary: AddedTokens, arguments: Sequence[tuple[str, Source]]
     ) -> None:
         self._syntax = syntax
         self._vocabulary = vocabulary

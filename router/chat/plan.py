@@ -15,7 +15,7 @@ from router.chat.structured import (
 )
 from router.chat.syntax import HERMES, Syntax
 from router.chat.tools import Mode, ToolWish, decide
-from router.chat.vocabulary import Vocabulary
+from router.chat.vocabulary import AddedTokens
 from router.errors import invalid
 
 
@@ -42,7 +42,7 @@ class OutputPlan(NamedTuple):
 class Planner:
     """Of one model. ``syntax``: how it writes tool calls."""
 
-    def __init__(self, vocabulary: Vocabulary, syntax: Syntax = HERMES) -> None:
+    def __init__(self, vocabulary: AddedTokens, syntax: Syntax = HERMES) -> None:
         self._vocabulary = vocabulary
         self._syntax = syntax
 

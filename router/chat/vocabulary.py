@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 from router.chat.source import quoted
 
 
-class Vocabulary(NamedTuple):
+class AddedTokens(NamedTuple):
     control: dict[str, int]  # control tokens in the sense above
     special: frozenset[str]  # of these, the ones that a detokenizer leaves out
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+    def of(cls, tokenizer: Tokenizer) -> AddedTokens:
         added = tokenizer.get_added_tokens_decoder()
         special = frozenset(t.content for t in added.values() if t.special)
         control = {

@@ -15,7 +15,8 @@ from cluster.config import assemble, keys, show
 from cluster.config.layers import Flags
 from cluster.config.schema import Config
 from cluster.config.settle import settle
-from cluster.settings import ROLES, WorkerSettings
+from cluster.settings import WorkerSettings
+from protocol.roles import ROLES
 from router.settings import RouterSettings
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "baton.yaml"

@@ -16,7 +16,7 @@ from cluster.cli import app
 from cluster.plan.page import page
 from cluster.plan.shape import count
 from cluster.plan.show import about, show
-from cluster.plan.speculation import ACCEPTANCES, BATCHES, Machine, break_even, cell, grid
+from cluster.plan.speculation import ACCEPTANCES, BATCHES, DraftMachine, break_even, cell, grid
 from engine.families import parse_config
 from engine.rows import padded_rows
 from engine.speculation.choice import expected_tokens, speedup
@@ -24,10 +24,10 @@ from engine.speculation.curve import Curve
 from engine.weights import names
 from tests.engine.families import FAMILIES, SIZES
 
-FREE = Machine(Curve(np.full(2000, 10e-3)), Curve(np.full(200, 1e-3)))
+FREE = DraftMachine(Curve(np.full(2000, 10e-3)), Curve(np.full(200, 1e-3)))
 """Rows cost nothing, as in the papers; a pass of the draft a tenth of a step."""
 
-RIDGE = Machine(Curve(10e-3 + 1e-3 * np.maximum(0, np.arange(1, 2001) - 48)), None)
+RIDGE = DraftMachine(Curve(10e-3 + 1e-3 * np.maximum(0, np.arange(1, 2001) - 48)), None)
 """Rows are free up to 48, and cost a tenth of a step from there."""
 
 
@@ -54,7 +54,7 @@ def test_beyond_the_ridge_it_does_not_pay() -> None:
         assert end == 128 or not cell(RIDGE, end + 1, acceptance, 8).nodes
 
 
-STAIRS = Machine(
+STAIRS = DraftMachine(
     Curve(np.interp([padded_rows(n) for n in range(1, 2001)], [1, 2000], [5e-3, 400e-3])),
     Curve(np.full(200, 1e-3)),
 )
@@ -72,11 +72,11 @@ def test_up_to_where_it_pays_there_is_no_gap() -> None:
 
 def test_a_batch_is_drafted_no_more_than_a_step_takes() -> None:
     for batch, each in ((16, 8), (64, 4), (128, 2)):
-        assert cell(Machine(FREE.model, None), batch, 0.9, most=8).nodes == each
+        assert cell(DraftMachine(FREE.model, None), batch, 0.9, most=8).nodes == each
 
 
 def test_nothing_is_drafted_that_costs_more_than_it_brings() -> None:
-    dear = Machine(FREE.model, Curve(np.full(200, 9e-3)))
+    dear = DraftMachine(FREE.model, Curve(np.full(200, 9e-3)))
     assert cell(dear, 1, 0.8, most=8).nodes == 0
     assert break_even(dear, 0.8, 8, 128) == 0
 
@@ -85,7 +85,7 @@ def test_tables_and_page_tell_all() -> None:
     cells = grid(RIDGE, BATCHES, ACCEPTANCES, 8)
     even = {a: break_even(RIDGE, a, 8, 128) for a in ACCEPTANCES}
     out = io.StringIO()
-    measured = Machine(RIDGE.model, None, "an abacus")
+    measured = DraftMachine(RIDGE.model, None, "an abacus")
     told = about(measured, "a <model>", None, 8)
     show(Console(file=out, width=100), told, cells, even, 0.7)
     text = out.getvalue()

@@ -19,12 +19,12 @@ from cluster.plan.shape import of_config
 from cluster.plan.walls import bound
 from cluster.plan.words import size
 from cluster.plan.workload import POINTS, length, points, traced
-from cluster.settings import Role
 from cluster.sizing.demand import AS_TOLD, needs
 from cluster.workloads.lengths import LogNormal
 from cluster.workloads.traces import TraceRequest
 from engine.families import parse_config
 from protocol.errors import StartupError
+from protocol.roles import Role
 from router.step_model import StepModel
 
 EIGHT = Asked(

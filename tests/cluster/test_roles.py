@@ -13,7 +13,6 @@ import pytest
 
 from cluster.autoscale.lend import Lent, set_role
 from cluster.roles import Roles
-from cluster.settings import Role
 from decode_worker.job import Job
 from decode_worker.router_link import RouterLink
 from decode_worker.service import DecodeService
@@ -23,6 +22,7 @@ from kvtransfer.links import Receiver
 from protocol import wire_pb2_grpc as rpc
 from protocol.auth import AsyncTokenGuard
 from protocol.errors import Unavailable
+from protocol.roles import Role
 from protocol.security import LOOPBACK
 from tests.router.conftest import until
 

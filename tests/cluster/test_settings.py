@@ -3,9 +3,10 @@ import pickle
 import msgspec
 import pytest
 
-from cluster.settings import WorkerSettings, as_role, engine_of, without_password
+from cluster.settings import WorkerSettings, engine_of, without_password
 from engine.spec import SpeculationSpec
 from protocol.errors import StartupError
+from protocol.roles import as_role
 
 SETTINGS = WorkerSettings(
     role="prefill",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from bench.standalone import Standalone
+from bench.lib.standalone import Standalone
 
 _ENTRIES = re.compile(r"^baton_index_entries(?:{.*})? (\S+)$", re.MULTILINE)
 

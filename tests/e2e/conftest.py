@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.chaos import BUSY_ROUTER, EXACT, Oracle
-from bench.local_cluster import LocalCluster
-from bench.standalone import Standalone
+from bench.lib.local_cluster import LocalCluster
+from bench.lib.oracle import BUSY_ROUTER, EXACT, Oracle
+from bench.lib.standalone import Standalone
 from protocol.directory import Directory, WorkerRecord, connect
 
 

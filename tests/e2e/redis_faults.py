@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
-from bench.standalone import Standalone
+from bench.lib.standalone import Standalone
 from protocol.directory import connect
 
 Fault: TypeAlias = Callable[[Standalone], Coroutine[Any, Any, None]]

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.chaos import Oracle
-from bench.local_cluster import LocalCluster, baton, local_cluster
+from bench.lib.local_cluster import LocalCluster, baton, local_cluster
+from bench.lib.oracle import Oracle
 from cluster.sizing.decision import Record, from_line
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Counts

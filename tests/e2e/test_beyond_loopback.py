@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from bench.local_cluster import LocalCluster, local_cluster
+from bench.lib.local_cluster import LocalCluster, local_cluster
 from cluster import certs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(180)]

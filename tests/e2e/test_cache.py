@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from bench.chaos import EXACT
-from bench.standalone import Standalone
+from bench.lib.oracle import EXACT
+from bench.lib.standalone import Standalone
 from protocol.directory import RedisError
 from tests.e2e.asking import (
     Asker,

@@ -16,21 +16,20 @@ import aiohttp
 import msgspec
 import pytest
 
-from bench.chaos import (
+from bench.chaos import KINDS, run_with_kills
+from bench.lib.oracle import (
     BUSY_ROUTER,
     EXACT,
-    KINDS,
     Oracle,
-    Seen,
+    StreamRecord,
     body,
-    disturbed,
-    percentile,
     requests,
     stream,
     streams,
     wrong,
 )
-from bench.standalone import Standalone
+from bench.lib.report import percentile
+from bench.lib.standalone import Standalone
 from protocol.directory import WorkerRecord
 from protocol.request import Request
 
@@ -72,12 +71,12 @@ def texts(asked: list[Request], pool: Standalone) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-async def calm(pool: Standalone, asked: list[Request]) -> list[Seen]:
+async def calm(pool: Standalone, asked: list[Request]) -> list[StreamRecord]:
     """The streams while nobody is hurt."""
     return await streams(pool.url, asked, "calm")
 
 
-async def test_undisturbed(calm: list[Seen], texts: list[list[int]]) -> None:
+async def test_undisturbed(calm: list[StreamRecord], texts: list[list[int]]) -> None:
     assert not wrong(calm, texts)
 
 
@@ -86,11 +85,11 @@ async def test_kill_9_of_each_kind(
     pool: Standalone,
     asked: list[Request],
     texts: list[list[int]],
-    calm: list[Seen],
+    calm: list[StreamRecord],
     kinds: Sequence[tuple[str, str]],
 ) -> None:
     before = pool.said(PREFILL_LOST), pool.said(DECODE_LOST)
-    got = await disturbed(pool, asked, kinds, seed=3)
+    got = await run_with_kills(pool, asked, kinds, seed=3)
     assert not wrong(got, texts)
     assert before[0] < pool.said(PREFILL_LOST) and before[1] < pool.said(DECODE_LOST)  # it did hurt
     added = [g.longest_wait_s - c.longest_wait_s for g, c in zip(got, calm, strict=True)]

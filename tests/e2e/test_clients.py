@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
-from bench.standalone import Standalone
+from bench.lib.standalone import Standalone
 from tests.e2e.conftest import CLIENT_KEY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from bench.standalone import Standalone
+from bench.lib.standalone import Standalone
 from tests.e2e.conftest import CLIENT_KEY
 from tests.e2e.test_clients import ANSWER, CODE, GREEDY, MODEL, async_client, client
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.standalone import Standalone
+from bench.lib.standalone import Standalone
 from tests.e2e.conftest import CLIENT_KEY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

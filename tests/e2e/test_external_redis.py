@@ -17,8 +17,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from bench.chaos import EXACT
-from bench.standalone import Standalone
+from bench.lib.oracle import EXACT
+from bench.lib.standalone import Standalone
 from cluster.ports import any_free
 from tests.cluster.tls import PASSWORD, QUOTED, TcpRedis, certificate, tls_in_front
 from tests.e2e.asking import Asker, cached, prompt

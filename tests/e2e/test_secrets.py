@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from bench.standalone import Standalone
+from bench.lib.standalone import Standalone
 from cluster.settings import WorkerSettings
 from protocol import auth
 from protocol import wire_pb2_grpc as rpc

@@ -7,9 +7,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bench.slow_client import gaps, slow_clients
-from bench.slow_readers import Memory, heavy, idle, streams
-from bench.standalone import Standalone
+from bench.lib.slow_clients import (
+    ResidentMemory,
+    gaps,
+    heavy_bodies,
+    slow_clients,
+    stream_bodies,
+    wait_until_idle,
+)
+from bench.lib.standalone import Standalone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
 
@@ -30,13 +36,13 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Standa
 
 
 async def test_who_reads_a_byte_a_second_costs_the_others_nothing(pool: Standalone) -> None:
-    await gaps(pool.url, streams(4, 1, 60))
-    memory = Memory(pool.routers[0].pid)
+    await gaps(pool.url, stream_bodies(4, 1, 60))
+    memory = ResidentMemory(pool.routers[0].pid)
     before = memory.now
-    async with memory.watched(), slow_clients(pool.url, heavy(SLOW, 2, 60)) as clients:
-        assert len(await gaps(pool.url, streams(4, 3, 60))) > 100  # all to their end
+    async with memory.watched(), slow_clients(pool.url, heavy_bodies(SLOW, 2, 60)) as clients:
+        assert len(await gaps(pool.url, stream_bodies(4, 3, 60))) > 100  # all to their end
         await asyncio.sleep(1.5)
-        await idle(pool)  # though they are still there
+        await wait_until_idle(pool)  # though they are still there
         assert not any(b"[DONE]" in client.read for client in clients)
         async with asyncio.timeout(20):  # once they read, they get all of it
             while not all(b"[DONE]" in client.drain() for client in clients):

@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 from aiohttp import ClientTimeout
 
-from bench.chaos import BUSY_ROUTER, EXACT, Oracle
-from bench.standalone import Standalone
+from bench.lib.oracle import BUSY_ROUTER, EXACT, Oracle
+from bench.lib.standalone import Standalone
 from protocol.request import Request, Sampling
 from router.overview.figures import Page, gauge, parse
 from tests.e2e.asking import prompt

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bench.chaos import BUSY_ROUTER, EXACT
-from bench.standalone import Standalone
+from bench.lib.oracle import BUSY_ROUTER, EXACT
+from bench.lib.standalone import Standalone
 from bench.structured import ROLES, Answer, Load, asked, disturbed, fault
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]

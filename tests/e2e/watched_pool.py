@@ -19,8 +19,8 @@ from typing import Any
 
 import aiohttp
 
-from bench.chaos import BUSY_ROUTER
-from bench.standalone import Standalone
+from bench.lib.oracle import BUSY_ROUTER
+from bench.lib.standalone import Standalone
 from cluster import certs
 from cluster.autoscale.lend import set_role
 from cluster.config.schema import Config

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from bench.random_model import SHAPE_100M
+from bench.lib.random_model import SHAPE_100M
 from cluster.engine_main import POLICIES
 from cluster.models import demo_path
 from cluster.walls import Machine, Sample, walls

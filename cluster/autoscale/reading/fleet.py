@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from cluster.settings import ROLES, Role, as_role
 from cluster.sizing.snapshot import Machine, State, Worker
 from protocol.directory import WorkerRecord
+from protocol.roles import ROLES, Role, as_role
 from router.step_model import CHUNK, completed, pace, parse, pooled
 
 MOST_TOKENS = 10**10

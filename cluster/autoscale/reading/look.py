@@ -22,7 +22,7 @@ class Look(NamedTuple):
     at_s: float
 
 
-class Counts(Protocol):
+class RequestCounts(Protocol):
     """``async with``. ``stale_s``: older metrics are no ground for a decision."""
 
     stale_s: float

@@ -17,15 +17,15 @@ from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from cluster.autoscale.reading import fleet
-from cluster.autoscale.reading.look import Counts, Look
+from cluster.autoscale.reading.look import Look, RequestCounts
 from cluster.autoscale.reading.prometheus_api import PrometheusApi, checked
 from cluster.autoscale.reading.reading import Reading
 from cluster.autoscale.reading.scrape import Scraper
 from cluster.autoscale.settings import AutoscalerSettings
-from cluster.settings import Role
 from cluster.sizing.snapshot import Machine, Mix, Observed, Worker
 from protocol.directory import Directory, RouterRecord, WorkerRecord
 from protocol.errors import Unavailable
+from protocol.roles import Role
 
 log = logging.getLogger("baton.autoscaler")
 
@@ -39,7 +39,7 @@ def opened(settings: AutoscalerSettings, client: redis.Redis) -> Reader:
     """To be entered with ``async with``. Raises StartupError for a URL of Prometheus, or TLS files,
     that cannot be used."""
     window = {"interval_s": settings.interval_s, "window_s": settings.window_s}
-    counts: Counts
+    counts: RequestCounts
     if settings.prometheus_url is not None:
         counts = PrometheusApi(checked(settings.prometheus_url), settings.cluster, **window)
     else:
@@ -54,7 +54,7 @@ class Reader:
     def __init__(
         self,
         directory: Directory,
-        counts: Counts,
+        counts: RequestCounts,
         *,
         warm_up_s: float,
         clock: Callable[[], float] = time.monotonic,

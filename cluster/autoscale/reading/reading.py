@@ -6,7 +6,6 @@ from typing import Protocol
 
 import msgspec
 
-from cluster.settings import Role
 from cluster.sizing.snapshot import (
     Counts,
     Goals,
@@ -19,6 +18,7 @@ from cluster.sizing.snapshot import (
     Tuning,
     Worker,
 )
+from protocol.roles import Role
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):

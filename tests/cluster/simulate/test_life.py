@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from cluster.settings import ROLES, Role
 from cluster.simulate.machines import machines
 from cluster.simulate.run import Simulated, World, simulate
 from cluster.simulate.scenario import Scenario
@@ -15,6 +14,7 @@ from cluster.simulate.traffic import requests
 from cluster.sizing.decision import Decision, Loan
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Counts, Snapshot
+from protocol.roles import ROLES, Role
 from tests.cluster.simulate.scenarios import mix, scenario
 
 SCALING = {"mode": "act", "prefill_max": 8, "decode_max": 8, "start_s": 5, "down_after_s": 20,

@@ -7,11 +7,11 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from cluster.settings import Role
 from cluster.sizing.demand import AS_TOLD, backlog, batch, decode_need, needs, prefill_need
 from cluster.sizing.moments import rate_of, residents, service
 from cluster.sizing.predict import predicted, speed
 from cluster.sizing.snapshot import Corrections, Machine, Pair, Sample
+from protocol.roles import Role
 from tests.cluster.sizing.worlds import GOALS, MACHINE, mix
 
 NONE = AS_TOLD

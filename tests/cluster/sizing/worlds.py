@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cluster.settings import Role
 from cluster.sizing.decision import Decision
 from cluster.sizing.snapshot import (
     Counts,
@@ -19,6 +18,7 @@ from cluster.sizing.snapshot import (
     Snapshot,
     Worker,
 )
+from protocol.roles import Role
 
 MACHINE = Machine(
     step=(0.01, 0.0001, 1e-8, 1e-4, 0.0), chunk=512, max_batch=64, kv_tokens=100_000, kv_bytes=1e5

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from bench.chaos import Seen, stream
+from bench.lib.oracle import StreamRecord, stream
 from protocol.request import Request
 from tests.e2e.hosts.cluster import HostCluster
 from tests.e2e.hosts.host import Host
@@ -42,9 +42,9 @@ class Clients:
         await self.session.close()
         self._sockets.close()
 
-    async def ask(self, router: Host, request: Request) -> Seen:
+    async def ask(self, router: Host, request: Request) -> StreamRecord:
         """A stream of which no cache knows anything."""
-        seen = Seen()
+        seen = StreamRecord()
         try:
             url = self._cluster.url(router)
             await stream(self.session, url, request, next(self._salts), seen)
@@ -52,16 +52,16 @@ class Clients:
             seen.error = f"{router.name}: {error!r}"
         return seen
 
-    async def ask_any(self, routers: Sequence[Host], request: Request) -> Seen:
+    async def ask_any(self, routers: Sequence[Host], request: Request) -> StreamRecord:
         """The same by the first router that answers; what has begun is not begun again."""
-        seen = Seen()
+        seen = StreamRecord()
         for router in routers:
             seen = await self.ask(router, request)
             if seen.tokens or not seen.error:
                 break
         return seen
 
-    async def ask_all(self, routers: Sequence[Host], asked: Sequence[Request]) -> list[Seen]:
+    async def ask_all(self, routers: Sequence[Host], asked: Sequence[Request]) -> list[StreamRecord]:
         """All at once, dealt out among the routers."""
         each = zip(itertools.cycle(routers), asked, strict=False)
         return await asyncio.gather(*(self.ask(router, request) for router, request in each))
@@ -73,7 +73,7 @@ class Sent(NamedTuple):
     request: int
     began: float
     took_s: float
-    seen: Seen
+    seen: StreamRecord
 
 
 class Load:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from bench.chaos import Oracle, requests
+from bench.lib.oracle import Oracle, requests
 from protocol.request import Request
 from tests.e2e.hosts import Network
 from tests.e2e.hosts.clients import Clients

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from bench.chaos import Oracle, requests, wrong
+from bench.lib.oracle import Oracle, requests, wrong
 from protocol.request import Request
 from tests.e2e.asking import prompt
 from tests.e2e.hosts.clients import CALM_S, Clients, Load

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.local_cluster import LocalCluster, local_cluster
+from bench.lib.local_cluster import LocalCluster, local_cluster
 
 
 @pytest.fixture(scope="package")

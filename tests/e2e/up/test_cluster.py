@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.chaos import Oracle
-from bench.local_cluster import LocalCluster
+from bench.lib.local_cluster import LocalCluster
+from bench.lib.oracle import Oracle
 from cluster.models import demo_path
 from protocol.request import Request, Sampling
 from tests.e2e.conftest import worker, workers

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bench.local_cluster import LocalCluster
+from bench.lib.local_cluster import LocalCluster
 from router.limits import MAX_HEADERS, MAX_TARGET
 from tests.router.raw_http import JSON, POST, TYPED, Reply, Wire, get, post
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from bench.chaos import Oracle
-from bench.local_cluster import LocalCluster, baton
+from bench.lib.local_cluster import LocalCluster, baton
+from bench.lib.oracle import Oracle
 from tests.e2e.conftest import workers
 from tests.e2e.up.test_cluster import as_request, body, http, prompts, stream
 

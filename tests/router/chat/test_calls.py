@@ -12,7 +12,7 @@ import pytest
 from router.chat.plan import Planner
 from router.chat.structured import StructuredOutputs
 from router.chat.syntax import HERMES, LLAMA3_JSON, MISTRAL, SYNTAXES, Syntax
-from router.chat.vocabulary import Vocabulary
+from router.chat.vocabulary import AddedTokens
 from router.errors import ApiError
 from tests.router.chat.weather import (
     ALLOWED,
@@ -107,7 +107,7 @@ def test_a_format_for_the_content(vocab: str) -> None:
         planned(LLAMA3_JSON, vocab, form=form)
     assert error.value.param == "response_format"
     with pytest.raises(ApiError, match="regex"):
-        Planner(Vocabulary.of(VOCABS[vocab].tokenizer)).plan(
+        Planner(AddedTokens.of(VOCABS[vocab].tokenizer)).plan(
             wish(), structured=StructuredOutputs(regex="a")
         )
 

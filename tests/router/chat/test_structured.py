@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from router.chat.check import GrammarChecker
 from router.chat.plan import OutputPlan, Planner
 from router.chat.structured import ResponseFormat, StructuredOutputs
-from router.chat.vocabulary import Vocabulary
+from router.chat.vocabulary import AddedTokens
 from router.errors import ApiError
 from tests.router.chat.toy import byte_level
 
@@ -53,7 +53,7 @@ def fits(grammar: str, text: str) -> bool:
 
 
 def planned(form: Any = None, structured: Any = None) -> OutputPlan:
-    return Planner(Vocabulary.of(TOKENIZER)).plan(
+    return Planner(AddedTokens.of(TOKENIZER)).plan(
         response_format=None if form is None else FORMAT.validate_python(form),
         structured=None if structured is None else StructuredOutputs.model_validate(structured),
     )
@@ -187,7 +187,7 @@ def test_formats_are_checked(form: Any) -> None:
 
 
 def test_older_names_of_a_format_are_told(checker: GrammarChecker) -> None:
-    planner = Planner(Vocabulary.of(TOKENIZER))
+    planner = Planner(AddedTokens.of(TOKENIZER))
     plan = planner.plan(structured=StructuredOutputs(regex="("), field="guided_regex")
     with pytest.raises(ApiError) as error:
         asyncio.run(checker.check(plan))

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from router.chat.plan import OutputPlan, Planner
 from router.chat.syntax import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, Syntax, detect
 from router.chat.tools import ToolChoice, Tools, ToolWish
-from router.chat.vocabulary import Vocabulary
+from router.chat.vocabulary import AddedTokens
 from router.errors import ApiError
 from tests.router.chat.toy import STYLES
 from tests.router.chat.weather import (
@@ -68,13 +68,13 @@ def tool(parameters: Any = None, name: str = "f", **more: Any) -> dict[str, Any]
 )  # fmt: skip
 def test_wishes_that_cannot_be_met(given: ToolWish, param: str, why: str) -> None:
     with pytest.raises(ApiError, match=why) as error:
-        checked(bare(), Planner(Vocabulary.of(bare())).plan(given))
+        checked(bare(), Planner(AddedTokens.of(bare())).plan(given))
     assert (error.value.status, error.value.param) == (400, param)
 
 
 def test_without_strict_a_keyword_that_no_grammar_holds_is_let_go() -> None:
     loose = wish(tools=[tool({"not": {"required": ["a"]}, "properties": {"b": {}}})])
-    assert checked(bare(), Planner(Vocabulary.of(bare())).plan(loose)).grammar
+    assert checked(bare(), Planner(AddedTokens.of(bare())).plan(loose)).grammar
 
 
 @pytest.mark.parametrize(

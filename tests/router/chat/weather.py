@@ -20,7 +20,7 @@ from router.chat.plan import OutputPlan, Planner
 from router.chat.structured import ResponseFormat
 from router.chat.syntax import Syntax
 from router.chat.tools import ToolChoice, Tools, ToolWish
-from router.chat.vocabulary import Vocabulary
+from router.chat.vocabulary import AddedTokens
 from tests.router.chat.toy import TEXT, byte_level
 
 
@@ -107,7 +107,7 @@ def wish(choice: Any = None, parallel: bool = True, tools: Any = TOOLS) -> ToolW
 def planned(
     syntax: Syntax, vocab: str, choice: Any = None, parallel: bool = True, form: Any = None
 ) -> OutputPlan:
-    planner = Planner(Vocabulary.of(VOCABS[vocab].tokenizer), syntax)
+    planner = Planner(AddedTokens.of(VOCABS[vocab].tokenizer), syntax)
     wanted = form and TypeAdapter(ResponseFormat).validate_python(form)
     plan = planner.plan(wish(choice, parallel), wanted)
     return checked(VOCABS[vocab].tokenizer, plan)
