@@ -56,10 +56,10 @@ format: $(VENV)/installed-dev
 
 proto: $(VENV)/installed-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. \
-		--grpc_python_out=. --mypy_out=. --mypy_grpc_out=. protocol/wire.proto
+		--grpc_python_out=. --mypy_out=. --mypy_grpc_out=. protocol/wire/wire.proto
 
 dashboards: $(VENV)/installed-dev
-	$(BIN)/python -m cluster.monitoring.dashboards.generate
+	$(BIN)/python -m cluster.dashboards.generate
 	$(BIN)/python -m cluster.monitoring deploy/prometheus
 
 # Nothing is resolved: the .in files name every package and version. What pip then installs must be

@@ -1,13 +1,17 @@
-"""Loans and scale-downs under load: is every stream what it is on a quiet cluster, to the byte?
+"""Loans and scale-downs under load: every stream must have the text that a quiet cluster gives it.
 
-Two prefill and three decode workers, KV kept exact, decoding greedily. First each prompt is
-answered while nothing changes. Then streams run, 16 at a time, while one event follows the other: a
-decode worker lends itself to the prefill pool, in which it hands over what it cannot finish; it
-comes back; and each fifth event takes a decode worker away, and starts another.
+    python -m bench.autoscale_churn [--events 50] [--seed N]
+
+A local cluster of two prefill and three decode workers on paced engines, with exact KV and greedy
+decoding. First each prompt is answered while nothing changes. Then streams run, 16 at a time, while
+events follow each other: a decode worker is lent to the prefill pool and hands over the requests
+that it cannot finish; it comes back; and every fifth event stops one decode worker and starts
+another.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import time
@@ -19,10 +23,10 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from bench.open_loop import MODEL, session
-from bench.paced_cluster import DEVICE, PacedCluster, paced_cluster
-from bench.report import Row
-from protocol.directory import WorkerRecord
+from bench.lib.http_load import MODEL, session
+from bench.lib.paced_cluster import DEVICE, PacedCluster, paced_cluster
+from bench.lib.report import ResultRow, finish
+from protocol.registry.directory import WorkerRecord
 
 PREFILL, DECODE = 2, 3
 STREAMS, PROMPTS, QUIET = 16, 24, 6
@@ -32,13 +36,15 @@ PAUSE_S = 0.5
 _WHOLE_S = 90.0
 
 
-class Prompt(NamedTuple):
+class ChurnPrompt(NamedTuple):
+    """A prompt that is sent again and again."""
+
     tokens: list[int]
     output: int
 
 
-class Heard(NamedTuple):
-    """``text``: of one stream; ``ended``: with a finish reason and [DONE], without an error."""
+class StreamText(NamedTuple):
+    """The text of one stream; ``ended`` means a finish reason, [DONE] and no error."""
 
     prompt: int
     text: str
@@ -46,8 +52,8 @@ class Heard(NamedTuple):
     why: str = ""
 
 
-class Events(NamedTuple):
-    """Seconds of loans each way, requests that they handed over, and scale-downs."""
+class ChurnEvents(NamedTuple):
+    """Seconds of each loan, return and scale-down, and the requests that each loan handed over."""
 
     lent_s: list[float]
     back_s: list[float]
@@ -59,16 +65,20 @@ class Events(NamedTuple):
         return len(self.lent_s) + len(self.back_s) + len(self.scaled_s)
 
 
-def prompts(seed: int) -> list[Prompt]:
-    """Some short enough for a decode worker to compute itself."""
+def prompts(seed: int) -> list[ChurnPrompt]:
+    """Draw prompts, of which some are short enough for a decode worker to compute itself."""
     draw = random.Random(seed)
     return [
-        Prompt([draw.randrange(3, 4096) for _ in range(size)], draw.randint(OUTPUT // 2, OUTPUT))
+        ChurnPrompt(
+            [draw.randrange(3, 4096) for _ in range(size)], draw.randint(OUTPUT // 2, OUTPUT)
+        )
         for size in (draw.choice((24, 150, 400)) for _ in range(PROMPTS))
     ]
 
 
-async def listen(http: aiohttp.ClientSession, url: str, number: int, prompt: Prompt) -> Heard:
+async def listen(
+    http: aiohttp.ClientSession, url: str, number: int, prompt: ChurnPrompt
+) -> StreamText:
     body = {
         "model": MODEL,
         "prompt": prompt.tokens,
@@ -81,26 +91,28 @@ async def listen(http: aiohttp.ClientSession, url: str, number: int, prompt: Pro
     try:
         async with http.post(f"{url}/v1/completions", data=msgspec.json.encode(body)) as response:
             if response.status != 200:
-                return Heard(number, "", False, f"{response.status} {await response.text()}")
+                return StreamText(number, "", False, f"{response.status} {await response.text()}")
             async for line in response.content:
                 if line.startswith(b"data: [DONE]"):
-                    return Heard(number, text, finished, "" if finished else "no finish reason")
+                    return StreamText(
+                        number, text, finished, "" if finished else "no finish reason"
+                    )
                 if line.startswith(b"data: {"):
                     part: dict[str, Any] = msgspec.json.decode(line[6:])
                     if "error" in part:
-                        return Heard(number, text, False, str(part["error"]))
+                        return StreamText(number, text, False, str(part["error"]))
                     for choice in part["choices"]:
                         text += choice["text"]
                         finished = finished or choice["finish_reason"] is not None
     except (aiohttp.ClientError, TimeoutError) as error:
-        return Heard(number, text, False, repr(error))
-    return Heard(number, text, False, "ended without [DONE]")
+        return StreamText(number, text, False, repr(error))
+    return StreamText(number, text, False, "ended without [DONE]")
 
 
 @asynccontextmanager
-async def streams(url: str, load: list[Prompt]) -> AsyncIterator[list[Heard]]:
-    """Run within it, each prompt in turn; at its end those under way are heard to their end."""
-    heard: list[Heard] = []
+async def streams(url: str, load: list[ChurnPrompt]) -> AsyncIterator[list[StreamText]]:
+    """Keep streams running, each prompt in turn; at the end, wait for those under way."""
+    heard: list[StreamText] = []
     stopped = False
     turns = iter(range(10**9))
 
@@ -119,12 +131,12 @@ async def streams(url: str, load: list[Prompt]) -> AsyncIterator[list[Heard]]:
 
 
 class Churn:
-    """Events, one after the other."""
+    """Runs loans, returns and scale-downs one after the other on one cluster."""
 
     def __init__(self, cluster: PacedCluster, seed: int) -> None:
         self._cluster = cluster
         self._draw = random.Random(seed)
-        self.events = Events([], [], [], [])
+        self.events = ChurnEvents([], [], [], [])
 
     async def run(self, count: int) -> None:
         number = 0
@@ -139,7 +151,7 @@ class Churn:
             await asyncio.sleep(PAUSE_S)
 
     async def _lend(self) -> None:
-        """The one with the most streams: some must be handed over."""
+        """Lend the decode worker with the most streams, so that some must be handed over."""
         decoding = [w for w in await self._cluster.workers() if w.role == "decode"]
         busiest = max(decoding, key=lambda w: w.running)
         await self._change(busiest, "prefill", self.events.lent_s)
@@ -149,7 +161,7 @@ class Churn:
             await self._change(worker, worker.home, self.events.back_s)
 
     async def _change(self, worker: WorkerRecord, role: str, seconds: list[float]) -> None:
-        """Until it is registered in its new role."""
+        """Change a worker's role, and wait until it is registered in the new one."""
         began = time.monotonic()
         reply = await self._cluster.lend(worker, role, self._draw.choice(DRAINS_S))
         while not await self._is(worker.instance, role):
@@ -162,7 +174,7 @@ class Churn:
         return bool(found) and found[0].role == role and not found[0].changing
 
     async def _scale_down(self) -> None:
-        """Serve says which one goes."""
+        """Stop one decode worker, which Ray Serve chooses, and start another."""
         began = time.monotonic()
         await asyncio.to_thread(self._cluster.scale, PREFILL, DECODE - 1)
         self.events.scaled_s.append(time.monotonic() - began)
@@ -173,11 +185,11 @@ class Churn:
                 await asyncio.sleep(0.2)
 
 
-async def _quiet(url: str, load: list[Prompt]) -> list[Heard]:
-    """What each prompt is answered while nothing changes."""
+async def _quiet(url: str, load: list[ChurnPrompt]) -> list[StreamText]:
+    """Answer each prompt while nothing changes."""
     room = asyncio.Semaphore(QUIET)
 
-    async def one(http: aiohttp.ClientSession, number: int) -> Heard:
+    async def one(http: aiohttp.ClientSession, number: int) -> StreamText:
         async with room:
             return await listen(http, url, number, load[number])
 
@@ -185,7 +197,7 @@ async def _quiet(url: str, load: list[Prompt]) -> list[Heard]:
         return await asyncio.gather(*(one(http, number) for number in range(len(load))))
 
 
-async def _measure(cluster: PacedCluster, count: int, seed: int) -> list[Row]:
+async def _measure(cluster: PacedCluster, count: int, seed: int) -> list[ResultRow]:
     load = prompts(seed)
     quiet = await _quiet(cluster.url, load)
     assert all(each.ended for each in quiet), "a prompt was not answered on the quiet cluster"
@@ -199,25 +211,39 @@ async def _measure(cluster: PacedCluster, count: int, seed: int) -> list[Row]:
     return _rows(churn_.events, len(heard), len(lost), len(other), cluster)
 
 
-def _rows(events: Events, streams: int, lost: int, other: int, cluster: PacedCluster) -> list[Row]:
+def _rows(
+    events: ChurnEvents, streams: int, lost: int, other: int, cluster: PacedCluster
+) -> list[ResultRow]:
     found = [
-        Row("loans and scale-downs", events.total, ""),
-        Row("scale-downs of these", len(events.scaled_s), ""),
-        Row("requests handed over by loans", sum(events.handed_over), ""),
-        Row("streams", streams, ""),
-        Row("streams lost", lost, ""),
-        Row("streams with another text", other, ""),
-        Row("steps late", cluster.lateness().late_share, "of steps"),
+        ResultRow("loans and scale-downs", events.total, ""),
+        ResultRow("scale-downs of these", len(events.scaled_s), ""),
+        ResultRow("requests handed over by loans", sum(events.handed_over), ""),
+        ResultRow("streams", streams, ""),
+        ResultRow("streams lost", lost, ""),
+        ResultRow("streams with another text", other, ""),
+        ResultRow("steps late", cluster.lateness().late_share, "of steps"),
     ]
     for name, seconds in (("to prefill", events.lent_s), ("back", events.back_s)):
         if seconds:
-            found.append(Row(f"loan {name}, median", median(seconds), "s"))
-            found.append(Row(f"loan {name}, slowest", max(seconds), "s"))
+            found.append(ResultRow(f"loan {name}, median", median(seconds), "s"))
+            found.append(ResultRow(f"loan {name}, slowest", max(seconds), "s"))
     return found
 
 
-def churn(count: int, seed: int) -> list[Row]:
-    """``count`` loans and scale-downs, at least."""
+def churn(count: int, seed: int) -> list[ResultRow]:
+    """Run at least ``count`` loans and scale-downs on a cluster of its own."""
     pools = ("--prefill", str(PREFILL), "--decode", str(DECODE), "--kv-precision", "exact")
     with paced_cluster(DEVICE, *pools) as cluster:
         return asyncio.run(_measure(cluster, count, seed))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=50, help="loans and scale-downs, at least")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    finish("autoscale_churn", churn(options.events, options.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bench.report import Row, finish
-from engine.linear import DenseLinear, Linear, PackedLinear
+from bench.lib.report import ResultRow, finish
+from engine.model.linear import DenseLinear, Linear, PackedLinear
 
 ROWS = (1, 8, 32, 128)
 LAYERS, OUT, IN = 12, 5120, 768
 
 
 def best_s(layers: Sequence[Linear], x: Tensor, times: int = 7) -> float:
-    """Shortest of several runs: what others do on the machine only adds."""
+    """Return the shortest of several times of all products of ``x`` [rows, in]."""
     found = []
     for _ in range(times + 1):  # the first one makes the products
         began = time.perf_counter()
@@ -44,7 +44,7 @@ def main() -> None:
             ours, torch_s = best_s(packed, x), best_s(dense, x)
             work = 2 * count * OUT * IN * LAYERS / 1e9
             against = f"torch {work / torch_s:.0f} GFLOP/s"
-            row = Row(f"{count} rows", work / ours, "GFLOP/s", against, torch_s / ours)
+            row = ResultRow(f"{count} rows", work / ours, "GFLOP/s", against, torch_s / ours)
             rows.append(row)
     finish("cpu_products", rows)
 

@@ -19,16 +19,16 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from bench.report import Row, finish, median, percentile
+from bench.lib.report import ResultRow, finish, median, percentile
 from decode_worker.policy import plan
-from engine.checkpoint import load_config
-from engine.core import Engine, EngineConfig
-from engine.grammar.compiler import read_tokenizer
-from engine.grammar.masks import Masker, forbidden
-from engine.grammar.matcher import Matcher
-from engine.model import Model
-from engine.weights import load_weights
-from protocol.request import Request, Sampling
+from engine.execution.engine import Engine, EngineConfig
+from engine.model.decoder import Model
+from engine.model.weights import load_weights
+from engine.model_config.checkpoint import load_config
+from engine.structured_output.compiler import read_tokenizer
+from engine.structured_output.masks import Masker, forbidden
+from engine.structured_output.matcher import Matcher
+from protocol.requests import Request, Sampling
 
 DEMO = Path("engine/demo/target")
 ROWS = 16
@@ -82,11 +82,11 @@ def big_tokenizer(folder: Path, size: int = 128_000) -> Path:
     return path
 
 
-def masks(name: str, inner: LLTokenizer) -> Iterator[Row]:
+def masks(name: str, inner: LLTokenizer) -> Iterator[ResultRow]:
     """Walk the document through its schema with one row and with sixteen."""
     began = time.perf_counter()
     start = Matcher.compile(inner, LLMatcher.grammar_from_json_schema(SCHEMA))
-    yield Row(f"{name}: compiled", (time.perf_counter() - began) * 1e3, "ms")
+    yield ResultRow(f"{name}: compiled", (time.perf_counter() - began) * 1e3, "ms")
     tokens = inner.greedy_tokenize(json.dumps(DOCUMENT))
     device = torch.device("cpu")
     for rows in (1, ROWS):
@@ -104,7 +104,7 @@ def masks(name: str, inner: LLTokenizer) -> Iterator[Row]:
         for what, seconds in (("masks", filling), ("unpacked", unpacking)):
             for label, share in (("p50", 0.5), ("p99", 0.99)):
                 value = percentile(seconds, share) * 1e6
-                yield Row(f"{name}, {rows} rows: {what}, {label}", value, "us")
+                yield ResultRow(f"{name}, {rows} rows: {what}, {label}", value, "us")
 
 
 def step_ms(engine: Engine, start: Callable[[int], None]) -> float:
@@ -125,7 +125,7 @@ def step_ms(engine: Engine, start: Callable[[int], None]) -> float:
     return median(times) * 1e3
 
 
-def steps(inner: LLTokenizer) -> Iterator[Row]:
+def steps(inner: LLTokenizer) -> Iterator[ResultRow]:
     """Steps with and without a grammar, in turns; the best of five rounds each."""
     config = load_config(DEMO)
     weights = load_weights(DEMO, config, torch.float32, torch.device("cpu"))
@@ -148,8 +148,8 @@ def steps(inner: LLTokenizer) -> Iterator[Row]:
 
     rounds = [(step_ms(engine, begin(False)), step_ms(engine, begin(True))) for _ in range(5)]
     free, bound = (min(values) for values in zip(*rounds, strict=True))
-    yield Row(f"demo model, {ROWS} rows: a step", free, "ms")
-    yield Row("the same, a grammar in each row", bound, "ms", "without", free / bound)
+    yield ResultRow(f"demo model, {ROWS} rows: a step", free, "ms")
+    yield ResultRow("the same, a grammar in each row", bound, "ms", "without", free / bound)
 
 
 @torch.inference_mode()
@@ -161,7 +161,7 @@ def main() -> None:
         path = big_tokenizer(Path(folder))
         began = time.perf_counter()
         big = read_tokenizer(path, 128_000, [0])
-        rows.append(Row("128k tokens: tokenizer read", time.perf_counter() - began, "s"))
+        rows.append(ResultRow("128k tokens: tokenizer read", time.perf_counter() - began, "s"))
         rows += masks("128k tokens", big)
     rows += steps(demo)
     finish("grammar", rows)

@@ -19,27 +19,26 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench.report import Row, finish
-from cluster.models import demo_path
-from engine.batch import Batch, View
-from engine.checkpoint import load_config
-from engine.demo.corpus import read_corpus
-from engine.demo.evaluate import BUCKETS
-from engine.demo.models import MAX_LEN
-from engine.demo.tokenizer import encode
-from engine.kv_format import Codec, Precision, Storage
-from engine.kv_pool import KVPool, make_pool
-from engine.model import Model
-from engine.reach import chunk_reach
-from engine.weights import load_weights
-from protocol.blocks import BLOCK_TOKENS
+from bench.lib.report import ResultRow, finish
+from cluster.models.models import demo_path
+from engine.batching.attention_metadata import chunk_reach
+from engine.batching.batch import Batch, View
+from engine.demo.training.corpus import encode, read_corpus
+from engine.demo.training.evaluate import BUCKETS
+from engine.demo.training.networks import MAX_LEN
+from engine.kv_cache.kv_format import Codec, Precision, Storage
+from engine.kv_cache.kv_pool import KVPool, make_pool
+from engine.model.decoder import Model
+from engine.model.weights import load_weights
+from engine.model_config.checkpoint import load_config
+from protocol.block_keys import BLOCK_TOKENS
 
 CHUNK = 512
 CPU = torch.device("cpu")
 
 
 def held_out_windows() -> Iterator[Tensor]:
-    """Windows of MAX_LEN tokens and the one that each predicts: [MAX_LEN + 1] int64."""
+    """Yield windows of MAX_LEN tokens and the token after them: [MAX_LEN + 1] int64."""
     tokenizer = Tokenizer.from_file(str(demo_path() / "tokenizer.json"))
     for doc in encode(tokenizer, read_corpus().held_out):
         for start in range(0, len(doc) - MAX_LEN, MAX_LEN):
@@ -48,14 +47,14 @@ def held_out_windows() -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of every token of a window but the first: [MAX_LEN]."""
+    """Scores of every token of a window but the first; both tensors are [MAX_LEN]."""
 
     loss: Tensor  # nats
     likeliest: Tensor  # the token that the model would have chosen
 
 
 def score(model: Model, pool: KVPool, window: Tensor) -> Scores:
-    """Feed the window in chunks, as a prefill does, and look at all logits."""
+    """Feed the window [MAX_LEN + 1] in chunks, as a prefill does, and score all logits."""
     table = torch.arange(MAX_LEN // BLOCK_TOKENS)
     loss, likeliest = [], []
     for start in range(0, MAX_LEN, CHUNK):
@@ -71,7 +70,8 @@ def score(model: Model, pool: KVPool, window: Tensor) -> Scores:
 
 
 @torch.inference_mode()
-def compare(windows: list[Tensor]) -> list[Row]:
+def compare(windows: list[Tensor]) -> list[ResultRow]:
+    """Score the windows, each [MAX_LEN + 1], with exact KV, fp8 KV and KV stored as fp8 bytes."""
     config = load_config(demo_path())
     model = Model(config, load_weights(demo_path(), config, torch.float32, CPU), MAX_LEN)
 
@@ -92,17 +92,17 @@ def compare(windows: list[Tensor]) -> list[Row]:
         )
         name = f"positions {low} to {high - 1}"
         found += [
-            Row(f"{name}: perplexity", after, "", f"exact {before:.3f}", before / after),
-            Row(f"{name}: perplexity, change", 100 * (after / before - 1), "%"),
-            Row(f"{name}: same likeliest token", 100 * same.float().mean().item(), "%"),
+            ResultRow(f"{name}: perplexity", after, "", f"exact {before:.3f}", before / after),
+            ResultRow(f"{name}: perplexity, change", 100 * (after / before - 1), "%"),
+            ResultRow(f"{name}: same likeliest token", 100 * same.float().mean().item(), "%"),
         ]
     equal = all(torch.equal(a.loss, b.loss) for a, b in zip(fp8, stored, strict=True))
-    found.append(Row("a pool of bytes gives the very same scores", float(equal), ""))
+    found.append(ResultRow("a pool of bytes gives the very same scores", float(equal), ""))
     return found + sizes(model)
 
 
-def sizes(model: Model) -> list[Row]:
-    """Bytes of KV on the wire for each token, by codec and type of the model."""
+def sizes(model: Model) -> list[ResultRow]:
+    """Report the KV bytes of a token on the wire, by codec and by the model's dtype."""
     rows = []
     for name, element_bytes in (("fp32", 4), ("bf16", 2)):
         format_ = model.config.kv_format("fp8", "wide", element_bytes)
@@ -111,7 +111,7 @@ def sizes(model: Model) -> list[Row]:
             for codec in (Codec.RAW, Codec.FP8)
         )
         rows.append(
-            Row("KV of a token, fp8", packed, "bytes", f"raw {name} {raw:.0f}", raw / packed)
+            ResultRow("KV of a token, fp8", packed, "bytes", f"raw {name} {raw:.0f}", raw / packed)
         )
     return rows
 

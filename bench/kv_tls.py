@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 from statistics import median
 
-from cluster import certs
-from engine.messages import Frame
-from engine.pieces import Piece
+from cluster.credentials import certificates
+from engine.ipc.messages import Frame
+from engine.kv_cache.kv_format import Piece
 from kvtransfer.frames import Expectation
-from kvtransfer.sink import KVSink
-from kvtransfer.source import KVSource
-from protocol.security import LOOPBACK, Security
-from protocol.tls import TlsFiles
+from kvtransfer.receiver import KVSink
+from kvtransfer.sender import KVSource
+from protocol.endpoints.grpc_endpoints import LOOPBACK, Security
+from protocol.security.tls import TlsFiles
 
 FRAMES = 512
 FRAME_BYTES = 1 << 20
@@ -78,7 +78,7 @@ async def main() -> None:
 
 
 def _with_tls(folder: Path) -> Security:
-    certs.init(folder, [])
+    certificates.init(folder, [])
     ca, cert, key = (str(folder / name) for name in ("ca.pem", "localhost.pem", "localhost.key"))
     return Security(TlsFiles(ca=ca, cert=cert, key=key))
 

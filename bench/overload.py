@@ -2,13 +2,12 @@
 
     python -m bench.overload [--seed N] [--queue-ms MS]
 
-Two prefill and two decode workers; prompts that share nothing. What they sustain is measured in a
-closed loop; then requests come evenly, at multiples of that, in rounds that take turns. Goodput:
-requests per second that meet both objectives. The router bounds the queue below the objective
-(``--admission-queue-ms``), as who wants goodput should. At last: half the load, ten times, half the
-load again; the service is normal from where on, of any ten requests in a row, nine or more are
-answered within the objectives. The client runs on the same machine, and has its share of it at ten
-times the load.
+Two prefill and two decode workers serve prompts that share no prefix. A closed loop measures what
+they sustain; then requests come evenly spaced, at multiples of that, in rounds that take turns.
+Goodput is requests per second that meet both objectives. The router bounds the queue below the TTFT
+objective (``--admission-queue-ms``), which goodput needs. The last run has half the load, ten times
+the load and half the load again: service is normal again when, of any ten requests in a row, at
+least nine meet the objectives. The client runs on the same machine and takes a share of it.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from random import Random
 from statistics import median
 from typing import NamedTuple
 
-from bench.mooncake import VOCAB, Arrival
-from bench.open_loop import Answer, Objective, closed_loop, open_loop
-from bench.report import Row, finish, percentile
-from bench.standalone import Standalone
+from bench.lib.http_load import Arrival, LoadClient, Objective, StreamTiming
+from bench.lib.report import ResultRow, finish, percentile
+from bench.lib.standalone import Standalone
 
 LOADS = (1, 3, 10)
 ROUNDS = 3
@@ -36,15 +34,16 @@ CALM = 0.5
 CALM_S = 15.0
 GOAL = Objective(1.0, 0.05)
 PROMPT, OUTPUT = 512, 64
+FIRST_ID, VOCAB = 3, 4096
 STREAMS = 16
 RUN = 10
-"""Requests in a row by which service is said to be normal."""
+"""Number of requests in a row that decide whether service is normal."""
 QUEUE_MS = 500.0
 WORKER = ("--kv-tokens", "32768", "--max-model-len", "4096")
 
 
-class Segment(NamedTuple):
-    """What became of the requests of one load."""
+class OverloadSegment(NamedTuple):
+    """Results of the requests of one load."""
 
     goodput: float
     answered: float  # per second
@@ -53,10 +52,10 @@ class Segment(NamedTuple):
     ttft: list[float]
 
 
-def summary(answers: Sequence[Answer], seconds: float) -> Segment:
+def summary(answers: Sequence[StreamTiming], seconds: float) -> OverloadSegment:
     ok = [a for a in answers if a.status == 200]
     refused = [a.ended_s for a in answers if a.status == 429]
-    return Segment(
+    return OverloadSegment(
         sum(a.meets(GOAL) for a in ok) / seconds,
         len(ok) / seconds,
         refused,
@@ -65,8 +64,8 @@ def summary(answers: Sequence[Answer], seconds: float) -> Segment:
     )
 
 
-class Load:
-    """Requests of random tokens, evenly spaced, none like another."""
+class OverloadTraffic:
+    """Draws evenly spaced requests of random tokens that share no prefix, and sends them."""
 
     def __init__(self, url: str, seed: int) -> None:
         self._url = url
@@ -75,20 +74,23 @@ class Load:
     def arrivals(self, rate: float, seconds: float) -> list[Arrival]:
         return [Arrival(i / rate, self._prompt(), OUTPUT) for i in range(round(rate * seconds))]
 
-    async def send(self, arrivals: Sequence[Arrival]) -> list[Answer]:
-        return await open_loop(self._url, arrivals, secrets.token_hex(8))
+    async def send(self, arrivals: Sequence[Arrival]) -> list[StreamTiming]:
+        return await self._client().open_loop(arrivals)
 
     async def sustained(self, seconds: float) -> float:
-        """Requests per second."""
-        requests = self.arrivals(100, seconds)
-        return await closed_loop(self._url, requests, secrets.token_hex(8), STREAMS, seconds)
+        """Return the requests per second that a closed loop sustains."""
+        found = await self._client().closed_loop(self.arrivals(100, seconds), STREAMS, seconds)
+        return found.rate
+
+    def _client(self) -> LoadClient:
+        return LoadClient(self._url, salt=secrets.token_hex(8))
 
     def _prompt(self) -> list[int]:
-        return [self._draw.randrange(3, VOCAB) for _ in range(PROMPT)]
+        return [self._draw.randrange(FIRST_ID, VOCAB) for _ in range(PROMPT)]
 
 
-async def sweep(load: Load, capacity: float) -> dict[int, list[Segment]]:
-    results: dict[int, list[Segment]] = {times: [] for times in LOADS}
+async def sweep(load: OverloadTraffic, capacity: float) -> dict[int, list[OverloadSegment]]:
+    results: dict[int, list[OverloadSegment]] = {times: [] for times in LOADS}
     for turn in range(ROUNDS):
         for times in LOADS[turn:] + LOADS[:turn]:
             answers = await load.send(load.arrivals(times * capacity, SEGMENT_S))
@@ -98,7 +100,7 @@ async def sweep(load: Load, capacity: float) -> dict[int, list[Segment]]:
     return results
 
 
-def _line(s: Segment) -> str:
+def _line(s: OverloadSegment) -> str:
     refused = f", refused in {1e3 * percentile(s.refused, 0.5):.0f} ms" if s.refused else ""
     return (
         f"goodput {s.goodput:.1f}/s, answered {s.answered:.1f}/s, TTFT p50"
@@ -106,9 +108,9 @@ def _line(s: Segment) -> str:
     )
 
 
-async def recovery(load: Load, capacity: float) -> tuple[float, float, float]:
-    """Seconds from the end of the overload to normal service, and the medians of TTFT in the calm
-    before and after."""
+async def recovery(load: OverloadTraffic, capacity: float) -> tuple[float, float, float]:
+    """Return the seconds from the end of the overload to normal service, and two medians of TTFT:
+    at half the load before the overload and after it."""
     rate = CALM * capacity
     before = summary(await load.send(load.arrivals(rate, CALM_S / 2)), CALM_S / 2)
     storm = load.arrivals(LOADS[-1] * capacity, SEGMENT_S)
@@ -119,28 +121,30 @@ async def recovery(load: Load, capacity: float) -> tuple[float, float, float]:
 
 
 def normal_after(met: Sequence[bool]) -> int:
-    """Requests until the end of the last ten in a row of which more than one was not ``met``."""
+    """Count the requests up to the last ten in a row of which more than one was not ``met``."""
     ends = range(RUN, len(met) + 1)
     return max((end for end in ends if met[end - RUN : end].count(False) > 1), default=0)
 
 
-def rows(capacity: float, results: dict[int, list[Segment]]) -> list[Row]:
+def rows(capacity: float, results: dict[int, list[OverloadSegment]]) -> list[ResultRow]:
     peaks = [max(s.goodput for s in turn) for turn in zip(*results.values(), strict=True)]
-    found = [Row("closed loop", capacity, "requests/s")]
+    found = [ResultRow("closed loop", capacity, "requests/s")]
     for times, segments in results.items():
         refused = [latency for s in segments for latency in s.refused]
         ttft = median(percentile(s.ttft, 0.9) for s in segments)
         goodput = median(s.goodput for s in segments)
         of_peak = median(s.goodput / peak for s, peak in zip(segments, peaks, strict=True))
         found += [
-            Row(f"{times}x: goodput", goodput, "requests/s", "peak of its round", of_peak),
-            Row(f"{times}x: TTFT p90 of the admitted", 1e3 * ttft, "ms"),
-            Row(f"{times}x: neither answered nor refused", sum(s.broken for s in segments), ""),
+            ResultRow(f"{times}x: goodput", goodput, "requests/s", "peak of its round", of_peak),
+            ResultRow(f"{times}x: TTFT p90 of the admitted", 1e3 * ttft, "ms"),
+            ResultRow(
+                f"{times}x: neither answered nor refused", sum(s.broken for s in segments), ""
+            ),
         ]
         if refused:
             found += [
-                Row(f"{times}x: refusal p50", 1e3 * percentile(refused, 0.5), "ms"),
-                Row(f"{times}x: refusal p99", 1e3 * percentile(refused, 0.99), "ms"),
+                ResultRow(f"{times}x: refusal p50", 1e3 * percentile(refused, 0.5), "ms"),
+                ResultRow(f"{times}x: refusal p99", 1e3 * percentile(refused, 0.99), "ms"),
             ]
     return found
 
@@ -152,7 +156,7 @@ async def run(seed: int, queue_ms: float) -> None:
         pool = Standalone(Path(folder), worker_options=WORKER, router_options=router)
         try:
             await pool.start()
-            load = Load(pool.url, seed)
+            load = OverloadTraffic(pool.url, seed)
             await load.sustained(4.0)  # the router learns
             capacity = await load.sustained(8.0)
             print(f"sustained: {capacity:.1f} requests/s", flush=True)
@@ -162,9 +166,11 @@ async def run(seed: int, queue_ms: float) -> None:
             await pool.close()
     found = rows(capacity, results)
     found += [
-        Row("normal again after", normal_s, "s"),
-        Row("TTFT p50 in the calm before", 1e3 * before_s, "ms"),
-        Row("TTFT p50 in the calm after", 1e3 * after_s, "ms", "before", before_s / after_s),
+        ResultRow("normal again after", normal_s, "s"),
+        ResultRow("TTFT p50 at half the load before", 1e3 * before_s, "ms"),
+        ResultRow(
+            "TTFT p50 at half the load after", 1e3 * after_s, "ms", "before", before_s / after_s
+        ),
     ]
     finish("overload", found)
 

@@ -2,52 +2,103 @@
 
     python -m bench.routing_policies --trace conversation_trace.jsonl [--quick] [--seed N]
 
-The trace is published by kvcache-ai/Mooncake under ``FAST25-release/traces``; ``bench/mooncake.py``
-says how it is scaled. One router for each policy stands before the same workers. What the machine
-sustains is measured in a closed loop (mean of the policies); then requests come at their times in
-the trace, at 50% and 90% of that. In a segment each policy in turn serves the same requests, its
-cache empty of them (a salt of its own); the first quarter of the time warms it and is not counted.
-Figures are medians of the rounds' segments; a round draws other conversations than the last one.
+The trace (kvcache-ai/Mooncake, ``FAST25-release/traces/conversation_trace.jsonl``, Apache-2.0) is
+scaled to the demo model: all lengths to a sixteenth, and each prefix block of 512 tokens becomes
+one KV block of 32 tokens. Equal ids become equal tokens, so that requests share the same prefixes
+as in the trace. Requests longer than the model's context are cut (2% of them).
 
-Goodput: requests per second that meet both objectives. Hit rate: cached over prompt tokens.
+One router per policy serves the same workers. A closed loop measures what the machine sustains, as
+the mean of the policies; then requests come at their times in the trace, at 50% and 90% of that. In
+a segment each policy in turn serves the same requests with a cache salt of its own; the first
+quarter of the segment warms the cache and is not counted. Figures are medians over the rounds, and
+every round draws other conversations. Goodput is requests per second that meet both objectives, and
+the hit rate is cached over prompt tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import secrets
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple, get_args
 
-from bench.mooncake import TraceRequest, read_trace, sample, scaled
-from bench.open_loop import Answer, Objective, closed_loop, open_loop
-from bench.report import Row, finish, percentile
-from bench.routers import Routers
-from router.policies import PolicyName
+from bench.lib.http_load import Arrival, LoadClient, Objective, StreamTiming
+from bench.lib.report import ResultRow, finish, percentile
+from bench.lib.standalone import Standalone
+from cluster.workloads.traces import BLOCK_TOKENS as TRACE_BLOCK
+from cluster.workloads.traces import TraceRequest, read_trace
+from protocol.block_keys import BLOCK_TOKENS
+from router.placement.policies import PolicyName
+
+SCALE = TRACE_BLOCK // BLOCK_TOKENS
+CONTEXT = 4096
+FIRST_ID, VOCAB = 3, 4096
+LEAST_OUTPUT = 4
+"""A time per output token needs at least some tokens."""
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 LOADS = (0.5, 0.9)
 GOAL = Objective(1.0, 0.05)
-"""Some ten times what an idle pool takes for the median request, on two cores of 2.6 GHz."""
+"""About ten times the latencies of the median request on idle workers, two cores of 2.6 GHz."""
 STREAMS = 16
 WARM = 0.25
 WORKER = ("--kv-tokens", "32768", "--max-model-len", "4096")
 
 
-class Plan(NamedTuple):
+def sample(trace: Sequence[TraceRequest], count: int, seed: int) -> list[TraceRequest]:
+    """Draw whole conversations at random, ``count`` requests in all, in the order of time.
+
+    A conversation keeps all its requests, so that each turn has its predecessor as in the trace.
+    """
+    conversations: dict[int, list[TraceRequest]] = defaultdict(list)
+    for request in trace:
+        # All requests share the first block; the second one identifies the conversation.
+        conversations[request.blocks[min(1, len(request.blocks) - 1)]].append(request)
+    drawn = list(conversations.values())
+    random.Random(seed).shuffle(drawn)
+    chosen: list[TraceRequest] = []
+    for conversation in drawn:
+        if len(chosen) + len(conversation) <= count:
+            chosen += conversation
+    return sorted(chosen, key=lambda r: r.at)
+
+
+def block_token_ids(number: int) -> list[int]:
+    """Return the token ids that stand for one block of the trace."""
+    draw = random.Random(number)
+    return [draw.randrange(FIRST_ID, VOCAB) for _ in range(BLOCK_TOKENS)]
+
+
+def scaled(requests: Sequence[TraceRequest], seconds: float) -> list[Arrival]:
+    """Scale the requests to ``seconds`` in all, with the same relative distances in time."""
+    first = requests[0].at
+    span = max(1e-3, requests[-1].at - first)
+    arrivals = []
+    for request in requests:
+        output = max(LEAST_OUTPUT, request.output // SCALE)
+        length = max(2, min(CONTEXT - output, request.prompt // SCALE))
+        prompt = [token for number in request.blocks for token in block_token_ids(number)][:length]
+        arrivals.append(Arrival(seconds * (request.at - first) / span, prompt, output))
+    return arrivals
+
+
+class PolicyPlan(NamedTuple):
+    """How much to measure."""
+
     rounds: int
     segment_s: float
     calibration_s: float
     seed: int
 
 
-class Segment(NamedTuple):
-    """What one policy made of one round's requests, those of the warm-up left out."""
+class PolicySegment(NamedTuple):
+    """Results of one policy on the requests of one round, without those of the warm-up."""
 
     ttft_p50_s: float
     ttft_p90_s: float
@@ -58,12 +109,12 @@ class Segment(NamedTuple):
     ratio: float  # median of observed / predicted
 
 
-def summary(answers: Sequence[Answer], seconds: float) -> Segment:
-    """A request that failed, or was refused, counts as one that never had a token."""
+def summary(answers: Sequence[StreamTiming], seconds: float) -> PolicySegment:
+    """Summarize one segment; a request that failed or was refused has an infinite TTFT."""
     counted = [a for a in answers if a.at >= WARM * seconds]
     ok = [a for a in counted if a.status == 200]
-    ttft = [a.ttft_s if a.status == 200 else float("inf") for a in counted]
-    return Segment(
+    ttft = [a.ttft_s for a in counted]
+    return PolicySegment(
         percentile(ttft, 0.5),
         percentile(ttft, 0.9),
         sum(a.cached for a in ok) / max(1, sum(a.prompt for a in ok)),
@@ -74,26 +125,31 @@ def summary(answers: Sequence[Answer], seconds: float) -> Segment:
     )
 
 
-Results = dict[tuple[float, PolicyName], list[Segment]]
+def client(url: str) -> LoadClient:
+    """Make a client that finds nothing in the caches of an earlier segment."""
+    return LoadClient(url, salt=secrets.token_hex(8), explain=True)
 
 
-async def calibrate(pool: Routers, trace: Sequence[TraceRequest], plan: Plan) -> float:
-    """Requests per second. Every router sees some traffic before it is measured."""
+Urls = Mapping[PolicyName, str]
+Results = dict[tuple[float, PolicyName], list[PolicySegment]]
+
+
+async def calibrate(urls: Urls, trace: Sequence[TraceRequest], plan: PolicyPlan) -> float:
+    """Return the requests per second of a closed loop, after which every router has had traffic."""
     requests = scaled(sample(trace, 400, plan.seed), 1.0)
     rates = []
     for name in POLICIES:
-        salt = secrets.token_hex(8)
-        rate = await closed_loop(pool.at[name], requests, salt, STREAMS, plan.calibration_s)
-        rates.append(rate)
-        print(f"closed loop, {name}: {rate:.1f} requests/s", flush=True)
+        found = await client(urls[name]).closed_loop(requests, STREAMS, plan.calibration_s)
+        rates.append(found.rate)
+        print(f"closed loop, {name}: {found.rate:.1f} requests/s", flush=True)
     return mean(rates)
 
 
 async def measure(
-    pool: Routers, trace: Sequence[TraceRequest], plan: Plan
+    urls: Urls, trace: Sequence[TraceRequest], plan: PolicyPlan
 ) -> tuple[float, Results]:
     results: Results = defaultdict(list)
-    capacity = await calibrate(pool, trace, plan)
+    capacity = await calibrate(urls, trace, plan)
     for turn in range(plan.rounds):
         for load in LOADS:
             count = max(8, round(load * capacity * plan.segment_s))
@@ -101,14 +157,14 @@ async def measure(
             arrivals = scaled(requests, plan.segment_s)
             shift = turn % len(POLICIES)
             for name in POLICIES[shift:] + POLICIES[:shift]:
-                answers = await open_loop(pool.at[name], arrivals, secrets.token_hex(8))
+                answers = await client(urls[name]).open_loop(arrivals)
                 segment = summary(answers, plan.segment_s)
                 results[load, name].append(segment)
                 print(f"{load:.0%} {name}: {_line(segment)}", flush=True)
     return capacity, results
 
 
-def _line(s: Segment) -> str:
+def _line(s: PolicySegment) -> str:
     return (
         f"TTFT {s.ttft_p50_s:.3f} / {s.ttft_p90_s:.3f} s, hits {s.hit_rate:.0%},"
         f" goodput {s.goodput:.1f}/s, failed {s.failed:.0%}, prediction off by {s.error:.0%}"
@@ -116,27 +172,27 @@ def _line(s: Segment) -> str:
     )
 
 
-def middle(segments: Sequence[Segment]) -> Segment:
-    return Segment(*(median(values) for values in zip(*segments, strict=True)))
+def middle(segments: Sequence[PolicySegment]) -> PolicySegment:
+    return PolicySegment(*(median(values) for values in zip(*segments, strict=True)))
 
 
-def rows(capacity: float, results: Results) -> list[Row]:
-    found = [Row("closed loop", capacity, "requests/s")]
+def rows(capacity: float, results: Results) -> list[ResultRow]:
+    found = [ResultRow("closed loop", capacity, "requests/s")]
     for load in LOADS:
         of = {name: middle(results[load, name]) for name in POLICIES}
         base = of["round-robin"]
         for name, s in of.items():
             at, than = f"{load:.0%}, {name}", "round-robin"
             found += [
-                Row(f"{at}: TTFT p50", 1e3 * s.ttft_p50_s, "ms", than, base[0] / s[0]),
-                Row(f"{at}: TTFT p90", 1e3 * s.ttft_p90_s, "ms", than, base[1] / s[1]),
-                Row(f"{at}: hit rate", s.hit_rate, ""),
-                Row(f"{at}: goodput", s.goodput, "requests/s", than, _over(s[3], base[3])),
+                ResultRow(f"{at}: TTFT p50", 1e3 * s.ttft_p50_s, "ms", than, base[0] / s[0]),
+                ResultRow(f"{at}: TTFT p90", 1e3 * s.ttft_p90_s, "ms", than, base[1] / s[1]),
+                ResultRow(f"{at}: hit rate", s.hit_rate, ""),
+                ResultRow(f"{at}: goodput", s.goodput, "requests/s", than, _over(s[3], base[3])),
             ]
         cost = of["cost"]
         found += [
-            Row(f"{load:.0%}, cost: prediction off by", cost.error, "of observed TTFT"),
-            Row(f"{load:.0%}, cost: observed / predicted", cost.ratio, ""),
+            ResultRow(f"{load:.0%}, cost: prediction off by", cost.error, "of observed TTFT"),
+            ResultRow(f"{load:.0%}, cost: observed / predicted", cost.ratio, ""),
         ]
     return found
 
@@ -145,16 +201,15 @@ def _over(value: float, base: float) -> float | None:
     return value / base if base else None
 
 
-async def run(trace: Sequence[TraceRequest], plan: Plan) -> None:
+async def run(trace: Sequence[TraceRequest], plan: PolicyPlan) -> None:
     goal = ("--ttft-slo-ms", f"{1e3 * GOAL.ttft_s:g}", "--tpot-slo-ms", f"{1e3 * GOAL.tpot_s:g}")
-    routers: dict[str, tuple[str, ...]] = {
-        name: ("--routing-policy", name, *goal) for name in POLICIES
-    }
+    routers = [("--routing-policy", name, *goal) for name in POLICIES]
     with tempfile.TemporaryDirectory(prefix="baton-policies-") as folder:
-        pool = Routers(Path(folder), routers, WORKER)
+        pool = Standalone(Path(folder), worker_options=WORKER, each_router=routers)
         try:
             await pool.start()
-            capacity, results = await measure(pool, trace, plan)
+            urls = dict(zip(POLICIES, pool.urls, strict=True))
+            capacity, results = await measure(urls, trace, plan)
         finally:
             await pool.close()
     finish("routing_policies", rows(capacity, results))
@@ -166,8 +221,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    quick = Plan(1, 6.0, 3.0, options.seed)
-    full = Plan(4, 12.0, 8.0, options.seed)
+    quick = PolicyPlan(1, 6.0, 3.0, options.seed)
+    full = PolicyPlan(4, 12.0, 8.0, options.seed)
     asyncio.run(run(read_trace(options.trace), quick if options.quick else full))
 
 

@@ -13,40 +13,50 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from bench.bare import bare_engine, run_bare
-from bench.http_load import Arrival, LoadClient
-from bench.local_cluster import LocalCluster, local_cluster
-from bench.random_model import SHAPE_100M, make
-from bench.report import Row, finish, median
-from bench.workload import Outcome, Timing, Workload, summarise
-from cluster.models import demo_path
+from bench.lib.bare_engine import (
+    ClosedLoopWorkload,
+    ServingOutcome,
+    TokenTiming,
+    bare_engine,
+    run_bare,
+    summarize,
+)
+from bench.lib.http_load import Arrival, LoadClient
+from bench.lib.local_cluster import LocalCluster, local_cluster
+from bench.lib.random_model import SHAPE_100M, make
+from bench.lib.report import ResultRow, finish, median
+from cluster.models.models import demo_path
 
 STREAMS = (1, 8, 16)
 VOCAB = 4096
 PROMPT, OUTPUT = 256, 64
 
 
-def workload(streams: int, requests_each: int, seed: int) -> Workload:
-    return Workload(streams, streams * requests_each, PROMPT, OUTPUT, VOCAB, seed)
+def workload(streams: int, requests_each: int, seed: int) -> ClosedLoopWorkload:
+    return ClosedLoopWorkload(streams, streams * requests_each, PROMPT, OUTPUT, VOCAB, seed)
 
 
-async def run_stack(cluster: LocalCluster, load: Workload) -> Outcome:
+async def run_stack(cluster: LocalCluster, load: ClosedLoopWorkload) -> ServingOutcome:
     """Send the workload over HTTP. Raises RuntimeError for a request that is not answered."""
     arrivals = [Arrival(0.0, prompt, load.output_tokens) for prompt in load.prompts()]
     client = LoadClient(cluster.url, cluster.state.model_id)
     found = await client.closed_loop(arrivals, load.streams)
     if failed := [a for a in found.answers if a.status != 200]:
         raise RuntimeError(f"{len(failed)} of {len(arrivals)} requests were not answered in full")
-    timings = [Timing(a.ttft_s, a.ttft_s + sum(a.gaps), load.output_tokens) for a in found.answers]
-    return summarise(timings, found.seconds)
+    timings = [
+        TokenTiming(a.ttft_s, a.ttft_s + sum(a.gaps), load.output_tokens) for a in found.answers
+    ]
+    return summarize(timings, found.seconds)
 
 
 def measure(
     cluster: LocalCluster, model: Path, rounds: int, requests_each: int
-) -> dict[int, tuple[list[Outcome], list[Outcome]]]:
-    """(bare, stack) outcomes of each number of streams."""
+) -> dict[int, tuple[list[ServingOutcome], list[ServingOutcome]]]:
+    """Return the (bare, stack) outcomes of each number of streams."""
     engine = bare_engine(model)
-    results: dict[int, tuple[list[Outcome], list[Outcome]]] = {n: ([], []) for n in STREAMS}
+    results: dict[int, tuple[list[ServingOutcome], list[ServingOutcome]]] = {
+        n: ([], []) for n in STREAMS
+    }
     asyncio.run(run_stack(cluster, workload(2, 2, 999)))  # warm-up
     run_bare(engine, workload(2, 2, 998))
     seed = 0
@@ -60,8 +70,10 @@ def measure(
     return results
 
 
-def rows(label: str, streams: int, bare: list[Outcome], stack: list[Outcome]) -> list[Row]:
-    def middle(outcomes: list[Outcome], field: str) -> float:
+def rows(
+    label: str, streams: int, bare: list[ServingOutcome], stack: list[ServingOutcome]
+) -> list[ResultRow]:
+    def middle(outcomes: list[ServingOutcome], field: str) -> float:
         return median([getattr(o, field) for o in outcomes])
 
     at = f"{label}, {streams} streams"
@@ -69,10 +81,12 @@ def rows(label: str, streams: int, bare: list[Outcome], stack: list[Outcome]) ->
     tpot, bare_tpot = middle(stack, "tpot_ms"), middle(bare, "tpot_ms")
     rate, bare_rate = middle(stack, "tokens_per_s"), middle(bare, "tokens_per_s")
     return [
-        Row(f"{at}: TTFT", ttft, "ms", f"engine {bare_ttft:.1f} ms", bare_ttft / ttft),
-        Row(f"{at}: TTFT added", ttft - bare_ttft, "ms"),
-        Row(f"{at}: TPOT", tpot, "ms", f"engine {bare_tpot:.2f} ms", bare_tpot / tpot),
-        Row(f"{at}: tokens", rate, "tok/s", f"engine {bare_rate:.0f} tok/s", rate / bare_rate),
+        ResultRow(f"{at}: TTFT", ttft, "ms", f"engine {bare_ttft:.1f} ms", bare_ttft / ttft),
+        ResultRow(f"{at}: TTFT added", ttft - bare_ttft, "ms"),
+        ResultRow(f"{at}: TPOT", tpot, "ms", f"engine {bare_tpot:.2f} ms", bare_tpot / tpot),
+        ResultRow(
+            f"{at}: tokens", rate, "tok/s", f"engine {bare_rate:.0f} tok/s", rate / bare_rate
+        ),
     ]
 
 
@@ -80,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round, demo model only")
     quick = parser.parse_args().quick
-    found: list[Row] = []
+    found: list[ResultRow] = []
     with tempfile.TemporaryDirectory() as folder:
         models = [("demo", demo_path(), 3)]
         if not quick:
@@ -91,7 +105,7 @@ def main() -> None:
                 for streams, (bare, stack) in results.items():
                     found += rows(label, streams, bare, stack)
                 resident = cluster.resident_bytes() / 2**30
-                found.append(Row(f"{label}: resident memory, all processes", resident, "GiB"))
+                found.append(ResultRow(f"{label}: resident memory, all processes", resident, "GiB"))
     finish("stack", found)
 
 

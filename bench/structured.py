@@ -4,8 +4,8 @@
 
 Each request has a schema, a prompt and sampling parameters of its own. All run twice: undisturbed,
 and with ``kill -9`` of a decode worker's front or engine whenever many are in flight. Every output
-must be an instance of its schema (checked by jsonschema) and the same both times. The cost is that
-of a token at a client, eight streams, with a grammar and without, in turns.
+must be an instance of its schema (checked by jsonschema) and the same both times. The cost is the
+time per token at a client, with eight streams, with a grammar and without in turns.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import aiohttp
 import msgspec
 from jsonschema import Draft202012Validator
 
-from bench.chaos import BUSY_ROUTER, EXACT, kill
-from bench.report import Row, finish, median
-from bench.schemas import Schema, schema
-from bench.standalone import Standalone
+from bench.lib.json_schemas import Schema, random_schema
+from bench.lib.oracle import BUSY_ROUTER, EXACT, kill
+from bench.lib.report import ResultRow, finish, median
+from bench.lib.standalone import Standalone
 
 AT_ONCE = 64
 MAX_TOKENS = 2500
@@ -35,14 +35,16 @@ WORDS = ("list", "the", "person", "{", "and", "größe", "JSON", '"quoted"', "so
 ENDLESS: Schema = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
 
 
-class Asked(NamedTuple):
+class SchemaRequest(NamedTuple):
+    """A request with the schema that its output must follow."""
+
     path: str
     body: dict[str, Any]
     schema: Schema
 
 
-class Answer(NamedTuple):
-    """``text``: all of it; ``reason``: why it ended; ``attempts``: workers that had it."""
+class StructuredOutput(NamedTuple):
+    """An answer: its whole text, its finish reason, and the number of workers that had it."""
 
     text: str = ""
     reason: str = ""
@@ -51,10 +53,10 @@ class Answer(NamedTuple):
     attempts: int = 1
 
 
-def asked(seed: int) -> Asked:
-    """The request of this number: chat or completion, streamed or whole, greedy or sampled."""
+def make_request(seed: int) -> SchemaRequest:
+    """Draw the request with this seed: chat or completion, streamed or whole, greedy or sampled."""
     draw = random.Random(-seed)
-    wanted = schema(seed)
+    wanted = random_schema(seed)
     text = " ".join(draw.choices(WORDS, k=draw.randint(1, 60)))
     body: dict[str, Any] = {
         "model": "baton-demo",
@@ -70,26 +72,32 @@ def asked(seed: int) -> Asked:
         body["stream_options"] = {"include_usage": True}
     if draw.random() < 0.6:
         body["messages"] = [{"role": "user", "content": text}]
-        return Asked("/v1/chat/completions", {**body, "max_completion_tokens": MAX_TOKENS}, wanted)
-    return Asked("/v1/completions", {**body, "prompt": text, "max_tokens": MAX_TOKENS}, wanted)
+        return SchemaRequest(
+            "/v1/chat/completions", {**body, "max_completion_tokens": MAX_TOKENS}, wanted
+        )
+    return SchemaRequest(
+        "/v1/completions", {**body, "prompt": text, "max_tokens": MAX_TOKENS}, wanted
+    )
 
 
-async def answer(session: aiohttp.ClientSession, url: str, request: Asked) -> Answer:
-    """What came. An error, in whatever form, is in ``error``."""
+async def send_request(
+    session: aiohttp.ClientSession, url: str, request: SchemaRequest
+) -> StructuredOutput:
+    """Send a request and return its answer; any failure is in its ``error``."""
     headers = {"x-baton-explain": "1"}
     async with session.post(url + request.path, json=request.body, headers=headers) as response:
         data = await response.read()
     if response.status != 200:
-        return Answer(error=f"{response.status} {data[:300].decode()}")
+        return StructuredOutput(error=f"{response.status} {data[:300].decode()}")
     if not request.body["stream"]:
         return _joined([msgspec.json.decode(data)])
     *lines, last = [line[6:] for line in data.split(b"\n\n") if line.startswith(b"data: ")]
     if last != b"[DONE]":
-        return Answer(error=f"the stream ended with {last[:300].decode()}")
+        return StructuredOutput(error=f"the stream ended with {last[:300].decode()}")
     return _joined([msgspec.json.decode(line) for line in lines])
 
 
-def _joined(parts: Sequence[dict[str, Any]]) -> Answer:
+def _joined(parts: Sequence[dict[str, Any]]) -> StructuredOutput:
     text, reason, attempts, tokens = "", "", 1, 0
     for part in parts:
         for choice in part["choices"]:
@@ -98,11 +106,11 @@ def _joined(parts: Sequence[dict[str, Any]]) -> Answer:
             reason = choice["finish_reason"] or reason
         tokens = (part.get("usage") or {}).get("completion_tokens", tokens)
         attempts = len((part.get("baton") or {}).get("attempts", ())) or attempts
-    return Answer(text, reason, "", tokens, attempts)
+    return StructuredOutput(text, reason, "", tokens, attempts)
 
 
-def fault(request: Asked, got: Answer) -> str:
-    """What is wrong with an answer; empty for nothing."""
+def describe_fault(request: SchemaRequest, got: StructuredOutput) -> str:
+    """Describe what is wrong with an answer; an empty text means nothing."""
     if got.error:
         return got.error
     if got.reason != "stop":
@@ -115,38 +123,46 @@ def fault(request: Asked, got: Answer) -> str:
     return "" if wrong is None else f"{wrong.message[:200]} in {got.text[:200]}"
 
 
-class Load:
-    """All requests of a list, some at once. ``running``: those that are on their way."""
+class RequestBatch:
+    """Sends all requests of a list, some at once; ``running`` names those under way."""
 
-    def __init__(self, url: str, requests: Sequence[Asked], at_once: int = AT_ONCE) -> None:
+    def __init__(self, url: str, requests: Sequence[SchemaRequest], at_once: int = AT_ONCE) -> None:
         self.running: set[str] = set()
         self._url = url
         self._requests = requests
         self._room = asyncio.Semaphore(at_once)
 
-    async def run(self) -> list[Answer]:
+    async def run(self) -> list[StructuredOutput]:
         timeout = aiohttp.ClientTimeout(total=300)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             return await asyncio.gather(*(self._one(session, r) for r in self._requests))
 
-    async def _one(self, session: aiohttp.ClientSession, request: Asked) -> Answer:
+    async def _one(
+        self, session: aiohttp.ClientSession, request: SchemaRequest
+    ) -> StructuredOutput:
         async with self._room:
             name = request.body["response_format"]["json_schema"]["name"]
             self.running.add(name)
             try:
-                return await answer(session, self._url, request)
+                return await send_request(session, self._url, request)
             finally:
                 self.running.remove(name)
 
 
-async def disturbed(
-    pool: Standalone, requests: Sequence[Asked], seed: int, kills: int, at_once: int = AT_ONCE
-) -> list[Answer]:
-    """The same, with decode workers killed while they are full, ``kills`` times at most; a request
-    that lives through two is waited for, as the third death under it would rightly end it."""
+async def run_with_kills(
+    pool: Standalone,
+    requests: Sequence[SchemaRequest],
+    seed: int,
+    kills: int,
+    at_once: int = AT_ONCE,
+) -> list[StructuredOutput]:
+    """Send the requests while decode workers are killed, at most ``kills`` times.
+
+    A kill waits for requests that have been through two, because a third one would end them.
+    """
     draw = random.Random(seed)
-    load = Load(pool.url, requests, at_once)
+    load = RequestBatch(pool.url, requests, at_once)
     running = asyncio.create_task(load.run())
     before: list[set[str]] = [set(), set()]  # who was on the way at the last two kills
     for number in range(kills):
@@ -161,11 +177,11 @@ async def disturbed(
     return await running
 
 
-# ---- what it costs ----------------------------------------------------------------------------
+# ---- cost of a grammar ---------------------------------------------------------------------
 
 
 async def ms_per_token(url: str, streams: int, tokens: int, *, grammar: bool) -> float:
-    """At clients, from the first token to the last; the mean of all streams."""
+    """Return the ms per token at clients after the first token, as the mean of all streams."""
     body: dict[str, Any] = {"model": "baton-demo", "max_tokens": tokens, "stream": True}
     body |= {"structured_outputs": {"json": ENDLESS}} if grammar else {"ignore_eos": True}
 
@@ -182,42 +198,42 @@ async def ms_per_token(url: str, streams: int, tokens: int, *, grammar: bool) ->
 
 
 async def costs(url: str, rounds: int = 5) -> tuple[float, float]:
-    """Medians (without, with)."""
+    """Return the median ms per token (without, with) a grammar."""
     found: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(2 * rounds):
         found[bool(turn % 2)].append(await ms_per_token(url, 8, 200, grammar=bool(turn % 2)))
     return median(found[False]), median(found[True])
 
 
-async def measure(count: int, seed: int) -> tuple[list[Row], list[str]]:
-    requests = [asked(seed * 1_000_000 + i) for i in range(count)]
+async def measure(count: int, seed: int) -> tuple[list[ResultRow], list[str]]:
+    requests = [make_request(seed * 1_000_000 + i) for i in range(count)]
     with tempfile.TemporaryDirectory(prefix="baton-structured-") as folder:
         options = (*EXACT, "--drain-s", "1")
         pool = Standalone(Path(folder), ROLES, options, BUSY_ROUTER)
         try:
             await pool.start()
             began = time.monotonic()
-            calm = await Load(pool.url, requests).run()
+            calm = await RequestBatch(pool.url, requests).run()
             calm_s = time.monotonic() - began
-            hurt = await disturbed(pool, requests, seed, kills=count)
+            hurt = await run_with_kills(pool, requests, seed, kills=count)
             free, bound = await costs(pool.url)
         finally:
             await pool.close()
     faults = {
         name: [f"{i}: {why}" for i, (r, a) in enumerate(zip(requests, got, strict=True))
-               if (why := fault(r, a))]
+               if (why := describe_fault(r, a))]
         for name, got in (("undisturbed", calm), ("with kills", hurt))
     }  # fmt: skip
     same = sum(a.text == b.text for a, b in zip(calm, hurt, strict=True))
     rows = [
-        *(Row(f"valid, {name}", count - len(f), "outputs", f"of {count}")
+        *(ResultRow(f"valid, {name}", count - len(f), "outputs", f"of {count}")
           for name, f in faults.items()),
-        Row("through a kill", sum(a.attempts > 1 for a in hurt), "outputs"),
-        Row("the same with kills and without", same, "outputs", f"of {count}"),
-        Row("tokens of an output, median", median([a.tokens for a in calm]), "tokens"),
-        Row("all of them, undisturbed", calm_s, "s"),
-        Row("a token without grammar, 8 streams", free, "ms"),
-        Row("a token with a grammar, 8 streams", bound, "ms", "without", free / bound),
+        ResultRow("through a kill", sum(a.attempts > 1 for a in hurt), "outputs"),
+        ResultRow("the same with kills and without", same, "outputs", f"of {count}"),
+        ResultRow("tokens of an output, median", median([a.tokens for a in calm]), "tokens"),
+        ResultRow("all of them, undisturbed", calm_s, "s"),
+        ResultRow("a token without grammar, 8 streams", free, "ms"),
+        ResultRow("a token with a grammar, 8 streams", bound, "ms", "without", free / bound),
     ]  # fmt: skip
     return rows, [f"{name}: {why}" for name, found in faults.items() for why in found]
 

@@ -1,10 +1,10 @@
-"""What it costs to be watched: counting a step's work, and a look at `/ui`.
+"""The cost of monitoring: counting the work of a step, and serving `/ui`.
 
     python -m bench.watching [--workers N]
 
-Counting: the time that an engine takes for it, of its whole step, at batches of 1 and 32 of the
-demo model. Looking: CPU time of the router's process while somebody asks for `/ui/overview` as the
-page does, less that while nobody does, by the second; workers are idle, without Ray.
+The cost of counting is the time that it adds to a step of the demo model at batches of 1 and 32.
+The cost of `/ui` is the CPU time per second of the router while a client asks for `/ui/overview` as
+the page does, less that without a client; workers are idle, without Ray.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from bench.bare import bare_engine
-from bench.report import Row, finish
-from bench.standalone import Standalone
-from cluster.models import demo_path
-from engine.core import Engine
-from engine.step_plan import StepPlan
-from engine.work_cost import pass_cost
-from engine.work_done import WorkDone
-from protocol.request import Request, Sampling
+from bench.lib.bare_engine import bare_engine
+from bench.lib.report import ResultRow, finish
+from bench.lib.standalone import Standalone
+from cluster.models.models import demo_path
+from engine.execution.engine import Engine
+from engine.execution.machine_costs import pass_cost
+from engine.ipc.counters import WorkDone
+from engine.scheduling.step_policy import StepPlan
+from protocol.requests import Request, Sampling
 
 COUNTS = 20_000
 STEPS = 100
@@ -35,7 +35,7 @@ WATCHED_S = 20.0
 
 
 def decoding(engine: Engine, batch: int) -> StepPlan:
-    """A step in which ``batch`` sequences decode."""
+    """Return a step in which ``batch`` sequences decode."""
     sampling = Sampling(temperature=0.0, max_tokens=4 * STEPS, ignore_eos=True)
     for handle in range(batch):
         prompt = tuple(range(3 + handle, 67 + handle))
@@ -46,7 +46,7 @@ def decoding(engine: Engine, batch: int) -> StepPlan:
     return plan
 
 
-def counting(batch: int) -> Row:
+def counting(batch: int) -> ResultRow:
     engine = bare_engine(demo_path())
     plan = decoding(engine, batch)
     model = engine.model
@@ -62,10 +62,10 @@ def counting(batch: int) -> Row:
         engine.run(engine.plan())
     step = (time.perf_counter() - began) / STEPS
     of = f"{100 * each / step:.2f}% of a step of {step * 1e3:.2f} ms"
-    return Row(f"counting, batch {batch}", each * 1e6, "us", of)
+    return ResultRow(f"counting, batch {batch}", each * 1e6, "us", of)
 
 
-async def looking(workers: int) -> Row:
+async def looking(workers: int) -> ResultRow:
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         roles = ["prefill"] * (workers // 2) + ["decode"] * (workers - workers // 2)
         small = ("--threads", "1", "--kv-tokens", "4096", "--speculation", "off")
@@ -78,11 +78,11 @@ async def looking(workers: int) -> Row:
                 watched = await _cpu(router, session, f"{pool.url}/ui/overview")
         finally:
             await pool.close()
-    return Row(f"/ui, {workers} workers", 1e3 * (watched - idle), "ms/s")
+    return ResultRow(f"/ui, {workers} workers", 1e3 * (watched - idle), "ms/s")
 
 
 async def _cpu(router: psutil.Process, session: aiohttp.ClientSession | None, url: str) -> float:
-    """CPU seconds a second."""
+    """Return the router's CPU seconds per second."""
     before, began = router.cpu_times(), time.perf_counter()
     while time.perf_counter() - began < WATCHED_S:
         if session is not None:

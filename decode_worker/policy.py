@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.policy import StepState, fill
-from engine.step_time import Work
+from engine.scheduling.step_policy import StepState, fill
+from engine.scheduling.step_time import Work
 
 STEP_BUDGET_S = 0.05
 """A step with decoding sequences lasts about as long at most: prompts computed here leave the

@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
-from decode_worker.job import Job
-from protocol import wire_pb2 as pb
+from decode_worker.request import Job
+from protocol.wire import wire_pb2 as pb
 
 log = logging.getLogger("baton.decode")
 

@@ -13,16 +13,16 @@ from typing import TypeAlias
 
 import grpc
 
-from decode_worker.job import Job, invalid
+from decode_worker.request import Job, invalid
 from decode_worker.router_link import RouterLink
-from engine.client import EngineClient
-from kvtransfer.links import Receiver
-from protocol import wire_pb2 as pb
-from protocol import wire_pb2_grpc as rpc
-from protocol.blocks import BLOCK_TOKENS
+from engine.process.client import EngineClient
+from kvtransfer.receiver_context import Receiver
+from protocol.block_keys import BLOCK_TOKENS
+from protocol.endpoints.grpc_endpoints import INSTANCE_KEY
 from protocol.errors import InvalidRequest
-from protocol.request import Request, from_wire
-from protocol.rpc import INSTANCE_KEY
+from protocol.requests import Request, from_wire
+from protocol.wire import wire_pb2 as pb
+from protocol.wire import wire_pb2_grpc as rpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.RouterMessage, pb.WorkerMessage]"
 

@@ -7,7 +7,7 @@
     layers     u16 }
     block      u32 }
     blocks     u32 }
-    codec      u8   engine/kv_format.py
+    codec      u8   engine/kv_cache/kv_format.py
     reserved   3x
     nbytes     u32  of the payload
     checksum   u64  XXH3 of all the above and the payload
@@ -25,8 +25,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from engine.kv_format import Codec
-from engine.pieces import Piece
+from engine.kv_cache.kv_format import Codec, Piece
 from protocol.errors import TransferFailed
 
 _HEAD = struct.Struct("<4s16sIHHIIB3xI")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.policy import StepState, fill
+from engine.scheduling.step_policy import StepState, fill
 
 STEP_BUDGET_S = 0.0
 """No bound: here nobody waits for the next token of a stream."""

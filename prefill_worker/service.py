@@ -18,20 +18,19 @@ from typing import TypeAlias
 
 import grpc
 
-from engine import messages as m
-from engine.client import EngineClient
-from engine.kv_format import Codec
-from engine.session import Session
-from kvtransfer.fetch import Fetch
-from kvtransfer.links import Receiver
-from kvtransfer.source import TRANSFER_BYTES, KVSource, Outlet
-from protocol import wire_pb2 as pb
-from protocol import wire_pb2_grpc as rpc
-from protocol.blocks import BLOCK_TOKENS
+from engine.ipc import messages as m
+from engine.kv_cache.kv_format import Codec
+from engine.process.client import EngineClient
+from engine.process.session import Session
+from kvtransfer.peer_fetch import Fetch
+from kvtransfer.receiver_context import Receiver
+from kvtransfer.sender import TRANSFER_BYTES, KVSource, Outlet
+from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.liveness import ALIVE_S
-from protocol.logprobs import Logprobs, logprobs_to_wire
-from protocol.request import Finish, Request, from_wire
+from protocol.requests import Finish, Logprobs, Request, from_wire, logprobs_to_wire
+from protocol.wire import wire_pb2 as pb
+from protocol.wire import wire_pb2_grpc as rpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.PrefillCall, pb.PrefillEvent]"
 

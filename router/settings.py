@@ -6,15 +6,15 @@ import time
 
 import msgspec
 
-from protocol.auth import check_http_bind
-from protocol.directory import check_url
+from protocol.endpoints.grpc_endpoints import join
 from protocol.errors import StartupError
-from protocol.redis_access import check_exposure
-from protocol.security import join
-from protocol.tls import HttpTls, TlsFiles, http_context, read
-from router.admission import Patience
-from router.policies import PolicyName
-from router.snapshot import Objectives
+from protocol.registry.directory import check_url
+from protocol.registry.redis_access import check_exposure
+from protocol.security.cluster_token import check_http_bind
+from protocol.security.tls import HttpTls, TlsFiles, http_context, read
+from router.placement.admission import Patience
+from router.placement.policies import PolicyName
+from router.placement.snapshot import Objectives
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):

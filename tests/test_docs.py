@@ -13,7 +13,7 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
-from cluster.cli import app
+from cluster.cli.main import app
 from cluster.config.schema import Config
 
 ROOT = Path(__file__).parent.parent

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
-from router.api.chat_body import ChatBody, parse_chat
-from router.api.completion_body import CompletionBody, parse_completion
-from router.api.fields import GenerationBody
-from router.api.openapi import document
-from router.api.unsupported import OF_CHATS, OF_COMPLETIONS
-from router.errors import ApiError
-from router.intake import EXPLAIN, TIMELINE, TTFT_DEADLINE
+from router.common.errors import ApiError
+from router.http.intake import EXPLAIN, TIMELINE, TTFT_DEADLINE
+from router.openai.answers.openapi import document
+from router.openai.bodies.generation_body import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    parse_chat,
+    parse_completion,
+)
+from router.openai.bodies.unsupported import OF_CHATS, OF_COMPLETIONS
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "api.md").read_text()

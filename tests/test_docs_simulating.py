@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from cluster.simulate.scenario import Scenario, parse
+from cluster.simulator.scenario import Scenario, parse
 
 PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
 NEEDED = "needed"

@@ -1,4 +1,4 @@
-"""Imports point one way, and fronts and router run without torch."""
+"""Folders are small, imports point one way, and fronts and router run without torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from setuptools import find_packages
+
+from tests.folders import folder_of, graph, sources
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,13 +26,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "router": {"protocol"},
 }
 
+MODULES_AT_MOST = 15
+
 TORCH_FREE = [
-    "router.app",
-    "cluster.worker",
-    "cluster.cli",
-    "engine.client",
-    "kvtransfer.source",
-    "kvtransfer.sink",
+    "router.http.app",
+    "cluster.worker.worker",
+    "cluster.cli.main",
+    "engine.process.client",
+    "kvtransfer.sender",
+    "kvtransfer.receiver",
     "prefill_worker.service",
     "decode_worker.service",
 ]
@@ -70,6 +77,28 @@ def test_no_pickle_on_any_wire() -> None:
 
 
 def test_what_is_installed_is_what_there_is() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = find_packages(
+        str(ROOT), include=project["tool"]["setuptools"]["packages"]["find"]["include"]
+    )
     files = [p for top in {*MAY_IMPORT, "cluster", "bench"} for p in (ROOT / top).rglob("*.py")]
     assert set(listed) == {".".join(path.parent.relative_to(ROOT).parts) for path in files}
+
+
+def test_folders_import_what_they_declare() -> None:
+    declared = tomllib.loads((ROOT / "tests" / "folders.toml").read_text())
+    found = {folder: sorted(imports) for folder, imports in graph().items()}
+    assert found == declared, "python -m tests.folders prints what the code has"
+
+
+def test_no_folders_import_each_other_in_a_circle() -> None:
+    TopologicalSorter(graph()).prepare()  # raises CycleError
+
+
+def test_no_folder_holds_more_than_fifteen_modules() -> None:
+    held = Counter(
+        folder_of(path)
+        for path in [*sources().values(), *(ROOT / "bench").rglob("*.py")]
+        if "_pb2" not in path.name
+    )
+    assert not {folder: count for folder, count in held.items() if count > MODULES_AT_MOST}

@@ -16,11 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cluster.autoscale.loop import Turn
-from cluster.metric_families import LABELS, gauge, gauge_by
-from cluster.metrics import REPLICA_CHARS
 from cluster.sizing.decision import Need, Reason
-from cluster.sizing.roll import starting
 from cluster.sizing.snapshot import Counts, Snapshot
+from cluster.sizing.worker_counts import starting
+from cluster.worker.metric_families import LABELS, gauge, gauge_by
+from cluster.worker.metrics import REPLICA_CHARS
 from protocol.roles import ROLES
 
 OWN = "autoscaler"

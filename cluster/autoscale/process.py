@@ -13,23 +13,22 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from cluster.autoscale import tell
-from cluster.autoscale.lease import ActingLease
-from cluster.autoscale.lend import MARGIN_S
-from cluster.autoscale.loans import RoleLoans
-from cluster.autoscale.log import DecisionLog
+from cluster.autoscale import decision_log
+from cluster.autoscale.acting_lease import ActingLease
+from cluster.autoscale.decision_log import DecisionLog
+from cluster.autoscale.loans import MARGIN_S, RoleLoans
 from cluster.autoscale.loop import Loop, Policy, Turn, World
 from cluster.autoscale.metrics import Figures, page
-from cluster.autoscale.reading.reader import Reader, opened
-from cluster.autoscale.replicas import Replicas
-from cluster.autoscale.settings import AutoscalerSettings
+from cluster.autoscale.replica_counts import Replicas
+from cluster.local.run_state import home_path
+from cluster.observation.reader import Reader, opened
+from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.sizing.decision import Record
 from cluster.sizing.policy import decide
-from cluster.state import home_path
-from protocol.directory import AutoscalerRecord, Directory, connect, new_instance_id
+from protocol.endpoints.metrics_server import MetricsServer
 from protocol.errors import Unavailable
-from protocol.leases import Presence
-from protocol.metrics_http import MetricsServer
+from protocol.registry.directory import AutoscalerRecord, Directory, connect, new_instance_id
+from protocol.registry.leases import Presence
 
 log = logging.getLogger("baton.autoscaler")
 
@@ -149,7 +148,7 @@ class Autoscaler:
     def _hear(self, turn: Turn) -> None:
         assert self._figures is not None
         self._figures.take(turn)
-        said = tell.line(turn.record, self._said, turn.reading.why, self._held(turn))
+        said = decision_log.line(turn.record, self._said, turn.reading.why, self._held(turn))
         if said is not None:
             self._said = turn.record
             self._say(said)

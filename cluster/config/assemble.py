@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from pydantic import SecretStr
 
-from cluster.autoscale.settings import AutoscalerSettings
 from cluster.config.schema import Config
-from cluster.launch import Launch
-from cluster.settings import WorkerSettings
-from engine.spec import SpeculationSpec
+from cluster.settings.autoscaler_settings import AutoscalerSettings
+from cluster.settings.launch_settings import Launch
+from cluster.settings.worker_settings import WorkerSettings
+from engine.ipc.spec import SpeculationSpec
 from protocol.roles import ROLES, Role
-from protocol.tls import HttpTls, TlsFiles
+from protocol.security.tls import HttpTls, TlsFiles
 from router.settings import RouterSettings
 
 _SIZES = ("threads", "kv_tokens", "max_batch", "prefill_chunk", "step_budget_ms")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cluster.config.keys import KEYS, Key
-from cluster.config.layers import Flags
+from cluster.config.settle import Flags
 
 _FILE = inspect.Parameter(
     "config",

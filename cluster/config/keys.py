@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 from pydantic import BaseModel, SecretStr, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from cluster.config.fields import FLAG, Section
-from cluster.config.schema import Config, FileName
+from cluster.config.schema import FLAG, Config, FileName, Section
 
 Path: TypeAlias = tuple[str, ...]
 

@@ -2,27 +2,90 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
-from cluster.config import values
-from cluster.config.autoscaler import AutoscalerSection
-from cluster.config.fields import NO_FLAG, Section, key, section
-from cluster.engine_module import ENGINE
-from engine.kv_format import Precision, StorageChoice
-from engine.spec import MOST_DRAFTED, SpeculationMethod
-from kvtransfer.codecs import Wanted
-from router.policies import PolicyName
+from cluster.config import value_checks
+from cluster.settings.choices import ENGINE, MOST, Mode
+from engine.ipc.spec import MOST_DRAFTED, SpeculationMethod
+from engine.kv_cache.kv_format import Precision, StorageChoice
+from kvtransfer.codec_choice import Wanted
+from router.placement.policies import PolicyName
 
-ClusterName: TypeAlias = Annotated[str, AfterValidator(values.cluster_name)]
-Host: TypeAlias = Annotated[str, AfterValidator(values.host)]
-DnsName: TypeAlias = Annotated[str, AfterValidator(values.dns_name)]
-Device: TypeAlias = Annotated[str, AfterValidator(values.device)]
-ModuleName: TypeAlias = Annotated[str, AfterValidator(values.module_name)]
-RedisUrl: TypeAlias = Annotated[SecretStr, AfterValidator(values.redis_url)]
-Token: TypeAlias = Annotated[SecretStr, AfterValidator(values.token)]
-HexSecret: TypeAlias = Annotated[SecretStr, AfterValidator(values.hex_secret)]
+# MERGED cluster.config.fields
+# What sections and keys of the configuration are made with.
+
+FLAG = "x-flag"
+NO_FLAG = ""
+
+
+def key(default: object, text: str, flag: str | None = None, **bounds: Any) -> Any:
+    """A field with its help ``text``. ``flag``: None for the field's name."""
+    extra: dict[str, Any] | None = None if flag is None else {FLAG: flag}
+    return Field(default, description=text, json_schema_extra=extra, **bounds)
+
+
+def section(text: str, kind: type[BaseModel]) -> Any:
+    return Field(default_factory=kind, description=text)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+
+# MERGED cluster.config.autoscaler
+# The section `autoscaler`: flags and variables have its name in front (``--autoscaler-mode``).
+
+HttpUrl: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.http_url)]
+
+
+class AutoscalerSection(Section):
+    mode: Mode = key(
+        "off", "off; advise: say what would be done; act: do it (see docs/operations.md)."
+    )
+    prometheus_url: HttpUrl | None = key(
+        None, "A Prometheus that watches the cluster; null: the processes are read themselves."
+    )
+    interval_s: float = key(5.0, "Seconds from one decision to the next.", ge=0.5, le=300)
+    window_s: float = key(60.0, "Seconds of traffic that a decision is about.", ge=5, le=3600)
+    prefill_min: int = key(1, "Prefill workers at least.", ge=0, le=MOST)
+    prefill_max: int = key(8, "Prefill workers at most.", ge=0, le=MOST)
+    decode_min: int = key(1, "Decode workers at least.", ge=1, le=MOST)
+    decode_max: int = key(8, "Decode workers at most.", ge=1, le=MOST)
+    gpus: float | None = key(None, "GPUs of all workers together at most; null: any.", gt=0)
+    loans: bool = key(True, "Workers of one pool may serve in the other for a while.")
+    loan_drain_s: float = key(
+        2.0, "Seconds to finish requests before a decode worker turns to prefill.", ge=0, le=600
+    )
+    down_after_s: float = key(
+        180.0, "Seconds for which less must have done before workers go.", ge=1, le=86400
+    )
+    down_every_s: float = key(20.0, "Seconds from one step down to the next.", ge=0, le=86400)
+    warm_up_s: float = key(
+        30.0, "Age in seconds before which a worker's speed is not counted on.", ge=0, le=3600
+    )
+    start_s: float = key(
+        60.0,
+        "Seconds that a start takes, until one was seen; workers stay as long.",
+        gt=0,
+        le=86400,
+    )
+    log: str | None = key(
+        None, "File of decisions, JSON lines; null: decisions.jsonl in the folder of the run."
+    )
+
+
+ClusterName: TypeAlias = Annotated[str, AfterValidator(value_checks.cluster_name)]
+Host: TypeAlias = Annotated[str, AfterValidator(value_checks.host)]
+DnsName: TypeAlias = Annotated[str, AfterValidator(value_checks.dns_name)]
+Device: TypeAlias = Annotated[str, AfterValidator(value_checks.device)]
+ModuleName: TypeAlias = Annotated[str, AfterValidator(value_checks.module_name)]
+RedisUrl: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.redis_url)]
+Token: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.token)]
+HexSecret: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.hex_secret)]
 FileName: TypeAlias = Annotated[str, "file"]
 """Path of a file that must be there; in a configuration file, relative to its folder."""
 

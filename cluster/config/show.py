@@ -12,9 +12,9 @@ from pydantic import SecretStr
 from rich.text import Text
 
 from cluster.config.keys import KEYS, Key
-from cluster.config.layers import Value, masks
 from cluster.config.schema import Config
-from cluster.config.values import MASK
+from cluster.config.settle import Value, masks
+from cluster.config.value_checks import MASK
 
 _INDENT = 2
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from cluster import drafting, hub
 from cluster.doctor import model
 from cluster.doctor.finding import Finding, note, ok
-from cluster.doctor.wanted import Wanted
-from cluster.report import size
-from engine.checkpoint import load_config
-from engine.shards import read_shards
-from engine.spec import SpeculationSpec
-from engine.speculation.source import NAMES, Source, source
-from engine.speculation.vocabulary import check_vocabularies
+from cluster.doctor.subject import Wanted
+from cluster.local.start_report import size
+from cluster.models import drafting, hub
+from engine.ipc.spec import SpeculationSpec
+from engine.model_config.checkpoint import load_config, read_shards
+from engine.speculation.draft_source import NAMES, Source, check_vocabularies, source
 from protocol.errors import StartupError
 
 _HUB_S = 2.0

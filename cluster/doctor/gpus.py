@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from cluster.doctor.finding import Finding, note, ok, problem
-from cluster.doctor.wanted import Wanted
-from cluster.ray_runtime import gpu_count
-from cluster.report import size
+from cluster.doctor.subject import Wanted
+from cluster.local.start_report import size
+from cluster.serve.ray_runtime import gpu_count
 
 _DEADLINE_S = 2.0
 _FIELDS = "index,name,memory.total,memory.free,driver_version"

@@ -12,9 +12,9 @@ import msgspec
 import psutil
 
 from cluster.doctor.finding import Finding, note, ok, problem
-from cluster.doctor.wanted import Wanted
-from cluster.report import size
-from cluster.state import home_path
+from cluster.doctor.subject import Wanted
+from cluster.local.run_state import home_path
+from cluster.local.start_report import size
 
 _FEW_FILES, _TOO_FEW_FILES = 4096, 256
 _SHM_BYTES = 100 << 20  # Ray's store, and some

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from cluster import hub, models
 from cluster.doctor.finding import Finding, note, ok, problem
-from cluster.doctor.wanted import Wanted
-from cluster.report import size
-from engine.checkpoint import load_config
-from engine.config import ModelConfig
-from engine.shards import Shards, read_shards
+from cluster.doctor.subject import Wanted
+from cluster.local.start_report import size
+from cluster.models import hub, models
+from engine.model_config.checkpoint import Shards, load_config, read_shards
+from engine.model_config.config import ModelConfig
 from protocol.errors import StartupError
 
 _HUB_S = 2.0

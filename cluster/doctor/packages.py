@@ -10,7 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
 from cluster.doctor.finding import Finding, ok, problem
-from cluster.doctor.wanted import Wanted
+from cluster.doctor.subject import Wanted
 
 _REMEDY = "run `make up` in a fresh checkout, or `pip install -r requirements.txt`"
 

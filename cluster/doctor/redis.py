@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from cluster import redis_server
 from cluster.doctor.finding import Finding, note, ok, problem
-from cluster.doctor.wanted import Wanted
-from cluster.settings import without_password
-from protocol.directory import check_url
+from cluster.doctor.subject import Wanted
+from cluster.local import redis_server
+from cluster.settings.worker_settings import without_password
 from protocol.errors import StartupError
+from protocol.registry.directory import check_url
 
 OLDEST = (6, 2)
 _SLOW_S = 0.02

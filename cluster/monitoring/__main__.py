@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from cluster.monitoring.files import Rules, write_prometheus
 from cluster.monitoring.prometheus import Watched
-from cluster.monitoring.write import Rules, write_prometheus
 
 if __name__ == "__main__":
     for path in write_prometheus(Path(sys.argv[1]), Watched(("http://127.0.0.1:8000",)), Rules()):

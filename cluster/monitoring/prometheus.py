@@ -12,11 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.monitoring.alert import Alert
-from cluster.monitoring.alerts import alerts
-from cluster.monitoring.rules import Recording, recording
-from cluster.monitoring.windows import Windows
-from protocol.tls import TlsFiles
+from cluster.monitoring.alerts import Alert, alerts
+from cluster.monitoring.rules import Recording, Windows, recording
+from protocol.security.tls import TlsFiles
 
 RECORDING, ALERTS = "rules/recording.yml", "rules/alerts.yml"
 REPLICA_CHARS = 12

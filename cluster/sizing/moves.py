@@ -7,10 +7,34 @@ from typing import NamedTuple
 
 from cluster.sizing import memory as memories
 from cluster.sizing.decision import Loan
-from cluster.sizing.fitting import fit
-from cluster.sizing.roll import gpus_each, here, home_to_shrink, may_go, room, starting
-from cluster.sizing.snapshot import Counts, Memory, Mix, Snapshot
+from cluster.sizing.snapshot import Counts, Limits, Memory, Mix, Snapshot
+from cluster.sizing.worker_counts import gpus_each, here, home_to_shrink, may_go, room, starting
 from protocol.roles import ROLES, Role
+
+# MERGED cluster.sizing.fitting
+# Numbers of workers within limits and a budget of GPUs. Pure.
+
+
+def fit(wanted: Counts, limits: Limits, gpus: float = 1.0) -> Counts:
+    """``wanted`` within the limits of each role. Where the budget does not pay for both (``gpus``:
+    of a worker), the pair that maximises min(P/P*, D/D*): the role that is served worst is served
+    as well as can be. The least numbers hold in any case."""
+    least, most = limits.least, limits.most
+    prefill = max(least.prefill, min(wanted.prefill, most.prefill))
+    decode = max(least.decode, min(wanted.decode, most.decode))
+    if limits.gpus is None or (prefill + decode) * gpus <= limits.gpus:
+        return Counts(prefill=prefill, decode=decode)
+    room = int(limits.gpus / gpus)
+
+    def served(p: int) -> tuple[float, float]:
+        d = min(decode, room - p)
+        shares = (p / max(1, prefill), d / max(1, decode))
+        return min(shares), max(shares)
+
+    fewest, largest = least.prefill, max(least.prefill, min(prefill, room - least.decode))
+    best = max(range(fewest, largest + 1), key=served)
+    return Counts(prefill=best, decode=max(least.decode, min(decode, room - best)))
+
 
 OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 

@@ -15,13 +15,12 @@ from typing import Literal
 from msgspec.structs import replace
 
 from cluster.sizing import memory as memories
-from cluster.sizing.decision import Decision, Need, Reason
+from cluster.sizing.decision import Decision, Need, Reason, say
 from cluster.sizing.demand import needs
 from cluster.sizing.moves import Moves, fitted, moves
 from cluster.sizing.predict import is_queueing, predicted
-from cluster.sizing.roll import present, strength
-from cluster.sizing.say import say
 from cluster.sizing.snapshot import Counts, Snapshot
+from cluster.sizing.worker_counts import present, strength
 from protocol.roles import Role
 
 Slo = Literal["ttft", "tpot"]

@@ -6,11 +6,10 @@ import math
 
 from cluster.sizing.decision import Predicted
 from cluster.sizing.demand import batch, machine_of
-from cluster.sizing.moments import prompt_tokens, residents, service
-from cluster.sizing.queueing import mean_wait_s
+from cluster.sizing.moments import mean_wait_s, prompt_tokens, residents, service
 from cluster.sizing.snapshot import Corrections, Goals, Machine, Mix, Pair
 from protocol.roles import Role
-from router.step_model import StepModel
+from router.placement.step_model import StepModel
 
 PATH_S = 0.01
 """To workers and back, where the prompt itself takes next to nothing."""

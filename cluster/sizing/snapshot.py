@@ -42,7 +42,7 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """A worker of one pool, as one that computes. ``step``: coefficients as in
-    ``router/step_model.py``."""
+    ``router/placement/step_model.py``."""
 
     step: tuple[float, float, float, float, float]
     chunk: int

@@ -1,0 +1,1 @@
+"""The demo models that come with the package."""

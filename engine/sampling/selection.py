@@ -12,15 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.sampling import table as columns
-from engine.sampling.bias import BanRows, BiasRows
+from engine.sampling import sampling_table as columns
 from engine.sampling.filters import FilterRows
 from engine.sampling.logprobs import ReportRows
 from engine.sampling.noise import NoiseRows
-from engine.sampling.penalties import PenaltyRows
-from engine.sampling.table import SamplingTable, penalises
-from engine.sequence import Sequence as Running
-from protocol.request import Sampling
+from engine.sampling.penalties import BanRows, BiasRows, PenaltyRows
+from engine.sampling.sampling_table import SamplingTable, penalises
+from engine.scheduling.sequence import Sequence as Running
+from protocol.requests import Sampling
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow fp32."""

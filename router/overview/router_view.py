@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from router.overview.figures import Moment, Page, gauge, matching, quantile, whole
-from router.overview.window import Window
+from router.overview.prometheus_text import Moment, Page, gauge, matching, quantile, whole
+from router.overview.rates import Window
 
 QUANTILES = (0.5, 0.9, 0.99)
 STAGES = ("route", "queue", "prefill", "first_emit", "wire", "scatter")

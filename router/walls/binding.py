@@ -12,12 +12,15 @@ the overhead of a step that binds: launches, Python, drawing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
+from prometheus_client import CollectorRegistry, Gauge
 
-from protocol.walls import WALLS, Wall, Walls
+from protocol.registry.directory import WorkerRecord
+from protocol.registry.worker_utilisation import WALLS, Wall, Walls
+from router.walls.techniques import Pool, Technique, techniques
 
 Why: TypeAlias = Literal["", "idle", "overhead"]
 
@@ -82,3 +85,87 @@ def together(workers: Sequence[Walls]) -> Walls:
 
 
 __all__ = ["WALLS", "Binding", "binding", "together"]
+
+
+# MERGED router.walls.pools
+# From what workers say of themselves to the walls of both pools.
+
+ROLES = ("prefill", "decode")
+
+
+class PoolWall(NamedTuple):
+    """``figures`` None: its workers have not said anything yet, or there is none."""
+
+    role: str
+    figures: Walls | None
+    binding: Binding
+    techniques: Sequence[Technique]  # that relax what binds, the best first
+
+
+def pool_walls(records: Iterable[WorkerRecord]) -> list[PoolWall]:
+    """Of each role. Workers that drain take nothing new, and do not count."""
+    serving = [record for record in records if not record.draining]
+    return [_pool(role, [r for r in serving if r.role == role]) for role in ROLES]
+
+
+def _pool(role: str, workers: list[WorkerRecord]) -> PoolWall:
+    known = [record.walls for record in workers if record.walls is not None]
+    if not known:
+        return PoolWall(role, None, Binding(None), [])
+    pool = Pool(
+        role,
+        len(workers),
+        together(known),
+        waiting=sum(record.waiting for record in workers),
+        max_batch=min(record.max_batch for record in workers),
+    )
+    bound = binding(pool.figures)
+    return PoolWall(role, pool.figures, bound, techniques(pool, bound.wall))
+
+
+# MERGED router.walls.gauges
+# The walls of the pools, as a router's metrics. ``role`` is the pool's.
+
+NONE = "none"
+
+
+class WallGauges:
+    def __init__(self, registry: CollectorRegistry, model: str, replica: str) -> None:
+        self._model, self._replica = model, replica
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            names = ["model", "role", *labels, "replica"]
+            return Gauge(f"baton_{name}", text, names, registry=registry)
+
+        self._binding = gauge(
+            "binding_wall", "1: this wall binds the pool; none: none does", "wall"
+        )
+        self._used = gauge(
+            "pool_wall_utilization_ratio", "Of the wall's ceiling, the pool's workers", "wall"
+        )
+        self._busy = gauge("pool_busy_ratio", "Of the last seconds: steps ran, on average")
+        self._gains = gauge(
+            "wall_gain_ratio",
+            "Tokens per second that a technique would bring the pool, over those now",
+            *("wall", "technique"),
+        )
+
+    def show(self, pools: Iterable[PoolWall]) -> None:
+        """As they are now."""
+        for gauge in (self._binding, self._used, self._busy, self._gains):
+            gauge.clear()
+        for pool in pools:
+            self._show(pool)
+
+    def _show(self, pool: PoolWall) -> None:
+        bound = pool.binding.wall or NONE
+        of = self._model, pool.role
+        for wall in (*WALLS, NONE):
+            self._binding.labels(*of, wall, self._replica).set(wall == bound)
+        if pool.figures is None:
+            return
+        for wall in WALLS:
+            self._used.labels(*of, wall, self._replica).set(pool.figures.of(wall))
+        self._busy.labels(*of, self._replica).set(pool.figures.busy)
+        for technique in pool.techniques:
+            self._gains.labels(*of, bound, technique.name, self._replica).set(technique.gain)

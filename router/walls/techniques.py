@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from protocol.walls import Wall, Walls
+from protocol.registry.worker_utilisation import Wall, Walls
 
 LEAST = 1.05
 """Gains below are not worth a word."""

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.contestant import ENGINE, KINDS, Child, Job, Run, steady_rate
-from bench.engine import Results, against_peers, prompts
+from bench.engine.__main__ import EngineResults, against_peers, prompts
+from bench.engine.contestants import (
+    ENGINE,
+    KINDS,
+    ContestantJob,
+    ContestantProcess,
+    ContestantRun,
+    steady_rate,
+)
 from tests.engine.families import save
 
 
@@ -22,8 +29,8 @@ def test_the_steady_rate_counts_only_while_all_decode() -> None:
 
 
 @pytest.fixture(scope="module")
-def children() -> Iterator[dict[str, Child]]:
-    found = {kind: Child(kind, core=None) for kind in KINDS}
+def children() -> Iterator[dict[str, ContestantProcess]]:
+    found = {kind: ContestantProcess(kind, core=None) for kind in KINDS}
     yield found
     for child in found.values():
         child.close()
@@ -34,41 +41,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("contest"))
 
 
-def test_all_say_the_same(children: dict[str, Child], folder: Path) -> None:
-    job = Job(prompts=prompts(3, vocab=320, seed=4), new_tokens=6)
+def test_all_say_the_same(children: dict[str, ContestantProcess], folder: Path) -> None:
+    job = ContestantJob(prompts=prompts(3, vocab=320, seed=4), new_tokens=6)
     runs = {}
     for kind, child in children.items():
-        assert child.ask(Job(load=str(folder))).error == ""
+        assert child.ask(ContestantJob(load=str(folder))).error == ""
         runs[kind] = child.ask(job)
         assert runs[kind].error == "" and runs[kind].wall_s > 0 and runs[kind].decode_rate > 0
     assert [len(text) for text in runs[ENGINE].tokens] == [6] * 3
     ends = runs[ENGINE].tokens[0][2]
-    found = Results({kind: [run] for kind, run in runs.items()})
+    found = EngineResults({kind: [run] for kind, run in runs.items()})
     assert [found.agreeing(kind) for kind in KINDS] == [(3, 3)] * 3
     # The same with an end token in the middle: nobody ends there, or pads from there on.
     for path in (folder / "config.json", folder / "generation_config.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ends}))
     for kind, child in children.items():
-        child.ask(Job(load=str(folder)))
+        child.ask(ContestantJob(load=str(folder)))
         assert child.ask(job).tokens == runs[ENGINE].tokens, kind
 
 
-def test_who_fails_is_out_and_says_why(children: dict[str, Child], tmp_path: Path) -> None:
+def test_who_fails_is_out_and_says_why(
+    children: dict[str, ContestantProcess], tmp_path: Path
+) -> None:
     """The last test with these children."""
     for child in children.values():
-        error = child.ask(Job(load=str(tmp_path / "none"))).error
+        error = child.ask(ContestantJob(load=str(tmp_path / "none"))).error
         assert str(tmp_path / "none") in error
-        assert child.ask(Job(prompts=[[3]], new_tokens=1)).error == error
+        assert child.ask(ContestantJob(prompts=[[3]], new_tokens=1)).error == error
 
 
 def test_a_child_that_ends_is_reported() -> None:
-    child = Child("nobody", core=None)
-    assert "KeyError: 'nobody'" in child.ask(Job(load="x")).error
+    child = ContestantProcess("nobody", core=None)
+    assert "KeyError: 'nobody'" in child.ask(ContestantJob(load="x")).error
     child.close()
 
 
 def test_who_is_out_has_no_row() -> None:
-    found = Results({kind: [Run(error="gone")] for kind in KINDS})
+    found = EngineResults({kind: [ContestantRun(error="gone")] for kind in KINDS})
     assert found.middle("generate", "decode_rate") == 0.0
     rows = list(against_peers("x", 10.0, {"generate": 4.0, "generate_batch": 5.0, "out": 0.0}))
     assert [row.against.split()[0] for row in rows] == ["generate_batch", "generate"]

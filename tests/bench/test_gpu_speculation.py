@@ -1,4 +1,4 @@
-"""bench.gpu_speculation runs to its end without a GPU, on a tiny shape."""
+"""bench.speculation.gpu runs to its end without a GPU, on a tiny shape."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench.gpu_speculation import main
+from bench.speculation.gpu import main
 
 
 def test_the_whole_benchmark_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:

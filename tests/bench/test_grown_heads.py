@@ -9,15 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bench.grown_heads import grow_heads
-from bench.grown_model import grow
-from bench.random_model import SHAPE_100M
-from cluster.models import demo_path
-from engine.batch import View
-from engine.model import Model
-from engine.reach import decode_groups
-from engine.speculation.heads_eagle import EagleHead
-from engine.speculation.heads_medusa import MedusaHeads
+from bench.lib.random_model import SHAPE_100M
+from bench.speculation.grown_model import grow, grow_heads
+from cluster.models.models import demo_path
+from engine.batching.attention_metadata import decode_groups
+from engine.batching.batch import View
+from engine.model.decoder import Model
+from engine.speculation.proposers.eagle_heads import EagleHead
+from engine.speculation.proposers.medusa import MedusaHeads
 from tests.engine.conftest import load_model
 from tests.engine.heads import medusa_state, random_state, write
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.grown_model import grow
-from bench.random_model import SHAPE_100M
-from cluster.models import demo_path
+from bench.lib.random_model import SHAPE_100M
+from bench.speculation.grown_model import grow
+from cluster.models.models import demo_path
 from decode_worker.policy import plan
-from engine.core import Engine, EngineConfig
-from engine.model import Model
+from engine.execution.engine import Engine, EngineConfig
+from engine.model.decoder import Model
 from tests.engine.conftest import drain, load_model, request
 from tests.gpu.reference import logits_of
 

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-import msgspec
+from math import inf
 
-from bench.interference import UNSPLIT, Bench, Plan, Subject, pool
-from bench.mixed_load import Goal, Mix, Seen, arrivals, figures
-from cluster.models import demo_path
+from bench.interference import (
+    UNSPLIT,
+    InterferenceBenchmark,
+    InterferencePlan,
+    PromptMix,
+    Subject,
+    arrivals,
+    running_pool,
+    summarize,
+)
+from bench.lib.http_load import Objective, StreamTiming
+from cluster.models.models import demo_path
 
 
 def test_every_fourth_request_is_long() -> None:
-    load = arrivals(Mix(short=5, long=50, output=3), rate=10.0, count=400, seed=1, model="m")
-    sizes = [len(msgspec.json.decode(due.body)["prompt"]) for due in load]
-    assert sizes == [5, 5, 5, 50] * 100
-    assert [due.long for due in load[:4]] == [False, False, False, True]
+    mix = PromptMix(short=5, long=50, output=3)
+    load = arrivals(mix, rate=10.0, count=400, seed=1)
+    assert [len(a.prompt) for a in load] == [5, 5, 5, 50] * 100
     assert 32.0 < load[-1].at < 48.0  # 400 at 10 per second, give or take four deviations
-    again = arrivals(Mix(short=5, long=50, output=3), rate=10.0, count=400, seed=1, model="m")
-    assert again == load
+    assert arrivals(mix, rate=10.0, count=400, seed=1) == load
 
 
 def test_only_what_meets_both_objectives_is_good() -> None:
-    good = Seen(False, True, 0.1, 0.01, [0.01] * 98)
-    slow = Seen(True, True, 0.1, 0.03, [0.02, 0.5])
-    late = Seen(True, True, 2.0, 0.01, [])
-    lost = Seen(False, False, float("inf"), float("inf"), [])
-    f = figures([good, slow, late, lost], 2.0, Goal(ttft=1.0, tpot=0.02))
-    assert (f.goodput, f.answered) == (0.5, 1.5)
-    assert (f.itl_p50, f.itl_p99) == (0.01, 0.5)
-    assert f.ttft_p99 == float("inf")
+    good = StreamTiming(0.0, 200, 1.0, 0.1, 0.01, (0.01,) * 98)
+    slow = StreamTiming(0.0, 200, 1.0, 0.1, 0.03, (0.02, 0.5))
+    late = StreamTiming(0.0, 200, 3.0, 2.0, 0.01)
+    lost = StreamTiming(0.0, 0, 1.0)
+    s = summarize([good, slow, late, lost], 2.0, Objective(ttft_s=1.0, tpot_s=0.02))
+    assert (s.goodput, s.answered) == (0.5, 1.5)
+    assert (s.itl_p50, s.itl_p99) == (0.01, 0.5)
+    assert s.ttft_p99 == inf
 
 
 async def test_a_pool_that_does_not_split_answers() -> None:
-    bench = Bench(Subject("demo", demo_path(), Mix(16, 64, 4)), Plan((), (), (), 1, 8, 1))
-    goal = Goal(10.0, 1.0)
-    async with pool(bench.subject, UNSPLIT, 32, goal) as running:
-        found = await bench.segment(running.url, bench.load(20.0), goal)
+    subject = Subject("demo", demo_path(), PromptMix(16, 64, 4))
+    bench = InterferenceBenchmark(subject, InterferencePlan((), (), (), 1, 8, 1))
+    objective = Objective(10.0, 1.0)
+    async with running_pool(bench.subject, UNSPLIT, 32, objective) as pool:
+        found = await bench.segment(pool.url, bench.load(20.0), objective)
     assert found.goodput == found.answered > 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.mooncake import CONTEXT, LEAST_OUTPUT, SCALE, TraceRequest, read_trace, sample, scaled
-from protocol.blocks import BLOCK_TOKENS
+from bench.routing_policies import CONTEXT, LEAST_OUTPUT, SCALE, sample, scaled
+from cluster.workloads.traces import TraceRequest, read_trace
+from protocol.block_keys import BLOCK_TOKENS
 
 LINES = [
     {"timestamp": 0, "input_length": 1300, "output_length": 160, "hash_ids": [0, 1, 2]},
@@ -38,8 +39,8 @@ def test_conversations_are_sampled_whole_and_in_order(tmp_path: Path) -> None:
     whole = trace(tmp_path)
     for seed in range(8):
         chosen = sample(whole, 3, seed)
-        turns = [r for r in chosen if r.hash_ids[1] == 1]
+        turns = [r for r in chosen if r.blocks[1] == 1]
         assert len(turns) in (0, 3)
-        assert [r.timestamp for r in chosen] == sorted(r.timestamp for r in chosen)
+        assert [r.at for r in chosen] == sorted(r.at for r in chosen)
     assert sample(whole, 4, 1) == whole
     assert sample(whole, 4, 1) == sample(whole, 4, 1)

@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.paced import VARIABLE, Device, Lateness, PacedTimer, Tally, declared, lateness, own_tally
-from engine.step_time import Coefficients, StepTimeModel, Work
+from bench.lib.paced import (
+    VARIABLE,
+    Device,
+    Lateness,
+    LatenessFile,
+    PacedTimer,
+    declared,
+    lateness,
+    open_lateness_file,
+)
+from engine.scheduling.step_time import Coefficients, StepTimeModel, Work
 
 DEVICE = Coefficients(0.03, 3e-3, 2e-6, 1e-3, 1e-7)
 FOUR = Work(4, 1000)
@@ -92,9 +101,12 @@ def test_the_engines_model_learns_the_declared_device() -> None:
 def test_tallies_of_all_engines_are_added_up_and_late_is_beyond_the_tolerance(
     tmp_path: Path,
 ) -> None:
-    for tally in (own_tally(tmp_path), Tally(tmp_path / "another.tally")):
+    for lateness_file in (
+        open_lateness_file(tmp_path),
+        LatenessFile(tmp_path / "another.lateness"),
+    ):
         for took in (0.1, 0.104, 0.15):
-            tally.step(0.1, took)
+            lateness_file.step(0.1, took)
     found = lateness(tmp_path)
     assert found == pytest.approx(Lateness(6, 2, 0.6, 2 * 0.054))
     assert found.late_share == pytest.approx(1 / 3)

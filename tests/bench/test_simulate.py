@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from bench.autoscale_phases import Phase, arrivals
-from bench.open_loop import Answer, Objective
-from bench.simulate import rows
-from bench.simulate_fit import Fit, Known, Segment, on_paper
-from router.step_model import StepModel
+from bench.lib.http_load import Objective, StreamTiming
+from bench.simulator.accuracy import TrafficPhase, arrivals, rows
+from bench.simulator.fit import ClusterConstants, StepTimeFit, TrafficSegment, simulated_times
+from router.placement.step_model import StepModel
 
-KNOWN = Known(
+KNOWN = ClusterConstants(
     StepModel(0.05, 4e-3, 2e-6, 1e-3, 1e-7), 2, 2, 256, 20, 32768, 4096.0, Objective(2.0, 0.1)
 )
-TRUTH = Fit(decode=1.15, prompt=1.05, path_s=0.03)
-KINDS = (Phase("prompts", 5.0, 1.8, 600, 16), Phase("answers", 5.0, 2.2, 128, 30))
+TRUTH = StepTimeFit(decode=1.15, prompt=1.05, path_s=0.03)
+KINDS = (TrafficPhase("prompts", 5.0, 1.8, 600, 16), TrafficPhase("answers", 5.0, 2.2, 128, 30))
 
 
-def segment(phase: Phase, seed: int) -> Segment:
+def segment(phase: TrafficPhase, seed: int) -> TrafficSegment:
     """As a cluster would answer that is as ``TRUTH`` says."""
-    sent = arrivals([phase], seed)
-    times = on_paper(Segment(phase.name, sent, ()), KNOWN, TRUTH)
-    answers = [Answer(a.at, 200, 9.0, *t) for a, t in zip(sent, times, strict=True)]
-    return Segment(phase.name, sent, answers)
+    sent = arrivals(phase, seed)
+    times = simulated_times(TrafficSegment(phase.name, sent, ()), KNOWN, TRUTH)
+    answers = [StreamTiming(a.at, 200, 9.0, *t) for a, t in zip(sent, times, strict=True)]
+    return TrafficSegment(phase.name, sent, answers)
 
 
 def test_what_was_fitted_to_some_segments_predicts_the_others() -> None:

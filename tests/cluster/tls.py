@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.ports import any_free
-from cluster.redis_server import EmbeddedRedis
+from cluster.local.ports import any_free
+from cluster.local.redis_server import EmbeddedRedis
 
 PASSWORD = "s3cr+t/p%w"
 QUOTED = "s3cr+t%2Fp%25w"

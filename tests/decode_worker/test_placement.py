@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decode_worker.placement import prefill_here
+from decode_worker.request import prefill_here
 
 
 def test_where_a_prompt_is_computed() -> None:

@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from setuptools import find_packages
+
 from tests.deploy.commands import ROOT, check_shell
 from tests.test_layout import MAY_IMPORT
 
@@ -32,7 +34,8 @@ def test_every_package_is_installed() -> None:
         for package in PRODUCT
         for path in (ROOT / package).rglob("__init__.py")
     }
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
+    include = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert set(find_packages(str(ROOT), include=include)) == found
 
 
 def test_nothing_else_goes_into_the_image() -> None:

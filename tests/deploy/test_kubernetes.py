@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.init import init
-from cluster.kinds import KINDS, resource
+from cluster.credentials.init import init
+from cluster.serve.replica_kinds import KINDS, resource
 from tests.deploy.commands import DEPLOY, ROOT, baton_calls, check_baton, check_ray_start
 
 PATH = DEPLOY / "kuberay.yaml"

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from cluster.init import init
-from cluster.kinds import KINDS, resource
+from cluster.credentials.init import init
+from cluster.serve.replica_kinds import KINDS, resource
 from tests.deploy.commands import (
     DEPLOY,
     ROOT,

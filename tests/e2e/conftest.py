@@ -11,7 +11,7 @@ import pytest
 from bench.lib.local_cluster import LocalCluster
 from bench.lib.oracle import BUSY_ROUTER, EXACT, Oracle
 from bench.lib.standalone import Standalone
-from protocol.directory import Directory, WorkerRecord, connect
+from protocol.registry.directory import Directory, WorkerRecord, connect
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def oracle() -> Oracle:
 
 async def workers(cluster: LocalCluster) -> list[WorkerRecord]:
     """What the directory says now."""
-    client = connect(f"unix://{Path(cluster.state.run_dir) / 'redis.sock'}")
+    client = connect(f"unix://{Path(cluster.local.run_state.run_dir) / 'redis.sock'}")
     try:
         return await Directory(client, "default").workers()
     finally:

@@ -12,11 +12,11 @@ from typing import Any
 
 import aiohttp
 
+from cluster.cli.monitoring import Wanted, watched
+from cluster.local.ports import any_free
 from cluster.monitoring.alerts import alerts
-from cluster.monitoring.command import Wanted, watched
-from cluster.monitoring.windows import Windows
-from cluster.monitoring.write import Rules, write_prometheus
-from cluster.ports import any_free
+from cluster.monitoring.files import Rules, write_prometheus
+from cluster.monitoring.rules import Windows
 from tests.e2e.watched_pool import KEY, WatchedPool
 from tests.system import program
 

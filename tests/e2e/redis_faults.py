@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 from bench.lib.standalone import Standalone
-from protocol.directory import connect
+from protocol.registry.directory import connect
 
 Fault: TypeAlias = Callable[[Standalone], Coroutine[Any, Any, None]]
 

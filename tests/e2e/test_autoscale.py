@@ -17,7 +17,7 @@ from bench.lib.oracle import Oracle
 from cluster.sizing.decision import Record, from_line
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Counts
-from protocol.directory import WorkerRecord
+from protocol.registry.directory import WorkerRecord
 from tests.e2e.conftest import workers
 from tests.e2e.up.test_cluster import as_request, body, http, prompts, stream
 

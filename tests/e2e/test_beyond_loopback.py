@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from bench.lib.local_cluster import LocalCluster, local_cluster
-from cluster import certs
+from cluster.credentials import certificates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(180)]
 
@@ -36,7 +36,7 @@ class Open(NamedTuple):
 @pytest.fixture(scope="module")
 def everybody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     folder = tmp_path_factory.mktemp("tls")
-    certs.init(folder, [])
+    certificates.init(folder, [])
     keys = folder / "keys.yaml"
     keys.write_text(f"{KEY}: acme\n")
     keys.chmod(0o600)

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 
 from bench.lib.oracle import EXACT
 from bench.lib.standalone import Standalone
-from protocol.directory import RedisError
+from protocol.registry.directory import RedisError
 from tests.e2e.asking import (
     Asker,
     Sent,

@@ -30,8 +30,8 @@ from bench.lib.oracle import (
 )
 from bench.lib.report import percentile
 from bench.lib.standalone import Standalone
-from protocol.directory import WorkerRecord
-from protocol.request import Request
+from protocol.registry.directory import WorkerRecord
+from protocol.requests import Request
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(150)]
 

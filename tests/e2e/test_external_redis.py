@@ -19,7 +19,7 @@ import pytest
 
 from bench.lib.oracle import EXACT
 from bench.lib.standalone import Standalone
-from cluster.ports import any_free
+from cluster.local.ports import any_free
 from tests.cluster.tls import PASSWORD, QUOTED, TcpRedis, certificate, tls_in_front
 from tests.e2e.asking import Asker, cached, prompt
 
@@ -69,7 +69,7 @@ async def test_a_redis_with_a_password_behind_tls(pool: Standalone, tmp_path: Pa
 def test_a_url_that_is_none_is_not_repeated(command: tuple[str, ...], tmp_path: Path) -> None:
     """As a password with a slash makes it."""
     ended = subprocess.run(
-        [sys.executable, "-m", "cluster.cli", *command],
+        [sys.executable, "-m", "cluster.cli.main", *command],
         env={
             **os.environ,
             **{"BATON_TOKEN": "t", "BATON_SECRET": "ab" * 16, "BATON_HOME": str(tmp_path)},

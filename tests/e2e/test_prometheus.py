@@ -18,7 +18,7 @@ import aiohttp
 import psutil
 import pytest
 
-from cluster.monitoring.windows import seconds
+from cluster.monitoring.rules import seconds
 from tests.e2e.prometheus_queries import marks, panels, rules
 from tests.e2e.prometheus_server import Prometheus, Watch, every_alert, prometheus
 from tests.e2e.watched_pool import STRICT, WELL, WatchedPool, load
@@ -40,7 +40,7 @@ ENDS = {("BatonCertificateEnds", "ticket"), ("BatonCertificateEnds", "page")}
 
 def engine_of(pool: WatchedPool, worker: int) -> psutil.Process:
     children = psutil.Process(pool.workers[worker].pid).children(recursive=True)
-    return next(p for p in children if "cluster.engine_main" in p.cmdline())
+    return next(p for p in children if "cluster.worker.engine_main" in p.cmdline())
 
 
 async def counts(server: Prometheus, expr: str, least: float, within_s: float = 60.0) -> None:

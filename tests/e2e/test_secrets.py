@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from bench.lib.standalone import Standalone
-from cluster.settings import WorkerSettings
-from protocol import auth
-from protocol import wire_pb2_grpc as rpc
+from cluster.settings.worker_settings import WorkerSettings
+from protocol.security import cluster_token
+from protocol.wire import wire_pb2_grpc as rpc
 from router.settings import RouterSettings
 from tests.cluster.tls import PASSWORD, QUOTED, TcpRedis
 
@@ -76,7 +76,9 @@ async def _asked(pool: Standalone) -> str:
 
 async def _refused(endpoint: str) -> str:
     async with grpc.aio.insecure_channel(endpoint) as channel:
-        call = rpc.PrefillStub(channel).Run(metadata=auth.metadata("nearly the token"), timeout=5)
+        call = rpc.PrefillStub(channel).Run(
+            metadata=cluster_token.metadata("nearly the token"), timeout=5
+        )
         await call.done_writing()
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
         return str(await call.details())
@@ -115,7 +117,7 @@ def test_mistakes_in_secrets_are_named_and_not_repeated(changes: dict[str, str])
         "BATON_REDIS_URL": f"redis://:{QUOTED}@127.0.0.1:1/0",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "router", "--port", "1"],
+        [sys.executable, "-m", "cluster.cli.main", "router", "--port", "1"],
         env=os.environ | good | changes,
         capture_output=True,
         text=True,

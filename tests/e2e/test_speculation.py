@@ -17,8 +17,8 @@ from aiohttp import ClientTimeout
 
 from bench.lib.oracle import BUSY_ROUTER, EXACT, Oracle
 from bench.lib.standalone import Standalone
-from protocol.request import Request, Sampling
-from router.overview.figures import Page, gauge, parse
+from protocol.requests import Request, Sampling
+from router.overview.prometheus_text import Page, gauge, parse
 from tests.e2e.asking import prompt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -103,7 +103,7 @@ async def pages(pool: Mixed) -> dict[str, Page]:
 
 
 def status(pool: Mixed) -> dict[str, Any]:
-    command = [sys.executable, "-m", "cluster.cli", "status", "--json", "--url", pool.url]
+    command = [sys.executable, "-m", "cluster.cli.main", "status", "--json", "--url", pool.url]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return dict(json.loads(run.stdout))
 

@@ -21,12 +21,12 @@ import aiohttp
 
 from bench.lib.oracle import BUSY_ROUTER
 from bench.lib.standalone import Standalone
-from cluster import certs
-from cluster.autoscale.lend import set_role
+from cluster.autoscale.loans import set_role
 from cluster.config.schema import Config
+from cluster.credentials import certificates
+from protocol.endpoints.grpc_endpoints import Security
 from protocol.errors import Unavailable
-from protocol.security import Security
-from protocol.tls import TlsFiles
+from protocol.security.tls import TlsFiles
 
 NAME = "baton.cluster"
 KEY = "sk-of-whoever-asks"
@@ -117,11 +117,11 @@ class WatchedPool(Standalone):
     def urls(self) -> list[str]:
         return [f"https://{self.host}:{port}" for port in self._ports]
 
-    def _router(self, port: int) -> subprocess.Popen[bytes]:
-        options = [*self._router_options]
-        if port == self._ports[STRICT]:
+    def _router(self, i: int) -> subprocess.Popen[bytes]:
+        options = [*self._router_options[i]]
+        if i == STRICT:
             options += ["--ttft-slo-ms", "1", "--tpot-slo-ms", "1", "--max-requests", "1"]
-        return self._baton("router", "--port", str(port), *options)
+        return self._baton("router", "--port", str(self._ports[i]), *options)
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -162,11 +162,11 @@ async def _attached(session: aiohttp.ClientSession, url: str) -> int:
 
 def _certificates(folder: Path, host: str) -> dict[str, str]:
     """For the pool's name and host, by their keys in the configuration; they end in a day."""
-    days, certs.NODE_DAYS = certs.NODE_DAYS, 1
+    days, certificates.NODE_DAYS = certificates.NODE_DAYS, 1
     try:
-        certs.init(folder, [NAME, host])
+        certificates.init(folder, [NAME, host])
     finally:
-        certs.NODE_DAYS = days
+        certificates.NODE_DAYS = days
     files = {"ca": "ca.pem", "cert": f"{NAME}.pem", "key": f"{NAME}.key"}
     return {name: str(folder / file) for name, file in files.items()}
 

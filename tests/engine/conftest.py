@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from decode_worker.policy import plan
-from engine.checkpoint import load_config
-from engine.config import ModelConfig
-from engine.core import Engine, EngineConfig
-from engine.model import Model
-from engine.weights import load_weights
-from protocol.request import Request, Sampling
+from engine.execution.engine import Engine, EngineConfig
+from engine.model.decoder import Model
+from engine.model.weights import load_weights
+from engine.model_config.checkpoint import load_config
+from engine.model_config.config import ModelConfig
+from protocol.requests import Request, Sampling
 from tests.engine.families import save
 
 ROOT = bytes(16)

@@ -9,14 +9,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.grammar.masks import Barred
-from engine.sampling.draft_rows import DraftRows
-from engine.sampling.draw import Drawer
-from engine.sampling.table import SamplingTable
-from engine.sequence import Phase
-from engine.sequence import Sequence as Running
-from protocol.logprobs import Logprobs
-from protocol.request import Request, Sampling
+from engine.sampling.drawer import DraftRows, Drawer
+from engine.sampling.sampling_table import SamplingTable
+from engine.scheduling.sequence import Phase
+from engine.scheduling.sequence import Sequence as Running
+from engine.structured_output.masks import Barred
+from protocol.requests import Logprobs, Request, Sampling
 from tests.engine.sampling import EOS, options
 
 VOCAB = 150

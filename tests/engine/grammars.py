@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from engine.core import Engine
-from engine.grammar.compiler import read_tokenizer
-from engine.grammar.masks import Masker, forbidden
-from engine.grammar.matcher import Matcher
-from protocol.request import Request
+from engine.execution.engine import Engine
+from engine.structured_output.compiler import read_tokenizer
+from engine.structured_output.masks import Masker, forbidden
+from engine.structured_output.matcher import Matcher
+from protocol.requests import Request
 
 MERGES = [('"', ":"), (",", '"'), ("t", "r"), ("u", "e"), ("tr", "ue"), ("}", "}"), ("1", "2")]
-SPECIAL = ["<unk>", "<bos>", "<eos>"]  # the end is token 2, as in tests/engine/families.py
+SPECIAL = [
+    "<unk>",
+    "<bos>",
+    "<eos>",
+]  # the end is token 2, as in tests/engine/model_config/families.py
 
 
 def save_tokenizer(folder: Path) -> Path:

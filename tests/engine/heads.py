@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.model import Model
+from engine.model.decoder import Model
 from tests.engine.families import SIZES
 
 State = dict[str, Tensor]

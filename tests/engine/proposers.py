@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from engine.sequence import Sequence as Running
+from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.drafts import ROOT, Drafts
-from engine.speculation.proposer import Advance
+from engine.speculation.proposers.proposer import Advance
 
 Text = Callable[[Running], Sequence[int]]
 """All tokens of a sequence, prompt and output, as it will turn out to be."""

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.sampling.sampling_table import SamplingTable
 from engine.sampling.selection import Selection, select
-from engine.sampling.table import SamplingTable
-from engine.sequence import Phase
-from engine.sequence import Sequence as Running
-from protocol.request import Request, Sampling
+from engine.scheduling.sequence import Phase
+from engine.scheduling.sequence import Sequence as Running
+from protocol.requests import Request, Sampling
 
 EOS = 2
 Row = NDArray[np.float64]

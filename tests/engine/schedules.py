@@ -19,9 +19,9 @@ import msgspec
 from hypothesis import strategies as st
 
 from decode_worker.policy import plan
-from engine.core import Engine, EngineConfig
-from engine.model import Model
-from protocol.request import Request
+from engine.execution.engine import Engine, EngineConfig
+from engine.model.decoder import Model
+from protocol.requests import Request
 from tests.engine.conftest import drain, request
 
 POOL = 40

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from decode_worker.policy import plan
-from engine.core import Engine, EngineConfig
-from engine.model import Model
-from engine.sequence import Sequence as Running
-from engine.sequence import blocks_for
-from engine.speculation.lengths import EveryStep, Lengths, Outcome
-from engine.speculation.proposer import Proposer
-from engine.speculation.speculator import Speculator
-from engine.step_plan import StepPlan
-from engine.stepper import TokenOut
-from protocol.request import Request
+from engine.execution.engine import Engine, EngineConfig
+from engine.execution.stepper import TokenOut
+from engine.model.decoder import Model
+from engine.scheduling.sequence import Sequence as Running
+from engine.scheduling.sequence import blocks_for
+from engine.scheduling.step_policy import StepPlan
+from engine.speculation.control.draft_lengths import EveryStep, Lengths, Outcome
+from engine.speculation.control.speculator import Speculator
+from engine.speculation.proposers.proposer import Proposer
+from protocol.requests import Request
 from tests.engine.conftest import request
 from tests.engine.grammars import Constrained, regex, schema
 from tests.engine.schedules import POOL, Lives, Schedule

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.rows import padded_rows
-from engine.sequence import Phase, Sequence
-from engine.speculation.lengths import Lengths, Outcome
-from protocol.request import Request
-from protocol.sampling import Sampling
+from engine.model_config.config import padded_rows
+from engine.scheduling.sequence import Phase, Sequence
+from engine.speculation.control.draft_lengths import Lengths, Outcome
+from protocol.requests import Request
+from protocol.sampling_params import Sampling
 
 Acceptance = Callable[[Sequence, int], float]
 """Of a sequence's nodes, each once its parent is, at a step."""

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.core import Engine
-from engine.kv_format import Codec
-from engine.loading import warm_up
-from engine.pieces import Piece
-from protocol.blocks import KEY_BYTES, block_keys
+from engine.execution.engine import Engine
+from engine.execution.loading import warm_up
+from engine.kv_cache.kv_format import Codec, Piece
+from protocol.block_keys import KEY_BYTES, block_keys
 from tests.engine.conftest import ROOT, drain, request
 
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineClient
-from engine.session import Session
-from engine.spec import EngineSpec
+from engine.ipc.spec import EngineSpec
+from engine.process.client import EngineClient
+from engine.process.session import Session
 
 ENGINE = """
 import os, socket, sys, time
 from pathlib import Path
 import msgspec
-from engine import messages as m
-from engine.channel import Closed, EngineChannel
-from engine.kv_format import KVFormat
-from engine.spec import EngineSpec
+from engine.ipc import messages as m
+from engine.ipc.channel import Closed, EngineChannel
+from engine.kv_cache.kv_format import KVFormat
+from engine.ipc.spec import EngineSpec
 
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineSpec)
 kv = KVFormat(

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits
 
 from decode_worker.policy import plan
-from engine.core import Engine, EngineConfig
-from engine.grammar.matcher import Matcher
-from engine.model import Model
-from engine.stepper import TokenOut
+from engine.execution.engine import Engine, EngineConfig
+from engine.execution.stepper import TokenOut
+from engine.model.decoder import Model
+from engine.structured_output.matcher import Matcher
 from protocol.errors import InvalidRequest
-from protocol.request import Finish, Request
+from protocol.requests import Finish, Request
 from tests.engine.conftest import drain, load_model, request
 from tests.engine.families import save
 from tests.engine.grammars import Constrained, regex, save_tokenizer, schema, schemas

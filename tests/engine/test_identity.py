@@ -6,11 +6,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from engine.core import Engine
-from engine.kv_format import Codec
-from engine.model import Model
-from engine.pieces import cut
-from protocol.request import Request
+from engine.execution.engine import Engine
+from engine.kv_cache.kv_format import Codec, cut
+from engine.model.decoder import Model
+from protocol.requests import Request
 from tests.engine.conftest import drain, load_model
 from tests.engine.families import save
 from tests.engine.schedules import Arrival, Lives, Schedule, schedules

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from decode_worker.policy import plan
-from engine.core import Engine, EngineConfig
-from engine.model import Model
-from engine.reports import tokens_of
-from engine.stepper import TokenOut
-from protocol.logprobs import Logprobs
+from engine.execution.engine import Engine, EngineConfig
+from engine.execution.stepper import TokenOut
+from engine.model.decoder import Model
+from engine.process.server import tokens_of
+from protocol.requests import Logprobs
 from tests.engine.conftest import request
 
 Make = Callable[..., Engine]

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.core import Engine
-from engine.kv_format import Codec
-from engine.pieces import cut
-from engine.sequence import Phase
+from engine.execution.engine import Engine
+from engine.kv_cache.kv_format import Codec, cut
+from engine.scheduling.sequence import Phase
 from protocol.errors import InvalidRequest
-from protocol.logprobs import Logprobs
-from protocol.request import Finish, Request
+from protocol.requests import Finish, Logprobs, Request
 from tests.engine.conftest import drain, request
 from tests.engine.sampling import EOS
 

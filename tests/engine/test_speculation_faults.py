@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model import Model
-from engine.sequence import Phase
-from engine.sequence import Sequence as Running
+from engine.model.decoder import Model
+from engine.scheduling.sequence import Phase
+from engine.scheduling.sequence import Sequence as Running
+from engine.speculation.control.draft_lengths import FixedLength, Outcome
+from engine.speculation.control.speculator import Speculator
 from engine.speculation.drafts import Drafts
-from engine.speculation.lengths import FixedLength, Outcome
-from engine.speculation.proposer import Advance, Proposer
-from engine.speculation.speculator import Speculator
+from engine.speculation.proposers.proposer import Advance, Proposer
 from tests.engine.conftest import drain, request
 from tests.engine.proposers import RandomDraft
 from tests.engine.schedules import Arrival, Schedule

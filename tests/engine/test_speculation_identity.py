@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.core import Engine
-from engine.model import Model
-from engine.speculation.draft_model import load_draft
-from engine.speculation.eagle import Eagle
-from engine.speculation.medusa import Medusa
-from engine.speculation.ngram import NGram
-from engine.speculation.proposer import Proposer
+from engine.execution.engine import Engine
+from engine.model.decoder import Model
+from engine.speculation.proposers.draft_model import load_draft
+from engine.speculation.proposers.eagle import Eagle
+from engine.speculation.proposers.medusa import Medusa
+from engine.speculation.proposers.ngram import NGram
+from engine.speculation.proposers.proposer import Proposer
 from tests.engine.conftest import load_model
 from tests.engine.families import save
 from tests.engine.grammars import save_tokenizer

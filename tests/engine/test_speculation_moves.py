@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from decode_worker import policy as decode_policy
-from engine.model import Model
-from engine.speculation.draft_model import load_draft
-from engine.speculation.lengths import FixedLength
+from engine.model.decoder import Model
+from engine.speculation.control.draft_lengths import FixedLength
+from engine.speculation.proposers.draft_model import load_draft
 from prefill_worker import policy as prefill_policy
-from protocol.request import Request
+from protocol.requests import Request
 from tests.engine.conftest import request
 from tests.engine.proposers import Oracle, RandomDraft
 from tests.engine.sampling import p_value

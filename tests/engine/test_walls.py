@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from bench.lib.random_model import SHAPE_100M
-from cluster.engine_main import POLICIES
-from cluster.models import demo_path
-from cluster.walls import Machine, Sample, walls
-from engine.ceilings import ceilings
-from engine.checkpoint import load_config
-from engine.core import Engine, EngineConfig
-from engine.counters import Counters, SpecFigures
-from engine.meter import Meter
-from engine.model import Model
-from engine.spec import Ceilings
-from engine.weights import random_weights
-from protocol.request import Request
-from protocol.sampling import Sampling
-from protocol.walls import Walls
+from cluster.models.models import demo_path
+from cluster.worker.engine_main import POLICIES
+from cluster.worker.utilisation import Machine, Sample, walls
+from engine.execution.engine import Engine, EngineConfig
+from engine.execution.machine_costs import ceilings
+from engine.ipc.counters import Counters, SpecFigures
+from engine.ipc.spec import Ceilings
+from engine.model.decoder import Model
+from engine.model.weights import random_weights
+from engine.model_config.checkpoint import load_config
+from engine.process.meter import Meter
+from protocol.registry.worker_utilisation import Walls
+from protocol.requests import Request
+from protocol.sampling_params import Sampling
 from router.walls.binding import binding
 
 CPU = torch.device("cpu")

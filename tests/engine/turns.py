@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from decode_worker.policy import plan
-from engine.block_manager import BlockManager
-from engine.scheduler import Scheduler
-from engine.sequence import Phase, Sequence
-from engine.step_plan import StepPlan, StepPlanner
-from engine.step_time import StepTimeModel
-from protocol.blocks import BLOCK_TOKENS
-from protocol.request import Request, Sampling
+from engine.kv_cache.block_manager import BlockManager
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Phase, Sequence
+from engine.scheduling.step_policy import StepPlan, StepPlanner
+from engine.scheduling.step_time import StepTimeModel
+from protocol.block_keys import BLOCK_TOKENS
+from protocol.requests import Request, Sampling
 
 ROOT = bytes(16)
 

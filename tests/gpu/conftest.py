@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.families import parse_config
-from engine.layers import assemble
-from engine.model import Model
+from engine.model.decoder import Model
+from engine.model.layers import assemble
+from engine.model_config.families import parse_config
 
 POSITIONS = 512
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, View
-from engine.kv_format import Precision
-from engine.kv_pool import make_pool
-from engine.model import Model
-from engine.reach import chunk_reach
+from engine.batching.attention_metadata import chunk_reach
+from engine.batching.batch import Batch, View
+from engine.kv_cache.kv_format import Precision
+from engine.kv_cache.kv_pool import make_pool
+from engine.model.decoder import Model
 from engine.sampling.noise import gumbel, row_key
-from engine.sequence import blocks_for
-from protocol.blocks import BLOCK_TOKENS
-from protocol.request import Sampling
+from engine.scheduling.sequence import blocks_for
+from protocol.block_keys import BLOCK_TOKENS
+from protocol.requests import Sampling
 
 EPSILON = {
     (torch.float32, "exact"): 1e-3,

@@ -6,8 +6,8 @@ import time
 
 import torch
 
-from engine.ceilings import ceilings
-from engine.spec import Ceilings
+from engine.execution.machine_costs import ceilings
+from engine.ipc.spec import Ceilings
 
 
 def test_ceilings_are_those_of_such_a_device(device: str) -> None:

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from decode_worker.policy import plan
-from engine.core import Engine, EngineConfig
-from engine.kv_format import Codec, Precision
-from engine.pieces import cut
-from protocol.blocks import BLOCK_TOKENS
-from protocol.request import Request
+from engine.execution.engine import Engine, EngineConfig
+from engine.kv_cache.kv_format import Codec, Precision, cut
+from protocol.block_keys import BLOCK_TOKENS
+from protocol.requests import Request
 from tests.engine.conftest import drain, request
 from tests.gpu.conftest import FAMILIES, model_of
 from tests.gpu.reference import EPSILON, assert_within, logits_of, shortfall

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from engine.core import Engine
-from engine.kv_format import Precision
-from engine.sequence import Sequence as Running
-from engine.speculation.lengths import FixedLength
-from engine.speculation.ngram import NGram
-from engine.speculation.proposer import Proposer
-from engine.speculation.speculator import Speculator
-from protocol.request import Request
+from engine.execution.engine import Engine
+from engine.kv_cache.kv_format import Precision
+from engine.scheduling.sequence import Sequence as Running
+from engine.speculation.control.draft_lengths import FixedLength
+from engine.speculation.control.speculator import Speculator
+from engine.speculation.proposers.ngram import NGram
+from engine.speculation.proposers.proposer import Proposer
+from protocol.requests import Request
 from tests.engine.conftest import request
 from tests.engine.proposers import Oracle, RandomDraft
 from tests.engine.speculating import AnyLengths

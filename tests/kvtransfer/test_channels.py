@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtransfer.channels import IDLE_S, Channels
+from kvtransfer.prefill_channels import IDLE_S, Channels
 
 
 def test_one_for_each_endpoint_until_it_is_idle() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.pieces import Piece, cut
+from engine.kv_cache.kv_format import Piece, cut
 from kvtransfer.frames import HEADER_BYTES, Expectation, FrameHeader, pack, unpack
 from protocol.errors import TransferFailed
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.messages import Frame
-from engine.pieces import Piece
+from engine.ipc.messages import Frame
+from engine.kv_cache.kv_format import Piece
 from kvtransfer.frames import Expectation
-from kvtransfer.sink import KVSink, Pull
-from kvtransfer.source import KVSource
+from kvtransfer.receiver import KVSink, Pull
+from kvtransfer.sender import KVSource
 from protocol.errors import StartupError, TransferFailed
 
 TOKEN = "t" * 32

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtransfer.tails import LAST, LEAST_BYTES, Tails
+from kvtransfer.codec_choice import LAST, LEAST_BYTES, Tails
 
 
 class World:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.window import OPEN, START, Window
+from kvtransfer.inbound_transfer import OPEN, START, Window
 
 
 @given(total=st.integers(0, 40), data=st.data())

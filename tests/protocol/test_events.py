@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import MalformedEvents
-from protocol.events import (
+from protocol.kv_events import (
     ENTRY_KEYS,
     MARK,
     Change,

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.redis_server import EmbeddedRedis
-from protocol import wire_pb2 as pb
-from protocol.auth import check_bind
-from protocol.blocks import BLOCK_TOKENS, block_key, block_keys, cache_root
-from protocol.directory import (
+from cluster.local.redis_server import EmbeddedRedis
+from protocol.block_keys import BLOCK_TOKENS, block_key, block_keys, cache_root
+from protocol.errors import InvalidRequest, StartupError
+from protocol.registry.directory import (
     Directory,
     ModelInfo,
     RedisError,
@@ -21,8 +20,9 @@ from protocol.directory import (
     connect,
     new_instance_id,
 )
-from protocol.errors import InvalidRequest, StartupError
-from protocol.request import Request, Sampling, from_wire, to_wire
+from protocol.requests import Request, Sampling, from_wire, to_wire
+from protocol.security.cluster_token import check_bind
+from protocol.wire import wire_pb2 as pb
 
 ROOT = cache_root(b"secret", "tenant", "model", "exact")
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=4 * BLOCK_TOKENS)

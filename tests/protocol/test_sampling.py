@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from protocol import wire_pb2 as pb
 from protocol.errors import InvalidRequest
-from protocol.logprobs import Logprobs, logprobs_from_wire, logprobs_to_wire
-from protocol.request import Request, from_wire, to_wire
-from protocol.sampling import Sampling
+from protocol.requests import (
+    Logprobs,
+    Request,
+    from_wire,
+    logprobs_from_wire,
+    logprobs_to_wire,
+    to_wire,
+)
+from protocol.sampling_params import Sampling
+from protocol.wire import wire_pb2 as pb
 
 FULL: dict[str, Any] = {
     **{"temperature": 0.7, "seed": 2**62, "choice": 3, "max_tokens": 9, "min_tokens": 9},

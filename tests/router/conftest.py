@@ -15,8 +15,8 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from protocol.directory import ModelInfo, WorkerRecord
-from router.app import create_app
+from protocol.registry.directory import ModelInfo, WorkerRecord
+from router.http.app import create_app
 from router.settings import RouterSettings
 from tests.router.fake_worker import TOKEN, FakeWorker, Script, outputs
 

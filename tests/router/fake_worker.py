@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc.aio
 
-from protocol import wire_pb2 as pb
-from protocol.auth import AsyncTokenGuard
-from protocol.directory import ModelInfo, WorkerRecord, new_instance_id
-from protocol.wire_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
+from protocol.registry.directory import ModelInfo, WorkerRecord, new_instance_id
+from protocol.security.cluster_token import AsyncTokenGuard
+from protocol.wire import wire_pb2 as pb
+from protocol.wire.wire_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
 
 TOKEN = "test-token"
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from router.limits_connection import guarded
+from router.http.limits import guarded
 from tests.router.conftest import Cluster, until
 
 HOST = b"host: x\r\n"

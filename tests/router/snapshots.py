@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from router.snapshot import DecodeState, Network, Objectives, PrefillState, Query, Snapshot
-from router.step_model import StepModel
+from router.placement.snapshot import (
+    DecodeState,
+    Network,
+    Objectives,
+    PrefillState,
+    Query,
+    Snapshot,
+)
+from router.placement.step_model import StepModel
 
 GOALS = Objectives(2.0, 0.1)
 MODEL = StepModel(step=0.01, row=1e-4, kv_token=1e-7, prompt_token=1e-3, prompt_pair=0.0)

@@ -9,7 +9,7 @@ from router.settings import RouterSettings
 
 def test_the_router_runs_without_torch() -> None:
     code = (
-        "import sys, router.app\n"
+        "import sys, router.http.app\n"
         "bad = {'torch', 'transformers', 'ray', 'engine'} & set(sys.modules)\n"
         "assert not bad, bad"
     )

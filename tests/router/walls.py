@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.walls import Walls
+from protocol.registry.worker_utilisation import Walls
 
 
 def figures(**changes: Any) -> Walls:

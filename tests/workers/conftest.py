@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.redis_server import EmbeddedRedis
-from engine.core import Engine, EngineConfig
+from cluster.local.redis_server import EmbeddedRedis
+from engine.execution.engine import Engine, EngineConfig
 from prefill_worker.policy import plan
-from protocol.request import Request
+from protocol.requests import Request
 from tests.engine.conftest import drain, load_model
 from tests.engine.families import save
 

@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from cluster.redis_server import EmbeddedRedis
-from cluster.settings import WorkerSettings
-from cluster.worker import Worker
-from engine.spec import SpeculationSpec
-from protocol import auth
-from protocol import wire_pb2 as pb
-from protocol import wire_pb2_grpc as rpc
-from protocol.request import Request, to_wire
-from protocol.security import LOOPBACK, Security
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.settings.worker_settings import WorkerSettings
+from cluster.worker.worker import Worker
+from engine.ipc.spec import SpeculationSpec
+from protocol.endpoints.grpc_endpoints import LOOPBACK, Security
+from protocol.requests import Request, to_wire
+from protocol.security import cluster_token
+from protocol.wire import wire_pb2 as pb
+from protocol.wire import wire_pb2_grpc as rpc
 
 TOKEN = "t" * 32
 
@@ -106,7 +106,7 @@ class Client:
         self.draining = False
         self._names = itertools.count()
         self._channel = security.async_channel(decode.record().endpoint)
-        self._call = rpc.DecodeStub(self._channel).Attach(metadata=auth.metadata(TOKEN))
+        self._call = rpc.DecodeStub(self._channel).Attach(metadata=cluster_token.metadata(TOKEN))
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._reading = asyncio.create_task(self._read())
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from playwright.async_api import Page
 
-from engine.spec import SpeculationSpec
+from engine.ipc.spec import SpeculationSpec
 from tests.workers import watched
 from tests.workers.browser import PHONE, chromium, tab
 

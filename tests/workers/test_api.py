@@ -14,10 +14,10 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
-from cluster.models import demo_path
-from cluster.redis_server import EmbeddedRedis
-from protocol.request import Request, Sampling
-from router.app import create_app
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.models.models import demo_path
+from protocol.requests import Request, Sampling
+from router.http.app import create_app
 from router.settings import RouterSettings
 from tests.router.conftest import served, until
 from tests.workers.harness import TOKEN, Client, running, settings

@@ -9,13 +9,13 @@ import aiohttp
 from msgspec.structs import replace
 
 from cluster.autoscale.process import Autoscaler
-from cluster.autoscale.replicas import NoReplicas
-from cluster.autoscale.settings import AutoscalerSettings
-from cluster.redis_server import EmbeddedRedis
+from cluster.autoscale.replica_counts import NoReplicas
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.sizing.decision import Decision, Loan, from_line
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Snapshot
-from protocol.directory import Directory, connect
+from protocol.registry.directory import Directory, connect
 from tests.workers.harness import TOKEN, running, settings
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import redis.asyncio
 
-from cluster.redis_server import EmbeddedRedis
-from cluster.worker import Worker
-from protocol.blocks import block_keys
-from protocol.directory import connect
-from protocol.events import (
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.worker.worker import Worker
+from protocol.block_keys import block_keys
+from protocol.kv_events import (
     Kind,
     decode_fields,
     decode_snapshot,
@@ -24,7 +23,8 @@ from protocol.events import (
     split_keys,
     stream_key,
 )
-from protocol.request import Request
+from protocol.registry.directory import connect
+from protocol.requests import Request
 from tests.engine.conftest import ROOT, request
 from tests.workers.harness import attached, running, settings, until
 from tests.workers.test_handover import prompt

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cluster.redis_server import EmbeddedRedis
-from cluster.worker import Worker
-from engine.core import Engine, EngineConfig
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.worker.worker import Worker
+from engine.execution.engine import Engine, EngineConfig
 from prefill_worker.policy import plan
-from protocol import wire_pb2 as pb
-from protocol.request import Request
+from protocol.requests import Request
+from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import drain, load_model, request
 from tests.engine.families import save
 from tests.engine.grammars import Constrained, regex, save_tokenizer

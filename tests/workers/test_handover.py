@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest_asyncio
 
-from cluster.redis_server import EmbeddedRedis
-from cluster.worker import Worker
-from protocol import wire_pb2 as pb
-from protocol.request import Request
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.worker.worker import Worker
+from protocol.requests import Request
+from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import request
 from tests.workers.conftest import Oracle
 from tests.workers.harness import (

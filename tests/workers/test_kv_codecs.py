@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.redis_server import EmbeddedRedis
-from cluster.worker import Worker
-from engine.kv_format import Codec
-from kvtransfer.codecs import Traffic
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.worker.worker import Worker
+from engine.kv_cache.kv_format import Codec
+from kvtransfer.codec_choice import Traffic
 from kvtransfer.frames import HEADER_BYTES
-from protocol import wire_pb2 as pb
 from protocol.errors import StartupError
+from protocol.wire import wire_pb2 as pb
 from tests.workers.harness import attached, running, settings
 from tests.workers.test_handover import mixed
 

@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.redis_server import EmbeddedRedis
-from cluster.worker import Worker
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.worker.worker import Worker
 from protocol.errors import StartupError
-from protocol.request import Request
-from protocol.sampling import Sampling
+from protocol.requests import Request
+from protocol.sampling_params import Sampling
 from tests.workers.harness import attached, running, settings
 
 PROMPT = tuple(range(1, 101))

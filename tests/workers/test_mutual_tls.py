@@ -11,16 +11,16 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from cluster import certs
-from cluster.redis_server import EmbeddedRedis
-from cluster.worker import Worker
-from kvtransfer.source import PULL
-from protocol import auth
-from protocol import wire_pb2 as pb
-from protocol import wire_pb2_grpc as rpc
+from cluster.credentials import certificates
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.worker.worker import Worker
+from kvtransfer.sender import PULL
+from protocol.endpoints.grpc_endpoints import LOOPBACK, Security
 from protocol.errors import StartupError
-from protocol.security import LOOPBACK, Security
-from protocol.tls import TlsFiles
+from protocol.security import cluster_token
+from protocol.security.tls import TlsFiles
+from protocol.wire import wire_pb2 as pb
+from protocol.wire import wire_pb2_grpc as rpc
 from tests.engine.conftest import request
 from tests.workers.conftest import Oracle
 from tests.workers.harness import TOKEN, attached, free_again, running, settings
@@ -40,7 +40,7 @@ def node(folder: Path, name: str | None = NAME) -> TlsFiles:
 @pytest_asyncio.fixture(scope="module")
 async def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tls")
-    certs.init(made, [NAME])
+    certificates.init(made, [NAME])
     return made
 
 
@@ -78,7 +78,7 @@ async def test_who_is_turned_away(
     pair: tuple[Worker, Worker], folder: Path, tmp_path: Path
 ) -> None:
     p, _ = pair
-    certs.init(tmp_path / "other", [NAME])
+    certificates.init(tmp_path / "other", [NAME])
     mine, other = Security(node(folder)), Security(node(tmp_path / "other"))
     anonymous = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes())
     endpoint, kv_endpoint = p.record().endpoint, p.record().kv_endpoint
@@ -102,10 +102,10 @@ async def test_renewal_needs_no_restart(
     pair: tuple[Worker, Worker], folder: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All get certificates of a new CA, which nobody has met before."""
-    monkeypatch.setattr("protocol.tls.LOOK_S", 0.0)
+    monkeypatch.setattr("protocol.security.tls.LOOK_S", 0.0)
     p, d = pair
     old = Security(node(folder))
-    certs.init(folder / "new", [NAME])
+    certificates.init(folder / "new", [NAME])
     for name in ("ca.pem", f"{NAME}.pem", f"{NAME}.key"):
         (folder / "new" / name).replace(folder / name)
     assert old.version == 1
@@ -119,7 +119,7 @@ async def test_renewal_needs_no_restart(
 def test_workers_name_what_is_wrong(
     folder: Path, redis: EmbeddedRedis, model: Path, tmp_path: Path
 ) -> None:
-    certs.init(tmp_path, ["10.9.8.7"])
+    certificates.init(tmp_path, ["10.9.8.7"])
     paths = [str(tmp_path / name) for name in ("ca.pem", "10.9.8.7.pem", "10.9.8.7.key")]
     tls = TlsFiles(ca=paths[0], cert=paths[1], key=paths[2])
     with pytest.raises(StartupError, match="need TLS"):
@@ -136,7 +136,7 @@ async def _run(channel: grpc.Channel, token: str) -> grpc.StatusCode:
     def call() -> grpc.StatusCode:
         with channel:
             events = rpc.PrefillStub(channel).Run(
-                iter([pb.PrefillCall()]), metadata=auth.metadata(token), timeout=10
+                iter([pb.PrefillCall()]), metadata=cluster_token.metadata(token), timeout=10
             )
             return _end(events)
 
@@ -147,7 +147,7 @@ async def _pull(channel: grpc.Channel, token: str) -> grpc.StatusCode:
     def call() -> grpc.StatusCode:
         with channel:
             method: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PULL)
-            return _end(method(b"x" * 16, metadata=auth.metadata(token), timeout=10))
+            return _end(method(b"x" * 16, metadata=cluster_token.metadata(token), timeout=10))
 
     return await asyncio.to_thread(call)
 

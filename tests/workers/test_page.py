@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from cluster.ports import any_free
-from cluster.redis_server import EmbeddedRedis
+from cluster.local.ports import any_free
+from cluster.local.redis_server import EmbeddedRedis
 from tests.router.conftest import served
 from tests.system import needs
 from tests.workers import watched

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cluster.redis_server import EmbeddedRedis
-from cluster.worker import Worker
-from engine.kv_format import Codec
-from kvtransfer.codecs import Traffic
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.worker.worker import Worker
+from engine.kv_cache.kv_format import Codec
+from kvtransfer.codec_choice import Traffic
 from kvtransfer.frames import FrameHeader, pack
-from kvtransfer.prefillers import Prefillers
-from protocol import wire_pb2 as pb
-from protocol.request import Request, to_wire
+from kvtransfer.prefill_channels import Prefillers
+from protocol.requests import Request, to_wire
+from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import request
 from tests.workers.conftest import Oracle
 from tests.workers.harness import (
@@ -239,7 +239,7 @@ async def test_kv_that_is_not_finite_is_of_no_use(
             loop.call_soon_threadsafe(loop.call_later, 0.3, os.kill, pid, signal.SIGCONT)
         return pack(header, b"\xff" * len(payload))
 
-    monkeypatch.setattr("kvtransfer.source.pack", garbage)
+    monkeypatch.setattr("kvtransfer.sender.pack", garbage)
     for stop in (False, True):
         stops, r = [stop], request(f"handed over {stop}", prompt(150, 50 + stop))
         async with attached(d, p) as client:
@@ -283,7 +283,7 @@ async def test_source_that_stands_still(
                 await asyncio.sleep(0.02)
         await client.cancel("given up")
         await free_again(p)
-        monkeypatch.setattr("kvtransfer.fetch.START_S", 0.5)
+        monkeypatch.setattr("kvtransfer.peer_fetch.START_S", 0.5)
         client.candidates, client.fetch = [], source(d1)
         answer = await client.ask(turn)
     assert answer.tokens == oracle(turn)

@@ -14,12 +14,12 @@ import pytest
 import pytest_asyncio
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from cluster.autoscale.lend import Lent, set_role
-from cluster.redis_server import EmbeddedRedis
-from cluster.worker import Worker
-from protocol import wire_pb2 as pb
-from protocol.directory import WorkerRecord
-from protocol.security import LOOPBACK
+from cluster.autoscale.loans import Lent, set_role
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.worker.worker import Worker
+from protocol.endpoints.grpc_endpoints import LOOPBACK
+from protocol.registry.directory import WorkerRecord
+from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import request
 from tests.workers.conftest import Oracle
 from tests.workers.harness import TOKEN, attached, running, settings, until
@@ -109,7 +109,7 @@ async def test_streams_run_through_ten_changes(
     for number, text in said:
         assert text == quiet[number]
     assert sum(sum(w._roles.flips.values()) for w in trio.workers) == 2 * LOANS
-    moved = [r.getMessage() for r in caplog.records if r.name == "router.generate"]
+    moved = [r.getMessage() for r in caplog.records if r.name == "router.generation.generation"]
     assert moved and all("lent to" in why or "is draining" in why for why in moved), moved
 
 

@@ -12,13 +12,13 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from cluster.models import demo_path
-from cluster.redis_server import EmbeddedRedis
-from protocol.blocks import block_keys, cache_root
-from router.app import create_app
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.models.models import demo_path
+from protocol.block_keys import block_keys, cache_root
+from router.common.tenants import ANYBODY
+from router.http.app import create_app
+from router.http.state import RouterState
 from router.settings import RouterSettings
-from router.state import RouterState
-from router.tenants import ANYBODY
 from tests.router.conftest import until
 from tests.workers.harness import TOKEN, running, settings
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.redis_server import EmbeddedRedis
-from engine.core import Engine, EngineConfig
+from cluster.local.redis_server import EmbeddedRedis
+from engine.execution.engine import Engine, EngineConfig
 from prefill_worker.policy import plan
-from protocol import wire_pb2 as pb
-from protocol.logprobs import logprobs_from_wire
-from protocol.request import Request
+from protocol.requests import Request, logprobs_from_wire
+from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import load_model, request
 from tests.engine.test_sampling_engine import KINDS, collect
 from tests.workers.conftest import Oracle

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.models import demo_path
-from cluster.redis_server import EmbeddedRedis
-from router.app import create_app
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.models.models import demo_path
+from router.http.app import create_app
 from router.settings import RouterSettings
 from tests.router.conftest import until
 from tests.workers.harness import TOKEN, running, settings

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import kvtransfer.source
-from cluster.redis_server import EmbeddedRedis
-from cluster.worker import Worker
+import kvtransfer.sender
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.worker.worker import Worker
 from kvtransfer.frames import FrameHeader, pack
-from protocol.request import Request
-from protocol.sampling import Sampling
-from router.walls.binding import STARVED
-from router.walls.pools import PoolWall, pool_walls
+from protocol.requests import Request
+from protocol.sampling_params import Sampling
+from router.walls.binding import STARVED, PoolWall, pool_walls
 from tests.workers.harness import Client, attached, running, settings
 from tests.workers.test_metrics import scrape, value
 
@@ -89,7 +88,7 @@ async def test_a_slow_link(
             time.sleep(len(payload) / SLOW)
         return pack(header, payload)
 
-    monkeypatch.setattr(kvtransfer.source, "pack", slowly)
+    monkeypatch.setattr(kvtransfer.sender, "pack", slowly)
     more = {"kv_precision": "fp8", "kv_codec": "raw", "link_gb_per_s": declared}
     at_p = settings("prefill", redis, model, kv_precision="fp8")
     wanted = at_p, settings("decode", redis, model, **more)

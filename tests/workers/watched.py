@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from cluster.models import demo_path
-from cluster.redis_server import EmbeddedRedis
-from router.app import create_app
+from cluster.local.redis_server import EmbeddedRedis
+from cluster.models.models import demo_path
+from router.http.app import create_app
 from router.settings import RouterSettings
 from tests.router.conftest import served, until
 from tests.workers.harness import TOKEN, running, settings

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.autoscale.log import DecisionLog
+from cluster.autoscale.decision_log import DecisionLog
 from cluster.autoscale.loop import Loop, Policy, Turn, World
-from cluster.autoscale.reading.reading import Reading
-from cluster.autoscale.settings import AutoscalerSettings
+from cluster.observation.reading import Reading
+from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.sizing.decision import Loan, Record, from_line
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Counts, Mix, Worker

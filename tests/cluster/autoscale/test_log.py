@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster.autoscale import log
-from cluster.autoscale.log import DecisionLog
+from cluster.autoscale import decision_log
+from cluster.autoscale.decision_log import DecisionLog
 from cluster.sizing.decision import Record, from_line
 from cluster.sizing.policy import decide
 from protocol.errors import StartupError
 from tests.cluster.sizing.worlds import mix, snapshot
 
 
-def opened(folder: Path, cluster: str = "c", most_bytes: int = log.MOST_BYTES) -> DecisionLog:
+def opened(
+    folder: Path, cluster: str = "c", most_bytes: int = decision_log.MOST_BYTES
+) -> DecisionLog:
     made = DecisionLog(folder / "d.jsonl", cluster, most_bytes)
     made.open()
     return made
@@ -68,10 +70,10 @@ def test_another_start_of_the_host_begins_anew(
 ) -> None:
     of = opened(tmp_path)
     of.append(record(of))
-    assert log.boot()
-    monkeypatch.setattr(log, "boot", lambda: "another")
+    assert decision_log.boot()
+    monkeypatch.setattr(decision_log, "boot", lambda: "another")
     assert opened(tmp_path).kept(1000.0, 300.0) is None
-    monkeypatch.setattr(log, "boot", lambda: "")
+    monkeypatch.setattr(decision_log, "boot", lambda: "")
     unknown = opened(tmp_path)
     unknown.append(record(unknown))
     assert opened(tmp_path).kept(1000.0, 300.0) is None

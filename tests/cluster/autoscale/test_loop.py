@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cluster.autoscale.mode import Mode
+from cluster.settings.choices import Mode
 from cluster.sizing.decision import Decision, Loan
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Counts, Past, Snapshot

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.autoscale.loop import Turn
 from cluster.autoscale.metrics import Figures, page
-from cluster.autoscale.reading.reading import Reading
+from cluster.observation.reading import Reading
 from cluster.sizing.decision import Record
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import Counts, Mix, Observed, Snapshot

@@ -8,14 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster import drafting, hub, models
 from cluster.doctor import draft
-from cluster.doctor.wanted import Pool, Wanted
-from cluster.report import Reporter
-from engine.checkpoint import load_config
-from engine.shards import read_shards
-from engine.sizing import footprint
-from engine.spec import WITH_MODEL, SpeculationMethod, SpeculationSpec
+from cluster.doctor.subject import Pool, Wanted
+from cluster.local.start_report import Reporter
+from cluster.models import drafting, hub, models
+from engine.execution.memory_footprint import footprint
+from engine.ipc.spec import WITH_MODEL, SpeculationMethod, SpeculationSpec
+from engine.model_config.checkpoint import load_config, read_shards
 from protocol.errors import StartupError
 from tests.cluster.doctor.wishes import SPEC, levels
 

@@ -5,16 +5,16 @@ import resource
 import msgspec
 import pytest
 
-from cluster import hub
-from cluster.doctor import gpus, listening, machine, model, packages, redis, show, state
+from cluster.doctor import gpus, leftovers, machine, model, packages, ports, redis, report
 from cluster.doctor.finding import Finding
 from cluster.doctor.gpus import Gpu, Gpus
-from cluster.doctor.listening import Listening, Port
+from cluster.doctor.leftovers import Leftovers
 from cluster.doctor.machine import Machine, Room
 from cluster.doctor.model import ModelFacts
 from cluster.doctor.packages import Packages
+from cluster.doctor.ports import Listening, Port
 from cluster.doctor.redis import RedisFacts
-from cluster.doctor.state import Leftovers
+from cluster.models import hub
 from tests.cluster.doctor.wishes import POOLS, SPEC, WANTED, levels
 
 GIB = 2**30
@@ -129,21 +129,21 @@ def test_a_gpu_that_somebody_uses_is_worth_a_note() -> None:
 
 def test_a_taken_port_is_a_problem_with_its_owner_and_the_next_free_one() -> None:
     port = Port(8000, "pid 7 (nginx)", next_free=8003)
-    (found,) = listening.judge(Listening("", (port,)), WANTED)
+    (found,) = ports.judge(Listening("", (port,)), WANTED)
     assert found.level == "problem"
     assert found.text == "8000 is taken by pid 7 (nginx)" and "--port 8003" in found.remedy
     moves = msgspec.structs.replace(WANTED, port_moves=True)
-    assert levels(listening.judge(Listening("", (port,)), moves)) == ["note"]
+    assert levels(ports.judge(Listening("", (port,)), moves)) == ["note"]
 
 
 def test_our_own_cluster_on_the_port_is_no_problem() -> None:
-    (found,) = listening.judge(Listening("", (Port(8000, "pid 7", "default", 8001),)), WANTED)
+    (found,) = ports.judge(Listening("", (Port(8000, "pid 7", "default", 8001),)), WANTED)
     assert found.level == "note" and "baton down" in found.remedy
 
 
 def test_no_free_port_is_a_problem_even_if_it_could_move() -> None:
     moves = msgspec.structs.replace(WANTED, port_moves=True)
-    (found,) = listening.judge(Listening("", (Port(8000, "pid 7"),)), moves)
+    (found,) = ports.judge(Listening("", (Port(8000, "pid 7"),)), moves)
     assert found.level == "problem"
 
 
@@ -198,8 +198,8 @@ def test_a_router_waits_for_a_redis_that_is_not_there_yet() -> None:
 
 
 def test_leftovers_are_notes_with_the_command_that_removes_them() -> None:
-    assert levels(state.judge(Leftovers(None, 0, ()), WANTED)) == ["ok"]
-    found = state.judge(Leftovers(None, 3, ("/tmp/baton-abcdefgh",)), WANTED)
+    assert levels(leftovers.judge(Leftovers(None, 0, ()), WANTED)) == ["ok"]
+    found = leftovers.judge(Leftovers(None, 3, ("/tmp/baton-abcdefgh",)), WANTED)
     assert levels(found) == ["note", "note"]
     assert "baton down --cluster default" in found[0].remedy
     assert found[1].remedy == "rm -r /tmp/baton-abcdefgh"
@@ -220,6 +220,6 @@ def test_all_problems_of_a_model_are_told() -> None:
 
 def test_the_last_line_counts_what_there_is() -> None:
     fine, odd, bad = (Finding("x", level, "") for level in ("ok", "note", "problem"))
-    assert show.summary([fine], 1.0) == "no problems  (1.0 s)"
-    assert show.summary([fine, odd], 1.0) == "no problems, 1 note  (1.0 s)"
-    assert show.summary([odd, bad, bad, odd], 1.0) == "2 problems, 2 notes  (1.0 s)"
+    assert report.summary([fine], 1.0) == "no problems  (1.0 s)"
+    assert report.summary([fine, odd], 1.0) == "no problems, 1 note  (1.0 s)"
+    assert report.summary([odd, bad, bad, odd], 1.0) == "2 problems, 2 notes  (1.0 s)"

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 from redis import Redis
 
-from cluster import state as cluster_state
-from cluster.doctor import checks, listening, preflight, redis, state
-from cluster.doctor.finding import Finding, ok
-from cluster.doctor.run import Check, examine
-from cluster.doctor.wanted import Wanted
-from cluster.redis_server import EmbeddedRedis
+from cluster.doctor import checks, leftovers, ports, redis
+from cluster.doctor import checks as preflight
+from cluster.doctor.finding import Check, Finding, examine, ok
+from cluster.doctor.subject import Wanted
+from cluster.local import run_state as cluster_state
+from cluster.local.redis_server import EmbeddedRedis
 from protocol.errors import StartupError
 from tests.cluster.doctor.wishes import POOLS, SPEC, WANTED, levels
 
@@ -39,7 +39,7 @@ def listener() -> Iterator[int]:
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "doctor", *arguments],
+        [sys.executable, "-m", "cluster.cli.main", "doctor", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -153,13 +153,13 @@ def test_preflight_refuses_what_does_not_fit() -> None:
 
 def test_a_port_and_its_owner(listener: int) -> None:
     wanted = msgspec.structs.replace(WANTED, ports=(listener, 0))
-    (port,) = listening.collect(wanted).ports
+    (port,) = ports.collect(wanted).ports
     assert port.owner is not None and f"pid {os.getpid()}" in port.owner
     assert port.next_free is not None and port.next_free > listener
 
 
 def test_an_address_of_another_machine() -> None:
-    facts = listening.collect(msgspec.structs.replace(WANTED, host="203.0.113.7"))
+    facts = ports.collect(msgspec.structs.replace(WANTED, host="203.0.113.7"))
     assert "no address of this machine" in facts.problem
 
 
@@ -193,16 +193,16 @@ def test_a_redis_that_says_nothing_is_not_waited_for(listener: int) -> None:
 def test_folders_of_runs_that_are_over_are_found() -> None:
     folder = cluster_state.new_run_dir()
     try:
-        assert str(folder) not in state.collect(WANTED).folders  # nothing of ours in it
+        assert str(folder) not in leftovers.collect(WANTED).folders  # nothing of ours in it
         (folder / "launch.json").touch()
-        assert str(folder) in state.collect(WANTED).folders
+        assert str(folder) in leftovers.collect(WANTED).folders
         child = subprocess.Popen(
             [sys.executable, "-c", "input()"],
             stdin=subprocess.PIPE,
             env=os.environ | {"BATON_RUN_DIR": str(folder)},
         )
         try:
-            assert str(folder) not in state.collect(WANTED).folders
+            assert str(folder) not in leftovers.collect(WANTED).folders
         finally:
             child.kill()
             child.communicate()

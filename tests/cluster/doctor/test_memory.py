@@ -5,16 +5,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster import models
-from cluster.doctor import fitting, memory
-from cluster.doctor.fitting import Engines, Plan
+from cluster.doctor import memory
+from cluster.doctor import memory as fitting
 from cluster.doctor.gpus import Gpu
-from cluster.doctor.memory import Memory
-from engine.checkpoint import load_config
-from engine.shards import read_shards
-from engine.sizing import Footprint, footprint
-from engine.spec import EngineSpec
-from protocol.blocks import BLOCK_TOKENS
+from cluster.doctor.memory import Engines, Memory, Plan
+from cluster.models import models
+from engine.execution.memory_footprint import Footprint, footprint
+from engine.ipc.spec import EngineSpec
+from engine.model_config.checkpoint import load_config, read_shards
+from protocol.block_keys import BLOCK_TOKENS
 from tests.cluster.doctor.wishes import WANTED, levels
 
 GIB = 2**30

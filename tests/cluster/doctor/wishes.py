@@ -1,8 +1,8 @@
 """What is wanted, for checks that are given facts."""
 
 from cluster.doctor.finding import Finding
-from cluster.doctor.wanted import Pool, Wanted
-from engine.spec import EngineSpec
+from cluster.doctor.subject import Pool, Wanted
+from engine.ipc.spec import EngineSpec
 
 SPEC = EngineSpec(model_path="", role="decode", device="cpu", threads=1)
 POOLS = (Pool("prefill", 1, SPEC), Pool("decode", 1, SPEC))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cluster.sizing.decision import Record, from_line, to_line
-from cluster.sizing.fitting import fit
+from cluster.sizing.moves import fit
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import (
     Corrections,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.sizing.decision import Need
-from cluster.sizing.say import say
+from cluster.sizing.decision import Need, say
 from cluster.sizing.snapshot import Counts
 
 NEED = Need(workers=1, load=0.5, each=2.0, link_floor=0)

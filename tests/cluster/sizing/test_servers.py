@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from cluster.sizing.demand import ERROR, GROWTH, servers, spare
 from cluster.sizing.moments import Service
-from cluster.sizing.servers import ERROR, GROWTH, servers, spare
 
 PROMPT = Service(mean_s=0.5, spread=1.0, q90_s=1.0)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import aiohttp
 
 from bench.lib.oracle import StreamRecord, stream
-from protocol.request import Request
+from protocol.requests import Request
 from tests.e2e.hosts.cluster import HostCluster
 from tests.e2e.hosts.host import Host
 from tests.e2e.hosts.sockets import Sockets
@@ -61,7 +61,9 @@ class Clients:
                 break
         return seen
 
-    async def ask_all(self, routers: Sequence[Host], asked: Sequence[Request]) -> list[StreamRecord]:
+    async def ask_all(
+        self, routers: Sequence[Host], asked: Sequence[Request]
+    ) -> list[StreamRecord]:
         """All at once, dealt out among the routers."""
         each = zip(itertools.cycle(routers), asked, strict=False)
         return await asyncio.gather(*(self.ask(router, request) for router, request in each))

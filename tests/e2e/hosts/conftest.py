@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from bench.lib.oracle import Oracle, requests
-from protocol.request import Request
+from protocol.requests import Request
 from tests.e2e.hosts import Network
 from tests.e2e.hosts.clients import Clients
 from tests.e2e.hosts.cluster import YAML, HostCluster

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import grpc
 
-from protocol import auth
-from protocol.directory import Directory, connect
-from protocol.wire_pb2_grpc import PrefillStub
+from protocol.registry.directory import Directory, connect
+from protocol.security import cluster_token
+from protocol.wire.wire_pb2_grpc import PrefillStub
 
 _CLUSTER_NAME = "baton.cluster"
 _WAIT_S = 5.0
@@ -32,11 +32,13 @@ def knock(folder: Path, endpoint: str, token: str) -> dict[str, str]:
     stranger = grpc.ssl_channel_credentials(ca)
     member = grpc.ssl_channel_credentials(ca, key, cert)
     return {
-        "no TLS": _code(grpc.insecure_channel(endpoint), auth.metadata(token)),
-        "no certificate": _code(_channel(endpoint, stranger), auth.metadata(token)),
+        "no TLS": _code(grpc.insecure_channel(endpoint), cluster_token.metadata(token)),
+        "no certificate": _code(_channel(endpoint, stranger), cluster_token.metadata(token)),
         "no token": _code(_channel(endpoint, member), ()),
-        "another token": _code(_channel(endpoint, member), auth.metadata("0" * len(token))),
-        "a worker": _code(_channel(endpoint, member), auth.metadata(token)),
+        "another token": _code(
+            _channel(endpoint, member), cluster_token.metadata("0" * len(token))
+        ),
+        "a worker": _code(_channel(endpoint, member), cluster_token.metadata(token)),
     }
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster import die_with_parent
+from cluster.local import die_with_parent
 from tests.system import program
 
 _BOOT_S = 10.0

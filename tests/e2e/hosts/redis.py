@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from cluster.redis_server import binary
+from cluster.local.redis_server import binary
 from tests.e2e.hosts.host import Host
 
 _CONFIG = """\

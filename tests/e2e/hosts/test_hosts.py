@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from bench.lib.oracle import Oracle, requests, wrong
-from protocol.request import Request
+from protocol.requests import Request
 from tests.e2e.asking import prompt
 from tests.e2e.hosts.clients import CALM_S, Clients, Load
 from tests.e2e.hosts.cluster import CONFIG, PYTHON, YAML, HostCluster

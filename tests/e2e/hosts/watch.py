@@ -7,7 +7,7 @@ import re
 import ssl
 from collections import Counter
 
-from protocol.request import Request
+from protocol.requests import Request
 from tests.e2e.hosts.clients import Clients
 from tests.e2e.hosts.cluster import HostCluster
 from tests.e2e.hosts.host import Host

@@ -15,8 +15,8 @@ import pytest
 
 from bench.lib.local_cluster import LocalCluster
 from bench.lib.oracle import Oracle
-from cluster.models import demo_path
-from protocol.request import Request, Sampling
+from cluster.models.models import demo_path
+from protocol.requests import Request, Sampling
 from tests.e2e.conftest import worker, workers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
@@ -150,7 +150,7 @@ async def test_openai_client_streams(cluster: LocalCluster) -> None:
 
 
 def test_only_engines_have_torch(cluster: LocalCluster) -> None:
-    fronts = [p for p in cluster.processes() if "cluster.engine_main" not in p.cmdline()]
+    fronts = [p for p in cluster.processes() if "cluster.worker.engine_main" not in p.cmdline()]
     assert len(fronts) > 5
     for process in fronts:
         maps = Path(f"/proc/{process.pid}/maps")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from bench.lib.local_cluster import LocalCluster
-from router.limits import MAX_HEADERS, MAX_TARGET
+from router.http.limits import MAX_HEADERS, MAX_TARGET
 from tests.router.raw_http import JSON, POST, TYPED, Reply, Wire, get, post
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]

@@ -7,9 +7,9 @@ from collections import Counter
 from msgspec.structs import replace
 
 from cluster.autoscale.metrics import Figures, page
-from router.overview.autoscaler_view import AutoscalerView, PoolView, autoscaler_view
-from router.overview.figures import Moment, parse
-from router.overview.pages import Group, Seen
+from router.overview.metrics_pages import Group, Seen
+from router.overview.pool_view import AutoscalerView, PoolView, autoscaler_view
+from router.overview.prometheus_text import Moment, parse
 from tests.cluster.autoscale.test_metrics import busy, turn
 
 WANTED = turn(busy()).record.decision.wanted.prefill

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from router.metrics import Metrics
-from router.overview.figures import BUCKETS, Moment, Page, gauge, parse, quantile, slim
-from router.overview.window import Window
-from router.snapshot import Objectives
+from router.generation.metrics import Metrics
+from router.overview.prometheus_text import BUCKETS, Moment, Page, gauge, parse, quantile, slim
+from router.overview.rates import Window
+from router.placement.snapshot import Objectives
 
 EDGES = (0.1, 0.2, 0.4, 0.8)
 

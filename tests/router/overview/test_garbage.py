@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.walls import WALLS
-from router.overview.figures import Moment, parse
-from router.overview.pages import Group, Seen
-from router.overview.views import overview
+from protocol.registry.worker_utilisation import WALLS
+from router.overview.metrics_pages import Group, Seen
+from router.overview.overview import overview
+from router.overview.prometheus_text import Moment, parse
 
 HISTOGRAMS = [
     f"baton_{name}"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.overview.pace import SHARE, Pace
+from router.overview.live_overview import SHARE, Pace
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from router.overview.figures import Moment, parse
-from router.overview.past import APART_S, WINDOW_S, Past
+from router.overview.prometheus_text import Moment, parse
+from router.overview.rates import APART_S, WINDOW_S, Past
 
 
 def test_a_window_is_half_a_minute_at_most() -> None:

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from router.metrics import Metrics
-from router.overview.figures import parse, slim
-from router.overview.reading import LINE, LINES, SAMPLES, SLICE, read
-from router.snapshot import Objectives
+from router.generation.metrics import Metrics
+from router.overview.metrics_pages import LINE, LINES, SAMPLES, SLICE, read
+from router.overview.prometheus_text import parse, slim
+from router.placement.snapshot import Objectives
 
 
 async def test_our_pages_are_whole() -> None:

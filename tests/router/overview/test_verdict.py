@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.metrics import Metrics
-from router.overview.figures import Moment, parse, slim
+from router.generation.metrics import Metrics
+from router.overview.overview import verdict
+from router.overview.prometheus_text import Moment, parse, slim
+from router.overview.rates import Window
 from router.overview.router_view import RouterView, Spread, router_view
-from router.overview.verdict import verdict
-from router.overview.window import Window
 from router.overview.worker_view import WorkerView
-from router.snapshot import Objectives
+from router.placement.snapshot import Objectives
 
 NOTHING = Spread(0, None, None, None, None)
 HEALTHY = ("prefill ready", "decode ready")

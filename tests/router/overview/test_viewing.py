@@ -13,15 +13,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from cluster import certs
-from protocol import metrics_http
-from protocol.metrics_http import MetricsServer
-from protocol.tls import TlsFiles
-from router.overview import reading, viewing
-from router.overview.pace import SHARE
-from router.overview.pages import Limits
-from router.overview.viewing import Viewing
-from router.overview.views import Overview
+from cluster.credentials import certificates
+from protocol.endpoints import metrics_server
+from protocol.endpoints.metrics_server import MetricsServer
+from protocol.security.tls import TlsFiles
+from router.overview import live_overview, metrics_pages
+from router.overview.live_overview import SHARE, Viewing
+from router.overview.metrics_pages import Limits
+from router.overview.overview import Overview
 
 UP = b'baton_engine_up{model="m",role="decode",replica="x"} 1\n'
 
@@ -79,7 +78,7 @@ async def test_many_who_watch_are_one_look() -> None:
 
 
 async def test_looks_are_apart_and_make_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(viewing, "LOOK_S", 0.05)
+    monkeypatch.setattr(live_overview, "LOOK_S", 0.05)
     process = Process()
     async with watched(group(await process.start())) as view:
         clock = asyncio.get_running_loop().time
@@ -101,7 +100,7 @@ async def test_looks_are_apart_and_make_a_window(monkeypatch: pytest.MonkeyPatch
 async def test_a_look_that_costs_much_is_followed_by_a_long_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(viewing, "LOOK_S", 0.0)
+    monkeypatch.setattr(live_overview, "LOOK_S", 0.0)
 
     async def discover() -> list[dict[str, Any]]:
         began = time.thread_time()
@@ -135,7 +134,7 @@ async def test_who_hangs_up_ends_nobody_elses_look() -> None:
 
 
 async def test_what_nobody_looks_at_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(viewing, "FORGET_S", 0.05)
+    monkeypatch.setattr(live_overview, "FORGET_S", 0.05)
     process = Process()
     async with watched(group(await process.start())) as view:
         await view.overview()
@@ -195,8 +194,8 @@ async def line(_: web.BaseRequest) -> web.Response:
 async def test_one_bad_page_costs_that_page(
     answer: Callable[[web.BaseRequest], Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(viewing, "LIMITS", Limits(0.5, 8 << 10))
-    monkeypatch.setattr(reading, "SAMPLES", 1500)
+    monkeypatch.setattr(live_overview, "LIMITS", Limits(0.5, 8 << 10))
+    monkeypatch.setattr(metrics_pages, "SAMPLES", 1500)
     bad = web.ServerRunner(web.Server(answer), shutdown_timeout=0)
     await bad.setup()
     await web.TCPSite(bad, "127.0.0.1", 0).start()
@@ -230,8 +229,8 @@ async def test_one_bad_address_costs_that_process(target: str) -> None:
 
 
 async def test_certificates_of_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_http, "is_loopback", lambda _: False)  # as if it were not
-    monkeypatch.setattr("protocol.tls.LOOK_S", 0.0)
+    monkeypatch.setattr(metrics_server, "is_loopback", lambda _: False)  # as if it were not
+    monkeypatch.setattr("protocol.security.tls.LOOK_S", 0.0)
     name = "baton.cluster"
     tls = issued(tmp_path / "mine", name)
     process = Process()
@@ -250,9 +249,9 @@ async def test_certificates_of_the_cluster(tmp_path: Path, monkeypatch: pytest.M
 async def test_renewed_certificates_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics_http, "is_loopback", lambda _: False)
-    monkeypatch.setattr("protocol.tls.LOOK_S", 0.0)
-    monkeypatch.setattr(viewing, "LOOK_S", 0.0)
+    monkeypatch.setattr(metrics_server, "is_loopback", lambda _: False)
+    monkeypatch.setattr("protocol.security.tls.LOOK_S", 0.0)
+    monkeypatch.setattr(live_overview, "LOOK_S", 0.0)
     tls = issued(tmp_path / "mine", "baton.cluster")
     process = Process()
     async with watched(group(await process.start(tls), "https"), tls=tls) as view:
@@ -265,6 +264,6 @@ async def test_renewed_certificates_are_used(
 
 
 def issued(folder: Path, name: str) -> TlsFiles:
-    certs.init(folder, [name])
+    certificates.init(folder, [name])
     ca, cert, key = (str(folder / file) for file in ("ca.pem", f"{name}.pem", f"{name}.key"))
     return TlsFiles(ca=ca, cert=cert, key=key, name=name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.overview.figures import Moment, Page, parse
-from router.overview.pages import Group, Seen
-from router.overview.past import Past
-from router.overview.views import Overview, overview
+from router.overview.metrics_pages import Group, Seen
+from router.overview.overview import Overview, overview
+from router.overview.prometheus_text import Moment, Page, parse
+from router.overview.rates import Past
 
 EPOCH = 1e9
 """Of the first look, which is at 0 s; the window is 20 s."""

@@ -1,0 +1,1 @@
+"""What several benchmarks and the tests share: clients, clusters, models, result lines."""

@@ -1,0 +1,69 @@
+"""A cluster of its own for a benchmark or a test: `baton up --detach`, and down again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from cluster.local.run_state import State
+
+
+class LocalCluster:
+    """A running cluster. ``state`` says where it serves and who runs it."""
+
+    def __init__(self, home: Path, state: State) -> None:
+        self.home = home
+        self.state = state
+
+    @property
+    def url(self) -> str:
+        return self.state.url
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything under the guardian, and the guardian."""
+        assert self.state.guardian is not None
+        guardian = psutil.Process(self.state.guardian.pid)
+        return [guardian, *guardian.children(recursive=True)]
+
+    def resident_bytes(self) -> int:
+        """Sum of the resident sets: pages that processes share count once for each of them."""
+        total = 0
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss
+        return total
+
+
+def baton(home: Path, *arguments: str, timeout_s: float = 300.0) -> str:
+    """Run the command line; its output. Raises RuntimeError with the output when it fails."""
+    result = subprocess.run(
+        [sys.executable, "-m", "cluster.cli.main", *arguments],
+        env={**os.environ, "BATON_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    if result.returncode:
+        raise RuntimeError(f"baton {' '.join(arguments)} failed:\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+@contextlib.contextmanager
+def local_cluster(*arguments: str) -> Iterator[LocalCluster]:
+    """Up with ``arguments``, and down at the end, whatever happens in between."""
+    with tempfile.TemporaryDirectory(prefix="baton-home-") as folder:
+        home = Path(folder)
+        try:
+            baton(home, "up", "--detach", "--port", "8100", *arguments)
+            state = msgspec.json.decode((home / "default/state.json").read_bytes(), type=State)
+            yield LocalCluster(home, state)
+        finally:
+            baton(home, "down")

@@ -1,0 +1,89 @@
+"""An engine process whose steps last as long as a declared device's: `worker.engine` names it.
+
+    BATON_BENCH_PACED='{"coefficients": [0.03, 3e-3, 2e-6, 1e-3, 0], "tallies": "/tmp/tallies"}' \\
+        baton worker --role decode --worker-engine bench.lib.paced_engine
+
+It is the product's engine process but for the timer of its steps, and for its priority, where that
+may be set: on a small machine one that loads would make all others late, so it yields to them.
+Loading is not paced; what warms the engine up runs once more, unpaced, and teaches its model of
+step times what is declared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bench.lib.paced import Device, PacedTimer, declared, open_lateness_file
+from cluster.worker import engine_main
+from engine.execution import loading
+from engine.execution.engine import Engine
+from engine.execution.loading import Loaded
+from engine.ipc.spec import EngineSpec
+from engine.scheduling.step_policy import Policy
+from engine.scheduling.step_time import Work
+
+LOADING, SERVING = 15, -5
+"""Nice values."""
+
+
+def main() -> None:
+    device, load = declared(), loading.load
+    may = _be(SERVING) and _be(LOADING)
+
+    def paced(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None]) -> Loaded:
+        loaded = load(spec, policy, progress)
+        pace(loaded.engine, device)
+        if may:
+            _be(SERVING)
+        longest = device.step_time.seconds(Work(0, 0, spec.chunk, spec.chunk**2 / 2))
+        ready = msgspec.structs.replace(loaded.ready, step_seconds=longest)
+        return dataclasses.replace(loaded, ready=ready)
+
+    loading.load = paced
+    engine_main.main()
+
+
+def _be(nice: int) -> bool:
+    """Whether it may."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    except OSError:
+        return False
+    return True
+
+
+def pace(engine: Engine, device: Device) -> None:
+    """Have ``engine`` take the declared time from now on, and know it."""
+    now = 0.0
+
+    def pass_(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    coefficients = device.step_time
+    _set_timer(
+        engine,
+        PacedTimer(engine.step_time, coefficients, lambda *_: None, lambda: now, pass_),
+    )
+    loading.warm_up(engine)
+    lateness_file = open_lateness_file(Path(device.tallies))
+    _set_timer(
+        engine,
+        PacedTimer(
+            engine.step_time, coefficients, lateness_file.step, time.perf_counter, time.sleep
+        ),
+    )
+
+
+def _set_timer(engine: Engine, timer: PacedTimer) -> None:
+    engine._timer = engine._stepper._timer = timer
+
+
+if __name__ == "__main__":
+    main()

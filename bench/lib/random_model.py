@@ -1,0 +1,43 @@
+"""A model folder with random weights of a given shape, and the demo model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from cluster.models.models import demo_path
+from engine.model.weights import names
+from engine.model_config.checkpoint import load_config
+
+SHAPE_100M = {
+    "hidden_size": 768,
+    "intermediate_size": 2560,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+"""96 M parameters with the demo tokenizer's vocabulary."""
+
+
+def make(folder: Path, shape: dict[str, int], std: float = 0.05) -> Path:
+    """Write the folder: fp32 safetensors, config and tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_path() / name, folder / name)
+    raw = json.loads((demo_path() / "config.json").read_text())
+    raw.update(shape, torch_dtype="float32")
+    (folder / "config.json").write_text(json.dumps(raw))
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.ones(size)
+        if len(size) == 1
+        else torch.randn(size, generator=generator).mul_(std)
+        for name, size in names(load_config(folder))
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -1,0 +1,1 @@
+"""The routing decision beside Dynamo's: `python -m bench.router`."""

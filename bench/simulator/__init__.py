@@ -1,0 +1,1 @@
+"""What the simulator predicts, and how accurate it is."""

@@ -1,0 +1,242 @@
+"""Pools of some 64 GPUs in the simulator: an autoscaler, the best fixed split, and an oracle.
+
+    python -m bench.simulator.pools [--study azure|day|mooncake] [--traces FOLDER] [--gpus 64]
+
+Each study plays one workload at a rate that needs about ``--gpus`` at its peak:
+
+    autoscaled   Baton's own policy (cluster/sizing), from about the pools that the beginning needs;
+                 its attainment of both objectives is the mark for the others
+    fixed        the smallest number of workers of which some split P + D attains as much
+    oracle       for every five minutes, the smallest such number for these five minutes alone;
+                 the future is known and starts take no time
+
+GPU-hours are counted from asking for a worker until it is gone. Searches end a simulation as soon
+as too many requests have missed their objectives. A worker is an H200 that serves Llama-3-70B in
+fp8: coefficients as `baton plan` makes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bench.lib.report import ResultRow, finish
+from bench.simulator.split_search import PoolSplit, SplitTrial, least, oracle
+from cluster.simulator.result import Result
+from cluster.simulator.scenario import Scenario, parse
+from cluster.simulator.simulation import simulate
+from cluster.sizing.decision import Record
+from cluster.sizing.demand import AS_TOLD, needs
+from cluster.sizing.snapshot import Mix, Sample
+
+WINDOW_S = 300.0
+H200: dict[str, Any] = {
+    "gpu": "H200", "model": "Llama-3-70B", "weight_bytes": 1, "chunk": 2048,
+    "max_batch": 256,
+}  # fmt: skip
+SPREAD_S = 300
+"""Seconds within which the copies of a trace begin, because users of a large service are not in
+step with each other."""
+START_S = 60.0
+"""A cold start: the default of `autoscaler.start_s`."""
+DAY_S = 3 * 3600.0
+"""The declared day is played eight times as quick as a real one, which is harder to follow."""
+
+
+class Study(NamedTuple):
+    """One workload, and the GPU-hours that are aimed at, relative to the best fixed split."""
+
+    name: str
+    scenario: dict[str, Any]
+    aim: float  # GPU-hours against the best fixed split
+
+
+def azure(traces: Path, gpus: float) -> Study:
+    """Define an hour of conversations with 1155 prompt and 211 output tokens on average."""
+    return Study(
+        "azure",
+        {
+            "machines": {"prefill": {**H200, "context": 1300}},
+            "objectives": {"ttft_ms": 4000, "tpot_ms": 100},
+            "traffic": {
+                "trace": str(traces / "azure_conv.csv"),
+                "copies": max(1, round(gpus / 3.6)),
+                "spread_s": SPREAD_S,
+            },
+        },
+        0.8,
+    )
+
+
+def day(_: Path, gpus: float) -> Study:
+    """Define a day of long prompts with a peak at noon and long answers with a peak in the evening,
+    each at 20% of its peak by night."""
+    rate = gpus / 64
+    sine = {"amplitude": 0.67, "period_s": DAY_S}
+    return Study(
+        "day",
+        {
+            "seconds": DAY_S,
+            "machines": {"prefill": {**H200, "context": 2500}},
+            "objectives": {"ttft_ms": 8000, "tpot_ms": 100},
+            "traffic": {
+                "mixes": [
+                    {
+                        "rate": 7 * rate,
+                        "sine": sine,
+                        "prompt": "lognormal:5000,0.6,20000",
+                        "output": "lognormal:200,0.6,1500",
+                    },
+                    {
+                        "rate": 9.5 * rate,
+                        "sine": {**sine, "phase": 0.25},
+                        "prompt": "lognormal:800,0.6,8000",
+                        "output": "lognormal:4000,0.6,16000",
+                    },
+                ]
+            },
+        },
+        0.8,
+    )
+
+
+def mooncake(traces: Path, gpus: float) -> Study:
+    """Define an hour of long conversations with shared prefixes and a nearly constant rate."""
+    return Study(
+        "mooncake",
+        {
+            "machines": {"prefill": {**H200, "context": 12000}},
+            "objectives": {"ttft_ms": 30_000, "tpot_ms": 100},
+            "traffic": {
+                "trace": str(traces / "mooncake_conversation.jsonl"),
+                "copies": max(1, round(gpus / 15.0)),
+                "spread_s": SPREAD_S,
+            },
+        },
+        1.0,
+    )
+
+
+STUDIES = {"azure": azure, "day": day, "mooncake": mooncake}
+
+
+def scaled(study: Study, begin: PoolSplit, most: int, tuning: dict[str, Any]) -> Scenario:
+    return parse(
+        {
+            **study.scenario,
+            "name": study.name,
+            "pools": {"prefill": begin.prefill, "decode": begin.decode},
+            "autoscaler": {
+                "mode": "act",
+                "prefill_max": most,
+                "decode_max": most,
+                "start_s": START_S,
+                **tuning,
+            },
+        }
+    )
+
+
+def needed(trial: SplitTrial, begin: float, end: float) -> PoolSplit:
+    """Compute the pools that the policy's formulas want for these requests without prefixes."""
+    jobs = trial.between(begin, end)
+    mix = Mix(
+        rate=len(jobs) / (end - begin),
+        window_s=end - begin,
+        samples=tuple(Sample(float(j.prompt), 0.0, float(j.output)) for j in jobs),
+    )
+    found = needs(mix, trial.machines, trial.scenario.goals, AS_TOLD)
+    return PoolSplit(found["prefill"].workers, found["decode"].workers)
+
+
+class StudyOutcome(NamedTuple):
+    """The autoscaled run, the best fixed split and the oracle of one study."""
+
+    result: Result
+    fixed: PoolSplit
+    fixed_hours: float
+    oracle_hours: float
+    seconds: float
+
+
+def run(study: Study, tuning: dict[str, Any], *, known: bool) -> StudyOutcome:
+    """Run one study; ``known`` includes the oracle, which knows the future."""
+    began = time.perf_counter()
+    trial = SplitTrial(parse({**study.scenario, "name": study.name}))
+    begin = needed(trial, 0.0, WINDOW_S)
+    print_progress(f"{study.name}: begins with {begin}")
+    simulated = simulate(scaled(study, begin, 1000, tuning), keep_records=True)
+    of = simulated.result
+    print_progress(describe_run(of, simulated.records))
+    hours = of.seconds / 3600
+    trial.share = of.both_met
+    windows = [needed(trial, at, at + WINDOW_S) for at in starts(trial.ends)]
+    guess = PoolSplit(max(w.prefill for w in windows), max(w.decode for w in windows))
+    fixed = least(trial.attains, guess, print_progress)
+    print_progress(f"fixed: {fixed}, {fixed.total * hours:.1f} GPU-hours")
+    best = oracle(trial, windows, WINDOW_S, print_progress) if known else math.nan
+    return StudyOutcome(of, fixed, fixed.total * hours, best, time.perf_counter() - began)
+
+
+def starts(ends: float) -> list[float]:
+    """Return the beginnings of all windows; a short rest belongs to the last one."""
+    return [i * WINDOW_S for i in range(max(1, math.floor(ends / WINDOW_S)))]
+
+
+def describe_run(of: Result, records: list[Record]) -> str:
+    most = max(r.decision.wanted.total for r in records)
+    return (
+        f"autoscaled: {of.requests} requests, both {of.both_met:.3%} (TTFT {of.ttft_met:.2%}, TPOT"
+        f" {of.tpot_met:.2%}), refused {of.refused}, {of.gpu_hours:.1f} GPU-hours, at most {most}"
+        f" wanted, {of.loans} loans, {of.reasons}, {of.wall_s:.0f} s"
+    )
+
+
+def print_progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def rows(study: Study, of: StudyOutcome) -> list[ResultRow]:
+    used = of.result.gpu_hours
+    found = [
+        ResultRow(f"{study.name}: attainment", of.result.both_met, "share"),
+        ResultRow(f"{study.name}: autoscaled", used, "GPU-hours"),
+        ResultRow(
+            f"{study.name}: fixed {of.fixed}", of.fixed_hours, "GPU-hours", "autoscaled",
+            of.fixed_hours / used,
+        ),
+    ]  # fmt: skip
+    if not math.isnan(of.oracle_hours):
+        ratio = of.oracle_hours / used
+        found.append(
+            ResultRow(f"{study.name}: oracle", of.oracle_hours, "GPU-hours", "autoscaled", ratio)
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--study", choices=[*STUDIES, "all"], default="all")
+    parser.add_argument("--traces", type=Path, default=Path("traces"))
+    parser.add_argument("--gpus", type=float, default=64.0)
+    parser.add_argument("--no-oracle", action="store_true", help="which takes longest")
+    parser.add_argument("--tuning", default="{}", help="JSON: keys of the section autoscaler")
+    args = parser.parse_args()
+    names = list(STUDIES) if args.study == "all" else [args.study]
+    found = []
+    for name in names:
+        study = STUDIES[name](args.traces, args.gpus)
+        outcome = run(study, msgspec.json.decode(args.tuning), known=not args.no_oracle)
+        print_progress(f"{name}: {outcome.seconds:.0f} s")
+        found += rows(study, outcome)
+    finish("pools", found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Searches for the smallest split of prefill and decode workers that attains a share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from cluster.simulator.devices.job import Job
+from cluster.simulator.result import met
+from cluster.simulator.scenario import PoolsSection, Scenario
+from cluster.simulator.simulation import World, machines
+from cluster.simulator.traffic import requests
+from cluster.sizing.policy import decide
+
+LOOK_EVERY = 200
+"""Requests between two checks of whether the share can still be reached."""
+LEAD_S = 60.0
+"""Seconds of traffic before a window that are simulated but not counted."""
+
+ProgressPrinter = Callable[[str], None]
+
+
+class PoolSplit(NamedTuple):
+    """Numbers of prefill and decode workers."""
+
+    prefill: int
+    decode: int
+
+    @property
+    def total(self) -> int:
+        return self.prefill + self.decode
+
+    def __str__(self) -> str:
+        return f"{self.prefill}P+{self.decode}D"
+
+
+class SplitTrial:
+    """Simulates fixed splits on one scenario.
+
+    ``attains`` tells whether a split meets both objectives for ``share`` of the requests.
+    """
+
+    def __init__(self, scenario: Scenario, share: float = 1.0) -> None:
+        self.runs = 0
+        self.share = share
+        self.scenario = scenario
+        self.machines = machines(scenario)
+        self._jobs = requests(scenario)
+
+    @property
+    def ends(self) -> float:
+        return self._jobs[-1].at
+
+    def between(self, begin: float, end: float) -> list[Job]:
+        return [job for job in self._jobs if begin <= job.at < end]
+
+    def attains(self, split: PoolSplit, begin: float = 0.0, end: float = float("inf")) -> bool:
+        """Simulate a split; only requests that arrive from ``begin`` to ``end`` count."""
+        self.runs += 1
+        jobs = [
+            Job(j.number, j.at - begin + LEAD_S, j.prompt, j.output, j.blocks)
+            for j in self.between(begin - LEAD_S, end)
+        ]
+        counted = [job for job in jobs if job.at >= LEAD_S or not begin]
+        may_miss = int((1 - self.share) * len(counted) + 1e-9)
+        pools = PoolsSection(prefill=split.prefill, decode=split.decode)
+        scenario = self.scenario.model_copy(update={"pools": pools})
+        world = World(scenario, self.machines, decide, False)
+        return _misses(world, jobs, set(counted), may_miss) <= may_miss
+
+
+def _misses(world: World, jobs: Sequence[Job], counted: set[Job], enough: int) -> int:
+    """Count the requests of ``counted`` that miss an objective, and stop above ``enough``."""
+    clock, ended, missed, seen = world.clock, world.life.ended, 0, 0
+    goals = world.goals
+    for number, job in enumerate(jobs):
+        clock.run_before(job.at)
+        world.life.arrive(job)
+        if number % LOOK_EVERY == 0 or job is jobs[-1]:
+            missed += sum(not all(met(j, goals)) for j in ended[seen:] if j in counted)
+            seen = len(ended)
+            late = sum(
+                j.first_s is None and clock.now - j.at > goals.ttft_s for j in _inside(world)
+            )
+            if missed + late > enough:
+                return missed + late
+    while len(ended) < len(jobs) and clock.step():
+        pass
+    missed += sum(not all(met(j, goals)) for j in ended[seen:] if j in counted)
+    return missed
+
+
+def _inside(world: World) -> set[Job]:
+    return {job for worker in world.fleet.workers for job in worker.jobs}
+
+
+def least(
+    attains: Callable[[PoolSplit], bool], guess: PoolSplit, report: ProgressPrinter
+) -> PoolSplit:
+    """Find the smallest split near ``guess`` that attains.
+
+    The search adds workers until a split attains, then removes workers of either role or moves
+    them between the roles, in smaller and smaller steps.
+    """
+    tried: dict[PoolSplit, bool] = {}
+
+    def attained(split: PoolSplit) -> bool:
+        if split not in tried:
+            tried[split] = split.decode > 0 and split.prefill >= 0 and attains(split)
+            report(f"  {split}: {'yes' if tried[split] else 'no'}")
+        return tried[split]
+
+    split = guess
+    while not attained(split):
+        more = max(1, round(0.06 * split.total))
+        either = (_more(split, more, 0), _more(split, 0, more))
+        split = next((s for s in either if attained(s)), _more(split, more, more))
+    step = max(1, round(0.06 * split.total))
+    while True:
+        smaller = next((s for s in _smaller(split, step) if attained(s)), None)
+        if smaller is not None:
+            split = smaller
+        elif step > 1:
+            step //= 2
+        else:
+            return split
+
+
+def _more(split: PoolSplit, prefill: int, decode: int) -> PoolSplit:
+    return PoolSplit(split.prefill + prefill, split.decode + decode)
+
+
+def _smaller(split: PoolSplit, step: int) -> list[PoolSplit]:
+    """Return the splits with ``step`` fewer workers of either role, or with one moved over."""
+    found = [_more(split, -step, 0), _more(split, 0, -step)]
+    found += [_more(split, -step - 1, 1), _more(split, 1, -step - 1)]
+    return [s for s in found if s.prefill >= 1 and s.decode >= 1]
+
+
+def oracle(
+    trial: SplitTrial, guesses: Sequence[PoolSplit], window_s: float, report: ProgressPrinter
+) -> float:
+    """Return the GPU-hours of the fewest workers for each window by itself, from its guess."""
+    hours = 0.0
+    for number, guess in enumerate(guesses):
+        begin = number * window_s
+        end = trial.ends if number == len(guesses) - 1 else begin + window_s
+        found = least(partial(trial.attains, begin=begin, end=end), guess, lambda _: None)
+        report(f"  {begin:.0f} s: {found}; by the policy's formulas {guess}")
+        hours += found.total * (end - begin) / 3600
+    return hours

@@ -1,0 +1,132 @@
+"""`baton certs`: the certificates of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cluster.cli.configured import failure
+
+certs_app = typer.Typer(
+    no_args_is_help=True, help="Make the certificates of a cluster (mutual TLS)."
+)
+
+Folder = Annotated[Path, typer.Argument(help="Folder of the cluster's CA.", metavar="DIR")]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", help="DNS name or IP address of the node; several are possible."),
+]
+
+Name = Annotated[
+    str | None,
+    typer.Option(help="DNS name of the whole cluster, which it proves, too (security.tls.name)."),
+]
+
+
+@certs_app.command("init")
+def init_certificates(folder: Folder, host: Hosts = None, name: Name = None) -> None:
+    """Make a CA, and a certificate for a first node (this machine's loopback by default)."""
+    from cluster.credentials import certificates as certs
+
+    _make(lambda: certs.init(folder, host or [], name))
+    typer.echo("\nca.key stays here, apart: it is needed to add nodes, and by no process.")
+
+
+@certs_app.command()
+def node(folder: Folder, host: Hosts = None, name: Name = None) -> None:
+    """Make a certificate for another node."""
+    from cluster.credentials import certificates as certs
+
+    _make(lambda: certs.node(folder, host or [], name))
+
+
+@certs_app.command()
+def renew(
+    folder: Folder, name: Annotated[str, typer.Argument(help="The node's files, without .pem.")]
+) -> None:
+    """Replace a node's certificate and key, for the same hosts; no process need be restarted."""
+    from cluster.credentials import certificates as certs
+
+    _make(lambda: certs.renew(folder, name.removesuffix(".pem")))
+
+
+def _make(work: Callable[[], list[Path]]) -> None:
+    from protocol.errors import StartupError
+
+    try:
+        for path in work():
+            typer.echo(f"wrote {path}")
+    except StartupError as e:
+        raise failure(e) from None
+
+
+# MERGED cluster.commands.keys
+# `baton keys`: API keys.
+
+keys_app = typer.Typer(no_args_is_help=True, help="Draw API keys.")
+
+
+@keys_app.callback()
+def keys() -> None:
+    """Draw API keys."""
+
+
+@keys_app.command()
+def new(tenant: Annotated[str, typer.Argument(help="Whose key it is to be.")]) -> None:
+    """Draw a key. It is shown once: the line for the file of keys holds its digest alone."""
+    from cluster.credentials import init
+
+    key = init.draw()
+    typer.echo(f"key for {tenant}, to hand over (it is kept nowhere):\n  {key}\n")
+    typer.echo("line for the file that --api-keys names:")
+    typer.echo(f"  {init.line(key, tenant)}")
+
+
+# MERGED cluster.commands.init
+# `baton init`.
+
+_NEXT = """\
+next
+  edit {node}/baton.yaml (model, pools) and, under deploy/, ray-local.yaml, ray-aws.yaml or
+  ray-gcp.yaml, which say on their first lines what else to do; then
+  ray up FILE.yaml
+  ray exec FILE.yaml '~/baton/run baton up --address auto --config ~/baton/baton.yaml'
+
+then
+  curl --cacert {folder}/ca.pem https://{host}:8000/v1/models -H 'Authorization: Bearer KEY'"""
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it all.")],
+    redis_url: Annotated[
+        str,
+        typer.Option(
+            envvar="BATON_REDIS_URL", help="The cluster's Redis, which every node reaches."
+        ),
+    ],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="DNS name or address that clients reach routers by; several are possible."
+        ),
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="Whose the first API key is.")] = "default",
+    name: Annotated[
+        str, typer.Option(help="DNS name that all processes of the cluster prove to each other.")
+    ] = "baton.cluster",
+) -> None:
+    """Make what the nodes of a cluster share: certificates, keys, secrets, a configuration."""
+    from cluster.credentials import init as run
+    from protocol.errors import StartupError
+
+    try:
+        made = run.init(folder, host or [], redis_url, tenant, name)
+    except StartupError as e:
+        raise failure(e) from None
+    typer.echo(f"{folder}/ca.key, ca.pem  the CA; its key stays here, and signs what is renewed")
+    typer.echo(f"{made.node}/  what every node gets as ~/baton; keep it to yourself\n")
+    typer.echo(f"API key of {tenant}, shown this once:\n  {made.api_key}\n")
+    typer.echo(_NEXT.format(folder=folder, node=made.node, host=(host or [name])[0]))

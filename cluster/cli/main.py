@@ -1,0 +1,50 @@
+"""`baton`: its commands, each in a file of its own that imports what is heavy when it is called."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from cluster.cli import credentials, plan
+from cluster.cli.credentials import init
+from cluster.cli.inspect import config, doctor, status
+from cluster.cli.lifecycle import down, scale, up
+from cluster.cli.monitoring import monitoring
+from cluster.cli.processes import autoscale, router, worker
+from cluster.cli.simulate import simulate
+
+app = typer.Typer(
+    name="baton",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,  # they would show secrets
+)
+
+for command in (init, up, down, scale, status, monitoring, config, doctor):
+    app.command()(command)
+for command in (worker, router, autoscale, simulate):
+    app.command()(command)
+app.add_typer(credentials.certs_app, name="certs")
+app.add_typer(credentials.keys_app, name="keys")
+app.add_typer(plan.app, name="plan")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"baton {version('baton')}")
+        raise typer.Exit
+
+
+@app.callback()
+def baton(
+    _show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and end.")
+    ] = False,
+) -> None:
+    """Serves large language models from two pools of workers: prefill and decode."""
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,209 @@
+"""`baton plan`: what it takes, and what would pay. What is heavy is imported when it is called.
+
+options --> Asked --> Plan --> page, scenario --> tables or JSON
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import typer
+from typer import Option
+
+from cluster.cli.configured import failure
+from cluster.cli.plan_speculation import speculation
+
+if TYPE_CHECKING:
+    from cluster.planner.plan import Plan
+    from cluster.planner.request import Asked
+
+
+# MERGED cluster.commands.plan_options
+# The options of `baton plan`, as types that Typer reads; defaults stand at the command.
+
+# ---- the cluster ---------------------------------------------------------------------------
+
+Model: TypeAlias = Annotated[
+    str | None, Option(help="A known name, a folder, a hub id, or params=8e9,layers=...")
+]
+Gpu: TypeAlias = Annotated[
+    str | None,
+    Option(help="Of both pools: H100, or TFLOPS,GB/s,GiB; with its price H100@2.50."),
+]
+PrefillGpu: TypeAlias = Annotated[str | None, Option(help="Of the prefill pool.")]
+DecodeGpu: TypeAlias = Annotated[str | None, Option(help="Of the decode pool.")]
+KvPrecision: TypeAlias = Annotated[Literal["fp8", "exact"], Option(help="As of `baton up`.")]
+PrefillChunk: TypeAlias = Annotated[int, Option(min=32, help="Prompt tokens in a step.")]
+MaxBatch: TypeAlias = Annotated[int, Option(min=1, max=65536, help="Sequences in a step.")]
+LinkGbPerS: TypeAlias = Annotated[
+    float | None, Option(help="Of each worker's network; without it the GPU's NIC.")
+]
+Acceptance: TypeAlias = Annotated[
+    float | None,
+    Option(min=0.0, max=0.99, help="Of drafted tokens; without it none are drafted."),
+]
+DraftCost: TypeAlias = Annotated[
+    float, Option(min=0.0, max=1.0, help="Of a draft pass, in steps; n-grams: 0.")
+]
+ComputeEfficiency: TypeAlias = Annotated[
+    float, Option(min=0.01, max=1.0, help="Share of the GPU's FLOPs that steps reach.")
+]
+BandwidthEfficiency: TypeAlias = Annotated[
+    float, Option(min=0.01, max=1.0, help="Share of its bandwidth.")
+]
+OverheadMs: TypeAlias = Annotated[
+    float, Option(min=0.0, max=1000.0, help="Of a step, beside both.")
+]
+
+# ---- the load, and how well it is to be served ---------------------------------------------
+
+Rate: TypeAlias = Annotated[
+    float | None, Option(help="Requests a second; with --trace instead of its own.")
+]
+Prompt: TypeAlias = Annotated[
+    str | None,
+    Option(help="Tokens: N, MEAN/P90, uniform:LOW-HIGH, lognormal:MEAN,SIGMA[,MAX]."),
+]
+Output: TypeAlias = Annotated[str | None, Option(help="Tokens of answers, likewise.")]
+Trace: TypeAlias = Annotated[
+    Path | None, Option(help="Requests: Mooncake's JSON lines, or Azure's .csv.")
+]
+Scale: TypeAlias = Annotated[float, Option(help="Of the trace's rate.")]
+Shared: TypeAlias = Annotated[
+    float | None,
+    Option(
+        min=0.0,
+        max=0.99,
+        help="Share of the prompts' tokens that is cached; a trace with blocks has its own.",
+    ),
+]
+TtftMs: TypeAlias = Annotated[float, Option(help="Objective: ms to the first token.")]
+TpotMs: TypeAlias = Annotated[float, Option(help="Objective: ms for each further token.")]
+
+# ---- what comes out ------------------------------------------------------------------------
+
+Html: TypeAlias = Annotated[Path | None, Option(help="Write a page with plots; it opens offline.")]
+Scenario: TypeAlias = Annotated[
+    Path | None, Option(help="Write it for `baton simulate`, as a YAML file.")
+]
+Json: TypeAlias = Annotated[bool, Option("--json", help="Print it as JSON.")]
+
+
+app = typer.Typer(no_args_is_help=True, help="How many workers of which kind, and what binds them.")
+app.command()(speculation)
+
+_OUT = ("html", "scenario", "json")
+"""Options that are not of what is asked."""
+
+
+@app.callback(invoke_without_command=True)
+def plan(
+    ctx: typer.Context,
+    model: Model = None,
+    gpu: Gpu = None,
+    prefill_gpu: PrefillGpu = None,
+    decode_gpu: DecodeGpu = None,
+    rate: Rate = None,
+    prompt: Prompt = None,
+    output: Output = None,
+    trace: Trace = None,
+    scale: Scale = 1.0,
+    shared: Shared = None,
+    ttft_ms: TtftMs = 2000.0,
+    tpot_ms: TpotMs = 100.0,
+    kv_precision: KvPrecision = "fp8",
+    prefill_chunk: PrefillChunk = 512,
+    max_batch: MaxBatch = 64,
+    link_gb_per_s: LinkGbPerS = None,
+    acceptance: Acceptance = None,
+    draft_cost: DraftCost = 0.0,
+    compute_efficiency: ComputeEfficiency = 0.5,
+    bandwidth_efficiency: BandwidthEfficiency = 0.7,
+    overhead_ms: OverheadMs = 1.0,
+    html: Html = None,
+    scenario: Scenario = None,
+    json: Json = False,
+) -> None:
+    """How many prefill and decode workers a load needs, which wall binds each pool, what relaxes
+    it, and what tokens cost: the autoscaler's own policy, on GPUs that you need not have.
+
+    baton plan --model Llama-3-8B --gpu H100 --rate 40 --prompt 2000/4000 --output 300
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_options(ctx)
+        return
+    from cluster.planner import plan as report
+    from protocol.errors import StartupError
+
+    try:
+        asked = _asked(ctx)
+        found = report.plan(asked.wanted())
+        _write(asked, found, html, scenario)
+    except StartupError as e:
+        raise failure(e) from None
+    _tell(found, html, as_json=json)
+
+
+def _asked(ctx: typer.Context) -> Asked:
+    from cluster.planner.request import Asked
+
+    return Asked(**{name: value for name, value in ctx.params.items() if name not in _OUT})
+
+
+def _write(asked: Asked, found: Plan, html: Path | None, scenario: Path | None) -> None:
+    """Files, where they are wanted. Raises StartupError."""
+    if html is not None:
+        from cluster.planner.page import write_page
+
+        write_page(html, found)
+    if scenario is not None:
+        from cluster.planner.scenario_file import write_scenario
+
+        write_scenario(scenario, asked, found)
+
+
+def _tell(found: Plan, html: Path | None, *, as_json: bool) -> None:
+    """Ends with 1 where an objective cannot be met."""
+    from cluster.planner.tables import warnings
+
+    told = warnings(found)
+    if as_json:
+        _print_json(found)
+        if told:
+            typer.echo("\n".join(f"baton: {line}" for line in told), err=True)
+    else:
+        _print_tables(found)
+        if html is not None:
+            typer.echo(f"page: {html}")
+    if told:
+        raise typer.Exit(1)
+
+
+def _print_json(found: Plan) -> None:
+    import msgspec
+
+    from cluster.planner.plan import as_json
+
+    out: dict[str, Any] = as_json(found)
+    typer.echo(msgspec.json.format(msgspec.json.encode(out), indent=2).decode())
+
+
+def _print_tables(found: Plan) -> None:
+    from rich.console import Console
+
+    from cluster.planner.tables import show
+
+    show(Console(highlight=False), found)
+
+
+def _refuse_options(ctx: typer.Context) -> None:
+    """They would be ignored."""
+    given = [
+        name.replace("_", "-")
+        for name in ctx.params
+        if (source := ctx.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    ]
+    if given:
+        where = f"baton plan {ctx.invoked_subcommand}"
+        raise failure(Exception(f"--{given[0]} is of `baton plan`; options go behind `{where}`"))

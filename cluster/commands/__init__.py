@@ -1,1 +1,0 @@
-"""The commands of `baton`, a file each; `cluster.cli` lists them."""

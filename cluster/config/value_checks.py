@@ -1,0 +1,94 @@
+"""Checks of single values that a type and a range do not say. None repeats a secret."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from cluster.settings.choices import is_module_name
+from protocol.errors import StartupError
+
+MASK = "<hidden>"
+"""What stands for a secret where the configuration is shown."""
+
+_CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?\Z")
+_NAME = re.compile(r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*\Z")
+_HOST = re.compile(r"[A-Za-z0-9.:_%-]{1,253}\Z")
+
+
+def cluster_name(text: str) -> str:
+    if not _CLUSTER.match(text):
+        raise ValueError("a cluster name of at most 64 letters, digits, '.', '_' and '-'")
+    return text
+
+
+def host(text: str) -> str:
+    if not _HOST.match(text):
+        raise ValueError("a host name or an IP address")
+    return text
+
+
+def dns_name(text: str) -> str:
+    if not _NAME.match(text) or text.replace(".", "").isdigit():
+        raise ValueError("a DNS name, as baton.cluster")
+    return text
+
+
+def device(text: str) -> str:
+    if not _DEVICE.match(text):
+        raise ValueError("cpu, cuda or cuda:N")
+    return text
+
+
+def module_name(text: str) -> str:
+    if not is_module_name(text):
+        raise ValueError("the dotted name of a Python module")
+    return text
+
+
+def redis_url(secret: SecretStr) -> SecretStr:
+    from protocol.registry.directory import check_url  # imports redis
+
+    unmasked(secret)
+    try:
+        check_url(secret.get_secret_value())
+    except StartupError as e:
+        raise ValueError(str(e).partition("it must be ")[2]) from None
+    return secret
+
+
+def http_url(secret: SecretStr) -> SecretStr:
+    """It may have a password."""
+    text = unmasked(secret).get_secret_value()
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("http://[user:password@]host[:port][/path], or https://...")
+    return secret
+
+
+def token(secret: SecretStr) -> SecretStr:
+    text = unmasked(secret).get_secret_value()
+    if not text or not text.isascii() or not text.isprintable() or text != text.strip():
+        raise ValueError("printable ASCII characters, with no space at the ends")
+    return secret
+
+
+def hex_secret(secret: SecretStr) -> SecretStr:
+    text = unmasked(secret).get_secret_value()
+    if not re.fullmatch(r"([0-9a-fA-F]{2}){16,64}", text):
+        raise ValueError("32 to 128 hex digits, two for each byte")
+    return secret
+
+
+def unmasked(secret: SecretStr) -> SecretStr:
+    """A secret, and not what `baton config` shows instead of one."""
+    if secret.get_secret_value() == MASK:
+        raise ValueError("the secret itself: `baton config` does not show it")
+    return secret

@@ -1,0 +1,1 @@
+"""Certificates, API keys, and what the nodes of a cluster share."""

@@ -1,0 +1,1 @@
+"""The rows of panels, and the PromQL they ask."""

@@ -1,0 +1,182 @@
+"""Every metric that dashboards draw: its name on the pages, what it is in, and what it is called
+there. Tests hold this against the pages of a real router and of real workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Unit: TypeAlias = Literal["seconds", "bytes", "tokens", "requests", "flops", "ratio", "count"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """``name``: without the suffix of its kind (``_total``; ``_bucket``, ``_sum``, ``_count``).
+    ``labels``: those that tell its series apart, but for model, role and replica. ``bare``: it has
+    not even those, and only what Prometheus adds."""
+
+    name: str
+    kind: Kind
+    unit: Unit
+    about: str
+    labels: tuple[str, ...] = ()
+    bare: bool = False
+
+
+def _counter(name: str, unit: Unit, about: str, *labels: str) -> Metric:
+    return Metric(f"baton_{name}", "counter", unit, about, labels)
+
+
+def _gauge(name: str, unit: Unit, about: str, *labels: str) -> Metric:
+    return Metric(f"baton_{name}", "gauge", unit, about, labels)
+
+
+def _histogram(name: str, unit: Unit, about: str, *labels: str) -> Metric:
+    return Metric(f"baton_{name}", "histogram", unit, about, labels)
+
+
+# What clients see; measured by routers.
+_ARRIVAL = "From the request's arrival to its"
+TTFT = _histogram("time_to_first_token_seconds", "seconds", f"{_ARRIVAL} first token")
+TPOT = _histogram(
+    "request_time_per_output_token_seconds", "seconds", "Mean of a request, after its first"
+)
+ITL = _histogram("inter_token_latency_seconds", "seconds", "Between two tokens of a request")
+DURATION = _histogram("request_duration_seconds", "seconds", f"{_ARRIVAL} end")
+STAGE = _histogram(
+    "ttft_stage_seconds",
+    "seconds",
+    "Parts of the time to first token; wire and scatter come after it",
+    "stage",
+)
+OBJECTIVE = _gauge("objective_seconds", "seconds", "Of the service, as configured", "slo")
+SLO_OF = _counter(
+    "slo_requests",
+    "requests",
+    "Requests weighed by an objective, those that waited in vain as well",
+    "slo",
+)
+SLO_MET = _counter(
+    "slo_met", "requests", "Those of them within it; all: within both, and ended well", "slo"
+)
+REQUESTS = _counter("requests", "requests", "Requests ended", "status")
+REFUSALS = _counter("admission_refusals", "requests", "Requests not let in", "reason")
+PROMPT = _counter("prompt_tokens", "tokens", "Tokens in prompts")
+UNCACHED = _counter(
+    "uncached_prompt_tokens", "tokens", "Tokens in prompts that no prefix cache held"
+)
+OUTPUT = _counter("output_tokens", "tokens", "Tokens sent to clients")
+ASKED = _gauge("requests_waiting", "requests", "Requests before their first token")
+ANSWERED = _gauge("requests_running", "requests", "Requests that have brought a token")
+
+# What is asked; told by routers.
+RECEIVED = _counter(
+    "requests_received", "requests", "Valid requests at their arrival, refused ones included"
+)
+PROMPT_LENGTH = _histogram(
+    "request_prompt_tokens", "tokens", "Tokens in the prompt of a request that arrived"
+)
+UNCACHED_LENGTH = _histogram(
+    "request_uncached_prompt_tokens",
+    "tokens",
+    "Of them, those that no cache held; known with the first token",
+)
+OUTPUT_LENGTH = _histogram(
+    "request_output_tokens", "tokens", "Tokens that a request brought, at its end"
+)
+
+# Routers themselves.
+REPLICAS = _gauge("replicas", "count", "Workers that this router knows", "state")
+DECISION = _histogram("router_decision_seconds", "seconds", "To choose a request's workers")
+PREDICTION = _histogram(
+    "router_ttft_prediction_ratio", "ratio", "Time to first token: observed to predicted"
+)
+INDEX_ENTRIES = _gauge("index_entries", "count", "Blocks in the prefix index")
+INDEX_AGE = _gauge("index_staleness_seconds", "seconds", "Age of what the prefix index knows")
+
+# Workers: what they have to do.
+RUNNING = _gauge("requests_running", "requests", "Sequences that decode")
+WAITING = _gauge("requests_waiting", "requests", "Sequences before their decoding")
+QUEUED = _gauge("queued_prefill_tokens", "tokens", "Prompt tokens still to be computed")
+DECODE_JOBS = _gauge(
+    "decode_jobs",
+    "requests",
+    "Requests that this worker's front owns, queued and prefilled elsewhere too",
+)
+PREFILL_CALLS = _gauge(
+    "prefill_calls", "requests", "Prompts that this worker computes or holds for others"
+)
+
+# Workers: what they do.
+COMPUTED = _counter("prefill_computed_tokens", "tokens", "Prompt tokens computed")
+GENERATED = _counter("generation_tokens", "tokens", "Tokens generated")
+QUERIES = _counter("prefix_cache_queries_tokens", "tokens", "Tokens looked for in the cache")
+HITS = _counter("prefix_cache_hits_tokens", "tokens", "Tokens found in the cache")
+KV_USAGE = _gauge("kv_cache_usage_ratio", "ratio", "Of KV pages in use")
+PREEMPTIONS = _counter("num_preemptions", "count", "Sequences that lost their pages")
+RESTARTS = _counter("engine_restarts", "count", "Engines that were replaced")
+STEP = _histogram("engine_step_seconds", "seconds", "Of one step of the engine")
+BATCH = _histogram("engine_batch_size", "count", "Sequences in a step")
+DRAFTED = _counter("spec_decode_num_draft_tokens", "tokens", "Tokens proposed")
+ACCEPTED = _counter("spec_decode_num_accepted_tokens", "tokens", "Tokens accepted")
+ROWS = _counter("decode_rows", "count", "Sequences that decoded, of all steps")
+
+# How far pools are from their ceilings; worked out by routers.
+BINDING = _gauge("binding_wall", "count", "1: this wall binds the pool; none: none does", "wall")
+WALL_USE = _gauge(
+    "pool_wall_utilization_ratio", "ratio", "Of the wall's ceiling, the pool's workers", "wall"
+)
+BUSY = _gauge("pool_busy_ratio", "ratio", "Of the last seconds: steps ran, on average")
+GAIN = _gauge(
+    "wall_gain_ratio",
+    "ratio",
+    "Tokens per second that a technique would bring the pool, over those now",
+    *("wall", "technique"),
+)
+FLOPS = _counter("engine_flops", "flops", "Floating point operations of steps")
+MOVED = _counter("engine_bytes", "bytes", "Bytes that steps moved in memory", "kind")
+
+# KV on its way: every byte counts at its receiver alone.
+_LINK = ("transport", "codec")
+WIRE_BYTES = _counter("kv_transfer_bytes", "bytes", "KV received, on the wire", *_LINK)
+RAW_BYTES = _counter("kv_transfer_raw_bytes", "bytes", "The same without codec", *_LINK)
+FAILURES = _counter("kv_transfer_failures", "count", "That broke", *_LINK)
+TRANSFER = _histogram("kv_transfer_seconds", "seconds", "From the pull to the last frame", *_LINK)
+
+# The autoscaler, and what it moves.
+DESIRED = _gauge("desired_replicas", "count", "Workers that are wanted, within limits")
+THERE = _gauge("actual_replicas", "count", "Workers that serve the role or are about to")
+STARTING = _gauge("starting_replicas", "count", "Workers that were asked for and are not there")
+NEEDED = _gauge("needed_replicas", "count", "Workers that the load asks for, before limits")
+POOL_LOAD = _gauge(
+    "pool_load", "count", "Busy prefill workers (erlangs); sequences that decode at a time"
+)
+CORRECTION = _gauge("correction_factor", "ratio", "Observed to predicted")
+PREDICTED_TTFT = _gauge("predicted_ttft_seconds", "seconds", "Of the workers that serve now")
+PREDICTED_TPOT = _gauge("predicted_tpot_seconds", "seconds", "Of the workers that serve now")
+OBSERVED_TTFT = _gauge("observed_ttft_seconds", "seconds", "Mean of the window")
+OBSERVED_TPOT = _gauge("observed_tpot_seconds", "seconds", "Mean of the window")
+INFEASIBLE = _gauge("slo_infeasible", "count", "1: no number of workers meets the objective", "slo")
+MODE = _gauge("autoscaler_mode", "count", "1: what it does; watch: another one acts", "mode")
+REASON = _gauge("scaling_reason", "count", "1: of the last decision", "reason")
+READING_AGE = _gauge(
+    "planner_reading_age_seconds", "seconds", "Of the metrics that the last decision was made of"
+)
+DECISIONS = _counter("scaling_decisions", "count", "Decisions by their strongest reason", "reason")
+TURNS_FAILED = _counter("autoscaler_failures", "count", "Parts of turns that failed", "what")
+WORKER_SECONDS = _counter(
+    "worker_seconds", "seconds", "Of workers, from the asking for them to their end"
+)
+FLIPS = _counter("role_flips", "count", "Changes of its role", "from", "to")
+
+# Processes: of a router, of a worker's front, and of its engine.
+_CPU = "Total user and system CPU time spent in seconds."
+_MEMORY = "Resident memory size in bytes."
+CPU = Metric("process_cpu_seconds", "counter", "seconds", _CPU, bare=True)
+MEMORY = Metric("process_resident_memory_bytes", "gauge", "bytes", _MEMORY, bare=True)
+ENGINE_CPU = Metric("baton_engine_process_cpu_seconds", "counter", "seconds", _CPU, bare=True)
+ENGINE_MEMORY = Metric(
+    "baton_engine_process_resident_memory_bytes", "gauge", "bytes", _MEMORY, bare=True
+)

@@ -1,0 +1,189 @@
+"""`baton up`: checks, starts guardian and supervisor, and shows what they do.
+
+In the foreground this process stays, passes on signals, and holds the guardian's leash: when it
+dies, however it dies, the cluster goes. With ``detach`` it lets go once the cluster serves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from cluster.doctor.subject import of_launch
+from cluster.launch import guardian
+from cluster.launch.prepare import prepare
+from cluster.local import ports
+from cluster.local.die_with_parent import die_with_parent
+from cluster.local.processes import RUN_DIR_VARIABLE
+from cluster.local.run_state import Home, State, new_run_dir, remove_run_dir
+from cluster.local.start_report import Began, Done, Event, Failed, Ready, Reporter, new_events
+from cluster.models import drafting
+from cluster.settings.launch_settings import Launch
+from cluster.settings.worker_settings import without_password
+from protocol.errors import StartupError
+
+_POLL_S = 0.05
+
+
+def up(wanted: Launch, model: str | None, *, detach: bool) -> int:
+    """Exit status: 0 when it served (and, in the foreground, was stopped), 1 when it did not."""
+    report = Reporter()
+    if os.environ.get("BATON_DIE_WITH_PARENT") and not detach:  # `make up`: goes when make does
+        die_with_parent(os.getppid(), signal.SIGTERM)
+    try:
+        home = Home(wanted.cluster)
+        lock = home.lock()
+        if lock is None:
+            report.say(_already(home))
+            return 1
+        home.clean()
+        launch = _check(wanted, model, report)
+    except StartupError as e:
+        report(Failed("check", str(e)))
+        return 1
+    finally:
+        report.close()
+    run_dir = new_run_dir()
+    events = str(home.events)
+    launch = msgspec.structs.replace(launch, run_dir=str(run_dir), events_path=events)
+    try:
+        return _Follower(home, launch, report, detach=detach).run(lock)
+    finally:
+        os.close(lock)
+        report.close()
+
+
+def _already(home: Home) -> str:
+    state = home.read()
+    if state is None:
+        return f"cluster {home.cluster!r} is being started or stopped by another process"
+    doing = "runs already" if state.ready else "is starting or stopping"
+    return f"cluster {home.cluster!r} {doing}: {state.url} ({state.model_id}); see `baton down`"
+
+
+def _check(wanted: Launch, model: str | None, report: Reporter) -> Launch:
+    """What can be known to fail is found here, before anything is started."""
+    report(Began("check"))
+    asked = of_launch(wanted, model, port_moves=True)
+    options = (wanted.check, lambda: wanted.router.check_host(wanted.host))
+    found = prepare(asked, wanted.model_id or None, report, options)
+    decode = wanted.workers["decode"]
+    drafts = drafting.resolve(decode.speculation, model, report)
+    workers = {**wanted.workers, "decode": msgspec.structs.replace(decode, speculation=drafts)}
+    port = ports.first_free(wanted.host, wanted.port)
+    moved = f" ({wanted.port} is taken)" if port != wanted.port else ""
+    redis = "" if wanted.redis_url is None else f", Redis {without_password(wanted.redis_url)}"
+    report(Done("check", f"model {found.id}, port {port}{moved}{redis}"))
+    return msgspec.structs.replace(
+        wanted, model_path=str(found.path), model_id=found.id, port=port, workers=workers
+    )
+
+
+class _Follower:
+    """Starts the guardian, and follows the events until it serves, fails or ends."""
+
+    def __init__(self, home: Home, launch: Launch, report: Reporter, *, detach: bool) -> None:
+        self._home = home
+        self._launch = launch
+        self._report = report
+        self._detach = detach
+        self._signals = 0
+        self._held: list[socket.socket] = []
+        self._ready = False
+        self._failed = False
+
+    def run(self, lock: int) -> int:
+        self._held = ports.hold(self._launch.host, self._launch.port)  # until the supervisor does
+        self._home.events.write_bytes(b"")
+        leash_r, leash_w = os.pipe()
+        handlers = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_signal)
+        child = self._start_guardian(leash_r, lock)
+        os.close(leash_r)
+        try:
+            return self._follow(child, leash_w)
+        finally:
+            for each in self._held:
+                each.close()
+            os.close(leash_w)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _start_guardian(self, leash: int, lock: int) -> subprocess.Popen[bytes]:
+        launch = self._launch
+        self._home.write(State(run_dir=launch.run_dir, url=launch.url, model_id=launch.model_id))
+        guard = [sys.executable, "-I", "-S", guardian.__file__, str(leash), launch.run_dir]
+        supervisor = [sys.executable, "-m", "cluster.launch.supervisor", str(launch.write())]
+        environment = os.environ | {
+            RUN_DIR_VARIABLE: launch.run_dir,
+            "BATON_LOCK_FD": str(lock),
+            "PYTHONUNBUFFERED": "1",
+        }
+        with self._home.log.open("wb") as log:
+            return subprocess.Popen(
+                [*guard, *supervisor],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(leash, lock),
+                start_new_session=True,  # a Ctrl-C is for this process, which passes it on
+            )
+
+    def _follow(self, child: subprocess.Popen[bytes], leash: int) -> int:
+        passed = 0
+        with self._home.events.open("rb") as stream:
+            while True:
+                ended = child.poll() is not None
+                for event in new_events(stream):
+                    self._show(event)
+                if self._ready and self._detach:
+                    os.write(leash, b"x")
+                    return 0
+                while passed < self._signals and not ended:
+                    passed += 1
+                    self._report.say(_SAYS[min(passed, 2)])
+                    child.send_signal(signal.SIGTERM)
+                if ended:
+                    return self._ended(child.returncode)
+                time.sleep(_POLL_S)
+
+    def _show(self, event: Event) -> None:
+        self._report(event)
+        self._ready |= isinstance(event, Ready)
+        self._failed |= isinstance(event, Failed)
+        if self._ready and isinstance(event, Ready) and not self._detach:
+            self._report.say("\nCtrl-C stops it, and lets requests finish; twice: at once")
+
+    def _ended(self, status: int) -> int:
+        self._home.clean()
+        remove_run_dir(Path(self._launch.run_dir))
+        if self._signals:
+            self._report.say("stopped; nothing is left running")
+            return 0 if self._ready and self._signals == 1 else 130
+        if not self._failed:
+            self._report.say(f"the supervisor ended unexpectedly (status {status})")
+            self._report.say(_tail(self._home.log))
+        self._report.say(f"log: {self._home.log}")
+        return 1
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._signals += 1
+
+
+_SAYS = {1: "draining: no new requests, those that run may finish", 2: "stopping at once"}
+
+
+def _tail(path: Path, lines: int = 15) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""This machine: processes, ports, run folders, the embedded Redis, start reports."""

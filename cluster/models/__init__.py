@@ -1,0 +1,1 @@
+"""Which model is served, and how it is found or downloaded."""

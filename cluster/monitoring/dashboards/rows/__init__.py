@@ -1,1 +1,0 @@
-"""The rows of panels, one file each; each answers a question."""

@@ -1,0 +1,1 @@
+"""What the autoscaler knows of a cluster, from the directory, routers or Prometheus."""

@@ -1,0 +1,130 @@
+"""Lengths of requests as a histogram tells them, and points that stand for them. Pure.
+
+Within a bucket values are taken to be spread evenly. Their sum, which a histogram knows, then
+scales the points, so that the mean is right; a mean square is to some percent.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+
+import msgspec
+
+from router.generation.metrics import TOKENS
+
+STRATA = 24
+"""Points of equal weight; the last one is split into PARTS, since a tail weighs most."""
+PARTS = 5
+MOST_EDGES = 256
+BEYOND = 4.0
+"""No value is more than so many times the last edge."""
+
+BOUNDS = (
+    *(i / STRATA for i in range(STRATA)),
+    *(1.0 - 0.5**k / STRATA for k in range(1, PARTS)),
+    1.0,
+)
+"""Of the strata and their parts, as shares of all values."""
+
+
+class Histogram(msgspec.Struct, frozen=True, array_like=True):
+    """``counts``: values in each bucket, not cumulated; one more than ``edges``: the last is of
+    those above. A value at an edge is below it. ``total``: the sum of all values."""
+
+    edges: tuple[float, ...] = TOKENS
+    counts: tuple[float, ...] = (0.0,) * (len(TOKENS) + 1)
+    total: float = 0.0
+
+    @classmethod
+    def cumulated(cls, buckets: Sequence[tuple[float, float]], total: float) -> Histogram:
+        """From (edge, values up to it), ascending, as Prometheus has them; the last edge is
+        infinite. An empty one for what cannot be a histogram."""
+        edges = tuple(edge for edge, _ in buckets[:-1])
+        ups = [max(0.0, count) for _, count in buckets]
+        usable = 0 < len(edges) <= MOST_EDGES and math.isinf(buckets[-1][0])
+        if not usable or not all(0 < edge < math.inf for edge in edges):
+            return cls()
+        ups = list(accumulate(ups, max))  # each was read at a moment of its own
+        return cls(edges, tuple(b - a for a, b in pairwise([0.0, *ups])), max(0.0, total))
+
+    @property
+    def count(self) -> float:
+        return math.fsum(self.counts)
+
+    @property
+    def mean(self) -> float:
+        """0 where there is no value. Within what the buckets allow: the sum may be of another
+        moment, or garbage."""
+        count = self.count
+        if count <= 0:
+            return 0.0
+        least = math.fsum(low * n for low, _, n in self._buckets())
+        most = math.fsum(high * n for _, high, n in self._buckets())
+        return min(max(self.total, least), most) / count
+
+    @classmethod
+    def together(cls, histograms: Iterable[Histogram]) -> Histogram:
+        """All of them. Where edges differ (routers of two versions), those with most values."""
+        by_edges: dict[tuple[float, ...], list[Histogram]] = {}
+        for one in histograms:
+            if any(one.counts):
+                by_edges.setdefault(one.edges, []).append(one)
+        sums = [
+            cls(edges, tuple(map(math.fsum, zip(*(h.counts for h in of), strict=True))), total)
+            for edges, of in by_edges.items()
+            for total in [math.fsum(h.total for h in of)]
+        ]
+        return max(sums, key=lambda histogram: histogram.count, default=cls())
+
+    def points(self) -> tuple[float, ...]:
+        """For each two neighbours of BOUNDS the mean of what lies between them, ascending; none
+        without a value."""
+        if self.count <= 0:
+            return ()
+        sums = [self._lowest(share * self.count) for share in BOUNDS]
+        means = [
+            (b - a) / (q - p)
+            for (a, b), (p, q) in zip(pairwise(sums), pairwise(BOUNDS), strict=True)
+        ]
+        scale = self.mean * self.count / sums[-1]
+        return tuple(scale * mean / self.count for mean in means)
+
+    def _lowest(self, rank: float) -> float:
+        """The sum of the ``rank`` lowest values."""
+        left, found = rank, 0.0
+        for low, high, n in self._buckets():
+            taken = min(n, left)
+            cut = low + (high - low) * taken / n
+            found += taken * (low + cut) / 2
+            left -= taken
+            if left <= 0:
+                break
+        return found
+
+    def _buckets(self) -> Iterator[tuple[float, float, float]]:
+        """Lower and upper edge and values, of those that have any."""
+        lows = (0.0, *self.edges)
+        highs = (*self.edges, BEYOND * self.edges[-1])
+        return (b for b in zip(lows, highs, self.counts, strict=True) if b[2] > 0)
+
+
+class Tally:
+    """Counts values into a Histogram."""
+
+    def __init__(self, edges: Sequence[float] = TOKENS) -> None:
+        self._edges = tuple(edges)
+        self.clear()
+
+    def clear(self) -> None:
+        self._counts = [0] * (len(self._edges) + 1)
+        self._total = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._edges, value)] += 1
+        self._total += value
+
+    def histogram(self) -> Histogram:
+        return Histogram(self._edges, tuple(map(float, self._counts)), self._total)

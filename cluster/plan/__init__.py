@@ -1,1 +1,0 @@
-"""`baton plan`: what would pay, before it is bought."""

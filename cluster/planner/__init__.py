@@ -1,0 +1,1 @@
+"""`baton plan`: how many workers a load needs, and which techniques pay."""

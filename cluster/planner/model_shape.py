@@ -1,0 +1,252 @@
+"""What a model asks of any machine: FLOPs and bytes, from its config or from a few numbers. Pure.
+
+The arithmetic is that of the workers themselves (``machine_costs.py``), so that a plan and the
+walls that a live cluster names are of the same figures.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cluster.models import hub, models
+from engine.execution.machine_costs import PassCost, pass_cost
+from engine.kv_cache.kv_format import Codec, KVFormat, Precision
+from engine.model_config.checkpoint import load_config
+from engine.model_config.config import ModelConfig
+from engine.model_config.families import parse_config
+from protocol.block_keys import BLOCK_TOKENS
+from protocol.errors import StartupError
+
+
+class Work(NamedTuple):
+    """Of a pass: products with weights, and attention."""
+
+    linear_flops: float
+    attention_flops: float
+    weight_bytes: float
+    kv_bytes: float
+
+    @property
+    def flops(self) -> float:
+        return self.linear_flops + self.attention_flops
+
+    @property
+    def bytes(self) -> float:
+        return self.weight_bytes + self.kv_bytes
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """One model in one type. ``weight_bytes``: that have to lie in memory; ``cost``: what a pass
+    computes and reads, its ``pair_flops`` and ``kv_bytes`` of one layer."""
+
+    name: str
+    parameters: float
+    active: float  # of them, that a token meets
+    element_bytes: int
+    weight_bytes: float
+    cost: PassCost
+    kv: KVFormat
+
+    @property
+    def kv_bytes(self) -> float:
+        """Of the pool, that a token takes."""
+        return float(self.kv.bytes_per_token)
+
+    def wire_bytes(self, codec: Codec) -> float:
+        """Of a token on its way to a decode worker."""
+        return self.kv.layers * self.kv.page_layer_bytes(codec) / BLOCK_TOKENS
+
+    @property
+    def codec(self) -> Codec:
+        """The bytes that the codec ``auto`` sends: the fewest that change no value."""
+        return min(self.kv.codecs, key=self.kv.page_layer_bytes)
+
+    def reached(self, context: float) -> float:
+        """Tokens that a query attends to after ``context`` others, of all layers together."""
+        return sum(
+            count * (min(context, window) if window else context)
+            for window, count in self.cost.reaches
+        )
+
+    def decode(self, batch: float, context: float) -> Work:
+        """A step in which ``batch`` sequences with ``context`` tokens each decode: weights are read
+        once, KV once for each sequence."""
+        reached = batch * self.reached(context)
+        return Work(
+            batch * (self.cost.row_flops + self.cost.draw_flops),
+            reached * self.cost.pair_flops,
+            self.cost.weight_bytes(max(1, round(batch))),
+            reached * self.cost.kv_bytes,
+        )
+
+    def prompt(self, cached: float, tokens: float) -> Work:
+        """A pass over ``tokens`` tokens after ``cached`` ones (Pope et al., 2022, section 2)."""
+        return Work(
+            tokens * self.cost.row_flops + self.cost.draw_flops,
+            tokens * self.reached(cached + tokens / 2) * self.cost.pair_flops,
+            self.cost.weight_bytes(max(1, round(tokens))),
+            self.reached(cached + tokens) * self.cost.kv_bytes,
+        )
+
+
+def of_config(
+    config: ModelConfig, name: str, precision: Precision, element_bytes: int = 2
+) -> Shape:
+    """A model that the engine serves, on a GPU: an fp8 pool where KV is on the fp8 grid."""
+    kv = config.kv_format(precision, "fp8" if precision == "fp8" else "wide", element_bytes)
+    embedding = config.vocab_size * config.hidden_size
+    parameters = count(config)
+    # All but the embedding, of which rows are looked up, are read; a tied head is the embedding.
+    read = parameters if config.tied_embeddings else parameters - embedding
+    cost = pass_cost(config, kv, read * element_bytes, element_bytes)
+    return Shape(
+        name=name,
+        parameters=parameters,
+        active=(cost.row_flops + cost.draw_flops) / 2.0,
+        element_bytes=element_bytes,
+        weight_bytes=float(parameters * element_bytes),
+        cost=cost,
+        kv=kv,
+    )
+
+
+def of_numbers(
+    name: str,
+    parameters: float,
+    kv: KVFormat,
+    *,
+    active: float | None = None,
+    heads: int | None = None,
+) -> Shape:
+    """A dense model, or one of whose parameters a token meets ``active``: its experts then count as
+    read by every step. ``heads``: of queries; None: as many as of keys."""
+    met = parameters if active is None else active
+    cost = PassCost(
+        row_flops=2.0 * met,
+        draw_flops=0.0,
+        pair_flops=4.0 * (heads or kv.kv_heads) * kv.head_dim,
+        reaches=((0, kv.layers),),
+        dense_bytes=parameters * kv.element_bytes,
+        kv_bytes=kv.page_layer_bytes(kv.stored) / BLOCK_TOKENS,
+    )
+    return Shape(
+        name=name,
+        parameters=parameters,
+        active=met,
+        element_bytes=kv.element_bytes,
+        weight_bytes=parameters * kv.element_bytes,
+        cost=cost,
+        kv=kv,
+    )
+
+
+def count(config: ModelConfig) -> int:
+    """Parameters of a checkpoint of this shape: those that ``engine.model.weights.names`` lists."""
+    c = config
+    h, q, kv = c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
+    attention = 2 * h * (q + kv) + (q + 2 * kv) * c.qkv_bias + h * c.out_bias
+    norms = h * (4 if c.sandwich_norms else 2) + 2 * c.head_dim * c.qk_norm
+    dense = 3 * h * c.intermediate_size + (2 * c.intermediate_size + h) * c.mlp_bias
+    total = c.layers * (attention + norms) + h + c.vocab_size * h * (1 + (not c.tied_embeddings))
+    for layer in range(c.layers):
+        if c.moe is not None and c.is_sparse(layer):
+            total += c.moe.experts * (3 * h * c.moe.intermediate_size + h)
+        else:
+            total += dense
+    return total
+
+
+# MERGED cluster.plan.find
+# Which model a plan is for: a name, a folder, a hub id, or the numbers themselves.
+
+FORM = "params=8e9,layers=32,kv_heads=8,head_dim=128[,heads=32][,active=8e9]"
+_WANTED = ("params", "layers", "kv_heads", "head_dim")
+_MAY = ("heads", "active")
+_LARGEST = 1e15
+
+
+@cache
+def known() -> dict[str, dict[str, Any]]:
+    """Configs of the data file, by name."""
+    return tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
+
+
+def shape(text: str, precision: Precision, element_bytes: int = 2) -> Shape:
+    """The model that ``text`` names: one of ``known``, ``FORM``, a folder or a hub id, of which the
+    config alone is read. Raises StartupError."""
+    if "=" in text:
+        return _by_numbers(text, precision, element_bytes)
+    for name, raw in known().items():
+        if name.lower() == text.lower():
+            return of_config(parse_config(raw, name), name, precision, element_bytes)
+    found = _located(text)
+    folder = found.path
+    if folder is None:
+        assert found.repo is not None
+        folder = hub.download(found.repo, hub.CONFIGS, lambda _done, _total: None)
+    return of_config(load_config(folder), found.id, precision, element_bytes)
+
+
+def _located(text: str) -> models.Located:
+    try:
+        return models.locate(text)
+    except StartupError as error:
+        near = difflib.get_close_matches(text, known(), n=1, cutoff=0.5)
+        hint = f"; is it {near[0]}?" if near else ""
+        raise StartupError(
+            f"--model: {error}{hint} Known by name: {', '.join(known())}; any other: {FORM}"
+        ) from None
+
+
+def _by_numbers(text: str, precision: Precision, element_bytes: int) -> Shape:
+    numbers = _numbers(text)
+    if numbers["heads"] % numbers["kv_heads"]:
+        raise StartupError(
+            f"--model: {numbers['heads']:g} heads cannot share {numbers['kv_heads']:g} kv_heads"
+        )
+    if numbers["active"] > numbers["params"]:
+        raise StartupError(
+            f"--model: {numbers['active']:g} active parameters of {numbers['params']:g}"
+        )
+    kv = KVFormat(
+        precision=precision,
+        storage="fp8" if precision == "fp8" else "wide",
+        layers=int(numbers["layers"]),
+        kv_heads=int(numbers["kv_heads"]),
+        head_dim=int(numbers["head_dim"]),
+        element_bytes=element_bytes,
+    )
+    name = f"a model of {numbers['params'] / 1e9:g} B parameters"
+    heads = int(numbers["heads"])
+    return of_numbers(name, numbers["params"], kv, active=numbers["active"], heads=heads)
+
+
+def _numbers(text: str) -> dict[str, float]:
+    """Each name of ``FORM`` with its number."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        found[name.strip()] = _number(name.strip(), number)
+    if lacking := [name for name in _WANTED if name not in found]:
+        raise StartupError(f"--model: {', '.join(lacking)} missing; expected {FORM}")
+    return {"heads": found["kv_heads"], "active": found["params"], **found}
+
+
+def _number(name: str, text: str) -> float:
+    if name not in (*_WANTED, *_MAY):
+        raise StartupError(f"--model: {name!r} is none of {', '.join((*_WANTED, *_MAY))}: {FORM}")
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    whole = name in ("params", "active") or number == int(number if math.isfinite(number) else 0)
+    if not (1 <= number <= _LARGEST and whole):  # refuses NaN
+        raise StartupError(f"--model: {name} must be a number from 1 on, not {text!r}; {FORM}")
+    return number

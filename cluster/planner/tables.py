@@ -1,0 +1,296 @@
+"""What a plan says, as sentences and tables: the same in a terminal and on a page. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from cluster.planner.break_even import LARGEST
+from cluster.planner.plan import Plan
+from cluster.planner.pools import Bound, Pool
+from protocol.roles import ROLES
+
+# MERGED cluster.plan.words
+# Figures as a reader wants them. Pure.
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "grows without end"
+    if seconds >= 10:
+        return f"{seconds:,.1f} s"
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+
+
+def size(count: float) -> str:
+    """Of ``count`` bytes."""
+    if count < 2**20:
+        return f"{count / 2**10:.4g} KiB"
+    exponent, unit = next((e, u) for e, u in _UNITS if count >= 1000 * 2 ** (e - 10) or e == 20)
+    value = count / 2**exponent
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+_UNITS = ((40, "TiB"), (30, "GiB"), (20, "MiB"))
+
+
+def speed(value: float) -> str:
+    return f"{value:.3g} GB/s"
+
+
+def usd(value: float | None) -> str:
+    return "not known" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+class Table(NamedTuple):
+    title: str
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def about(of: Plan) -> list[str]:
+    """Sentences: what is asked, and of what."""
+    shape, goals = of.wanted.shape, of.wanted.goals
+    active = f", {shape.active / 1e9:.3g} B of them for a token" if _sparse(of) else ""
+    return [
+        f"{shape.name}: {shape.parameters / 1e9:.3g} B parameters{active},"
+        f" {shape.weight_bytes / 2**30:.1f} GiB of weights; KV {of.kv.precision}",
+        f"{of.wanted.workload.told}",
+        f"Objectives: first token within {duration(goals.ttft_s)} for 90% of requests, then"
+        f" {duration(goals.tpot_s)} a token",
+    ]
+
+
+def _sparse(of: Plan) -> bool:
+    return of.wanted.shape.active < 0.8 * of.wanted.shape.parameters
+
+
+def warnings(of: Plan) -> list[str]:
+    """Objectives that no number of workers meets (``slo_infeasible``)."""
+    sized, goals = of.sized, of.wanted.goals
+    found = []
+    if "ttft" in sized.infeasible:
+        found.append(
+            f"No number of workers meets a TTFT of {duration(goals.ttft_s)}: on an idle worker 90%"
+            f" of these prompts take up to {duration(sized.least_ttft_s)}."
+            " Sized for 80% utilisation."
+        )
+    if "tpot" in sized.infeasible:
+        found.append(
+            f"No batch meets a TPOT of {duration(goals.tpot_s)}: a sequence alone takes"
+            f" {duration(sized.least_tpot_s)} a token. Sized for 80% utilisation."
+        )
+    return found
+
+
+def notes(of: Plan) -> list[str]:
+    """What the figures take for granted, and a cluster may not have."""
+    kept, pool = of.wanted.workload.kept_tokens, of.sized.pools["prefill"]
+    if not kept:
+        return []
+    room = pool.workers * pool.machine.kv_tokens
+    return [
+        "Cached tokens are counted as if caches never ended: to keep every distinct block of the"
+        f" trace takes {size(kept * of.kv.token_bytes)} of KV ({kept:,} tokens); the pools of the"
+        f" prefill workers hold {size(room * of.kv.token_bytes)} ({room:,} tokens) together, each"
+        " its own. `baton simulate` plays the trace with caches that end."
+    ]
+
+
+def tables(of: Plan) -> list[Table]:
+    return [
+        _pools(of),
+        _walls(of),
+        _latency(of),
+        _batch(of),
+        _kv(of),
+        _drafts(of),
+        _wire(of),
+        _split(of),
+        *_cost(of),
+    ]
+
+
+def _pools(of: Plan) -> Table:
+    heads = ("pool", "GPU", "workers", "busy", "load", "each worker")
+    rows = [_pool(of.sized.pools[role]) for role in ROLES]
+    return Table("Pools", heads, rows)
+
+
+def _pool(pool: Pool) -> tuple[str, ...]:
+    need = pool.need
+    prefill = pool.role == "prefill"
+    load = f"{need.load:.2f} erlangs" if prefill else f"{need.load:,.0f} sequences"
+    each = (
+        f"a prompt in {duration(need.each)}" if prefill else f"{need.each:,.0f} sequences at most"
+    )
+    return (pool.role, pool.gpu.name, str(pool.workers), f"{pool.busy:.0%}", load, each)
+
+
+def _walls(of: Plan) -> Table:
+    rows = [
+        (role, of.walls[role].wall, of.walls[role].why, _relax(of.walls[role])) for role in ROLES
+    ]
+    return Table("Which wall binds", ("pool", "wall", "because of", "what would relax it"), rows)
+
+
+def _relax(bound: Bound) -> str:
+    told = [f"{t.name} {t.gain:.1f}x (trap: {t.trap})" for t in bound.relax[:2]]
+    return "; ".join(told) or "nothing that is known"
+
+
+def _latency(of: Plan) -> Table:
+    sized, goals = of.sized, of.wanted.goals
+    heads = ("", "objective", "predicted mean", "on an idle worker")
+    ttft, tpot = f"{duration(sized.least_ttft_s)} for 90%", f"{duration(sized.least_tpot_s)} alone"
+    rows = [
+        ("TTFT", duration(goals.ttft_s), duration(sized.predicted.ttft_s), ttft),
+        ("TPOT", duration(goals.tpot_s), duration(sized.predicted.tpot_s), tpot),
+    ]
+    return Table("Latency, with these workers", heads, rows)
+
+
+def _batch(of: Plan) -> Table:
+    c = of.sized.ceilings
+    bounds = (("tpot", "TPOT objective", c.tpot), ("kv", "KV pool", c.kv))
+    rows = [
+        (name, f"{most:,}", "binds" if key == c.binds else "")
+        for key, name, most in (*bounds, ("max_batch", "max_batch", c.max_batch))
+    ]
+    return Table("Batch of a decode worker", ("by", "sequences at most", ""), rows)
+
+
+def _kv(of: Plan) -> Table:
+    kv = of.kv
+    rows = [
+        ("a token, exact", size(kv.exact_bytes)),
+        ("a token, fp8", size(kv.fp8_bytes)),
+        *((f"pool of a {role} worker", f"{kv.pool_tokens[role]:,} tokens") for role in ROLES),
+        ("a sequence while it decodes", f"{kv.context:,.0f} tokens"),
+        ("of those in a decode worker's pool", f"{kv.sequences:,}"),
+    ]
+    return Table("KV", ("", ""), rows)
+
+
+def _drafts(of: Plan) -> Table:
+    batch = of.sized.ceilings.size
+    heads = ("acceptance", f"drafted each, at batch {batch}", "speed-up there", "pays up to batch")
+    rows = [
+        (
+            f"{d.acceptance:g}",
+            f"{d.nodes:.1f}" if d.nodes else "-",
+            f"{d.speedup:.2f}" if d.nodes else "-",
+            f"{d.pays_up_to}{'+' * (d.pays_up_to >= LARGEST)}" if d.pays_up_to else "-",
+        )
+        for d in of.drafts
+    ]
+    drafting = of.wanted.drafting
+    cost = f"a draft pass costs {drafting.cost:g} steps" if drafting else "drafts cost nothing"
+    return Table(f"Speculation, if {cost}", heads, rows)
+
+
+def _wire(of: Plan) -> Table:
+    w = of.wire
+    link = of.sized.pools["prefill"].machine.link_bytes_s / 1e9
+    heads = ("", "as computed", "fp8")
+    rows = [
+        ("KV of a token", size(w.raw_bytes), size(w.fp8_bytes)),
+        ("link that keeps up with prefill", speed(w.hidden_raw), speed(w.hidden_fp8)),
+        (f"a mean prompt at {speed(link)}", f"{w.ms_raw:,.1f} ms", f"{w.ms_fp8:,.1f} ms"),
+        ("pays where the link is below", "", speed(w.fp8_below)),
+        ("what Baton sends", *(("x" if w.codec == c else "") for c in ("raw", "fp8"))),
+    ]
+    return Table("KV on the wire", heads, rows)
+
+
+def _split(of: Plan) -> Table:
+    ways = (
+        ("unsplit, mixed steps", of.split.mixed),
+        ("unsplit, steps of their own", of.split.apart),
+    )
+    rows = [("two pools", str(of.split.split), usd(of.sized.usd_per_hour))]
+    for name, found in ways:
+        if found is None:
+            rows.append((name, "no number", ""))
+        else:
+            told = f"{name}, {found.gpu.name}, at least"
+            rows.append((told, str(found.workers), usd(found.usd_per_hour)))
+    rows.append(("two pools want no more than mixed steps at a TPOT of", _ranges(of), ""))
+    heads = ("", "workers", "USD an hour")
+    return Table("Splitting against not splitting, at the same objectives", heads, rows)
+
+
+def _ranges(of: Plan) -> str:
+    found = [
+        duration(low) if low == high else f"{duration(low)} to {duration(high)}"
+        for low, high in of.split.pays
+    ]
+    return ", ".join(found[:3]) or "none"
+
+
+def _cost(of: Plan) -> Iterator[Table]:
+    if (c := of.cost) is not None:
+        rows = [
+            ("all workers, an hour", usd(c.hour)),
+            ("a million prompt tokens", usd(c.prompt_tokens)),
+            ("a million tokens of answers", usd(c.output_tokens)),
+            ("a million tokens, blended", usd(c.blended)),
+        ]
+        yield Table("Cost", ("", "USD"), rows)
+
+
+def legend(of: Plan) -> list[str]:
+    """What the figures rest on."""
+    e = of.wanted.efficiency
+    prices = {g.name: g.price for g in of.wanted.gpus.values() if g.usd_per_hour is not None}
+    told = "; ".join(f"{name}: {price}" for name, price in prices.items())
+    return [
+        f"Assumed, not measured: steps reach {e.compute:.0%} of a GPU's dense FLOPs and"
+        f" {e.bandwidth:.0%} of its bandwidth, and cost {e.overhead_s * 1e3:g} ms beside"
+        " (--compute-efficiency, --bandwidth-efficiency, --overhead-ms; 1, 1 and 0: the speed of"
+        " light). A live cluster's own figures (`baton status --json`) are better.",
+        "Workers: the policy of the autoscaler, for a steady load: at most 10% of the requests"
+        " wait longer than the TTFT objective leaves time for, and decode has room for 90% of what"
+        " chance brings.",
+        "Unsplit: an estimate to their good: prompts go where a worker is free, in chunks that keep"
+        " steps within the TPOT objective; mixed: in the steps of those that decode, while weights"
+        " are read (as with `--prefill 0`).",
+        *([f"Prices: {told}. They move: give yours, as in --gpu H100@2.50."] if told else []),
+    ]
+
+
+# MERGED cluster.plan.terminal
+# A plan in a terminal. Torch-free.
+
+
+def show(console: Console, of: Plan) -> None:
+    for line in about(of):
+        console.print(line, style="dim")
+    for warning in warnings(of):
+        console.print(f"\n{warning}", style="bold yellow")
+    for note in notes(of):
+        console.print(f"\n{note}", style="yellow")
+    for table in tables(of):
+        console.print()
+        console.print(_rich(table))
+    console.print()
+    for line in legend(of):
+        console.print(line, style="dim")
+
+
+def _rich(table: Table) -> RichTable:
+    found = RichTable(title=table.title, title_justify="left", show_header=any(table.heads))
+    for i, head in enumerate(table.heads):
+        figures = i > 0 and all(_figure(row[i]) for row in table.rows)
+        found.add_column(head, justify="right" if figures else "left")
+    for row in table.rows:
+        found.add_row(*row)
+    return found
+
+
+def _figure(text: str) -> bool:
+    """Or what stands for one."""
+    return not text or text in ("-", "x", "none") or (text[0].isdigit() and len(text) < 16)

@@ -1,0 +1,1 @@
+"""What workers, launchers and autoscalers are told at their start."""

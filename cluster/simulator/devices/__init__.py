@@ -1,0 +1,1 @@
+"""The simulated cluster: clock, workers, links, requests, routing."""

@@ -1,0 +1,291 @@
+"""What is simulated: one YAML file, whose keys are these. Relative paths are of its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from cluster.config.schema import AutoscalerSection, Section
+from cluster.sizing.snapshot import Goals
+from cluster.workloads.arrivals import ArrivalKind
+from cluster.workloads.lengths import FORMS, parse_length
+from protocol.errors import StartupError
+from protocol.roles import ROLES, Role
+from router.placement.policies import PolicyName
+
+# MERGED cluster.simulate.machine_keys
+# The scenario's section `machines`.
+
+LARGEST = 1e9
+
+Positive: TypeAlias = Annotated[float, Field(gt=0, le=LARGEST)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=LARGEST)]
+
+
+class MachineSection(Section):
+    """By coefficients of its steps, as `baton status --json` has them; or by GPU and model, as
+    `baton plan` takes them."""
+
+    step: tuple[NotNegative, NotNegative, NotNegative, NotNegative, NotNegative] | None = None
+    gpu: str | None = None
+    model: str | None = None
+    context: Positive = 2048.0  # tokens that a sequence holds while it decodes, with gpu and model
+    compute: Annotated[float, Field(gt=0, le=1)] = 0.5  # of the GPU's figures, as in baton plan
+    bandwidth: Annotated[float, Field(gt=0, le=1)] = 0.7
+    weight_bytes: Literal[1, 2] = 2  # of a parameter, with gpu and model
+    chunk: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    max_batch: Annotated[int, Field(ge=1, le=100_000)] = 64
+    kv_tokens: Annotated[int | None, Field(ge=32, le=10**9)] = None
+    kv_bytes: Positive | None = None
+    link_gb_per_s: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> MachineSection:
+        if (self.step is None) == (self.gpu is None or self.model is None):
+            raise ValueError("expected step (five coefficients in seconds), or gpu and model")
+        if self.step is not None and (self.kv_tokens is None or self.kv_bytes is None):
+            raise ValueError("step wants kv_tokens and kv_bytes beside it")
+        if self.step is not None and not any(self.step[:3]):
+            raise ValueError("step: a step that decodes takes no time; expected one of 3 above 0")
+        return self
+
+
+class MachinesSection(Section):
+    prefill: MachineSection
+    decode: MachineSection | None = None  # as prefill's
+    pace: Annotated[float, Field(ge=1, le=17)] = 1.0  # tokens of a sequence in a step: speculation
+
+
+# MERGED cluster.simulate.traffic_keys
+# The scenario's section `traffic`.
+
+
+def _length(given: object) -> object:
+    try:
+        return parse_length(str(given), "tokens")
+    except StartupError:
+        raise ValueError(f"expected {FORMS}, not {given!r}") from None
+
+
+Tokens: TypeAlias = Annotated[Any, BeforeValidator(_length)]
+
+
+class RateSection(Section):
+    """``rate`` requests a second from ``at_s`` on."""
+
+    at_s: NotNegative
+    rate: NotNegative
+
+
+class SineSection(Section):
+    """A day: rate * (1 + amplitude * sin(2 pi (t/period_s - phase - 1/4))): least at the beginning,
+    or ``phase`` of a period later."""
+
+    amplitude: Annotated[float, Field(ge=0, le=1)] = 0.5
+    period_s: Positive = 86400.0
+    phase: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class MixSection(Section):
+    """Requests of one kind, from ``from_s`` on for ``for_s``."""
+
+    rate: NotNegative | None = None
+    rates: tuple[RateSection, ...] = ()
+    sine: SineSection | None = None
+    arrivals: ArrivalKind = "poisson"
+    burstiness: Positive = 1.0
+    prompt: Tokens
+    output: Tokens
+    prefix: Tokens | None = None  # tokens at the beginning of a prompt, shared within a group
+    groups: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    from_s: NotNegative = 0.0
+    for_s: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> MixSection:
+        if (self.rate is None) == (not self.rates):
+            raise ValueError("expected rate, or rates (a list of at_s and rate)")
+        if any(a.at_s >= b.at_s for a, b in zip(self.rates, self.rates[1:], strict=False)):
+            raise ValueError("rates: expected at_s in ascending order")
+        return self
+
+
+class TrafficSection(Section):
+    """A trace of Mooncake (.jsonl) or Azure (.csv), or mixes, or both."""
+
+    trace: str | None = None
+    speed: Positive = 1.0  # of the trace: 2 halves the time between requests
+    copies: Annotated[int, Field(ge=1, le=100_000)] = 1  # of it, with prefixes of their own
+    spread_s: NotNegative = 30.0  # the copies begin within so many seconds
+    scale: Positive = 1.0  # of the trace's lengths
+    mixes: tuple[MixSection, ...] = ()
+
+    @model_validator(mode="after")
+    def _some(self) -> TrafficSection:
+        if self.trace is None and not self.mixes:
+            raise ValueError("expected trace, or mixes")
+        return self
+
+
+MOST_WORKERS = 10_000
+
+Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
+
+
+class PoolsSection(Section):
+    prefill: Count = 1
+    decode: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
+
+
+class ObjectivesSection(Section):
+    ttft_ms: Positive = 2000.0
+    tpot_ms: Positive = 100.0
+
+
+class RoutingSection(Section):
+    policy: PolicyName = "cost"
+    admission_ttft_ms: Positive | None = None  # None: 10 times the objective
+    admission_queue_ms: Positive | None = None  # None: no bound
+    path_ms: NotNegative = 4.0  # to a prefill worker and back
+
+
+class ScalingSection(AutoscalerSection):
+    """As the configuration's section `autoscaler`, and what the world makes of it."""
+
+    start_spread: Annotated[float, Field(ge=0, lt=1)] = (
+        0.0  # starts take start_s, more or less by this share
+    )
+    lend_after_s: NotNegative | None = None  # of Tuning; None: as the autoscaler has it
+    down_share: Annotated[float | None, Field(gt=0, le=1)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _off(cls, given: object) -> object:
+        if isinstance(given, dict) and given.get("mode") is False:
+            return {**given, "mode": "off"}  # the word off, which to YAML is false
+        return given
+
+    @model_validator(mode="after")
+    def _ranges(self) -> ScalingSection:
+        for role in ROLES:
+            least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
+            if least > most:
+                raise ValueError(f"{role}_min is {least}, more than {role}_max, which is {most}")
+        return self
+
+
+class EventSection(Section):
+    """die: ``count`` workers of a pool, for whom others start where an autoscaler acts; slow_link:
+    their links have ``share`` of their speed; slow_start: starts take ``start_s``; no_start: they
+    fail, and are tried again; blind: no metrics; burst: requests of that while come ``times`` as
+    often."""
+
+    kind: Literal["die", "slow_link", "slow_start", "no_start", "blind", "burst"]
+    at_s: NotNegative
+    for_s: Positive = 60.0
+    pool: Role = "decode"
+    count: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
+    share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    start_s: Positive = 600.0
+    times: Annotated[int, Field(ge=2, le=1000)] = 3
+
+
+class Scenario(Section):
+    name: str = "scenario"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seconds: Positive | None = None  # in which requests come; None: all of the trace
+    warm_up_s: NotNegative = 0.0  # requests that arrive before count for nothing
+    machines: MachinesSection
+    pools: PoolsSection = PoolsSection()
+    objectives: ObjectivesSection = ObjectivesSection()
+    routing: RoutingSection = RoutingSection()
+    traffic: TrafficSection
+    autoscaler: ScalingSection = ScalingSection()
+    drain_s: NotNegative = 30.0
+    events: tuple[EventSection, ...] = ()
+
+    @model_validator(mode="after")
+    def _ends(self) -> Scenario:
+        if self.seconds is None and self.traffic.trace is None:
+            raise ValueError("seconds: expected, as there is no trace that ends")
+        return self
+
+    @property
+    def goals(self) -> Goals:
+        return Goals(ttft_s=self.objectives.ttft_ms / 1e3, tpot_s=self.objectives.tpot_ms / 1e3)
+
+
+def read(path: Path) -> Scenario:
+    """Raises StartupError that names every key that is wrong, and what was expected."""
+    return parse(read_raw(path), str(path), path.parent)
+
+
+def read_raw(path: Path) -> dict[str, Any]:
+    """Raises StartupError for what is no mapping."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise StartupError(f"{path} cannot be read: {e.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise StartupError(f"{path}: not YAML: {e}") from None
+    if not isinstance(raw, dict):
+        raise StartupError(f"{path}: expected a mapping of {', '.join(Scenario.model_fields)}")
+    return raw
+
+
+def parse(raw: dict[str, Any], name: str = "scenario", folder: Path | None = None) -> Scenario:
+    """``folder``: where relative paths begin. Raises StartupError."""
+    try:
+        found = Scenario.model_validate(raw)
+    except ValidationError as e:
+        lines = [f"  {'.'.join(map(str, d['loc'])) or '-'}: {_says(d)}" for d in e.errors()]
+        raise StartupError("\n".join([f"{name}:", *lines])) from None
+    if found.traffic.trace is None or folder is None:
+        return found
+    trace = str(folder / found.traffic.trace)
+    return found.model_copy(update={"traffic": found.traffic.model_copy(update={"trace": trace})})
+
+
+def _says(detail: Any) -> str:
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return "unknown key" if detail["type"] == "extra_forbidden" else message
+
+
+# MERGED cluster.simulate.given
+# A scenario from a file and what the command line says over it.
+
+SAMPLE = Path(__file__).parent / "data" / "sample.yaml"
+
+
+def given(path: Path | None, values: list[str], trace: Path | None) -> Scenario:
+    """``values``: KEY=VALUE. A trace takes the place of the file's traffic. Raises StartupError."""
+    path = path or SAMPLE
+    raw = read_raw(path)
+    if trace is not None:
+        raw["traffic"] = {"trace": str(trace.absolute())}
+        raw.pop("seconds", None)
+    for text in values:
+        _set(raw, text)
+    return parse(raw, str(path), path.parent)
+
+
+def _set(raw: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    *path, last = key.strip().split(".")
+    if not equals or not all([*path, last]):
+        raise StartupError(f"--set: expected KEY=VALUE, as in pools.decode=4, not {text!r}")
+    section = raw
+    for name in path:
+        inner = section.setdefault(name, {})
+        if inner is None:
+            inner = section[name] = {}
+        if not isinstance(inner, dict):
+            raise StartupError(f"--set: {key}: {name} is no section")
+        section = inner
+    try:
+        section[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise StartupError(f"--set: {key}: {value!r} is not YAML") from None

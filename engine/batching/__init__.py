@@ -1,0 +1,1 @@
+"""The packed batch of one step, and what its rows attend to."""

@@ -1,0 +1,1 @@
+"""How the demo models and their heads are trained, evaluated and exported."""

@@ -1,0 +1,1 @@
+"""What the front and the engine process exchange: messages, channel, shared memory. Torch-free."""

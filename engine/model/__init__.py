@@ -1,0 +1,1 @@
+"""The decoder: weights, layers, attention, one forward pass over a packed batch."""

@@ -1,0 +1,1 @@
+"""What a model folder says: shapes, families, checkpoints. Torch-free."""

@@ -1,0 +1,291 @@
+"""The supported model families: how each one's config sets the switches of ``ModelConfig``.
+
+A family is one function from the raw config to the switches in which it departs from Llama. What
+no switch covers is refused by name, before anything is loaded. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from engine.model_config.config import Activation, ModelConfig, Moe, Rope, RopeKind
+from protocol.errors import StartupError
+
+Raw: TypeAlias = dict[str, Any]
+Switches: TypeAlias = dict[str, Any]
+
+_OF_MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "eos_token_id": 2}
+_OF_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+_OF_GEMMA = {"num_key_value_heads": 4, "eos_token_id": 1, "sliding_window": 4096}
+ABSENT: dict[str, Raw] = {
+    "LlamaForCausalLM": {"eos_token_id": 2},
+    "MistralForCausalLM": {**_OF_MISTRAL, "sliding_window": 4096},
+    "Qwen2ForCausalLM": {**_OF_QWEN, "sliding_window": 4096},
+    "Qwen3ForCausalLM": {**_OF_QWEN, "sliding_window": 4096},
+    "MixtralForCausalLM": {
+        **_OF_MISTRAL,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "Qwen3MoeForCausalLM": {
+        **_OF_QWEN,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "sliding_window": 4096,
+    },
+    "Gemma2ForCausalLM": {
+        **_OF_GEMMA,
+        "max_position_embeddings": 8192,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "Gemma3ForCausalLM": {**_OF_GEMMA, "max_position_embeddings": 131072},
+}
+"""What a key that is not there stands for, as in transformers, where it differs from Llama. A key
+that is null is there."""
+
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+class _Unsupported(Exception):
+    """What this config asks for and no switch covers."""
+
+
+def parse_config(raw: Raw, source: str) -> ModelConfig:
+    """The shape in ``raw``. Raises StartupError, prefixed with ``source``, for what is not
+    supported; KeyError, TypeError or ValueError for what is missing or malformed."""
+    architecture = (raw.get("architectures") or ["none"])[0]
+    family = FAMILIES.get(architecture)
+    if family is None:
+        known = ", ".join(sorted(FAMILIES))
+        raise StartupError(
+            f"{source}: architecture {architecture} is not supported; expected one of {known}"
+        )
+    raw = {**ABSENT[architecture], **raw}
+    try:
+        if raw.get("quantization_config"):
+            method = raw["quantization_config"].get("quant_method", "unknown")
+            raise _Unsupported(f"quantized weights ({method}) are not supported")
+        config = ModelConfig(**{**_common(raw, architecture), **family(raw)})
+    except _Unsupported as error:
+        raise StartupError(f"{source}: {error}") from error
+    _check(config)
+    return config
+
+
+def _common(raw: Raw, architecture: str) -> Switches:
+    """What every family reads alike."""
+    eos = raw.get("eos_token_id")
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    heads, layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
+    head_dim = int(raw.get("head_dim") or raw["hidden_size"] // heads)
+    return {
+        "architecture": architecture,
+        "vocab_size": int(raw["vocab_size"]),
+        "hidden_size": int(raw["hidden_size"]),
+        "intermediate_size": int(raw["intermediate_size"]),
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": int(raw.get("num_key_value_heads") or heads),
+        "head_dim": head_dim,
+        "norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
+        "max_positions": int(raw.get("max_position_embeddings", 2048)),
+        "tied_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        # Ids beyond the vocabulary, which some configs have, are never drawn.
+        "eos_token_ids": tuple(t for t in ends if 0 <= int(t) < int(raw["vocab_size"])),
+        "rope": _rope(_rope_parameters(raw), raw),
+        "windows": (0,) * layers,
+        "attention_scale": head_dim**-0.5,
+        "activation": _activation(raw.get("hidden_act", "silu")),
+    }
+
+
+def _check(config: ModelConfig) -> None:
+    """Raises ValueError where sizes contradict each other."""
+    if config.heads % config.kv_heads:
+        raise ValueError(f"{config.heads} heads cannot share {config.kv_heads} key-value heads")
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim must be even, not {config.head_dim}")
+    if len(config.windows) != config.layers:
+        raise ValueError(f"{len(config.windows)} layer types for {config.layers} layers")
+    if config.moe is not None and not 0 < config.moe.per_token <= config.moe.experts:
+        raise ValueError(f"{config.moe.per_token} of {config.moe.experts} experts for each token")
+
+
+def _activation(name: str) -> Activation:
+    if name not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise _Unsupported(f"activation {name!r} is not supported; expected one of {known}")
+    return ACTIVATIONS[name]
+
+
+# ---- rotary embedding ------------------------------------------------------------------------
+
+
+def _rope_parameters(raw: Raw) -> Raw:
+    # transformers 5 writes rope_parameters; older folders have rope_theta beside rope_scaling.
+    return {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+
+
+def _rope(parameters: Raw, raw: Raw) -> Rope:
+    theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    kind: str = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "default":
+        return Rope(theta=theta)
+    if kind == "linear":
+        return Rope(theta=theta, kind="linear", factor=float(parameters["factor"]))
+    if kind != "llama3":
+        raise _Unsupported(
+            f"rope type {kind!r} is not supported; expected default, linear or llama3"
+        )
+    llama3: RopeKind = "llama3"
+    return Rope(
+        theta=theta,
+        kind=llama3,
+        factor=float(parameters["factor"]),
+        low_freq_factor=float(parameters["low_freq_factor"]),
+        high_freq_factor=float(parameters["high_freq_factor"]),
+        original_positions=int(parameters["original_max_position_embeddings"]),
+    )
+
+
+# ---- sliding windows -------------------------------------------------------------------------
+
+
+def _every_layer(raw: Raw) -> tuple[int, ...]:
+    """One window for all layers, where there is one."""
+    return (int(raw.get("sliding_window") or 0),) * int(raw["num_hidden_layers"])
+
+
+def _by_layer(raw: Raw, slides: Callable[[int], bool]) -> tuple[int, ...]:
+    """The windows that ``layer_types`` gives, or where it is missing, ``slides``."""
+    window = int(raw.get("sliding_window") or 0)
+    layers = int(raw["num_hidden_layers"])
+    types = raw.get("layer_types") or [
+        "sliding_attention" if slides(i) else "full_attention" for i in range(layers)
+    ]
+    for kind in types:
+        if kind not in ("sliding_attention", "full_attention"):
+            raise _Unsupported(f"layer type {kind!r} is not supported")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+
+
+def _qwen_windows(raw: Raw) -> tuple[int, ...]:
+    if not raw.get("use_sliding_window"):
+        return (0,) * int(raw["num_hidden_layers"])
+    return _by_layer(raw, lambda i: i >= int(raw.get("max_window_layers", 28)))
+
+
+# ---- families --------------------------------------------------------------------------------
+
+
+def _llama(raw: Raw) -> Switches:
+    bias = bool(raw.get("attention_bias"))
+    return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bool(raw.get("mlp_bias"))}
+
+
+def _mistral(raw: Raw) -> Switches:
+    return {"windows": _every_layer(raw)}
+
+
+def _qwen2(raw: Raw) -> Switches:
+    return {"qkv_bias": True, "windows": _qwen_windows(raw)}
+
+
+def _qwen3(raw: Raw) -> Switches:
+    bias = bool(raw.get("attention_bias"))
+    return {
+        "qk_norm": True,
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "windows": _qwen_windows(raw),
+        "head_dim": int(raw.get("head_dim") or 128),
+        "attention_scale": int(raw.get("head_dim") or 128) ** -0.5,
+    }
+
+
+def _mixtral(raw: Raw) -> Switches:
+    moe = Moe(
+        experts=int(raw["num_local_experts"]),
+        per_token=int(raw["num_experts_per_tok"]),
+        intermediate_size=int(raw["intermediate_size"]),
+        renormalize=True,
+        layers=(True,) * int(raw["num_hidden_layers"]),
+        module="block_sparse_moe",
+        gate="w1",
+        up="w3",
+        down="w2",
+    )
+    return {"moe": moe, "windows": _every_layer(raw)}
+
+
+def _qwen3_moe(raw: Raw) -> Switches:
+    step, dense = int(raw.get("decoder_sparse_step") or 1), raw.get("mlp_only_layers") or []
+    layers = range(int(raw["num_hidden_layers"]))
+    moe = Moe(
+        experts=int(raw.get("num_local_experts") or raw["num_experts"]),
+        per_token=int(raw["num_experts_per_tok"]),
+        intermediate_size=int(raw["moe_intermediate_size"]),
+        renormalize=bool(raw.get("norm_topk_prob", False)),
+        layers=tuple(i not in dense and (i + 1) % step == 0 for i in layers),
+    )
+    # Unlike its dense sibling, every layer slides where sliding is on.
+    windows = _every_layer(raw) if raw.get("use_sliding_window") else (0,) * len(layers)
+    return {**_qwen3(raw), "moe": moe, "windows": windows}
+
+
+def _gemma(raw: Raw) -> Switches:
+    bias = bool(raw.get("attention_bias"))
+    if raw.get("use_bidirectional_attention"):
+        raise _Unsupported("bidirectional attention is not supported")
+    return {
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "head_dim": int(raw.get("head_dim") or 256),
+        "attention_scale": float(raw.get("query_pre_attn_scalar") or 256) ** -0.5,
+        "sandwich_norms": True,
+        "norm_offset": 1.0,
+        "activation": _activation(raw.get("hidden_activation") or "gelu_pytorch_tanh"),
+        "embedding_scale": float(raw["hidden_size"]) ** 0.5,
+        "tied_embeddings": bool(raw.get("tie_word_embeddings", True)),
+        "attention_softcap": float(raw.get("attn_logit_softcapping") or 0.0),
+        "logit_softcap": float(raw.get("final_logit_softcapping") or 0.0),
+    }
+
+
+def _gemma2(raw: Raw) -> Switches:
+    return {**_gemma(raw), "windows": _by_layer(raw, lambda i: i % 2 == 0)}
+
+
+def _gemma3(raw: Raw) -> Switches:
+    parameters = _rope_parameters(raw)
+    apart = "full_attention" in parameters  # transformers 5; before, the local theta lay beside it
+    local = parameters["sliding_attention"] if apart else {}
+    pattern = int(raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6)
+    return {
+        **_gemma(raw),
+        "qk_norm": True,
+        "windows": _by_layer(raw, lambda i: (i + 1) % pattern != 0),
+        "rope": _rope(
+            parameters["full_attention"] if apart else parameters,
+            {"rope_theta": raw.get("rope_theta") or 1_000_000.0},
+        ),
+        "local_rope": _rope(local, {"rope_theta": raw.get("rope_local_base_freq") or 10000.0}),
+    }
+
+
+FAMILIES: dict[str, Callable[[Raw], Switches]] = {
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+    "MixtralForCausalLM": _mixtral,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+    "Gemma2ForCausalLM": _gemma2,
+    "Gemma3ForCausalLM": _gemma3,
+}

@@ -1,0 +1,1 @@
+"""How much to draft: acceptance, costs and the controller."""

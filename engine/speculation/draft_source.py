@@ -1,0 +1,171 @@
+"""What an engine is to draft with, and the memory that takes. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from engine.ipc.spec import SpeculationSpec
+from engine.model_config.checkpoint import kept_elements, load_config, read_shards
+from engine.model_config.config import ModelConfig
+from protocol.errors import StartupError
+
+# MERGED engine.speculation.heads_layout
+# What a draft's folder holds: Medusa heads, an EAGLE head, or a model of its own. Torch-free.
+
+Kind: TypeAlias = Literal["medusa", "eagle", "draft"]
+
+_MEDUSA = re.compile(r"^(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight$")
+_PICKLES = ("*.bin", "*.pt", "*.pth")
+
+
+def kind_of(folder: Path) -> Kind:
+    """Told from the names of the tensors, because published EAGLE heads have the config of a Llama.
+
+    Raises StartupError where there are no safetensors, or what they hold is not supported.
+    """
+    refuse_pickles(folder)
+    return kind_of_names(read_shards(folder).elements)
+
+
+def kind_of_names(names: Collection[str]) -> Kind:
+    """The same, of tensors with these names."""
+    if any(_MEDUSA.match(name) for name in names):
+        return "medusa"
+    return "eagle" if {"fc.weight", "model.fc.weight"} & set(names) else "draft"
+
+
+def is_eagle3(names: Collection[str]) -> bool:
+    """Whether an EAGLE head is one of EAGLE-3: it norms the features that its layer takes."""
+    return any(name.endswith(".hidden_norm.weight") for name in names)
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raises StartupError where the weights are in pickles alone: to read one is to run it."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        name = pickles[0].name
+        raise StartupError(
+            f"{folder}: {name} is a pickle, which is never loaded; expected *.safetensors. Where"
+            " its source is trusted, convert it there: python -c 'import torch, safetensors.torch;"
+            f' safetensors.torch.save_file(torch.load("{name}", weights_only=True),'
+            ' "model.safetensors")\''
+        )
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a folder of heads; empty where there is none. Raises StartupError."""
+    path = folder / "config.json"
+    try:
+        settings = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path}: cannot read the heads' config: {error}") from error
+    if not isinstance(settings, dict):
+        raise StartupError(f"{path}: expected an object, found {type(settings).__name__}")
+    return settings
+
+
+Method: TypeAlias = Literal["ngram"] | Kind
+
+
+class Source(msgspec.Struct, frozen=True):
+    """``folder`` is None for n-grams."""
+
+    method: Method
+    folder: Path | None = None
+
+
+class DraftSize(msgspec.Struct, frozen=True):
+    """Weights, and bytes of KV for each token of the target's pool. ``most``: nodes of a sequence
+    in a step; 0: there is nothing to draft with."""
+
+    most: int = 0
+    elements: int = 0
+    kv_bytes_per_token: int = 0
+
+
+def source(spec: SpeculationSpec) -> Source | None:
+    """None where speculation is off. Raises StartupError for a folder that does not hold what it
+    is asked for."""
+    if spec.method == "off":
+        return None
+    if spec.method == "ngram" or (spec.method == "auto" and spec.model_path is None):
+        return Source("ngram")
+    if spec.model_path is None:
+        raise StartupError(f"speculation with {spec.method} takes a model; none is given")
+    folder = Path(spec.model_path)
+    if not folder.is_dir():
+        raise StartupError(f"{folder}: no such folder; expected a draft model or heads")
+    found = kind_of(folder)
+    if spec.method not in ("auto", found):
+        raise StartupError(f"{folder}: holds {NAMES[found]}; expected {NAMES[spec.method]}")
+    return Source(found, folder)
+
+
+NAMES = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "an EAGLE head"}
+
+
+def draft_size(
+    spec: SpeculationSpec, target: ModelConfig, element: int, *, on_cpu: bool
+) -> DraftSize:
+    """``element``: bytes of one. Nothing where there is nothing to be had: the engine goes on
+    without, then."""
+    try:
+        of, most = source(spec), spec.max_tokens
+        if of is None:
+            return DraftSize()
+        if of.folder is None:
+            return DraftSize(most)
+        shards = read_shards(of.folder)
+        elements = sum(shards.elements.values())
+        if of.method == "medusa":
+            return DraftSize(most, elements)
+        if of.method == "eagle":  # it has one layer, like the target's
+            kv = target.kv_format("exact", "wide", element).bytes_per_token
+            return DraftSize(most, elements, kv // target.layers)
+        own = load_config(of.folder)
+        kv = own.kv_format("exact", "wide", element).bytes_per_token
+        return DraftSize(most, kept_elements(shards, own, on_cpu=on_cpu), kv)
+    except StartupError:
+        return DraftSize()
+
+
+# MERGED engine.speculation.vocabulary
+# Whether two models mean the same by a token. Torch-free.
+
+
+def check_vocabularies(draft: Path, target: Path) -> None:
+    """Raises StartupError where the tokenizers of two model folders name their tokens differently.
+    A folder without a ``tokenizer.json`` says nothing of it, and passes."""
+    ours, theirs = (_tokens(folder / "tokenizer.json") for folder in (draft, target))
+    if ours is None or theirs is None or ours == theirs:
+        return
+    different = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda item: item[1])
+    raise StartupError(
+        f"{draft}: its tokenizer is not that of {target}: token {different[0][1]} is not the same"
+        f" in both, nor are {len(different) - 1} other entries; expected a draft model of the same"
+        " family"
+    )
+
+
+def _tokens(path: Path) -> dict[str, int] | None:
+    """Token -> id; None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text())
+        vocab = raw["model"]["vocab"]
+        # BPE and WordPiece list ids by token, Unigram (token, score) by id.
+        known = vocab if isinstance(vocab, dict) else {t: i for i, (t, _) in enumerate(vocab)}
+        return {**known, **{t["content"]: t["id"] for t in raw.get("added_tokens", ())}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"{path}: not a usable tokenizer: {error!r}") from error

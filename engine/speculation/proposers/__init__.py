@@ -1,0 +1,1 @@
+"""What drafts tokens: prompt lookup, a draft model, Medusa and EAGLE heads."""

@@ -1,0 +1,296 @@
+"""The passes of a draft model: over chunks of text that it has not seen, and over drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batching.attention_metadata import alike, chunk_reach
+from engine.batching.batch import Batch, DecodeGroup, View
+from engine.batching.batcher import RowState, slots_of
+from engine.kv_cache.kv_pool import make_pool
+from engine.model.decoder import Model
+from engine.sampling.filters import FilterRows, cut_off
+from engine.sampling.noise import gumbel
+from engine.sampling.sampling_table import KEY, MIN_P, TEMPERATURE, TOP_K, TOP_P, SamplingTable
+from engine.sampling.selection import GREEDY_BELOW, filtered_by
+from engine.scheduling.sequence import Sequence as Running
+from protocol.block_keys import BLOCK_TOKENS
+
+# MERGED engine.speculation.draft_reach
+# What the rows of a draft model attend to, for several passes at once.
+#
+# Every pass adds a token to each of its sequences, on pages that are there before the first one:
+# one
+# list of pages and one mask for each pass are all that changes. They are laid out on the host, in
+# numpy, where an operation on few numbers takes a fraction of torch's time.
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one query each, one more token of text in each pass."""
+
+    table: Ints  # [b, pages] page ids of each row's sequence
+    lengths: Ints  # [b] tokens attended to in the first pass, itself included, without a window
+    passes: int
+
+    def of(self, rows: Ints) -> Rows:
+        return Rows(self.table[rows], self.lengths[rows], self.passes)
+
+
+def reaches(
+    rows: Rows, windows: Collection[int], dtype: torch.dtype, device: torch.device
+) -> list[dict[int, View]]:
+    """Views by window, for each pass."""
+    groups = {w: list(_groups(rows, w, dtype, device)) for w in windows}
+    count = len(rows.lengths)
+    return [
+        {w: View(count, tuple(group[i] for group in groups[w]), ()) for w in windows}
+        for i in range(rows.passes)
+    ]
+
+
+def _groups(
+    rows: Rows, window: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[list[DecodeGroup]]:
+    """Rows that read about as many pages, together, so that padding stays below half; each for
+    every pass."""
+    first = np.maximum(rows.lengths - window, 0) // BLOCK_TOKENS if window else rows.lengths * 0
+    pages = -(-(rows.lengths + rows.passes - 1) // BLOCK_TOKENS) - first
+    for own in alike(pages):
+        everybody = len(own) == len(pages)
+        at = slice(None) if everybody else torch.from_numpy(own).to(device)
+        width = int(pages[own].max())
+        yield _group(rows.of(own), at, first[own], width, window, dtype, device)
+
+
+def _group(
+    rows: Rows,
+    at: torch.Tensor | slice,
+    first: Ints,
+    width: int,
+    window: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[DecodeGroup]:
+    columns = np.minimum(first[:, None] + np.arange(width), rows.table.shape[1] - 1)
+    pages = torch.from_numpy(np.take_along_axis(rows.table, columns, 1)).to(device)
+    base = first * BLOCK_TOKENS
+    slots = base[:, None] + np.arange(width * BLOCK_TOKENS)  # [b, span]
+    ends = (rows.lengths + np.arange(rows.passes)[:, None])[:, :, None]  # [passes, b, 1]
+    hidden = slots >= ends
+    if window:
+        hidden |= slots < ends - window
+    masks = np.zeros((*hidden.shape[:2], 1, 1, hidden.shape[2]), dtype=np.float32)
+    masks[:, :, 0, 0][hidden] = float("-inf")
+    own = torch.from_numpy(masks).to(device, dtype)
+    start = torch.from_numpy(base).to(device)
+    return [DecodeGroup(at, pages, start, mask) for mask in own.unbind()]
+
+
+# MERGED engine.speculation.draft_draw
+# What a draft model draws: with the noise that the target will draw with, so that they meet.
+
+HEAD = 32
+"""Most likely tokens that noise is drawn for. Beyond them, draft and target seldom agree."""
+
+
+class Draws:
+    """The draws of some sequences, in their order."""
+
+    def __init__(self, sequences: Sequence[Running], rows: Tensor, table: SamplingTable) -> None:
+        """rows: [b] int64, rows of ``table``."""
+        wanted = [s.request.sampling for s in sequences]
+        noisy = [s for s in wanted if s.temperature >= GREEDY_BELOW]
+        self._noisy = bool(noisy)
+        self._filters: FilterRows | None = None
+        if self._noisy:
+            temperature = table.floats[rows, TEMPERATURE]
+            greedy = temperature < GREEDY_BELOW
+            self._temperature = temperature.masked_fill_(greedy, 1.0)[:, None]
+            self._scale = (~greedy).double()[:, None]  # of the noise
+            self._keys = table.ints[rows, KEY]
+            if any(filtered_by(s) for s in noisy):
+                self._filters = FilterRows(
+                    top_p=table.floats[rows, TOP_P].masked_fill_(greedy, 1.0),
+                    top_k=table.ints[rows, TOP_K].masked_fill_(greedy, table.vocab),
+                    min_p=table.floats[rows, MIN_P].masked_fill_(greedy, 0.0),
+                    nucleus=any(s.top_p < 1.0 for s in noisy),
+                    alone=False,  # the mass of the head is taken for that of all tokens
+                )
+
+    def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Tokens [n] int64 for the first n sequences, from logits [n, vocab] fp32.
+
+        positions: [n] int64, the index of the token to draw. Filters are the request's, on the
+        draft's own logits; penalties and biases are left out: a draft without them is met less
+        often, and as right.
+        """
+        if not self._noisy:
+            return logits.max(dim=-1).indices  # a third of argmax's time on a CPU
+        scores, ids = self._scores(logits, positions, HEAD)
+        best = scores.max(dim=-1, keepdim=True).indices
+        return ids.gather(1, best)[:, 0]
+
+    def ranked(
+        self, logits: Tensor, positions: Tensor, most: int, tokens: Tensor | None = None
+    ) -> Tensor:
+        """The ``most`` most promising tokens of each instead of one, best first: [n, most].
+        ``tokens``: which token a column of the logits stands for; None: its own index."""
+        if not self._noisy:
+            first = logits.max(-1).indices[:, None] if most == 1 else logits.topk(most).indices
+            return first if tokens is None else tokens[first]
+        scores, ids = self._scores(logits, positions, max(HEAD, most), tokens)
+        return ids.gather(1, scores.topk(most, dim=-1).indices)
+
+    def _scores(
+        self, logits: Tensor, positions: Tensor, head: int, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Of the ``head`` most likely tokens, and which these are: [n, head] each."""
+        count, vocab = logits.shape
+        values, ids = logits.topk(min(head, vocab), dim=-1)
+        ids = ids if tokens is None else tokens[ids]
+        values.div_(self._temperature[:count])
+        scores = gumbel(self._keys[:count], positions, ids).mul_(self._scale[:count]).add_(values)
+        if self._filters is not None:
+            cut = cut_off(values, values, self._filters.of(slice(count)))
+            scores.masked_fill_(values < cut, float("-inf"))
+        return scores, ids
+
+
+class Ready(NamedTuple):
+    """A sequence that drafts are drawn for."""
+
+    place: int  # among those asked for
+    sequence: Running
+    known: int  # leading tokens whose KV is there
+    nodes: int  # drafts to draw
+
+
+class Runner:
+    """A model with a pool of its own, over the pages of ``state``."""
+
+    def __init__(self, model: Model, state: RowState, pages: int) -> None:
+        self._model = model
+        self._state = state
+        format_ = model.config.kv_format("exact", "wide", model.dtype.itemsize)
+        self._pool = make_pool(format_, pages, model.dtype, model.device)
+        self._windows = sorted(set(model.config.windows))
+        self._like = torch.empty(0, dtype=model.dtype, device=model.device)
+
+    def compute(self, chunks: Sequence[tuple[Running, int, int]]) -> None:
+        """KV of ``count`` tokens after ``known`` ones, of each."""
+        tokens: list[int] = []
+        places, slots, starts = [], [], []
+        for sequence, known, count in chunks:
+            starts.append(len(tokens))
+            tokens += sequence.tokens[known : known + count]
+            at = torch.arange(known, known + count, device=self._state.device)
+            places.append(at)
+            slots.append(slots_of(self._state.block_table[sequence.row][at // BLOCK_TOKENS], at))
+        views = {}
+        for window in self._windows:
+            reach = [
+                chunk_reach(self._state.block_table[s.row], start, known, count, window, self._like)
+                for (s, known, count), start in zip(chunks, starts, strict=True)
+            ]
+            views[window] = View(0, (), tuple(reach))
+        batch = Batch(self._tokens(tokens), torch.cat(places), torch.cat(slots), views, None)
+        self._model.hidden(batch, self._pool)
+
+    def draw(self, ready: Sequence[Ready], rows: Tensor) -> Tensor:
+        """Chains for all of ``ready``, the longest first: [b, nodes of the first], undefined beyond
+        a sequence's own. rows: [b] int64, their rows in the state."""
+        nodes = ready[0].nodes
+        going = [sum(r.nodes > i for r in ready) for i in range(nodes)]
+        draws = Draws([r.sequence for r in ready], rows, self._state.sampling)
+        lengths = np.array([len(r.sequence.tokens) for r in ready])
+        table = _table(ready)
+        # [nodes, b]: of the last token, then of the drafts
+        place = lengths - 1 + np.arange(nodes)[:, None]
+        at, slots = self._on_device(place), self._on_device(_slots(table, place))
+        fresh = lengths - np.array([r.known for r in ready])
+        views = self._views(table, lengths, going, alone=bool(fresh.max() == 1))
+        drawn = torch.empty(len(ready), nodes, dtype=torch.int64, device=at.device)
+        if views[0]:
+            tokens = self._tokens([r.sequence.tokens[-1] for r in ready])
+            logits = self._logits(Batch(tokens, at[0], slots[0], views[0], None))
+        else:
+            logits = self._first(ready, table, fresh)
+        tokens = draws.draw(logits, at[0] + 1)
+        drawn[:, 0] = tokens
+        for i in range(1, nodes):
+            own = slice(going[i])
+            batch = Batch(tokens[own], at[i, own], slots[i, own], views[i], None)
+            tokens = draws.draw(self._logits(batch), at[i, own] + 1)
+            drawn[own, i] = tokens
+        return drawn
+
+    def _logits(self, batch: Batch) -> Tensor:
+        return self._model.logits(self._model.hidden(batch, self._pool))
+
+    def _first(self, ready: Sequence[Ready], table: Ints, fresh: Ints) -> Tensor:
+        """Logits [b, vocab] after the last tokens, from a pass over the ``fresh`` [b] tokens of
+        each that have come since the last one."""
+        tokens = [token for r in ready for token in r.sequence.tokens[r.known :]]
+        ends = np.cumsum(fresh)
+        owner = np.repeat(np.arange(len(ready)), fresh)
+        place = np.arange(len(tokens)) + np.array([r.known for r in ready])[owner]
+        place -= (ends - fresh)[owner]
+        own = table[owner]
+        view = self._reaches(Rows(own, place + 1, 1))[0]
+        at, slots = self._on_device(place), self._on_device(_slots(own, place[None])[0])
+        hidden = self._model.hidden(Batch(self._tokens(tokens), at, slots, view, None), self._pool)
+        return self._model.logits(hidden[self._on_device(ends - 1)])
+
+    def _views(
+        self, table: Ints, lengths: Ints, going: Sequence[int], *, alone: bool
+    ) -> list[dict[int, View]]:
+        """Of every pass, the first one empty if it is not over last tokens ``alone``. Passes over
+        the same sequences share what they can."""
+        views: list[dict[int, View]] = [] if alone else [{}]
+        while len(views) < len(going):
+            start = len(views)
+            own = slice(going[start])
+            passes = going[start:].count(going[start])
+            views += self._reaches(Rows(table[own], lengths[own] + start, passes))
+        return views
+
+    def _reaches(self, rows: Rows) -> list[dict[int, View]]:
+        return reaches(rows, self._windows, self._like.dtype, self._like.device)
+
+    def _on_device(self, values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(self._like.device)
+
+    def _tokens(self, values: Sequence[int]) -> Tensor:
+        """Of the text. The draft's vocabulary may be padded less: what it does not have, no text
+        has."""
+        return self._tensor(values).clamp_(max=self._model.config.vocab_size - 1)
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._state.device)
+
+
+def _table(ready: Sequence[Ready]) -> Ints:
+    """Pages of each sequence: [b, pages], padded with page 0."""
+    pages = [r.sequence.pages for r in ready]
+    table = np.zeros((len(ready), max(map(len, pages))), dtype=np.int64)
+    for row, own in zip(table, pages, strict=True):
+        row[: len(own)] = own
+    return table
+
+
+def _slots(table: Ints, place: Ints) -> Ints:
+    """Pool slots of the positions ``place`` [n, b] of b sequences; of those beyond the table, which
+    nobody goes to, any."""
+    block = np.minimum(place // BLOCK_TOKENS, table.shape[1] - 1)
+    slots: Ints = table[np.arange(len(table)), block] * BLOCK_TOKENS + place % BLOCK_TOKENS
+    return slots

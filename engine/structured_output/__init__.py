@@ -1,0 +1,1 @@
+"""Output that matches a grammar: compilation, matchers, token masks."""

@@ -1,0 +1,1 @@
+"""gRPC and metrics endpoints that every process opens alike."""

@@ -1,0 +1,1 @@
+"""Records of live processes in Redis: directory, leases, utilisation of workers."""

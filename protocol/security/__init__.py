@@ -1,0 +1,1 @@
+"""The cluster token, certificates and mutual TLS."""

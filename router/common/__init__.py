@@ -1,0 +1,1 @@
+"""What all parts of the router share: errors, tenants, tokenizer, request bodies."""

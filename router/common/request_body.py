@@ -1,0 +1,146 @@
+"""Reads the body of a request: bounded in size and time, and JSON or refused.
+
+Of a name that comes twice in an object the last one counts, as with Python's own parser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from itertools import islice
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from router.common.errors import ApiError, invalid
+
+# MERGED router.json_items
+# How many things a JSON text holds, told before it is decoded.
+#
+# Numbers are cheap, and a prompt may be a million of them. Strings, names, arrays and objects each
+# take memory and, for the last two, the time of the garbage collector: 8 MiB of ``[],[],...`` would
+# keep the event loop for seconds.
+
+MAX_ITEMS = 1 << 18
+
+_MARKS = (b'"', b"[", b"{", b":")
+_ITEM = re.compile(rb'"[^"]*"?|[\[{:]')
+"""A string, or what begins an array, an object or a member; escapes have been taken out."""
+
+
+def too_many_items(data: bytes) -> bool:
+    """Whether ``data`` has more than ``MAX_ITEMS`` strings, arrays, objects and members. Takes some
+    60 ms at most for 8 MiB; what is not JSON is counted somehow."""
+    if sum(map(data.count, _MARKS)) <= MAX_ITEMS:  # most bodies, whatever is in their strings
+        return False
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return next(islice(_ITEM.finditer(data), MAX_ITEMS, None), None) is not None
+
+
+_THROWN_AWAY = 8
+"""Times the limit. A client that is cut off while it sends hardly ever sees the answer."""
+
+_HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+_CLOSE = {"connection": "close"}
+
+
+class ClientGone(Exception):
+    """The client hung up: there is nobody to answer."""
+
+
+async def read_object(request: Request, limit: int, timeout_s: float) -> dict[str, Any]:
+    """The JSON object in the body, of at most ``limit`` bytes that come within ``timeout_s``.
+    Raises ApiError or ClientGone."""
+    _check_type(request)
+    data = await _read(request, limit, timeout_s)
+    if too_many_items(data):
+        what = f"at most {MAX_ITEMS} strings, names, arrays and objects together"
+        raise invalid(f"the body holds too much: {what} are taken", code="body_too_complex")
+    try:
+        value = msgspec.json.decode(data)
+    except RecursionError:
+        raise invalid("the body is nested too deeply", code="invalid_json") from None
+    except ValueError as error:  # msgspec.DecodeError and UnicodeDecodeError
+        raise invalid(_not_json(data, error), code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid(f"the body must be a JSON object, not {_kind(value)}", code="invalid_json")
+    return value
+
+
+def _not_json(data: bytes, error: ValueError) -> str:
+    if not data:
+        return "the body is empty; expected a JSON object"
+    if isinstance(error, UnicodeDecodeError):
+        return f"the body is not valid JSON: a string in it is not UTF-8 ({error.reason})"
+    hint = " (it holds half of a surrogate pair?)" if _HALF_OF_A_PAIR.search(data) else ""
+    what = str(error).removeprefix("JSON is malformed: ").removesuffix(" - at `$[...]`")
+    what = "it ends too early" if what == "Input data was truncated" else what
+    return f"the body is not valid JSON: {what}{hint}"
+
+
+def _kind(value: object) -> str:
+    """As JSON calls it."""
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+    return {**kinds, list: "an array", type(None): "null"}[type(value)]
+
+
+def _check_type(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise _unsupported(f"content-encoding {encoding[:80]!r} is not supported: send it as it is")
+    given = request.headers.get("content-type")
+    if given is None:  # any web page can make a browser send such a one
+        raise _unsupported("expected content-type application/json, and there is none")
+    kind, *parameters = (part.strip().lower() for part in given.split(";"))
+    if kind != "application/json":
+        raise _unsupported(f"expected content-type application/json, got {given[:80]!r}")
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset" and value.strip(' "') not in ("utf-8", "utf8"):
+            raise _unsupported(f"the charset of JSON is utf-8, got {given[:80]!r}")
+
+
+async def _read(request: Request, limit: int, timeout_s: float) -> bytes:
+    announced = request.headers.get("content-length", "")
+    too_long = announced.isdecimal() and int(announced[:20]) > limit
+    if too_long and "expect" in request.headers:
+        raise _too_large(limit)  # it is not sent yet
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _collect(request, limit)
+    except ClientDisconnect:
+        raise ClientGone from None
+    except TimeoutError:
+        if too_long:
+            raise _too_large(limit) from None
+        message = f"the body did not come within {timeout_s:g} s"
+        raise ApiError(408, message, code="request_timeout", headers=_CLOSE) from None
+
+
+async def _collect(request: Request, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= limit:
+            parts.append(part)
+            continue
+        parts.clear()
+        if size > _THROWN_AWAY * limit:
+            break
+    if size > limit:
+        raise _too_large(limit)
+    return b"".join(parts)
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(415, message, code="unsupported_media_type")
+
+
+def _too_large(limit: int) -> ApiError:
+    # Some of the body may still be on its way: without this header it would be read to its end.
+    message = f"the body is too large: at most {limit} bytes are taken"
+    return ApiError(413, message, code="request_too_large", headers=_CLOSE)

@@ -1,0 +1,1 @@
+"""One request across workers: placed, streamed, retried, measured."""

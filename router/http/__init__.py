@@ -1,0 +1,1 @@
+"""The ASGI application: routes, limits, a request's job, its response."""

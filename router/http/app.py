@@ -1,0 +1,182 @@
+"""The router as an ASGI application.
+
+startup     tokenizer, directory, a stream to every decode worker
+requests    see ``intake`` and ``respond``
+shutdown    streams and directory closed
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.common import errors
+from router.common.errors import ApiError
+from router.common.request_body import ClientGone
+from router.http import ui_routes as ui
+from router.http.generation_plan import plan_chat, plan_completion
+from router.http.intake import Body, Parse, Prepare, check_model, take_in
+from router.http.limits import HeadLimits
+from router.http.response import GenerationResponse
+from router.http.state import RouterState, opened
+from router.openai.answers.openapi import document
+from router.openai.answers.wire_json import ModelCard
+from router.openai.bodies.generation_body import parse_chat, parse_completion
+from router.settings import RouterSettings
+from router.workers.pool import ListWorkers
+
+# MERGED router.request_id
+# An ``x-request-id`` header on every response: the client's own, where it sent a sane one.
+
+SANE = "^[A-Za-z0-9._:-]{1,128}$"
+"""What an id must be like to come back, as a regular expression for lines without an end."""
+
+_SANE = re.compile(SANE[:-1].encode() + rb"\Z")
+
+
+class RequestIdMiddleware:
+    """Plain ASGI: a wrapper with queues and tasks would cost every chunk of every stream."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        request_id = given if _SANE.match(given) else secrets.token_hex(16).encode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None) -> FastAPI:
+    """The application. It holds nothing until its lifespan starts.
+
+    ``list_workers`` replaces the directory in Redis.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with opened(settings, list_workers) as state:
+            app.state.router = state
+            yield
+
+    no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = FastAPI(title="Baton", lifespan=lifespan, redirect_slashes=False, **no_pages)
+    app.add_middleware(HeadLimits)  # inside of the next: its answers have an id, too
+    app.add_middleware(RequestIdMiddleware)
+    errors.install(app)
+    app.add_api_route("/v1/completions", completions, methods=["POST"])
+    app.add_api_route("/v1/chat/completions", chats, methods=["POST"])
+    app.add_api_route("/v1/models", models, methods=["GET", "HEAD"])
+    app.add_api_route("/v1/models/{name:path}", model, methods=["GET", "HEAD"])
+    app.add_api_route("/openapi.json", openapi, methods=["GET", "HEAD"])
+    app.add_api_route("/health", health, methods=["GET", "HEAD"])
+    app.add_api_route("/ready", ready, methods=["GET", "HEAD"])
+    app.add_api_route("/metrics", metrics, methods=["GET", "HEAD"])
+    app.add_api_route("/sd", sd, methods=["GET", "HEAD"])
+    ui.install(app)
+    return app
+
+
+def _state(request: Request) -> RouterState:
+    state = request.app.state.router
+    assert isinstance(state, RouterState)
+    return state
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def completions(request: Request) -> Response:
+    return await _generated(request, parse_completion, plan_completion)
+
+
+async def chats(request: Request) -> Response:
+    return await _generated(request, parse_chat, plan_chat)
+
+
+async def _generated(request: Request, parse: Parse[Body], prepare: Prepare[Body]) -> Response:
+    state = _state(request)
+    try:
+        return GenerationResponse(await take_in(state, request, parse, prepare))
+    except ApiError as error:
+        state.metrics.ended(str(error.status))
+        raise
+    except ClientGone:
+        state.metrics.ended("cancelled")
+        return Response(status_code=499)  # nobody will see it
+    except Exception:
+        state.metrics.ended("500")
+        raise
+
+
+def _card(state: RouterState) -> ModelCard:
+    known = state.pool.model
+    limit = known.max_model_len if known else None
+    return ModelCard(id=state.settings.model_id, created=state.started, max_model_len=limit)
+
+
+def _authenticate(request: Request) -> None:
+    _state(request).tenants.of(request.headers.get("authorization"))
+
+
+async def models(request: Request) -> Response:
+    _authenticate(request)
+    return _json({"object": "list", "data": [_card(_state(request))]})
+
+
+async def model(request: Request, name: str) -> Response:
+    _authenticate(request)
+    state = _state(request)
+    check_model(state, name)
+    return _json(_card(state))
+
+
+async def openapi(request: Request) -> Response:
+    _authenticate(request)
+    settings = _state(request).settings
+    return _json(document(settings.model_id, keys=settings.api_keys is not None))
+
+
+async def health() -> Response:
+    """This process is alive; nothing is said of the others."""
+    return _json({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """A completion would find a decode worker."""
+    state = _state(request)
+    attached = state.pool.attached
+    if not attached:
+        raise errors.unavailable(
+            f"no decode worker for {state.settings.model_id!r} is attached to this router"
+        )
+    return _json({"status": "ready", "decode_workers": attached})
+
+
+async def metrics(request: Request) -> Response:
+    _authenticate(request)
+    page = _state(request).page()
+    return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def sd(request: Request) -> Response:
+    """Where every process has its metrics (Prometheus ``http_sd_configs``)."""
+    _authenticate(request)
+    return _json(await _state(request).discovered())

@@ -1,0 +1,1 @@
+"""The OpenAI API: request bodies, chat templates and tools, answers."""

@@ -1,0 +1,1 @@
+"""Response objects and chunks."""

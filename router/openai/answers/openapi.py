@@ -1,0 +1,217 @@
+"""The server's OpenAPI document: what it takes, and all that it may answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+
+from router.openai.answers.wire_json import Chat, ChatChunk, Completion, ModelCard, ModelList
+from router.openai.bodies.generation_body import ChatBody, CompletionBody
+from router.openai.bodies.unsupported import OF_CHATS, OF_COMPLETIONS, Neutral
+
+# MERGED router.api.schemas
+# JSON schemas of bodies and responses, from the types that check and write them.
+
+Schema = dict[str, Any]
+REF = "#/components/schemas/"
+
+_BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+}
+ERROR: Schema = {
+    "title": "Error",
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+            "additionalProperties": False,
+        }
+    },
+    "required": ["error"],
+    "additionalProperties": False,
+}
+
+
+def components(model_id: str) -> dict[str, Schema]:
+    """By name: ``CompletionBody``, ``ChatBody``, ``Completion``, ... and ``Error``."""
+    answers = (Completion, Chat, ChatChunk, ModelCard, ModelList)
+    _, found = msgspec.json.schema_components(answers, ref_template=REF + "{name}")
+    bodies: tuple[tuple[type[BaseModel], Neutral], ...] = (
+        (CompletionBody, OF_COMPLETIONS),
+        (ChatBody, OF_CHATS),
+    )
+    for model, neutral in bodies:
+        body = model.model_json_schema(ref_template=f"{REF}{model.__name__}.{{model}}")
+        for name, inner in body.pop("$defs", {}).items():
+            found[f"{model.__name__}.{name}"] = inner
+        found[model.__name__] = _body(body, neutral, model_id)
+    found["Error"] = ERROR
+    return found
+
+
+def _body(schema: Schema, neutral: Neutral, model_id: str) -> Schema:
+    """``null`` is the default; what is not supported is taken where it changes nothing."""
+    required = schema["required"]
+    given = {name: _spelled(inner) for name, inner in schema["properties"].items()}
+    properties = {
+        name: inner if name in required else _or_null(inner) for name, inner in given.items()
+    }
+    properties["model"] = {"type": "string", "enum": [model_id]}
+    for name, values in neutral.items():
+        properties[name] = {"enum": [*values, None]}
+    return {**schema, "properties": properties}
+
+
+def _spelled(schema: Schema) -> Schema:
+    """Bounds as JSON schema has them: pydantic leaves its own names in optional integers."""
+    named = {_BOUNDS.get(name, name): value for name, value in schema.items()}
+    if "anyOf" in named:
+        named["anyOf"] = [_spelled(inner) for inner in named["anyOf"]]
+    return named
+
+
+def _or_null(schema: Schema) -> Schema:
+    if {"type": "null"} in schema.get("anyOf", ()):
+        return schema
+    apart = {k: v for k, v in schema.items() if k not in ("default", "title", "description")}
+    about = {k: v for k, v in schema.items() if k not in apart}
+    return {"anyOf": [apart, {"type": "null"}], **about}
+
+
+_STATUS = {
+    "400": "The request is wrong; `param` names the field",
+    "401": "No API key, or one that is not known",
+    "404": "No such model, or no such path",
+    "405": "The path does not take that method",
+    "408": "The body did not come in time",
+    "413": "The body is too large",
+    "415": "The body is not JSON",
+    "429": "Too much work is here already",
+    "431": "The headers are too large",
+    "500": "The server failed on the request",
+    "503": "No worker can take the request now",
+    "504": "The answer did not come in time",
+}
+_OF_EVERY = ("400", "401", "405", "408", "413", "431", "500")
+_OF_WORK = ("404", "415", "429", "503", "504")
+_HEADERS: list[Schema] = [
+    {
+        "name": "x-baton-explain",
+        "in": "header",
+        "description": "1: the answer's field `baton` tells why the request went where it did",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": "x-baton-timeline",
+        "in": "header",
+        "description": "1: `baton.timeline` tells when each step of the request was done",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": "x-baton-ttft-deadline-ms",
+        "in": "header",
+        "description": "Refuse the request at once if its first token is predicted to come later",
+        "schema": {"type": "number", "exclusiveMinimum": 0, "examples": [2000]},
+    },
+]
+
+
+def document(model_id: str, *, keys: bool) -> Schema:
+    """``keys``: whether requests need one."""
+    found: Schema = {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": "1", "description": "An OpenAI-compatible server"},
+        "paths": _paths(),
+        "components": {"schemas": components(model_id)},
+    }
+    if keys:
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _paths() -> dict[str, Schema]:
+    any_object: Schema = {"type": "object"}
+    text: Schema = {"type": "string"}
+    objects: Schema = {"type": "array", "items": any_object}
+    return {
+        "/v1/completions": {"post": _work("completion", "CompletionBody", "Completion")},
+        "/v1/chat/completions": {"post": _work("chat", "ChatBody", "Chat", "ChatChunk")},
+        "/v1/models": {"get": _look("models", _ref("ModelList"))},
+        "/v1/models/{name}": {
+            "get": {"parameters": [_in_path("name")], **_look("model", _ref("ModelCard"), "404")}
+        },
+        "/health": {"get": {**_look("health", any_object), "security": []}},
+        "/ready": {"get": {**_look("ready", any_object, "503"), "security": []}},
+        "/metrics": {"get": _look("metrics", text, kind="text/plain")},
+        "/sd": {"get": _look("sd", objects)},
+        "/openapi.json": {"get": _look("openapi", any_object)},
+        "/ui": {"get": {**_look("ui", text, kind="text/html"), "security": []}},
+        "/ui/overview": {"get": _look("overview", any_object)},
+        "/ui/{file}": {"get": _part()},
+    }
+
+
+def _in_path(name: str) -> Schema:
+    schema: Schema = {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _part() -> dict[str, Any]:
+    """A file of the page, of whatever kind."""
+    found = _look("ui_file", {"type": "string"}, "404", kind="*/*")
+    return {"parameters": [_in_path("file")], **found, "security": []}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": REF + name}
+
+
+def _look(
+    name: str, answer: Schema, *errors: str, kind: str = "application/json"
+) -> dict[str, Any]:
+    ok = {"description": "OK", "content": {kind: {"schema": answer}}}
+    return {"operationId": name, "responses": {"200": ok, **_errors(*_OF_EVERY, *errors)}}
+
+
+def _work(name: str, body: str, answer: str, chunk: str | None = None) -> dict[str, Any]:
+    events = f"Events with a `{chunk or answer}` each, then `[DONE]`; or an `Error`, and no more"
+    ok = {
+        "description": "Whole, or with `stream` as events",
+        "content": {
+            "application/json": {"schema": _ref(answer)},
+            "text/event-stream": {"schema": _event(events)},
+        },
+    }
+    return {
+        "operationId": name,
+        "parameters": _HEADERS,
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _ref(body)}},
+        },
+        "responses": {"200": ok, **_errors(*_OF_EVERY, *_OF_WORK)},
+    }
+
+
+def _event(description: str) -> Schema:
+    """One of them, in the terms of server-sent events."""
+    data = {"type": "string", "description": description}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def _errors(*statuses: str) -> dict[str, Schema]:
+    content = {"application/json": {"schema": _ref("Error")}}
+    return {s: {"description": _STATUS[s], "content": content} for s in sorted(statuses)}

@@ -1,0 +1,188 @@
+"""The JSON of responses. Field order is the order on the wire; UNSET fields are left out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from router.generation.choice_stream import FinishReason
+from router.generation.explain import Explanation
+
+DONE = b"data: [DONE]\n\n"
+
+encode = msgspec.json.Encoder().encode
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int) -> Usage:
+        return cls(prompt, completion, prompt + completion, PromptDetails(cached))
+
+
+UsageField = Usage | UnsetType | None
+"""Null in chunks before the last, where usage is wanted."""
+
+# ---- completions ----------------------------------------------------------------------------
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Lists of one length. The first token of an echoed prompt has null."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptToken(msgspec.Struct, frozen=True):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole response, or a chunk of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageField = UNSET
+    system_fingerprint: str
+    baton: Explanation | UnsetType = UNSET
+
+
+# ---- chats ----------------------------------------------------------------------------------
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class Function(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``name`` stands in the first piece of a call only."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """``index`` in streams only; ``id`` and ``type`` in the first piece of a call only."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: Function
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Chat(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageField = UNSET
+    system_fingerprint: str
+    service_tier: Literal["default"] = "default"
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    baton: Explanation | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    refusal: UnsetType | None = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: UsageField = UNSET
+    system_fingerprint: str
+    service_tier: Literal["default"] = "default"
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    baton: Explanation | UnsetType = UNSET
+
+
+# ---- others ---------------------------------------------------------------------------------
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "baton"
+    max_model_len: int | None  # None while no worker has been seen
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+def frame(payload: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + payload + b"\n\n"

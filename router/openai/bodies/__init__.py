@@ -1,0 +1,1 @@
+"""Request bodies and their checks."""

@@ -1,0 +1,209 @@
+"""The messages of a chat request, and what a template gets of them.
+
+Text only: a part of another kind is refused by its name. ``null`` is as good as left out, because
+clients send back what they were given, empty fields included.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+)
+
+from router.openai.bodies.field_checks import bad, show
+from router.openai.bodies.strict_types import FunctionName, Strict, one_of
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+MAX_CALLS = 128
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # kind of a part -> where its text is
+_TEXT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_PARTS,
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+                "additionalProperties": False,
+            },
+        },
+    ]
+}
+
+
+def _check_text(value: Any) -> str:
+    """A string, or the texts of an array of parts, a line each."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise bad(f"must be a string or an array of text parts, not {show(value)}")
+    if not 1 <= len(value) <= MAX_PARTS:
+        raise bad(f"must hold 1 to {MAX_PARTS} parts, not {len(value)}")
+    return "\n".join(_text_of(place, part) for place, part in enumerate(value))
+
+
+def _text_of(place: int, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise bad(f'[{place}] must be a part such as {{"type": "text", "text": "..."}}')
+    if kind not in _TEXT_PARTS:
+        raise bad(
+            f"[{place}] is of type {show(kind)}; this server takes text only", "unsupported_value"
+        )
+    key = _TEXT_PARTS[kind]
+    if not isinstance(part.get(key), str):
+        raise bad(f"[{place}].{key} must be a string, not {show(part.get(key))}")
+    if unknown := sorted(part.keys() - {"type", key, "cache_control"}):
+        raise bad(f"[{place}] has an unknown field {show(unknown[0])}", "unknown_parameter")
+    text: str = part[key]
+    return text
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: inner for name, inner in value.items() if inner is not None}
+
+
+def _refuse_field(value: Any) -> None:
+    raise bad(f"is not supported, but is {show(value)}: leave it out", "unsupported_parameter")
+
+
+NotSupported = Annotated[None, PlainValidator(_refuse_field), WithJsonSchema({"type": "null"})]
+Text = Annotated[str, PlainValidator(_check_text), WithJsonSchema(_TEXT_SCHEMA)]
+Participant = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$")]  # OpenAI's own pattern
+
+
+class _Message(Strict):
+    name: Participant | None = None
+
+
+class SystemMessage(_Message):
+    role: Literal["system", "developer"]
+    content: Text
+
+
+class UserMessage(_Message):
+    role: Literal["user"]
+    content: Text
+
+
+class CalledFunction(Strict):
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str = Field(min_length=1, max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # left in by clients that join deltas; nothing depends on it
+
+
+class AssistantMessage(_Message):
+    role: Literal["assistant"]
+    content: Text | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None  # for templates that show earlier thoughts
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_CALLS, fail_fast=True)
+    annotations: list[Any] | None = Field(None, max_length=0)
+    audio: NotSupported = None
+    function_call: NotSupported = None
+
+
+class ToolMessage(_Message):
+    role: Literal["tool"]
+    content: Text
+    tool_call_id: str = Field(min_length=1, max_length=256)
+
+
+def _role_tag(value: Any) -> str | None:
+    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
+    role = "system" if role == "developer" else role
+    return f"={role}" if role in ROLES else None
+
+
+Message = Annotated[
+    Annotated[SystemMessage, Tag("=system")]
+    | Annotated[UserMessage, Tag("=user")]
+    | Annotated[AssistantMessage, Tag("=assistant")]
+    | Annotated[ToolMessage, Tag("=tool")],
+    Discriminator(
+        _role_tag,
+        custom_error_type="baton",
+        custom_error_message="{message}",
+        custom_error_context={
+            "message": f"must be an object with a role: {one_of(ROLES)}",
+            "code": "invalid_value",
+            "tag": "role",
+        },
+    ),
+    BeforeValidator(_without_nulls),
+]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def size(message: Message) -> int:
+    """Characters of it that grow with what a client has to say."""
+    characters = len(message.content or "")
+    if isinstance(message, AssistantMessage):
+        characters += len(message.reasoning_content or "")
+        characters += sum(len(call.function.arguments) for call in message.tool_calls or ())
+    return characters
+
+
+def for_template(message: Message, *, developer: bool) -> dict[str, Any]:
+    """A message as chat templates expect it.
+
+    ``developer``: whether the template knows that role; it is the system's otherwise. Arguments of
+    earlier calls are objects where they can be; a template writes them as JSON again.
+    """
+    role = "system" if message.role == "developer" and not developer else message.role
+    out: dict[str, Any] = {"role": role, "content": _content(message)}
+    if message.name is not None:
+        out["name"] = message.name
+    if isinstance(message, ToolMessage):
+        out["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage):
+        if message.reasoning_content is not None:
+            out["reasoning_content"] = message.reasoning_content
+        if message.tool_calls:
+            out["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return out
+
+
+def _content(message: Message) -> str:
+    if isinstance(message, AssistantMessage):
+        return message.content or message.refusal or ""
+    return message.content
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _arguments(text: str) -> Any:
+    """The object that ``text`` is in JSON; the text itself where it is something else."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

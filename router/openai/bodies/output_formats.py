@@ -1,0 +1,161 @@
+"""Formats of an output, as clients ask for them, to llguidance's grammars.
+
+OpenAI's ``response_format``, and vLLM's ``structured_outputs`` with the older ``guided_*``. JSON
+comes without white space, unless the format asks for it: an output is as short as it can be.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from llguidance import LLMatcher
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+
+from router.common.errors import invalid
+from router.openai.bodies.field_checks import bad, show
+from router.openai.bodies.grammar_source import Source, quoted, schema_source
+from router.openai.bodies.strict_types import STRICT, FunctionName, Strict, one_of
+
+MAX_CHOICES = 1024
+MAX_GRAMMAR_CHARS = 16 << 10
+"""Of a regex, or of a grammar in Lark's notation or GBNF."""
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+class JsonSchema(Strict):
+    """``strict`` changes nothing: a schema always holds."""
+
+    model_config = ConfigDict(**STRICT, serialize_by_alias=True)
+
+    name: FunctionName
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+_FORMATS = ("text", "json_object", "json_schema")
+
+
+def _format_tag(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"={kind}" if kind in _FORMATS else None
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("=text")]
+    | Annotated[JsonObjectFormat, Tag("=json_object")]
+    | Annotated[JsonSchemaFormat, Tag("=json_schema")],
+    Discriminator(
+        _format_tag,
+        custom_error_type="baton",
+        custom_error_message="{message}",
+        custom_error_context={
+            "message": f"must be an object with a type: {one_of(_FORMATS)}",
+            "code": "invalid_value",
+            "tag": "type",
+        },
+    ),
+]
+
+
+def _check_json(value: Any) -> Any:
+    if not isinstance(value, dict | str):
+        raise bad(f"must be a JSON schema, or one as a string, not {show(value)}")
+    return value
+
+
+JsonOrText = Annotated[
+    dict[str, Any] | str,
+    PlainValidator(_check_json),
+    WithJsonSchema({"type": ["object", "string"]}),
+]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's: exactly one of them."""
+
+    model_config = ConfigDict(**STRICT, serialize_by_alias=True)
+
+    json_: JsonOrText | None = Field(None, alias="json")
+    regex: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
+    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None, min_length=1, max_length=MAX_CHOICES
+    )
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
+    json_object: bool | None = None
+
+    @model_validator(mode="after")
+    def _only_one(self) -> StructuredOutputs:
+        given = [self.json_, self.regex, self.choice, self.grammar, self.json_object or None]
+        if sum(value is not None for value in given) != 1:
+            names = ("json", "regex", "choice", "grammar", "json_object")
+            raise bad(f"must have exactly one of {one_of(names)}")
+        return self
+
+
+GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""vLLM's older fields of a body, and what each is called in ``structured_outputs``."""
+
+
+def of_format(wanted: ResponseFormat | None) -> Source | None:
+    """None where any text will do. Raises ApiError (400)."""
+    if wanted is None or isinstance(wanted, TextFormat):
+        return None
+    if isinstance(wanted, JsonObjectFormat):
+        return schema_source(ANY_OBJECT, "response_format")
+    return schema_source(wanted.json_schema.schema_, "response_format.json_schema.schema")
+
+
+def of_structured(wanted: StructuredOutputs, field: str = "structured_outputs") -> Source:
+    """Raises ApiError (400). ``field``: where it stood in the request."""
+    if wanted.json_ is not None:
+        return schema_source(_object(wanted.json_, field), field)
+    if wanted.json_object:
+        return schema_source(ANY_OBJECT, field)
+    if wanted.regex is not None:
+        return Source(field, LLMatcher.grammar_from_regex(wanted.regex))
+    if wanted.choice is not None:
+        lark = "(" + " | ".join(quoted(choice) for choice in wanted.choice) + ")"
+        return Source(field, LLMatcher.grammar_from_lark(f"start: {lark}"), lark)
+    assert wanted.grammar is not None
+    return Source(field, wanted.grammar, raw=True)
+
+
+def _object(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:
+    if isinstance(schema, dict):
+        return schema
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"{field} must hold a JSON schema: {error}", field) from None
+    if not isinstance(value, dict):
+        raise invalid(f"{field} must hold a JSON schema, which is an object", field)
+    return value

@@ -1,0 +1,1 @@
+"""Chat templates, tool calls, and grammars that outputs are held to."""

@@ -1,0 +1,170 @@
+"""A model's chat template: found in its folder, rendered, tokenized."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from protocol.errors import StartupError
+from router.common.errors import invalid
+from router.openai.bodies.messages import Message, for_template, size
+from router.openai.chat.control_tokens import ControlTokens
+from router.openai.chat.template_sandbox import RenderError, compile_template, render
+
+LONG_CHAT = 4096
+"""Characters from which a prompt is made in a thread (some milliseconds): streams must not wait."""
+
+_RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
+
+
+class ChatTemplate:
+    """``sources``: by name, ``default`` at least; ``tool_use`` serves requests with tools.
+
+    ``special``: special tokens by their names in the configuration, such as ``bos_token``.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, str], special: Mapping[str, str], tokenizer: Tokenizer
+    ) -> None:
+        self.source = sources.get("tool_use", sources["default"])
+        """The text that shows the model's syntax of tool calls."""
+        self._templates = {name: compile_template(text) for name, text in sources.items()}
+        self._special = dict(special)
+        self._developer = {name: "developer" in text for name, text in sources.items()}
+        self._control = ControlTokens(tokenizer)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[str, str]:
+        """The prompt as text, and the break in it (``control.py``), empty where there is none.
+
+        ``options``: what else the template is given, by name (``chat_template_kwargs``). Raises
+        ApiError (400) where the template refuses or fails.
+        """
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        options = dict(options or {})
+        if clash := sorted(options.keys() & (_RESERVED | self._special.keys())):
+            message = f"chat_template_kwargs must not hold {clash[0]!r}"
+            raise invalid(message, "chat_template_kwargs")
+        developer = self._developer[name]
+        chat = [for_template(message, developer=developer) for message in messages]
+        try:
+            (chat, shown, options), sign = self._control.broken([chat, list(tools), options])
+            text = render(
+                self._templates[name],
+                {
+                    **self._special,
+                    **options,
+                    "messages": chat,
+                    "tools": shown or None,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                },
+            )
+        except RecursionError:
+            raise invalid("messages or tools are nested too deeply", "messages") from None
+        except RenderError as error:
+            raise invalid(f"messages {error}"[:1000], "messages", "invalid_messages") from None
+        return text, sign
+
+    def encode(self, text: str, sign: str) -> list[int]:
+        """Token ids of what ``render`` gave; the template writes the special tokens itself."""
+        return self._control.encode(text, sign)
+
+    async def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of the prompt; made in a thread where it is long. Raises as ``render``."""
+
+        def make() -> list[int]:
+            text, sign = self.render(
+                messages, tools, add_generation_prompt=add_generation_prompt, options=options
+            )
+            return self.encode(text, sign)
+
+        if len(messages) > 64 or tools or options or sum(map(size, messages)) > LONG_CHAT:
+            return await asyncio.to_thread(make)
+        return make()
+
+
+def load_template(model_path: str, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The chat template in a model's folder; None where it has none.
+
+    Where Hugging Face has it: ``chat_template.jinja`` with ``additional_chat_templates/``, or
+    ``chat_template.json``, or ``chat_template`` in ``tokenizer_config.json`` (one text, or a list
+    of names and texts). Raises StartupError for one that cannot be read.
+    """
+    folder = Path(model_path)
+    config = _read_json(folder / "tokenizer_config.json")
+    sources = _sources(folder, config)
+    if not sources:
+        return None
+    special = _special(_read_json(folder / "special_tokens_map.json")) | _special(config)
+    try:
+        return ChatTemplate(sources, special, tokenizer)
+    except TemplateError as error:
+        raise StartupError(f"the chat template in {folder} is no template: {error}") from error
+
+
+def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        more = (folder / "additional_chat_templates").glob("*.jinja")
+        return {"default": _read(path), **{extra.stem: _read(extra) for extra in more}}
+    of_config = config.get("chat_template")
+    given = _read_json(folder / "chat_template.json").get("chat_template", of_config)
+    if isinstance(given, list):
+        entries = [entry for entry in given if isinstance(entry, dict)]
+        given = {entry.get("name"): entry.get("template") for entry in entries} or given
+    if isinstance(given, str):
+        given = {"default": given}
+    if not given:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
+        raise StartupError(f"the chat template in {folder} is neither text nor a list of texts")
+    # One without a default is its first.
+    return {"default": next(iter(given.values())), **given}
+
+
+def _special(config: Mapping[str, Any]) -> dict[str, str]:
+    """``bos_token`` and its like, each a text or an object with its ``content``."""
+    found = {}
+    for name, token in config.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if re.fullmatch("[a-z_]+_token", name) and isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"cannot read the chat template at {path}: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read(path))
+    except ValueError as error:
+        raise StartupError(f"cannot read {path}: {error}") from error
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,1 @@
+"""Where a request goes: the prefix index, cost, choice, ledger and admission."""

@@ -1,0 +1,1 @@
+"""The pool of workers and the streams to decode workers."""

@@ -1,0 +1,256 @@
+"""The stream to one decode worker: all requests of this router share it.
+
+    down --headers of the worker arrive--> attached --stream ends or falls silent--> down --> closed
+                                              |
+    submit, cancel --> outbox --writer: one message for all that waits-->  worker
+    mailboxes <-- reader: always reads, never waits for a client <--       worker
+
+When the stream ends, each request on it hears of it once (Trouble.BROKEN) and is forgotten here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from protocol.endpoints.grpc_endpoints import INSTANCE_KEY, LOOPBACK, Security
+from protocol.liveness import SILENCE_S, Silence
+from protocol.registry.directory import WorkerRecord
+from protocol.security import cluster_token
+from protocol.wire import wire_pb2 as pb
+from protocol.wire import wire_pb2_grpc as rpc
+from router.placement.ledger import DecodeLoad
+from router.placement.step_model import pace
+from router.workers.mailbox import Flight, Mailbox, Trouble, deliver
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 5.0
+_MESSAGE_BYTES = 4 << 20  # of submits in one message, well within what gRPC takes
+_STALE_S = 1.0  # a heartbeat's age from which the directory's word is newer
+_WHY_S = 0.2  # for the reason of an end to arrive
+_RETRY_S = (0.05, 1.0)  # first and longest pause between two attempts
+
+Call = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
+
+
+class DecodeLink:
+    """``on_change`` is called whenever ``attached`` changes; ``on_load`` with the prompt tokens
+    that are queued there, whenever the worker says so."""
+
+    def __init__(
+        self,
+        record: WorkerRecord,
+        token: str,
+        on_change: Callable[[], None],
+        on_load: Callable[[str, int], None] = lambda instance, queued_tokens: None,
+        security: Security = LOOPBACK,
+    ) -> None:
+        self.record = record
+        self.attached = False
+        self._metadata = (*cluster_token.metadata(token), (INSTANCE_KEY, record.instance))
+        self._security = security
+        self._on_change = on_change
+        self._on_load = on_load
+        self._inflight: dict[str, Flight] = {}
+        self._load: pb.Load | WorkerRecord = record
+        self._own_at_report = 0
+        self._draining = False
+        self._heard_at = -math.inf
+        self._outbox = pb.RouterMessage()
+        self._written = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"decode {self.record.endpoint}")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def submit(self, message: pb.Submit, mailbox: Mailbox) -> None:
+        """Hand a request over. Its outputs go to ``mailbox`` until it ends or is cancelled."""
+        assert self.attached
+        self._inflight[message.request.id] = Flight.of(message.request, mailbox)
+        self._outbox.submit.append(message)
+        self._written.set()
+
+    def cancel(self, wire_id: str) -> None:
+        """Tell the worker to stop. Does nothing for a request that has ended."""
+        if self._inflight.pop(wire_id, None) is not None:
+            self._outbox.cancel.append(wire_id)
+            self._written.set()
+
+    def update(self, record: WorkerRecord) -> None:
+        """What the directory now says of this instance."""
+        self.record = record
+        if time.monotonic() - self._heard_at > _STALE_S:
+            self.report(record)
+
+    @property
+    def ready(self) -> bool:
+        """It takes new requests."""
+        return self.attached and not (self._draining or self.record.draining)
+
+    @property
+    def idle(self) -> bool:
+        """No request of this router is there."""
+        return not self._inflight
+
+    @property
+    def down(self) -> bool:
+        """Its engine is being replaced: what it is given waits."""
+        return isinstance(self._load, pb.Load) and self._load.down
+
+    @property
+    def state(self) -> str:
+        """As metrics show it."""
+        if not self.attached or self.down:
+            return "down"
+        return "ready" if self.ready else "draining"
+
+    def load(self) -> DecodeLoad:
+        return DecodeLoad(
+            own=len(self._inflight),
+            reported=self._load.running + self._load.waiting,
+            own_at_report=self._own_at_report,
+            kv_free=self._load.kv_tokens_free,
+            kv_total=self._load.kv_tokens_total,
+            pace=pace(self._load.pace),
+        )
+
+    def report(self, load: pb.Load | WorkerRecord) -> None:
+        """The worker's load, as it says."""
+        self._load = load
+        self._own_at_report = len(self._inflight)
+        self._on_load(self.record.instance, load.queued_tokens)
+
+    async def _run(self) -> None:
+        try:
+            await self._keep_attached()
+        finally:
+            self._detach("the worker is no longer used")
+
+    async def _keep_attached(self) -> None:
+        while True:  # once for each renewal of the certificates
+            version = self._security.version
+            async with self._security.async_channel(self.record.endpoint) as channel:
+                await self._attach_again(rpc.DecodeStub(channel), version)
+
+    async def _attach_again(self, stub: rpc.DecodeAsyncStub, version: int) -> None:
+        pause = _RETRY_S[0]
+        while version == self._security.version:
+            try:
+                reason = await self._attach(stub.Attach(metadata=self._metadata))
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                reason = _reason(error)
+            except Exception as error:
+                log.exception("decode worker %s: a bug", self.record.endpoint)
+                reason = repr(error)
+            if self.attached:
+                level = logging.INFO if self._draining else logging.WARNING  # it has said so
+                log.log(level, "decode worker %s: stream ended: %s", self.record.endpoint, reason)
+                pause = _RETRY_S[0]
+            self._detach(reason)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _RETRY_S[1])
+
+    async def _attach(self, call: Call) -> str:
+        """Serve one stream to its end; returns or raises why it ended."""
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await call.initial_metadata()
+            if call.done():  # then there were none: it could not connect, or was refused
+                return f"{(await call.code()).name} {await call.details()}"
+            self.attached, self._draining = True, False
+            self._on_change()
+            return await self._serve(call)
+        finally:
+            call.cancel()
+
+    async def _serve(self, call: Call) -> str:
+        """Until the stream ends, or the worker falls silent: its heartbeats are due always."""
+        silence = Silence()
+        reading = asyncio.create_task(self._read(call, silence))
+        writing = asyncio.create_task(self._write(call))  # a mute stream is no stream
+        silent = asyncio.create_task(silence.lasts(SILENCE_S))
+        tasks: list[asyncio.Task[Any]] = [reading, writing, silent]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if silent.done():
+                return f"silent for {SILENCE_S:g} s"
+            await asyncio.wait([reading], timeout=_WHY_S)
+            return reading.result() if reading.done() else "cannot be written to"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _read(self, call: Call, silence: Silence) -> str:
+        while isinstance(message := await call.read(), pb.WorkerMessage):
+            silence.heard()
+            self._dispatch(message)
+        return f"closed by the worker ({(await call.code()).name}) {await call.details()}"
+
+    async def _write(self, call: Call) -> None:
+        # A write fails when the stream has ended: the reader hears of that.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while await self._written.wait():
+                self._written.clear()
+                await call.write(self._next_message())
+
+    def _next_message(self) -> pb.RouterMessage:
+        """All that waits, as far as one message may hold it; the rest follows in the next ones."""
+        waiting, self._outbox = self._outbox, pb.RouterMessage()
+        message = pb.RouterMessage(cancel=waiting.cancel)
+        room = _MESSAGE_BYTES
+        for submit in waiting.submit:
+            size = submit.ByteSize()
+            fits = size <= room or not message.submit
+            room = room - size if fits else 0  # whoever came first goes first
+            (message if fits else self._outbox).submit.append(submit)
+        if self._outbox.submit:
+            self._written.set()
+        return message
+
+    def _dispatch(self, message: pb.WorkerMessage) -> None:
+        for output in message.outputs:
+            flight = self._inflight.get(output.id)
+            if flight is None:  # cancelled, and this was under way
+                continue
+            if not deliver(output, flight):
+                self.cancel(output.id)
+            elif output.finish != pb.FINISH_NONE:
+                del self._inflight[output.id]
+        if message.HasField("load"):
+            self._heard_at = time.monotonic()
+            self.report(message.load)
+        if message.draining:
+            self._draining = True
+
+    def _detach(self, reason: str) -> None:
+        self._outbox = pb.RouterMessage()
+        self._written.clear()
+        self._heard_at = -math.inf
+        lost = list(self._inflight.values())
+        self._inflight.clear()
+        if self.attached:
+            self.attached = False
+            self._on_change()
+        for flight in lost:
+            flight.mailbox.fail(Trouble.BROKEN, reason)
+
+
+def _reason(error: grpc.aio.AioRpcError | TimeoutError) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return f"no answer within {_CONNECT_S:.0f} s"

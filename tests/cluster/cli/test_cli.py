@@ -1,0 +1,63 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli.main import app
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_HOME", str(tmp_path))
+    for name in ("BATON_TOKEN", "BATON_SECRET", "BATON_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from cluster.cli.main import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('ray', 'torch', 'redis', 'fastapi') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cluster.launch.standalone", "router.http.app", "cluster.launch.up", "cluster.launch.down"],
+)
+def test_fronts_need_neither_ray_nor_torch(name: str) -> None:
+    program = f"import sys, {name}; print([m for m in ('ray', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_down_when_nothing_runs() -> None:
+    result = runner.invoke(app, ["down"])
+    assert result.exit_code == 0
+    assert "was not running" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "status"),
+    [
+        (["up", "--host", "0.0.0.0"], "0.0.0.0", 2),
+        (["up", "--model", "/no/such/folder"], "/no/such/folder", 1),
+        (["up", "--port", "70000"], "65535", 2),
+        (["up", "--cluster", "../x"], "cluster name", 2),
+        (["worker", "--role", "decode", "--redis-url", "unix:///x"], "BATON_TOKEN", 2),
+        (["router", "--redis-url", "unix:///x"], "BATON_TOKEN", 2),
+        (["router"], "BATON_REDIS_URL", 2),
+    ],
+)
+def test_refusals_say_why(arguments: list[str], named: str, status: int, tmp_path: Path) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == status
+    assert named in result.output
+    assert not list(tmp_path.glob("*/state.json"))

@@ -1,0 +1,134 @@
+"""`baton plan speculation`: its figures, its tables and its page."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cluster.cli.main import app
+from cluster.planner.model_shape import count
+from cluster.planner.speculation_grid import (
+    ACCEPTANCES,
+    BATCHES,
+    DraftMachine,
+    break_even,
+    cell,
+    grid,
+)
+from cluster.planner.speculation_report import about, page, show
+from engine.model.weights import names
+from engine.model_config.config import padded_rows
+from engine.model_config.families import parse_config
+from engine.speculation.control.draft_choice import Curve, expected_tokens, speedup
+from tests.engine.families import FAMILIES, SIZES
+
+FREE = DraftMachine(Curve(np.full(2000, 10e-3)), Curve(np.full(200, 1e-3)))
+"""Rows cost nothing, as in the papers; a pass of the draft a tenth of a step."""
+
+RIDGE = DraftMachine(Curve(10e-3 + 1e-3 * np.maximum(0, np.arange(1, 2001) - 48)), None)
+"""Rows are free up to 48, and cost a tenth of a step from there."""
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
+def test_where_rows_are_free_it_is_the_formula(acceptance: float) -> None:
+    found = cell(FREE, 4, acceptance, most=8)
+    best = max(range(1, 9), key=lambda nodes: speedup(acceptance, nodes, 0.1))
+    assert found.nodes == best
+    assert found.speedup == pytest.approx(speedup(acceptance, best, 0.1))
+    assert found.tokens == pytest.approx(expected_tokens(acceptance, best))
+    assert (found.plain_ms, found.verify_ms) == pytest.approx((10.0, 10.0))
+    assert found.draft_ms == pytest.approx(best)
+
+
+def test_beyond_the_ridge_it_does_not_pay() -> None:
+    assert cell(RIDGE, 4, 0.5, most=8).speedup > 1.9
+    full = cell(RIDGE, 64, 0.3, most=8)
+    assert (full.nodes, full.tokens, full.speedup) == (0.0, 1.0, 1.0)
+    ends = [break_even(RIDGE, a, 8, 128) for a in ACCEPTANCES]
+    assert ends == sorted(ends)
+    assert 24 <= ends[0] < 64
+    for acceptance, end in zip(ACCEPTANCES, ends, strict=True):
+        assert cell(RIDGE, end, acceptance, 8).nodes > 0
+        assert end == 128 or not cell(RIDGE, end + 1, acceptance, 8).nodes
+
+
+STAIRS = DraftMachine(
+    Curve(np.interp([padded_rows(n) for n in range(1, 2001)], [1, 2000], [5e-3, 400e-3])),
+    Curve(np.full(200, 1e-3)),
+)
+"""Rows are padded, as on a CPU: just above a step of the stairs, verifying costs nothing more."""
+
+
+def test_up_to_where_it_pays_there_is_no_gap() -> None:
+    for acceptance in ACCEPTANCES:
+        pays = [bool(cell(STAIRS, b, acceptance, 8).nodes) for b in range(1, 129)]
+        end = break_even(STAIRS, acceptance, 8, 128)
+        assert all(pays[:end]) and (end == 128 or not pays[end])
+    assert not all(cell(STAIRS, b, 0.5, 8).nodes for b in (16, 32, 64))
+    assert cell(STAIRS, 97, 0.5, 8).nodes > 0 and break_even(STAIRS, 0.5, 8, 128) < 16
+
+
+def test_a_batch_is_drafted_no_more_than_a_step_takes() -> None:
+    for batch, each in ((16, 8), (64, 4), (128, 2)):
+        assert cell(DraftMachine(FREE.model, None), batch, 0.9, most=8).nodes == each
+
+
+def test_nothing_is_drafted_that_costs_more_than_it_brings() -> None:
+    dear = DraftMachine(FREE.model, Curve(np.full(200, 9e-3)))
+    assert cell(dear, 1, 0.8, most=8).nodes == 0
+    assert break_even(dear, 0.8, 8, 128) == 0
+
+
+def test_tables_and_page_tell_all() -> None:
+    cells = grid(RIDGE, BATCHES, ACCEPTANCES, 8)
+    even = {a: break_even(RIDGE, a, 8, 128) for a in ACCEPTANCES}
+    out = io.StringIO()
+    measured = DraftMachine(RIDGE.model, None, "an abacus")
+    told = about(measured, "a <model>", None, 8)
+    show(Console(file=out, width=100), told, cells, even, 0.7)
+    text = out.getvalue()
+    assert "on an abacus" in text and "acceptance is 0.7" in text
+    assert "Drafts cost nothing, as n-grams do." in " ".join(text.split())
+    assert f"{cell(RIDGE, 8, 0.7, 8).speedup:.2f}" in text
+    last = next(line for line in text.splitlines() if "pays up to" in line)
+    assert str(even[0.3]) in last
+    html = page(told, cells, even, 0.7)
+    assert "on an abacus" in html and f"<td>pays up to</td><td>{even[0.3]}</td>" in html
+    assert "a &lt;model&gt;" in html and "<model>" not in html
+    assert "Speed-up over plain decoding" in html and "default-src 'none'" in html
+
+
+def test_the_demo_model_is_measured(tmp_path: Path) -> None:
+    html = tmp_path / "plan.html"
+    call = ["plan", "speculation", "--json", "--threads", "1", "--tokens", "4"]
+    done = CliRunner().invoke(app, [*call, "--acceptance", "0.95", "--html", str(html)])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert {c["batch"] for c in told["cells"]} == set(BATCHES)
+    assert set(told["pays_up_to"]) == {f"{a:g}" for a in (*ACCEPTANCES, 0.95)}
+    plain = [c["plain_ms"] for c in told["cells"] if c["acceptance"] == 0.95]
+    assert plain[0] > 0 and plain == sorted(plain)
+    shown = html.read_text()
+    assert "passes of baton-demo and of its draft model (draft)," in shown
+    assert ", 1 thread, float32:" in shown
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["plan", "speculation", "--model", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "config.json" in done.stderr
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_those_of_a_checkpoint(family: str) -> None:
+    prefix, changes = FAMILIES[family]
+    raw = {**SIZES, **changes, "architectures": [f"{prefix}ForCausalLM"]}
+    config = parse_config(raw, family)
+    assert count(config) == sum(math.prod(shape) for _, shape in names(config))

@@ -1,0 +1,183 @@
+"""`baton init`: what it makes is private, sourced by sh, and what Baton and Ray want."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+from typer.testing import CliRunner
+
+from cluster.cli.main import app
+from cluster.config.settle import Flags, settle
+from cluster.credentials import certificates
+from cluster.credentials.init import Made, init
+from protocol.errors import StartupError
+from protocol.security.certificates import hosts_of
+from protocol.security.tls import TlsFiles, read
+from router.common.tenants import read_tenants
+
+PASSWORD = "p'q \"$HOME`id`\\/#%:@"
+URL = "redis://us%2Fer:p%27q%20%22%24HOME%60id%60%5C%2F%23%25%3A%40@10.0.0.9/1"
+
+
+def made(folder: Path, url: str = URL, hosts: tuple[str, ...] = ("10.0.0.1",)) -> Made:
+    return init(folder, list(hosts), url, "acme", "baton.cluster")
+
+
+def sourced(made: Made, home: Path) -> dict[str, str]:
+    """The environment of a process on a node, by sh."""
+    home.mkdir()
+    made.node.rename(home / "baton")
+    command = ["sh", "-ec", "set -a; . ~/baton/node.env; set +a; exec env -0"]
+    bare = {"HOME": str(home), "PATH": os.defpath}
+    out = subprocess.run(command, env=bare, check=True, capture_output=True, text=True).stdout
+    return dict(entry.partition("=")[::2] for entry in out.split("\0") if entry)
+
+
+def test_all_of_it_is_private(tmp_path: Path) -> None:
+    made(tmp_path / "c")
+    found = {p.relative_to(tmp_path / "c"): p for p in (tmp_path / "c").rglob("*")}
+    assert sorted(map(str, found)) == [
+        *("ca.key", "ca.pem", "node", "node/api-keys.yaml", "node/baton.yaml", "node/ca.pem"),
+        *("node/monitoring.key", "node/node.env", "node/node.key", "node/node.pem", "node/run"),
+    ]
+    assert found.pop(Path("node/run")).stat().st_mode & 0o777 == 0o700
+    modes = {path.stat().st_mode & 0o777 for path in found.values() if path.is_file()}
+    folders = [tmp_path / "c", tmp_path / "c" / "node"]
+    assert modes == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+
+
+def test_sh_and_baton_read_it(tmp_path: Path) -> None:
+    cluster = made(tmp_path / "c")
+    home = tmp_path / "a home's"
+    env = sourced(cluster, home)
+    assert env["RAY_REDIS_ADDRESS"] == "redis://10.0.0.9:6379"
+    assert (env["RAY_REDIS_USERNAME"], env["RAY_REDIS_PASSWORD"]) == ("us/er", PASSWORD)
+    assert env["RAY_AUTH_MODE"] == "token" and len(env["RAY_AUTH_TOKEN"]) == 64
+    config = settle(Flags(home / "baton" / "baton.yaml"), env).config
+    assert config.redis.url and config.security.token and config.security.secret
+    assert config.redis.url.get_secret_value() == URL.replace("10.0.0.9/", "10.0.0.9:6379/")
+    tls = config.security.tls
+    assert tls.name == "baton.cluster" and tls.ca and tls.cert and tls.key
+    assert tls.ca == str(home / "baton" / "ca.pem")
+    read(TlsFiles(ca=tls.ca, cert=tls.cert, key=tls.key), time.time())
+    assert config.security.http_tls.cert == tls.cert
+    programs = home / "baton" / "src" / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "baton").symlink_to(Path(sys.executable).parent / "baton")
+    command = ["sh", "-c", "~/baton/run baton config"]
+    bare = {"HOME": str(home), "PATH": os.defpath}
+    shown = subprocess.run(command, env=bare, check=True, capture_output=True, text=True).stdout
+    assert "environment BATON_TLS_NAME" in shown and PASSWORD not in shown
+
+
+def test_two_clusters_share_nothing(tmp_path: Path) -> None:
+    one, other = (sourced(made(tmp_path / n), tmp_path / f"home-{n}") for n in ("a", "b"))
+    drawn = {
+        *("BATON_TOKEN", "BATON_SECRET", "BATON_API_KEY", "RAY_AUTH_TOKEN"),
+        "RAY_external_storage_namespace",
+    }
+    assert {name for name in drawn if one[name] == other[name]} == set()
+
+
+def test_a_certificate_for_all_nodes_which_is_renewed(tmp_path: Path) -> None:
+    node = made(tmp_path / "c", hosts=("10.0.0.1", "llm.example")).node
+    for _ in range(2):
+        cert = x509.load_pem_x509_certificate((node / "node.pem").read_bytes())
+        assert sorted(hosts_of(cert)) == ["10.0.0.1", "baton.cluster", "llm.example"]
+        paths = [str(node / name) for name in ("ca.pem", "node.pem", "node.key")]
+        read(TlsFiles(ca=paths[0], cert=paths[1], key=paths[2]), time.time())
+        certificates.renew(tmp_path / "c", "node/node")
+
+
+def test_keys_of_a_tenant_and_of_those_who_watch(tmp_path: Path) -> None:
+    cluster = made(tmp_path / "c")
+    tenants = read_tenants(str(cluster.node / "api-keys.yaml"))
+    watching = (cluster.node / "monitoring.key").read_text()
+    assert tenants.of(f"Bearer {cluster.api_key}").name == "acme"
+    assert tenants.of(f"Bearer {watching}").name == "monitoring"
+    everything = "".join(p.read_text() for p in tmp_path.rglob("*") if p.is_file())
+    assert cluster.api_key not in everything, "it is shown once, and kept nowhere"
+    assert sourced(cluster, tmp_path / "home")["BATON_API_KEY"] == watching
+
+
+def test_files_that_the_url_of_redis_names(tmp_path: Path) -> None:
+    certificates.init(tmp_path / "redis", ["10.0.0.9"])
+    ca, cert, key = (tmp_path / "redis" / n for n in ("ca.pem", "10.0.0.9.pem", "10.0.0.9.key"))
+    options = f"ssl_ca_certs={ca}&health_check_interval=5&ssl_certfile={cert}&ssl_keyfile={key}"
+    home = tmp_path / "home"
+    cluster = made(tmp_path / "c", f"rediss://10.0.0.9:6380/0?{options}")
+    env = sourced(cluster, home)
+    there = {n: home / "baton" / f"redis-{n}.pem" for n in ("ca", "cert", "key")}
+    assert [there[n].read_bytes() for n in there] == [p.read_bytes() for p in (ca, cert, key)]
+    assert env["BATON_REDIS_URL"] == (
+        f"rediss://10.0.0.9:6380/0?health_check_interval=5&ssl_ca_certs={there['ca']}"
+        f"&ssl_certfile={there['cert']}&ssl_keyfile={there['key']}"
+    )
+    assert env["RAY_REDIS_ADDRESS"] == "rediss://10.0.0.9:6380"
+    assert env["RAY_REDIS_CA_CERT"] == str(there["ca"])
+
+
+def test_a_redis_of_a_public_ca(tmp_path: Path) -> None:
+    env = sourced(made(tmp_path / "c", "rediss://:p@redis.example.com"), tmp_path / "home")
+    assert env["RAY_REDIS_ADDRESS"] == "rediss://redis.example.com:6379"
+    assert env["RAY_REDIS_CA_CERT"] == "/etc/ssl/certs/ca-certificates.crt"
+
+
+BAD = {
+    "redis://:p@127.0.0.1:6379": "every node reaches",
+    "unix:///run/redis.sock": "every node reaches",
+    "redis://10.0.0.9": "must ask for a password",
+    "http://:p@10.0.0.9": "the Redis URL cannot be used",
+    "rediss://:p@10.0.0.9?ssl_ca_certs=/nowhere/ca.pem": "ssl_ca_certs: cannot read /nowhere",
+}
+
+
+@pytest.mark.parametrize("url", BAD)
+def test_a_redis_that_nodes_cannot_use(url: str, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=BAD[url]):
+        made(tmp_path / "c", url)
+    assert not (tmp_path / "c").exists()
+
+
+def test_mistakes_leave_nothing(tmp_path: Path) -> None:
+    cases = {
+        "--host must be": {"hosts": ["a b"]},
+        "--name must be": {"name": "10.0.0.1"},
+        "--tenant must not be": {"tenant": "monitoring"},
+    }
+    good = {"hosts": ["h"], "redis_url": URL, "tenant": "acme", "name": "n"}
+    for said, change in cases.items():
+        with pytest.raises(StartupError, match=said):
+            init(tmp_path / "c", **{**good, **change})  # type: ignore[arg-type]
+        assert not (tmp_path / "c").exists()
+    (tmp_path / "file").write_text("")
+    for there in (tmp_path, tmp_path / "file"):
+        with pytest.raises(StartupError, match="is there already"):
+            made(there)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_command_says_what_comes_next(tmp_path: Path) -> None:
+    command = ["init", str(tmp_path / "c"), "--host", "llm.example", "--redis-url", URL]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 0, found.output
+    assert found.output.count("sk-") == 1
+    assert f"--cacert {tmp_path}/c/ca.pem https://llm.example:8000" in found.output
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 1 and "is there already" in again.output
+    assert PASSWORD not in found.output and "%27q" not in found.output + again.output
+
+
+def test_the_configuration_that_is_to_be_edited(tmp_path: Path) -> None:
+    path = made(tmp_path / "c").node / "baton.yaml"
+    config = settle(Flags(path), {}).config
+    assert (config.pools.prefill.workers, config.router.port) == (1, 8000)
+    assert set(yaml.safe_load(path.read_text())) == {"model", "pools", "router"}

@@ -1,0 +1,152 @@
+"""Requests counted on the pages of routers that listen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cluster.observation.reading import Look
+from cluster.observation.router_pages import Scraper, slim
+from protocol.endpoints.metrics_server import MetricsServer
+from protocol.errors import Unavailable
+from protocol.registry.directory import RouterRecord
+from router.generation.metrics import Metrics
+from router.generation.stopwatch import Meter
+from router.placement.snapshot import Objectives
+from tests.cluster.observation.records import router
+
+GONE = router("gone", "127.0.0.1:1")
+
+
+class Router:
+    """Its metrics, and a port. ``page``: what it shows in their place."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.metrics = Metrics("m", Objectives(2.0, 0.1), name)
+        self.page: bytes | None = None
+        self.server = MetricsServer(lambda: self.page or self.metrics.page())
+        self.record: RouterRecord = GONE
+
+    async def start(self) -> None:
+        self.record = router(self.name, await self.server.start("127.0.0.1", 0))
+
+    def serve(self, requests: int, prompt: int = 100, cached: int = 20, output: int = 5) -> None:
+        for _ in range(requests):
+            self.metrics.demand.arrived([prompt], 1)
+            meter = Meter(self.metrics, 0.0, prompt, lambda: 1.0)
+            meter.tokens(output, cached)
+            meter.ended("ok", [])
+
+
+@asynccontextmanager
+async def routers(*names: str) -> AsyncIterator[list[Router]]:
+    made = [Router(name) for name in names]
+    for each in made:
+        await each.start()
+    try:
+        yield made
+    finally:
+        for each in made:
+            await each.server.close()
+
+
+def scraper(stale_s: float = 15.0) -> Scraper:
+    return Scraper("c", None, interval_s=stale_s / 3, window_s=60.0)
+
+
+async def begun(of: Scraper, *there: RouterRecord) -> None:
+    with pytest.raises(Unavailable, match="from now on"):
+        await of.look(there)
+
+
+def arrivals(look: Look) -> float:
+    return look.mix.rate * look.mix.window_s
+
+
+def test_only_what_is_counted_is_parsed() -> None:
+    metrics = Metrics("m", Objectives(2.0, 0.1), "r")
+    lines = slim(metrics.page().decode()).split("\n")
+    assert len(lines) < 110
+    assert not any("inter_token" in line or line.startswith("#") for line in lines)
+
+
+async def test_increases_of_all_routers() -> None:
+    async with routers("a", "b") as (a, b):
+        of = scraper()
+        a.serve(50)  # before anybody looked
+        await begun(of, a.record, b.record)
+        a.serve(3)
+        b.serve(1, prompt=500, cached=100)
+        b.metrics.demand.refused(2)
+        look = await of.look([a.record, b.record])
+    assert arrivals(look) == pytest.approx(6)
+    prompt = sum((s.cached + s.uncached) * s.weight for s in look.mix.samples)
+    cached = sum(s.cached * s.weight for s in look.mix.samples)
+    assert (prompt, cached) == pytest.approx((200, 40))
+    assert sum(s.output * s.weight for s in look.mix.samples) == pytest.approx(5)
+    assert look.observed.ttft_s == pytest.approx(1.0)
+    assert look.observed.tpot_s == pytest.approx(0.0)
+
+
+async def test_a_router_that_started_anew() -> None:
+    async with routers("a") as (a,):
+        of = scraper()
+        a.serve(50)
+        await begun(of, a.record)
+        a.metrics = Metrics("m", Objectives(2.0, 0.1), "a")
+        a.serve(4)
+        assert arrivals(await of.look([a.record])) == pytest.approx(4)
+
+
+async def test_a_router_that_does_not_answer_is_made_up_for() -> None:
+    async with routers("a", "b") as (a, b):
+        of = scraper()
+        await begun(of, a.record, b.record)
+        b.page = b"no page of metrics"
+        a.serve(2)
+        b.serve(3)
+        assert arrivals(await of.look([a.record, b.record])) == pytest.approx(2)
+        b.page = None
+        assert arrivals(await of.look([a.record, b.record])) == pytest.approx(5)
+
+
+async def test_those_that_are_silent_for_long_are_as_the_others() -> None:
+    async with routers("a") as (a,):
+        of = scraper(stale_s=0.05)
+        await begun(of, a.record, GONE)
+        await asyncio.sleep(0.06)
+        a.serve(2)
+        assert arrivals(await of.look([a.record, GONE])) == pytest.approx(4)
+        assert arrivals(await of.look([a.record])) == pytest.approx(2)
+
+
+async def test_nobody_answers() -> None:
+    of = scraper()
+    with pytest.raises(Unavailable, match="no router is registered"):
+        await of.look([])
+    with pytest.raises(Unavailable, match="Connection refused"):
+        await of.look([GONE])
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "-5", "1e29", "+Inf", "many", "9" * 5000], ids=lambda value: value[:5]
+)
+async def test_what_no_router_has_is_left_out(value: str) -> None:
+    async with routers("a", "b") as (a, b):
+        of = scraper()
+        labels = '{model="m",role="router"}'
+        b.page = f"baton_requests_received_total{labels} 0\n".encode()
+        await begun(of, a.record, b.record)
+        b.page = f"baton_requests_received_total{labels} {value}\n".encode()
+        a.serve(2)
+        look = await of.look([a.record, b.record])
+    assert arrivals(look) == pytest.approx(2)
+
+
+async def test_beyond_this_machine_nobody_is_asked_without_tls() -> None:
+    with pytest.raises(Unavailable, match="must be https"):
+        await scraper().look([router("a", "192.0.2.1:9000")])

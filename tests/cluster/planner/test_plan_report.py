@@ -1,0 +1,137 @@
+"""What `baton plan` prints and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from cluster.cli.main import app
+from cluster.simulator.scenario import read
+
+CALL = ("plan", "--model", "Llama-3-8B", "--gpu", "H100", "--rate", "40")
+LENGTHS = ("--prompt", "2000/4000", "--output", "300")
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [*CALL, *words], env={"COLUMNS": "160"})
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_tables_tell_all() -> None:
+    code, text, _ = run(*LENGTHS)
+    assert code == 0
+    for title in (
+        "Pools",
+        "Which wall binds",
+        "Latency, with these workers",
+        "Batch of a decode worker",
+        "KV on the wire",
+        "Speculation, if drafts cost nothing",
+        "Splitting against not splitting",
+        "Cost",
+        "Assumed, not measured",
+        "Prices: H100-SXM",
+    ):
+        assert title in text, title
+
+
+def test_json_and_page_say_the_same(tmp_path: Path) -> None:
+    html = tmp_path / "plan.html"
+    code, text, _ = run(*LENGTHS, "--json", "--html", str(html))
+    told = json.loads(text)
+    assert code == 0 and told["slo_infeasible"] == []
+    assert set(told["workers"]) == {"prefill", "decode"}
+    assert round(told["wanted"]["workload"]["prompt_tokens"]) == 2000
+    shown = html.read_text()
+    assert "default-src 'none'" in shown
+    for role in ("prefill", "decode"):
+        cells = f"<td>{role}</td><td>H100-SXM</td><td>{told['workers'][role]}</td>"
+        assert cells in shown
+    for title in ("Workers, against the rate", "A step of decode, against the batch"):
+        assert title in shown
+
+
+def test_a_model_by_numbers_is_shown_as_text(tmp_path: Path) -> None:
+    html = tmp_path / "plan.html"
+    gpu = ("--gpu", "989,3350,80@2")
+    numbers = "params=8e9,layers=32,kv_heads=8,head_dim=128"
+    code, _, _ = run(*LENGTHS, *gpu, "--model", numbers, "--html", str(html))
+    assert code == 0
+    assert "a model of 8 B parameters" in html.read_text()
+    code, _, err = run(*LENGTHS, "--html", str(tmp_path / "no" / "plan.html"))
+    assert code == 1 and "cannot be written" in err
+
+
+def test_objectives_that_nothing_meets_end_it_with_1() -> None:
+    code, text, err = run(*LENGTHS, "--ttft-ms", "20", "--tpot-ms", "2", "--json")
+    assert code == 1
+    assert json.loads(text)["slo_infeasible"] == ["ttft", "tpot"]
+    assert "No batch meets a TPOT of 2 ms: a sequence alone takes 7.46 ms" in err
+    assert "No number of workers meets a TTFT of 20 ms" in err
+
+
+def test_a_trace_is_a_workload(tmp_path: Path) -> None:
+    path = tmp_path / "conv.csv"
+    rows = [f"2023-11-16 18:15:{s:02}.0000000,{300 + 10 * s},{40 + s}" for s in range(50)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    done = CliRunner().invoke(
+        app, ["plan", "--model", "Qwen3-8B", "--gpu", "L40S", "--trace", str(path), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    load = json.loads(done.stdout)["wanted"]["workload"]
+    assert load["rate"] == 1.0 and load["prompt_tokens"] == 545
+
+
+def test_a_trace_says_what_cache_its_hits_take(tmp_path: Path) -> None:
+    """Blocks of 512, 512, 176 and 512 tokens, of which the last alone comes once."""
+    path, page = tmp_path / "t.jsonl", tmp_path / "t.html"
+    blocks = ([0, 1, 2], [0, 1, 2], [3])
+    rows = [
+        {"timestamp": 1000 * i, "input_length": 1200, "output_length": 9, "hash_ids": ids}
+        for i, ids in enumerate(blocks)
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    trace = ("plan", "--model", "Llama-3-8B", "--gpu", "H100", "--trace", str(path))
+
+    def told(*words: str) -> str:
+        done = CliRunner().invoke(app, [*trace, *words], env={"COLUMNS": "400"})
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    found = json.loads(told("--json"))
+    load, pool = found["wanted"]["workload"], found["kv"]["pool_tokens"]["prefill"]
+    assert load["kept_tokens"] == 1712
+    assert load["kept_bytes"] == 1712 * found["kv"]["token_bytes"]
+    room = found["workers"]["prefill"] * pool * found["kv"]["token_bytes"]
+    says = (
+        f"takes {load['kept_bytes'] / 2**20:.0f} MiB of KV (1,712 tokens); the pools of the prefill"
+        f" workers hold {room / 2**30:.3g} GiB"
+    )
+    assert says in told("--html", str(page))
+    assert says in page.read_text()
+    assert "caches never ended" not in told("--shared", "0.3")
+    path.write_text("\n".join(json.dumps(row) for row in rows[1:]))
+    assert "caches never ended" not in told(), "no block comes again"
+
+
+def test_options_are_not_lost_before_a_command() -> None:
+    code, _, err = run("speculation")
+    assert code == 1
+    assert "--model is of `baton plan`; options go behind `baton plan speculation`" in err
+
+
+def test_a_plan_can_be_simulated(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    code, text, _ = run(*LENGTHS, "--shared", "0.3", "--json", "--scenario", str(path))
+    assert code == 0
+    told, found = json.loads(text), read(path)
+    assert found.pools.model_dump() == told["workers"]
+    assert found.machines.prefill.step == tuple(
+        told["sized"]["pools"]["prefill"]["machine"]["step"]
+    )
+    assert found.goals.tpot_s == 0.1
+    (mix,) = found.traffic.mixes
+    assert mix.rate == 40 and mix.prompt.mean == 2000 and mix.output.tokens == 300
+    assert mix.prefix.tokens == 600

@@ -1,0 +1,95 @@
+"""Steps in closed form against steps one by one."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+
+from cluster.simulator.devices.batch import Batch
+from cluster.simulator.devices.job import Job
+from router.placement.step_model import StepModel
+
+MODEL = StepModel(0.008, 1e-4, 1e-6, 0.0, 0.0)
+
+
+def job(number: int = 0) -> Job:
+    return Job(number, 0.0, 100, 10)
+
+
+def run_to_end(batch: Batch) -> dict[Job, float]:
+    """When each leaves."""
+    left = {}
+    while (at := batch.next_end()) is not None:
+        batch.to_next_end()
+        assert batch.at == pytest.approx(at)
+        left.update(dict.fromkeys(batch.ended(), batch.at))
+    return left
+
+
+def test_a_sequence_alone_takes_the_sum_of_its_steps() -> None:
+    batch = Batch(MODEL)
+    one = job()
+    batch.join(one, 100, 50)
+    steps = sum(MODEL.decode_s(1, 100 + k) for k in range(50))
+    assert run_to_end(batch) == {one: pytest.approx(steps)}
+    assert batch.kv == 0.0 and batch.busy_s == pytest.approx(steps)
+
+
+@pytest.mark.parametrize("pace", [1.0, 2.5])
+def test_joins_leaves_and_ends_are_those_of_steps_made_one_by_one(pace: float) -> None:
+    """The same arrivals and departures against a loop over steps."""
+    draw = Random(3)
+    joins = sorted(
+        (draw.uniform(0, 2), draw.randint(50, 500), draw.randint(1, 80)) for _ in range(40)
+    )
+    jobs = [job(i) for i in range(len(joins))]
+    fast = Batch(MODEL, pace)
+    left: dict[Job, float] = {}
+    for one, (at, context, tokens) in zip(jobs, joins, strict=True):
+        while (end := fast.next_end()) is not None and end < at:
+            fast.to_next_end()
+            left.update(dict.fromkeys(fast.ended(), fast.at))
+        fast.settle(at)
+        left.update(dict.fromkeys(fast.ended(), fast.at))
+        fast.join(one, context, tokens)
+    left |= run_to_end(fast)
+    assert left == {k: pytest.approx(v) for k, v in _slowly(jobs, joins, pace).items()}
+
+
+def _slowly(jobs: list[Job], joins: list[tuple[float, int, int]], pace: float) -> dict[Job, float]:
+    now, left = 0.0, {}
+    waiting = list(zip(jobs, joins, strict=True))
+    inside: dict[Job, tuple[float, int]] = {}  # KV, steps left
+    while waiting or inside:
+        if not inside:
+            now = max(now, waiting[0][1][0])
+        while waiting and waiting[0][1][0] <= now + 1e-12:
+            one, (_, context, tokens) = waiting.pop(0)
+            inside[one] = (float(context), math.ceil(tokens / pace))
+        now += MODEL.decode_s(len(inside), sum(kv for kv, _ in inside.values()))
+        inside = {k: (kv + pace, steps - 1) for k, (kv, steps) in inside.items()}
+        for one in [k for k, (_, steps) in inside.items() if steps == 0]:
+            left[one] = now
+            del inside[one]
+    return left
+
+
+def test_who_leaves_early_takes_its_kv_along_and_says_what_it_had() -> None:
+    batch = Batch(MODEL)
+    one, other = job(1), job(2)
+    batch.join(one, 100, 50)
+    batch.join(other, 200, 50)
+    batch.settle(batch.seconds(10) - 1e-6)
+    assert batch.leave(one) == 10
+    assert batch.kv == 210 and batch.rows == 1 and batch.jobs == [other]
+
+
+def test_a_moment_at_a_boundary_is_that_boundary() -> None:
+    batch = Batch(StepModel(0.01, 0.0, 0.0, 0.0, 0.0))
+    batch.join(job(), 1, 100)
+    batch.settle(0.07)
+    assert (batch.steps, batch.at) == (7, pytest.approx(0.07))
+    batch.settle(0.0701)
+    assert batch.steps == 8

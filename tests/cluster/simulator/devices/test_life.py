@@ -1,0 +1,236 @@
+"""Every request ends once, whatever happens to workers; nothing is left behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from cluster.simulator.scenario import Scenario
+from cluster.simulator.simulation import Simulated, World, machines, simulate
+from cluster.simulator.traffic import requests
+from cluster.sizing.decision import Decision, Loan
+from cluster.sizing.policy import decide
+from cluster.sizing.snapshot import Counts, Snapshot
+from protocol.roles import ROLES, Role
+from tests.cluster.simulator.scenarios import mix, scenario
+
+SCALING = {"mode": "act", "prefill_max": 8, "decode_max": 8, "start_s": 5, "down_after_s": 20,
+           "down_every_s": 5, "warm_up_s": 5, "loan_drain_s": 1}  # fmt: skip
+FAULTS = [
+    {"kind": "die", "at_s": 10, "pool": "decode"},
+    {"kind": "die", "at_s": 20, "pool": "prefill"},
+    {"kind": "slow_link", "at_s": 15, "for_s": 20, "pool": "prefill", "share": 0.05, "count": 3},
+    {"kind": "slow_start", "at_s": 5, "for_s": 20, "start_s": 15},
+    {"kind": "no_start", "at_s": 40, "for_s": 10},
+    {"kind": "blind", "at_s": 30, "for_s": 10},
+    {"kind": "burst", "at_s": 45, "for_s": 5, "times": 4},
+]
+
+
+def wild() -> Scenario:
+    """Prompts, then answers, with prefixes, faults and an autoscaler, in pools that are tight."""
+    return scenario(
+        mix(12, "lognormal:300,0.8,3000", "lognormal:20,0.7,200", for_s=30),
+        mix(8, "lognormal:700,0.3,2000", "lognormal:90,0.7,900", from_s=30, prefix=1024, groups=3),
+        seconds=70,
+        machine={
+            "step": [0.01, 0.0, 0.0, 5e-4, 0.0],
+            "kv_tokens": 12_000,
+            "max_batch": 12,
+            "link_gb_per_s": 0.02,
+            "kv_bytes": 1e4,
+        },
+        pools={"prefill": 3, "decode": 3},
+        drain_s=0,
+        autoscaler=SCALING,
+        events=FAULTS,
+    )
+
+
+def restless(snapshot: Snapshot) -> Decision:
+    """Lends, starts and stops as chance has it."""
+    draw = Random(snapshot.at_s)
+    steady = [w for w in snapshot.workers if w.state == "serving"]
+    worker = draw.choice(steady) if steady else None
+    role: Role = "prefill" if worker is None or worker.role == "decode" else "decode"
+    loans = (Loan(instance=worker.instance, role=role),) if worker else ()
+    targets = Counts(prefill=draw.randint(1, 5), decode=draw.randint(1, 5))
+    return Decision(
+        wanted=targets,
+        targets=targets,
+        reason="steady",
+        text="",
+        memory=snapshot.memory,
+        loans=loans,
+    )
+
+
+@pytest.fixture(scope="module")
+def run() -> Simulated:
+    return simulate(wild(), restless, keep_records=True)
+
+
+def test_every_request_ends_once(run: Simulated) -> None:
+    states = Counter(job.status for job in run.jobs)
+    assert run.result.requests == len(run.jobs) == sum(states.values()) > 600
+    assert set(states) <= {"ok", "refused", "failed"}
+    assert states["ok"] > 0.5 * len(run.jobs)
+    assert run.result.moved > 0 and run.result.loans > 0  # or little happened in this test
+
+
+def test_times_are_in_order(run: Simulated) -> None:
+    for job in run.jobs:
+        if job.status == "ok":
+            assert job.first_s is not None and job.done_s is not None
+            assert job.at < job.first_s <= job.done_s + 0.004
+
+
+def test_nothing_is_left_behind() -> None:
+    of = wild()
+    world = World(of, machines(of), restless, False)
+    jobs = requests(of)
+    world.run(jobs)
+    assert len(world.life.ended) == len(jobs) == len(set(world.life.ended))
+    for worker in world.fleet.workers:
+        assert (worker.used, worker.jobs, worker.prompts, worker.queued_tokens) == (0, {}, 0, 0)
+        assert worker.batch.rows == 0
+    router = world.router
+    everybody = [w.number for w in (*world.fleet.workers, *world.fleet.gone)]
+    assert not router.books.batch[everybody].any()
+    assert not router.books.pending[everybody].any()
+    assert not world.network.active
+    assert not world.network.open_ends
+
+
+def test_the_same_seed_gives_the_same_and_another_another(run: Simulated) -> None:
+    again = simulate(wild(), restless, keep_records=True)
+    assert [j.done_s for j in again.jobs] == [j.done_s for j in run.jobs]
+    assert [r.decision for r in again.records] == [r.decision for r in run.records]
+    other = simulate(wild().model_copy(update={"seed": 1}), restless)
+    assert [j.at for j in other.jobs] != [j.at for j in run.jobs]
+
+
+def test_gpu_seconds_are_those_of_workers_from_ask_to_gone() -> None:
+    of = scenario(mix(1, 100, 3000), seconds=100, pools={"prefill": 2, "decode": 3})
+    simulated = simulate(of)
+    last = max(job.done_s or 0.0 for job in simulated.jobs)
+    assert last > 100
+    assert simulated.result.gpu_hours == pytest.approx(5 * last / 3600, rel=1e-6)
+
+
+def test_workers_cost_and_go_when_nobody_asks_any_more() -> None:
+    pools = {"prefill": 3, "decode": 3}
+    fixed = simulate(scenario(mix(5, for_s=60), seconds=600, pools=pools)).result
+    assert fixed.gpu_hours == pytest.approx(6 * 600 / 3600)
+    assert fixed.seconds == 600
+    acts = {"mode": "act"}
+    scaled = simulate(scenario(mix(5, for_s=60), seconds=600, pools=pools, autoscaler=acts)).result
+    assert scaled.moments[-1].prefill == scaled.moments[-1].decode == 1
+    assert scaled.gpu_hours < 0.8 * fixed.gpu_hours
+
+
+def test_a_death_costs_time_and_no_request() -> None:
+    busy = mix(4, 100, 400)
+    calm = simulate(scenario(busy, seconds=30, pools={"prefill": 2, "decode": 2})).result
+    events = [{"kind": "die", "at_s": 15, "pool": "decode"}]
+    struck = simulate(
+        scenario(busy, seconds=30, pools={"prefill": 2, "decode": 2}, events=events)
+    ).result
+    assert struck.ok == calm.ok == struck.requests
+    assert struck.tpot.p99 > calm.tpot.p99
+    assert struck.gpu_hours < calm.gpu_hours
+
+
+def test_who_keeps_the_numbers_starts_another_for_one_that_died() -> None:
+    events = [{"kind": "die", "at_s": 5, "pool": "decode"}]
+    scaler = {"mode": "act", "start_s": 7, "loans": False}
+    of = scenario(mix(5), seconds=60, events=events, autoscaler=scaler)
+    result = simulate(of).result
+    there = {moment.at_s: moment.decode for moment in result.moments}
+    assert {n for at, n in there.items() if 6 < at < 11} == {0}
+    assert {n for at, n in there.items() if at > 13} == {1}
+    assert result.ok == result.requests
+
+
+def test_a_start_that_fails_is_tried_again() -> None:
+    events = [{"kind": "no_start", "at_s": 1, "for_s": 20}]
+    of = scenario(mix(5), seconds=60, events=events, autoscaler={"start_s": 7})
+    world = World(of, machines(of), decide, False)
+    world.clock.at(5.0, lambda: world.fleet.start("decode"))
+    world.run(requests(of))
+    (came,) = [w for w in world.fleet.workers if w.asked_s == 5.0]
+    assert came.since_s == 25.0 + 7.0  # asked at 5 and 15, in vain
+
+
+def test_the_third_death_under_a_request_ends_it() -> None:
+    of = scenario(mix(0.01, 100, 900), seconds=1, pools={"prefill": 0, "decode": 4})
+    world = World(of, machines(of), decide, False)
+    jobs = requests(of)
+    for at in (1.0, 2.0, 3.0):
+        world.clock.at(at, lambda: world.fleet.die(jobs[0].d or world.fleet.workers[0]))
+    world.run(jobs)
+    assert jobs[0].status == "failed" and jobs[0].deaths == 3
+
+
+def test_without_a_decode_worker_requests_wait_and_then_fail() -> None:
+    events = [{"kind": "die", "at_s": 0.5, "pool": "decode"}]
+    of = scenario(mix(5), seconds=3, events=events)
+    result = simulate(of).result
+    assert result.failed > 0 and result.ok + result.failed == result.requests
+
+
+def test_a_request_that_no_pool_holds_is_refused_at_once() -> None:
+    of = scenario(mix(1, 900, 200), seconds=5, machine={"kv_tokens": 1000})
+    result = simulate(of).result
+    assert result.too_long == result.requests > 0
+
+
+def test_who_would_come_too_late_is_refused() -> None:
+    of = scenario(mix(30), seconds=30, routing={"admission_ttft_ms": 500})
+    result = simulate(of).result
+    assert result.refused > 0
+    assert result.ttft.p99 < 0.7
+
+
+def test_a_slow_link_shows_in_the_time_per_token_only() -> None:
+    machine = {"link_gb_per_s": 0.001}
+    quick = simulate(scenario(mix(1), seconds=20, routing={"policy": "least-loaded"})).result
+    slow = simulate(
+        scenario(mix(1), seconds=20, machine=machine, routing={"policy": "least-loaded"})
+    ).result
+    assert slow.ttft.p50 == pytest.approx(quick.ttft.p50)
+    assert slow.tpot.p50 > 1.2 * quick.tpot.p50
+
+
+@pytest.mark.parametrize("policy", ["cost", "round-robin", "least-loaded", "overlap-only"])
+def test_all_routing_policies_serve_everybody(policy: str) -> None:
+    of = scenario(
+        mix(4, prefix=1024, groups=2, prompt=1200),
+        seconds=20,
+        machine={"step": [0.01, 0.0, 0.0, 1e-4, 0.0]},
+        pools={"prefill": 12, "decode": 12},
+        routing={"policy": policy},
+    )
+    result = simulate(of).result
+    assert result.ok == result.requests
+    assert result.cached_share > 0.3
+
+
+def test_many_workers_are_chosen_from_as_if_all_were_shown() -> None:
+    """The few that are made states for the policy give its choice among all."""
+    of = scenario(
+        mix(20, prefix=1024, groups=4, prompt="uniform:600-4000", output=100),
+        seconds=20,
+        # With links so slow nobody fetches a prefix from another.
+        machine={"step": [0.01, 0.001, 1e-6, 1e-4, 0.0], "link_gb_per_s": 0.001},
+        pools={"prefill": 30, "decode": 30},
+    )
+    narrow = simulate(of)
+    world = World(of, machines(of), decide, False)
+    world.router.looks_at_all = True
+    jobs = requests(of)
+    world.run(jobs)
+    assert [j.done_s for j in jobs] == [j.done_s for j in narrow.jobs]
+    assert {role: world.fleet.count(role) for role in ROLES} == {"prefill": 30, "decode": 30}

@@ -1,0 +1,138 @@
+"""The policy in the simulated cluster, and its log decided anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli.main import app
+from cluster.simulator.simulation import Simulated, simulate
+from cluster.sizing.decision import to_line
+from tests.cluster.simulator.scenarios import mix, scenario
+
+STEP = [0.01, 0.0005, 1e-7, 0.0005, 0.0]
+SCALING = {"mode": "act", "prefill_max": 12, "decode_max": 12, "interval_s": 5, "start_s": 20,
+           "down_after_s": 60, "down_every_s": 10, "warm_up_s": 10}  # fmt: skip
+
+
+def shifting(**rest: Any) -> Simulated:
+    """Long prompts, then long answers, then little of either."""
+    of = scenario(
+        mix(6, "lognormal:1000,0.5,4000", 20, for_s=150),
+        mix(6, "lognormal:60,0.5,400", "lognormal:300,0.5,1500", from_s=150, for_s=150),
+        mix(0.5, 100, 20),
+        seconds=500,
+        machine={"step": STEP, "max_batch": 24},
+        pools={"prefill": 5, "decode": 2},
+        objectives={"ttft_ms": 2000, "tpot_ms": 40},
+        autoscaler={**SCALING, **rest},
+    )
+    return simulate(of, keep_records=True)
+
+
+@pytest.fixture(scope="module")
+def shifted() -> Simulated:
+    return shifting()
+
+
+def serving(of: Simulated, at_s: float) -> tuple[int, int]:
+    moment = min(of.result.moments, key=lambda m: abs(m.at_s - at_s))
+    return moment.prefill, moment.decode
+
+
+def test_pools_follow_the_mix_and_lend_before_they_start(shifted: Simulated) -> None:
+    prefill, decode = serving(shifted, 140)
+    later_prefill, later_decode = serving(shifted, 290)
+    assert prefill > later_prefill and decode < later_decode
+    assert sum(serving(shifted, 495)) < later_prefill + later_decode
+    assert shifted.result.loans > 0
+    assert shifted.result.ok > 0.97 * shifted.result.requests
+
+
+def test_advice_changes_nothing() -> None:
+    advised = shifting(mode="advise")
+    assert serving(advised, 290) == (5, 2) and advised.result.loans == 0
+    assert len({r.decision.reason for r in advised.records}) > 1
+    assert not any(r.acted for r in advised.records)
+
+
+def test_without_metrics_everything_stays(shifted: Simulated) -> None:
+    of = scenario(
+        mix(1), mix(40, 200, 50, from_s=50), seconds=100, pools={"prefill": 1, "decode": 1},
+        autoscaler=SCALING, events=[{"kind": "blind", "at_s": 40, "for_s": 100}],
+    )  # fmt: skip
+    records = simulate(of, keep_records=True).records
+    blind = [r for r in records if 45 <= r.snapshot.at_s < 100]
+    assert blind and {r.decision.reason for r in blind} == {"no_metrics"}
+
+
+@pytest.fixture
+def log(shifted: Simulated, tmp_path: Path) -> Path:
+    path = tmp_path / "decisions.jsonl"
+    path.write_bytes(b"".join(to_line(r) + b"\n" for r in shifted.records))
+    return path
+
+
+def invoke(path: Path) -> tuple[int, str]:
+    found = CliRunner().invoke(app, ["simulate", "--replay", str(path)])
+    return found.exit_code, found.output
+
+
+def test_a_log_comes_out_as_it_was_recorded(log: Path, shifted: Simulated) -> None:
+    count = len(shifted.records)
+    told = f"{count} of {count} decisions come out as they were recorded"
+    assert invoke(log) == (0, told + "\n")
+
+
+def test_the_first_difference_is_told_field_by_field(log: Path, shifted: Simulated) -> None:
+    lines = log.read_bytes().splitlines()
+    changed = msgspec.json.decode(lines[3])
+    changed["decision"]["wanted"]["prefill"] = 77
+    lines[3] = msgspec.json.encode(changed)
+    log.write_bytes(b"\n".join(lines))
+    code, output = invoke(log)
+    now = shifted.records[3].decision.wanted.prefill
+    assert code == 1
+    assert f"line 4: wanted.prefill: recorded 77, decided {now}" in output
+
+
+def test_a_damaged_line_is_told_by_its_number(log: Path) -> None:
+    log.write_bytes(log.read_bytes()[:-40])
+    code, output = invoke(log)
+    assert code == 1
+    assert f"line {len(log.read_bytes().splitlines())}" in output
+
+
+def test_a_line_of_figures_that_no_cluster_has_is_damaged(log: Path) -> None:
+    lines = log.read_bytes().splitlines()
+    lines[3] = lines[3].replace(b'"chunk":', b'"chunk":0,"was":')
+    log.write_bytes(b"\n".join(lines))
+    code, output = invoke(log)
+    assert code == 1
+    assert "line 4: cannot be decided" in output and "Traceback" not in output
+
+
+def test_a_log_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
+    code, output = invoke(tmp_path / "none.jsonl")
+    assert code == 1 and "cannot be read" in output
+    empty = tmp_path / "empty.jsonl"
+    empty.write_bytes(b"")
+    assert invoke(empty) == (1, f"baton: {empty} holds no decision\n")
+
+
+def test_the_command_writes_a_page_a_log_and_json(tmp_path: Path) -> None:
+    page, written = tmp_path / "page.html", tmp_path / "log.jsonl"
+    values = ["seconds=30", "traffic.mixes=[{rate: 5, prompt: 500, output: 20}]"]
+    args = [part for value in values for part in ("--set", value)]
+    found = CliRunner().invoke(
+        app, ["simulate", *args, "--html", str(page), "--log", str(written), "--json"]
+    )
+    assert found.exit_code == 0, found.output
+    figures = msgspec.json.decode(found.stdout)
+    assert figures["ok"] == figures["requests"] > 100
+    assert "Content-Security-Policy" in page.read_text()
+    assert invoke(written)[0] == 0

@@ -1,0 +1,144 @@
+"""Scenarios: files, what the command line says over them, and mistakes that are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from cluster.cli.main import app
+from cluster.simulator.scenario import SAMPLE, Scenario, given, parse, read
+from cluster.simulator.simulation import machines, simulate
+from cluster.simulator.traffic import requests
+from protocol.errors import StartupError
+from tests.cluster.simulator.scenarios import MACHINE, mix, scenario
+
+DATA = SAMPLE.parent
+
+
+def raw(**rest: Any) -> dict[str, Any]:
+    return {
+        "seconds": 10,
+        "machines": {"prefill": MACHINE},
+        "traffic": {"mixes": [mix(1)]},
+        **rest,
+    }
+
+
+def test_the_sample_can_be_read_and_has_machines_of_the_data_file() -> None:
+    of = read(SAMPLE)
+    assert of.autoscaler.mode == "act"
+    both = machines(of)
+    assert both["prefill"] == both["decode"]
+    assert 0.001 < both["prefill"].step[0] < 0.05
+
+
+def test_requests_of_a_mix_that_begins_after_the_end_are_none() -> None:
+    assert not requests(parse(raw(traffic={"mixes": [mix(1, from_s=10)]})))
+    assert not simulate(parse(raw(traffic={"mixes": [mix(1, from_s=99)]}))).jobs
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"pools": {"decod": 1}}, "pools.decod: unknown key"),
+        ({"pools": {"decode": 0}}, "pools.decode: Input should be greater than or equal to 1"),
+        ({"objectives": {"ttft_ms": float("nan")}}, "objectives.ttft_ms"),
+        ({"machines": {"prefill": {"gpu": "H100"}}}, "expected step (five coefficients"),
+        ({"machines": {"prefill": {"step": [1, 2]}}}, "machines.prefill.step"),
+        ({"machines": {"prefill": {"step": [0.1] * 5}}}, "kv_tokens and kv_bytes"),
+        (
+            {"machines": {"prefill": {**MACHINE, "step": [0, 0, 0, 1e-3, 0]}}},
+            "step: a step that decodes takes no time",
+        ),
+        ({"autoscaler": {"prefill_min": 9, "prefill_max": 2}}, "prefill_min is 9, more than"),
+        ({"traffic": {}}, "expected trace, or mixes"),
+        ({"traffic": {"mixes": [{"prompt": 1, "output": 1}]}}, "expected rate, or rates"),
+        ({"traffic": {"mixes": [mix(1, prompt="lognormal:x")]}}, "lognormal:MEAN,SIGMA"),
+        ({"seconds": None}, "seconds: expected, as there is no trace"),
+        ({"events": [{"kind": "flood", "at_s": 1}]}, "events.0.kind"),
+        ({"autoscaler": {"mode": "maybe"}}, "autoscaler.mode"),
+    ],
+)
+def test_a_mistake_is_named_with_its_key(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(StartupError, match="scenario:") as caught:
+        parse(raw(**change))
+    assert told in str(caught.value)
+
+
+def test_the_word_off_is_a_mode_in_yaml_too() -> None:
+    assert (
+        parse(yaml.safe_load(yaml.dump(raw()) + "\nautoscaler: {mode: off}")).autoscaler.mode
+        == "off"
+    )
+
+
+def test_the_command_line_says_keys_over_the_file_s() -> None:
+    of = given(None, ["pools.decode=5", "objectives.tpot_ms=40", "autoscaler.mode=off"], None)
+    assert (of.pools.decode, of.pools.prefill, of.objectives.tpot_ms) == (5, 3, 40)
+    for wrong in ("pools", "pools.=3", "=3", "name.deeper=1"):
+        with pytest.raises(StartupError, match="--set"):
+            given(None, [wrong], None)
+
+
+def test_traces_of_both_formats_become_requests() -> None:
+    of = given(None, [], DATA / "mooncake.jsonl")
+    jobs = requests(of)
+    assert [job.prompt for job in jobs] == [1650, 900, 2800, 310, 1400, 5200, 700, 2100]
+    assert jobs[0].blocks[0] == jobs[2].blocks[0] and len(jobs[0].blocks) == 3  # whole blocks
+    azure = requests(given(None, [], DATA / "azure.csv"))
+    assert [(job.at, job.output) for job in azure[:2]] == [(0.0, 41), (1.25, 97)]
+
+
+def test_copies_of_a_trace_are_strangers_and_speed_shortens_it() -> None:
+    """Each copy begins at a moment of its own; what it left out it plays at the end."""
+    text = ["traffic.copies=4", "traffic.speed=2", "traffic.spread_s=2"]
+    jobs = requests(given(None, text, DATA / "mooncake.jsonl"))
+    long = [job for job in jobs if job.prompt == 5200]
+    assert [job.at for job in long] == [4.5, 5.0, 5.5, 6.0]
+    assert len({job.blocks[0] for job in long}) == 4
+    first = [job.at for job in jobs if job.prompt == 1650]
+    assert first == [0.0, 0.5, 1.0, 1.5]
+    last = [job.at for job in jobs if job.prompt == 2100]
+    assert last == pytest.approx([9.0 - 7.5 * 8 / 7, 7.5, 8.0, 8.5])
+
+
+def rate(of: Scenario, begin: float, end: float) -> float:
+    return sum(begin <= job.at < end for job in requests(of)) / (end - begin)
+
+
+def test_rates_change_as_told() -> None:
+    steps = [{"at_s": 0, "rate": 5}, {"at_s": 100, "rate": 50}]
+    of = scenario(mix(None, arrivals="constant", rates=steps), seconds=200)
+    assert rate(of, 0, 100) == pytest.approx(5, rel=0.02)
+    assert rate(of, 100, 200) == pytest.approx(50, rel=0.02)
+
+
+def test_a_sine_is_least_at_its_beginning_and_has_its_mean() -> None:
+    sine = {"amplitude": 0.9, "period_s": 200}
+    of = scenario(mix(20, arrivals="constant", sine=sine), seconds=200)
+    assert rate(of, 0, 200) == pytest.approx(20, rel=0.02)
+    assert rate(of, 0, 20) < 4 < 36 < rate(of, 90, 110)
+
+
+def test_a_burst_multiplies_what_comes_in_its_time() -> None:
+    burst = {"kind": "burst", "at_s": 50, "for_s": 10, "times": 5}
+    of = scenario(mix(10, arrivals="constant"), seconds=100, events=[burst])
+    assert rate(of, 50, 60) == pytest.approx(50, rel=0.05)
+    assert rate(of, 60, 100) == pytest.approx(10, rel=0.05)
+
+
+def test_prefixes_are_shared_within_a_group_only() -> None:
+    jobs = requests(scenario(mix(10, prompt=3000, prefix=2048, groups=3), seconds=20))
+    firsts = {job.blocks for job in jobs}
+    assert len(firsts) == 3 and all(len(blocks) == 4 for blocks in firsts)
+
+
+def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"timestamp": 1}\n')
+    found = CliRunner().invoke(app, ["simulate", "--trace", str(file)])
+    assert found.exit_code == 1 and f"{file}:1" in found.output

@@ -1,0 +1,163 @@
+"""Pools and codecs: under fp8, bytes or wide, compressed or not, the values are the same."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from decode_worker.policy import plan
+from engine.execution.engine import Engine, EngineConfig
+from engine.kv_cache.kv_format import Codec, Precision, Storage, cut
+from engine.model.decoder import Model
+from protocol.errors import StartupError, TransferFailed
+from protocol.requests import Request
+from tests.engine.conftest import drain, load_model, request
+from tests.engine.families import save
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen3-moe"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(save(tmp_path_factory.mktemp(request.param), request.param))
+
+
+def engine(model: Model, storage: Storage, precision: Precision = "fp8") -> Engine:
+    sizes = EngineConfig(
+        pages=64,
+        max_batch=8,
+        chunk=48,
+        max_model_len=1024,
+        kv_precision=precision,
+        kv_storage=storage,
+    )
+    return Engine(model, sizes, plan)
+
+
+def prompts() -> list[Request]:
+    draw = random.Random(4)
+    lengths = [1, 30, 33, 64, 100, 130]
+    return [
+        request(
+            str(i),
+            [draw.randrange(3, 320) for _ in range(n)],
+            max_tokens=30,
+            temperature=float(i % 2),
+            seed=i,
+        )
+        for i, n in enumerate(lengths)
+    ]
+
+
+def together(engine: Engine) -> dict[int, list[int]]:
+    for i, r in enumerate(prompts()):
+        engine.generate(i, r)
+    return drain(engine)
+
+
+def test_an_fp8_pool_gives_the_text_of_a_wide_one(model: Model) -> None:
+    assert together(engine(model, "fp8")) == together(engine(model, "wide"))
+
+
+def test_rounding_does_something(model: Model) -> None:
+    assert together(engine(model, "wide")) != together(engine(model, "wide", "exact"))
+
+
+def handed_over(p: Engine, d: Engine, codec: Codec) -> list[list[int]]:
+    """Text of every other prompt, prefilled on ``p`` and decoded on ``d``."""
+    texts = []
+    size = p.format.page_layer_bytes(codec)
+    assert size == d.format.page_layer_bytes(codec)
+    for r in prompts()[::2]:
+        p.prefill(0, r)
+        first = drain(p)[0]
+        cached = d.receive(0, r) // 32
+        d.reserve(0)
+        d.plan()
+        for piece in cut(cached, p.computed_blocks(0), p.format.layers, size, 16 << 10):
+            frame = torch.zeros(16 << 10, dtype=torch.uint8)
+            nbytes = p.read(0, piece, frame, codec)
+            assert nbytes == piece.bytes(size)
+            d.write(0, piece, frame[:nbytes], codec)
+        p.drop(0)
+        d.join(0, first[0])
+        texts.append(first + drain(d)[0])
+    return texts
+
+
+def test_pools_and_codecs_in_any_combination_give_the_same_text(model: Model) -> None:
+    expected = handed_over(engine(model, "wide"), engine(model, "wide"), Codec.RAW)
+    for p, d, codec in [
+        ("wide", "wide", Codec.FP8),
+        ("wide", "fp8", Codec.RAW),
+        ("wide", "fp8", Codec.FP8),
+        ("fp8", "wide", Codec.RAW),
+        ("fp8", "wide", Codec.FP8),
+        ("fp8", "fp8", Codec.RAW),
+        ("fp8", "fp8", Codec.FP8),
+    ]:
+        got = handed_over(engine(model, p), engine(model, d), codec)  # type: ignore[arg-type]
+        assert got == expected, (p, d, codec.name)
+
+
+def test_sizes(model: Model) -> None:
+    c = model.config
+    wide, fp8 = engine(model, "wide").format, engine(model, "fp8").format
+    values = 2 * c.layers * c.kv_heads * c.head_dim
+    assert wide.bytes_per_token == 4 * values
+    assert fp8.bytes_per_token == values + values // c.head_dim
+
+
+@pytest.mark.parametrize("storage", ["wide", "fp8"])
+@pytest.mark.parametrize("codec", Codec)
+def test_frames_that_are_no_kv_are_refused(model: Model, storage: Storage, codec: Codec) -> None:
+    d = engine(model, storage)
+    size = d.format.page_layer_bytes(codec)
+    piece = cut(0, 1, d.format.layers, size, 1 << 20)[0]
+    nbytes = piece.bytes(size)
+    bad = [torch.full((nbytes // 4,), v).view(torch.uint8) for v in (float("nan"), 1e30)]
+    if codec is Codec.FP8:
+        bad = [torch.full((nbytes,), 255, dtype=torch.uint8)]
+    for data in bad:
+        d.receive(0, request("a", list(range(5, 40))))
+        d.reserve(0)
+        d.plan()
+        with pytest.raises(TransferFailed, match=r"not finite|scales beyond"):
+            d.write(0, piece, data, codec)
+        d.drop(0)
+
+
+def test_a_wide_pool_rounds_what_a_frame_brings(model: Model) -> None:
+    d = engine(model, "wide")
+    d.receive(0, request("a", list(range(5, 40))))
+    d.reserve(0)
+    d.plan()
+    size = d.format.page_layer_bytes(Codec.RAW)
+    piece = cut(0, 1, d.format.layers, size, 1 << 20)[0]
+    data = torch.full((piece.bytes(size) // 4,), 1.2345).view(torch.uint8)
+    d.write(0, piece, data, Codec.RAW)
+    out = torch.empty_like(data)
+    d.read(0, piece, out)
+    assert (out.view(torch.float32) == 1.25).all()
+    assert (data.view(torch.float32) == 1.2345).all()  # the frame itself stays as it came
+
+
+@pytest.mark.parametrize("precision", ["exact", "fp8"])
+def test_a_model_gone_astray_spoils_nobody_else(model: Model, precision: Precision) -> None:
+    """One sequence's KV is infinite or no number; another one's text stays."""
+    expected = engine(model, "wide", precision)
+    expected.generate(1, request("b", list(range(5, 9)), max_tokens=20))
+    text = drain(expected)[1]
+    astray = engine(model, "wide", precision)
+    for layer in range(model.config.layers):
+        for value in (float("nan"), float("inf"), -1e38):
+            kv = torch.full((8, 2, model.config.kv_heads, model.config.head_dim), value)
+            astray.pool.store(layer, torch.arange(8), kv)  # page 0 pads, and is given out again
+    astray.generate(1, request("b", list(range(5, 9)), max_tokens=20))
+    assert drain(astray)[1] == text
+
+
+def test_an_exact_pool_cannot_be_fp8(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="precision fp8"):
+        engine(load_model(save(tmp_path)), "fp8", "exact")

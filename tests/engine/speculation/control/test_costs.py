@@ -1,0 +1,141 @@
+"""What a step costs: the curve that is measured, and how it is followed."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from engine.model_config.config import padded_rows
+from engine.scheduling.step_time import Coefficients
+from engine.speculation.control.draft_choice import Curve, calibrate, from_knots
+from engine.speculation.control.step_costs import Costs, Proposing
+
+
+class Machine:
+    """A staircase; the first pass of each size is slow, and a clock that it moves."""
+
+    def __init__(self, step: float = 2e-3, row: float = 1e-4, noise: float = 0.0) -> None:
+        self.now = 0.0
+        self.ran: list[int] = []
+        self._step, self._row, self._noise = step, row, noise
+        self._draw = random.Random(4)
+
+    def seconds(self, rows: int) -> float:
+        return self._step + self._row * padded_rows(rows)
+
+    def run(self, rows: int) -> None:
+        first = rows not in self.ran
+        self.ran.append(rows)
+        late = 1.0 + self._noise * self._draw.random()
+        self.now += self.seconds(rows) * late + first * 5e-3
+
+
+def test_the_curve_is_what_passes_take() -> None:
+    machine = Machine(noise=0.15)
+    curve = calibrate(machine.run, 128, lambda: machine.now)
+    for rows in range(1, 129):
+        assert curve(rows) == pytest.approx(machine.seconds(rows), rel=0.2)
+    assert np.all(np.diff(curve.span(1, 128)) >= 0)
+    assert machine.now < 1.2
+
+
+def test_a_large_model_is_measured_where_it_matters() -> None:
+    """At 100 ms a pass there is no time for all sizes."""
+    machine = Machine(step=0.1, row=1e-3)
+    curve = calibrate(machine.run, 512, lambda: machine.now)
+    assert machine.now < 2.0
+    assert set(machine.ran) >= {1, 8, 32}
+    for rows in (1, 2, 40, 300, 2000):
+        assert curve(rows) == pytest.approx(machine.seconds(rows), rel=0.2)
+
+
+def test_between_and_beyond_the_knots() -> None:
+    curve = from_knots([1, 2, 4, 8], [1.0, 1.0, 3.0, 5.0])
+    assert [curve(rows) for rows in (1, 2, 3, 4, 6, 8)] == [1.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert curve(10) == pytest.approx(6.0)
+    assert list(curve.span(7, 9)) == pytest.approx([4.5, 5.0, 5.5])
+
+
+def test_what_was_disturbed_is_no_slower_than_more_rows() -> None:
+    curve = from_knots([1, 2, 4, 8], [1.0, 9.0, 3.0, 5.0])
+    assert [curve(rows) for rows in (1, 2, 4, 8)] == [1.0, 3.0, 3.0, 5.0]
+
+
+def fed(costs: Costs, batch: int, nodes: int, ratio: float, steps: int) -> None:
+    assert costs.calibrated is not None
+    for _ in range(steps):
+        took = costs.calibrated(batch + nodes) * ratio
+        costs.observe(batch, batch + nodes, 0, took + 1e-3, 1e-3)
+
+
+def test_the_overhead_of_verifying_is_learned_from_steps() -> None:
+    curve = Curve(np.linspace(1e-2, 2e-2, 65))
+    costs = Costs(curve)
+    fed(costs, 4, 0, 1.2, 50)
+    assert costs.plain(curve, 4, 0) == pytest.approx(1.2 * curve(4))
+    assert costs.verify(curve, 4, 8, 0, 0)[8] == pytest.approx(1.2 * curve(12))
+    fed(costs, 4, 8, 1.5, 80)
+    assert costs.verify(curve, 4, 8, 0, 0)[8] == pytest.approx(1.5 * curve(12), rel=0.01)
+    assert costs.plain(curve, 4, 0) == pytest.approx(1.2 * curve(4), rel=0.03)
+
+
+def test_a_machine_that_is_slower_now_does_not_make_speculation_worse() -> None:
+    curve = Curve(np.linspace(1e-2, 2e-2, 65))
+    costs = Costs(curve)
+    fed(costs, 4, 0, 1.0, 50)
+    for _ in range(10):
+        fed(costs, 4, 4, 1.1, 8)
+        fed(costs, 4, 0, 1.0, 1)
+    fed(costs, 4, 0, 1.4, 400)
+    assert costs.verify(curve, 4, 4, 0, 0)[4] == pytest.approx(1.54 * curve(8), rel=0.05)
+
+
+def test_nor_does_one_that_is_faster_while_it_speculates() -> None:
+    """Plain steps are seldom then; they are as much quicker as the others are."""
+    curve = Curve(np.linspace(1e-2, 2e-2, 65))
+    costs = Costs(curve)
+    fed(costs, 4, 0, 1.6, 50)
+    for _ in range(10):
+        fed(costs, 4, 4, 1.1, 8)
+        fed(costs, 4, 0, 1.0, 1)
+    assert costs.plain(curve, 4, 0) == pytest.approx(curve(4), rel=0.06)
+    assert costs.verify(curve, 4, 4, 0, 0)[4] == pytest.approx(1.1 * curve(8), rel=0.03)
+
+
+def test_one_late_step_is_not_believed() -> None:
+    curve = Curve(np.linspace(1e-2, 2e-2, 65))
+    costs = Costs(curve)
+    fed(costs, 1, 0, 1.0, 50)
+    fed(costs, 1, 0, 30.0, 1)
+    fed(costs, 1, 4, 30.0, 1)
+    assert costs.plain(curve, 1, 0) < 1.12 * curve(1)
+    assert costs.verify(curve, 1, 4, 0, 0)[4] < 1.7 * curve(5)
+
+
+def test_prompts_beside_it_are_not_what_speculation_costs() -> None:
+    curve = Curve(np.concatenate([np.full(64, 1e-2), 1e-2 + 1e-4 * np.arange(1, 1000)]))
+    costs = Costs(curve)
+    alone, beside = costs.verify(curve, 8, 16, 0, 0), costs.verify(curve, 8, 16, 512, 0)
+    assert alone[16] == pytest.approx(curve(8))  # below the ridge rows cost nothing
+    assert beside[0] == pytest.approx(curve(8))
+    assert beside[16] == pytest.approx(curve(8) + 16e-4)
+
+
+def test_without_a_curve_the_fitted_line_does_and_without_both_nothing() -> None:
+    assert Costs(None).curve() is None
+    line = Costs(None, lambda: Coefficients(2e-3, 1e-4, 0.0, 0.0, 0.0)).curve()
+    assert line is not None and line(10) == pytest.approx(3e-3)
+
+
+@pytest.mark.parametrize(("a_pass", "row"), [(4e-4, 1e-5), (0.0, 2e-5), (1e-3, 0.0)])
+def test_seconds_of_proposing(a_pass: float, row: float) -> None:
+    draw, proposing = random.Random(5), Proposing()
+    proposing.observe(1, 1, 80e-3)  # what the first call makes ready is not what calls cost
+    for _ in range(60):
+        passes, batch = draw.randrange(1, 9), draw.randrange(1, 33)
+        seconds = (a_pass * passes + row * passes * batch) * draw.uniform(0.97, 1.03)
+        proposing.observe(passes, passes * batch, seconds)
+    assert proposing.a_pass == pytest.approx(a_pass, rel=0.1, abs=1e-5)
+    assert proposing.row == pytest.approx(row, rel=0.1, abs=1e-6)

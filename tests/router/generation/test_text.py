@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+
+from router.common.detokenizer import detokenizers
+from router.generation.choice_stream import Piece, TextStream
+
+
+def letters(tok: Tokenizer, text: str) -> list[int]:
+    return [tok.token_to_id(c) for c in text]
+
+
+def test_tokens_after_the_stop_string_do_not_count(tokenizer: Tokenizer) -> None:
+    stream = TextStream(detokenizers(tokenizer)(), ("cd",))
+    assert stream.push(letters(tokenizer, "abc")) == Piece("ab", 3, False)
+    assert stream.push(letters(tokenizer, "defg")) == Piece("", 1, True)
+
+
+def test_without_a_hit_the_held_text_comes_at_the_end(tokenizer: Tokenizer) -> None:
+    stream = TextStream(detokenizers(tokenizer)(), ("cd",))
+    assert stream.push(letters(tokenizer, "abc")).text == "ab"
+    assert stream.flush() == Piece("c", 0, False)
+
+
+def test_an_incomplete_character_may_complete_a_stop_string(tokenizer: Tokenizer) -> None:
+    stream = TextStream(detokenizers(tokenizer)(), ("b\ufffd",))
+    assert stream.push(letters(tokenizer, "abð")).text == "a"
+    assert stream.flush() == Piece("", 0, True)

@@ -1,0 +1,105 @@
+"""Tools and choices among them: what is shown, what is told, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from router.common.errors import ApiError
+from router.openai.bodies.tools import ToolChoice, Tools, ToolWish
+from router.openai.chat.call_grammar import (
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    MISTRAL_ARGS,
+    Syntax,
+    detect,
+)
+from router.openai.chat.control_tokens import AddedTokens
+from router.openai.chat.output_plan import OutputPlan, Planner
+from tests.router.openai.chat.toy import STYLES
+from tests.router.openai.chat.weather import ALLOWED, NAMED, TOOLS, bare, checked, planned, wish
+
+
+def test_tools_that_must_not_be_called_are_not_shown() -> None:
+    assert planned(HERMES, "letters", "none") == OutputPlan()
+    shown = planned(HERMES, "letters").tools
+    assert [tool["function"] for tool in shown] == [TOOLS[0]["function"], {"name": "stop-all"}]
+    # The choice among tools leaves what is shown as it is, and so a cached prompt.
+    assert planned(HERMES, "letters", ALLOWED).tools == shown
+
+
+@pytest.mark.parametrize(
+    ("choice", "called", "reason", "told"),
+    [
+        (None, True, "stop", "tool_calls"),
+        (None, False, "stop", "stop"),
+        (None, True, "length", "length"),
+        ("required", True, "stop", "tool_calls"),
+        (NAMED, True, "stop", "stop"),
+    ],
+)
+def test_finish_reasons(choice: Any, called: bool, reason: str, told: str) -> None:
+    assert planned(HERMES, "letters", choice).finish_reason(reason, called=called) == told
+
+
+def tool(parameters: Any = None, name: str = "f", **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "why"),
+    [
+        (ToolWish(choice="auto"), "tool_choice", "only allowed with tools"),
+        (wish({"type": "function", "function": {"name": "rain"}}),
+         "tool_choice.function.name", "'rain' is not among tools"),
+        (wish({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+            NAMED, {"type": "function", "function": {"name": "rain"}}]}}),
+         "tool_choice.allowed_tools.tools[1].function.name", "'rain'"),
+        (wish(tools=[tool(), tool()]), "tools[1].function.name", "taken"),
+        (wish(tools=[tool({"type": "string"})]), "tools[0].function.parameters", "'object'"),
+        (wish(tools=[tool(), tool({"properties": {"a": {"type": "foo"}}}, "g")]),
+         "tools[1].function.parameters", "foo"),
+        (wish(tools=[tool({"not": {}}, strict=True)]), "tools[0].function.parameters", '"not"'),
+    ],
+)  # fmt: skip
+def test_wishes_that_cannot_be_met(given: ToolWish, param: str, why: str) -> None:
+    with pytest.raises(ApiError, match=why) as error:
+        checked(bare(), Planner(AddedTokens.of(bare())).plan(given))
+    assert (error.value.status, error.value.param) == (400, param)
+
+
+def test_without_strict_a_keyword_that_no_grammar_holds_is_let_go() -> None:
+    loose = wish(tools=[tool({"not": {"required": ["a"]}, "properties": {"b": {}}})])
+    assert checked(bare(), Planner(AddedTokens.of(bare())).plan(loose)).grammar
+
+
+@pytest.mark.parametrize(
+    "tools", [[], [{}], [{"type": "custom", "custom": {"name": "f"}}], [tool(name="a b")],
+              [tool(name="a" * 65)], [tool("x")], [tool()] * 129, [tool(code=1)]],
+)  # fmt: skip
+def test_tools_are_checked(tools: Any) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Tools).validate_python(tools)
+
+
+@pytest.mark.parametrize("choice", ["any", 3, {}, {"type": "function"}, {"type": "custom"}])
+def test_choices_are_checked(choice: Any) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(ToolChoice).validate_python(choice)
+
+
+@pytest.mark.parametrize(
+    ("template", "syntax"),
+    [
+        (STYLES["chatml"], HERMES),
+        (STYLES["llama3"], LLAMA3_JSON),
+        ("{{ '[AVAILABLE_TOOLS]' }}[TOOL_CALLS]", MISTRAL),
+        ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS),
+        ("", HERMES),
+    ],
+)
+def test_the_template_shows_the_syntax(template: str, syntax: Syntax) -> None:
+    assert detect(template) == syntax

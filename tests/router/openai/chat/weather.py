@@ -1,0 +1,141 @@
+"""Two tools, two vocabularies, and what comes out of wishes about them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+from pydantic import TypeAdapter
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import decoders as token_decoders
+
+from router.openai.bodies.output_formats import ResponseFormat
+from router.openai.bodies.tools import ToolChoice, Tools, ToolWish
+from router.openai.chat.call_grammar import Syntax
+from router.openai.chat.control_tokens import AddedTokens
+from router.openai.chat.grammar_checker import GrammarChecker
+from router.openai.chat.output_plan import OutputPlan, Planner
+from router.openai.chat.tool_parser import CallArguments, CallStart, Content, Delta
+from tests.router.openai.chat.toy import TEXT, byte_level
+
+
+def bare() -> Tokenizer:
+    """As the demo model's: the marks of calls are letters."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = token_decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return tokenizer
+
+
+class Vocab:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.eos = tokenizer.token_to_id("</s>")
+        self.matching = LLTokenizer(tokenizer.to_str(), eos_token=self.eos)
+
+    def fits(self, grammar: str, text: str) -> bool:
+        matcher = LLMatcher(self.matching, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = self.tokenizer.encode(text).ids
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    def walk(self, grammar: str, rng: random.Random, begin: str = "", most: int = 400) -> str:
+        """``begin``, and then random tokens that the grammar allows, ended as soon as it may be."""
+        matcher = LLMatcher(self.matching, grammar, log_level=0)
+        ids: list[int] = self.tokenizer.encode(begin).ids
+        assert matcher.consume_tokens(ids), matcher.get_error()
+        while len(ids) < most:
+            mask = matcher.compute_logit_bias()
+            allowed = [i for i, bit in enumerate(mask) if bit]
+            token = self.eos if self.eos in allowed else rng.choice(allowed)
+            assert matcher.consume_token(token), matcher.get_error()
+            if token == self.eos:
+                break
+            ids.append(token)
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def checked(tokenizer: Tokenizer, plan: OutputPlan) -> OutputPlan:
+    """By a router with a model of this tokenizer. Raises ApiError."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        tokenizer.save(str(path))
+        checker = GrammarChecker(path)
+        try:
+            return asyncio.run(checker.check(plan))
+        finally:
+            checker.close()
+
+
+VOCABS = {"tokens": Vocab(byte_level()), "letters": Vocab(bare())}
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "units": {"enum": ["C", "F"]},
+    },
+    "required": ["city", "units"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "now", "parameters": WEATHER},
+    },
+    {"type": "function", "function": {"name": "stop-all", "strict": True}},
+]
+SCHEMAS = {"weather": WEATHER, "stop-all": {"type": "object", "maxProperties": 0}}
+ARGUMENTS = '{"city": "Bonn", "units": "C"}'
+
+
+def wish(choice: Any = None, parallel: bool = True, tools: Any = TOOLS) -> ToolWish:
+    checked = TypeAdapter(Tools).validate_python(tools)
+    return ToolWish(checked, choice and TypeAdapter(ToolChoice).validate_python(choice), parallel)
+
+
+def planned(
+    syntax: Syntax, vocab: str, choice: Any = None, parallel: bool = True, form: Any = None
+) -> OutputPlan:
+    planner = Planner(AddedTokens.of(VOCABS[vocab].tokenizer), syntax)
+    wanted = form and TypeAdapter(ResponseFormat).validate_python(form)
+    plan = planner.plan(wish(choice, parallel), wanted)
+    return checked(VOCABS[vocab].tokenizer, plan)
+
+
+def written(syntax: Syntax, *calls: tuple[str, str]) -> str:
+    bodies = [syntax.open + name + syntax.middle + given + syntax.close for name, given in calls]
+    return syntax.begin + syntax.between.join(bodies) + syntax.end
+
+
+def parsed(plan: OutputPlan, text: str) -> tuple[str, list[tuple[str, str]]]:
+    parser = plan.new_parser()
+    assert parser is not None
+    return joined([*parser.push(text), *parser.flush()])
+
+
+def joined(deltas: Sequence[Delta]) -> tuple[str, list[tuple[str, str]]]:
+    content = "".join(d.text for d in deltas if isinstance(d, Content))
+    names = [d.name for d in deltas if isinstance(d, CallStart)]
+    given = [
+        "".join(d.text for d in deltas if isinstance(d, CallArguments) and d.call == i)
+        for i in range(len(names))
+    ]
+    return content, list(zip(names, given, strict=True))
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ALLOWED = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "required", "tools": [NAMED]},
+}

@@ -1,0 +1,182 @@
+"""The cost of a placement, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.placement.choose import candidates, longest
+from router.placement.cost import (
+    LOCAL_PATH_S,
+    PATH_S,
+    decode_terms,
+    fetch_for,
+    h,
+    prefill_terms,
+    remote,
+    usable,
+)
+from router.placement.snapshot import Fetch
+from router.placement.step_model import PRIOR, StepModel, completed, pace, parse, pooled
+from tests.router.snapshots import GOALS, MODEL, decode, network, prefill, query, snapshot
+
+
+def test_a_missed_objective_outweighs_gains_below_it() -> None:
+    assert [h(x) for x in (0.0, 0.5, 1.0, 1.1)] == pytest.approx([0, 0.5, 1.0, 2.1])
+
+
+def test_the_last_token_is_always_computed_and_only_whole_blocks_are_cached() -> None:
+    assert [usable(cached, 64) for cached in (0, 32, 64)] == [0, 32, 32]
+    assert usable(64, 65) == 64
+
+
+def test_terms_of_a_pair_by_hand() -> None:
+    q = query(1000, output=101.0)
+    p = prefill_terms(prefill("p", queue_s=0.3, cached=320), None, q, network(), GOALS)
+    assert p.prefill_s == pytest.approx(2 * 0.01 + 0.68)  # two chunks of 680 tokens
+    d = decode_terms(decode("d", batch=4, kv_used=2000, cached=96), q, GOALS, 100.0)
+    assert d.step_s == pytest.approx(0.01 + 5e-4 + 1e-7 * (2000 + 1000 + 50.5))
+    terms = remote(p, d, q, network(bandwidth=1e6), GOALS)
+    assert terms.ttft_s == pytest.approx(PATH_S + 0.3 + 0.7)
+    assert terms.wire_s == pytest.approx((1000 - 96) * 1000 / 1e6)
+    tail_s = (680 - 512) * 1000 / 1e6
+    ready_s = max(terms.ttft_s + tail_s, 0.3 + terms.wire_s)
+    assert terms.ready_s == pytest.approx(ready_s)
+    assert terms.tpot_s == pytest.approx((ready_s - terms.ttft_s) / 100 + d.step_s)
+
+
+def test_transfers_under_way_share_the_link() -> None:
+    q = query(1000)
+    p = prefill_terms(prefill("p"), None, q, network(), GOALS)
+    d = decode_terms(decode("d"), q, GOALS, 100.0)
+    alone = remote(p, d, q, network(), GOALS).wire_s
+    shared = remote(p, d, q, network(active={("p", "d"): 2}), GOALS).wire_s
+    assert shared == pytest.approx(3 * alone)
+
+
+def test_who_was_slower_than_predicted_is_predicted_slower() -> None:
+    q = query(1000)
+    d = decode_terms(decode("d"), q, GOALS, 100.0)
+    workers = [prefill("p", correction=k) for k in (1.0, 1.5)]
+    alone = [prefill_terms(w, None, q, network(), GOALS) for w in workers]
+    terms = [remote(p, d, q, network(), GOALS) for p in alone]
+    assert terms[1].ttft_s == pytest.approx(1.5 * terms[0].ttft_s)
+
+
+def test_a_full_worker_makes_wait_as_long_as_its_residents_take() -> None:
+    q = query(1000)
+    full = decode("d", batch=10, kv_used=95_000, kv_free=500)
+    terms = decode_terms(full, q, GOALS, 100.0)
+    assert not terms.fits
+    turn_s = 100 * MODEL.decode_s(10, 95_000)
+    assert terms.wait_s == pytest.approx((1100 - 500) / 95_000 * turn_s)
+
+
+def test_a_full_batch_makes_wait_for_a_row() -> None:
+    crowd = decode("d", batch=128, rows=64, kv_used=10_000)
+    terms = decode_terms(crowd, query(100), GOALS, 100.0)
+    assert terms.wait_s == pytest.approx(65 / 64 * 100 * MODEL.decode_s(64, 10_000))
+
+
+def test_residents_count_by_what_they_lose() -> None:
+    few, many = (
+        decode_terms(decode("d", batch=n), query(100), GOALS, 100.0).imposed for n in (2, 20)
+    )
+    assert many == pytest.approx(10 * few)
+    near = decode_terms(decode("d", batch=20, kv_used=900_000), query(100), GOALS, 100.0)
+    assert near.imposed > 5 * many, "there they miss their objective"
+
+
+def test_steps_that_bring_several_tokens_are_shorter_for_each() -> None:
+    q, crowd = query(100), decode("d", batch=20, kv_used=90_000, kv_free=50)
+    plain = decode_terms(crowd, q, GOALS, 100.0)
+    fast = decode_terms(crowd._replace(pace=2.5), q, GOALS, 100.0)
+    assert fast.step_s == pytest.approx(plain.step_s / 2.5)
+    assert fast.wait_s == pytest.approx(plain.wait_s / 2.5), "residents leave sooner"
+
+
+@pytest.mark.parametrize("told", [0.0, 0.99, -3.0, 17.01, 1e308, math.inf, math.nan])
+def test_a_pace_that_cannot_be_one_is_that_of_plain_steps(told: float) -> None:
+    assert pace(told) == 1.0
+    assert pace(1.0) == 1.0 and pace(3.5) == 3.5 and pace(17.0) == 17.0
+
+
+def test_a_prompt_computed_among_residents_stalls_them() -> None:
+    def local(batch: int) -> tuple[float, float]:
+        shot = snapshot([], [decode("d", batch=batch)])
+        [only] = candidates(query(400), shot, GOALS, None)
+        return only.terms.ttft_s, only.terms.imposed
+
+    assert local(0) == (pytest.approx(LOCAL_PATH_S + 0.41), 0.0)
+    assert local(10)[0] > local(0)[0]
+    assert local(20)[1] > local(10)[1] > 0
+
+
+def test_a_fetch_only_where_it_beats_computing() -> None:
+    q, best = query(1000), Fetch("s", 960, 0.0)
+    fetch = fetch_for(prefill("p"), best, q, network())
+    assert fetch is not None
+    assert (fetch.source, fetch.tokens) == ("s", 960)
+    assert fetch.seconds == pytest.approx(PATH_S + 960 * 1000 / 1e9)
+    assert fetch_for(prefill("s"), best, q, network()) is None
+    assert fetch_for(prefill("p", cached=960), best, q, network()) is None
+    assert fetch_for(prefill("p"), best, q, network(bandwidth=1e6)) is None, "too slow a link"
+    assert fetch_for(prefill("p"), None, q, network()) is None
+
+
+def test_a_fetch_goes_on_while_the_queue_is_worked_off() -> None:
+    best = Fetch("s", 960, 0.0)
+    terms = prefill_terms(prefill("p", queue_s=0.5), best, query(1000), network(), GOALS)
+    assert terms.ttft_s == pytest.approx(0.5 + 0.01 + 0.04)
+
+
+counts = st.integers(0, 200_000)
+
+
+@given(
+    tokens=st.integers(1, 20_000),
+    output=st.floats(2, 1000),
+    queue=st.floats(0, 100),
+    held=st.tuples(counts, counts),
+    batch=st.integers(0, 200),
+    used=st.integers(0, 100_000),
+    bandwidth=st.floats(1e5, 1e11),
+)
+def test_predictions_add_up_whatever_the_load(
+    tokens: int,
+    output: float,
+    queue: float,
+    held: tuple[int, int],
+    batch: int,
+    used: int,
+    bandwidth: float,
+) -> None:
+    workers = [prefill("p", queue_s=queue, cached=held[0]), prefill("r")]
+    d = decode("d", batch=batch, kv_used=used, kv_free=100_000 - used, cached=held[1])
+    shot = snapshot(workers, [d], network(bandwidth))
+    for c in candidates(query(tokens, output), shot, GOALS, longest(shot)):
+        t = c.terms
+        assert all(math.isfinite(x) and x >= 0 for x in t)
+        assert t.cost == pytest.approx(t.ttft_cost + t.tpot_cost + t.imposed + t.eviction)
+        assert t.ttft_cost == pytest.approx(h(t.ttft_s / GOALS.ttft_s))
+        assert t.ready_s >= t.ttft_s >= t.prefill_s
+        assert c.p.cached < tokens and c.d.cached < tokens
+
+
+def test_what_a_worker_does_not_know_is_taken_from_the_others() -> None:
+    prefills = StepModel(0.02, 0.0, 0.0, 1e-3, 1e-8)
+    decodes = StepModel(0.01, 1e-4, 1e-7, 0.0, 0.0)
+    others = pooled([prefills, decodes, None])
+    assert completed(decodes, others)[3:] == prefills[3:]
+    assert completed(prefills, others) == prefills
+    assert completed(None, others) == others
+    assert pooled([]) == PRIOR
+    assert completed(decodes, pooled([decodes]))[3:] == PRIOR[3:]
+
+
+@pytest.mark.parametrize("bad", [(), (1.0,), (1.0, 1.0, 1.0, 1.0, -1.0), (math.nan,) * 5])
+def test_a_model_that_cannot_be_one_is_none(bad: tuple[float, ...]) -> None:
+    assert parse(bad) is None

