@@ -1,4 +1,4 @@
-"""What a grammar costs: compiling it, a row's mask, and a step of sixteen rows.
+"""The cost of a grammar: compiling it, the mask of a row, and a step of sixteen rows.
 
     python -m bench.grammar
 
@@ -61,7 +61,7 @@ DOCUMENT = {
 
 
 def big_tokenizer(folder: Path, size: int = 128_000) -> Path:
-    """A byte-level vocabulary of made-up words, as long as real ones."""
+    """Write a byte-level vocabulary of made-up words that are as long as real ones."""
     draw = random.Random(0)
     words = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
     while len(words) < size - 1:
@@ -83,7 +83,7 @@ def big_tokenizer(folder: Path, size: int = 128_000) -> Path:
 
 
 def masks(name: str, inner: LLTokenizer) -> Iterator[ResultRow]:
-    """Walk the document through its schema with one row and with sixteen."""
+    """Time the masks of a document's tokens with one row and with sixteen."""
     began = time.perf_counter()
     start = Matcher.compile(inner, LLMatcher.grammar_from_json_schema(SCHEMA))
     yield ResultRow(f"{name}: compiled", (time.perf_counter() - began) * 1e3, "ms")
@@ -108,7 +108,7 @@ def masks(name: str, inner: LLTokenizer) -> Iterator[ResultRow]:
 
 
 def step_ms(engine: Engine, start: Callable[[int], None]) -> float:
-    """Median of a decode step of sixteen rows."""
+    """Return the median ms of a decode step of sixteen rows."""
     for handle in range(ROWS):
         start(handle)
     while len(engine.scheduler.decoding) < ROWS:
@@ -126,7 +126,7 @@ def step_ms(engine: Engine, start: Callable[[int], None]) -> float:
 
 
 def steps(inner: LLTokenizer) -> Iterator[ResultRow]:
-    """Steps with and without a grammar, in turns; the best of five rounds each."""
+    """Time steps with and without a grammar in turns; the best of five rounds counts."""
     config = load_config(DEMO)
     weights = load_weights(DEMO, config, torch.float32, torch.device("cpu"))
     model = Model(config, weights, 1024)

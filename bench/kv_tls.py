@@ -1,7 +1,9 @@
-"""What mutual TLS costs the KV channel: python -m bench.kv_tls
+"""The cost of mutual TLS on the KV channel.
 
-One transfer of 512 frames of 1 MiB over loopback through source and sink as they are, plain and
-with TLS by turns; both ends are in this process, so the CPU is that of both.
+    python -m bench.kv_tls
+
+The product's source and sink transfer 512 frames of 1 MiB over loopback, plain and with TLS in
+turns. Both ends are in this process, so that the CPU time is that of both.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _PIECES = [Piece(0, 2, block, 1) for block in range(FRAMES)]
 
 
 class Ends:
-    """A source and a sink; every frame goes through the same slot."""
+    """A KV source and a KV sink; every frame goes through the same slot."""
 
     def __init__(self, security: Security) -> None:
         self._source, self._sink = KVSource("token", security), KVSink("token", security)
@@ -38,7 +40,7 @@ class Ends:
         self._got = memoryview(bytearray(FRAME_BYTES))
 
     async def transfer(self) -> tuple[float, float]:
-        """Seconds, and CPU seconds, of one transfer."""
+        """Run one transfer, and return its seconds and CPU seconds."""
         name = secrets.token_bytes(16)
         outlet = self._source.open(name, lambda _, size: self._sent[:size])
         for i, piece in enumerate(_PIECES):

@@ -1,4 +1,4 @@
-"""The whole stack against the bare engine: what the two pools, the wire and HTTP add.
+"""The whole stack beside the bare engine: the cost of two pools, KV transfer and HTTP.
 
     python -m bench.stack [--quick]
 

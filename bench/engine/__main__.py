@@ -3,14 +3,14 @@
     python -m bench.engine [--quick]
 
 One compute thread, fp32, exact KV, greedy; 1, 8 and 32 prompts of 128 random tokens that come at
-once, 64 new tokens each; the demo model and a random one of 100 M parameters. Beside it run
-transformers' ``generate`` (SDPA) and ``generate_batch`` (continuous batching) on the same prompts,
-each in a process of its own on the same core. They take turns, round by round, and so do the
-measurements of the machine; medians are compared. --quick: the demo model, one round.
+once, 64 new tokens each; the demo model and a random one of 100 M parameters. The peers
+are transformers' ``generate`` (SDPA) and ``generate_batch`` (continuous batching) with the same
+prompts. Each contestant has a process of its own on the same core; they take turns, and so do the
+measurements of the machine, and medians are compared. ``--quick`` runs one round of the demo model.
 
-``decode`` is the rate while all sequences decode, ``whole`` is output tokens over the whole time,
-prompts included. Floors: bytes (weights and KV read once a step, over the bandwidth of a tensor of
-the weights' size), and operations (over the rate of a large product) where they take longer.
+``decode`` is the rate while all sequences decode, and ``whole`` is output tokens over the whole
+time, prompts included. Floors are the bytes (weights and KV read once per step) over the bandwidth
+of a tensor of the weights' size, and the operations over the rate of a large product.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EngineResults:
     machines: list[MachineLimits] = field(default_factory=list)
 
     def middle(self, kind: str, what: str) -> float:
-        """Median of an attribute over the rounds; 0.0 for who is out."""
+        """Return the median of an attribute over the rounds, or 0.0 if all runs failed."""
         done = [getattr(run, what) for run in self.runs[kind] if not run.error]
         return median(done) if done else 0.0
 
@@ -66,7 +66,7 @@ class EngineResults:
         return MachineLimits(median(bandwidths), median(rates))
 
     def agreeing(self, kind: str) -> tuple[int, int]:
-        """Prompts on which ``kind`` said the same as the engine, and all prompts that both ran."""
+        """Count the prompts with the same text as the engine's, and all prompts that both ran."""
         pairs = [
             (ours, theirs)
             for a, b in zip(self.runs[ENGINE], self.runs[kind], strict=True)
@@ -76,7 +76,7 @@ class EngineResults:
 
 
 def rounds_for(label: str, batch: int) -> int:
-    """More rounds where they are short and noise is large."""
+    """Return the number of rounds: more where they are short and noise is large."""
     if label == "demo":
         return 5 if batch < 32 else 3
     return 3 if batch < 32 else 2
@@ -88,7 +88,7 @@ def prompts(batch: int, vocab: int, seed: int) -> list[list[int]]:
 
 
 def cost_of(folder: Path) -> tuple[ModelCost, int]:
-    """What the model costs a step, and its vocabulary."""
+    """Return the cost of the model's step, and the size of its vocabulary."""
     config = load_config(folder)
     model = Model(config, load_weights(folder, config, torch.float32, CPU), PROMPT + NEW)
     kv_bytes = config.kv_format("exact", "wide", 4).bytes_per_token
@@ -143,7 +143,7 @@ def rows(at: str, batch: int, cost: ModelCost, found: EngineResults) -> list[Res
 
 
 def against_peers(name: str, ours: float, peers: dict[str, float]) -> Iterator[ResultRow]:
-    """One row for each peer, the best one first."""
+    """Yield one row per peer that ran, the fastest first."""
     for kind, rate in sorted(peers.items(), key=lambda item: -item[1]):
         if rate:
             yield ResultRow(name, ours, "tok/s", f"{kind} {rate:.0f} tok/s", ours / rate)

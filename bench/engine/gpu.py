@@ -1,13 +1,13 @@
-"""The engine on a GPU against the limits of the GPU: a random model of Llama-3-8B's shape.
+"""The engine on a GPU beside the limits of the GPU: a random model of Llama-3-8B's shape.
 
     python -m bench.engine.gpu [--profile]
     python -m bench.engine.gpu --device cpu --tiny      the same code, to see that it runs
 
-Weights are drawn on the device, so no file is needed; neither are Ray and Redis. Decode at batch 1
-and 32 with 512 tokens of context, and prefill of 2048 tokens in chunks of 512, each with exact and
-with fp8 KV, beside the floor: bytes over the bandwidth of a large copy, or operations over the rate
-of a large product, whichever takes longer; both measured here. Times are wall times between points
-at which the tokens are on the host. --profile shows which kernels they go to.
+Weights are drawn on the device, so that the benchmark needs no files, Ray or Redis. It decodes at
+batch 1 and 32 with 512 tokens of context, and prefills 2048 tokens in chunks of 512, each with
+exact and with fp8 KV. The floor is the larger of bytes over the bandwidth of a large copy and
+operations over the rate of a large product, both measured in the same run. Times are wall times
+between points at which the tokens are on the host. ``--profile`` prints the kernels.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from engine.scheduling.sequence import blocks_for
 from protocol.requests import Request, Sampling
 
 WARM_STEPS = 8
-"""Decode steps that do not count."""
+"""Decode steps before those that are timed."""
 
 PREFILLS = 3
-"""Prompts that count, after one that does not."""
+"""Prompts that are timed, after one that is not."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A cluster of its own for a benchmark or a test: `baton up --detach`, and down again."""
+"""A local cluster for a benchmark or a test, between `baton up --detach` and `baton down`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from cluster.local.run_state import State
 
 
 class LocalCluster:
-    """A running cluster. ``state`` says where it serves and who runs it."""
+    """A running cluster; ``local_cluster`` starts and stops it.
+
+    ``state`` has its URL and its processes.
+    """
 
     def __init__(self, home: Path, state: State) -> None:
         self.home = home
@@ -28,13 +31,13 @@ class LocalCluster:
         return self.state.url
 
     def processes(self) -> list[psutil.Process]:
-        """Everything under the guardian, and the guardian."""
+        """Return the guardian and all its descendants."""
         assert self.state.guardian is not None
         guardian = psutil.Process(self.state.guardian.pid)
         return [guardian, *guardian.children(recursive=True)]
 
     def resident_bytes(self) -> int:
-        """Sum of the resident sets: pages that processes share count once for each of them."""
+        """Add up the resident sets; shared pages count once per process."""
         total = 0
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -43,7 +46,7 @@ class LocalCluster:
 
 
 def baton(home: Path, *arguments: str, timeout_s: float = 300.0) -> str:
-    """Run the command line; its output. Raises RuntimeError with the output when it fails."""
+    """Run a `baton` command and return its output. Raises RuntimeError with the output."""
     result = subprocess.run(
         [sys.executable, "-m", "cluster.cli.main", *arguments],
         env={**os.environ, "BATON_HOME": str(home)},
@@ -58,7 +61,7 @@ def baton(home: Path, *arguments: str, timeout_s: float = 300.0) -> str:
 
 @contextlib.contextmanager
 def local_cluster(*arguments: str) -> Iterator[LocalCluster]:
-    """Up with ``arguments``, and down at the end, whatever happens in between."""
+    """Run `baton up` with ``arguments``, and `baton down` at the end in any case."""
     with tempfile.TemporaryDirectory(prefix="baton-home-") as folder:
         home = Path(folder)
         try:

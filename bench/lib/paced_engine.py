@@ -1,12 +1,12 @@
-"""An engine process whose steps last as long as a declared device's: `worker.engine` names it.
+"""An engine process whose steps last as long as a declared device's, for `worker.engine`.
 
     BATON_BENCH_PACED='{"coefficients": [0.03, 3e-3, 2e-6, 1e-3, 0], "tallies": "/tmp/tallies"}' \\
         baton worker --role decode --worker-engine bench.lib.paced_engine
 
-It is the product's engine process but for the timer of its steps, and for its priority, where that
-may be set: on a small machine one that loads would make all others late, so it yields to them.
-Loading is not paced; what warms the engine up runs once more, unpaced, and teaches its model of
-step times what is declared.
+It is the product's engine process except for the timer of its steps and for its priority: on a
+small machine an engine that loads its weights would make the others late, so that it runs at a
+lower priority. Loading is not paced. The warm-up runs a second time, unpaced, and teaches the
+engine's model of step times the declared times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.scheduling.step_policy import Policy
 from engine.scheduling.step_time import Work
 
 LOADING, SERVING = 15, -5
-"""Nice values."""
+"""Nice values of an engine that loads and of one that serves."""
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _be(nice: int) -> bool:
-    """Whether it may."""
+    """Set the nice value, and return whether that is permitted."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     except OSError:
@@ -59,7 +59,7 @@ def _be(nice: int) -> bool:
 
 
 def pace(engine: Engine, device: Device) -> None:
-    """Have ``engine`` take the declared time from now on, and know it."""
+    """Make ``engine`` take the declared time per step from now on, and learn it."""
     now = 0.0
 
     def pass_(seconds: float) -> None:

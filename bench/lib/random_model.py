@@ -1,4 +1,4 @@
-"""A model folder with random weights of a given shape, and the demo model's tokenizer."""
+"""Writes a model folder with random weights of a given shape and the demo model's tokenizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPE_100M = {
 
 
 def make(folder: Path, shape: dict[str, int], std: float = 0.05) -> Path:
-    """Write the folder: fp32 safetensors, config and tokenizer."""
+    """Write fp32 safetensors, config and tokenizer to ``folder``, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo_path() / name, folder / name)

@@ -1,4 +1,4 @@
-"""The result line of a benchmark, and the numbers in it."""
+"""The result line that every benchmark prints, and the rows in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 class ResultRow(msgspec.Struct, frozen=True):
-    """One figure. ``against`` says what ``ratio`` compares with; larger ratios are better."""
+    """One figure; ``against`` names what ``ratio`` compares with, and larger ratios are better."""
 
     name: str
     value: float
@@ -20,7 +20,7 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the values lie, nearest rank."""
+    """Return the nearest-rank percentile: the value below which ``share`` of the values lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -30,7 +30,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def finish(bench: str, rows: Sequence[ResultRow]) -> None:
-    """Show the rows, then print the result line."""
+    """Print the rows as a table, then the result line."""
     table = Table(title=bench)
     for column in ("what", "value", "unit", "against", "ratio"):
         table.add_column(column, justify="left" if column in ("what", "against") else "right")
