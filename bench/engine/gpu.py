@@ -229,7 +229,7 @@ def _peak(name: str, device: torch.device) -> list[ResultRow]:
 
 
 def shape(tiny: bool) -> ModelConfig:
-    return parse_config(TINY if tiny else LLAMA_3_8B, "gpu_smoke")
+    return parse_config(TINY if tiny else LLAMA_3_8B, "engine_gpu")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -258,7 +258,7 @@ def main(arguments: list[str] | None = None) -> None:
         found += bench.rows(precision)
         if chosen.profile:
             print(*bench.profile(precision), sep="\n")
-    finish("gpu_smoke", found)
+    finish("engine_gpu", found)
 
 
 if __name__ == "__main__":

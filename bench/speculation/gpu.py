@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("torch sees no GPU; --device cpu --tiny runs the same code without one")
     torch.set_grad_enabled(False)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    config = parse_config(TINY if chosen.tiny else LLAMA_3_2_1B, "gpu_speculation")
+    config = parse_config(TINY if chosen.tiny else LLAMA_3_2_1B, "speculation_gpu")
     bench = SpeculationBenchmark(
         config, weights_of(config, dtype, device), SMALL if chosen.tiny else FULL
     )
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
         cells.append(cell)
         rows += cell.rows()
     print(*tables(cells), sep="\n")
-    finish("gpu_speculation", rows)
+    finish("speculation_gpu", rows)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def test_the_whole_smoke_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     result = json.loads(printed.splitlines()[-1])
     rows = {row["name"]: row for row in result["rows"]}
-    assert result["bench"] == "gpu_smoke"
+    assert result["bench"] == "engine_gpu"
     for precision in ("exact", "fp8"):
         names = [f"decode, batch {batch}, {precision} KV" for batch in (1, 4)]
         for name in (*names, f"prefill of 128, {precision} KV"):

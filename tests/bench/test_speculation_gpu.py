@@ -13,7 +13,7 @@ def test_the_whole_benchmark_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> Non
     main(["--device", "cpu", "--tiny"])
     printed = capsys.readouterr().out
     result = json.loads(printed.splitlines()[-1])
-    assert result["bench"] == "gpu_speculation"
+    assert result["bench"] == "speculation_gpu"
     rows = {row["name"]: row for row in result["rows"]}
     for batch in (1, 3):
         synthetic = rows[f"synthetic acceptance 0.8, batch {batch}, K=2"]
