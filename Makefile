@@ -1,10 +1,14 @@
-# up      set up, then `baton up` in the foreground (ARGS="--detach --port 8001" to add options)
-# down    stop it
-# test    set up, then all tests (ARGS="-k name" for some)
-# lint    ruff, mypy          format  ruff format
-# proto   generate the gRPC stubs         clean   remove what this file made
-# dashboards   those of Grafana, and Prometheus' rules, from cluster/monitoring
-# lock    requirements*.txt, with the hashes of all files of each release, from requirements*.in
+# up            set up, then `baton up` in the foreground (ARGS="--detach --port 8001" adds options)
+# down          stop it
+# test          set up, then the tests that need no other program (ARGS="-k name" for some)
+# test-system   set up, then the tests that start Ray, ssh, a browser or Prometheus
+# test-long     set up, then the property-based tests, with thousands of examples
+# lint          ruff, mypy
+# format        ruff format
+# proto         generate the gRPC stubs
+# dashboards    Grafana's dashboards and Prometheus' rules, from cluster/dashboards and cluster/monitoring
+# lock          requirements*.txt, with the hashes of all files of each release, from requirements*.in
+# clean         remove what this file made
 #
 # PYTHON picks the interpreter: 3.11 or 3.12.
 
@@ -25,11 +29,16 @@ install = index="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(PIP) config get glo
 	{ echo "setting up: not by uv: by pip"; \
 	$(PIP) --python $(1)/bin/python install --require-hashes $(2); }
 ARGS ?=
-# Where tests are that are marked `alone`: each has the machine for itself. The others run in three
-# processes, a file at a time. Bytecode is kept: tests start hundreds of processes.
-ALONE := tests/bench tests/e2e tests/workers
+# Folders of the tests that are marked `alone` (each needs the machine for itself) or `system`. All
+# others run in three processes, a file at a time. Bytecode is kept: tests start hundreds of processes.
+APART := tests/e2e tests/workers
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
+# pytest exits with 5 where no test is selected, as by ARGS="-k name".
+define run
+	echo "pytest $(1)"; $(PYTEST) $(1) $(ARGS) || [ $$? = 5 ] || failed=1
+endef
 
-.PHONY: up down test lint format proto dashboards lock clean
+.PHONY: up down test test-system test-long lint format proto dashboards lock clean
 
 up: $(VENV)/installed
 	env BATON_DIE_WITH_PARENT=1 $(BIN)/baton up $(ARGS)
@@ -39,10 +48,17 @@ down: $(VENV)/installed
 
 test: $(VENV)/installed-dev $(VENV)/installed-litellm
 	@failed=0; \
-	run() { echo "pytest $$*"; \
-		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q "$$@" $(ARGS) || [ $$? = 5 ] || failed=1; }; \
-	run -n 3 --dist loadfile --no-loadscope-reorder -m "not alone"; \
-	run -m alone $(ALONE); \
+	$(call run,-n 3 --dist loadfile --no-loadscope-reorder -m "not alone and not system"); \
+	$(call run,-m "alone and not system" $(APART)); \
+	exit $$failed
+
+test-system: $(VENV)/installed-dev
+	@failed=0; $(call run,-m system $(APART)); exit $$failed
+
+test-long: $(VENV)/installed-dev
+	@failed=0; export HYPOTHESIS_PROFILE=long; \
+	$(call run,-n 2 --dist loadfile --timeout 3600 -m "not alone and not system" \
+		$$(grep -rlE "^from hypothesis" tests --include="test_*.py")); \
 	exit $$failed
 
 lint: $(VENV)/installed-dev

@@ -1,10 +1,11 @@
-"""What every test runs under."""
+"""What every test runs under: one thread for torch, and one Hypothesis profile."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported anywhere: its threads spin at barriers, and on a shared machine a second
 # one makes small models slower by an order of magnitude.
@@ -13,7 +14,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LONG = {"e2e", "engine", "workers"}
 """Folders whose files take longest."""
 
+# `make test` draws few examples, the same ones in every run; `make test-long` draws many new ones.
+_common = settings(
+    deadline=None,
+    stateful_step_count=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("commit", _common, max_examples=60, derandomize=True)
+settings.register_profile("long", _common, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "commit"))
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """They begin first: none is left for one process at the end while the others have nothing."""
+    """Run the longest files first, so that no process works alone on one of them at the end."""
     items.sort(key=lambda item: LONG.isdisjoint(item.path.parts))

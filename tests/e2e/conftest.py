@@ -21,7 +21,7 @@ def oracle() -> Oracle:
 
 async def workers(cluster: LocalCluster) -> list[WorkerRecord]:
     """What the directory says now."""
-    client = connect(f"unix://{Path(cluster.local.run_state.run_dir) / 'redis.sock'}")
+    client = connect(f"unix://{Path(cluster.state.run_dir) / 'redis.sock'}")
     try:
         return await Directory(client, "default").workers()
     finally:

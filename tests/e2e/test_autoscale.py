@@ -21,7 +21,7 @@ from protocol.registry.directory import WorkerRecord
 from tests.e2e.conftest import workers
 from tests.e2e.up.test_cluster import as_request, body, http, prompts, stream
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(240)]
 
 OPTIONS = {
     **{"threads": "1", "kv-precision": "exact", "speculation": "off", "max-batch": "5"},

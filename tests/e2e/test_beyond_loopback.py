@@ -16,7 +16,7 @@ import pytest
 from bench.lib.local_cluster import LocalCluster, local_cluster
 from cluster.credentials import certificates
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(180)]
 
 KEY = "sk-this-is-known-to-one-tenant-only"
 BODY = {"model": "baton-demo", "prompt": [5] * 300, "max_tokens": 4}

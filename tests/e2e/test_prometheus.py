@@ -24,7 +24,7 @@ from tests.e2e.prometheus_server import Prometheus, Watch, every_alert, promethe
 from tests.e2e.watched_pool import STRICT, WELL, WatchedPool, load
 from tests.system import needs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(240)]
 
 SCALE = 1 / 30
 """5 minutes are 10 s."""

@@ -11,6 +11,13 @@ from prefill_worker.policy import plan
 from protocol.requests import Request
 from tests.engine.conftest import drain, load_model
 from tests.engine.families import save
+from tests.workers.fork_server import engines_are_forked
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_engines() -> Iterator[None]:
+    with engines_are_forked():
+        yield
 
 
 @pytest.fixture(scope="session")

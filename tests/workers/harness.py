@@ -12,7 +12,7 @@ from typing import Any
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.settings.worker_settings import WorkerSettings
 from cluster.worker.worker import Worker
-from engine.ipc.spec import SpeculationSpec
+from engine.ipc.settings import SpeculationSettings
 from protocol.endpoints.grpc_endpoints import LOOPBACK, Security
 from protocol.requests import Request, to_wire
 from protocol.security import cluster_token
@@ -37,7 +37,7 @@ def settings(role: str, redis: EmbeddedRedis, model: Path, **changes: Any) -> Wo
             "prefill_chunk": 64,
             "local_prefill_tokens": 8,
             "kv_precision": "exact",
-            "speculation": SpeculationSpec(),  # what it costs takes a second to measure
+            "speculation": SpeculationSettings(),  # what it costs takes a second to measure
             **changes,
         }
     )

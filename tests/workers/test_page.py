@@ -21,6 +21,7 @@ from tests.workers import watched
 from tests.workers.browser import PHONE, chromium, tab
 from tests.workers.watched import Served
 
+pytestmark = pytest.mark.system
 LIVE = re.compile("live")
 KEY = "sk-right"
 REFUSED = "ERR_CONNECTION_REFUSED|ERR_EMPTY_RESPONSE|ERR_CONNECTION_RESET"

@@ -19,7 +19,7 @@ from tests.e2e.hosts.clients import CALM_S, Clients, Load
 from tests.e2e.hosts.cluster import CONFIG, PYTHON, YAML, HostCluster
 from tests.e2e.hosts.watch import Watch
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(300)]
 
 NOBODY_WAITS_S = 20.0
 LONG = 2500  # tokens of a prompt whose KV takes a second and more at 100 Mbit/s

@@ -16,7 +16,7 @@ from tests.e2e.hosts import Network
 from tests.e2e.hosts.files import KEY
 from tests.system import needs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+pytestmark = [pytest.mark.e2e, pytest.mark.system]
 
 _SSH = f"ssh -o StrictHostKeyChecking=no -o ConnectTimeout=1 -i ~/{KEY}"
 _KILLED = """

@@ -19,7 +19,7 @@ from cluster.models.models import demo_path
 from protocol.requests import Request, Sampling
 from tests.e2e.conftest import worker, workers
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(240)]
 
 
 def prompts(count: int, low: int, high: int, seed: int) -> list[list[int]]:

@@ -12,7 +12,7 @@ from bench.lib.local_cluster import LocalCluster
 from router.http.limits import MAX_HEADERS, MAX_TARGET
 from tests.router.raw_http import JSON, POST, TYPED, Reply, Wire, get, post
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(240)]
 
 LARGE = 8 * 2**20 + 1
 CHUNKED = JSON + b"transfer-encoding: chunked\r\n\r\n"

@@ -11,7 +11,7 @@ from bench.lib.oracle import Oracle
 from tests.e2e.conftest import workers
 from tests.e2e.up.test_cluster import as_request, body, http, prompts, stream
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(240)]
 
 
 async def scaled(cluster: LocalCluster, *counts: str) -> str:
