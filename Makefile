@@ -76,7 +76,6 @@ proto: $(VENV)/installed-dev
 
 dashboards: $(VENV)/installed-dev
 	$(BIN)/python -m cluster.dashboards.generate
-	$(BIN)/python -m cluster.monitoring deploy/prometheus
 
 # Nothing is resolved: the .in files name every package and version. What pip then installs must be
 # a file that had this hash when the pin was made.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.lib.report import ResultRow, finish
-from engine.model.linear import DenseLinear, Linear, PackedLinear
+from engine.model.linear import Linear, OneDnnLinear, TorchLinear
 
 ROWS = (1, 8, 32, 128)
 LAYERS, OUT, IN = 12, 5120, 768
@@ -37,8 +37,8 @@ def main() -> None:
     rows = []
     with torch.inference_mode():
         weights = [torch.randn(OUT, IN) for _ in range(LAYERS)]
-        packed = [PackedLinear(w, None) for w in weights]
-        dense = [DenseLinear(w, None) for w in weights]
+        packed = [OneDnnLinear(w, None) for w in weights]
+        dense = [TorchLinear(w, None) for w in weights]
         for count in ROWS:
             x = torch.randn(count, IN)
             ours, torch_s = best_s(packed, x), best_s(dense, x)

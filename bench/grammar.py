@@ -20,15 +20,17 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bench.lib.report import ResultRow, finish, median, percentile
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
-from engine.model.decoder import Model
+from engine.execution.engine import Engine
+from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
-from engine.structured_output.compiler import read_tokenizer
-from engine.structured_output.masks import Masker, forbidden
-from engine.structured_output.matcher import Matcher
-from protocol.requests import Request, Sampling
+from engine.structured_output.compiler import load_grammar_tokenizer
+from engine.structured_output.masks import MaskFiller, forbidden_mask
+from engine.structured_output.matcher import GrammarMatcher
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 
 DEMO = Path("engine/demo/target")
 ROWS = 16
@@ -85,19 +87,19 @@ def big_tokenizer(folder: Path, size: int = 128_000) -> Path:
 def masks(name: str, inner: LLTokenizer) -> Iterator[ResultRow]:
     """Time the masks of a document's tokens with one row and with sixteen."""
     began = time.perf_counter()
-    start = Matcher.compile(inner, LLMatcher.grammar_from_json_schema(SCHEMA))
+    start = GrammarMatcher.compile(inner, LLMatcher.grammar_from_json_schema(SCHEMA))
     yield ResultRow(f"{name}: compiled", (time.perf_counter() - began) * 1e3, "ms")
     tokens = inner.greedy_tokenize(json.dumps(DOCUMENT))
     device = torch.device("cpu")
     for rows in (1, ROWS):
-        masker = Masker()
+        masker = MaskFiller()
         walkers = [start.copy() for _ in range(rows)]
         filling, unpacking = [], []
         for token in tokens:
             began = time.perf_counter()
             bits = masker.fill(walkers)
             filled = time.perf_counter()
-            forbidden(bits, inner.vocab_size, device)
+            forbidden_mask(bits, inner.vocab_size, device)
             unpacking.append(time.perf_counter() - filled)
             filling.append(filled - began)
             assert all(walker.advance(token) for walker in walkers)
@@ -129,14 +131,14 @@ def steps(inner: LLTokenizer) -> Iterator[ResultRow]:
     """Time steps with and without a grammar in turns; the best of five rounds counts."""
     config = load_config(DEMO)
     weights = load_weights(DEMO, config, torch.float32, torch.device("cpu"))
-    model = Model(config, weights, 1024)
-    engine = Engine(model, EngineConfig(pages=16 * 32, max_batch=ROWS, max_model_len=1024), plan)
+    model = DecoderModel(config, weights, 1024)
+    engine = Engine(model, engine_config(pages=16 * 32, max_batch=ROWS, max_model_len=1024), plan)
     grammar = LLMatcher.grammar_from_json_schema(ENDLESS)
-    matcher = Matcher.compile(inner, grammar)
+    matcher = GrammarMatcher.compile(inner, grammar)
 
     def begin(constrained: bool) -> Callable[[int], None]:
         def start(handle: int) -> None:
-            sampling = Sampling(
+            sampling = SamplingParams(
                 max_tokens=500, seed=handle, ignore_eos=True, grammar=grammar if constrained else ""
             )
             request = Request(
@@ -155,12 +157,12 @@ def steps(inner: LLTokenizer) -> Iterator[ResultRow]:
 @torch.inference_mode()
 def main() -> None:
     torch.set_num_threads(1)
-    demo = read_tokenizer(DEMO / "tokenizer.json", 4096, [1])
+    demo = load_grammar_tokenizer(DEMO / "tokenizer.json", 4096, [1])
     rows = [*masks("4k tokens", demo)]
     with tempfile.TemporaryDirectory() as folder:
         path = big_tokenizer(Path(folder))
         began = time.perf_counter()
-        big = read_tokenizer(path, 128_000, [0])
+        big = load_grammar_tokenizer(path, 128_000, [0])
         rows.append(ResultRow("128k tokens: tokenizer read", time.perf_counter() - began, "s"))
         rows += masks("128k tokens", big)
     rows += steps(demo)

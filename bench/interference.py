@@ -31,7 +31,7 @@ from bench.lib.http_load import Arrival, ClosedLoop, LoadClient, Objective, Stre
 from bench.lib.random_model import SHAPE_100M, make
 from bench.lib.report import ResultRow, finish, percentile
 from bench.lib.standalone import Standalone
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 
 CHUNKS = (64, 128, 256, 512)
 BY_TIME = 0

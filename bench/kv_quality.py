@@ -20,15 +20,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bench.lib.report import ResultRow, finish
-from cluster.models.models import demo_path
-from engine.batching.attention_metadata import chunk_reach
-from engine.batching.batch import Batch, View
+from cluster.models.locate import demo_path
+from engine.batching.attention_metadata import chunk_attention
+from engine.batching.batch import AttentionMetadata, PackedBatch
 from engine.demo.training.corpus import encode, read_corpus
 from engine.demo.training.evaluate import BUCKETS
 from engine.demo.training.networks import MAX_LEN
 from engine.kv_cache.kv_format import Codec, Precision, Storage
 from engine.kv_cache.kv_pool import KVPool, make_pool
-from engine.model.decoder import Model
+from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
 from protocol.block_keys import BLOCK_TOKENS
@@ -53,15 +53,15 @@ class Scores:
     likeliest: Tensor  # the token that the model would have chosen
 
 
-def score(model: Model, pool: KVPool, window: Tensor) -> Scores:
+def score(model: DecoderModel, pool: KVPool, window: Tensor) -> Scores:
     """Feed the window [MAX_LEN + 1] in chunks, as a prefill does, and score all logits."""
     table = torch.arange(MAX_LEN // BLOCK_TOKENS)
     loss, likeliest = [], []
     for start in range(0, MAX_LEN, CHUNK):
         positions = torch.arange(start, start + CHUNK)
-        chunk = chunk_reach(table, 0, start, CHUNK, 0, torch.empty(0, dtype=model.dtype))
-        view = View(0, (), (chunk,))
-        batch = Batch(window[start : start + CHUNK], positions, positions, {0: view}, None)
+        chunk = chunk_attention(table, 0, start, CHUNK, 0, torch.empty(0, dtype=model.dtype))
+        view = AttentionMetadata(0, (), (chunk,))
+        batch = PackedBatch(window[start : start + CHUNK], positions, positions, {0: view}, None)
         logits = model.forward(batch, pool)
         following = window[start + 1 : start + CHUNK + 1]
         loss.append(F.cross_entropy(logits, following, reduction="none"))
@@ -73,7 +73,7 @@ def score(model: Model, pool: KVPool, window: Tensor) -> Scores:
 def compare(windows: list[Tensor]) -> list[ResultRow]:
     """Score the windows, each [MAX_LEN + 1], with exact KV, fp8 KV and KV stored as fp8 bytes."""
     config = load_config(demo_path())
-    model = Model(config, load_weights(demo_path(), config, torch.float32, CPU), MAX_LEN)
+    model = DecoderModel(config, load_weights(demo_path(), config, torch.float32, CPU), MAX_LEN)
 
     def scores(precision: Precision, storage: Storage) -> list[Scores]:
         format_ = config.kv_format(precision, storage, model.dtype.itemsize)
@@ -101,7 +101,7 @@ def compare(windows: list[Tensor]) -> list[ResultRow]:
     return found + sizes(model)
 
 
-def sizes(model: Model) -> list[ResultRow]:
+def sizes(model: DecoderModel) -> list[ResultRow]:
     """Report the KV bytes of a token on the wire, by codec and by the model's dtype."""
     rows = []
     for name, element_bytes in (("fp32", 4), ("bf16", 2)):

@@ -16,25 +16,25 @@ from pathlib import Path
 from statistics import median
 
 from cluster.credentials import certificates
-from engine.ipc.messages import Frame
-from engine.kv_cache.kv_format import Piece
-from kvtransfer.frames import Expectation
-from kvtransfer.receiver import KVSink
-from kvtransfer.sender import KVSource
-from protocol.endpoints.grpc_endpoints import LOOPBACK, Security
+from engine.ipc.messages import KVFrame
+from engine.kv_cache.kv_format import KVPiece
+from kvtransfer.frames import ExpectedFrames
+from kvtransfer.receiver import KVClient
+from kvtransfer.sender import KVServer
+from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY, EndpointSecurity
 from protocol.security.tls import TlsFiles
 
 FRAMES = 512
 FRAME_BYTES = 1 << 20
 ROUNDS = 7
-_PIECES = [Piece(0, 2, block, 1) for block in range(FRAMES)]
+_PIECES = [KVPiece(0, 2, block, 1) for block in range(FRAMES)]
 
 
 class Ends:
     """A KV source and a KV sink; every frame goes through the same slot."""
 
-    def __init__(self, security: Security) -> None:
-        self._source, self._sink = KVSource("token", security), KVSink("token", security)
+    def __init__(self, security: EndpointSecurity) -> None:
+        self._source, self._sink = KVServer("token", security), KVClient("token", security)
         self._endpoint = self._source.start("127.0.0.1", 0)
         self._sent = memoryview(bytearray(secrets.token_bytes(FRAME_BYTES)))
         self._got = memoryview(bytearray(FRAME_BYTES))
@@ -45,15 +45,15 @@ class Ends:
         outlet = self._source.open(name, lambda _, size: self._sent[:size])
         for i, piece in enumerate(_PIECES):
             last = i == FRAMES - 1
-            outlet.put(Frame(1, i, 0, piece, FRAME_BYTES, last=last), lambda: None)
-        expectation = Expectation(name, _PIECES, FRAME_BYTES // 2)
+            outlet.put(KVFrame(1, i, 0, piece, FRAME_BYTES, last=last), lambda: None)
+        expectation = ExpectedFrames(name, _PIECES, FRAME_BYTES // 2)
         began, cpu = time.perf_counter(), time.process_time()
         pull = self._sink.open(
             self._endpoint, expectation, lambda _, size: self._got[:size], lambda *_: None
         )
         for _ in range(FRAMES):
             pull.add_slot(0)
-        await self._sink.finish(pull)
+        await self._sink.read_to_end(pull)
         spent = time.perf_counter() - began, time.process_time() - cpu
         self._source.close(outlet)
         return spent
@@ -65,7 +65,7 @@ class Ends:
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        kinds = {"plain": Ends(LOOPBACK), "TLS": Ends(_with_tls(Path(folder)))}
+        kinds = {"plain": Ends(LOOPBACK_ONLY), "TLS": Ends(_with_tls(Path(folder)))}
         spent: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
         for _ in range(ROUNDS):
             for kind, ends in kinds.items():
@@ -79,10 +79,10 @@ async def main() -> None:
         print(f"{kind:6} {rate:5.0f} MB/s  {cpu:.2f} CPU s/GB")
 
 
-def _with_tls(folder: Path) -> Security:
-    certificates.init(folder, [])
+def _with_tls(folder: Path) -> EndpointSecurity:
+    certificates.create_ca(folder, [])
     ca, cert, key = (str(folder / name) for name in ("ca.pem", "localhost.pem", "localhost.key"))
-    return Security(TlsFiles(ca=ca, cert=cert, key=key))
+    return EndpointSecurity(TlsFiles(ca=ca, cert=cert, key=key))
 
 
 if __name__ == "__main__":

@@ -26,15 +26,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from bench.lib.http_load import Arrival, LoadClient, Objective, StreamTiming
 from bench.lib.report import ResultRow, finish, percentile
+from bench.lib.routing_policies import POLICIES as POLICY_FUNCTIONS
 from bench.lib.standalone import Standalone
 from cluster.workloads.traces import BLOCK_TOKENS as TRACE_BLOCK
 from cluster.workloads.traces import TraceRequest, read_trace
 from protocol.block_keys import BLOCK_TOKENS
-from router.placement.policies import PolicyName
 
 SCALE = TRACE_BLOCK // BLOCK_TOKENS
 CONTEXT = 4096
@@ -42,7 +42,7 @@ FIRST_ID, VOCAB = 3, 4096
 LEAST_OUTPUT = 4
 """A time per output token needs at least some tokens."""
 
-POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+POLICIES = tuple(POLICY_FUNCTIONS)
 LOADS = (0.5, 0.9)
 GOAL = Objective(1.0, 0.05)
 """About ten times the latencies of the median request on idle workers, two cores of 2.6 GHz."""
@@ -130,8 +130,8 @@ def client(url: str) -> LoadClient:
     return LoadClient(url, salt=secrets.token_hex(8), explain=True)
 
 
-Urls = Mapping[PolicyName, str]
-Results = dict[tuple[float, PolicyName], list[PolicySegment]]
+Urls = Mapping[str, str]
+Results = dict[tuple[float, str], list[PolicySegment]]
 
 
 async def calibrate(urls: Urls, trace: Sequence[TraceRequest], plan: PolicyPlan) -> float:

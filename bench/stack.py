@@ -25,7 +25,7 @@ from bench.lib.http_load import Arrival, LoadClient
 from bench.lib.local_cluster import LocalCluster, local_cluster
 from bench.lib.random_model import SHAPE_100M, make
 from bench.lib.report import ResultRow, finish, median
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 
 STREAMS = (1, 8, 16)
 VOCAB = 4096

@@ -21,12 +21,13 @@ import psutil
 from bench.lib.bare_engine import bare_engine
 from bench.lib.report import ResultRow, finish
 from bench.lib.standalone import Standalone
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 from engine.execution.engine import Engine
-from engine.execution.machine_costs import pass_cost
+from engine.execution.pass_cost import pass_cost
 from engine.ipc.counters import WorkDone
 from engine.scheduling.step_policy import StepPlan
-from protocol.requests import Request, Sampling
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 
 COUNTS = 20_000
 STEPS = 100
@@ -36,7 +37,7 @@ WATCHED_S = 20.0
 
 def decoding(engine: Engine, batch: int) -> StepPlan:
     """Return a step in which ``batch`` sequences decode."""
-    sampling = Sampling(temperature=0.0, max_tokens=4 * STEPS, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=4 * STEPS, ignore_eos=True)
     for handle in range(batch):
         prompt = tuple(range(3 + handle, 67 + handle))
         request = Request(id=str(handle), prompt=prompt, sampling=sampling, cache_root=bytes(16))

@@ -1,7 +1,8 @@
-"""What goes to one router, on the one stream that it has to this worker.
+"""The stream from this decode worker to one router, and the requests of that router here.
 
-Outputs of one turn of the event loop (one engine step, as a rule) leave as one message. The queue
-towards a router is bounded; a router that does not read loses its stream, not our memory.
+The outputs of one turn of the event loop (as a rule, one engine step) leave as one message. The
+queue towards a router is bounded: a router that does not read loses its stream instead of filling
+the memory of the worker.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
-from decode_worker.request import Job
+from decode_worker.request import DecodeRequest
 from protocol.wire import wire_pb2 as pb
 
 log = logging.getLogger("baton.decode")
@@ -21,18 +22,20 @@ MAX_QUEUED = 2048
 
 
 class RouterLink:
-    """What goes to one router, and the jobs that it has here."""
+    """One Decode.Attach stream. ``DecodeService`` creates it, and closes it when the stream
+    ends."""
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.requests: dict[str, DecodeRequest] = {}  # by request id
         self.closed = False
         self._outputs: list[pb.Output] = []
         self._queue: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
 
-    def forget(self, job: Job) -> None:
-        self.jobs.pop(job.request.id, None)
+    def forget(self, request: DecodeRequest) -> None:
+        self.requests.pop(request.request.id, None)
 
     def emit(self, output: pb.Output) -> None:
+        """Send an output with the others of this turn of the event loop."""
         if self.closed:
             return
         if not self._outputs:
@@ -52,30 +55,30 @@ class RouterLink:
                 self._queue.get_nowait()
             self.close()
 
-    def say_draining(self) -> None:
-        """Nothing new is taken here any more."""
+    def announce_draining(self) -> None:
+        """Tell the router that this worker takes no further requests."""
         self._queue.put_nowait(pb.WorkerMessage(draining=True))
 
-    def hand_over(self, why: str) -> int:
-        """Give every job back to the router, to go on elsewhere; how many."""
-        jobs = list(self.jobs.values())
-        for job in jobs:
-            job.hand_over(why)
-        return len(jobs)
+    def hand_back(self, why: str) -> int:
+        """Hand every request back to the router, to go on elsewhere; return how many."""
+        requests = list(self.requests.values())
+        for request in requests:
+            request.hand_back(why)
+        return len(requests)
 
     def close(self) -> None:
-        """End the stream after what is queued; its jobs are cancelled. Idempotent."""
+        """Cancel the requests, and end the stream after what is queued. Idempotent."""
         if self.closed:
             return
         if self._outputs:
             self._flush()
         self.closed = True
         self._queue.put_nowait(None)
-        for job in list(self.jobs.values()):
-            job.cancel()
+        for request in list(self.requests.values()):
+            request.cancel()
 
     async def messages(self, load: Callable[[], pb.Load]) -> AsyncIterator[pb.WorkerMessage]:
-        """Messages to send, with the load at least every HEARTBEAT_S."""
+        """Yield the messages to send; one every HEARTBEAT_S at least carries the load."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:

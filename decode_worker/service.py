@@ -1,8 +1,8 @@
-"""The Decode RPC: one stream for each router, carrying all its requests.
+"""The Decode RPC: one stream for each router, which carries all its requests.
 
-taking --drain--> draining: says so, refuses what comes (the router asks another) --> close
-   ^                 |  hand_over: what is left goes on elsewhere
-   +-----resume------+  streams end, so that routers attach anew
+serving --drain--> draining: refuses new requests (the router asks another worker) --> close
+   ^                  |  hand_back: the requests that are left go on elsewhere
+   +------resume------+  streams end, so that routers attach again
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 import grpc
 
-from decode_worker.request import Job, invalid
+from decode_worker.request import DecodeRequest, invalid_request_output
 from decode_worker.router_link import RouterLink
 from engine.process.client import EngineClient
-from kvtransfer.receiver_context import Receiver
+from kvtransfer.receiver_context import KVReceiver
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.endpoints.grpc_endpoints import INSTANCE_KEY
 from protocol.errors import InvalidRequest
-from protocol.requests import Request, from_wire
+from protocol.requests import Request, request_from_wire
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
 
@@ -28,46 +28,40 @@ Context: TypeAlias = "grpc.aio.ServicerContext[pb.RouterMessage, pb.WorkerMessag
 
 
 class DecodeService(rpc.DecodeServicer):
-    """Serves Decode.Attach on the engine of this worker."""
+    """Serves Decode.Attach on the engine of this worker. ``Worker`` creates one, whatever its
+    role."""
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        receiver: Receiver,
-        local_prefill_tokens: int,
-        instance: str,
-    ) -> None:
+    def __init__(self, engine: EngineClient, receiver: KVReceiver, instance: str) -> None:
         self._engine = engine
         self._receiver = receiver
         self._instance = instance
-        self._local_prefill_tokens = local_prefill_tokens
         self._links: set[RouterLink] = set()
         self.draining = False
 
     @property
-    def jobs(self) -> int:
-        """Requests in this worker."""
-        return sum(len(link.jobs) for link in self._links)
+    def request_count(self) -> int:
+        """Number of requests on this worker, in any state."""
+        return sum(len(link.requests) for link in self._links)
 
     def drain(self) -> None:
-        """Take nothing new, and say so."""
+        """Take no further requests, and tell the routers."""
         self.draining = True
         for link in self._links:
-            link.say_draining()
+            link.announce_draining()
 
-    def hand_over(self, why: str) -> int:
-        """Give all requests back to their routers, to go on elsewhere; how many."""
-        return sum(link.hand_over(why) for link in list(self._links))
+    def hand_back(self, why: str) -> int:
+        """Hand all requests back to their routers, to go on elsewhere; return how many."""
+        return sum(link.hand_back(why) for link in list(self._links))
 
     def resume(self) -> None:
-        """Take requests again. Routers that were told otherwise find out by attaching anew."""
+        """Take requests again. Closing the streams makes the routers attach again and notice it."""
         if self.draining:
             self.draining = False
             self._close_links()
 
     async def close(self) -> None:
-        """Hand over what is left, and end every stream."""
-        self.hand_over("the worker goes")
+        """Hand back the requests that are left, and end every stream."""
+        self.hand_back("the worker goes")
         self._close_links()
 
     def _close_links(self) -> None:
@@ -83,7 +77,7 @@ class DecodeService(rpc.DecodeServicer):
         link = RouterLink()
         self._links.add(link)
         if self.draining:
-            link.say_draining()
+            link.announce_draining()
 
         def detach(_: Context) -> None:
             reading.cancel()
@@ -101,8 +95,8 @@ class DecodeService(rpc.DecodeServicer):
                 for submit in message.submit:
                     self._submit(submit, link)
                 for name in message.cancel:
-                    if (job := link.jobs.get(name)) is not None:
-                        job.cancel()
+                    if (request := link.requests.get(name)) is not None:
+                        request.cancel()
         finally:
             link.close()
 
@@ -116,31 +110,21 @@ class DecodeService(rpc.DecodeServicer):
 
         if self.draining:
             return refuse("this worker is draining", moved=True)
-        if name in link.jobs:
+        if name in link.requests:
             return refuse("a request with this id is here already")
         try:
-            request = from_wire(submit.request)
+            request = request_from_wire(submit.request)
             self._check_length(request)
         except InvalidRequest as error:
-            return link.emit(invalid(name, error))
-        local = self._local_prefill_tokens
-        if submit.HasField("local_prefill_tokens"):
-            local = submit.local_prefill_tokens
-        link.jobs[name] = Job(
-            request,
-            list(submit.prefill),
-            submit.fetch if submit.HasField("fetch") else None,
-            self._engine,
-            self._receiver.links,
-            local,
-            link.emit,
-            link.forget,
-            submit.deaths,
+            return link.emit(invalid_request_output(name, error))
+        link.requests[name] = DecodeRequest(
+            request, submit, self._engine, self._receiver, link.emit, link.forget
         )
         return None
 
     def _check_length(self, request: Request) -> None:
-        """Refuse here what the engine would, before a long prompt goes there."""
+        """Raise InvalidRequest for a request that is too long, before its prompt goes to the
+        engine."""
         session = self._engine.current
         ready = session.ready if session is not None else None
         if ready is not None and request.length_limit > ready.max_model_len:

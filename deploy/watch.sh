@@ -11,7 +11,7 @@ command -v prometheus >/dev/null || missing="prometheus"
 [ -x /usr/share/grafana/bin/grafana ] || missing="$missing grafana"
 if [ -n "$missing" ]; then
   for unit in $(echo "$missing" | sed s/grafana/grafana-server/); do
-    # It would start as it is installed, Prometheus for everybody to ask.
+    # Otherwise the package starts its own unit, with Prometheus on all interfaces.
     sudo ln -sf /dev/null "/etc/systemd/system/$unit.service"
   done
   key=/usr/share/keyrings/grafana.asc
@@ -26,7 +26,7 @@ fi
 
 "$HOME/baton/run" baton monitoring "$watch" --url "$url"
 
-start() { # NAME COMMAND...: in the place of the one that runs, and again if it ends
+start() { # NAME COMMAND...: replaces a running unit; systemd restarts it when it ends
   name=$1
   shift
   sudo systemctl stop "baton-$name" 2>/dev/null || true

@@ -1,6 +1,6 @@
-"""What both kinds of worker run: model, paged KV pool, block manager, scheduler, sampling.
+"""The inference engine that both kinds of worker run, in a process of its own.
 
-Knows no network, no Ray and no Redis. The engine is a process of its own (``server``); the front
-that speaks for it holds an ``EngineClient`` and stays without torch: ``client``, ``messages``,
-``channel``, ``arena``, ``pieces`` and ``config`` import none.
+It knows no network, no Ray and no Redis. The worker process that speaks for it holds an
+``EngineClient`` (engine/process) and imports no torch: engine/ipc, engine/scheduling, and in
+engine/process and engine/kv_cache the modules client, session, kv_format and block_manager.
 """

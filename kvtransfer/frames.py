@@ -1,4 +1,4 @@
-"""A frame: one piece of KV on the wire, and everything needed to refuse it.
+"""The format of a KV frame, and every check of one: a frame is one piece of KV on the wire.
 
     magic      4s   b"BKV1"
     transfer   16s  drawn by the receiver for each attempt
@@ -13,8 +13,9 @@
     checksum   u64  XXH3 of all the above and the payload
     payload
 
-Little-endian. Both ends derive the same list of pieces from the request, so that a frame is checked
-against the very piece that is due, not against bounds.
+Numbers are little-endian. Both ends derive the same list of pieces from the request, so a frame is
+compared with the one piece that is due, not with bounds. ``KVServer`` packs frames; ``KVPull``
+checks them with ``unpack_frame`` and ``ExpectedFrames.check``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from engine.kv_cache.kv_format import Codec, Piece
+from engine.kv_cache.kv_format import Codec, KVPiece
 from protocol.errors import TransferFailed
 
 _HEAD = struct.Struct("<4s16sIHHIIB3xI")
@@ -35,11 +36,11 @@ _MAGIC: Final = b"BKV1"
 
 
 class FrameHeader(msgspec.Struct, frozen=True):
-    """What a frame says of itself."""
+    """Header of a frame, without magic and checksum."""
 
     transfer: bytes
     sequence: int
-    piece: Piece
+    piece: KVPiece
     nbytes: int
     codec: int = Codec.RAW
 
@@ -50,8 +51,8 @@ def _checksum(head: bytes, payload: memoryview | bytes) -> int:
     return int(digest.intdigest())
 
 
-def pack(header: FrameHeader, payload: memoryview | bytes) -> bytes:
-    """The frame as bytes: one copy of the payload."""
+def pack_frame(header: FrameHeader, payload: memoryview | bytes) -> bytes:
+    """Return the frame as bytes; this copies the payload once."""
     p = header.piece
     head = _HEAD.pack(
         _MAGIC,
@@ -67,8 +68,9 @@ def pack(header: FrameHeader, payload: memoryview | bytes) -> bytes:
     return b"".join((head, _SUM.pack(_checksum(head, payload)), payload))
 
 
-def unpack(data: bytes) -> tuple[FrameHeader, memoryview]:
-    """Header and payload of a frame. Raises TransferFailed when it is not whole."""
+def unpack_frame(data: bytes) -> tuple[FrameHeader, memoryview]:
+    """Return header and payload of a frame. Raises TransferFailed when length, magic or checksum
+    are wrong."""
     if len(data) < HEADER_BYTES:
         raise TransferFailed(f"a frame has at least {HEADER_BYTES} bytes, this one {len(data)}")
     view = memoryview(data)
@@ -81,17 +83,18 @@ def unpack(data: bytes) -> tuple[FrameHeader, memoryview]:
         raise TransferFailed(f"frame {sequence} says {nbytes} bytes and has {len(payload)}")
     if checksum != _checksum(data[: _HEAD.size], payload):
         raise TransferFailed(f"frame {sequence} does not match its checksum")
-    piece = Piece(layer, layers, block, blocks)
+    piece = KVPiece(layer, layers, block, blocks)
     return FrameHeader(transfer, sequence, piece, nbytes, codec), payload
 
 
-class Expectation:
-    """The frames that one transfer must bring, in order."""
+class ExpectedFrames:
+    """The frames that one transfer must bring, in order. ``PrefillRunCall`` creates it; ``KVPull``
+    checks every frame with it."""
 
     def __init__(
         self,
         transfer: bytes,
-        pieces: list[Piece],
+        pieces: list[KVPiece],
         block_layer_bytes: int,
         codec: Codec = Codec.RAW,
     ) -> None:
@@ -110,7 +113,7 @@ class Expectation:
         return self._next == len(self._pieces)
 
     def check(self, header: FrameHeader) -> None:
-        """Accept ``header`` as the next frame. Raises TransferFailed for any other."""
+        """Accept ``header`` if it is exactly the next frame. Raises TransferFailed otherwise."""
         if header.transfer != self.transfer:
             raise TransferFailed("a frame of another transfer")
         if self.complete:

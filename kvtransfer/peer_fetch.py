@@ -1,10 +1,11 @@
-"""Cached blocks of another worker, brought into the prefix cache of this one.
+"""Brings blocks that another worker has cached into the prefix cache of this one.
 
-    Import --Importing--> Prefill.Run(cached_only) --started--> PullKV: frames --> Ingest
-       last frame in, or something went wrong --> Adopt --Adopted--> found by whoever comes next
+    Import --ImportStarted--> Prefill.Run(cached_only) --started--> KV stream: frames --> Ingest
+       last frame in, or a failure --> EndImport --ImportEnded--> the blocks are in the cache
 
-A fetch spares work, and nothing depends on it: whatever becomes of it, the request goes on with
-what is cached then. The engine ends an import itself when others need its pages.
+A fetch saves computation, and correctness does not depend on it: whether it succeeds or not, the
+request goes on with what is cached then. The engine ends an import itself when other sequences need
+its pages. Decode and prefill workers fetch before they compute, where the router names a source.
 """
 
 from __future__ import annotations
@@ -15,66 +16,70 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.ipc import messages as m
-from kvtransfer.prefill_call import Control
-from kvtransfer.receiver_context import Links
+from kvtransfer.prefill_call import PrefillRunCall
+from kvtransfer.receiver_context import ReceiverContext
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import TransferFailed
-from protocol.requests import Finish, Logprobs, Request, Sampling
+from protocol.requests import Finish, Logprobs, Request
+from protocol.sampling_params import SamplingParams
 from protocol.wire import wire_pb2 as pb
 
 log = logging.getLogger("baton.kv")
 
 FETCH_S = 20.0
-"""All of a fetch; what comes later is computed sooner."""
+"""Limit of a whole fetch; computing the blocks is quicker than anything that takes longer."""
 
 START_S = 2.0
 """From the call to ``started``: the other engine only looks into its cache."""
 
 FRAME_S = 2.0
-"""The longest gap between frames: every one of them is there to be sent."""
+"""The longest gap between frames: all of them are ready to be sent."""
 
-ADOPT_S = 5.0
-"""How long the engine may take to answer in the end; it does so at its next step boundary."""
-
-Mark = Callable[[str], None]
-"""Told of ``fetch_started`` and ``fetch_done``, the latter only when something came."""
+END_IMPORT_S = 5.0
+"""How long the engine may take to end the import; it does so at its next step boundary."""
 
 
-class Fetch:
-    """One fetch of what ``source`` is thought to have of a request's context. A Listener of its
-    import."""
+class PeerFetch:
+    """One fetch of the blocks of a request's context that ``source`` probably has. It is the
+    SequenceListener of its import; ``run`` is all of its life."""
 
     def __init__(
-        self, links: Links, handle: int, request: Request, source: pb.Fetch, mark: Mark
+        self,
+        context: ReceiverContext,
+        handle: int,
+        request: Request,
+        source: pb.Fetch,
+        mark: Callable[[str], None],
     ) -> None:
-        self._links = links
+        """``mark`` is called with fetch_started, and with fetch_done only when blocks came."""
+        self._context = context
         self._handle = handle
         self._request = request
         self._source = source
         self._mark = mark
-        self._here: m.Importing | None = None
-        self._looked_up = asyncio.Event()
-        self._adopted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._import: m.ImportStarted | None = None
+        self._import_started = asyncio.Event()
+        self._cached_tokens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Until the blocks are cached here, or will not be."""
-        wanted = leading(self._request, self._source.blocks)
-        session = self._links.session
-        if not wanted.prompt or not session.alive:
+        """Return when the blocks are cached here, or will not be."""
+        blocks = leading_blocks(self._request, self._source.blocks)
+        session = self._context.session
+        if not blocks.prompt or not session.alive:
             return
         session.attach(self._handle, self)
-        session.send(m.Import(self._handle, wanted))
+        session.send(m.Import(self._handle, blocks))
         try:
-            if await self._bring(wanted):
+            if await self._import_blocks(blocks):
                 self._mark("fetch_done")
         finally:
             session.detach(self._handle)
-            session.send(m.Adopt(self._handle))
+            session.send(m.EndImport(self._handle))
 
-    async def _bring(self, wanted: Request) -> bool:
-        """Whether more is cached now than before."""
-        transfer = asyncio.create_task(self._transfer(wanted))
-        first: list[asyncio.Future[Any]] = [transfer, self._adopted]
+    async def _import_blocks(self, blocks: Request) -> bool:
+        """Return whether more is cached than before."""
+        transfer = asyncio.create_task(self._transfer(blocks))
+        first: list[asyncio.Future[Any]] = [transfer, self._cached_tokens]
         try:
             await asyncio.wait(first, timeout=FETCH_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -83,53 +88,53 @@ class Fetch:
         if not transfer.cancelled() and (error := transfer.exception()) is not None:
             bug = None if isinstance(error, TransferFailed) else error
             log.warning("request %s: a fetch failed: %s", self._request.id, error, exc_info=bug)
-        self._links.session.send(m.Adopt(self._handle))
-        await asyncio.wait([self._adopted], timeout=ADOPT_S)
-        if not self._adopted.done() or self._here is None:
+        self._context.session.send(m.EndImport(self._handle))
+        await asyncio.wait([self._cached_tokens], timeout=END_IMPORT_S)
+        if not self._cached_tokens.done() or self._import is None:
             return False
-        return self._adopted.result() > self._here.cached_blocks * BLOCK_TOKENS
+        return self._cached_tokens.result() > self._import.cached_blocks * BLOCK_TOKENS
 
-    async def _transfer(self, wanted: Request) -> None:
-        """Bring the missing blocks in, as far as there is room. Raises TransferFailed."""
+    async def _transfer(self, blocks: Request) -> None:
+        """Receive the missing blocks, as far as there are pages. Raises TransferFailed."""
         source = self._source
-        call = self._links.prefillers.run(source.endpoint)  # opens while the engine looks
-        control = Control(self._links, self._mark)
-        async with control.over(call):
-            await self._looked_up.wait()
-            here = self._here
+        stream = self._context.channels.open_call(source.endpoint)  # opens while the engine looks
+        call = PrefillRunCall(self._context, stream, self._mark)
+        async with call.running():
+            await self._import_started.wait()
+            here = self._import
             assert here is not None
             if here.blocks <= here.cached_blocks:
                 return
             self._mark("fetch_started")
-            wanted = leading(wanted, here.blocks)
-            await control.open(call, wanted, source.instance, here.cached_blocks, cached_only=True)
+            blocks = leading_blocks(blocks, here.blocks)
+            await call.start(blocks, source.instance, here.cached_blocks, cached_only=True)
             async with asyncio.timeout(START_S):
-                started = (await control.next("started")).started
-            there = min(started.cached_tokens // BLOCK_TOKENS, here.blocks)
-            if there <= here.cached_blocks:
+                started = (await call.next_event("started")).started
+            available = min(started.cached_tokens // BLOCK_TOKENS, here.blocks)
+            if available <= here.cached_blocks:
                 raise TransferFailed("the other worker does not have the blocks any more")
-            incoming = control.incoming(self._handle, here.cached_blocks, there)
-            receiving = asyncio.create_task(incoming.run(source.kv_endpoint))
+            inbound = call.inbound_transfer(self._handle, here.cached_blocks, available)
+            receiving = asyncio.create_task(inbound.run(source.kv_endpoint))
             try:
-                with self._links.traffic.tails.waiting(lambda: incoming.bytes):
-                    await control.watch(receiving, incoming, FRAME_S)
+                with self._context.traffic.kv_wait.waiting(lambda: inbound.bytes):
+                    await call.wait_for_kv(receiving, inbound, FRAME_S)
             except TransferFailed:
-                incoming.broke()
+                inbound.count_failure()
                 raise
             finally:
-                call.cancel()  # first of all: the other worker's pages are free
+                stream.cancel()  # first: it frees the pages of the other worker
                 receiving.cancel()
                 await asyncio.wait([receiving])
 
-    # ---- what the engine says ---------------------------------------------------------------
+    # ---- events of the engine ---------------------------------------------------------------
 
     def on_event(self, event: m.Event) -> None:
-        if isinstance(event, m.Importing):
-            self._here = event
-            self._looked_up.set()
-        elif isinstance(event, m.Adopted):
+        if isinstance(event, m.ImportStarted):
+            self._import = event
+            self._import_started.set()
+        elif isinstance(event, m.ImportEnded):
             self._end(event.cached_tokens)
-        elif isinstance(event, m.Refused):
+        elif isinstance(event, m.RequestRefused):
             self._end(0)
 
     def on_token(self, token: int, finish: Finish, logprobs: Logprobs | None) -> None:
@@ -139,17 +144,17 @@ class Fetch:
         self._end(0)
 
     def _end(self, cached_tokens: int) -> None:
-        if not self._adopted.done():
-            self._adopted.set_result(cached_tokens)
+        if not self._cached_tokens.done():
+            self._cached_tokens.set_result(cached_tokens)
 
 
-def leading(request: Request, blocks: int) -> Request:
-    """The first full blocks of the context, at most ``blocks``, as a prompt."""
+def leading_blocks(request: Request, blocks: int) -> Request:
+    """Return a request whose prompt is the first full blocks of the context, at most ``blocks``."""
     tokens = min(blocks, len(request.context) // BLOCK_TOKENS) * BLOCK_TOKENS
     return Request(
         id=request.id,
         prompt=request.context[:tokens],
-        sampling=Sampling(max_tokens=1),
+        sampling=SamplingParams(max_tokens=1),
         cache_root=request.cache_root,
         priority=request.priority,
     )

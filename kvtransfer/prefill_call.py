@@ -1,4 +1,10 @@
-"""The control call of one transfer (``Prefill.Run``), as its receiver drives it."""
+"""The receiver's end of one Prefill.Run call: the control call that goes with a KV transfer.
+
+    start --> accepted --> (fetching) --> started --> first_token --> sent
+      credits flow to the other worker meanwhile, and signs of life come back
+
+``decode_worker.handover`` and ``PeerFetch`` drive it; the other end is prefill_worker/service.py.
+"""
 
 from __future__ import annotations
 
@@ -10,64 +16,67 @@ from typing import Any, TypeVar
 
 import grpc
 
-from engine.kv_cache.kv_format import cut
-from kvtransfer.frames import Expectation
-from kvtransfer.inbound_transfer import Incoming
-from kvtransfer.prefill_channels import PrefillCall
-from kvtransfer.receiver_context import Links
+from engine.kv_cache.kv_format import split_into_pieces
+from kvtransfer.frames import ExpectedFrames
+from kvtransfer.inbound_transfer import InboundTransfer
+from kvtransfer.prefill_channels import PrefillStream
+from kvtransfer.receiver_context import ReceiverContext
 from kvtransfer.sender import TRANSFER_BYTES
 from protocol.errors import PeerLost, TransferFailed
-from protocol.liveness import SILENCE_S, Silence
-from protocol.requests import Request, to_wire
+from protocol.liveness import SILENCE_S, SilenceDetector
+from protocol.requests import Request, request_to_wire
 from protocol.wire import wire_pb2 as pb
 
 ACCEPT_S = 2.0
-"""A worker that has not accepted by then is passed over."""
+"""A worker that has not accepted the call by then counts as lost."""
 
-_WHY_S = 0.1  # for the reason of a failure to arrive
+_REASON_S = 0.1
+"""How long a failed KV stream waits for the control call to fail, too, and give the reason."""
 
 T = TypeVar("T")
 
 
-class Control:
-    """One transfer: its id, its messages, its credits."""
+class PrefillRunCall:
+    """One Prefill.Run call on ``stream``: its transfer id, its events, its credits.
 
-    def __init__(self, links: Links, mark: Callable[[str], None]) -> None:
-        self._links = links
-        self._mark = mark  # told what happens at the other worker
+    ``mark`` is called with the stages of a fetch that the other worker makes first: fetch_started,
+    fetch_done."""
+
+    def __init__(
+        self, context: ReceiverContext, stream: PrefillStream, mark: Callable[[str], None]
+    ) -> None:
+        self._context = context
+        self._stream = stream
+        self._mark = mark
         self._transfer = secrets.token_bytes(TRANSFER_BYTES)
-        self._frame_bytes = links.session.arena.shape.slot_bytes
+        self._frame_bytes = context.session.arena.shape.slot_bytes
         self._credits = 0
-        self._credit_due = asyncio.Event()
+        self._credits_due = asyncio.Event()
         self._accepted = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._silence = Silence()
+        self._silence = SilenceDetector()
         self._events: asyncio.Queue[pb.PrefillEvent] = asyncio.Queue()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def incoming(self, handle: int, first_block: int, end_block: int) -> Incoming:
-        """The KV side, for these blocks of the sequence ``handle``."""
-        links = self._links
-        ready = links.session.ready
+    def inbound_transfer(self, handle: int, first_block: int, end_block: int) -> InboundTransfer:
+        """Create the KV side, for blocks ``first_block .. end_block`` of the sequence
+        ``handle``."""
+        context = self._context
+        ready = context.session.ready
         assert ready is not None
-        size = ready.kv.page_layer_bytes(links.codec)
-        pieces = cut(first_block, end_block, ready.kv.layers, size, self._frame_bytes)
-        expectation = Expectation(self._transfer, pieces, size, links.codec)
-        return Incoming(
-            links.session,
-            links.slots,
-            links.sink,
-            handle,
-            expectation,
-            self._grant,
-            links.traffic,
-        )
+        size = ready.kv.page_layer_bytes(context.codec)
+        pieces = split_into_pieces(first_block, end_block, ready.kv.layers, size, self._frame_bytes)
+        expected = ExpectedFrames(self._transfer, pieces, size, context.codec)
+        return InboundTransfer(context, handle, expected, self._grant_credit)
 
     @contextlib.asynccontextmanager
-    async def over(self, call: PrefillCall) -> AsyncIterator[None]:
-        """Use ``call``, and end it. Raises TransferFailed for whatever goes wrong with it."""
-        self._begin(self._send_credits(call))
-        self._begin(self._listen(call))
+    async def running(self) -> AsyncIterator[None]:
+        """Read events and send credits while the body runs, then cancel the call.
+
+        Raises TransferFailed for everything that goes wrong with the call, PeerLost if the other
+        worker died."""
+        self._run_task(self._send_credits())
+        self._run_task(self._read_events())
         try:
             yield
         except grpc.aio.AioRpcError as error:
@@ -75,26 +84,23 @@ class Control:
         except TimeoutError as error:
             raise TransferFailed("prefill: no progress within the deadline") from error
         except TransferFailed:
-            # KV and control break together when the other end dies; control says why.
-            await asyncio.wait([self._over], timeout=_WHY_S)
-            self._raise_if_lost()
+            # KV stream and control call break together when the other worker dies; the control
+            # call gives the reason.
+            await asyncio.wait([self._over], timeout=_REASON_S)
+            if self._over.done() and isinstance(reason := self._over.exception(), PeerLost):
+                raise reason from None
             raise
         finally:
             for task in self._tasks:
                 task.cancel()
-            call.cancel()
+            self._stream.cancel()
             self._over.cancel()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(work))
 
-    def _raise_if_lost(self) -> None:
-        if self._over.done() and isinstance(error := self._over.exception(), PeerLost):
-            raise error
-
-    async def open(
+    async def start(
         self,
-        call: PrefillCall,
         request: Request,
         instance: str,
         skip_blocks: int,
@@ -102,34 +108,36 @@ class Control:
         cached_only: bool = False,
         fetch: pb.Fetch | None = None,
     ) -> None:
-        """Until the other worker has accepted."""
-        ready = self._links.session.ready
+        """Ask the other worker for the KV of the request's context from block ``skip_blocks`` on,
+        and return when it has accepted. Raises PeerLost when it does not answer."""
+        ready = self._context.session.ready
         assert ready is not None
         start = pb.PrefillStart(
             model=ready.kv_identity,
             cached_only=cached_only,
             fetch=fetch,
-            request=to_wire(request),
+            request=request_to_wire(request),
             instance=instance,
             transfer=self._transfer.hex(),
             skip_blocks=skip_blocks,
             frame_bytes=self._frame_bytes,
-            codec=self._links.codec,
+            codec=self._context.codec,
         )
-        self._begin(self._watch())
+        self._run_task(self._watch_for_silence())
         try:
             async with asyncio.timeout(ACCEPT_S):
-                with contextlib.suppress(asyncio.InvalidStateError):  # over already: for a reason
-                    await call.write(pb.PrefillCall(start=start))
-                await self.next("accepted")
+                # A call that is over already gives its reason through ``next_event``.
+                with contextlib.suppress(asyncio.InvalidStateError):
+                    await self._stream.write(pb.PrefillCall(start=start))
+                await self.next_event("accepted")
         except TimeoutError as error:
             raise PeerLost(f"prefill: no answer within {ACCEPT_S:g} s", at_work=False) from error
         self._accepted = True
 
-    async def next(self, kind: str) -> pb.PrefillEvent:
-        """The next event, which must be ``kind``; others may only tell of progress."""
+    async def next_event(self, kind: str) -> pb.PrefillEvent:
+        """Return the next event, which must be ``kind`` unless it only reports progress."""
         while True:
-            event = await beside(self._events.get(), self._over)
+            event = await guarded_by(self._over, self._events.get())
             came = event.WhichOneof("body")
             if came == kind:
                 return event
@@ -138,23 +146,37 @@ class Control:
             elif came != "sent":
                 raise TransferFailed(f"prefill: {came} came, {kind} was due")
 
+    async def wait_for_kv(
+        self, receiving: asyncio.Task[None], inbound: InboundTransfer, frame_s: float
+    ) -> None:
+        """Return when ``receiving`` is done. Raises TransferFailed when the call ends first, or
+        when the sender holds a credit for ``frame_s`` seconds and sends nothing."""
+        while not receiving.done():
+            await asyncio.wait(
+                [receiving, self._over], timeout=0.5, return_when=asyncio.FIRST_COMPLETED
+            )
+            if self._over.done() and not receiving.done():
+                self._over.result()  # raises
+            if inbound.window.stalled_s() > frame_s:
+                raise TransferFailed(f"no KV frame for {frame_s:g} s")
+
     # ---- signs of life ----------------------------------------------------------------------
 
-    async def _listen(self, call: PrefillCall) -> None:
-        """Take events as they come: whoever waits for one, silence is noticed."""
+    async def _read_events(self) -> None:
+        """Read events as they come, so that silence is noticed also while no caller waits."""
         try:
-            while isinstance(event := await call.read(), pb.PrefillEvent):
+            while isinstance(event := await self._stream.read(), pb.PrefillEvent):
                 self._silence.heard()
                 if not event.HasField("alive"):
                     self._events.put_nowait(event)
-            raise TransferFailed(f"prefill: the call ended: {await call.details()}")
+            raise TransferFailed(f"prefill: the call ended: {await self._stream.details()}")
         except grpc.aio.AioRpcError as error:
             self._end(self._failure(error))
         except TransferFailed as error:
             self._end(error)
 
-    async def _watch(self) -> None:
-        await self._silence.lasts(SILENCE_S)
+    async def _watch_for_silence(self) -> None:
+        await self._silence.wait_for_silence(SILENCE_S)
         self._end(PeerLost(f"prefill: silent for {SILENCE_S:g} s", at_work=self._accepted))
 
     def _end(self, error: TransferFailed) -> None:
@@ -167,50 +189,36 @@ class Control:
             return PeerLost(text, at_work=True)
         return TransferFailed(text)
 
-    async def watch(
-        self, receiving: asyncio.Task[None], incoming: Incoming, frame_s: float
-    ) -> None:
-        """Wait for the last frame, but not for a sender that has gone quiet for ``frame_s``, or
-        whose call is over."""
-        while not receiving.done():
-            await asyncio.wait(
-                [receiving, self._over], timeout=0.5, return_when=asyncio.FIRST_COMPLETED
-            )
-            if self._over.done() and not receiving.done():
-                self._over.result()  # raises
-            if incoming.window.stalled_s() > frame_s:
-                raise TransferFailed(f"no KV frame for {frame_s:g} s")
-
     # ---- credits ----------------------------------------------------------------------------
 
-    def _grant(self) -> None:
+    def _grant_credit(self) -> None:
         self._credits += 1
-        self._credit_due.set()
+        self._credits_due.set()
 
-    async def _send_credits(self, call: PrefillCall) -> None:
-        """One message for all the credits of a turn of the loop. A call that is over says so to
-        whoever reads from it."""
+    async def _send_credits(self) -> None:
+        """Send all credits of one turn of the event loop in one message. When the call is over,
+        reading from it gives the reason."""
         try:
             while True:
-                await self._credit_due.wait()
-                self._credit_due.clear()
+                await self._credits_due.wait()
+                self._credits_due.clear()
                 granted, self._credits = self._credits, 0
-                await call.write(pb.PrefillCall(credits=granted))
+                await self._stream.write(pb.PrefillCall(credits=granted))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return
 
 
-async def beside(main: Coroutine[Any, Any, T], other: asyncio.Future[None]) -> T:
-    """Await ``main``; when ``other`` fails first, fail with its error."""
-    task = asyncio.ensure_future(main)
+async def guarded_by(guard: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``; raise the error of ``guard`` as soon as that fails."""
+    task = asyncio.ensure_future(work)
     try:
-        both: list[asyncio.Future[Any]] = [task, other]
+        both: list[asyncio.Future[Any]] = [task, guard]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if other.done() and (error := other.exception()) is not None:
+        if guard.done() and (error := guard.exception()) is not None:
             raise error
         return await task
     finally:
         if not task.done():
             task.cancel()
         elif not task.cancelled():
-            task.exception()  # seen, also where the other one's error went first
+            task.exception()  # retrieved, also where the error of the guard was raised

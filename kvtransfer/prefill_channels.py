@@ -1,4 +1,4 @@
-"""Control channels to prefill workers."""
+"""gRPC channels to other workers: a cache of them, and those on which Prefill.Run is called."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from typing import Generic, TypeAlias, TypeVar
 
 import grpc
 
-from protocol.endpoints.grpc_endpoints import LOOPBACK, Security
-from protocol.security import cluster_token
+from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY, EndpointSecurity
+from protocol.security.cluster_token import token_metadata
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
 
-# MERGED kvtransfer.channels
-# One gRPC channel for each endpoint, while it is in use.
-
 IDLE_S = 600.0
-"""Longer than any call lasts: a channel that nobody has asked for since then serves no one. Workers
-that restart come back on other ports, and what led to the old ones would pile up."""
+"""A channel that has not been used for so long is closed; no call lasts longer. Workers that
+restart come back on other ports, and the channels to the old ports would pile up."""
+
+SUSPECT_S = 5.0
+"""How long a worker that was found dead or silent gets no new prefill; after that its record has
+expired in Redis."""
 
 C = TypeVar("C")
 
+PrefillStream: TypeAlias = "grpc.aio.StreamStreamCall[pb.PrefillCall, pb.PrefillEvent]"
 
-class Channels(Generic[C]):
-    """Opens channels when first asked for, and closes those that have been idle."""
+
+class ChannelCache(Generic[C]):
+    """One channel for each endpoint, opened when it is first used and closed when it is idle."""
 
     def __init__(
         self,
@@ -39,8 +42,8 @@ class Channels(Generic[C]):
         self._channels: OrderedDict[tuple[str, int], tuple[C, float]] = OrderedDict()
 
     def get(self, endpoint: str, version: int = 0) -> C:
-        """The channel to ``endpoint`` (host:port). With another ``version`` it is another one; what
-        runs on the old one goes on."""
+        """Return the channel to ``endpoint`` (host:port). Another ``version`` gets another channel;
+        calls on the old one go on."""
         now, key = self._clock(), (endpoint, version)
         channel, _ = self._channels.pop(key, (None, 0.0))
         if channel is None:
@@ -52,49 +55,44 @@ class Channels(Generic[C]):
         return channel
 
     def drain(self) -> list[C]:
-        """All of them, to be closed by the caller; none is kept."""
+        """Forget all channels and return them; the caller closes them."""
         channels = [channel for channel, _ in self._channels.values()]
         self._channels.clear()
         return channels
 
 
-SUSPECT_S = 5.0
-"""For so long nobody turns to a worker that was found silent; the directory lists it no longer."""
+class PrefillChannels:
+    """Opens Prefill.Run calls, and remembers which workers were found dead. A worker has one."""
 
-PrefillCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.PrefillCall, pb.PrefillEvent]"
-
-
-class Prefillers:
-    """One channel for each endpoint, opened when first needed."""
-
-    def __init__(self, token: str, security: Security = LOOPBACK) -> None:
-        self._metadata = cluster_token.metadata(token)
+    def __init__(self, token: str, security: EndpointSecurity = LOOPBACK_ONLY) -> None:
+        self._metadata = token_metadata(token)
         self._security = security
-        self._channels = Channels(security.async_channel, self._retire)
+        self._channels = ChannelCache(security.async_channel, self._close_later)
         self._closing: set[asyncio.Task[None]] = set()
-        self._suspected: dict[str, float] = {}  # endpoint -> until when
+        self._suspected_until: dict[str, float] = {}  # by endpoint
 
     def suspect(self, endpoint: str) -> None:
-        """Somebody found that the worker there died or stands still."""
+        """Record that the worker there was found dead or silent."""
         now = time.monotonic()
-        self._suspected = {e: until for e, until in self._suspected.items() if until > now}
-        self._suspected[endpoint] = now + SUSPECT_S
+        self._suspected_until = {e: t for e, t in self._suspected_until.items() if t > now}
+        self._suspected_until[endpoint] = now + SUSPECT_S
 
-    def suspected(self, endpoint: str) -> bool:
-        """Whether to ask somebody else for the moment."""
-        if time.monotonic() > self._suspected.get(endpoint, 0.0):
-            self._suspected.pop(endpoint, None)
+    def is_suspected(self, endpoint: str) -> bool:
+        """Return whether the worker there was found dead or silent in the last SUSPECT_S."""
+        if time.monotonic() > self._suspected_until.get(endpoint, 0.0):
+            self._suspected_until.pop(endpoint, None)
             return False
         return True
 
-    def run(self, endpoint: str) -> PrefillCall:
-        """Open a Prefill.Run call; whoever opens it cancels it. Raises TransferFailed for an
-        endpoint that may not be dialled."""
+    def open_call(self, endpoint: str) -> PrefillStream:
+        """Open a Prefill.Run call, which the caller must cancel.
+
+        Raises TransferFailed for an endpoint that may not be dialled."""
         channel = self._channels.get(endpoint, self._security.version)
         stub: rpc.PrefillAsyncStub = rpc.PrefillStub(channel)
         return stub.Run(metadata=self._metadata)
 
-    def _retire(self, channel: grpc.aio.Channel) -> None:
+    def _close_later(self, channel: grpc.aio.Channel) -> None:
         closing = asyncio.create_task(channel.close(), name="idle channel")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

@@ -1,4 +1,5 @@
-"""What a worker needs to receive KV: shared by everybody who receives on it."""
+"""What the KV transfers into one worker share. ``Worker`` creates the one ``KVReceiver``; the
+Decode and the Prefill service ask it for the context of the engine session that serves now."""
 
 from __future__ import annotations
 
@@ -6,45 +7,53 @@ from dataclasses import dataclass
 
 from engine.kv_cache.kv_format import Codec
 from engine.process.client import EngineClient
-from engine.process.session import Session
-from kvtransfer.codec_choice import TrafficCounter, Wanted, choose
-from kvtransfer.prefill_channels import Prefillers
-from kvtransfer.receiver import InboundSlots, KVSink
+from engine.process.session import EngineSession
+from kvtransfer.codec_choice import CodecChoice, choose_codec
+from kvtransfer.credits import InboundSlots
+from kvtransfer.prefill_channels import PrefillChannels
+from kvtransfer.receiver import KVClient
+from kvtransfer.transfer_metrics import TrafficCounter
 
 
 @dataclass(frozen=True)
-class Links:
-    """What transfers into one engine session share."""
+class ReceiverContext:
+    """What all transfers into one engine session share."""
 
-    session: Session
+    session: EngineSession
     slots: InboundSlots
-    sink: KVSink
-    prefillers: Prefillers
+    client: KVClient
+    channels: PrefillChannels
     codec: Codec
     traffic: TrafficCounter
 
 
-class Receiver:
-    """The receiving end of a worker, whichever engine process serves it. Event loop only."""
+class KVReceiver:
+    """The receiving end of a worker, which outlives its engine processes. Event loop only."""
 
     def __init__(
-        self, engine: EngineClient, sink: KVSink, prefillers: Prefillers, codec: Wanted
+        self,
+        engine: EngineClient,
+        client: KVClient,
+        channels: PrefillChannels,
+        codec: CodecChoice,
     ) -> None:
         self._engine = engine
-        self._sink = sink
-        self._prefillers = prefillers
+        self._client = client
+        self._channels = channels
         self._codec = codec
         self.traffic = TrafficCounter()
-        self._slots: tuple[Session, InboundSlots] | None = None
+        self._slots: tuple[EngineSession, InboundSlots] | None = None
 
-    def links(self) -> Links:
-        """For the engine session that serves now; there is one."""
+    def context(self) -> ReceiverContext:
+        """Return the context of the engine session that serves now; there must be one."""
         session = self._engine.current
         assert session is not None and session.ready is not None
         if self._slots is None or self._slots[0] is not session:
             self._slots = (session, InboundSlots(session))
-        codec = choose(session.ready.kv, self._codec)
-        return Links(session, self._slots[1], self._sink, self._prefillers, codec, self.traffic)
+        codec = choose_codec(session.ready.kv, self._codec)
+        return ReceiverContext(
+            session, self._slots[1], self._client, self._channels, codec, self.traffic
+        )
 
     async def close(self) -> None:
-        await self._prefillers.close()
+        await self._channels.close()

@@ -1,11 +1,12 @@
-"""The sending end: serves ``/baton.v1.KV/Pull`` from outlets that prefills fill.
+"""The KV server of a worker: streams the KV of prefills to the workers that pull it.
 
-    engine --Frame--> prefill service --put--> Outlet --queue--> Pull's thread --bytes--> receiver
-                                                                    |
-                                     slot given back <--------------+
+    engine --KVFrame--> prefill service --put--> OutboundTransfer --queue--> thread --> receiver
+                                                                     |
+                                     slot given back <---------------+
 
-Payload is raw bytes on threads of its own: protobuf and the event loop would cost more than the
-copy. An outlet lives as long as its Prefill call; a Pull that finds none is refused.
+Receivers call ``/baton.v1.KV/Pull`` with a transfer id. The payload is raw bytes on threads of its
+own, because protobuf and the event loop would cost more than the copy. A transfer exists as long as
+its Prefill.Run call; a Pull that finds none is refused.
 """
 
 from __future__ import annotations
@@ -17,46 +18,47 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from engine.ipc.messages import Frame
+from engine.ipc.messages import KVFrame
 from engine.kv_cache.kv_format import Codec
-from kvtransfer.frames import FrameHeader, pack
-from protocol.endpoints.grpc_endpoints import LOOPBACK, Security, server_options
+from kvtransfer.frames import FrameHeader, pack_frame
+from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY, EndpointSecurity, server_options
 from protocol.security.cluster_token import TokenGuard
 
 SERVICE = "baton.v1.KV"
-PULL = f"/{SERVICE}/Pull"
+PULL_METHOD = f"/{SERVICE}/Pull"
 TRANSFER_BYTES = 16
 MAX_PULLS = 256
 _POLL_S = 0.5
 
 
-class Outlet:
-    """Frames of one transfer on their way to the thread that sends them."""
+class OutboundTransfer:
+    """The frames of one transfer on their way to the thread that sends them. ``KVServer`` creates
+    it when a Prefill.Run call opens, and closes it when the call ends."""
 
     def __init__(
-        self, transfer: bytes, view: Callable[[int, int], memoryview], codec: Codec
+        self, transfer: bytes, slot_view: Callable[[int, int], memoryview], codec: Codec
     ) -> None:
         self.transfer = transfer
+        self.pulled = False  # a transfer is pulled once
         self._codec = codec
-        self.taken = False
-        self._view = view
-        self._queue: queue.SimpleQueue[tuple[Frame, Callable[[], None]] | None] = (
+        self._slot_view = slot_view
+        self._queue: queue.SimpleQueue[tuple[KVFrame, Callable[[], None]] | None] = (
             queue.SimpleQueue()
         )
 
-    def put(self, frame: Frame, release: Callable[[], None]) -> None:
-        """Hand over a filled slot; ``release`` is called once, from another thread, when the
-        slot's content has been copied or is no longer wanted."""
+    def put(self, frame: KVFrame, release: Callable[[], None]) -> None:
+        """Send a filled slot. ``release`` is called once, from another thread, when the content of
+        the slot has been copied or is no longer needed."""
         self._queue.put((frame, release))
 
     def close(self) -> None:
-        """The Prefill call is over: release what was not sent, and end the sending thread."""
-        self._discard()
+        """Release the slots that were not sent, and end the sending thread."""
+        self._release_unsent()
         self._queue.put(None)
 
-    def frames(self, active: Callable[[], bool]) -> Iterator[bytes]:
-        """Packed frames until the last one, or until the outlet is closed."""
-        while active():
+    def frames(self, is_active: Callable[[], bool]) -> Iterator[bytes]:
+        """Yield packed frames until the last one has been sent or the transfer is closed."""
+        while is_active():
             try:
                 item = self._queue.get(timeout=_POLL_S)
             except queue.Empty:
@@ -68,14 +70,14 @@ class Outlet:
                 self.transfer, frame.sequence, frame.piece, frame.nbytes, self._codec
             )
             try:
-                data = pack(header, self._view(frame.slot, frame.nbytes))
+                data = pack_frame(header, self._slot_view(frame.slot, frame.nbytes))
             finally:
                 release()
             yield data
             if frame.last:
                 return
 
-    def _discard(self) -> None:
+    def _release_unsent(self) -> None:
         while True:
             try:
                 item = self._queue.get_nowait()
@@ -85,13 +87,14 @@ class Outlet:
                 item[1]()
 
 
-class KVSource:
-    """The KV server of a worker, and the outlets that it may serve now."""
+class KVServer:
+    """Serves the open outbound transfers of a worker. A worker has one, whichever engine process it
+    runs."""
 
-    def __init__(self, token: str, security: Security = LOOPBACK) -> None:
+    def __init__(self, token: str, security: EndpointSecurity = LOOPBACK_ONLY) -> None:
         self._security = security
         self._lock = threading.Lock()
-        self._outlets: dict[bytes, Outlet] = {}
+        self._transfers: dict[bytes, OutboundTransfer] = {}
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="kv-pull"),
             options=server_options(),
@@ -105,7 +108,7 @@ class KVSource:
         )
 
     def start(self, host: str, port: int) -> str:
-        """Listen; returns host:port. Raises StartupError, as when the port is taken."""
+        """Listen and return host:port. Raises StartupError, for instance when the port is taken."""
         endpoint = self._security.listen(self._server, host, port, "KV")
         self._server.start()
         return endpoint
@@ -116,26 +119,29 @@ class KVSource:
     def open(
         self,
         transfer: bytes,
-        view: Callable[[int, int], memoryview],
+        slot_view: Callable[[int, int], memoryview],
         codec: Codec = Codec.RAW,
-    ) -> Outlet:
-        outlet = Outlet(transfer, view, codec)
+    ) -> OutboundTransfer:
+        """Allow the transfer with this id to be pulled. ``slot_view(slot, nbytes)`` returns the
+        first bytes of an outbound slot."""
+        outbound = OutboundTransfer(transfer, slot_view, codec)
         with self._lock:
-            self._outlets[transfer] = outlet
-        return outlet
+            self._transfers[transfer] = outbound
+        return outbound
 
-    def close(self, outlet: Outlet) -> None:
+    def close(self, outbound: OutboundTransfer) -> None:
+        """End the transfer; its id is unknown from now on."""
         with self._lock:
-            self._outlets.pop(outlet.transfer, None)
-        outlet.close()
+            self._transfers.pop(outbound.transfer, None)
+        outbound.close()
 
     def _pull(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._lock:
-            outlet = self._outlets.get(request)
-            refused = outlet is None or outlet.taken
-            if outlet is not None:
-                outlet.taken = True
-        if outlet is None or refused:
+            outbound = self._transfers.get(request)
+            refused = outbound is None or outbound.pulled
+            if outbound is not None:
+                outbound.pulled = True
+        if outbound is None or refused:
             context.abort(grpc.StatusCode.NOT_FOUND, "no such transfer, or it is already pulled")
         else:
-            yield from outlet.frames(context.is_active)
+            yield from outbound.frames(context.is_active)

@@ -1,1 +1,1 @@
-"""The prefill role: its step policy and its RPC."""
+"""The prefill role of a worker: the Prefill.Run service and its step policy."""

@@ -1,25 +1,29 @@
-"""The errors of the world, in one small tree.
+"""The tree of errors that Baton raises on purpose.
 
     BatonError
-    ├── InvalidRequest      the caller's fault; names the field              HTTP 400
+    ├── InvalidRequest      the request is wrong; names the field            HTTP 400
     ├── NotFound            no such model                                    HTTP 404
-    ├── Unavailable         nobody can take the request now; retry later     HTTP 503
+    ├── Unavailable         no worker can take the request now; retry later  HTTP 503
     ├── TransferFailed      KV did not arrive intact or in time; the decode worker recovers
-    │   └── PeerLost        for the other end died or fell silent
+    │   └── PeerLost        because the other worker died or fell silent
     ├── EngineDied          the engine process ended or stopped answering
     ├── MalformedEvents     a report of what a worker has cached cannot be read
     └── StartupError        a process cannot start as configured; says what to change
 
-Bugs of our own are ``assert``; these are for input, networks, disks and other processes.
+These are for faults of input, networks, disks and other processes. Bugs of Baton itself are
+``assert``.
 """
+
+from __future__ import annotations
 
 
 class BatonError(Exception):
-    """Base of every error that Baton raises on purpose."""
+    """Base class of the tree."""
 
 
 class InvalidRequest(BatonError):
-    """The request itself is wrong. ``param`` is the field, in the caller's own terms."""
+    """The request itself is wrong. ``param`` is the field as the caller names it, ``code`` the
+    error code of the OpenAI API."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -44,7 +48,7 @@ class TransferFailed(BatonError):
 
 
 class PeerLost(TransferFailed):
-    """The worker at the other end died or fell silent. ``at_work``: with the request in it."""
+    """The other worker died or fell silent. ``at_work``: it had accepted the request by then."""
 
     def __init__(self, message: str, *, at_work: bool) -> None:
         super().__init__(message)
@@ -56,7 +60,7 @@ class EngineDied(BatonError):
 
 
 class MalformedEvents(BatonError):
-    """A report of what a worker has cached cannot be read; the index does without it."""
+    """A report of what a worker has cached cannot be read; the prefix index goes on without it."""
 
 
 class StartupError(BatonError):

@@ -1,4 +1,7 @@
-"""What a worker has cached, as it is told in Redis: both sides of the schema.
+"""The format in which a worker publishes in Redis what it has cached: encoding and decoding.
+
+Workers write it (cluster/worker/event_log.py), and the prefix index of each router reads it
+(router/placement/index_reader.py).
 
     baton:{cluster}:events:{instance}      stream; ids <seq>-0 from 1, one field ``e``: an entry
     baton:{cluster}:snapshot:{instance}    everything cached as of one sequence number
@@ -8,8 +11,9 @@
     snapshot   magic and version (8 bytes), sequence number (8), XXH3 of instance, number and
                keys (8), 16 bytes of each key, parents before children
 
-Numbers are little-endian. An entry without changes is a mark: it carries nothing but its number.
-Every snapshot is followed by the mark of its number, so that who missed something notices.
+Numbers are little-endian. An entry without changes is a mark, which carries only its sequence
+number. Every snapshot is followed by the mark of its number, so that a reader that has missed
+entries notices.
 """
 
 from __future__ import annotations
@@ -26,13 +30,13 @@ from protocol.block_keys import KEY_BYTES
 from protocol.errors import MalformedEvents
 
 EXPIRE_MS = 30_000
-"""Both keys outlive the last renewal by their worker for this long."""
+"""How long both Redis keys outlive their last renewal by the worker."""
 
 ENTRY_KEYS = 4096
-"""Keys in one entry at most."""
+"""Most keys in one entry."""
 
 SNAPSHOT_KEYS = 1 << 22
-"""Keys in a snapshot at most: 64 MiB."""
+"""Most keys in a snapshot, which then has 64 MiB."""
 
 FIELD = b"e"
 MARK = b"\x01"
@@ -46,52 +50,57 @@ SNAPSHOT_HEADER_BYTES = _SNAPSHOT.size
 SNAPSHOT_BYTES = _SNAPSHOT.size + SNAPSHOT_KEYS * KEY_BYTES
 
 
-class Kind(IntEnum):
+class CacheChangeKind(IntEnum):
+    """What happened to the blocks of a change; CLEARED empties the cache and carries no keys."""
+
     STORED = 1
     EVICTED = 2
     CLEARED = 3
 
 
-class Change(NamedTuple):
-    """One change of a worker's cache. ``packed``: the keys back to back."""
+class CacheChange(NamedTuple):
+    """One change of a worker's cache. ``packed`` is the keys, back to back."""
 
-    kind: Kind
+    kind: CacheChangeKind
     packed: bytes = b""
 
 
-class Snapshot(NamedTuple):
-    """All that was cached when the change ``seq`` had been made."""
+class CacheSnapshot(NamedTuple):
+    """Everything that was cached after the entry ``seq``. ``packed`` is the keys, back to back."""
 
     seq: int
     packed: bytes
 
 
 def stream_key(cluster: str, instance: str) -> str:
+    """Return the Redis key of a worker's stream of changes."""
     return f"baton:{cluster}:events:{instance}"
 
 
 def snapshot_key(cluster: str, instance: str) -> str:
+    """Return the Redis key of a worker's snapshot."""
     return f"baton:{cluster}:snapshot:{instance}"
 
 
 def split_keys(packed: bytes) -> list[bytes]:
+    """Return the keys that lie back to back in ``packed``."""
     return [key for (key,) in struct.iter_unpack(f"{KEY_BYTES}s", packed)]
 
 
-def portions(packed: bytes, keys: int) -> Iterator[list[bytes]]:
-    """The keys, at most ``keys`` at a time."""
+def key_batches(packed: bytes, keys: int) -> Iterator[list[bytes]]:
+    """Yield the keys in ``packed`` in lists of at most ``keys``."""
     for start in range(0, len(packed), keys * KEY_BYTES):
         yield split_keys(packed[start : start + keys * KEY_BYTES])
 
 
-def encode_entries(changes: Iterable[Change]) -> list[bytes]:
-    """The changes in as few entries as their limit allows, in order."""
+def encode_entries(changes: Iterable[CacheChange]) -> list[bytes]:
+    """Return the changes, in order, as entries of at most ENTRY_KEYS keys each."""
     entries: list[bytes] = []
     parts: list[bytes] = []
     room = ENTRY_KEYS
     for kind, alike in groupby(changes, key=lambda change: change.kind):
         packed = b"".join(change.packed for change in alike)
-        for piece in _pieces(packed, room):
+        for piece in _split_to_fit(packed, room):
             if not room:
                 entries.append(MARK + b"".join(parts))
                 parts, room = [], ENTRY_KEYS
@@ -103,16 +112,17 @@ def encode_entries(changes: Iterable[Change]) -> list[bytes]:
     return entries
 
 
-def _pieces(packed: bytes, room: int) -> Iterator[bytes]:
-    """At most ``room`` keys, then at most as many as an entry takes; once where there are none."""
+def _split_to_fit(packed: bytes, room: int) -> Iterator[bytes]:
+    """Yield the keys in runs: first one of at most ``room`` keys, then of at most ENTRY_KEYS. No
+    keys at all are one empty run."""
     cut = (room or ENTRY_KEYS) * KEY_BYTES
     yield packed[:cut]
     for start in range(cut, len(packed), ENTRY_KEYS * KEY_BYTES):
         yield packed[start : start + ENTRY_KEYS * KEY_BYTES]
 
 
-def decode_entry(data: bytes) -> list[Change]:
-    """Raises MalformedEvents unless ``data`` is an entry from its first byte to its last."""
+def decode_entry(data: bytes) -> list[CacheChange]:
+    """Return the changes of an entry. Raises MalformedEvents unless every byte of it is valid."""
     if data[:1] != MARK:
         raise MalformedEvents(f"an entry starts with version {_VERSION}, not {data[:1]!r}")
     changes = []
@@ -123,47 +133,51 @@ def decode_entry(data: bytes) -> list[Change]:
         code, count = _CHANGE.unpack_from(data, at)
         at += _CHANGE.size
         keys += max(count, 1)
-        if code not in Kind._value2member_map_ or (count == 0) != (code == Kind.CLEARED):
+        if code not in CacheChangeKind._value2member_map_ or (count == 0) != (
+            code == CacheChangeKind.CLEARED
+        ):
             raise MalformedEvents(f"no change is of kind {code} with {count} keys")
         if keys > ENTRY_KEYS or at + count * KEY_BYTES > len(data):
             raise MalformedEvents(f"{count} keys are too many for the entry or its limit")
-        changes.append(Change(Kind(code), data[at : at + count * KEY_BYTES]))
+        changes.append(CacheChange(CacheChangeKind(code), data[at : at + count * KEY_BYTES]))
         at += count * KEY_BYTES
     return changes
 
 
 def parse_id(entry_id: bytes) -> int:
-    """Sequence number of ``<seq>-0``. Raises MalformedEvents."""
+    """Return the sequence number of the stream id ``<seq>-0``. Raises MalformedEvents."""
     number, dash, rest = entry_id.partition(b"-")
     if not (dash and rest == b"0" and number.isdigit()):
         raise MalformedEvents(f"an id of the stream is <seq>-0, not {entry_id[:40]!r}")
     return int(number)
 
 
-def decode_fields(fields: object) -> list[Change]:
-    """The changes of a stream's entry as the client gives it. Raises MalformedEvents."""
+def decode_fields(fields: object) -> list[CacheChange]:
+    """Return the changes of a stream entry as redis-py gives it. Raises MalformedEvents."""
     if not isinstance(fields, dict) or fields.keys() != {FIELD}:
         raise MalformedEvents("an entry of the stream has one field, e")
     return decode_entry(fields[FIELD])
 
 
 def encode_snapshot(instance: str, seq: int, keys: Iterable[bytes]) -> bytes:
+    """Return the snapshot of ``keys``, which must be sorted parents before children."""
     packed = b"".join(keys)
     return _SNAPSHOT.pack(_MAGIC, seq, _checksum(instance, seq, packed)) + packed
 
 
-def decode_snapshot(instance: str, data: bytes) -> Snapshot:
-    """Raises MalformedEvents unless it is a whole snapshot of that very instance."""
+def decode_snapshot(instance: str, data: bytes) -> CacheSnapshot:
+    """Return the snapshot. Raises MalformedEvents unless it is whole and of that instance."""
     if len(data) < _SNAPSHOT.size or (len(data) - _SNAPSHOT.size) % KEY_BYTES:
         raise MalformedEvents(f"no snapshot has {len(data)} bytes")
     magic, seq, checksum = _SNAPSHOT.unpack_from(data)
     packed = data[_SNAPSHOT.size :]
     if magic != _MAGIC or checksum != _checksum(instance, seq, packed):
         raise MalformedEvents(f"not a snapshot of instance {instance}: bad magic or checksum")
-    return Snapshot(seq, packed)
+    return CacheSnapshot(seq, packed)
 
 
 def pack_keys(keys: Sequence[bytes]) -> bytes:
+    """Return the keys back to back."""
     packed = b"".join(keys)
     assert len(packed) == len(keys) * KEY_BYTES
     return packed

@@ -1,7 +1,7 @@
-"""Who still lives: silence as others notice it, and how often a request may be hit.
+"""Limits and a detector for workers and engines that have died or hang.
 
-Silence is counted in looks, not on a clock: a process that stood still itself (stopped, swapped
-out) would otherwise take everybody else for dead the moment it goes on.
+Silence is counted in checks instead of on a clock: a process that was itself stopped or swapped out
+would otherwise take all its peers for dead the moment it goes on.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 import asyncio
 
 ALIVE_S = 1.0
-"""A worker that holds an open call says something at least so often."""
+"""A worker that holds an open call sends something at least so often."""
 
 SILENCE_S = 3.0
-"""A worker that says nothing for so long stands still: its work is done elsewhere."""
+"""A worker that sends nothing for so long counts as hung, and its work is done elsewhere."""
 
 MAX_DEATHS = 3
-"""Workers or engines that may die under one request: it may be what kills them."""
+"""Workers or engines that may die under one request, which may be what kills them."""
 
-_LOOK_S = 0.25
+_CHECK_S = 0.25
 
 
-class Silence:
-    """``heard`` whenever the other end was; ``lasts`` notices when it no longer is."""
+class SilenceDetector:
+    """Notices when a peer falls silent. Its reader calls ``heard`` for everything that comes."""
 
     def __init__(self) -> None:
-        self._looks = 0
+        self._silent_checks = 0
 
     def heard(self) -> None:
-        self._looks = 0
+        self._silent_checks = 0
 
-    async def lasts(self, limit_s: float) -> None:
-        """Returns when nothing was heard for ``limit_s`` of this process's own running time."""
-        while self._looks * _LOOK_S < limit_s:
-            await asyncio.sleep(_LOOK_S)
-            self._looks += 1
+    async def wait_for_silence(self, limit_s: float) -> None:
+        """Return when nothing was heard for ``limit_s`` of this process's own running time."""
+        while self._silent_checks * _CHECK_S < limit_s:
+            await asyncio.sleep(_CHECK_S)
+            self._silent_checks += 1

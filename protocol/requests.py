@@ -1,4 +1,8 @@
-"""A request as every process knows it. Frozen: a stage wraps it, and never changes it."""
+"""The request that every process knows, the log-probabilities in its answer, and their wire forms.
+
+The router creates a ``Request``; both kinds of workers and their engines receive it. It is frozen:
+each stage wraps it in an object of its own and never changes it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,14 @@ from protocol.errors import InvalidRequest
 from protocol.sampling_params import (
     MAX_LOGPROBS,
     MAX_PROMPT_LOGPROBS,
-    sampling_from_wire,
-    sampling_to_wire,
+    SamplingParams,
+    sampling_params_from_wire,
+    sampling_params_to_wire,
 )
-from protocol.sampling_params import MAX_SEED as MAX_SEED
-from protocol.sampling_params import Sampling as Sampling
 from protocol.wire import wire_pb2 as pb
 
 PRIORITIES = (-100, 100)
-"""Least and greatest priority; lower runs earlier."""
+"""Least and greatest priority; requests with a lower one run earlier."""
 
 
 class Finish(enum.IntEnum):
@@ -34,14 +37,14 @@ class Finish(enum.IntEnum):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate.
 
-    ``emitted`` are output tokens that the client already has: they are context, never sent again,
-    and count towards ``sampling.max_tokens``.
+    ``emitted`` are output tokens that the client already has: they are context, are never sent
+    again, and count towards ``sampling.max_tokens``.
     """
 
     id: str
     prompt: tuple[int, ...]
     emitted: tuple[int, ...] = ()
-    sampling: Sampling = Sampling()
+    sampling: SamplingParams = SamplingParams()
     cache_root: bytes = b""
     priority: int = 0  # lower runs earlier
 
@@ -52,51 +55,52 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt_logprobs_due(self) -> int:
-        """Tokens of the prompt whose log-probabilities come with the next output token."""
-        asked = self.sampling.prompt_logprobs is not None and not self.emitted
-        return len(self.prompt) - 1 if asked else 0
+        """Number of prompt tokens whose log-probabilities accompany the next output token."""
+        due = self.sampling.prompt_logprobs is not None and not self.emitted
+        return len(self.prompt) - 1 if due else 0
 
     @property
     def length_limit(self) -> int:
-        """Tokens in all, prompt included, at which the request ends."""
+        """Number of tokens, prompt included, at which the request ends."""
         return len(self.prompt) + self.sampling.max_tokens
 
     def resumed(self, emitted: Iterable[int]) -> Request:
-        """The same request after ``emitted`` (all output tokens so far) have been sent."""
+        """Return this request with ``emitted``, all output tokens that were sent so far."""
         return msgspec.structs.replace(self, emitted=tuple(emitted))
 
 
-def to_wire(request: Request) -> pb.Request:
-    return pb.Request(
-        id=request.id,
-        prompt=request.prompt,
-        emitted=request.emitted,
-        sampling=sampling_to_wire(request.sampling),
-        cache_root=request.cache_root,
-        priority=request.priority,
-    )
+def request_to_wire(request: Request) -> pb.Request:
+    fields = {name: getattr(request, name) for name in Request.__struct_fields__}
+    return pb.Request(**fields | {"sampling": sampling_params_to_wire(request.sampling)})
 
 
-def from_wire(message: pb.Request) -> Request:
-    """Raises InvalidRequest when a field is out of its range: the peer is not trusted."""
+def request_from_wire(message: pb.Request) -> Request:
+    """Return the request in ``message``. Raises InvalidRequest when a field is out of its range,
+    because the peer is not trusted."""
     if not message.id or len(message.id) > 128:
         raise InvalidRequest("request id must have 1 to 128 characters", "id")
     if not message.prompt:
         raise InvalidRequest("prompt must hold at least one token", "prompt")
-    sampling = sampling_from_wire(message.sampling)
+    sampling = sampling_params_from_wire(message.sampling)
     if sampling.max_tokens <= len(message.emitted):
         raise InvalidRequest(
             f"max_tokens ({sampling.max_tokens}) must exceed the {len(message.emitted)} tokens"
             " emitted",
             "max_tokens",
         )
-    _check_prompt_logprobs(message)
     if len(message.cache_root) != 16:
         raise InvalidRequest("cache_root must have 16 bytes", "cache_root")
     low, high = PRIORITIES
     if not low <= message.priority <= high:
         raise InvalidRequest(
             f"priority must be in [{low}, {high}], not {message.priority}", "priority"
+        )
+    top, length = sampling.prompt_logprobs, len(message.prompt)
+    if top is not None and (top + 1) * length > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs={top} is possible up to {MAX_PROMPT_LOGPROBS // (top + 1)} prompt"
+            f" tokens, not {length}",
+            "prompt_logprobs",
         )
     return Request(
         id=message.id,
@@ -108,28 +112,12 @@ def from_wire(message: pb.Request) -> Request:
     )
 
 
-def _check_prompt_logprobs(message: pb.Request) -> None:
-    if not message.sampling.HasField("prompt_logprobs"):
-        return
-    each = message.sampling.prompt_logprobs + 1
-    if each * len(message.prompt) > MAX_PROMPT_LOGPROBS:
-        raise InvalidRequest(
-            f"prompt_logprobs={each - 1} is possible up to {MAX_PROMPT_LOGPROBS // each} prompt"
-            f" tokens, not {len(message.prompt)}",
-            "prompt_logprobs",
-        )
-
-
-# MERGED protocol.logprobs
-# Log-probabilities that travel beside a drawn token.
-
-
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Natural logarithms of the model's own probabilities, before temperature, filters, penalties
-    and bias.
+    """Log-probabilities of one drawn or prompt token: natural logarithms of the model's own
+    probabilities, before temperature, filters, penalties and bias.
 
-    ``rank`` of the drawn token: 1 is the most likely; equal ones share a rank. ``top_tokens`` are
-    the most likely tokens, best first, as many as were asked for; ``top_logprobs`` is theirs.
+    ``rank`` of the token: 1 is the most likely; equal tokens share a rank. ``top_tokens`` are the
+    most likely tokens, best first, as many as were requested; ``top_logprobs`` are their values.
     """
 
     logprob: float
@@ -139,26 +127,12 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 def logprobs_to_wire(value: Logprobs) -> pb.Logprobs:
-    return pb.Logprobs(
-        logprob=value.logprob,
-        rank=value.rank,
-        top_tokens=value.top_tokens,
-        top_logprobs=value.top_logprobs,
-    )
-
-
-def all_from_wire(values: Iterable[pb.Logprobs], count: int) -> list[Logprobs]:
-    """Those of ``count`` tokens. Raises InvalidRequest where as many did not come."""
-    read = [logprobs_from_wire(value) for value in values]
-    if len(read) != count:
-        raise InvalidRequest(
-            f"log-probabilities of {count} tokens were due, of {len(read)} came", "logprobs"
-        )
-    return read
+    return pb.Logprobs(**msgspec.structs.asdict(value))
 
 
 def logprobs_from_wire(value: pb.Logprobs) -> Logprobs:
-    """Raises InvalidRequest for what no worker may say: the peer is not trusted."""
+    """Return the log-probabilities of one token. Raises InvalidRequest for lists that no worker
+    sends, because the peer is not trusted."""
     count = len(value.top_tokens)
     if count > MAX_LOGPROBS or count != len(value.top_logprobs):
         raise InvalidRequest(
@@ -167,3 +141,14 @@ def logprobs_from_wire(value: pb.Logprobs) -> Logprobs:
             "logprobs",
         )
     return Logprobs(value.logprob, value.rank, list(value.top_tokens), list(value.top_logprobs))
+
+
+def logprobs_list_from_wire(values: Iterable[pb.Logprobs], count: int) -> list[Logprobs]:
+    """Return the log-probabilities of ``count`` tokens. Raises InvalidRequest when another number
+    of them came."""
+    read = [logprobs_from_wire(value) for value in values]
+    if len(read) != count:
+        raise InvalidRequest(
+            f"log-probabilities of {count} tokens were due, of {len(read)} came", "logprobs"
+        )
+    return read

@@ -1,4 +1,4 @@
-"""The two roles of a worker."""
+"""The two roles of a worker, and the check of a role that comes as text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Role: TypeAlias = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
-def as_role(text: str) -> Role:
-    """Raises StartupError for anything but the two roles."""
+def parse_role(text: str) -> Role:
+    """Return ``text`` as a role. Raises StartupError for any other text."""
     if text == "prefill":
         return "prefill"
     if text == "decode":

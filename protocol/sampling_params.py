@@ -1,158 +1,158 @@
-"""How a request wants its tokens drawn: its parameters, their ranges, and their wire form."""
+"""Sampling parameters of a request: the fields, their ranges, and their wire form.
+
+The router builds one ``SamplingParams`` from the request's body. It then travels unchanged: over
+the wire to the workers, through the engine's messages, and into the rows of
+``engine.sampling.sampling_table``. A new parameter needs a field here and in ``wire.proto``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sized
+from typing import Annotated, NamedTuple, get_type_hints
 
 import msgspec
 
 from protocol.errors import InvalidRequest
 from protocol.wire import wire_pb2 as pb
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: dividing logits by them would overflow fp32."""
+
 MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_LEXER_STATES = 20_000
-"""Of a grammar in use, at 1-2 kB each: the memory that a hostile one may take."""
+"""Lexer states of a grammar in use. A state takes 1-2 kB, so this bounds the memory that a hostile
+grammar can take."""
 
 MAX_PROMPT_LOGPROBS = 1 << 18
-"""Of all tokens of a prompt, the actual ones and the most likely ones: some 2 MiB of a message."""
+"""Log-probabilities of all tokens of a prompt, the actual and the most likely ones: they take some
+2 MiB of a message."""
 
-RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-}
-"""Least and greatest value, both allowed."""
 
-OPEN_RANGES: dict[str, tuple[float, float]] = {
-    "top_p": (0.0, 1.0),
-    "repetition_penalty": (0.0, 10.0),
-}
-"""The same, but the least value is not allowed itself."""
+class Bounds(NamedTuple):
+    """Inclusive range of a number; ``open_low`` excludes the least value itself."""
+
+    low: float
+    high: float
+    open_low: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        """Return whether ``value`` is in the range. NaN is in no range."""
+        assert isinstance(value, int | float)
+        return self.low <= value <= self.high and not (self.open_low and value == self.low)
+
+    def __str__(self) -> str:
+        return f"{'(' if self.open_low else '['}{self.low}, {self.high}]"
+
 
 BIAS_RANGE = (-100.0, 100.0)
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is drawn. A pure function of these, the tokens so far, the logits and the
-    position. The defaults of all but the first two groups change nothing."""
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is drawn: a pure function of these fields, the tokens so far, the logits
+    and the position.
 
-    temperature: float = 1.0  # below 1e-5: greedy
-    seed: int = 0
+    Every construction checks the values and raises InvalidRequest, which names the field. The
+    defaults from ``top_p`` on change nothing.
+    """
+
+    temperature: Annotated[float, Bounds(0, 100)] = 1.0  # below GREEDY_BELOW: greedy
+    seed: Annotated[int, Bounds(0, MAX_SEED)] = 0
     choice: int = 0  # index among the n choices of one prompt; each is a request, with own noise
 
-    max_tokens: int = 16  # output tokens in all
-    min_tokens: int = 0  # until then, neither the end of the text nor a stop token is drawn
+    max_tokens: int = 16  # output tokens, those already emitted included
+    min_tokens: int = 0  # until then, neither an end-of-text token nor a stop token is drawn
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
 
-    top_p: float = 1.0
-    top_k: int = 0  # 0: off
-    min_p: float = 0.0  # of the most likely token's probability
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    top_p: Annotated[float, Bounds(0, 1, open_low=True)] = 1.0
+    top_k: Annotated[int, Bounds(0, MAX_TOP_K)] = 0  # 0: off
+    min_p: Annotated[float, Bounds(0, 1)] = 0.0  # relative to the most likely token's probability
+    presence_penalty: Annotated[float, Bounds(-2, 2)] = 0.0
+    frequency_penalty: Annotated[float, Bounds(-2, 2)] = 0.0
+    repetition_penalty: Annotated[float, Bounds(0, 10, open_low=True)] = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
 
-    logprobs: int | None = None  # most likely tokens to report beside the drawn one; None: nothing
-    prompt_logprobs: int | None = None  # the same, beside each of the prompt; None: nothing
+    # Number of most likely tokens to report beside each output or prompt token; None: no report.
+    logprobs: Annotated[int | None, Bounds(0, MAX_LOGPROBS)] = None
+    prompt_logprobs: Annotated[int | None, Bounds(0, MAX_LOGPROBS)] = None
 
-    # What the output must match, as JSON of llguidance's TopLevelGrammar; empty: anything will do.
+    # Grammar that the output must match, as JSON of llguidance's TopLevelGrammar; empty: none.
     grammar: str = ""
 
-
-def sampling_to_wire(s: Sampling) -> pb.Sampling:
-    return pb.Sampling(
-        temperature=s.temperature,
-        top_p=s.top_p,
-        seed=s.seed,
-        choice=s.choice,
-        max_tokens=s.max_tokens,
-        ignore_eos=s.ignore_eos,
-        stop_token_ids=s.stop_token_ids,
-        top_k=s.top_k,
-        min_p=s.min_p,
-        presence_penalty=s.presence_penalty,
-        frequency_penalty=s.frequency_penalty,
-        repetition_penalty=s.repetition_penalty,
-        logit_bias=[pb.LogitBias(token=token, bias=bias) for token, bias in s.logit_bias],
-        min_tokens=s.min_tokens,
-        logprobs=s.logprobs,
-        prompt_logprobs=s.prompt_logprobs,
-        grammar=s.grammar,
-    )
-
-
-def sampling_from_wire(s: pb.Sampling) -> Sampling:
-    """Raises InvalidRequest, with the field, for what is out of its range."""
-    for name, (low, high) in RANGES.items():
-        if not low <= getattr(s, name) <= high:  # written so that NaN is refused
-            raise _outside(name, f"[{low:g}, {high:g}]", getattr(s, name))
-    for name, (low, high) in OPEN_RANGES.items():
-        if not low < getattr(s, name) <= high:
-            raise _outside(name, f"({low:g}, {high:g}]", getattr(s, name))
-    if s.seed > MAX_SEED:
-        raise InvalidRequest(f"seed must be below 2**63, not {s.seed}", "seed")
-    if s.top_k > 2**31 - 1:
-        raise InvalidRequest(f"top_k must be below 2**31, not {s.top_k}", "top_k")
-    if s.min_tokens > s.max_tokens:
-        raise InvalidRequest(
-            f"min_tokens must be at most max_tokens ({s.max_tokens}), not {s.min_tokens}",
-            "min_tokens",
-        )
-    for name in ("logprobs", "prompt_logprobs"):
-        if getattr(s, name) > MAX_LOGPROBS:
+    def __post_init__(self) -> None:
+        for name, bounds in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and value not in bounds:
+                raise _out_of_range(name, bounds, value)
+        if self.min_tokens > self.max_tokens:
             raise InvalidRequest(
-                f"{name} must be at most {MAX_LOGPROBS}, not {getattr(s, name)}", name
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}",
+                "min_tokens",
             )
-    if len(s.grammar) > MAX_GRAMMAR_BYTES:
-        raise InvalidRequest(
-            f"grammar must have at most {MAX_GRAMMAR_BYTES} characters, not {len(s.grammar)}",
-            "grammar",
+        _check_length("grammar", self.grammar, MAX_GRAMMAR_BYTES, "characters")
+        _check_length("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
+        _check_length("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise InvalidRequest("logit_bias must name a token once, not twice", "logit_bias")
+        low, high = BIAS_RANGE
+        for token, value in self.logit_bias:
+            if not low <= value <= high:  # written so that NaN is refused
+                expected = f"[{low:g}, {high:g}]"
+                raise _out_of_range("logit_bias", expected, f"{value} for token {token}")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether some tokens must not be drawn because they are too unlikely."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change the logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
         )
-    _check_count("stop_token_ids", s.stop_token_ids, MAX_STOP_TOKENS)
-    return Sampling(
-        temperature=s.temperature,
-        top_p=s.top_p,
-        seed=s.seed,
-        choice=s.choice,
-        max_tokens=s.max_tokens,
-        ignore_eos=s.ignore_eos,
-        stop_token_ids=tuple(s.stop_token_ids),
-        top_k=s.top_k,
-        min_p=s.min_p,
-        presence_penalty=s.presence_penalty,
-        frequency_penalty=s.frequency_penalty,
-        repetition_penalty=s.repetition_penalty,
-        logit_bias=_bias_from_wire(s.logit_bias),
-        min_tokens=s.min_tokens,
-        logprobs=s.logprobs if s.HasField("logprobs") else None,
-        prompt_logprobs=s.prompt_logprobs if s.HasField("prompt_logprobs") else None,
-        grammar=s.grammar,
-    )
 
 
-def _bias_from_wire(pairs: Iterable[pb.LogitBias]) -> tuple[tuple[int, float], ...]:
-    bias = tuple((pair.token, pair.bias) for pair in pairs)
-    _check_count("logit_bias", bias, MAX_LOGIT_BIAS)
-    if len({token for token, _ in bias}) < len(bias):
-        raise InvalidRequest("logit_bias must name a token once, not twice", "logit_bias")
-    low, high = BIAS_RANGE
-    for token, value in bias:
-        if not low <= value <= high:
-            raise _outside("logit_bias", f"[{low:g}, {high:g}]", f"{value} for token {token}")
-    return bias
+_BOUNDS: dict[str, Bounds] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+_OPTIONAL_FIELDS = {field.name for field in pb.Sampling.DESCRIPTOR.fields if field.has_presence}
 
 
-def _check_count(name: str, values: Iterable[object], most: int) -> None:
-    count = sum(1 for _ in values)
-    if count > most:
-        raise InvalidRequest(f"{name} must have at most {most} entries, not {count}", name)
+def sampling_params_to_wire(params: SamplingParams) -> pb.Sampling:
+    fields = {name: getattr(params, name) for name in SamplingParams.__struct_fields__}
+    bias = [pb.LogitBias(token=token, bias=value) for token, value in params.logit_bias]
+    return pb.Sampling(**fields | {"logit_bias": bias})
 
 
-def _outside(name: str, wanted: str, came: object) -> InvalidRequest:
-    return InvalidRequest(f"{name} must be in {wanted}, not {came}", name)
+def sampling_params_from_wire(message: pb.Sampling) -> SamplingParams:
+    """Return the parameters in ``message``. Raises InvalidRequest when a value is out of its
+    range, because the peer is not trusted."""
+    fields = {name: getattr(message, name) for name in SamplingParams.__struct_fields__}
+    present = {field.name for field, _ in message.ListFields()}
+    fields |= dict.fromkeys(_OPTIONAL_FIELDS - present)
+    fields["stop_token_ids"] = tuple(message.stop_token_ids)
+    fields["logit_bias"] = tuple((pair.token, pair.bias) for pair in message.logit_bias)
+    return SamplingParams(**fields)
+
+
+def _check_length(name: str, values: Sized, most: int, unit: str = "entries") -> None:
+    if len(values) > most:
+        raise InvalidRequest(f"{name} must have at most {most} {unit}, not {len(values)}", name)
+
+
+def _out_of_range(name: str, bounds: object, value: object) -> InvalidRequest:
+    return InvalidRequest(f"{name} must be in {bounds}, not {value}", name)

@@ -1,37 +1,22 @@
-"""The OpenAI front door: checks requests, picks workers, streams text. Torch-free.
+"""The router: checks OpenAI requests, chooses workers, streams text to clients. It needs no torch.
 
-One line per module, in the order a request meets them:
+A chat request passes through these modules, in this order:
 
-    app          routes, lifespan; over ``state`` (all a router holds) and ``settings``
-    request_id   a header on every response
-    intake       from an HTTP request to a job, by the next eight
-    body         reads and decodes the HTTP body
-    api          what OpenAI's API says: bodies in, responses out
-    chat         messages to a prompt, tools to a grammar, text to tool calls
-    vocabulary   the model's tokenizer, and what its tokens say; ``tokens``: prompt to token ids
-    formats      the model's chat template and grammars, built once
-    plan         what a body asks for; ``completion_plan``, ``chat_plan``, ``room``
-    job          the choices of a request, and all that answering it takes
-    respond      answers the job, streamed or whole; ``merge`` makes its choices one stream
-    choice       one choice: tokens to what a client gets; ``waiting``: what its text waits for
-    generate     one request across workers: deadlines, retries, cancellation
-    tenants      API keys and whose they are
-    admission    429 when too much work is here
-    attempt      one submission of a request, and its place in the books
-    workers      the pool of workers, as the directory and the streams show it
-    watch        who joins and leaves, told to the next four
-    index        which worker holds which blocks; ``follow`` and ``cursor`` keep it up to date
-    ledger       own work under way, by worker
-    learned      links, corrections, output lengths, from what has been served
-    placing      a request to its workers: snapshot, policy, ticket
-    snapshot     all that a policy may look at
-    policies     by name; ``choose`` is the one to use, by the formulas of ``cost`` (``terms``)
-    step_model   how long a worker's steps take
-    explain      why a request went where it did
-    link         the stream to one decode worker
-    mailbox      a request's tokens on their way from that stream to its handler
-    text         tokens to text: ``detokenize``, then ``stop``
-    wire_json    the JSON of responses
-    errors       OpenAI-shaped errors
-    metrics      Prometheus; ``meter``: the stopwatch of a request; ``slo``: what it met and missed
+    http/server.py, http/limits.py     uvicorn, limits of connections
+    http/app.py                        routes
+    http/intake.py                     HTTP request to response object; errors of the client
+    common/tenants.py, request_body.py API key, JSON body
+    openai/bodies                      checks of the body
+    http/generation_plan.py            prompt token ids, sampling, output options
+    openai/chat                        chat template, tools, grammars
+    http/response.py                   GenerationResponse: sends the bytes of all choices
+    generation/choice_stream.py        ChoiceStream: one choice from tokens to text, with retries
+    generation/placer.py, placement    choice of workers: index, ledger, estimates, cost
+    generation/submission.py           one attempt at one decode worker, and its token queue
+    workers/decode_link.py             the gRPC stream to that worker
+    generation/output_text.py          tokens to text, stop strings, log-probabilities
+    openai/answers                     the JSON of the response
+
+Beside it: ``workers/pool.py`` (which workers there are), ``http/state.py`` (everything a router
+holds), ``generation/metrics.py`` (Prometheus), ``walls``, ``overview`` and ``ui`` (the live page).
 """

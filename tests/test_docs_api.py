@@ -13,8 +13,8 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from router.common.errors import ApiError
-from router.http.intake import EXPLAIN, TIMELINE, TTFT_DEADLINE
-from router.openai.answers.openapi import document
+from router.http.intake import EXPLAIN_HEADER, TIMELINE_HEADER, TTFT_DEADLINE_HEADER
+from router.openai.answers.openapi import openapi_document
 from router.openai.bodies.generation_body import (
     ChatBody,
     CompletionBody,
@@ -22,7 +22,7 @@ from router.openai.bodies.generation_body import (
     parse_chat,
     parse_completion,
 )
-from router.openai.bodies.unsupported import OF_CHATS, OF_COMPLETIONS
+from router.openai.bodies.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "api.md").read_text()
@@ -85,9 +85,12 @@ def test_parameters_and_their_defaults(heading: str, model: Any, base: Any) -> N
 
 
 def test_refusals_and_what_changes_nothing() -> None:
-    common = {name: OF_CHATS[name] for name in OF_CHATS.keys() & OF_COMPLETIONS.keys()}
-    of_completions = {n: v for n, v in OF_COMPLETIONS.items() if n not in common}
-    of_chats = {n: v for n, v in OF_CHATS.items() if n not in common}
+    common = {
+        name: CHAT_UNSUPPORTED[name]
+        for name in CHAT_UNSUPPORTED.keys() & COMPLETION_UNSUPPORTED.keys()
+    }
+    of_completions = {n: v for n, v in COMPLETION_UNSUPPORTED.items() if n not in common}
+    of_chats = {n: v for n, v in CHAT_UNSUPPORTED.items() if n not in common}
     for heading, neutral in (
         ("Refused in both", common),
         ("Refused in completions", of_completions),
@@ -98,16 +101,16 @@ def test_refusals_and_what_changes_nothing() -> None:
 
 def test_endpoints() -> None:
     told = {q.split()[1] for row in rows("Endpoints") for q in quoted(row[0])}
-    paths = document("a model", keys=False)["paths"]
+    paths = openapi_document("a model", keys=False)["paths"]
     assert told == {path.replace("{name}", "{id}") for path in paths}
 
 
 def test_headers() -> None:
     told = {quoted(row[0])[0] for row in rows("Headers of a request")}
     for source in ("chat/completions", "completions"):
-        post = document("a model", keys=False)["paths"][f"/v1/{source}"]["post"]
+        post = openapi_document("a model", keys=False)["paths"][f"/v1/{source}"]["post"]
         assert {p["name"] for p in post["parameters"]} == {n for n in told if "baton" in n}
-    assert {EXPLAIN, TIMELINE, TTFT_DEADLINE} <= told
+    assert {EXPLAIN_HEADER, TIMELINE_HEADER, TTFT_DEADLINE_HEADER} <= told
 
 
 def codes_in(source: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from cluster.simulator.scenario import Scenario, parse
+from cluster.simulator.scenario import Scenario, parse_scenario
 
 PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
 NEEDED = "needed"
@@ -92,4 +92,4 @@ def test_choices_are_told(key: str) -> None:
 def test_the_example_is_a_scenario() -> None:
     page = PAGE.read_text()
     [text] = re.findall(r"^```yaml\n(seconds:.*?)^```", page, re.M | re.S)
-    assert parse(yaml.safe_load(text)).events[0].kind == "die"
+    assert parse_scenario(yaml.safe_load(text)).events[0].kind == "die"

@@ -37,8 +37,8 @@ from bench.engine.contestants import (
 from bench.lib.random_model import SHAPE_100M, make
 from bench.lib.report import ResultRow, finish, median
 from bench.lib.roofline import CPU, MachineLimits, ModelCost, measure, quiet_core
-from cluster.models.models import demo_path
-from engine.model.decoder import Model
+from cluster.models.locate import demo_path
+from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
 
@@ -90,7 +90,7 @@ def prompts(batch: int, vocab: int, seed: int) -> list[list[int]]:
 def cost_of(folder: Path) -> tuple[ModelCost, int]:
     """Return the cost of the model's step, and the size of its vocabulary."""
     config = load_config(folder)
-    model = Model(config, load_weights(folder, config, torch.float32, CPU), PROMPT + NEW)
+    model = DecoderModel(config, load_weights(folder, config, torch.float32, CPU), PROMPT + NEW)
     kv_bytes = config.kv_format("exact", "wide", 4).bytes_per_token
     return ModelCost.of(model, kv_bytes), config.vocab_size
 

@@ -20,10 +20,11 @@ from typing import Protocol
 import msgspec
 import torch
 
+from bench.lib.settings import engine_settings
 from decode_worker.policy import plan
-from engine.execution.loading import load
-from engine.ipc.spec import EngineSpec
-from protocol.requests import Request, Sampling
+from engine.execution.loading import load_engine
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 
 CONTESTANTS = {
     "engine": ("bench.engine.contestants", "EngineContestant"),
@@ -75,20 +76,19 @@ class EngineContestant:
     """Baton's engine with exact KV and no bound on a step: all prompts first, then all decode."""
 
     def load(self, folder: str) -> None:
-        spec = EngineSpec(
-            model_path=folder,
-            role="decode",
+        spec = engine_settings(
+            folder,
             threads=1,
             max_batch=32,
             kv_tokens=16384,
             kv_precision="exact",
             step_budget_ms=0.0,
         )
-        self._engine = load(spec, plan, lambda _what, _fraction: None).engine
+        self._engine = load_engine(spec, plan, lambda _what, _fraction: None).engine
         self._handle = 0
 
     def run(self, prompts: list[list[int]], new_tokens: int) -> ContestantRun:
-        sampling = Sampling(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+        sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
         began = time.perf_counter()
         stamps: dict[int, list[float]] = {}
         tokens: dict[int, list[int]] = {}

@@ -24,15 +24,17 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.lib.report import ResultRow, finish, median
 from bench.lib.roofline import MachineLimits, ModelCost, StepFloor, measure
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
+from engine.execution.engine import Engine
 from engine.kv_cache.kv_format import Precision
-from engine.model.decoder import Model
+from engine.model.decoder import DecoderModel
 from engine.model.weights import random_weights
 from engine.model_config.config import ModelConfig
 from engine.model_config.families import parse_config
 from engine.scheduling.sequence import blocks_for
-from protocol.requests import Request, Sampling
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 
 WARM_STEPS = 8
 """Decode steps before those that are timed."""
@@ -61,10 +63,10 @@ class EngineSizes:
         return max(self.prompt + 1, self.context + self.new_tokens)
 
 
-def engine_for(model: Model, sizes: EngineSizes, precision: Precision) -> Engine:
+def engine_for(model: DecoderModel, sizes: EngineSizes, precision: Precision) -> Engine:
     """Make an engine as a worker on a GPU does, where fp8 KV is stored as bytes."""
     each = blocks_for(sizes.context + sizes.new_tokens)
-    config = EngineConfig(
+    config = engine_config(
         pages=max(max(sizes.batches) * each, blocks_for(sizes.prompt + 1)),
         max_batch=max(sizes.batches),
         chunk=sizes.chunk,
@@ -80,7 +82,7 @@ def add(engine: Engine, handle: int, length: int, new_tokens: int) -> None:
     """Add a greedy request of random tokens that shares no prefix with others."""
     draw = random.Random(handle)
     prompt = tuple(draw.randrange(engine.model.config.vocab_size) for _ in range(length))
-    sampling = Sampling(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
     root = os.urandom(16)
     engine.generate(handle, Request(id="bench", prompt=prompt, sampling=sampling, cache_root=root))
 
@@ -166,7 +168,7 @@ PRECISIONS: tuple[Precision, ...] = ("exact", "fp8")
 class EngineBenchmark:
     """The model and the limits of the device that all measurements share."""
 
-    model: Model
+    model: DecoderModel
     sizes: EngineSizes
     machine: MachineLimits
 
@@ -247,7 +249,7 @@ def main(arguments: list[str] | None = None) -> None:
     machine = measure(read, gemm, dtype, device)
     sizes = TINY_SIZES if chosen.tiny else FULL_SIZES
     config = shape(chosen.tiny)
-    model = Model(config, random_weights(config, dtype, device), sizes.longest)
+    model = DecoderModel(config, random_weights(config, dtype, device), sizes.longest)
     bench = EngineBenchmark(model, sizes, machine)
     found = [
         ResultRow("bandwidth", machine.bandwidth / 1e9, "GB/s"),

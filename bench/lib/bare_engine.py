@@ -14,11 +14,12 @@ import msgspec
 import torch
 
 from bench.lib.report import median
+from bench.lib.settings import engine_settings
 from decode_worker.policy import plan
 from engine.execution.engine import Engine
-from engine.execution.loading import load
-from engine.ipc.spec import EngineSpec
-from protocol.requests import Request, Sampling
+from engine.execution.loading import load_engine
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,14 @@ def summarize(timings: list[TokenTiming], wall_s: float) -> ServingOutcome:
 def bare_engine(model: Path) -> Engine:
     """Load an engine as a decode worker does, with one compute thread."""
     torch.set_num_threads(1)
-    spec = EngineSpec(model_path=str(model), role="decode", threads=1)
-    return load(spec, plan, lambda _what, _fraction: None).engine
+    spec = engine_settings(str(model), threads=1)
+    return load_engine(spec, plan, lambda _what, _fraction: None).engine
 
 
 def run_bare(engine: Engine, workload: ClosedLoopWorkload) -> ServingOutcome:
     """Run the workload on ``engine`` in this thread."""
     waiting = workload.prompts()
-    sampling = Sampling(temperature=0.0, max_tokens=workload.output_tokens, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=workload.output_tokens, ignore_eos=True)
     sent: dict[int, float] = {}
     timings: dict[int, TokenTiming] = {}
     running = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from cluster.local.run_state import State
+from cluster.local.run_state import RunState
 
 
 class LocalCluster:
@@ -22,7 +22,7 @@ class LocalCluster:
     ``state`` has its URL and its processes.
     """
 
-    def __init__(self, home: Path, state: State) -> None:
+    def __init__(self, home: Path, state: RunState) -> None:
         self.home = home
         self.state = state
 
@@ -66,7 +66,7 @@ def local_cluster(*arguments: str) -> Iterator[LocalCluster]:
         home = Path(folder)
         try:
             baton(home, "up", "--detach", "--port", "8100", *arguments)
-            state = msgspec.json.decode((home / "default/state.json").read_bytes(), type=State)
+            state = msgspec.json.decode((home / "default/state.json").read_bytes(), type=RunState)
             yield LocalCluster(home, state)
         finally:
             baton(home, "down")

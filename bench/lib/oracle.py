@@ -18,14 +18,16 @@ import aiohttp
 import msgspec
 import torch
 
+from bench.lib.settings import engine_config
 from bench.lib.standalone import Standalone
-from cluster.models.models import demo_path
-from engine.execution.engine import Engine, EngineConfig
-from engine.model.decoder import Model
+from cluster.models.locate import demo_path
+from engine.execution.engine import Engine
+from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
 from prefill_worker.policy import plan
-from protocol.requests import Request, Sampling
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 
 STREAMS = 64
 TOKENS = 64
@@ -56,10 +58,10 @@ class Oracle:
         folder = demo_path()
         config = load_config(folder)
         weights = load_weights(folder, config, torch.float32, torch.device("cpu"))
-        self._model = Model(config, weights, 4096)
+        self._model = DecoderModel(config, weights, 4096)
 
     def __call__(self, requests: Sequence[Request]) -> list[list[int]]:
-        engine = Engine(self._model, EngineConfig(pages=1024, max_model_len=4096), plan)
+        engine = Engine(self._model, engine_config(pages=1024, max_model_len=4096), plan)
         for handle, request in enumerate(requests):
             engine.generate(handle, request)
         texts: list[list[int]] = [[] for _ in requests]
@@ -76,7 +78,7 @@ def requests(seed: int, count: int = STREAMS, tokens: int = TOKENS) -> list[Requ
         Request(
             id=f"{seed}.{i}",
             prompt=tuple(draw.randrange(3, 4096) for _ in range(draw.randrange(80, 160))),
-            sampling=Sampling(
+            sampling=SamplingParams(
                 temperature=0.8 if i % 2 else 0.0, seed=i, max_tokens=tokens, ignore_eos=True
             ),
             cache_root=bytes(16),

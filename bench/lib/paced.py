@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.scheduling.step_time import Coefficients, StepTimeModel, StepTimer, Work
+from engine.scheduling.step_time import Coefficients, StepTimeModel, StepTimer, StepWork
 
 VARIABLE = "BATON_BENCH_PACED"
 """The environment variable that holds a ``Device`` as JSON."""
@@ -129,7 +129,7 @@ class PacedTimer(StepTimer):
             self._start = self._clock()
         self._busy = True
 
-    def end(self, work: Work, *, done: bool) -> None:
+    def end(self, work: StepWork, *, done: bool) -> None:
         """Sleep until the declared time of the step has passed, and record how long it took."""
         seconds = self._device.seconds(work)
         left = self._start + seconds - self._clock()

@@ -13,11 +13,12 @@ from typing import NoReturn
 
 from bench.lib.local_cluster import LocalCluster, baton, local_cluster
 from bench.lib.paced import Device, Lateness, lateness
-from cluster.autoscale.loans import Lent, set_role
+from cluster.autoscale.loans import RoleChange, request_role_change
 from cluster.local.redis_server import EmbeddedRedis
 from engine.scheduling.step_time import Coefficients
-from protocol.endpoints.grpc_endpoints import Security
-from protocol.registry.directory import Directory, WorkerRecord, connect
+from protocol.endpoints.grpc_endpoints import EndpointSecurity
+from protocol.registry.directory import Directory, WorkerRecord
+from protocol.registry.redis_client import connect
 
 CLUSTER = "default"
 ENGINE = "bench.lib.paced_engine"
@@ -68,17 +69,17 @@ class PacedCluster:
     async def workers(self) -> list[WorkerRecord]:
         """Return the workers that are registered now."""
         async with self.directory() as directory:
-            return await directory.workers()
+            return await directory.workers.all()
 
-    async def lend(self, worker: WorkerRecord, role: str, drain_s: float) -> Lent:
+    async def lend(self, worker: WorkerRecord, role: str, drain_s: float) -> RoleChange:
         """Make ``worker`` take ``role``. Raises Unavailable."""
-        return await set_role(
+        return await request_role_change(
             worker.endpoint,
             worker.instance,
             role,
             drain_s=drain_s,
             token=self.token,
-            security=Security(None),
+            security=EndpointSecurity(None),
         )
 
     def scale(self, prefill: int, decode: int) -> None:

@@ -23,29 +23,33 @@ from bench.lib.paced import Device, PacedTimer, declared, open_lateness_file
 from cluster.worker import engine_main
 from engine.execution import loading
 from engine.execution.engine import Engine
-from engine.execution.loading import Loaded
-from engine.ipc.spec import EngineSpec
-from engine.scheduling.step_policy import Policy
-from engine.scheduling.step_time import Work
+from engine.execution.loading import LoadedEngine
+from engine.ipc.settings import EngineSettings
+from engine.scheduling.step_policy import StepPolicy
+from engine.scheduling.step_time import StepWork
 
 LOADING, SERVING = 15, -5
 """Nice values of an engine that loads and of one that serves."""
 
 
 def main() -> None:
-    device, load = declared(), loading.load
+    device, load = declared(), loading.load_engine
     may = _be(SERVING) and _be(LOADING)
 
-    def paced(spec: EngineSpec, policy: Policy, progress: Callable[[str, float], None]) -> Loaded:
-        loaded = load(spec, policy, progress)
+    def paced(
+        settings: EngineSettings, policy: StepPolicy, progress: Callable[[str, float], None]
+    ) -> LoadedEngine:
+        loaded = load(settings, policy, progress)
         pace(loaded.engine, device)
         if may:
             _be(SERVING)
-        longest = device.step_time.seconds(Work(0, 0, spec.chunk, spec.chunk**2 / 2))
+        longest = device.step_time.seconds(
+            StepWork(0, 0, settings.prefill_chunk, settings.prefill_chunk**2 / 2)
+        )
         ready = msgspec.structs.replace(loaded.ready, step_seconds=longest)
         return dataclasses.replace(loaded, ready=ready)
 
-    loading.load = paced
+    loading.load_engine = paced
     engine_main.main()
 
 

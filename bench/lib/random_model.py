@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from cluster.models.models import demo_path
-from engine.model.weights import names
+from cluster.models.locate import demo_path
+from engine.model.weights import tensor_shapes
 from engine.model_config.checkpoint import load_config
 
 SHAPE_100M = {
@@ -37,7 +37,7 @@ def make(folder: Path, shape: dict[str, int], std: float = 0.05) -> Path:
         name: torch.ones(size)
         if len(size) == 1
         else torch.randn(size, generator=generator).mul_(std)
-        for name, size in names(load_config(folder))
+        for name, size in tensor_shapes(load_config(folder))
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

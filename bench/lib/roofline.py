@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 
 from bench.lib.report import median
-from engine.model.decoder import Model
-from engine.model.linear import linear
+from engine.model.decoder import DecoderModel
+from engine.model.linear import make_linear
 
 REPEATS = 5
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ class ModelCost:
     kv_bytes: float  # of a token, as the pool holds it
 
     @classmethod
-    def of(cls, model: Model, kv_bytes: float) -> ModelCost:
+    def of(cls, model: DecoderModel, kv_bytes: float) -> ModelCost:
         """Compute the cost of a dense model whose pool takes ``kv_bytes`` per token."""
         c, weights = model.config, model.weights
         size = model.dtype.itemsize
@@ -119,7 +119,7 @@ def gemm_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
     out = torch.empty_like(a)
     products: list[Callable[[], object]] = [lambda: torch.mm(a, a, out=out)]
     if device.type == "cpu":
-        weight = linear(a)
+        weight = make_linear(a)
         products.append(lambda: weight(a))
     return 2 * size**3 / min(seconds(product, device) for product in products)
 

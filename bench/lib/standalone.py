@@ -18,9 +18,10 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from cluster.local.ports import any_free
+from cluster.local.ports import free_ports
 from cluster.local.redis_server import EmbeddedRedis
-from protocol.registry.directory import Directory, WorkerRecord, connect
+from protocol.registry.directory import Directory, WorkerRecord
+from protocol.registry.redis_client import connect
 
 _POLL_S = 0.1
 _BEAT_S = 0.6  # a little more than between two heartbeats
@@ -30,8 +31,9 @@ class Standalone:
     """A running pool; the benchmark or the test that creates it also starts and closes it.
 
     ``folder`` takes the logs and must have a short path. ``worker_options`` and ``router_options``
-    are options of the command line; ``each_router`` gives every router options of its own instead.
-    ``redis`` is a server that has not been started, in place of the default one.
+    are options of the command line, with ``--routing-policy`` of ``bench.lib.routing_policies``;
+    ``each_router`` gives every router options of its own instead. ``redis`` is a server that has
+    not been started, in place of the default one.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Standalone:
             "BATON_SECRET": secrets.token_hex(16),
             "BATON_REDIS_URL": self.redis.url,  # it may hold a password: not for `ps`
         }
-        self._ports = any_free("127.0.0.1", len(self._router_options))
+        self._ports = free_ports("127.0.0.1", len(self._router_options))
         self.roles = list(roles)
         self.workers: list[subprocess.Popen[bytes]] = []
         self.routers: list[subprocess.Popen[bytes]] = []
@@ -118,8 +120,10 @@ class Standalone:
         return self._baton("worker", "--role", role, "--threads", "1", *self._worker_options)
 
     def _baton(self, command: str, *options: str) -> subprocess.Popen[bytes]:
+        comparing = "--routing-policy" in options
+        program = "bench.lib.routing_policies" if comparing else "cluster.cli.main"
         return subprocess.Popen(
-            [sys.executable, "-m", "cluster.cli.main", command, *options],
+            [sys.executable, "-m", program, command, *options],
             env=self._env,
             stdout=self._log,
             stderr=self._log,
@@ -140,7 +144,7 @@ class Standalone:
         """Return the workers in the directory whose front and engine processes run here."""
         client = connect(self.redis.url)
         try:
-            listed = await Directory(client, "default").workers()
+            listed = await Directory(client, "default").workers.all()
         finally:
             await client.aclose()
         pids = {p.pid for p in self.workers if p.poll() is None}

@@ -30,19 +30,27 @@ import psutil
 from bench.lib.report import ResultRow, finish, median, percentile
 from bench.router.prompts import BLOCK_TOKENS, PIECE, PROMPT_BLOCKS, WORKERS, PrefixWorkload
 from protocol.block_keys import block_keys, cache_root
-from protocol.kv_events import FIELD, Change, Kind, encode_entries, encode_snapshot, split_keys
+from protocol.kv_events import (
+    FIELD,
+    CacheChange,
+    CacheChangeKind,
+    encode_entries,
+    encode_snapshot,
+    split_keys,
+)
 from protocol.registry.directory import ModelInfo, WorkerRecord
-from protocol.requests import Request, Sampling
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 from protocol.wire import wire_pb2 as pb
 from router.generation.placer import Placer
-from router.http.state import Watch
-from router.placement.index_reader import Cursor
-from router.placement.learned import Learned
-from router.placement.ledger import Ledger
+from router.http.state import WorkerTracker
+from router.placement.index_reader import EventCursor
+from router.placement.estimates import RoutingEstimates
+from router.placement.ledger import WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives
 from router.workers.decode_link import DecodeLink
-from router.workers.pool import Pool
+from router.workers.pool import WorkerPool
 
 MODEL = ModelInfo(
     id="m",
@@ -76,23 +84,23 @@ class RouterChoices:
 
     def __init__(self, index: PrefixIndex) -> None:
         rng = random.Random(0)
-        ledger, learned = Ledger(time.monotonic), Learned()
-        watch = Watch(index, ledger, learned, None)
-        pool = Pool(_nobody, model_id="m", token="", refresh_s=1.0, watcher=watch)
+        ledger, learned = WorkLedger(time.monotonic), RoutingEstimates()
+        watch = WorkerTracker(index, ledger, learned, None)
+        pool = WorkerPool(_nobody, model_id="m", token="", refresh_s=1.0, listener=watch)
         records = [record(number, rng) for number in range(WORKERS)]
         pool.prefill = {r.instance: r for r in records if r.role == "prefill"}
         for r in records:
             if r.role == "decode":
                 pool.links[r.instance] = _attached(r, rng)
-        pool.told()
-        self._placer = Placer(pool, index, ledger, learned, Objectives(2.0, 0.1), "cost")
+        pool.apply_records()
+        self._placer = Placer(pool, index, ledger, learned, Objectives(2.0, 0.1))
 
     def choose(self, queries: Sequence[Sequence[bytes]]) -> list[float]:
         """Return the seconds of each decision; ``queries`` has the block keys of each prompt."""
         times = []
         for keys in queries:
             prompt = (0,) * (len(keys) * BLOCK_TOKENS)
-            request = Request(id="r", prompt=prompt, sampling=Sampling(max_tokens=256))
+            request = Request(id="r", prompt=prompt, sampling=SamplingParams(max_tokens=256))
             began = time.perf_counter()
             placed = self._placer.place(request, keys)
             times.append(time.perf_counter() - began)
@@ -128,14 +136,14 @@ class BatonIndex:
     def load(self) -> tuple[float, int, int]:
         """Return the seconds, the bytes and the number of (worker, block) pairs reported."""
         entries, pairs = self._entries()
-        cursors = [Cursor(self.index, str(worker)) for worker in range(WORKERS)]
+        cursors = [EventCursor(self.index, str(worker)) for worker in range(WORKERS)]
         for cursor in cursors:
-            for _ in cursor.snapshot(encode_snapshot(cursor.instance, 1, [])):
+            for _ in cursor.apply_snapshot(encode_snapshot(cursor.instance, 1, [])):
                 pass
         process = psutil.Process()
         before, began = process.memory_info().rss, time.perf_counter()
         for worker, entry_id, entry in entries:
-            for _ in cursors[worker].entry(entry_id, {FIELD: entry}):
+            for _ in cursors[worker].apply_entry(entry_id, {FIELD: entry}):
                 pass
         seconds = time.perf_counter() - began
         return seconds, process.memory_info().rss - before, pairs
@@ -149,7 +157,7 @@ class BatonIndex:
             for start in range(0, blocks, PIECE):
                 piece = keys[prompt][start : min(start + PIECE, blocks)]
                 seq[worker] += 1
-                [entry] = encode_entries([Change(Kind.STORED, b"".join(piece))])
+                [entry] = encode_entries([CacheChange(CacheChangeKind.STORED, b"".join(piece))])
                 entries.append((worker, b"%d-0" % seq[worker], entry))
         return entries, sum(held.blocks for held in workload.held)
 

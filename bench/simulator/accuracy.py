@@ -36,9 +36,9 @@ from bench.simulator.fit import (
     pooled_percentiles,
     simulated_times,
 )
-from cluster.workloads.arrivals import gap
+from cluster.workloads.arrivals import draw_gap
 from protocol.registry.directory import WorkerRecord
-from router.placement.step_model import StepModel, parse, pooled
+from router.placement.step_model import StepModel, mean_step_model, parse_step_model
 
 FIRST_ID, VOCAB = 3, 4096
 
@@ -65,7 +65,7 @@ def arrivals(phase: TrafficPhase, seed: int) -> list[Arrival]:
     while at < phase.seconds:
         prompt = [draw.randrange(FIRST_ID, VOCAB) for _ in range(_length(phase.prompt, draw))]
         found.append(Arrival(at, prompt, _length(phase.output, draw)))
-        at += gap("gamma", phase.rate, phase.burstiness, draw)
+        at += draw_gap("gamma", phase.rate, phase.burstiness, draw)
     return found
 
 
@@ -120,7 +120,9 @@ async def measure(
         found.append(await _send(cluster, phase, of.seed + number))
         workers = await cluster.workers()
         if number % 2 == 0:
-            models.append(pooled(parse(worker.step_model) for worker in workers))
+            models.append(
+                mean_step_model(parse_step_model(worker.step_model) for worker in workers)
+            )
     step = StepModel(*(sum(c) / len(models) for c in zip(*models, strict=True)))
     return found, _known(step, workers[0], of)
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from bench.lib.http_load import Arrival, Objective, StreamTiming
 from bench.lib.report import percentile
-from cluster.simulator.devices.job import Job
-from cluster.simulator.scenario import Scenario, parse
-from cluster.simulator.simulation import World, machines
+from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.scenario import Scenario, parse_scenario
+from cluster.simulator.simulation import Simulation, scenario_machines
 from cluster.sizing.policy import decide
 from protocol.roles import Role
 from router.placement.step_model import StepModel
@@ -74,8 +74,10 @@ def simulated_times(
 ) -> LatencyPairs:
     """Simulate the same arrivals on a cluster that is empty at first."""
     scenario = _scenario(known, fit)
-    world = World(scenario, machines(scenario), decide, False)
-    jobs = [Job(i, a.at, len(a.prompt), a.output) for i, a in enumerate(segment.arrivals)]
+    world = Simulation(scenario, scenario_machines(scenario), decide, False)
+    jobs = [
+        SimulatedRequest(i, a.at, len(a.prompt), a.output) for i, a in enumerate(segment.arrivals)
+    ]
     world.run(jobs)
     return [
         (ttft + fit.path_s, tpot)
@@ -142,7 +144,7 @@ def _scenario(known: ClusterConstants, fit: StepTimeFit) -> Scenario:
     of = known.step
     step = [c * fit.decode for c in of[:3]] + [c * fit.prompt for c in of[3:]]
     pools: dict[Role, int] = {"prefill": known.prefill, "decode": known.decode}
-    return parse(
+    return parse_scenario(
         {
             "seconds": 1.0,
             "machines": {

@@ -28,12 +28,12 @@ import msgspec
 
 from bench.lib.report import ResultRow, finish
 from bench.simulator.split_search import PoolSplit, SplitTrial, least, oracle
-from cluster.simulator.result import Result
-from cluster.simulator.scenario import Scenario, parse
+from cluster.simulator.result import SimulationResult
+from cluster.simulator.scenario import Scenario, parse_scenario
 from cluster.simulator.simulation import simulate
-from cluster.sizing.decision import Record
-from cluster.sizing.demand import AS_TOLD, needs
-from cluster.sizing.snapshot import Mix, Sample
+from cluster.sizing.decision import DecisionRecord
+from cluster.sizing.demand import NO_CORRECTIONS, demand_by_role
+from cluster.sizing.snapshot import RequestMix, RequestSample
 
 WINDOW_S = 300.0
 H200: dict[str, Any] = {
@@ -127,7 +127,7 @@ STUDIES = {"azure": azure, "day": day, "mooncake": mooncake}
 
 
 def scaled(study: Study, begin: PoolSplit, most: int, tuning: dict[str, Any]) -> Scenario:
-    return parse(
+    return parse_scenario(
         {
             **study.scenario,
             "name": study.name,
@@ -146,19 +146,19 @@ def scaled(study: Study, begin: PoolSplit, most: int, tuning: dict[str, Any]) ->
 def needed(trial: SplitTrial, begin: float, end: float) -> PoolSplit:
     """Compute the pools that the policy's formulas want for these requests without prefixes."""
     jobs = trial.between(begin, end)
-    mix = Mix(
+    mix = RequestMix(
         rate=len(jobs) / (end - begin),
         window_s=end - begin,
-        samples=tuple(Sample(float(j.prompt), 0.0, float(j.output)) for j in jobs),
+        samples=tuple(RequestSample(float(j.prompt), 0.0, float(j.output)) for j in jobs),
     )
-    found = needs(mix, trial.machines, trial.scenario.goals, AS_TOLD)
+    found = demand_by_role(mix, trial.machines, trial.scenario.goals, NO_CORRECTIONS)
     return PoolSplit(found["prefill"].workers, found["decode"].workers)
 
 
 class StudyOutcome(NamedTuple):
     """The autoscaled run, the best fixed split and the oracle of one study."""
 
-    result: Result
+    result: SimulationResult
     fixed: PoolSplit
     fixed_hours: float
     oracle_hours: float
@@ -168,7 +168,7 @@ class StudyOutcome(NamedTuple):
 def run(study: Study, tuning: dict[str, Any], *, known: bool) -> StudyOutcome:
     """Run one study; ``known`` includes the oracle, which knows the future."""
     began = time.perf_counter()
-    trial = SplitTrial(parse({**study.scenario, "name": study.name}))
+    trial = SplitTrial(parse_scenario({**study.scenario, "name": study.name}))
     begin = needed(trial, 0.0, WINDOW_S)
     print_progress(f"{study.name}: begins with {begin}")
     simulated = simulate(scaled(study, begin, 1000, tuning), keep_records=True)
@@ -189,7 +189,7 @@ def starts(ends: float) -> list[float]:
     return [i * WINDOW_S for i in range(max(1, math.floor(ends / WINDOW_S)))]
 
 
-def describe_run(of: Result, records: list[Record]) -> str:
+def describe_run(of: SimulationResult, records: list[DecisionRecord]) -> str:
     most = max(r.decision.wanted.total for r in records)
     return (
         f"autoscaled: {of.requests} requests, both {of.both_met:.3%} (TTFT {of.ttft_met:.2%}, TPOT"

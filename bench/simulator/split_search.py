@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from cluster.simulator.devices.job import Job
-from cluster.simulator.result import met
-from cluster.simulator.scenario import PoolsSection, Scenario
-from cluster.simulator.simulation import World, machines
-from cluster.simulator.traffic import requests
+from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.result import meets_objectives
+from cluster.simulator.scenario import Scenario, ScenarioPoolsSection
+from cluster.simulator.simulation import Simulation, scenario_machines
+from cluster.simulator.traffic import scenario_requests
 from cluster.sizing.policy import decide
 
 LOOK_EVERY = 200
@@ -45,40 +45,42 @@ class SplitTrial:
         self.runs = 0
         self.share = share
         self.scenario = scenario
-        self.machines = machines(scenario)
-        self._jobs = requests(scenario)
+        self.machines = scenario_machines(scenario)
+        self._jobs = scenario_requests(scenario)
 
     @property
     def ends(self) -> float:
         return self._jobs[-1].at
 
-    def between(self, begin: float, end: float) -> list[Job]:
+    def between(self, begin: float, end: float) -> list[SimulatedRequest]:
         return [job for job in self._jobs if begin <= job.at < end]
 
     def attains(self, split: PoolSplit, begin: float = 0.0, end: float = float("inf")) -> bool:
         """Simulate a split; only requests that arrive from ``begin`` to ``end`` count."""
         self.runs += 1
         jobs = [
-            Job(j.number, j.at - begin + LEAD_S, j.prompt, j.output, j.blocks)
+            SimulatedRequest(j.number, j.at - begin + LEAD_S, j.prompt, j.output, j.blocks)
             for j in self.between(begin - LEAD_S, end)
         ]
         counted = [job for job in jobs if job.at >= LEAD_S or not begin]
         may_miss = int((1 - self.share) * len(counted) + 1e-9)
-        pools = PoolsSection(prefill=split.prefill, decode=split.decode)
+        pools = ScenarioPoolsSection(prefill=split.prefill, decode=split.decode)
         scenario = self.scenario.model_copy(update={"pools": pools})
-        world = World(scenario, self.machines, decide, False)
+        world = Simulation(scenario, self.machines, decide, False)
         return _misses(world, jobs, set(counted), may_miss) <= may_miss
 
 
-def _misses(world: World, jobs: Sequence[Job], counted: set[Job], enough: int) -> int:
+def _misses(
+    world: Simulation, jobs: Sequence[SimulatedRequest], counted: set[SimulatedRequest], enough: int
+) -> int:
     """Count the requests of ``counted`` that miss an objective, and stop above ``enough``."""
-    clock, ended, missed, seen = world.clock, world.life.ended, 0, 0
+    clock, ended, missed, seen = world.clock, world.lifecycle.ended, 0, 0
     goals = world.goals
     for number, job in enumerate(jobs):
         clock.run_before(job.at)
-        world.life.arrive(job)
+        world.lifecycle.arrive(job)
         if number % LOOK_EVERY == 0 or job is jobs[-1]:
-            missed += sum(not all(met(j, goals)) for j in ended[seen:] if j in counted)
+            missed += sum(not all(meets_objectives(j, goals)) for j in ended[seen:] if j in counted)
             seen = len(ended)
             late = sum(
                 j.first_s is None and clock.now - j.at > goals.ttft_s for j in _inside(world)
@@ -87,12 +89,12 @@ def _misses(world: World, jobs: Sequence[Job], counted: set[Job], enough: int) -
                 return missed + late
     while len(ended) < len(jobs) and clock.step():
         pass
-    missed += sum(not all(met(j, goals)) for j in ended[seen:] if j in counted)
+    missed += sum(not all(meets_objectives(j, goals)) for j in ended[seen:] if j in counted)
     return missed
 
 
-def _inside(world: World) -> set[Job]:
-    return {job for worker in world.fleet.workers for job in worker.jobs}
+def _inside(world: Simulation) -> set[SimulatedRequest]:
+    return {job for worker in world.fleet.workers for job in worker.requests}
 
 
 def least(

@@ -48,11 +48,11 @@ from bench.speculation.measurements import (
     tables,
 )
 from bench.speculation.targets import SpeculationTarget, targets
-from engine.model.decoder import Model
+from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
-from engine.model_config.config import row_counts
-from engine.speculation.control.draft_lengths import FixedLength
+from engine.model_config.config import padded_row_counts
+from engine.speculation.control.draft_lengths import FixedDraftLength
 from protocol.block_keys import BLOCK_TOKENS
 
 LENGTHS = (1, 2, 4, 8)
@@ -92,9 +92,9 @@ class SpeculationContest:
         longest = max(map(len, self._prompts))
         each = -(-(longest + SETTLE_TOKENS + TEXT) // BLOCK_TOKENS) + 3
         self._sizes = most, max(each * most, LONGEST // BLOCK_TOKENS) + 2 * len(self._prompts)
-        model = Model(self._config, self._weights, LONGEST)
-        for rows in row_counts(MOST_ROWS):
-            model.warm(rows)
+        model = DecoderModel(self._config, self._weights, LONGEST)
+        for rows in padded_row_counts(MOST_ROWS):
+            model.warm_up(rows)
         self._plain = self._contestant()
         self._fixed = {k: self._contestant() for k in plan.lengths}
         self._controlled = self._contestant()
@@ -110,7 +110,7 @@ class SpeculationContest:
             subject += f" at temperature {temperature:g}"
         lengths = () if name == "random" else plan.lengths
         for k in lengths:
-            self._fixed[k].equip(make, k, FixedLength(k))
+            self._fixed[k].equip(make, k, FixedDraftLength(k))
         self._controlled.equip(make, MOST, None)
         compete([self._controlled], self._loads(self._batches[0], temperature), LEARN)
         for batch in [b for b in self._batches if not temperature or b in DRAWN_BATCHES]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bench.lib.settings import engine_config
 from bench.speculation.measurements import (
     Clock,
     RecordingLengths,
@@ -19,17 +20,18 @@ from bench.speculation.measurements import (
     TimedModel,
 )
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
-from engine.execution.loading import passes_of
-from engine.model.layers import Weights
+from engine.execution.engine import Engine
+from engine.execution.speculation_loading import dummy_pass
+from engine.model.layers import ModelWeights
 from engine.model_config.config import ModelConfig
 from engine.speculation.control.controller import Controller
-from engine.speculation.control.draft_choice import Curve, calibrate
-from engine.speculation.control.draft_lengths import Lengths
+from engine.speculation.control.draft_choice import LatencyCurve, calibrate
+from engine.speculation.control.draft_lengths import DraftLengthPolicy
 from engine.speculation.control.speculator import Speculator
-from engine.speculation.control.step_costs import Costs
+from engine.speculation.control.step_costs import StepCostModel
 from engine.speculation.proposers.proposer import Proposer
-from protocol.requests import Request, Sampling
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 
 Tokens = tuple[int, ...]
 LONGEST = 1024
@@ -59,7 +61,7 @@ class DecodingLoad:
             Request(
                 id=str(i),
                 prompt=prompt,
-                sampling=Sampling(
+                sampling=SamplingParams(
                     temperature=self.temperature,
                     seed=i,
                     max_tokens=LONGEST - longest,
@@ -77,14 +79,14 @@ class DecodingContestant:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
+        weights: ModelWeights,
         batch: int,
         pages: int,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._model = TimedModel(config, weights, LONGEST)
         self._model.clock = self._clock = clock
-        sizes = EngineConfig(
+        sizes = engine_config(
             pages=pages,
             max_batch=batch,
             chunk=CHUNK,
@@ -96,9 +98,9 @@ class DecodingContestant:
         self.seen = StepTotals()
         self.texts: dict[int, list[int]] = {}
         self._watch: RecordingLengths | None = None
-        self._curve: Curve | None = None
+        self._curve: LatencyCurve | None = None
 
-    def equip(self, make: MakeProposer, most: int, lengths: Lengths | None) -> None:
+    def equip(self, make: MakeProposer, most: int, lengths: DraftLengthPolicy | None) -> None:
         """Use a proposer from now on; with ``lengths`` None the controller decides the lengths."""
         proposer = make(self.engine, most)
         vocab = self._model.config.vocab_size
@@ -109,9 +111,9 @@ class DecodingContestant:
         """Create the controller of a worker; the cost curve is measured once."""
         if self._curve is None:
             rows = self.engine.config.max_batch * (1 + proposer.most)
-            self._curve = calibrate(passes_of(self.engine), rows, self._clock)
-            self.engine.manager.forget()  # it wrote where prompts may have been cached
-        costs = Costs(self._curve, lambda: self.engine.step_time.known)
+            self._curve = calibrate(dummy_pass(self.engine), rows, self._clock)
+            self.engine.manager.evict_unused()  # it wrote where prompts may have been cached
+        costs = StepCostModel(self._curve, lambda: self.engine.step_time.known)
         return Controller(costs, proposer.most, proposer.passes)
 
     def start(self, load: DecodingLoad) -> None:

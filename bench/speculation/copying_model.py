@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bench.speculation.grown_model import STD
-from engine.model.weights import names
+from engine.model.weights import tensor_shapes
 from engine.model_config.checkpoint import load_config
 from engine.model_config.config import ModelConfig
 
@@ -102,6 +102,6 @@ def make_copying(source: Path, folder: Path, shape: dict[str, int]) -> Path:
     (folder / "config.json").write_text(json.dumps(raw))
     c = load_config(folder)
     make = CopyingWeights(c, torch.device("cpu"))
-    tensors = {name: make(name, size) for name, size in names(c)}
+    tensors = {name: make(name, size) for name, size in tensor_shapes(c)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

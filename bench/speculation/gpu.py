@@ -33,11 +33,11 @@ from bench.speculation.copying_model import PERIOD, CopyingWeights
 from bench.speculation.measurements import SpeedupCell, speedup, tables
 from bench.speculation.targets import SyntheticProposer, ngram
 from engine.execution.engine import Engine
-from engine.execution.loading import passes_of
-from engine.model.layers import Weights, assemble
+from engine.execution.speculation_loading import dummy_pass
+from engine.model.layers import ModelWeights, build_weights
 from engine.model_config.config import ModelConfig
 from engine.model_config.families import parse_config
-from engine.speculation.control.draft_lengths import FixedLength
+from engine.speculation.control.draft_lengths import FixedDraftLength
 from protocol.block_keys import BLOCK_TOKENS
 
 LLAMA_3_2_1B = {
@@ -83,7 +83,7 @@ SMALL = SpeculationSizes((1, 3), (2,), Slices(2, 32))
 class SpeculationBenchmark:
     """One model, and the two contestants that share its weights."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, sizes: SpeculationSizes) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, sizes: SpeculationSizes) -> None:
         self._config, self._weights, self._sizes = config, weights, sizes
         draw = random.Random(0)
         self._prompts = [
@@ -115,7 +115,7 @@ class SpeculationBenchmark:
 
     def _cell(self, subject: str, make: MakeProposer, batch: int, length: int) -> SpeedupCell:
         plain, other = self._plain, self._other
-        other.equip(make, length or MOST, FixedLength(length) if length else None)
+        other.equip(make, length or MOST, FixedDraftLength(length) if length else None)
         loads = [DecodingLoad(self._prompts[:batch], TEXT)]
         ours, theirs = compete([plain, other], loads, self._sizes.slices)
         for contestant, rows in ((plain, batch), (other, batch * (1 + length))):
@@ -126,17 +126,17 @@ class SpeculationBenchmark:
     def _pass_s(self, rows: int) -> float:
         """Time the model's pass alone, because a step on a GPU does not know what it waits for."""
         engine = self._plain.engine
-        run = passes_of(engine)
+        run = dummy_pass(engine)
         taken = seconds(lambda: run(rows), engine.model.device)
-        engine.manager.forget()  # it wrote where prompts were cached
+        engine.manager.evict_unused()  # it wrote where prompts were cached
         return taken
 
 
-def weights_of(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+def weights_of(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
     make = CopyingWeights(config, device)
     get: Callable[[str, tuple[int, ...]], torch.Tensor]
     get = lambda name, shape: make(name, shape).to(dtype)  # noqa: E731
-    return assemble(get, config)
+    return build_weights(get, config)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from bench.lib.report import ResultRow
-from engine.model.decoder import Model
+from engine.model.decoder import DecoderModel
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.control.draft_choice import expected_tokens
-from engine.speculation.control.draft_lengths import Lengths, Outcome
+from engine.speculation.control.draft_lengths import DraftLengthPolicy, StepOutcome
 
 RESAMPLES = 1000
 Clock = Callable[[], float]
@@ -40,7 +40,7 @@ class StepTotals:
     rejected: int = 0  # drafts that were not accepted as a whole
     trees: bool = False
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: StepOutcome) -> None:
         self.draft_s += outcome.draft_s
         if not outcome.proposed:
             self.lengths[0] += len(outcome.sequences)
@@ -82,7 +82,7 @@ class StepTotals:
 class RecordingLengths:
     """Delegates draft lengths to ``inner``, and adds up the outcomes."""
 
-    def __init__(self, inner: Lengths) -> None:
+    def __init__(self, inner: DraftLengthPolicy) -> None:
         self._inner = inner
         self.seen: StepTotals | None = None
 
@@ -96,7 +96,7 @@ class RecordingLengths:
     def passes_by(self) -> bool:
         return self._inner.passes_by()
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: StepOutcome) -> None:
         self._inner.observe(outcome)
         if self.seen is not None:
             self.seen.add(outcome)
@@ -105,7 +105,7 @@ class RecordingLengths:
         return self._inner.speedups()
 
 
-class TimedModel(Model):
+class TimedModel(DecoderModel):
     """A model that adds up the time of its passes in ``spent``."""
 
     spent = 0.0

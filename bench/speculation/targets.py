@@ -16,14 +16,14 @@ from bench.lib.random_model import SHAPE_100M
 from bench.speculation.contestants import MakeProposer, Tokens
 from bench.speculation.copying_model import PERIOD, make_copying
 from bench.speculation.grown_model import grow, grow_heads
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 from engine.demo.training.corpus import read_corpus
-from engine.execution.loading import load_proposer
+from engine.execution.speculation_loading import load_proposer
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.draft_source import Method, Source
+from engine.speculation.draft_source import DraftMethod, DraftSource
 from engine.speculation.drafts import Drafts
-from engine.speculation.proposers.ngram import NGram
-from engine.speculation.proposers.proposer import Advance
+from engine.speculation.proposers.ngram import NgramProposer
+from engine.speculation.proposers.proposer import VerifiedStep
 from protocol.block_keys import BLOCK_TOKENS
 
 TextOf = Callable[[str], Sequence[int]]
@@ -42,7 +42,7 @@ class _FreeProposer:
     def passes(self, nodes: int) -> int:
         return 0
 
-    def saw(self, advance: Advance) -> None:
+    def saw(self, advance: VerifiedStep) -> None:
         pass
 
     def forget(self, seatings: Sequence[int]) -> None:
@@ -91,16 +91,16 @@ class SyntheticProposer(_FreeProposer):
 
 
 def ngram() -> MakeProposer:
-    return lambda engine, most: NGram(most)
+    return lambda engine, most: NgramProposer(most)
 
 
 def guess() -> MakeProposer:
     return lambda engine, most: RandomProposer(most, engine.model.config.vocab_size)
 
 
-def of_folder(method: Method, folder: Path, target: Path) -> MakeProposer:
+def of_folder(method: DraftMethod, folder: Path, target: Path) -> MakeProposer:
     """Load a draft model, or heads, of the model in ``target``."""
-    return lambda engine, most: load_proposer(Source(method, folder), engine, most, target)
+    return lambda engine, most: load_proposer(DraftSource(method, folder), engine, most, target)
 
 
 class HeldOutTexts:
@@ -124,7 +124,7 @@ class HeldOutTexts:
         return itertools.cycle(found)
 
 
-HEADS: tuple[Method, ...] = ("medusa", "eagle")
+HEADS: tuple[DraftMethod, ...] = ("medusa", "eagle")
 PROMPT = 2 * BLOCK_TOKENS + 1  # so that all but one token are found again
 
 

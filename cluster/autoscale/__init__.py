@@ -1,10 +1,9 @@
-"""The autoscaler: what the traffic asks of the pools, read, decided and carried out.
+"""The autoscaler process: reads the traffic, asks the sizing policy, and carries its decisions out.
 
-    reading/     what is seen of the cluster         settings.py  what it is told at its start
-    loop.py      look -> snapshot -> decide -> act   process.py   all of it together
-    replicas.py  numbers of workers, through Serve   loans.py     roles of workers (lend.py)
-    log.py       decisions as JSON lines             lease.py     one acts, the others watch
-    metrics.py   its page                            starts.py    how long a worker takes to start
+    loop.py            read -> snapshot -> decide -> act  process.py       all parts together
+    replica_counts.py  numbers of workers, through Serve  loans.py         roles of workers
+    decision_log.py    decisions as JSON lines            acting_lease.py  elects the one that acts
+    metrics.py         its metrics page
 
-What is decided is `cluster.sizing`'s.
+`cluster.sizing` decides; `cluster.observation` reads.
 """

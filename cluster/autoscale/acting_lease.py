@@ -1,9 +1,9 @@
-"""Who acts: of all autoscalers of a cluster the one that holds a key in Redis.
+"""Elects the acting autoscaler: of all autoscalers of a cluster, the one that holds a key in Redis.
 
-    baton:{cluster}:autoscaler:acting    a random value of the holder, for TTL_S at most
+    baton:{cluster}:autoscaler:acting    a random value of the holder, for ttl_s at most
 
-Taken by SET NX, kept and given back only by who wrote the value. A holder that cannot reach Redis
-counts it as lost: it might be another's by now.
+The key is taken by SET NX, and kept and released only by the process that wrote the value. A holder
+that cannot reach Redis treats the lease as lost, because another one may have it by now.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then
 end
 return 0
 """
-_GIVE_BACK = """
+_RELEASE = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then
   return redis.call('DEL', KEYS[1])
 end
@@ -30,7 +30,8 @@ return 0
 
 
 class ActingLease:
-    """take -> ... -> take -> give_back. ``ttl_s``: how long nobody acts after the holder died."""
+    """The lease of one autoscaler: take -> ... -> take -> release. ``ttl_s``: seconds until another
+    autoscaler can act after the holder died."""
 
     def __init__(self, client: redis.Redis, cluster: str, ttl_s: float) -> None:
         self._redis = client
@@ -39,8 +40,8 @@ class ActingLease:
         self._ttl_ms = int(1000 * ttl_s)
 
     async def take(self) -> bool:
-        """Whether it is ours, for ``ttl_s`` from now. Raises Unavailable when Redis does not
-        answer."""
+        """Take or keep the lease for ``ttl_s`` from now; return whether this autoscaler has it.
+        Raises Unavailable when Redis does not answer."""
         try:
             if await self._run(_KEEP, self._value, self._ttl_ms):
                 return True
@@ -49,10 +50,10 @@ class ActingLease:
             raise Unavailable(f"Redis does not say who acts: {error}") from error
         return bool(taken)
 
-    async def give_back(self) -> None:
-        """So that another need not wait. Raises Unavailable when Redis does not answer."""
+    async def release(self) -> None:
+        """Release the lease for others. Raises Unavailable when Redis does not answer."""
         try:
-            await self._run(_GIVE_BACK, self._value)
+            await self._run(_RELEASE, self._value)
         except (RedisError, OSError, TimeoutError) as error:
             raise Unavailable(f"Redis does not answer: {error}") from error
 

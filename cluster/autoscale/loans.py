@@ -1,4 +1,5 @@
-"""Workers that serve the other role for a while: asked by RPC, all of a turn at once."""
+"""Carries out loans: asks workers by RPC to serve the other role (``Roles.SetRole``, served by
+``cluster/worker/role_service.py``). All loans of one turn run at once."""
 
 from __future__ import annotations
 
@@ -11,47 +12,44 @@ from redis.exceptions import RedisError
 
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.sizing.decision import Loan
-from protocol.endpoints.grpc_endpoints import Security
+from protocol.endpoints.grpc_endpoints import EndpointSecurity
 from protocol.errors import TransferFailed, Unavailable
 from protocol.registry.directory import Directory, WorkerRecord
 from protocol.security import cluster_token
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
 
-# MERGED cluster.autoscale.lend
-# Asks a worker to take the other role (``Roles.SetRole``, served by
-# ``cluster/worker/role_service.py``).
-
-MARGIN_S = 5.0
-"""That a change may take beyond its drain: hand-overs, and the way there and back."""
+ROLE_CHANGE_MARGIN_S = 5.0
+"""Seconds that a role change may take beyond its drain: hand-overs and the RPC itself."""
 
 
-class Lent(NamedTuple):
-    """What the worker says: the role that it has now, the seconds that the change took, and the
-    requests that go on at other workers."""
+class RoleChange(NamedTuple):
+    """A worker's reply: the role that it has now, the seconds that the change took, and the number
+    of requests that were handed over to other workers."""
 
     role: str
     seconds: float
     handed_over: int
 
 
-async def set_role(
+async def request_role_change(
     endpoint: str,
     instance: str,
     role: str,
     *,
     drain_s: float,
     token: str,
-    security: Security,
+    security: EndpointSecurity,
     deadline_s: float | None = None,
-) -> Lent:
-    """Have the worker ``instance`` at ``endpoint`` (host:port) work as ``role``. Streams that
-    it decodes have ``drain_s`` seconds to end, before they go on elsewhere.
+) -> RoleChange:
+    """Ask the worker ``instance`` at ``endpoint`` (host:port) to change its role to ``role``.
 
-    Raises Unavailable with the reason: not reached, refused, or no answer within ``deadline_s``
-    (None: the drain and MARGIN_S). After the last one the worker may have changed all the same:
-    its record in the directory tells."""
-    deadline_s = drain_s + MARGIN_S if deadline_s is None else deadline_s
+    Requests that it decodes have ``drain_s`` seconds to end before they continue elsewhere. Raises
+    Unavailable with the reason: not reached, refused, or no answer within ``deadline_s`` (None: the
+    drain and ROLE_CHANGE_MARGIN_S). In the last case the worker may have changed nevertheless: its
+    record in the directory shows it.
+    """
+    deadline_s = drain_s + ROLE_CHANGE_MARGIN_S if deadline_s is None else deadline_s
     request = pb.SetRoleRequest(role=role, drain_seconds=drain_s, instance=instance)
     try:
         channel = security.async_channel(endpoint)
@@ -60,7 +58,7 @@ async def set_role(
     stub: rpc.RolesAsyncStub = rpc.RolesStub(channel)
     try:
         reply = await stub.SetRole(
-            request, timeout=deadline_s, metadata=cluster_token.metadata(token)
+            request, timeout=deadline_s, metadata=cluster_token.token_metadata(token)
         )
     except grpc.aio.AioRpcError as error:
         raise Unavailable(
@@ -69,48 +67,52 @@ async def set_role(
         ) from error
     finally:
         await channel.close()
-    return Lent(reply.role, reply.seconds, reply.handed_over)
+    return RoleChange(reply.role, reply.seconds, reply.handed_over)
 
 
 _AT_ONCE = 32
 _LOOK_S = 3.0
 
 
-class Loans(Protocol):
+class LoanExecutor(Protocol):
+    """Changes the roles of workers."""
+
     async def lend(self, loans: Sequence[Loan]) -> list[str]:
-        """Returns when each has been carried out or has failed, with why those failed."""
+        """Carry out the loans and return when each has succeeded or failed, with the reasons of
+        those that failed."""
         ...
 
 
-class RoleLoans:
-    """Finds the workers in the directory. Every loan has a deadline (``lend.MARGIN_S``)."""
+class GrpcLoanExecutor:
+    """Finds the workers in the directory and asks them by gRPC. Every loan has a deadline."""
 
     def __init__(self, directory: Directory, settings: AutoscalerSettings) -> None:
         self._directory = directory
         self._token = settings.token
         self._drain_s = settings.loan_drain_s
-        self._security = Security(settings.tls)
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._security = EndpointSecurity(settings.tls)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def lend(self, loans: Sequence[Loan]) -> list[str]:
         if not loans:
             return []
         try:
-            there = await self._workers()
+            workers = await self._workers()
         except Unavailable as error:
             return [f"{len(loans)} loans: {error}"]
-        whys = await asyncio.gather(*(self._lend(loan, there) for loan in loans))
+        whys = await asyncio.gather(*(self._lend(loan, workers) for loan in loans))
         return [why for why in whys if why]
 
-    async def end(self) -> list[str]:
-        """Everybody back to the pool that he was started for; why some are not."""
+    async def end_all(self) -> list[str]:
+        """Return all lent workers to the pool they were started for; return the reasons of
+        failures."""
         try:
-            there = await self._workers()
+            workers = await self._workers()
         except Unavailable as error:
             return [str(error)]
         lent = [
             Loan(instance=worker.instance, role="prefill" if home == "prefill" else "decode")
-            for worker in there.values()
+            for worker in workers.values()
             if not worker.draining and (home := worker.home or worker.role) != worker.role
         ]
         return await self.lend(lent)
@@ -118,19 +120,19 @@ class RoleLoans:
     async def _workers(self) -> dict[str, WorkerRecord]:
         try:
             async with asyncio.timeout(_LOOK_S):
-                found = await self._directory.workers()
+                found = await self._directory.workers.all()
         except (RedisError, OSError, TimeoutError) as error:
             raise Unavailable(f"Redis does not say where workers are: {error}") from error
         return {worker.instance: worker for worker in found}
 
-    async def _lend(self, loan: Loan, there: dict[str, WorkerRecord]) -> str:
-        """Why it failed, or nothing."""
-        worker = there.get(loan.instance)
+    async def _lend(self, loan: Loan, workers: dict[str, WorkerRecord]) -> str:
+        """Return why the loan failed, or nothing."""
+        worker = workers.get(loan.instance)
         if worker is None:
             return f"worker {loan.instance[:8]} is gone"
-        async with self._room:
+        async with self._slots:
             try:
-                await set_role(
+                await request_role_change(
                     worker.endpoint,
                     worker.instance,
                     loan.role,

@@ -1,10 +1,11 @@
-"""One turn of the autoscaler, again and again. It decides nothing itself.
+"""The turns of the autoscaler. The loop itself decides nothing.
 
-    read --> snapshot --decide--> log --> loans, then numbers of workers --> what others see
+    read --> snapshot --decide--> log --> loans, then numbers of workers --> listeners
                 ^                    |
                 +------ memory ------+
 
-A turn may fail in any of its parts: that is told and counted, and the next one sees what is then.
+A turn may fail in any of its parts: the failure is logged and counted, and the next turn starts
+from what is true then.
 """
 
 from __future__ import annotations
@@ -20,127 +21,134 @@ from msgspec.structs import replace
 
 from cluster.autoscale.acting_lease import ActingLease
 from cluster.autoscale.decision_log import DecisionLog
-from cluster.autoscale.loans import Loans
-from cluster.autoscale.replica_counts import Aside, Replicas
-from cluster.observation.reading import Reading, Source
+from cluster.autoscale.loans import LoanExecutor
+from cluster.autoscale.replica_counts import BlockingCall, ReplicaController
+from cluster.observation.reading import ClusterReading, ReadingSource
 from cluster.settings.autoscaler_settings import AutoscalerSettings
-from cluster.sizing.decision import Decision, Record
-from cluster.sizing.snapshot import Counts, Memory, Snapshot, Worker
+from cluster.sizing.decision import DecisionRecord, ScalingDecision
+from cluster.sizing.snapshot import (
+    SizingMemory,
+    SizingSnapshot,
+    WorkerCounts,
+    WorkerSnapshot,
+    staying,
+)
 from protocol.errors import BatonError, Unavailable
 from protocol.roles import ROLES, Role
 
-# MERGED cluster.autoscale.starts
-# How long a worker takes to start: from the asking for it to its registration, as seen.
-
 _WEIGHT = 0.3  # of the newest in the average
-_LONGEST_S = 3600.0  # what was asked for so long ago has not come
+_LONGEST_S = 3600.0  # a start that was asked for so long ago has failed
 
 
-class Starts:
-    """``seconds``: the average, or ``assumed_s`` until a worker has come that was asked for.
+class StartTimeEstimate:
+    """Estimates the seconds from asking for a worker to its registration.
 
-    Who comes is taken for the one that was asked for first. One that replaces a dead worker while
-    another is awaited is taken for that one, too: it started the same way."""
+    ``seconds`` is the average, or ``assumed_s`` until a requested worker has registered. A new
+    worker counts as the one that was asked for first. A worker that replaces a dead one while
+    another is awaited counts as that one, too: it started the same way.
+    """
 
     def __init__(self, assumed_s: float) -> None:
         self.seconds = assumed_s
         self._seen = False
-        self._known: set[str] | None = None  # instances; None: nobody has looked yet
+        self._known: set[str] | None = None  # instances; None before the first observation
         self._asked: dict[Role, list[float]] = {role: [] for role in ROLES}
 
-    def asked(self, before: Counts, after: Counts, at_s: float) -> None:
-        """Other numbers of workers were asked for, by home."""
+    def record_request(self, before: WorkerCounts, after: WorkerCounts, at_s: float) -> None:
+        """Record that other numbers of workers were asked for, by home."""
         for role in ROLES:
-            more, waits = after.of(role) - before.of(role), self._asked[role]
+            more, pending = after.of(role) - before.of(role), self._asked[role]
             if more > 0:
-                waits += [at_s] * more
+                pending += [at_s] * more
             elif more < 0:
-                del waits[max(0, len(waits) + more) :]  # the last to be asked for
+                del pending[max(0, len(pending) + more) :]  # the last to be asked for
 
-    def look(self, workers: Iterable[Worker], at_s: float) -> None:
-        """Who is there now."""
-        there = {worker.instance: worker.home for worker in workers}
-        new = there.keys() - self._known if self._known is not None else set()
-        self._known = set(there) if self._known is None else self._known | set(there)
-        for role, waits in self._asked.items():
-            while waits and at_s - waits[0] > _LONGEST_S:
-                del waits[0]
-            for _ in [instance for instance in new if there[instance] == role]:
-                if waits:
-                    self._took(at_s - waits.pop(0))
+    def observe(self, workers: Iterable[WorkerSnapshot], at_s: float) -> None:
+        """Record the workers that are registered now."""
+        homes = {worker.instance: worker.home for worker in workers}
+        new = homes.keys() - self._known if self._known is not None else set()
+        self._known = set(homes) if self._known is None else self._known | set(homes)
+        for role, pending in self._asked.items():
+            while pending and at_s - pending[0] > _LONGEST_S:
+                del pending[0]
+            for _ in [instance for instance in new if homes[instance] == role]:
+                if pending:
+                    self._average(at_s - pending.pop(0))
 
-    def _took(self, seconds: float) -> None:
+    def _average(self, seconds: float) -> None:
         first, self._seen = not self._seen, True
         self.seconds = seconds if first else self.seconds + _WEIGHT * (seconds - self.seconds)
 
 
 log = logging.getLogger("baton.autoscaler")
 
-Policy = Callable[[Snapshot], Decision]
+ScalingPolicy = Callable[[SizingSnapshot], ScalingDecision]
 
 _LOG_S = 2.0
-_LEAST_PAUSE_S = 0.25  # what changed a role has a moment to be seen by all
+_LEAST_PAUSE_S = 0.25  # time for all to see a changed role
 
 
-class World(NamedTuple):
-    """What a turn asks and moves. ``lease``: None in advisory mode, which never acts."""
+class LoopDependencies(NamedTuple):
+    """The services that a turn calls. ``lease``: None in advisory mode, which never acts."""
 
-    source: Source
-    replicas: Replicas
-    loans: Loans
+    source: ReadingSource
+    replicas: ReplicaController
+    loans: LoanExecutor
     lease: ActingLease | None
 
 
-class Turn(NamedTuple):
-    """What came of one. ``targets_known``: not those of the turn before."""
+class AutoscalerTurn(NamedTuple):
+    """The result of one turn. ``targets_known``: the targets are of this turn, not of an earlier
+    one."""
 
-    record: Record
-    reading: Reading
+    record: DecisionRecord
+    reading: ClusterReading
     targets_known: bool
 
 
-class Loop:
-    """``told`` hears of each turn, before anything is carried out. ``failures``: by what failed."""
+class AutoscalerLoop:
+    """``on_turn`` is called after each decision, before it is carried out. ``failures``: counts by
+    the part that failed."""
 
     def __init__(
         self,
         settings: AutoscalerSettings,
-        world: World,
+        dependencies: LoopDependencies,
         decisions: DecisionLog,
-        policy: Policy,
-        told: Callable[[Turn], None],
+        policy: ScalingPolicy,
+        on_turn: Callable[[AutoscalerTurn], None],
     ) -> None:
         self._settings = settings
-        self._world = world
+        self._dependencies = dependencies
         self._decisions = decisions
         self._policy = policy
-        self._told = told
-        self._writing = Aside("the log of decisions")
-        kept = decisions.kept(time.monotonic(), settings.down_after_s)
-        self._memory = kept.memory if kept else Memory()
-        self._starts = Starts(kept.start_s if kept else settings.start_s)
-        self._targets: Counts | None = None
+        self._on_turn = on_turn
+        self._writing = BlockingCall("the log of decisions")
+        restored = decisions.restore(time.monotonic(), settings.down_after_s)
+        self._memory = restored.memory if restored else SizingMemory()
+        self._starts = StartTimeEstimate(restored.start_s if restored else settings.start_s)
+        self._targets: WorkerCounts | None = None
         self._number = 0
         self.failures: Counter[str] = Counter()
-        self._said: dict[str, str] = {}
+        self._last_failure: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run turns until cancelled."""
         while True:
             began = time.monotonic()
             try:
                 await self.turn()
-            except Exception:  # whatever it is: the next turn may do better
+            except Exception:  # any error: the next turn may succeed
                 log.exception("a turn of the autoscaler failed")
                 self.failures["turn"] += 1
             left_s = self._settings.interval_s - (time.monotonic() - began)
             await asyncio.sleep(max(_LEAST_PAUSE_S, left_s))
 
-    async def turn(self) -> Turn:
-        reading = await self._world.source.read()
-        acts = await self._acts()
-        targets, known = await self._asked(reading)
-        self._starts.look(reading.workers, reading.at_s)
+    async def turn(self) -> AutoscalerTurn:
+        reading = await self._dependencies.source.read()
+        acts = await self._take_lease()
+        targets, known = await self._current_targets(reading)
+        self._starts.observe(reading.workers, reading.at_s)
         snapshot = reading.snapshot(
             goals=self._settings.goals,
             targets=targets,
@@ -149,49 +157,51 @@ class Loop:
             memory=self._memory,
         )
         decision = self._policy(snapshot)
-        self._memory = self._kept(decision)
+        self._memory = self._next_memory(decision)
         self._number += 1
-        made = Turn(self._record(snapshot, decision, acts=acts), reading, known)
-        await self._write(made.record)
-        self._told(made)
+        turn = AutoscalerTurn(self._record(snapshot, decision, acts=acts), reading, known)
+        await self._write(turn.record)
+        self._on_turn(turn)
         if acts:
-            await self._act(made)
-        return made
+            await self._act(turn)
+        return turn
 
-    def _kept(self, decision: Decision) -> Memory:
-        """What goes on of it: where nobody carries decisions out, nothing was changed by one, and
-        what is observed belongs to the workers that are there."""
-        world, before = self._world, self._memory
-        if world.lease is not None and (decision.loans or world.replicas.changes):
+    def _next_memory(self, decision: ScalingDecision) -> SizingMemory:
+        """Return the memory for the next turn. Where a decision is not carried out, it changed
+        nothing, and what is observed belongs to the workers that exist."""
+        dependencies, before = self._dependencies, self._memory
+        if dependencies.lease is not None and (decision.loans or dependencies.replicas.changes):
             return decision.memory
         return replace(
             decision.memory, last_change_s=before.last_change_s, last_down_s=before.last_down_s
         )
 
-    async def _acts(self) -> bool:
-        """Whether this turn's decision is ours to carry out."""
-        if self._world.lease is None:
+    async def _take_lease(self) -> bool:
+        """Return whether this autoscaler carries this turn's decision out."""
+        if self._dependencies.lease is None:
             return False
         try:
-            return await self._world.lease.take()
+            return await self._dependencies.lease.take()
         except Unavailable as error:
             self._failed("lease", str(error))
             return False
 
-    async def _asked(self, reading: Reading) -> tuple[Counts, bool]:
-        """Workers that were asked for, and whether that is so now: else as last known."""
+    async def _current_targets(self, reading: ClusterReading) -> tuple[WorkerCounts, bool]:
+        """Return the workers that were asked for, and whether the numbers are of now rather than
+        the last known."""
         try:
-            self._targets = await self._world.replicas.targets(reading.workers)
+            self._targets = await self._dependencies.replicas.targets(reading.workers)
             return self._targets, True
         except Unavailable as error:
             self._failed("replicas", str(error))
         if self._targets is None:
-            homes = [worker.home for worker in reading.workers if worker.state != "leaving"]
-            return Counts(prefill=homes.count("prefill"), decode=homes.count("decode")), False
+            return WorkerCounts.count(w.home for w in staying(reading.workers)), False
         return self._targets, False
 
-    def _record(self, snapshot: Snapshot, decision: Decision, *, acts: bool) -> Record:
-        return Record(
+    def _record(
+        self, snapshot: SizingSnapshot, decision: ScalingDecision, *, acts: bool
+    ) -> DecisionRecord:
+        return DecisionRecord(
             run=self._decisions.run,
             number=self._number,
             time_s=time.time(),
@@ -200,33 +210,33 @@ class Loop:
             decision=decision,
         )
 
-    async def _write(self, record: Record) -> None:
+    async def _write(self, record: DecisionRecord) -> None:
         try:
             await self._writing(lambda: self._decisions.append(record), _LOG_S)
         except (BatonError, OSError) as error:
             self._failed("log", f"a decision is not in the log: {error}")
 
-    async def _act(self, turn: Turn) -> None:
-        """Loans first: what they bring need not be started."""
+    async def _act(self, turn: AutoscalerTurn) -> None:
+        """Carry out loans first: workers that they bring need not be started."""
         decision, before = turn.record.decision, turn.record.snapshot.targets
-        for why in await self._world.loans.lend(decision.loans):
+        for why in await self._dependencies.loans.lend(decision.loans):
             self._failed("loan", why)
         after = decision.targets
-        if after == before or not turn.targets_known or not self._world.replicas.changes:
+        if after == before or not turn.targets_known or not self._dependencies.replicas.changes:
             return
-        if decision.loans and not await self._acts():
-            return  # they took long, and another one has taken over
+        if decision.loans and not await self._take_lease():
+            return  # the loans took long, and another autoscaler took over
         try:
-            await self._world.replicas.ask(before, after)
+            await self._dependencies.replicas.ask(before, after)
         except Unavailable as error:
             self._failed("replicas", str(error))
             return
         self._targets = after
-        self._starts.asked(before, after, turn.record.snapshot.at_s)
+        self._starts.record_request(before, after, turn.record.snapshot.at_s)
 
     def _failed(self, what: str, why: str) -> None:
-        """Counted always, and told when it is something else than last time."""
+        """Count a failure, and log it if its reason is new."""
         self.failures[what] += 1
-        if self._said.get(what) != why:
-            self._said[what] = why
+        if self._last_failure.get(what) != why:
+            self._last_failure[what] = why
             log.warning("%s", why)

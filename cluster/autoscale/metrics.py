@@ -1,7 +1,7 @@
 """The autoscaler's own metrics, of its last decision.
 
 Everything has the labels ``model`` and ``role``, gauges ``replica`` as well. ``role`` is the pool's
-where a figure is of one, else ``autoscaler``.
+where a figure belongs to one, else ``autoscaler``.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cluster.autoscale.loop import Turn
-from cluster.sizing.decision import Need, Reason
-from cluster.sizing.snapshot import Counts, Snapshot
-from cluster.sizing.worker_counts import starting
-from cluster.worker.metric_families import LABELS, gauge, gauge_by
+from cluster.autoscale.loop import AutoscalerTurn
+from cluster.sizing.decision import RoleDemand, ScalingReason
+from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts, staying
+from cluster.sizing.worker_counts import count_starting
+from cluster.worker.metric_families import LABELS, gauge, labelled_gauge
 from cluster.worker.metrics import REPLICA_CHARS
 from protocol.roles import ROLES
 
 OWN = "autoscaler"
 MODES = ("act", "advise", "watch")
-"""watch: it may act, but another one does."""
+"""watch: this autoscaler may act, but another one holds the lease."""
 FAILURES = ("turn", "lease", "replicas", "loan", "log")
-REASONS: tuple[str, ...] = get_args(Reason)
+REASONS: tuple[str, ...] = get_args(ScalingReason)
 SLOS = ("ttft", "tpot")
 
 
-class Figures:
-    """What has come of all turns so far. ``model``: its name, once it is known."""
+class AutoscalerFigures:
+    """Totals over all turns so far. ``model``: returns the model's name, once it is known."""
 
     def __init__(self, model: Callable[[], str], instance: str, failures: Counter[str]) -> None:
         self.model = model
@@ -40,41 +40,41 @@ class Figures:
         self.failures = failures
         self.decisions: Counter[str] = Counter()
         self.worker_seconds: Counter[str] = Counter()
-        self.advises = False
+        self.is_advisory = False
         self.began_s = time.monotonic()
-        self.last: Turn | None = None
+        self.last: AutoscalerTurn | None = None
 
-    def take(self, turn: Turn) -> None:
-        """Between two turns there were as many workers as at the first of them."""
+    def take(self, turn: AutoscalerTurn) -> None:
+        """Add a turn; the number of workers counts as constant between two turns."""
         if self.last is not None:
             before = self.last.record.snapshot
             elapsed_s = max(0.0, turn.record.snapshot.at_s - before.at_s)
-            held = paid(before)
+            held = count_paid(before)
             for role in ROLES:
                 self.worker_seconds[role] += held.of(role) * elapsed_s  # type: ignore[assignment]
         self.decisions[turn.record.decision.reason] += 1
         self.last = turn
 
     def age_s(self) -> float:
-        """Of what the last decision was made of; since the start where there was nothing."""
+        """Return the age of the metrics behind the last decision; the process's age where there
+        were none."""
         if self.last is None or self.last.reading.age_s is None:
             return time.monotonic() - self.began_s
         return time.monotonic() - self.last.reading.at_s + self.last.reading.age_s
 
 
-def actual(snapshot: Snapshot) -> Counts:
-    """Workers by the role that they serve, without those that leave."""
-    roles = [worker.role for worker in snapshot.workers if worker.state != "leaving"]
-    return Counts(prefill=roles.count("prefill"), decode=roles.count("decode"))
+def count_by_role(snapshot: SizingSnapshot) -> WorkerCounts:
+    """Return the workers by the role that they serve, without those that leave."""
+    return WorkerCounts.count(worker.role for worker in staying(snapshot.workers))
 
 
-def paid(snapshot: Snapshot) -> Counts:
-    """Workers that hold a machine, from the asking for them until they are gone."""
-    roles, coming = [worker.role for worker in snapshot.workers], starting(snapshot)
-    return Counts(**{role: roles.count(role) + coming.of(role) for role in ROLES})
+def count_paid(snapshot: SizingSnapshot) -> WorkerCounts:
+    """Return the workers that hold a machine: from asking for them until they are gone."""
+    roles, coming = [worker.role for worker in snapshot.workers], count_starting(snapshot)
+    return WorkerCounts(**{role: roles.count(role) + coming.of(role) for role in ROLES})
 
 
-def page(figures: Figures) -> Callable[[], bytes]:
+def metrics_page(figures: AutoscalerFigures) -> Callable[[], bytes]:
     made = CollectorRegistry()
     made.register(AutoscalerCollector(figures))
     ProcessCollector(registry=made)
@@ -84,7 +84,7 @@ def page(figures: Figures) -> Callable[[], bytes]:
 class AutoscalerCollector(Collector):
     """Everything under ``baton_``."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: AutoscalerFigures) -> None:
         self._figures = figures
 
     def describe(self) -> Iterable[Metric]:
@@ -120,14 +120,18 @@ class AutoscalerCollector(Collector):
             held.add_metric([model, role], figures.worker_seconds[role])
         yield from (decided, failed, held)
 
-    def _pools(self, turn: Turn) -> Iterator[Metric]:
+    def _pools(self, turn: AutoscalerTurn) -> Iterator[Metric]:
         snapshot, made = turn.record.snapshot, turn.record.decision
-        needed: dict[str, Need | None] = {"prefill": made.prefill, "decode": made.decode}
-        there, coming, corrections = actual(snapshot), starting(snapshot), made.memory.corrections
+        needed: dict[str, RoleDemand | None] = {"prefill": made.prefill, "decode": made.decode}
+        present, starting, corrections = (
+            count_by_role(snapshot),
+            count_starting(snapshot),
+            made.memory.corrections,
+        )
         for role_of, name, text in (
             (made.wanted.of, "desired_replicas", "Workers that are wanted, within limits"),
-            (there.of, "actual_replicas", "Workers that serve the role or are about to"),
-            (coming.of, "starting_replicas", "Workers that were asked for and are not there"),
+            (present.of, "actual_replicas", "Workers that serve the role or are about to"),
+            (starting.of, "starting_replicas", "Workers that were asked for and are not there"),
             (corrections.of, "correction_factor", "Observed to predicted"),
         ):
             yield self._by_role(name, text, {role: role_of(role) for role in ROLES})
@@ -143,7 +147,7 @@ class AutoscalerCollector(Collector):
             metric.add_metric([self._figures.model(), role, self._figures.replica], value)
         return metric
 
-    def _service(self, turn: Turn, own: list[str]) -> Iterator[Metric]:
+    def _service(self, turn: AutoscalerTurn, own: list[str]) -> Iterator[Metric]:
         predicted, observed = turn.record.decision.predicted, turn.record.snapshot.observed
         for name, text, value in (
             ("predicted_ttft_seconds", "Of the workers that serve now", predicted.ttft_s),
@@ -159,11 +163,11 @@ class AutoscalerCollector(Collector):
         missed = turn.record.decision.slo_infeasible
         text = "1: no number of workers meets the objective"
         values: list[tuple[str, float]] = [(slo, slo in missed) for slo in SLOS]
-        yield gauge_by("slo", "slo_infeasible", text, own, values)
-        mode = "advise" if self._figures.advises else "act" if turn.record.acted else "watch"
+        yield labelled_gauge("slo", "slo_infeasible", text, own, values)
+        mode = "advise" if self._figures.is_advisory else "act" if turn.record.acted else "watch"
         values = [(each, each == mode) for each in MODES]
         text = "1: what it does; watch: another one acts"
-        yield gauge_by("mode", "autoscaler_mode", text, own, values)
+        yield labelled_gauge("mode", "autoscaler_mode", text, own, values)
         reason = turn.record.decision.reason
         values = [(each, each == reason) for each in REASONS]
-        yield gauge_by("reason", "scaling_reason", "1: of the last decision", own, values)
+        yield labelled_gauge("reason", "scaling_reason", "1: of the last decision", own, values)

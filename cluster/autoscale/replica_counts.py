@@ -1,4 +1,4 @@
-"""Numbers of workers, by home: what there is to be asked for, and how."""
+"""Numbers of workers by home pool: reads those that were asked for, and asks for others."""
 
 from __future__ import annotations
 
@@ -7,56 +7,55 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from cluster.sizing.snapshot import Counts, Worker
+from cluster.sizing.snapshot import WorkerCounts, WorkerSnapshot, staying
 from protocol.errors import Unavailable
-from protocol.roles import ROLES
 
 
-class Replicas(Protocol):
-    """Raises Unavailable: then nothing is known, or nothing was changed for sure. ``changes``:
-    somebody starts and ends workers when asked."""
+class ReplicaController(Protocol):
+    """Starts and stops workers on request, where ``changes`` is true.
+
+    Methods raise Unavailable: then nothing is known, or it is not known whether anything changed.
+    """
 
     changes: bool
 
-    async def targets(self, workers: Sequence[Worker]) -> Counts:
-        """Workers that are asked for now. ``workers``: those that are there."""
+    async def targets(self, workers: Sequence[WorkerSnapshot]) -> WorkerCounts:
+        """Return the workers that are asked for now; ``workers``: those that are registered."""
         ...
 
-    async def ask(self, before: Counts, after: Counts) -> None:
-        """For other numbers. Returns when that was understood, not when they are there."""
+    async def ask(self, before: WorkerCounts, after: WorkerCounts) -> None:
+        """Ask for other numbers; return when the request was accepted, not when the workers
+        exist."""
         ...
 
 
-class NoReplicas:
-    """Without Ray: nobody here starts a worker or ends one. Who is there is who was asked for."""
+class FixedReplicas:
+    """Without Ray no worker is started or stopped from here: the registered workers are the
+    targets."""
 
     changes = False
 
-    async def targets(self, workers: Sequence[Worker]) -> Counts:
-        staying = [worker.home for worker in workers if worker.state != "leaving"]
-        return Counts(**{role: staying.count(role) for role in ROLES})
+    async def targets(self, workers: Sequence[WorkerSnapshot]) -> WorkerCounts:
+        return WorkerCounts.count(worker.home for worker in staying(workers))
 
-    async def ask(self, before: Counts, after: Counts) -> None:
-        """Whoever reads the lines is asked."""
+    async def ask(self, before: WorkerCounts, after: WorkerCounts) -> None:
+        """Do nothing: the operator reads the printed decisions."""
 
-
-# MERGED cluster.autoscale.aside
-# Calls that block, away from the event loop.
 
 T = TypeVar("T")
 
 
-class Aside:
-    """One call at a time, in a thread that nobody waits for at the end of the process. ``what``:
-    whom it asks, for messages."""
+class BlockingCall:
+    """Runs one blocking call at a time in a daemon thread, which does not delay the end of the
+    process. ``what``: the service that is called, for messages."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._busy = False
 
     async def __call__(self, call: Callable[[], T], deadline_s: float) -> T:
-        """What ``call`` returns or raises. Raises Unavailable at the deadline; and at once while
-        an earlier call, which was too late, has not come back."""
+        """Return what ``call`` returns or raise what it raises. Raises Unavailable at the deadline,
+        and at once while an earlier call that was too late has not returned."""
         if self._busy:
             raise Unavailable(f"{self._what} has not answered an earlier call")
         loop = asyncio.get_running_loop()
@@ -83,7 +82,7 @@ class Aside:
             error = raised
         self._busy = False
 
-        def settle() -> None:
+        def set_result() -> None:
             if future.done():
                 return
             if error is not None:
@@ -92,4 +91,4 @@ class Aside:
                 future.set_result(result)  # type: ignore[arg-type]  # what the call returned
 
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle)
+            loop.call_soon_threadsafe(set_result)

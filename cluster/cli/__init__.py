@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line `baton`; each command imports its heavy modules when it runs."""

@@ -1,4 +1,4 @@
-"""`baton certs`: the certificates of a cluster."""
+"""`baton init`, `baton certs` and `baton keys`: credentials of a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli.configured import failure
+from cluster.cli.common import report_failure
+from protocol.errors import StartupError
 
 certs_app = typer.Typer(
     no_args_is_help=True, help="Make the certificates of a cluster (mutual TLS)."
@@ -29,18 +30,18 @@ Name = Annotated[
 @certs_app.command("init")
 def init_certificates(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     """Make a CA, and a certificate for a first node (this machine's loopback by default)."""
-    from cluster.credentials import certificates as certs
+    from cluster.credentials import certificates
 
-    _make(lambda: certs.init(folder, host or [], name))
+    _make(lambda: certificates.create_ca(folder, host or [], name))
     typer.echo("\nca.key stays here, apart: it is needed to add nodes, and by no process.")
 
 
 @certs_app.command()
 def node(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     """Make a certificate for another node."""
-    from cluster.credentials import certificates as certs
+    from cluster.credentials import certificates
 
-    _make(lambda: certs.node(folder, host or [], name))
+    _make(lambda: certificates.create_node_certificate(folder, host or [], name))
 
 
 @certs_app.command()
@@ -48,23 +49,18 @@ def renew(
     folder: Folder, name: Annotated[str, typer.Argument(help="The node's files, without .pem.")]
 ) -> None:
     """Replace a node's certificate and key, for the same hosts; no process need be restarted."""
-    from cluster.credentials import certificates as certs
+    from cluster.credentials import certificates
 
-    _make(lambda: certs.renew(folder, name.removesuffix(".pem")))
+    _make(lambda: certificates.renew_node_certificate(folder, name.removesuffix(".pem")))
 
 
 def _make(work: Callable[[], list[Path]]) -> None:
-    from protocol.errors import StartupError
-
     try:
         for path in work():
             typer.echo(f"wrote {path}")
     except StartupError as e:
-        raise failure(e) from None
+        raise report_failure(e) from None
 
-
-# MERGED cluster.commands.keys
-# `baton keys`: API keys.
 
 keys_app = typer.Typer(no_args_is_help=True, help="Draw API keys.")
 
@@ -79,14 +75,11 @@ def new(tenant: Annotated[str, typer.Argument(help="Whose key it is to be.")]) -
     """Draw a key. It is shown once: the line for the file of keys holds its digest alone."""
     from cluster.credentials import init
 
-    key = init.draw()
+    key = init.draw_api_key()
     typer.echo(f"key for {tenant}, to hand over (it is kept nowhere):\n  {key}\n")
     typer.echo("line for the file that --api-keys names:")
-    typer.echo(f"  {init.line(key, tenant)}")
+    typer.echo(f"  {init.api_key_line(key, tenant)}")
 
-
-# MERGED cluster.commands.init
-# `baton init`.
 
 _NEXT = """\
 next
@@ -119,13 +112,12 @@ def init(
     ] = "baton.cluster",
 ) -> None:
     """Make what the nodes of a cluster share: certificates, keys, secrets, a configuration."""
-    from cluster.credentials import init as run
-    from protocol.errors import StartupError
+    from cluster.credentials import init as credentials
 
     try:
-        made = run.init(folder, host or [], redis_url, tenant, name)
+        made = credentials.create_cluster_folder(folder, host or [], redis_url, tenant, name)
     except StartupError as e:
-        raise failure(e) from None
+        raise report_failure(e) from None
     typer.echo(f"{folder}/ca.key, ca.pem  the CA; its key stays here, and signs what is renewed")
     typer.echo(f"{made.node}/  what every node gets as ~/baton; keep it to yourself\n")
     typer.echo(f"API key of {tenant}, shown this once:\n  {made.api_key}\n")

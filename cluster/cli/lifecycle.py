@@ -1,4 +1,4 @@
-"""`baton up`."""
+"""`baton up`, `baton down` and `baton scale`: commands that start, stop and resize a cluster."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cluster.cli.configured import failure, settled
+from cluster.cli.common import load_config, report_failure
 from cluster.config import keys
-from cluster.config.flags import configured
-from cluster.config.settle import Flags
+from cluster.config.flags import with_config_flags
+from cluster.config.resolve import CommandFlags
 
 
-@configured(keys.UP)
+@with_config_flags(keys.UP_KEYS)
 def up(
-    flags: Flags,
+    flags: CommandFlags,
     detach: Annotated[bool, typer.Option("--detach", help="Return when it serves.")] = False,
     address: Annotated[
         str | None,
@@ -27,69 +27,63 @@ def up(
     cluster that runs."""
     if address is not None:
         _deploy(flags, address)
-    config = settled(flags, keys.UP).config
+    config = load_config(flags, keys.UP_KEYS).config
     from cluster.config import assemble
-    from cluster.launch.up import up as run
+    from cluster.launch.up import up as start_cluster
 
-    raise typer.Exit(run(assemble.launch(config), config.model.path, detach=detach))
+    raise typer.Exit(
+        start_cluster(assemble.launch_settings(config), config.model.path, detach=detach)
+    )
 
 
-def _deploy(flags: Flags, address: str) -> NoReturn:
+def _deploy(flags: CommandFlags, address: str) -> NoReturn:
     needs = ("redis.url", "security.token", "security.secret")
-    config = settled(flags, keys.UP, needs).config
+    config = load_config(flags, keys.UP_KEYS, needs).config
     from cluster.config import assemble
-    from cluster.serve import attached
+    from cluster.serve import external_cluster
 
-    launch, routers = assemble.launch(config), config.router.replicas
-    raise typer.Exit(attached.up(launch, config.model.path, address, routers))
-
-
-# MERGED cluster.commands.down
-# `baton down`.
+    launch, routers = assemble.launch_settings(config), config.router.replicas
+    raise typer.Exit(external_cluster.deploy_to_ray(launch, config.model.path, address, routers))
 
 
-@configured(keys.DOWN)
+@with_config_flags(keys.DOWN_KEYS)
 def down(
-    flags: Flags,
+    flags: CommandFlags,
     address: Annotated[
         str | None,
         typer.Option("--address", help="Of a Ray cluster to remove Baton from; it stays: auto."),
     ] = None,
 ) -> None:
     """Stop the cluster that `baton up` started, and whatever a killed one left behind."""
-    config = settled(flags, keys.DOWN).config
-    from cluster.launch.down import down as run
+    config = load_config(flags, keys.DOWN_KEYS).config
+    from cluster.launch.down import down as stop_cluster
     from protocol.errors import StartupError
 
     try:
         if address is not None:
-            from cluster.serve import attached
+            from cluster.serve import external_cluster
 
-            raise typer.Exit(attached.down(address, typer.echo))
-        raise typer.Exit(run(config.cluster, config.drain_s, typer.echo))
+            raise typer.Exit(external_cluster.remove_from_ray(address, typer.echo))
+        raise typer.Exit(stop_cluster(config.cluster, config.drain_s, typer.echo))
     except StartupError as e:
-        raise failure(e) from None
+        raise report_failure(e) from None
 
 
-# MERGED cluster.commands.scale
-# `baton scale`.
-
-
-@configured(keys.SCALE)
+@with_config_flags(keys.SCALE_KEYS)
 def scale(
-    flags: Flags,
+    flags: CommandFlags,
     counts: Annotated[list[str], typer.Argument(metavar="prefill=N decode=N routers=N")],
     address: Annotated[
         str | None, typer.Option("--address", help="Of a Ray cluster, from one of its nodes: auto.")
     ] = None,
 ) -> None:
     """Change how many workers and routers run; those that go finish or hand over their work."""
-    config = settled(flags, keys.SCALE).config
+    config = load_config(flags, keys.SCALE_KEYS).config
     from cluster.serve import scale as scaling
     from protocol.errors import StartupError
 
     try:
-        wanted = scaling.parse(counts)
-        typer.echo(scaling.scale(config.cluster, wanted, address, config.start_deadline_s))
+        wanted = scaling.parse_replica_counts(counts)
+        typer.echo(scaling.scale_cluster(config.cluster, wanted, address, config.start_deadline_s))
     except StartupError as e:
-        raise failure(e) from None
+        raise report_failure(e) from None

@@ -1,4 +1,4 @@
-"""`baton`: its commands, each in a file of its own that imports what is heavy when it is called."""
+"""Assembles `baton` from its commands. Commands import heavy modules in their bodies only."""
 
 from __future__ import annotations
 

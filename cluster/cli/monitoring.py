@@ -1,4 +1,4 @@
-"""`baton monitoring`: what Prometheus and Grafana start with."""
+"""`baton monitoring`: writes a folder that Prometheus and Grafana start with."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from urllib.parse import urlsplit
 
 import typer
 
-from cluster.cli.configured import failure, settled
+from cluster.cli.common import load_config, report_failure
 from cluster.config import keys
-from cluster.config.flags import configured
+from cluster.config.flags import with_config_flags
+from cluster.config.resolve import CommandFlags
 from cluster.config.schema import Config, SecuritySection
-from cluster.config.settle import Flags
-from cluster.dashboards.grafana import write_grafana
-from cluster.monitoring.files import Rules, make, write_prometheus
-from cluster.monitoring.prometheus import Watched
+from cluster.dashboards.provision import write_grafana
+from cluster.monitoring.files import RuleOptions, make_private_folder, write_prometheus
+from cluster.monitoring.prometheus import ScrapeConfig
 from protocol.errors import StartupError
-from protocol.security.cluster_token import is_loopback
+from protocol.security.listen_hosts import is_loopback
 from protocol.security.tls import TlsFiles
 
-_KEYS = keys.of("cluster", "security.tls", "security.http_tls")
+_KEYS = keys.select_keys("cluster", "security.tls", "security.http_tls")
 
 
-@configured(_KEYS)
+@with_config_flags(_KEYS)
 def monitoring(
-    flags: Flags,
+    flags: CommandFlags,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What is written goes there.")],
     url: Annotated[
         list[str] | None,
@@ -57,11 +57,8 @@ def monitoring(
     ] = 0.99,
 ) -> None:
     """Write a folder that Prometheus and Grafana start with. BATON_API_KEY goes into it if set."""
-    config = settled(flags, _KEYS).config
-
-    from protocol.errors import StartupError
-
-    wanted = Wanted(
+    config = load_config(flags, _KEYS).config
+    options = MonitoringOptions(
         urls=tuple(url or ()),
         ca_file=ca_file,
         alertmanagers=tuple(alertmanager or ()),
@@ -70,17 +67,14 @@ def monitoring(
         api_key=os.environ.get("BATON_API_KEY") or None,
     )
     try:
-        for line in run(folder, wanted, config):
+        for line in write_monitoring(folder, options, config):
             typer.echo(line)
     except StartupError as e:
-        raise failure(e) from None
+        raise report_failure(e) from None
 
-
-# MERGED cluster.monitoring.command
-# What `baton monitoring` was asked for, checked, and written.
 
 PROMETHEUS = "127.0.0.1:9090"
-"""Where it is to listen: it asks nobody who they are."""
+"""Where Prometheus listens: on loopback, since it authenticates no clients."""
 
 RELOAD = "kill -HUP PID lets Prometheus read this anew; Grafana sees new dashboards itself"
 
@@ -88,8 +82,8 @@ _ENDPOINT = re.compile(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Of the command line; ``urls`` empty: the cluster that runs here."""
+class MonitoringOptions:
+    """Options of the command line. Empty ``urls`` mean the cluster that runs on this machine."""
 
     urls: tuple[str, ...] = ()
     ca_file: Path | None = None
@@ -99,15 +93,17 @@ class Wanted:
     api_key: str | None = None
 
 
-def run(folder: Path, wanted: Wanted, config: Config) -> Iterator[str]:
-    """Writes everything; what to say of it, by lines. Raises StartupError."""
+def write_monitoring(folder: Path, options: MonitoringOptions, config: Config) -> Iterator[str]:
+    """Write the folder, and yield the lines to print. Raises StartupError."""
     folder = folder.absolute()
-    made = watched(wanted, config)
-    make(folder)
-    wrote = write_prometheus(folder, made, Rules(wanted.target), wanted.api_key)
-    wrote += write_grafana(folder, f"http://{PROMETHEUS}", made.interval)
+    scrape = scrape_config(options, config)
+    make_private_folder(folder)
+    wrote = write_prometheus(folder, scrape, RuleOptions(options.target), options.api_key)
+    wrote += write_grafana(folder, f"http://{PROMETHEUS}", scrape.interval)
     yield from (f"wrote {path}" for path in wrote)
-    if wanted.api_key is None and not all(_is_here(url) for url in made.urls):
+    if options.api_key is None and not all(
+        is_loopback(urlsplit(url).hostname or "") for url in scrape.urls
+    ):
         yield "\nno BATON_API_KEY is set: a router that wants a key will tell Prometheus nothing"
     at = shlex.quote(str(folder))
     yield f"\nprometheus --config.file={at}/prometheus.yml --storage.tsdb.path={at}/data \\"
@@ -116,34 +112,30 @@ def run(folder: Path, wanted: Wanted, config: Config) -> Iterator[str]:
     yield f"\nwhere they run already: {RELOAD}"
 
 
-def watched(wanted: Wanted, config: Config) -> Watched:
-    """Raises StartupError for what Prometheus could not use."""
+def scrape_config(options: MonitoringOptions, config: Config) -> ScrapeConfig:
+    """Return what Prometheus scrapes, and how. Raises StartupError for unusable options."""
+    from cluster.cli.status_client import running_cluster_url
+
     security = config.security
-    tls = _tls(security)
-    ca = wanted.ca_file or (None if tls is None else tls.ca)
+    tls = _tls_files(security)
+    ca = options.ca_file or (None if tls is None else tls.ca)
     same = security.http_tls.cert is not None and security.http_tls.cert == security.tls.cert
-    for endpoint in wanted.alertmanagers:
+    for endpoint in options.alertmanagers:
         if not _ENDPOINT.fullmatch(endpoint):
             raise StartupError(f"--alertmanager must be HOST:PORT, not {endpoint!r}")
-    if (key := wanted.api_key) is not None and not (key.isascii() and key.isprintable()):
+    if (key := options.api_key) is not None and not (key.isascii() and key.isprintable()):
         raise StartupError("BATON_API_KEY must be printable ASCII characters")
-    return Watched(
-        urls=tuple(map(_url, wanted.urls)) or (_found(config.cluster),),
+    return ScrapeConfig(
+        urls=tuple(map(_router_url, options.urls)) or (running_cluster_url(config.cluster),),
         router_ca=None if ca is None else _file(ca),
         router_name=security.tls.name if same else None,
         tls=tls,
-        interval=f"{wanted.interval_s}s",
-        alertmanagers=wanted.alertmanagers,
+        interval=f"{options.interval_s}s",
+        alertmanagers=options.alertmanagers,
     )
 
 
-def _found(cluster: str) -> str:
-    from cluster.cli.status_client import find_url
-
-    return find_url(cluster)
-
-
-def _tls(security: SecuritySection) -> TlsFiles | None:
+def _tls_files(security: SecuritySection) -> TlsFiles | None:
     own = security.tls
     if own.ca is None or own.cert is None or own.key is None:
         return None
@@ -151,15 +143,15 @@ def _tls(security: SecuritySection) -> TlsFiles | None:
 
 
 def _file(name: str | Path) -> str:
-    """As Prometheus can use it from wherever it starts. Raises StartupError if there is none."""
+    """Return the absolute path of a file. Raises StartupError if it does not exist."""
     path = Path(name).absolute()
     if not path.is_file():
         raise StartupError(f"there is no file {path}")
     return str(path)
 
 
-def _url(text: str) -> str:
-    """Raises StartupError for what is no address of a router."""
+def _router_url(text: str) -> str:
+    """Return the URL without a trailing slash. Raises StartupError if it is not a router's."""
     try:
         parts = urlsplit(text)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -168,7 +160,3 @@ def _url(text: str) -> str:
     if not sound or "@" in parts.netloc or parts.path.strip("/") or parts.query or parts.fragment:
         raise StartupError("--url must be http://HOST:PORT or https://HOST:PORT, with nothing else")
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def _is_here(url: str) -> bool:
-    return is_loopback(urlsplit(url).hostname or "")

@@ -1,4 +1,4 @@
-"""`baton plan`: what it takes, and what would pay. What is heavy is imported when it is called.
+"""`baton plan`: computes the workers that a load needs and the techniques that would pay.
 
 options --> Asked --> Plan --> page, scenario --> tables or JSON
 """
@@ -6,23 +6,20 @@ options --> Asked --> Plan --> page, scenario --> tables or JSON
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 from typer import Option
 
-from cluster.cli.configured import failure
+from cluster.cli.common import print_json, report_failure
 from cluster.cli.plan_speculation import speculation
 
 if TYPE_CHECKING:
-    from cluster.planner.plan import Plan
-    from cluster.planner.request import Asked
+    from cluster.planner.plan import DeploymentPlan
+    from cluster.planner.request import PlanOptions
 
 
-# MERGED cluster.commands.plan_options
-# The options of `baton plan`, as types that Typer reads; defaults stand at the command.
-
-# ---- the cluster ---------------------------------------------------------------------------
+# ---- the cluster ------------------------------------------------------------------------------
 
 Model: TypeAlias = Annotated[
     str | None, Option(help="A known name, a folder, a hub id, or params=8e9,layers=...")
@@ -56,7 +53,7 @@ OverheadMs: TypeAlias = Annotated[
     float, Option(min=0.0, max=1000.0, help="Of a step, beside both.")
 ]
 
-# ---- the load, and how well it is to be served ---------------------------------------------
+# ---- the load, and how well it is to be served ------------------------------------------------
 
 Rate: TypeAlias = Annotated[
     float | None, Option(help="Requests a second; with --trace instead of its own.")
@@ -81,7 +78,7 @@ Shared: TypeAlias = Annotated[
 TtftMs: TypeAlias = Annotated[float, Option(help="Objective: ms to the first token.")]
 TpotMs: TypeAlias = Annotated[float, Option(help="Objective: ms for each further token.")]
 
-# ---- what comes out ------------------------------------------------------------------------
+# ---- what comes out ---------------------------------------------------------------------------
 
 Html: TypeAlias = Annotated[Path | None, Option(help="Write a page with plots; it opens offline.")]
 Scenario: TypeAlias = Annotated[
@@ -93,8 +90,8 @@ Json: TypeAlias = Annotated[bool, Option("--json", help="Print it as JSON.")]
 app = typer.Typer(no_args_is_help=True, help="How many workers of which kind, and what binds them.")
 app.command()(speculation)
 
-_OUT = ("html", "scenario", "json")
-"""Options that are not of what is asked."""
+_OUTPUT_OPTIONS = ("html", "scenario", "json")
+"""Options that say where the result goes, and are no part of the request."""
 
 
 @app.callback(invoke_without_command=True)
@@ -137,68 +134,61 @@ def plan(
     from protocol.errors import StartupError
 
     try:
-        asked = _asked(ctx)
-        found = report.plan(asked.wanted())
-        _write(asked, found, html, scenario)
+        options = _plan_options(ctx)
+        found = report.make_plan(options.plan_request())
+        _write_files(options, found, html, scenario)
     except StartupError as e:
-        raise failure(e) from None
-    _tell(found, html, as_json=json)
+        raise report_failure(e) from None
+    _print_result(found, html, as_json=json)
 
 
-def _asked(ctx: typer.Context) -> Asked:
-    from cluster.planner.request import Asked
+def _plan_options(ctx: typer.Context) -> PlanOptions:
+    from cluster.planner.request import PlanOptions
 
-    return Asked(**{name: value for name, value in ctx.params.items() if name not in _OUT})
+    request = {name: value for name, value in ctx.params.items() if name not in _OUTPUT_OPTIONS}
+    return PlanOptions(**request)
 
 
-def _write(asked: Asked, found: Plan, html: Path | None, scenario: Path | None) -> None:
-    """Files, where they are wanted. Raises StartupError."""
+def _write_files(
+    options: PlanOptions, found: DeploymentPlan, html: Path | None, scenario: Path | None
+) -> None:
+    """Write the files that the options ask for. Raises StartupError."""
     if html is not None:
-        from cluster.planner.page import write_page
+        from cluster.planner.page import render_page
+        from cluster.workloads.offline_page import write_html
 
-        write_page(html, found)
+        write_html(html, render_page(found))
     if scenario is not None:
         from cluster.planner.scenario_file import write_scenario
 
-        write_scenario(scenario, asked, found)
+        write_scenario(scenario, options, found)
 
 
-def _tell(found: Plan, html: Path | None, *, as_json: bool) -> None:
-    """Ends with 1 where an objective cannot be met."""
-    from cluster.planner.tables import warnings
+def _print_result(found: DeploymentPlan, html: Path | None, *, as_json: bool) -> None:
+    """Print the plan; exit with status 1 when an objective cannot be met."""
+    from cluster.planner.tables import slo_warnings
 
-    told = warnings(found)
+    warnings = slo_warnings(found)
     if as_json:
-        _print_json(found)
-        if told:
-            typer.echo("\n".join(f"baton: {line}" for line in told), err=True)
+        from cluster.planner.plan import plan_as_json
+
+        print_json(plan_as_json(found))
+        if warnings:
+            typer.echo("\n".join(f"baton: {line}" for line in warnings), err=True)
     else:
-        _print_tables(found)
+        from rich.console import Console
+
+        from cluster.planner.tables import print_plan
+
+        print_plan(Console(highlight=False), found)
         if html is not None:
             typer.echo(f"page: {html}")
-    if told:
+    if warnings:
         raise typer.Exit(1)
 
 
-def _print_json(found: Plan) -> None:
-    import msgspec
-
-    from cluster.planner.plan import as_json
-
-    out: dict[str, Any] = as_json(found)
-    typer.echo(msgspec.json.format(msgspec.json.encode(out), indent=2).decode())
-
-
-def _print_tables(found: Plan) -> None:
-    from rich.console import Console
-
-    from cluster.planner.tables import show
-
-    show(Console(highlight=False), found)
-
-
 def _refuse_options(ctx: typer.Context) -> None:
-    """They would be ignored."""
+    """Fail for options of `baton plan` before a subcommand, which would ignore them."""
     given = [
         name.replace("_", "-")
         for name in ctx.params
@@ -206,4 +196,6 @@ def _refuse_options(ctx: typer.Context) -> None:
     ]
     if given:
         where = f"baton plan {ctx.invoked_subcommand}"
-        raise failure(Exception(f"--{given[0]} is of `baton plan`; options go behind `{where}`"))
+        raise report_failure(
+            Exception(f"--{given[0]} is of `baton plan`; options go behind `{where}`")
+        )

@@ -1,4 +1,4 @@
-"""`baton plan speculation`. What is heavy is imported when it is called."""
+"""`baton plan speculation`: measures a model and its draft, and shows where drafting pays."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.cli.configured import failure
+from cluster.cli.common import print_json, report_failure
 
 if TYPE_CHECKING:
-    from cluster.planner.speculation_grid import DraftMachine
+    from cluster.planner.speculation_grid import PassTimes
 
-PASSES = 8
+_DEFAULT_TOKENS = 8
 
 
 def speculation(
@@ -37,7 +37,7 @@ def speculation(
     ] = 0.7,
     tokens: Annotated[
         int, typer.Option(min=1, max=16, help="Most that are drafted for a sequence in a step.")
-    ] = PASSES,
+    ] = _DEFAULT_TOKENS,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Of the model on a CPU; without it half of the cores.")
     ] = None,
@@ -56,7 +56,7 @@ def speculation(
     try:
         _speculation(model, draft, acceptance, tokens, threads, html, as_json=json)
     except StartupError as e:
-        raise failure(e) from None
+        raise report_failure(e) from None
 
 
 def _speculation(
@@ -69,47 +69,46 @@ def _speculation(
     *,
     as_json: bool,
 ) -> None:
-    import msgspec
     from rich.console import Console
 
-    from cluster.models import models
-    from cluster.planner import speculation_grid as of
-    from cluster.planner.speculation_report import about, show
+    from cluster.models import locate
+    from cluster.planner import speculation_grid as grid
+    from cluster.planner.speculation_report import describe_measurement, print_report
 
-    found = models.resolve(model)
+    found = locate.resolve_model(model)
     if model is None and draft is None:
-        draft = models.demo_path().parent / "draft"
-    machine = _measured(found.path, draft, tokens, threads)
-    acceptances = sorted({*of.ACCEPTANCES, acceptance})
-    cells = of.grid(machine, of.BATCHES, acceptances, tokens)
-    largest = max(of.BATCHES)
-    even = {a: of.break_even(machine, a, tokens, largest) for a in acceptances}
-    told = about(machine, found.id, None if draft is None else draft.name, tokens)
+        draft = locate.demo_path().parent / "draft"
+    machine = _measure(found.path, draft, tokens, threads)
+    acceptances = sorted({*grid.ACCEPTANCES, acceptance})
+    cells = grid.speculation_cells(machine, grid.BATCHES, acceptances, tokens)
+    largest = max(grid.BATCHES)
+    even = {a: grid.break_even_batch(machine, a, tokens, largest) for a in acceptances}
+    about = describe_measurement(machine, found.id, None if draft is None else draft.name, tokens)
     if html is not None:
-        from cluster.planner.speculation_report import write_page
+        from cluster.planner.speculation_report import render_page
+        from cluster.workloads.offline_page import write_html
 
-        write_page(html, told, cells, even, acceptance)
+        write_html(html, render_page(about, cells, even, acceptance))
     if as_json:
         figures = {
-            "about": " ".join(told),
+            "about": " ".join(about),
             "cells": cells,
             "pays_up_to": {f"{a:g}": b for a, b in even.items()},
         }
-        typer.echo(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())
+        print_json(figures)
         return
-    show(Console(highlight=False), told, cells, even, acceptance)
+    print_report(Console(highlight=False), about, cells, even, acceptance)
     if html is not None:
         typer.echo(f"page: {html}")
 
 
-def _measured(model: Path, draft: Path | None, tokens: int, threads: int | None) -> DraftMachine:
+def _measure(model: Path, draft: Path | None, tokens: int, threads: int | None) -> PassTimes:
     from rich.console import Console
 
     from cluster.planner import speculation_grid
-    from cluster.planner.speculation_grid import BATCHES
 
-    largest = max(BATCHES)
+    largest = max(speculation_grid.BATCHES)
     with Console(stderr=True).status("loading") as status:
-        return speculation_grid.measured(
+        return speculation_grid.measure_passes(
             model, draft, largest * (1 + tokens), largest, threads, status.update
         )

@@ -1,4 +1,4 @@
-"""`baton worker`."""
+"""`baton worker`, `baton router` and `baton autoscale`: one process without Ray."""
 
 from __future__ import annotations
 
@@ -6,91 +6,80 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli.configured import failure, settled
+from cluster.cli.common import load_config, report_failure
 from cluster.config import keys
-from cluster.config.flags import configured
-from cluster.config.settle import Flags
+from cluster.config.flags import with_config_flags
+from cluster.config.resolve import CommandFlags
 
 _NEEDS = ("redis.url", "security.token")
 
 
-@configured(keys.WORKER - keys.of("pools"), {"worker.host": "--host"})
+@with_config_flags(keys.WORKER_KEYS - keys.select_keys("pools"), {"worker.host": "--host"})
 def worker(
-    flags: Flags,
+    flags: CommandFlags,
     role: Annotated[str, typer.Option(help="prefill or decode.")],
     port: Annotated[int, typer.Option(help="Control port; 0: any.")] = 0,
     kv_port: Annotated[int, typer.Option(help="KV port; 0: any.")] = 0,
     metrics_port: Annotated[int, typer.Option(help="Metrics port; 0: any.")] = 0,
 ) -> None:
     """Run one worker in the foreground, without Ray. Its token comes from BATON_TOKEN."""
-    config = settled(flags, keys.WORKER, _NEEDS).config
-    import msgspec
-
+    config = load_config(flags, keys.WORKER_KEYS, _NEEDS).config
     from cluster.config import assemble
-    from cluster.doctor.subject import of_worker
+    from cluster.doctor.subject import worker_subject
     from cluster.launch import standalone
-    from cluster.launch.prepare import prepare
-    from cluster.local.start_report import on_stderr
+    from cluster.launch.prepare import check_and_fetch_model
+    from cluster.local.start_report import stderr_reporter
     from cluster.models import drafting
-    from cluster.settings.worker_settings import engine_of
     from protocol.errors import StartupError
-    from protocol.roles import as_role
+    from protocol.roles import parse_role
 
     ports = {"port": port, "kv_port": kv_port, "metrics_port": metrics_port}
     try:
-        settings = assemble.worker(config, as_role(role), **ports)
-        wanted = of_worker(settings, config.model.path)
-        with on_stderr() as report:
-            found = prepare(wanted, config.model.id, report, [settings.check])
-            drafts = drafting.resolve(engine_of(settings).speculation, config.model.path, report)
-        settings = msgspec.structs.replace(
-            settings, model_path=str(found.path), model_id=found.id, speculation=drafts
-        )
+        settings = assemble.worker_settings(config, parse_role(role), **ports)
+        subject = worker_subject(settings, config.model.path)
+        with stderr_reporter() as report:
+            found = check_and_fetch_model(subject, config.model.id, report, [settings.check])
+            drafts = drafting.resolve_draft(settings.engine.speculation, config.model.path, report)
+        settings = settings.with_model(str(found.path), found.id, speculation=drafts)
         raise typer.Exit(standalone.run_worker(settings, config.drain_s))
     except StartupError as e:
-        raise failure(e) from None
+        raise report_failure(e) from None
 
 
-# MERGED cluster.commands.router
-# `baton router`.
-
-_NEEDS_router = ("redis.url", "security.token", "security.secret")
-_FLAGS = {"router.metrics_host": "--metrics-host", "router.metrics_port": "--metrics-port"}
+_ROUTER_FLAGS = {"router.metrics_host": "--metrics-host", "router.metrics_port": "--metrics-port"}
 
 
-@configured(keys.ROUTER, _FLAGS)
-def router(flags: Flags) -> None:
+@with_config_flags(keys.ROUTER_KEYS, _ROUTER_FLAGS)
+def router(flags: CommandFlags) -> None:
     """Run one router in the foreground, without Ray. Needs BATON_TOKEN and BATON_SECRET."""
-    config = settled(flags, keys.ROUTER, _NEEDS_router).config
+    config = load_config(flags, keys.ROUTER_KEYS, (*_NEEDS, "security.secret")).config
     import msgspec
 
     from cluster.config import assemble
-    from cluster.doctor.subject import of_router
-    from cluster.launch.prepare import prepare
-    from cluster.local.start_report import on_stderr
+    from cluster.doctor.subject import router_subject
+    from cluster.launch.prepare import check_and_fetch_model
+    from cluster.local.start_report import stderr_reporter
     from protocol.errors import StartupError
     from router.http.server import run_router
 
     try:
-        settings = assemble.router(config)
+        settings = assemble.router_settings(config)
         checks = [settings.check, lambda: settings.check_host(config.router.host)]
-        wanted = of_router(settings, config.model.path, config.router.host, config.router.port)
-        with on_stderr() as report:
-            found = prepare(wanted, config.model.id, report, checks)
+        subject = router_subject(
+            settings, config.model.path, config.router.host, config.router.port
+        )
+        with stderr_reporter() as report:
+            found = check_and_fetch_model(subject, config.model.id, report, checks)
         settings = msgspec.structs.replace(settings, model_path=str(found.path), model_id=found.id)
         served = config.router
         raise typer.Exit(run_router(settings, served.host, served.port, config.drain_s))
     except StartupError as e:
-        raise failure(e) from None
+        raise report_failure(e) from None
 
 
-# MERGED cluster.commands.autoscale
-# `baton autoscale`.
-
-
-@configured(keys.AUTOSCALE)
+@with_config_flags(keys.AUTOSCALE_KEYS)
 def autoscale(
-    flags: Flags,
+    flags: CommandFlags,
     advise: Annotated[
         bool, typer.Option("--advise", help="Only say what would be done, whatever the mode is.")
     ] = False,
@@ -101,14 +90,14 @@ def autoscale(
 ) -> None:
     """Run the autoscaler in the foreground, without Ray: it lends workers from one pool to the
     other, and says what else it wants. Needs BATON_TOKEN."""
-    config = settled(flags, keys.AUTOSCALE, _NEEDS).config
+    config = load_config(flags, keys.AUTOSCALE_KEYS, _NEEDS).config
     import msgspec
 
     from cluster.config import assemble
     from cluster.launch import standalone
     from protocol.errors import StartupError
 
-    settings = assemble.autoscaler(config)
+    settings = assemble.autoscaler_settings(config)
     if settings.mode == "off":
         typer.echo("autoscaler.mode is off: it advises; --autoscaler-mode act has it lend workers")
     settings = msgspec.structs.replace(
@@ -120,4 +109,4 @@ def autoscale(
     try:
         raise typer.Exit(standalone.run_autoscaler(settings))
     except StartupError as e:
-        raise failure(e) from None
+        raise report_failure(e) from None

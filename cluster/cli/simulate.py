@@ -1,4 +1,4 @@
-"""`baton simulate`: a cluster on paper. What is heavy is imported when it is called."""
+"""`baton simulate`: plays a workload through a simulated cluster, or replays a decision log."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.cli.configured import failure
+from cluster.cli.common import print_json, report_failure
 
 if TYPE_CHECKING:
-    from cluster.simulator.scenario import Scenario
-    from cluster.simulator.simulation import Simulated
+    from cluster.simulator.simulation import SimulationRun
 
-DIFFERENT = 1
+EXIT_DIFFERENT = 1
 
 
 def simulate(
@@ -52,7 +51,7 @@ def simulate(
         else:
             _simulate(scenario, values or [], trace, html, log, as_json=json)
     except StartupError as e:
-        raise failure(e) from None
+        raise report_failure(e) from None
 
 
 def _simulate(
@@ -64,42 +63,37 @@ def _simulate(
     *,
     as_json: bool,
 ) -> None:
-    import msgspec
     from rich.console import Console
 
-    from cluster.simulator.result import show
-    from cluster.simulator.simulation import simulate as run
+    from cluster.simulator.result import print_result
+    from cluster.simulator.scenario import load_scenario
+    from cluster.simulator.simulation import simulate as run_simulation
 
-    of = _scenario(path, values, trace)
+    scenario = load_scenario(path, values, trace)
     with Console(stderr=True).status("simulating"):
-        found = run(of, keep_records=html is not None or log is not None)
+        found = run_simulation(scenario, keep_records=html is not None or log is not None)
     if html is not None:
-        from cluster.simulator.result_page import write_page
+        from cluster.simulator.result_page import render_page
+        from cluster.workloads.offline_page import write_html
 
-        write_page(html, found.result, found.jobs, found.records)
+        write_html(html, render_page(found.result, found.requests, found.records))
     if log is not None:
         _write_log(log, found)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found.result), indent=2).decode())
+        print_json(found.result)
         return
-    show(Console(highlight=False), found.result)
+    print_result(Console(highlight=False), found.result)
     for name, written in (("page", html), ("decisions", log)):
         if written is not None:
             typer.echo(f"{name}: {written}")
 
 
-def _scenario(path: Path | None, values: list[str], trace: Path | None) -> Scenario:
-    from cluster.simulator.scenario import given
-
-    return given(path, values, trace)
-
-
-def _write_log(path: Path, found: Simulated) -> None:
-    from cluster.sizing.decision import to_line
+def _write_log(path: Path, found: SimulationRun) -> None:
+    from cluster.sizing.decision import encode_record
     from protocol.errors import StartupError
 
     try:
-        path.write_bytes(b"".join(to_line(record) + b"\n" for record in found.records))
+        path.write_bytes(b"".join(encode_record(record) + b"\n" for record in found.records))
     except OSError as e:
         raise StartupError(f"{path} cannot be written: {e.strerror}") from None
 
@@ -114,4 +108,4 @@ def _replay(path: Path) -> None:
     if found.damaged is not None:
         typer.echo(f"baton: {path}: {found.damaged}", err=True)
     if not found.exact:
-        raise typer.Exit(DIFFERENT)
+        raise typer.Exit(EXIT_DIFFERENT)

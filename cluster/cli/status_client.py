@@ -1,4 +1,4 @@
-"""`baton status`: what a running cluster does, once or live. Asks the router over HTTP."""
+"""Runs `baton status`: reads a cluster from its router over HTTP, once or live."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import contextlib
 import ssl
 import time
 
-import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cluster.cli.status_view import render
-from cluster.local.run_state import Home
+from cluster.cli.common import print_json
+from cluster.cli.status_view import render_overview
+from cluster.local.run_state import ClusterHome
 from protocol.errors import StartupError
 from protocol.security import tls
 from protocol.security.tls import TlsFiles
-from router.overview.metrics_pages import NoAnswer, Seen
-from router.overview.overview import Overview, overview
-from router.overview.rates import Past
-from router.overview.watcher import Watcher
+from router.overview.cluster_scraper import ClusterScraper
+from router.overview.overview import ClusterOverview, cluster_overview
+from router.overview.rates import ScrapeHistory
+from router.overview.scraper import ScrapeError, ScrapeResult
 
 
-def find_url(cluster: str) -> str:
-    """Where the cluster of this name serves. Raises StartupError when none runs here."""
-    home = Home(cluster)
+def running_cluster_url(cluster: str) -> str:
+    """Return the URL of the cluster that runs on this machine. Raises StartupError if none does."""
+    home = ClusterHome(cluster)
     state = home.read() if home.running() else None
     if state is None:
         raise StartupError(
@@ -35,52 +35,58 @@ def find_url(cluster: str) -> str:
     return state.url
 
 
-def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """For metrics ports behind mutual TLS; None where no file is given. Raises StartupError."""
+def metrics_tls_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    """Return the TLS context for metrics ports, or None when no file is given.
+
+    Raises StartupError when only some of the files are given."""
     if ca is None and cert is None and key is None:
         return None
     if ca is None or cert is None or key is None:
         raise StartupError("--tls-ca, --tls-cert and --tls-key go together")
-    return tls.client_context(TlsFiles(ca=ca, cert=cert, key=key))
+    return tls.mutual_tls_client_context(TlsFiles(ca=ca, cert=cert, key=key))
 
 
-def status(watcher: Watcher, *, live: bool, as_json: bool, interval_s: float) -> int:
-    """Exit status. Raises NoAnswer when the router cannot be asked at the first look."""
+def show_status(scraper: ClusterScraper, *, live: bool, as_json: bool, interval_s: float) -> int:
+    """Print the status, or follow it until Ctrl-C; return the exit status.
+
+    Raises ScrapeError when the router does not answer the first request."""
     console = Console(highlight=False)
     if live and console.is_terminal and not as_json:
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_follow(watcher, console, interval_s))
+            asyncio.run(_follow(scraper, console, interval_s))
         return 0
-    shown = asyncio.run(_once(watcher))
+    shown = asyncio.run(_once(scraper))
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+        print_json(shown)
     else:
-        console.print(render(shown, console), soft_wrap=not console.is_terminal)
+        console.print(render_overview(shown, console), soft_wrap=not console.is_terminal)
     return 0
 
 
-async def _once(watcher: Watcher) -> Overview:
-    async with watcher:
-        return overview(watcher.url, await watcher.look(), None, time.time())
+async def _once(scraper: ClusterScraper) -> ClusterOverview:
+    async with scraper:
+        return cluster_overview(scraper.url, await scraper.scrape(), None, time.time())
 
 
-async def _follow(watcher: Watcher, console: Console, interval_s: float) -> None:
-    """Until Ctrl-C. A router that goes away is waited for."""
-    past = Past()
-    async with watcher:
-        shown = _screen(watcher, console, past, await watcher.look())
+async def _follow(scraper: ClusterScraper, console: Console, interval_s: float) -> None:
+    """Redraw the screen until Ctrl-C; keep trying while the router does not answer."""
+    past = ScrapeHistory()
+    async with scraper:
+        shown = _screen(scraper, console, past, await scraper.scrape())
         with Live(shown, console=console, screen=True, auto_refresh=False) as screen:
             while True:
                 screen.update(shown, refresh=True)
                 await asyncio.sleep(interval_s)
                 try:
-                    shown = _screen(watcher, console, past, await watcher.look())
-                except NoAnswer as error:
+                    shown = _screen(scraper, console, past, await scraper.scrape())
+                except ScrapeError as error:
                     past.clear()
                     shown = Text(f"{error}; waiting for it (Ctrl-C ends)", style="red")
 
 
-def _screen(watcher: Watcher, console: Console, past: Past, seen: Seen) -> RenderableType:
-    """What is shown of this look; ``past`` holds the looks of the window, and takes this one."""
-    shown = overview(watcher.url, seen, past.take(seen.moment), time.time())
-    return Group(render(shown, console), Text("\nCtrl-C ends", style="dim"))
+def _screen(
+    scraper: ClusterScraper, console: Console, past: ScrapeHistory, seen: ScrapeResult
+) -> RenderableType:
+    """Return the screen for one scrape, and add the scrape to ``past``."""
+    shown = cluster_overview(scraper.url, seen, past.add(seen.snapshot), time.time())
+    return Group(render_overview(shown, console), Text("\nCtrl-C ends", style="dim"))

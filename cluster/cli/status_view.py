@@ -1,4 +1,4 @@
-"""An Overview on the screen: a few lines and a table, as narrow as the terminal."""
+"""Renders a cluster overview for `baton status`: lines and tables as narrow as the terminal."""
 
 from __future__ import annotations
 
@@ -9,38 +9,19 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from router.overview.overview import Overview
+from router.overview.overview import ClusterOverview
 from router.overview.pool_view import AutoscalerView, WallView
-from router.overview.router_view import STAGES, RouterView, Spread
+from router.overview.router_view import STAGES, HistogramSummary, RouterView
 from router.overview.worker_view import SpeculationView, WorkerView
 
-# MERGED cluster.status_speculation
-# A decode worker's speculation on the screen.
-
-
-def line(worker: str, view: SpeculationView) -> Text:
-    """``worker``: how the table above calls it."""
-    start = Text.assemble(("drafts    ", "dim"), f"{worker} ")
-    if view.state == "dropped":
-        return start.append("dropped: the log says why", style="yellow")
-    parts = [view.proposer]
-    if view.tokens_per_step is not None:
-        parts.append(f"{view.tokens_per_step:.2f} tokens a step")
-    if view.acceptance is not None:
-        drafted = f" of {view.tokens_per_draft:.1f}" if view.tokens_per_draft else ""
-        parts.append(f"{view.acceptance:.0%}{drafted} accepted")
-        parts.append(f"speed-up {view.measured_speedup:.2f}")
-    return start.append("  ".join(parts))
-
-
-_WIDE = 100  # columns from which everything fits
+_WIDE = 100  # terminal width from which every column fits
 _COLOURS = {"ready": "green", "draining": "yellow", "down": "red", "silent": "red"}
-_AFTER_FIRST = ("wire", "scatter")
+_STAGES_AFTER_FIRST_TOKEN = ("wire", "scatter")
 
 T = TypeVar("T")
 
 
-def render(overview: Overview, console: Console) -> RenderableType:
+def render_overview(overview: ClusterOverview, console: Console) -> RenderableType:
     bars = "█░" if "utf" in console.encoding.lower() else "#."
     silent = [f"{w.role} {w.instance[:6]}: {w.target} {w.why}" for w in overview.workers if w.why]
     return Group(
@@ -48,7 +29,11 @@ def render(overview: Overview, console: Console) -> RenderableType:
         Text(),
         _workers(overview.workers, bars, console.width),
         *(Text(why, style="red") for why in silent),
-        *(line(w.instance[:6], w.speculation) for w in overview.workers if w.speculation),
+        *(
+            speculation_line(w.instance[:6], w.speculation)
+            for w in overview.workers
+            if w.speculation
+        ),
         *map(_wall, overview.walls),
         *_autoscaler(overview.autoscaler),
         Text(),
@@ -59,22 +44,26 @@ def render(overview: Overview, console: Console) -> RenderableType:
     )
 
 
-def _head(overview: Overview) -> Text:
+def _head(overview: ClusterOverview) -> Text:
     router = overview.router
     window = overview.window_s
-    of = "since the start" if window is None else f"of the last {window:.0f} s"
+    window_text = "since the start" if window is None else f"of the last {window:.0f} s"
     head = Text.assemble(
         ("baton ", "bold"),
         (overview.cluster, "bold cyan"),
-        f"  {overview.model}  {overview.url}  up {_duration(router.uptime_s)}",
+        f"  {overview.model}  {overview.url}  up {_format_duration(router.uptime_s)}",
     )
     if router.replicas != 1:
         head.append(f"  {router.replicas} routers")
-    return head.append(f"\nrates, times and ratios {of}; objectives of the router", style="dim")
+    return head.append(
+        f"\nrates, times and ratios {window_text}; objectives of the router", style="dim"
+    )
 
 
 class _Column(NamedTuple):
-    """``least``: columns of a terminal that shows it; ``cell`` is not asked of a silent worker."""
+    """A column of the workers' table, shown from a terminal width of ``least`` characters.
+
+    ``cell`` is not called for a worker that does not answer."""
 
     name: str
     least: int
@@ -84,11 +73,13 @@ class _Column(NamedTuple):
 _COLUMNS = (
     _Column("run", 0, lambda w: str(w.running)),
     _Column("wait", 0, lambda w: str(w.waiting)),
-    _Column("queued", 70, lambda w: _count(w.queued_prefill_tokens)),
-    _Column("hits", 70, lambda w: _percent(w.hit_ratio)),
-    _Column("tok/s", 0, lambda w: _shown(w.tokens_per_s, _count)),
-    _Column("MB/s", 78, lambda w: _shown(w.received_bytes_per_s, lambda b: f"{b / 1e6:.1f}")),
-    _Column("step", _WIDE, lambda w: _seconds(w.step_s)),
+    _Column("queued", 70, lambda w: _format_count(w.queued_prefill_tokens)),
+    _Column("hits", 70, lambda w: _format_percent(w.hit_ratio)),
+    _Column("tok/s", 0, lambda w: _format_optional(w.tokens_per_s, _format_count)),
+    _Column(
+        "MB/s", 78, lambda w: _format_optional(w.received_bytes_per_s, lambda b: f"{b / 1e6:.1f}")
+    ),
+    _Column("step", _WIDE, lambda w: _format_seconds(w.step_s)),
     _Column("mem", _WIDE, lambda w: f"{w.memory_bytes / 2**20:.0f}M"),
     _Column("engine", 78, lambda w: _engine(w)),
 )
@@ -115,8 +106,23 @@ def _workers(workers: list[WorkerView], bars: str, width: int) -> RenderableType
     return table
 
 
+def speculation_line(worker: str, view: SpeculationView) -> Text:
+    """Return the line on a decode worker's speculation; ``worker`` is its name in the table."""
+    start = Text.assemble(("drafts    ", "dim"), f"{worker} ")
+    if view.state == "dropped":
+        return start.append("dropped: the log says why", style="yellow")
+    parts = [view.proposer]
+    if view.tokens_per_step is not None:
+        parts.append(f"{view.tokens_per_step:.2f} tokens a step")
+    if view.acceptance is not None:
+        drafted = f" of {view.tokens_per_draft:.1f}" if view.tokens_per_draft else ""
+        parts.append(f"{view.acceptance:.0%}{drafted} accepted")
+        parts.append(f"speed-up {view.measured_speedup:.2f}")
+    return start.append("  ".join(parts))
+
+
 def _wall(view: WallView) -> Text:
-    """What binds a pool, and what would relax it."""
+    """Return the line on the wall that binds a pool, and on what would relax it."""
     style = "yellow" if view.wall is not None else ""
     return Text.assemble(("wall      ", "dim"), f"{view.role}: ", (view.text, style))
 
@@ -129,7 +135,7 @@ def _autoscaler(view: AutoscalerView | None) -> list[Text]:
 
 
 def _engine(worker: WorkerView) -> str:
-    """Its process, and how often it was replaced."""
+    """Return the engine's pid, and how often the engine was replaced."""
     again = f" (+{worker.engine_restarts})" if worker.engine_restarts else ""
     return f"{worker.engine_pid or '-'}{again}"
 
@@ -140,9 +146,11 @@ def _requests(router: RouterView) -> list[Text]:
         Text.assemble(
             ("requests  ", "dim"),
             f"running {router.running}  waiting {router.waiting}",
-            (_shown(router.requests_per_s, lambda r: f"  {r:.1f}/s", ""), "bold"),
-            _shown(router.output_tokens_per_s, lambda r: f"  {_count(r)} tok/s", ""),
-            f"  cache hits {_percent(router.hit_ratio)}",
+            (_format_optional(router.requests_per_s, lambda r: f"  {r:.1f}/s", ""), "bold"),
+            _format_optional(
+                router.output_tokens_per_s, lambda r: f"  {_format_count(r)} tok/s", ""
+            ),
+            f"  cache hits {_format_percent(router.hit_ratio)}",
         ),
         Text.assemble(("ended     ", "dim"), ended),
     ]
@@ -150,9 +158,11 @@ def _requests(router: RouterView) -> list[Text]:
         reasons = "  ".join(f"{reason} {count}" for reason, count in router.refusals.items())
         lines.append(Text.assemble(("refused   ", "dim"), (f"by {reasons}", "yellow")))
     met = "  ".join(
-        f"{shown} {_percent(router.slo[n])}" for n, shown in _OBJECTIVES.items() if n in router.slo
+        f"{shown} {_format_percent(router.slo[n])}"
+        for n, shown in _OBJECTIVES.items()
+        if n in router.slo
     )
-    goodput = _shown(router.goodput_per_s, lambda r: f"  goodput {r:.1f}/s", "")
+    goodput = _format_optional(router.goodput_per_s, lambda r: f"  goodput {r:.1f}/s", "")
     return [*lines, Text.assemble(("in time   ", "dim"), (met or "-") + goodput)]
 
 
@@ -165,23 +175,25 @@ def _latencies(router: RouterView) -> Table:
     for name in ("p50", "p90", "p99", "mean", "of"):
         table.add_column(name, justify="right", no_wrap=True)
     for label, spread in (("TTFT", router.ttft), ("TPOT", router.tpot), ("ITL", router.itl)):
-        table.add_row(label, *_spread(spread))
+        table.add_row(label, *_spread_cells(spread))
     return table
 
 
-def _spread(spread: Spread) -> list[str]:
+def _spread_cells(spread: HistogramSummary) -> list[str]:
     values = [spread.p50, spread.p90, spread.p99, spread.mean]
-    return [*map(_seconds, values), _count(spread.count)]
+    return [*map(_format_seconds, values), _format_count(spread.count)]
 
 
 def _stages(router: RouterView) -> list[Text]:
-    """Means, which add up; those after the first token apart."""
+    """Return the mean times of the stages, which add up; those after the first token apart."""
     found = {name: router.stages[name] for name in STAGES if name in router.stages}
     if not found:
         return []
-    first = [f"{n} {_seconds(s)}" for n, s in found.items() if n not in _AFTER_FIRST]
+    first = [
+        f"{n} {_format_seconds(s)}" for n, s in found.items() if n not in _STAGES_AFTER_FIRST_TOKEN
+    ]
     lines = [Text.assemble(("TTFT =    ", "dim"), " + ".join(first))]
-    after = [f"{n} {_seconds(found[n])}" for n in _AFTER_FIRST if n in found]
+    after = [f"{n} {_format_seconds(found[n])}" for n in _STAGES_AFTER_FIRST_TOKEN if n in found]
     if after:
         lines.append(
             Text.assemble(("then      ", "dim"), " + ".join(after), " to the second token")
@@ -194,16 +206,16 @@ def _bar(part: float, bars: str, width: int) -> str:
     return f"{bars[0] * filled}{bars[1] * (width - filled)} {part:4.0%}"
 
 
-def _shown(value: T | None, form: Callable[[T], str], none: str = "-") -> str:
+def _format_optional(value: T | None, form: Callable[[T], str], none: str = "-") -> str:
     return none if value is None else form(value)
 
 
-def _percent(part: float | None) -> str:
-    return _shown(part, lambda p: f"{p:.0%}")
+def _format_percent(part: float | None) -> str:
+    return _format_optional(part, lambda p: f"{p:.0%}")
 
 
-def _count(value: float) -> str:
-    """Three digits, with k or M."""
+def _format_count(value: float) -> str:
+    """Return the value with three digits and k or M."""
     for unit, name in ((1e6, "M"), (1e3, "k")):
         if value >= 10 * unit:
             return (
@@ -212,7 +224,7 @@ def _count(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _seconds(value: float | None) -> str:
+def _format_seconds(value: float | None) -> str:
     if value is None:
         return "-"
     if value < 1e-3:
@@ -222,8 +234,8 @@ def _seconds(value: float | None) -> str:
     return f"{value:.3g} s"
 
 
-def _duration(seconds: float | None) -> str:
-    """In its two largest units."""
+def _format_duration(seconds: float | None) -> str:
+    """Return a duration in its two largest units."""
     if seconds is None:
         return "-"
     left = int(seconds)

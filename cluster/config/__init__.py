@@ -1,15 +1,16 @@
-"""The configuration of a cluster: one YAML file, and what comes before and after it.
+"""The configuration of a cluster: a YAML file, environment variables and flags.
 
-    default < file < environment < flag        the latter wins, key by key
+    schema       sections and keys as pydantic models: default, help, check; keys that are gone
+    keys         every key with its flag and variable, and the keys that each command takes
+    yaml_file    a file as values with their lines
+    resolve      the value that counts for each key, and every mistake
+    consistency  contradictions between keys
+    flags        the flags of a command
+    assemble     settings of workers, routers, the autoscaler and a launch, made from it
+    show_config  the effective configuration as YAML, each value with its origin
 
-    schema    the sections and keys, as pydantic models: types, ranges, help
-    keys      every key, with the flag and the variable that are derived from it
-    yaml_file a file, as values with the lines they stand on
-    layers    one value of a key from each place, checked by itself
-    strange   variables that are nearly a key's
-    settle    the value that counts, then what values mean together
-    show      the effective configuration as YAML, each value with where it is from
-    assemble  settings of workers and routers, out of the configuration
-
-Mistakes are collected on all of the way, and told at once (``mistakes``).
+To add a key, declare it in ``schema``: flag, variable, help and JSON schema follow from there. Add
+a field to the settings that need it (``engine.ipc.settings``, ``cluster.settings``,
+``router.settings``), pass the value in ``assemble``, and list the key in deploy/baton.yaml. To
+remove a key, add it to ``schema.REMOVED_KEYS``.
 """

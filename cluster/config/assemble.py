@@ -1,108 +1,118 @@
-"""Settings of workers and routers, and a cluster to launch, out of a configuration."""
+"""Settings of each program, made from a configuration: where units and layouts are converted.
+
+The command line calls these functions, and so do the replicas of Ray Serve for the part of the
+configuration that belongs to their node. Models are not located yet: ``model_path`` is empty.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 from pydantic import SecretStr
 
 from cluster.config.schema import Config
 from cluster.settings.autoscaler_settings import AutoscalerSettings
-from cluster.settings.launch_settings import Launch
+from cluster.settings.launch_settings import LaunchSettings
 from cluster.settings.worker_settings import WorkerSettings
-from engine.ipc.spec import SpeculationSpec
+from engine.ipc.settings import EngineSettings, MachineCeilings, SpeculationSettings
 from protocol.roles import ROLES, Role
 from protocol.security.tls import HttpTls, TlsFiles
 from router.settings import RouterSettings
 
-_SIZES = ("threads", "kv_tokens", "max_batch", "prefill_chunk", "step_budget_ms")
+_POOL_KEYS = ("threads", "kv_tokens", "max_batch", "prefill_chunk", "step_budget_ms")
 
 
-def worker(config: Config, role: Role, **ports: int) -> WorkerSettings:
-    """A worker of this role; its model is not located yet. ``ports``: its own."""
+def worker_settings(config: Config, role: Role, **ports: Any) -> WorkerSettings:
+    """Return the settings of a worker; ``ports`` are ``port``, ``kv_port`` and ``metrics_port``."""
     return WorkerSettings(
-        role=role,
         cluster=config.cluster,
-        redis_url=_revealed(config.redis.url),
-        token=_revealed(config.security.token),
-        model_path="",
+        redis_url=_reveal(config.redis.url),
+        token=_reveal(config.security.token),
         model_id=config.model.id or "",
         host=config.worker.host,
-        max_model_len=config.model.max_len,
-        dtype=config.model.dtype,
-        kv_precision=config.kv.precision,
-        kv_pool=config.kv.pool,
-        kv_codec=config.kv.codec,
-        device=config.worker.device,
-        local_prefill_tokens=config.worker.local_prefill_tokens,
-        peak_tflops=config.worker.peak_tflops,
-        peak_gb_per_s=config.worker.peak_gb_per_s,
-        link_gb_per_s=config.worker.link_gb_per_s,
-        engine=config.worker.engine,
-        speculation=_speculation(config),
-        tls=_tls(config),
-        **_sizes(config, role),
+        link_bytes_s=1e9 * (config.worker.link_gb_per_s or 0.0),
+        engine=_engine_settings(config, role),
+        engine_module=config.worker.engine,
+        tls=_tls_files(config),
         **ports,
     )
 
 
-def _sizes(config: Config, role: Role) -> dict[str, Any]:
-    """What the pool says, else what is said of all workers."""
+def _engine_settings(config: Config, role: Role) -> EngineSettings:
+    worker, drafts = config.worker, config.speculation
+    return EngineSettings(
+        model_path="",
+        role=role,
+        dtype=config.model.dtype,
+        device=worker.device,
+        max_model_len=config.model.max_len,
+        kv_precision=config.kv.precision,
+        # A prefill worker decodes no tokens, so that proposers would only cost time there.
+        speculation=SpeculationSettings(
+            method=drafts.method if role == "decode" else "off",
+            model_path=drafts.model if role == "decode" else None,
+            max_tokens=drafts.max_tokens,
+        ),
+        ceilings=MachineCeilings(
+            flops=1e12 * (worker.peak_tflops or 0.0), bytes=1e9 * (worker.peak_gb_per_s or 0.0)
+        ),
+        **_pool_values(config, role),
+    )
+
+
+def _pool_values(config: Config, role: Role) -> dict[str, Any]:
+    """Return the keys that a pool can override: the pool's value, else the one of all workers."""
     pool = config.pools.prefill if role == "prefill" else config.pools.decode
-    own = {name: getattr(pool, name) for name in _SIZES}
+    own = {name: getattr(pool, name) for name in _POOL_KEYS}
     return {name: getattr(config.worker, name) if v is None else v for name, v in own.items()}
 
 
-def _speculation(config: Config) -> SpeculationSpec:
-    given = config.speculation
-    return SpeculationSpec(method=given.method, model_path=given.model, max_tokens=given.max_tokens)
-
-
-def router(config: Config) -> RouterSettings:
-    """A router; its model is not located yet."""
+def router_settings(config: Config) -> RouterSettings:
+    """Return the settings of a router."""
     https = config.security.http_tls
     return RouterSettings(
         cluster=config.cluster,
-        redis_url=_revealed(config.redis.url),
-        token=_revealed(config.security.token),
-        secret=bytes.fromhex(_revealed(config.security.secret)),
+        redis_url=_reveal(config.redis.url),
+        token=_reveal(config.security.token),
+        secret=bytes.fromhex(_reveal(config.security.secret)),
         model_path="",
         model_id=config.model.id or "",
         metrics_host=config.router.metrics_host,
         metrics_port=config.router.metrics_port,
-        routing_policy=config.router.policy,
         ttft_slo_s=config.router.ttft_slo_ms / 1000,
         tpot_slo_s=config.router.tpot_slo_ms / 1000,
         admission_ttft_ms=config.router.admission_ttft_ms,
         admission_queue_ms=config.router.admission_queue_ms,
         api_keys=config.security.api_keys,
-        tls=_tls(config),
+        tls=_tls_files(config),
         http_tls=HttpTls(cert=https.cert, key=https.key) if https.cert and https.key else None,
         allow_plain_http=config.security.allow_plain_http,
         **config.limits.model_dump(),
     )
 
 
-def autoscaler(config: Config) -> AutoscalerSettings:
-    """An autoscaler."""
-    given = config.autoscaler.model_dump()
+def autoscaler_settings(config: Config) -> AutoscalerSettings:
+    """Return the settings of an autoscaler."""
+    section = config.autoscaler.model_dump()
+    section["prometheus_url"] = _reveal(config.autoscaler.prometheus_url) or None
     return AutoscalerSettings(
         cluster=config.cluster,
-        redis_url=_revealed(config.redis.url),
-        token=_revealed(config.security.token),
+        redis_url=_reveal(config.redis.url),
+        token=_reveal(config.security.token),
         model_id=config.model.id or "",
         ttft_slo_s=config.router.ttft_slo_ms / 1000,
         tpot_slo_s=config.router.tpot_slo_ms / 1000,
-        tls=_tls(config),
-        **given | {"prometheus_url": _revealed(config.autoscaler.prometheus_url) or None},
+        tls=_tls_files(config),
+        **section,
     )
 
 
-def launch(config: Config) -> Launch:
-    """A cluster on this machine; where it is to be is not known yet."""
-    bare = {"redis_url": "", "token": ""}
-    return Launch(
+def launch_settings(config: Config) -> LaunchSettings:
+    """Return the settings of a cluster on this machine, without its folders. Secrets are in the
+    settings of no process: each node adds its own."""
+    secrets = {"redis_url": "", "token": ""}
+    return LaunchSettings(
         cluster=config.cluster,
         model_path="",
         model_id=config.model.id or "",
@@ -113,22 +123,22 @@ def launch(config: Config) -> Launch:
         prefill=config.pools.prefill.workers,
         decode=config.pools.decode.workers,
         routers=config.router.replicas or 1,
-        redis_url=_revealed(config.redis.url) or None,
-        workers={r: msgspec.structs.replace(worker(config, r), **bare) for r in ROLES},
-        router=msgspec.structs.replace(router(config), **bare, secret=b""),
-        autoscaler=msgspec.structs.replace(autoscaler(config), **bare, tls=None),
-        token=_revealed(config.security.token) or None,
-        secret=_revealed(config.security.secret) or None,
+        redis_url=_reveal(config.redis.url) or None,
+        workers={role: replace(worker_settings(config, role), **secrets) for role in ROLES},
+        router=replace(router_settings(config), **secrets, secret=b""),
+        autoscaler=replace(autoscaler_settings(config), **secrets, tls=None),
+        token=_reveal(config.security.token) or None,
+        secret=_reveal(config.security.secret) or None,
         start_deadline_s=config.start_deadline_s,
         drain_s=config.drain_s,
     )
 
 
-def _revealed(secret: SecretStr | None) -> str:
+def _reveal(secret: SecretStr | None) -> str:
     return "" if secret is None else secret.get_secret_value()
 
 
-def _tls(config: Config) -> TlsFiles | None:
+def _tls_files(config: Config) -> TlsFiles | None:
     files = config.security.tls
     if files.ca is None or files.cert is None or files.key is None:
         return None

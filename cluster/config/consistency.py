@@ -1,4 +1,4 @@
-"""What values mean together: pure functions of a configuration, each about a few keys."""
+"""Contradictions between keys: pure functions of a configuration, called by ``resolve_config``."""
 
 from __future__ import annotations
 
@@ -7,38 +7,36 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from cluster.config.schema import Config
-from engine.ipc.spec import WITH_MODEL
+from engine.ipc.settings import METHODS_WITH_MODEL
 from protocol.errors import StartupError
-from protocol.security.cluster_token import check_bind, check_http_bind, is_loopback
+from protocol.security.listen_hosts import check_router_host, check_worker_host, is_loopback
 
 
 class Contradiction(NamedTuple):
-    """``keys``: all that take part; the first is the one to look at."""
+    """Values that cannot hold together. ``keys`` are all that take part; the first one is shown."""
 
     keys: tuple[str, ...]
     text: str
 
 
-def _kv(c: Config) -> Iterator[Contradiction]:
-    for name, value in (("kv.pool", c.kv.pool), ("kv.codec", c.kv.codec)):
-        if c.kv.precision == "exact" and value == "fp8":
-            text = "fp8 rounds KV, and kv.precision is exact; expected auto, or kv.precision fp8"
-            yield Contradiction((name, "kv.precision"), text)
+def find_contradictions(config: Config) -> list[Contradiction]:
+    """Return every contradiction in ``config``."""
+    return [contradiction for check in _CHECKS for contradiction in check(config)]
 
 
-def _speculation(c: Config) -> Iterator[Contradiction]:
+def _check_speculation(c: Config) -> Iterator[Contradiction]:
     method, model = c.speculation.method, c.speculation.model
     if model is not None and method in ("off", "ngram"):
         text = f"{method} takes no model, and speculation.model is {model!r}; expected auto, draft,"
         text += " medusa or eagle, or no model"
         yield Contradiction(("speculation.method", "speculation.model"), text)
-    if model is None and method in WITH_MODEL and c.model.path is not None:
+    if model is None and method in METHODS_WITH_MODEL and c.model.path is not None:
         text = f"{method} takes a model beside {c.model.path!r}, and speculation.model is null;"
         text += " expected a folder or hub id there, or ngram"
         yield Contradiction(("speculation.method", "speculation.model", "model.path"), text)
 
 
-def _tls(c: Config) -> Iterator[Contradiction]:
+def _check_tls_files(c: Config) -> Iterator[Contradiction]:
     for section, files in (("tls", c.security.tls), ("http_tls", c.security.http_tls)):
         given = files.model_dump(exclude={"name"})
         missing = [name for name, value in given.items() if value is None]
@@ -50,19 +48,19 @@ def _tls(c: Config) -> Iterator[Contradiction]:
         yield Contradiction(("security.tls.name", "security.tls.ca"), text)
 
 
-def _worker_host(c: Config) -> Iterator[Contradiction]:
+def _check_worker_host(c: Config) -> Iterator[Contradiction]:
     tls = c.security.tls
     try:
-        check_bind(c.worker.host, tls=None not in (tls.ca, tls.cert, tls.key))
+        check_worker_host(c.worker.host, tls=None not in (tls.ca, tls.cert, tls.key))
     except StartupError as e:
         keys = ("worker.host", "security.tls.ca", "security.tls.cert", "security.tls.key")
         yield Contradiction(keys, str(e))
 
 
-def _router_host(c: Config) -> Iterator[Contradiction]:
+def _check_router_host(c: Config) -> Iterator[Contradiction]:
     security, https = c.security, c.security.http_tls
     try:
-        check_http_bind(
+        check_router_host(
             c.router.host,
             api_keys=security.api_keys is not None,
             tls=None not in (https.cert, https.key),
@@ -73,7 +71,7 @@ def _router_host(c: Config) -> Iterator[Contradiction]:
         yield Contradiction(("router.host", *(f"security.{key}" for key in keys)), str(e))
 
 
-def _order(c: Config) -> Iterator[Contradiction]:
+def _check_limit_order(c: Config) -> Iterator[Contradiction]:
     longest = c.limits.request_timeout_s
     for name, value in (
         ("first_token_timeout_s", c.limits.first_token_timeout_s),
@@ -90,7 +88,7 @@ def _order(c: Config) -> Iterator[Contradiction]:
         yield Contradiction(keys, f"{text}{c.router.ttft_slo_ms:g} ms")
 
 
-def _ports(c: Config) -> Iterator[Contradiction]:
+def _check_ports(c: Config) -> Iterator[Contradiction]:
     if c.router.port == c.router.metrics_port:
         text = f"{c.router.port} is router.port already; expected another, or 0 for any"
         yield Contradiction(("router.metrics_port", "router.port"), text)
@@ -105,7 +103,7 @@ def _ports(c: Config) -> Iterator[Contradiction]:
             yield Contradiction((f"router.{name}", "redis.url"), text)
 
 
-def _autoscaler(c: Config) -> Iterator[Contradiction]:
+def _check_autoscaler(c: Config) -> Iterator[Contradiction]:
     own, least = c.autoscaler, 0
     for role, pool in (("prefill", c.pools.prefill), ("decode", c.pools.decode)):
         low, high = getattr(own, f"{role}_min"), getattr(own, f"{role}_max")
@@ -114,7 +112,7 @@ def _autoscaler(c: Config) -> Iterator[Contradiction]:
         if low > high:
             yield Contradiction(names, f"{low} is more than {names[1]}, which is {high}")
         elif own.mode == "act" and not max(low, min(1, high)) <= pool.workers <= high:
-            text = f"{pool.workers} to begin with; expected {max(low, min(1, high))} to {high},"
+            text = f"{pool.workers} at the start; expected {max(low, min(1, high))} to {high},"
             text += f" as {' and '.join(names)} say"
             yield Contradiction((f"pools.{role}.workers", "autoscaler.mode", *names), text)
     if own.gpus is not None and own.gpus < least:
@@ -126,10 +124,12 @@ def _autoscaler(c: Config) -> Iterator[Contradiction]:
         yield Contradiction(("autoscaler.window_s", "autoscaler.interval_s"), f"{text} s")
 
 
-_ALL: tuple[Callable[[Config], Iterator[Contradiction]], ...] = (
-    *(_kv, _speculation, _tls, _worker_host, _router_host, _order, _ports, _autoscaler),
+_CHECKS: tuple[Callable[[Config], Iterator[Contradiction]], ...] = (
+    _check_speculation,
+    _check_tls_files,
+    _check_worker_host,
+    _check_router_host,
+    _check_limit_order,
+    _check_ports,
+    _check_autoscaler,
 )
-
-
-def find(config: Config) -> list[Contradiction]:
-    return [contradiction for each in _ALL for contradiction in each(config)]

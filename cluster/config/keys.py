@@ -1,10 +1,12 @@
-"""Every key of the configuration, with the flag and the variable that set it.
+"""Every key of the configuration, with the flag and the environment variable derived from it.
 
 router.port            --port                BATON_PORT
 pools.decode.workers   --decode              BATON_DECODE
 pools.decode.threads   --decode-threads      BATON_DECODE_THREADS
 autoscaler.mode        --autoscaler-mode     BATON_AUTOSCALER_MODE
-security.token         (none: it is secret)  BATON_TOKEN
+security.token         (secret, no flag)     BATON_TOKEN
+
+The key sets at the end say which keys a command takes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from cluster.config.schema import FLAG, Config, FileName, Section
 
-Path: TypeAlias = tuple[str, ...]
+KeyPath: TypeAlias = tuple[str, ...]
 
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -27,10 +29,10 @@ _BOUNDS = {"ge": "of at least", "gt": "above", "le": "and at most"}
 
 
 @dataclass(frozen=True, eq=False)
-class Key:
-    """One key. ``kinds``: the types that its value may have, without None."""
+class ConfigKey:
+    """One key of the schema. ``kinds`` are the types that its value may have, without None."""
 
-    path: Path
+    path: KeyPath
     field: FieldInfo
     kinds: tuple[Any, ...]
     optional: bool
@@ -38,11 +40,12 @@ class Key:
 
     @property
     def name(self) -> str:
+        """The path with dots."""
         return ".".join(self.path)
 
     @property
     def flag(self) -> str | None:
-        """None where there is none, lest other users read a secret."""
+        """The command-line flag; None for secrets, because other users can read command lines."""
         extra = self.field.json_schema_extra
         if isinstance(extra, dict) and FLAG in extra:
             return str(extra[FLAG]) or None
@@ -53,29 +56,33 @@ class Key:
 
     @property
     def variable(self) -> str:
+        """The environment variable."""
         return "BATON_" + (self.flag or self.path[-1]).strip("-").replace("-", "_").upper()
 
     @property
     def secret(self) -> bool:
-        return SecretStr in [_plain(kind) for kind in self.kinds]
+        """Whether the value must not be shown."""
+        return SecretStr in [_base_type(kind) for kind in self.kinds]
 
     @property
     def is_text(self) -> bool:
-        return _plain(self.kinds[0]) in (str, SecretStr)
+        """Whether the value is text, so that a text from outside YAML is taken as it is."""
+        return _base_type(self.kinds[0]) in (str, SecretStr)
 
     @property
     def is_file(self) -> bool:
+        """Whether the value names a file that must exist."""
         return FileName in self.kinds
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values of a key that takes one of a few."""
+        """The values of an enumeration; empty for other keys."""
         return tuple(v for k in self.kinds if get_origin(k) is Literal for v in get_args(k))
 
     @property
     def expected(self) -> str:
-        """What a value must be, in words."""
-        words = " or ".join(self.choices) or _WORDS.get(_plain(self.kinds[0]), "text")
+        """A description of valid values, for messages."""
+        words = " or ".join(self.choices) or _WORDS.get(_base_type(self.kinds[0]), "text")
         return f"{words}{self._range()}" + (", or null" if self.optional else "")
 
     def _range(self) -> str:
@@ -86,58 +93,60 @@ class Key:
 
     @property
     def metavar(self) -> str:
+        """Placeholder of the value in the help of a command."""
         if self.is_file:
             return "FILE"
-        return "|".join(self.choices) or _METAVARS.get(_plain(self.kinds[0]), "TEXT")
+        return "|".join(self.choices) or _METAVARS.get(_base_type(self.kinds[0]), "TEXT")
 
 
-def _keys(model: type[BaseModel], path: Path) -> Iterator[Key]:
+def _keys(model: type[BaseModel], path: KeyPath) -> Iterator[ConfigKey]:
     for name, field in model.model_fields.items():
-        kind = field.annotation
+        kind: Any = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
             yield from _keys(kind, (*path, name))
             continue
         united = get_origin(kind) in (Union, UnionType)
         kinds = get_args(kind) if united else (kind,)
-        yield Key(
+        yield ConfigKey(
             path=(*path, name),
             field=field,
             kinds=tuple(k for k in kinds if k is not NoneType),
             optional=NoneType in kinds,
-            adapter=_adapter(kind, field),
+            adapter=TypeAdapter(Annotated[kind, field]),
         )
 
 
-def _adapter(kind: Any, field: FieldInfo) -> TypeAdapter[Any]:
-    return TypeAdapter(Annotated[kind, field])
-
-
-def _plain(kind: Any) -> Any:
-    """The type under its annotations."""
+def _base_type(kind: Any) -> Any:
+    """Return a type without its annotations."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
-KEYS: tuple[Key, ...] = tuple(_keys(Config, ()))
-BY_PATH: dict[Path, Key] = {key.path: key for key in KEYS}
-SECTIONS: frozenset[Path] = frozenset(
-    key.path[:depth] for key in KEYS for depth in range(len(key.path))
+CONFIG_KEYS: tuple[ConfigKey, ...] = tuple(_keys(Config, ()))
+KEYS_BY_PATH: dict[KeyPath, ConfigKey] = {key.path: key for key in CONFIG_KEYS}
+KEYS_BY_NAME: dict[str, ConfigKey] = {key.name: key for key in CONFIG_KEYS}
+SECTIONS: frozenset[KeyPath] = frozenset(
+    key.path[:depth] for key in CONFIG_KEYS for depth in range(len(key.path))
 )
 
 
-def of(*names: str) -> frozenset[Key]:
-    """The keys of these names; a section stands for all of its keys."""
+def select_keys(*names: str) -> frozenset[ConfigKey]:
+    """Return the keys with these names; the name of a section selects all of its keys."""
     paths = [tuple(name.split(".")) for name in names]
-    assert all(path in BY_PATH or path in SECTIONS for path in paths)
-    return frozenset(k for k in KEYS for path in paths if k.path[: len(path)] == path)
+    assert all(path in KEYS_BY_PATH or path in SECTIONS for path in paths)
+    return frozenset(k for k in CONFIG_KEYS for path in paths if k.path[: len(path)] == path)
 
 
-UP = frozenset(KEYS)
-WORKER = of("cluster", "drain_s", "model", "pools", "worker", "kv", "speculation", "redis")
-WORKER |= of("security.token", "security.tls")
-ROUTER = of("cluster", "drain_s", "model.path", "model.id", "router", "limits", "redis", "security")
-DOWN = of("cluster", "drain_s")
-SCALE = of("cluster", "start_deadline_s")
-AUTOSCALE = of("cluster", "autoscaler", "redis", "security.token", "security.tls")
-AUTOSCALE |= of("router.ttft_slo_ms", "router.tpot_slo_ms")
-NODE = of("redis.url", "security", "autoscaler.prometheus_url")
-"""What is a node's own, on a cluster of hosts."""
+UP_KEYS = frozenset(CONFIG_KEYS)
+WORKER_KEYS = select_keys(
+    "cluster", "drain_s", "model", "pools", "worker", "kv", "speculation", "redis"
+)
+WORKER_KEYS |= select_keys("security.token", "security.tls")
+ROUTER_KEYS = select_keys(
+    "cluster", "drain_s", "model.path", "model.id", "router", "limits", "redis", "security"
+)
+DOWN_KEYS = select_keys("cluster", "drain_s")
+SCALE_KEYS = select_keys("cluster", "start_deadline_s")
+AUTOSCALE_KEYS = select_keys("cluster", "autoscaler", "redis", "security.token", "security.tls")
+AUTOSCALE_KEYS |= select_keys("router.ttft_slo_ms", "router.tpot_slo_ms")
+NODE_KEYS = select_keys("redis.url", "security", "autoscaler.prometheus_url")
+"""Keys that each node of a cluster of hosts sets for itself."""

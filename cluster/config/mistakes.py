@@ -1,4 +1,7 @@
-"""What is wrong with a configuration: all of it, each with its place, and never a secret."""
+"""Mistakes of a configuration: where each one is and what is wrong, without any secret.
+
+All modules of this package collect mistakes; ``ConfigError`` reports them together.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import NamedTuple
 from protocol.errors import StartupError
 
 
-class Origin(NamedTuple):
-    """Where a value is from. ``rank``: later ones win."""
+class ValueOrigin(NamedTuple):
+    """The place that set a value. The place with the highest ``rank`` wins."""
 
     rank: int
     text: str  # "default", "baton.yaml:12", "environment BATON_PORT", "flag --port"
@@ -19,25 +22,25 @@ class Origin(NamedTuple):
         return self.text
 
 
-DEFAULT = Origin(0, "default")
+DEFAULT_ORIGIN = ValueOrigin(0, "default")
 
 
-def in_file(name: str, line: int) -> Origin:
-    return Origin(1, f"{name}:{line}", line)
+def file_origin(name: str, line: int) -> ValueOrigin:
+    return ValueOrigin(1, f"{name}:{line}", line)
 
 
-def in_environment(variable: str) -> Origin:
-    return Origin(2, f"environment {variable}")
+def environment_origin(variable: str) -> ValueOrigin:
+    return ValueOrigin(2, f"environment {variable}")
 
 
-def by_flag(flag: str) -> Origin:
-    return Origin(3, f"flag {flag}")
+def flag_origin(flag: str) -> ValueOrigin:
+    return ValueOrigin(3, f"flag {flag}")
 
 
-class Mistake(NamedTuple):
-    """``key``: its path with dots; empty for what is about no key."""
+class ConfigMistake(NamedTuple):
+    """One mistake. ``key`` is a path with dots, or empty for a mistake that concerns no key."""
 
-    origin: Origin
+    origin: ValueOrigin
     key: str
     text: str
 
@@ -46,9 +49,9 @@ class Mistake(NamedTuple):
 
 
 class ConfigError(StartupError):
-    """Every mistake of a configuration, in the order of the file, the environment, the flags."""
+    """All mistakes of a configuration, in the order of file, environment and flags."""
 
-    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+    def __init__(self, mistakes: Iterable[ConfigMistake]) -> None:
         self.mistakes = sorted(set(mistakes), key=lambda m: (m.origin.rank, m.origin.line, m))
         lines = [f"  {mistake}" for mistake in self.mistakes]
         many = f"{len(lines)} mistakes" if len(lines) != 1 else "a mistake"

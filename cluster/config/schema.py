@@ -1,83 +1,23 @@
-"""The keys of the configuration. Everything else is derived from here: flags, variables, checks."""
+"""The sections and keys of the configuration: the one place where a key is declared, with its
+default, help and check. Flags, variables, the JSON schema and checks are derived from here.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from cluster.config import value_checks
-from cluster.settings.choices import ENGINE, MOST, Mode
-from engine.ipc.spec import MOST_DRAFTED, SpeculationMethod
-from engine.kv_cache.kv_format import Precision, StorageChoice
-from kvtransfer.codec_choice import Wanted
-from router.placement.policies import PolicyName
-
-# MERGED cluster.config.fields
-# What sections and keys of the configuration are made with.
+from cluster.settings import AutoscalerMode
+from engine.ipc.settings import MAX_DRAFT_TOKENS, SpeculationMethod
+from engine.kv_cache.kv_format import Precision
 
 FLAG = "x-flag"
 NO_FLAG = ""
-
-
-def key(default: object, text: str, flag: str | None = None, **bounds: Any) -> Any:
-    """A field with its help ``text``. ``flag``: None for the field's name."""
-    extra: dict[str, Any] | None = None if flag is None else {FLAG: flag}
-    return Field(default, description=text, json_schema_extra=extra, **bounds)
-
-
-def section(text: str, kind: type[BaseModel]) -> Any:
-    return Field(default_factory=kind, description=text)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
-    )
-
-
-# MERGED cluster.config.autoscaler
-# The section `autoscaler`: flags and variables have its name in front (``--autoscaler-mode``).
+_MAX_WORKERS = 10_000  # of one pool
 
 HttpUrl: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.http_url)]
-
-
-class AutoscalerSection(Section):
-    mode: Mode = key(
-        "off", "off; advise: say what would be done; act: do it (see docs/operations.md)."
-    )
-    prometheus_url: HttpUrl | None = key(
-        None, "A Prometheus that watches the cluster; null: the processes are read themselves."
-    )
-    interval_s: float = key(5.0, "Seconds from one decision to the next.", ge=0.5, le=300)
-    window_s: float = key(60.0, "Seconds of traffic that a decision is about.", ge=5, le=3600)
-    prefill_min: int = key(1, "Prefill workers at least.", ge=0, le=MOST)
-    prefill_max: int = key(8, "Prefill workers at most.", ge=0, le=MOST)
-    decode_min: int = key(1, "Decode workers at least.", ge=1, le=MOST)
-    decode_max: int = key(8, "Decode workers at most.", ge=1, le=MOST)
-    gpus: float | None = key(None, "GPUs of all workers together at most; null: any.", gt=0)
-    loans: bool = key(True, "Workers of one pool may serve in the other for a while.")
-    loan_drain_s: float = key(
-        2.0, "Seconds to finish requests before a decode worker turns to prefill.", ge=0, le=600
-    )
-    down_after_s: float = key(
-        180.0, "Seconds for which less must have done before workers go.", ge=1, le=86400
-    )
-    down_every_s: float = key(20.0, "Seconds from one step down to the next.", ge=0, le=86400)
-    warm_up_s: float = key(
-        30.0, "Age in seconds before which a worker's speed is not counted on.", ge=0, le=3600
-    )
-    start_s: float = key(
-        60.0,
-        "Seconds that a start takes, until one was seen; workers stay as long.",
-        gt=0,
-        le=86400,
-    )
-    log: str | None = key(
-        None, "File of decisions, JSON lines; null: decisions.jsonl in the folder of the run."
-    )
-
-
 ClusterName: TypeAlias = Annotated[str, AfterValidator(value_checks.cluster_name)]
 Host: TypeAlias = Annotated[str, AfterValidator(value_checks.host)]
 DnsName: TypeAlias = Annotated[str, AfterValidator(value_checks.dns_name)]
@@ -87,14 +27,74 @@ RedisUrl: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.redis_url
 Token: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.token)]
 HexSecret: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.hex_secret)]
 FileName: TypeAlias = Annotated[str, "file"]
-"""Path of a file that must be there; in a configuration file, relative to its folder."""
+"""Path of a file that must exist; in a configuration file, relative to its folder."""
+
+
+def key(default: object, text: str, flag: str | None = None, **bounds: Any) -> Any:
+    """Declare a key with its help ``text``. ``flag`` None derives the flag from the key's name."""
+    extra: dict[str, Any] | None = None if flag is None else {FLAG: flag}
+    return Field(default, description=text, json_schema_extra=extra, **bounds)
+
+
+def section(text: str, kind: type[BaseModel]) -> Any:
+    """Declare a section within another one."""
+    return Field(default_factory=kind, description=text)
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, without unknown keys, and without values in error messages."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+
+class AutoscalerSection(Section):
+    """Its flags and variables begin with its name: ``--autoscaler-mode``."""
+
+    mode: AutoscalerMode = key(
+        "off", "off; advise: only log decisions; act: carry them out (see docs/operations.md)."
+    )
+    prometheus_url: HttpUrl | None = key(
+        None, "Prometheus that watches the cluster; null: read metrics from the processes."
+    )
+    interval_s: float = key(5.0, "Seconds from one decision to the next.", ge=0.5, le=300)
+    window_s: float = key(60.0, "Seconds of traffic that a decision looks at.", ge=5, le=3600)
+    prefill_min: int = key(1, "Prefill workers at least.", ge=0, le=_MAX_WORKERS)
+    prefill_max: int = key(8, "Prefill workers at most.", ge=0, le=_MAX_WORKERS)
+    decode_min: int = key(1, "Decode workers at least.", ge=1, le=_MAX_WORKERS)
+    decode_max: int = key(8, "Decode workers at most.", ge=1, le=_MAX_WORKERS)
+    gpus: float | None = key(None, "GPUs of all workers together at most; null: any.", gt=0)
+    loans: bool = key(True, "Workers of one pool may serve in the other for a while.")
+    loan_drain_s: float = key(
+        2.0, "Seconds to finish requests before a decode worker turns to prefill.", ge=0, le=600
+    )
+    down_after_s: float = key(
+        180.0,
+        "Seconds for which fewer workers must have sufficed before some are stopped.",
+        ge=1,
+        le=86400,
+    )
+    down_every_s: float = key(20.0, "Seconds from one step down to the next.", ge=0, le=86400)
+    warm_up_s: float = key(
+        30.0, "Age in seconds before which a worker's speed is not trusted.", ge=0, le=3600
+    )
+    start_s: float = key(
+        60.0,
+        "Seconds that a start takes, until one was seen; a worker stays at least as long.",
+        gt=0,
+        le=86400,
+    )
+    log: str | None = key(
+        None, "File of decisions, JSON lines; null: decisions.jsonl in the folder of the run."
+    )
 
 
 class ModelSection(Section):
     path: str | None = key(None, "Model folder or hub id; null: the demo model.", "--model")
     id: str | None = key(None, "Name that clients give the model.", "--model-id")
     dtype: Literal["float32", "bfloat16", "float16"] | None = key(
-        None, "Of the computation; null: float32 on a CPU, bfloat16 on a GPU."
+        None, "Type of the computation; null: float32 on a CPU, bfloat16 on a GPU."
     )
     max_len: int | None = key(
         None, "Longest context in tokens; null: the model's.", "--max-model-len", ge=1
@@ -114,20 +114,19 @@ class WorkerSection(Section):
         "null: 50 on decode workers, none on prefill workers.",
         ge=0,
     )
-    local_prefill_tokens: int = key(
-        64, "Uncached prompt tokens prefilled on the decode worker.", ge=0
-    )
     peak_tflops: float | None = key(
         None, "TFLOP/s that a worker reaches at most; null: measured at its start.", gt=0
     )
     peak_gb_per_s: float | None = key(
-        None, "GB/s that it reads from memory at most; null: measured at its start.", gt=0
+        None, "GB/s that a worker reads from memory at most; null: measured at its start.", gt=0
     )
     link_gb_per_s: float | None = key(
-        None, "GB/s that its network link brings at most; null: the best seen.", gt=0
+        None, "GB/s that a worker receives by network at most; null: the best rate seen.", gt=0
     )
     engine: ModuleName = key(
-        ENGINE, "Module that is run as each engine's process.", "--worker-engine"
+        "cluster.worker.engine_main",
+        "Module that is run as each engine's process.",
+        "--worker-engine",
     )
 
 
@@ -150,24 +149,26 @@ class DecodePoolSection(PoolSection):
 
 class PoolsSection(Section):
     prefill: PrefillPoolSection = section(
-        "Prefill workers; null: as worker says.", PrefillPoolSection
+        "Prefill workers; null: the value in worker.", PrefillPoolSection
     )
-    decode: DecodePoolSection = section("Decode workers; null: as worker says.", DecodePoolSection)
+    decode: DecodePoolSection = section(
+        "Decode workers; null: the value in worker.", DecodePoolSection
+    )
 
 
 class KvSection(Section):
     precision: Precision = key(
-        "fp8", "exact: as computed; fp8: rounded, with less to store and send.", "--kv-precision"
+        "fp8",
+        "exact: as computed; fp8: rounded, so that less is stored and sent.",
+        "--kv-precision",
     )
-    pool: StorageChoice = key(
-        "auto", "fp8: the KV pool holds bytes; wide: the model's type.", "--kv-pool"
-    )
-    codec: Wanted = key("auto", "KV on the wire; values are the same either way.", "--kv-codec")
 
 
 class SpeculationSection(Section):
     method: SpeculationMethod = key(
-        "auto", "What drafts tokens; auto: what model is, ngram without one.", "--speculation"
+        "auto",
+        "What drafts tokens; auto: the kind of model that is given, ngram without one.",
+        "--speculation",
     )
     model: str | None = key(
         None,
@@ -180,7 +181,7 @@ class SpeculationSection(Section):
         "Most tokens drafted for a sequence in a step; each step takes as many as pay.",
         "--speculation-tokens",
         ge=1,
-        le=MOST_DRAFTED,
+        le=MAX_DRAFT_TOKENS,
     )
 
 
@@ -201,9 +202,8 @@ class RouterSection(Section):
     metrics_port: int = key(
         0, "Port of the router's own metrics; 0: any.", "--router-metrics-port", ge=0, le=65535
     )
-    policy: PolicyName = key("cost", "How workers are chosen.", "--routing-policy")
-    ttft_slo_ms: float = key(2000.0, "Objective: ms to the first token.", ge=1)
-    tpot_slo_ms: float = key(100.0, "Objective: ms for each further token.", ge=1)
+    ttft_slo_ms: float = key(2000.0, "Objective: milliseconds to the first token.", ge=1)
+    tpot_slo_ms: float = key(100.0, "Objective: milliseconds for each further token.", ge=1)
     admission_ttft_ms: float | None = key(
         None,
         "Refuse requests whose first token is predicted later than this; null: 10 times the "
@@ -243,7 +243,9 @@ class RedisSection(Section):
 
 
 class TlsSection(Section):
-    name: DnsName | None = key(None, "DNS name that all prove; null: their address.", "--tls-name")
+    name: DnsName | None = key(
+        None, "DNS name in all certificates; null: the address of each node.", "--tls-name"
+    )
     ca: FileName | None = key(None, "Certificate of the cluster's CA.", "--tls-ca")
     cert: FileName | None = key(None, "This node's certificate.", "--tls-cert")
     key: FileName | None = key(None, "Its private key.", "--tls-key")
@@ -259,9 +261,9 @@ class SecuritySection(Section):
         None, "YAML file of API keys and their tenants; null: any key, one tenant."
     )
     allow_plain_http: bool = key(False, "Beyond loopback: a proxy in front speaks TLS.")
-    # No flags for these two: every user of the machine could read them.
+    # These two have no flags, because every user of the machine can read command lines.
     token: Token | None = key(
-        None, "Every process of the cluster has it; null: `baton up` draws one.", NO_FLAG
+        None, "Secret of all processes of the cluster; null: `baton up` draws one.", NO_FLAG
     )
     secret: HexSecret | None = key(
         None, "Root of the prefix cache's keys, in hex; null: `baton up` draws one.", NO_FLAG
@@ -271,22 +273,54 @@ class SecuritySection(Section):
 
 
 class Config(Section):
-    """A cluster."""
+    """The configuration of a cluster."""
 
     cluster: ClusterName = key("default", "Name of the cluster, one per user and name.")
     drain_s: float = key(30.0, "Seconds that running requests may take at a stop.", ge=0, le=3600)
     start_deadline_s: float = key(180.0, "Seconds that a start may take.", gt=0, le=86400)
     model: ModelSection = section("What is served.", ModelSection)
     pools: PoolsSection = section("The two pools of workers.", PoolsSection)
-    worker: WorkerSection = section("Every worker, unless its pool says otherwise.", WorkerSection)
+    worker: WorkerSection = section("Every worker, unless its pool overrides a key.", WorkerSection)
     kv: KvSection = section("The KV cache; the same in the whole cluster.", KvSection)
     speculation: SpeculationSection = section(
         "Speculative decoding, on decode workers; the text is the same.", SpeculationSection
     )
     router: RouterSection = section("The router.", RouterSection)
     autoscaler: AutoscalerSection = section(
-        "Numbers of workers that follow the traffic.", AutoscalerSection
+        "Adapts the numbers of workers to the traffic.", AutoscalerSection
     )
     limits: LimitsSection = section("What a client can ask for.", LimitsSection)
     redis: RedisSection = section("Where workers and routers find each other.", RedisSection)
     security: SecuritySection = section("Who may connect, and how.", SecuritySection)
+
+
+class RemovedKey(NamedTuple):
+    """A key of an earlier version. A file, variable or flag that still sets it is refused."""
+
+    name: str
+    flag: str
+    replacement: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that set the key."""
+        return "BATON_" + self.flag.strip("-").replace("-", "_").upper()
+
+    @property
+    def text(self) -> str:
+        """The mistake that the user reads."""
+        return f"{self.name} is gone: {self.replacement}"
+
+
+REMOVED_KEYS = (
+    RemovedKey("kv.codec", "--kv-codec", "the codec follows from kv.precision"),
+    RemovedKey("kv.pool", "--kv-pool", "the storage follows from kv.precision and the device"),
+    RemovedKey(
+        "router.policy", "--routing-policy", "routers always choose workers by their predicted cost"
+    ),
+    RemovedKey(
+        "worker.local_prefill_tokens",
+        "--local-prefill-tokens",
+        "the router decides for each request where its prompt is computed",
+    ),
+)

@@ -1,4 +1,7 @@
-"""Checks of single values that a type and a range do not say. None repeats a secret."""
+"""Checks of single values beyond types and ranges, used as validators by the schema.
+
+Each returns the value, or raises ValueError with what was expected; no message repeats a secret.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from cluster.settings.choices import is_module_name
 from protocol.errors import StartupError
 
 MASK = "<hidden>"
-"""What stands for a secret where the configuration is shown."""
+"""Replaces a secret where the configuration is shown."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?\Z")
 _NAME = re.compile(r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*\Z")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9.:_%-]{1,253}\Z")
 
 
@@ -44,13 +47,13 @@ def device(text: str) -> str:
 
 
 def module_name(text: str) -> str:
-    if not is_module_name(text):
+    if len(text) > 128 or not _MODULE.match(text):  # `python -m` takes nothing as an option
         raise ValueError("the dotted name of a Python module")
     return text
 
 
 def redis_url(secret: SecretStr) -> SecretStr:
-    from protocol.registry.directory import check_url  # imports redis
+    from protocol.registry.redis_client import check_url
 
     unmasked(secret)
     try:
@@ -61,7 +64,7 @@ def redis_url(secret: SecretStr) -> SecretStr:
 
 
 def http_url(secret: SecretStr) -> SecretStr:
-    """It may have a password."""
+    # The URL is a secret because it may contain a password.
     text = unmasked(secret).get_secret_value()
     try:
         parts = urlsplit(text)
@@ -88,7 +91,7 @@ def hex_secret(secret: SecretStr) -> SecretStr:
 
 
 def unmasked(secret: SecretStr) -> SecretStr:
-    """A secret, and not what `baton config` shows instead of one."""
+    """Refuse the text that `baton config` shows in place of a secret."""
     if secret.get_secret_value() == MASK:
         raise ValueError("the secret itself: `baton config` does not show it")
     return secret

@@ -1,1 +1,1 @@
-"""Certificates, API keys, and what the nodes of a cluster share."""
+"""Creates certificates, API keys, and the folder that all nodes of a cluster share."""

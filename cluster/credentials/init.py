@@ -1,15 +1,15 @@
-"""Makes what the nodes of a cluster share, before there are any.
+"""Creates the folder that all nodes of a cluster share; called by `baton init` and `baton keys`.
 
-DIR/ca.key ca.pem       the CA. Its key stays here: it signs the certificates that come
+DIR/ca.key ca.pem       the CA. Its key stays here, and signs renewed certificates
 DIR/node/               every node's ~/baton
-    node.env            secrets, and where the files are (cluster/credentials/node_env.py)
-    run                 runs a command with those
+    node.env            secrets, and paths of the files (cluster/credentials/node_env.py)
+    run                 runs a command with this environment
     ca.pem node.pem node.key
                         mutual TLS, and HTTPS for clients: one certificate for all nodes
-    api-keys.yaml       digests of the keys of one tenant, and of those who watch
-    monitoring.key      the key of those who watch
+    api-keys.yaml       digests of two API keys: of one tenant, and of monitoring
+    monitoring.key      the API key of monitoring
     baton.yaml          the cluster's configuration, to be edited
-    redis-*.pem         where the URL of Redis names files
+    redis-*.pem         files that the URL of Redis names
 """
 
 from __future__ import annotations
@@ -22,26 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster.credentials import certificates
-from cluster.credentials.certificates import names_of
-from cluster.credentials.node_env import FILES, RUN, node_env, node_redis
+from cluster.credentials.certificates import subject_alternative_names
+from cluster.credentials.node_env import REDIS_FILE_OPTIONS, RUN_SCRIPT, node_env, parse_node_redis
 from protocol.errors import StartupError
 
-# MERGED cluster.api_keys
-# API keys: drawn here, known to a router by their digests (router/common/tenants.py).
-
-
-def draw() -> str:
-    """A new key; its owner alone should have it."""
-    return f"sk-{secrets.token_urlsafe(32)}"
-
-
-def line(key: str, tenant: str) -> str:
-    """The line that a file of keys has for it."""
-    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}: {json.dumps(tenant)}"
-
-
-MONITORING = "monitoring"
-"""Tenant of the key that `baton status` and Prometheus have."""
+MONITORING_TENANT = "monitoring"
+"""Tenant of the API key that `baton status` and Prometheus use."""
 
 _CONFIG = """\
 # The cluster, for `baton up --address auto --config ~/baton/baton.yaml`. Every key there is:
@@ -60,45 +46,66 @@ router:
 """
 
 
-class Made(NamedTuple):
-    node: Path  # the folder that travels
-    api_key: str  # the tenant's; kept nowhere
+class ClusterFolder(NamedTuple):
+    """Result of ``create_cluster_folder``."""
+
+    node: Path  # the folder to copy to every node
+    api_key: str  # the tenant's key, which is stored nowhere
 
 
-def init(folder: Path, hosts: list[str], redis_url: str, tenant: str, name: str) -> Made:
-    """``hosts``: names and addresses that clients reach routers by; ``name``: what all processes
-    prove to each other. Raises StartupError; then nothing was made, unless the disk is at fault."""
-    redis = node_redis(redis_url)
-    if tenant == MONITORING:
-        raise StartupError(f"--tenant must not be {MONITORING!r}: that is the one who watches")
-    taken = {FILES[option][0]: _read(option, path) for option, path in redis.files.items()}
-    key, watching = draw(), draw()
-    _refuse_what_is_there(folder)
-    names_of(hosts, name)  # or it raises
+def create_cluster_folder(
+    folder: Path, hosts: list[str], redis_url: str, tenant: str, name: str
+) -> ClusterFolder:
+    """Create the folder with certificates, keys, secrets and a configuration.
+
+    ``hosts`` are the names and addresses by which clients reach the routers, ``name`` is the DNS
+    name that all processes prove to each other. Raises StartupError before anything is written,
+    except for errors of the disk."""
+    redis = parse_node_redis(redis_url)
+    if tenant == MONITORING_TENANT:
+        raise StartupError(f"--tenant must not be {MONITORING_TENANT!r}: that tenant is reserved")
+    contents = {
+        REDIS_FILE_OPTIONS[option][0]: _read(option, path) for option, path in redis.files.items()
+    }
+    key, monitoring_key = draw_api_key(), draw_api_key()
+    _check_folder_is_free(folder)
+    subject_alternative_names(hosts, name)  # raises for invalid names
     node = folder / "node"
     try:
         node.mkdir(mode=0o700, parents=True)
         folder.chmod(0o700)
-        ca, _, cert, cert_key = certificates.init(folder, hosts, name)
+        ca, _, cert, cert_key = certificates.create_ca(folder, hosts, name)
         cert.replace(node / "node.pem")
         cert_key.replace(node / "node.key")
-        taken["ca.pem"] = ca.read_bytes()
-        lines = [line(key, tenant), line(watching, MONITORING)]
-        taken["api-keys.yaml"] = "".join(f"{line}\n" for line in lines).encode()
-        taken["monitoring.key"] = watching.encode()
-        taken["node.env"] = node_env(redis, name, watching).encode()
-        taken["baton.yaml"] = _CONFIG.encode()
-        for file, content in taken.items():
+        contents["ca.pem"] = ca.read_bytes()
+        lines = [api_key_line(key, tenant), api_key_line(monitoring_key, MONITORING_TENANT)]
+        contents["api-keys.yaml"] = "".join(f"{line}\n" for line in lines).encode()
+        contents["monitoring.key"] = monitoring_key.encode()
+        contents["node.env"] = node_env(redis, name, monitoring_key).encode()
+        contents["baton.yaml"] = _CONFIG.encode()
+        for file, content in contents.items():
             _write(node / file, content)
-        _write(node / "run", RUN.encode(), 0o700)
+        _write(node / "run", RUN_SCRIPT.encode(), 0o700)
         for path in (ca, node / "node.pem"):
             path.chmod(0o600)
     except OSError as error:
         raise StartupError(f"cannot write to {folder}: {error.strerror}") from None
-    return Made(node, key)
+    return ClusterFolder(node, key)
 
 
-def _refuse_what_is_there(folder: Path) -> None:
+def draw_api_key() -> str:
+    """Draw a random API key."""
+    return f"sk-{secrets.token_urlsafe(32)}"
+
+
+def api_key_line(key: str, tenant: str) -> str:
+    """Return the key's line in a file of API keys, which contains its SHA-256 digest only.
+
+    Routers read such files (router/common/tenants.py)."""
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}: {json.dumps(tenant)}"
+
+
+def _check_folder_is_free(folder: Path) -> None:
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise StartupError(

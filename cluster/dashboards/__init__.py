@@ -1,1 +1,1 @@
-"""Grafana's dashboards: their generator and provisioning."""
+"""Defines and generates Grafana's dashboards; ``made`` holds the generated JSON."""

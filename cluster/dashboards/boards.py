@@ -1,33 +1,28 @@
-"""The dashboards, and every query in them.
+"""Defines the dashboards from the rows in ``panels``.
 
-catalog (metrics) --promql--> expressions --rows--> panels --generate--> deploy/grafana/*.json
+catalog (metrics) --promql--> expressions --rows--> panels --generate--> made/*.json
 """
 
 from __future__ import annotations
 
 from cluster.dashboards.panels import catalog as m
-from cluster.dashboards.panels import look
+from cluster.dashboards.panels import palette
 from cluster.dashboards.panels.autoscaler import DEMAND, REASONS, SIZES, TRUTH, WELL
 from cluster.dashboards.panels.health import ENGINES, FINE, PROCESSES, ROUTERS
 from cluster.dashboards.panels.kv import HANDOVER, MEMORY
 from cluster.dashboards.panels.load import LOAD, REQUESTS, TIMES
 from cluster.dashboards.panels.load import POOLS as SHORT
-from cluster.dashboards.panels.promql import Expr, grown, series
-from cluster.dashboards.panels.spec import Dashboard, Note
+from cluster.dashboards.panels.promql import Expr, increase, series
+from cluster.dashboards.panels.spec import Dashboard, DashboardAnnotation
 from cluster.dashboards.panels.walls import WALLS
 
-# MERGED cluster.monitoring.dashboards.notes
-# What happened, as lines across the panels of all dashboards.
+ANNOTATION_WINDOW = "1m"
+"""Step in which Grafana queries events."""
 
-NOTE_WINDOW = "1m"
-"""That Grafana looks at events in steps of."""
-
-_RESTARTED = grown(m.RESTARTS, "role", "replica", window=NOTE_WINDOW)
-_LENT = grown(m.FLIPS, "from", "to", window=NOTE_WINDOW)
 _READY = series(m.REPLICAS, 'state="ready"')
 
-NOTES = (
-    Note(
+_ANNOTATIONS = (
+    DashboardAnnotation(
         "Alerts",
         Expr(
             'max by (alertname, severity) (ALERTS{alertstate="firing", alertname=~"Baton.*"})',
@@ -35,25 +30,29 @@ NOTES = (
             (),
         ),
         "{{alertname}} fires",
-        look.BAD,
+        palette.BAD,
     ),
-    Note(
+    DashboardAnnotation(
         "Engine restarts",
-        Expr(f"{_RESTARTED.text} > 0", "short", _RESTARTED.uses),
+        increase(m.RESTARTS, "role", "replica", window=ANNOTATION_WINDOW).wrapped(after=" > 0"),
         "an engine of {{role}} {{replica}} was replaced",
-        look.DECODE,
+        palette.DECODE,
     ),
-    Note(
+    DashboardAnnotation(
         "Workers come and go",
-        Expr(f"max by (role) (abs(delta({_READY}[{NOTE_WINDOW}]))) > 0", "short", (m.REPLICAS,)),
+        Expr(
+            f"max by (role) (abs(delta({_READY}[{ANNOTATION_WINDOW}]))) > 0",
+            "short",
+            (m.REPLICAS,),
+        ),
         "another number of {{role}} workers is ready",
-        look.PREFILL,
+        palette.PREFILL,
     ),
-    Note(
+    DashboardAnnotation(
         "Loans",
-        Expr(f"{_LENT.text} > 0", "short", _LENT.uses),
+        increase(m.FLIPS, "from", "to", window=ANNOTATION_WINDOW).wrapped(after=" > 0"),
         "a {{from}} worker serves the other pool, as {{to}}",
-        look.ROUTER,
+        palette.ROUTER,
     ),
 )
 
@@ -63,28 +62,29 @@ SERVICE = Dashboard(
     "Baton: service",
     "What clients get: is it fine, how long do they wait, what becomes of their requests.",
     (FINE, TIMES, REQUESTS, ROUTERS),
-    NOTES,
+    _ANNOTATIONS,
 )
 POOLS = Dashboard(
     "baton-pools",
     "Baton: pools",
     "What prefill and decode workers do, and what they are short of.",
     (SHORT, WALLS, LOAD, MEMORY, HANDOVER, ENGINES, PROCESSES),
-    NOTES,
+    _ANNOTATIONS,
 )
 PLANNER = Dashboard(
     "baton-planner",
     "Baton: planner",
     "What the autoscaler wants, what there is, and whether it is right.",
     (WELL, SIZES, TRUTH, DEMAND, REASONS),
-    NOTES,
+    _ANNOTATIONS,
 )
 DASHBOARDS = (SERVICE, POOLS, PLANNER)
 
 
-def queries() -> list[tuple[str, str, str]]:
-    """(dashboard, panel, expression) of every query of every panel, with the variables
-    ``$cluster``, ``$model`` and ``$__rate_interval`` in it."""
+def panel_queries() -> list[tuple[str, str, str]]:
+    """Return (dashboard, panel, expression) of every query of every panel.
+
+    Expressions contain the variables ``$cluster``, ``$model`` and ``$__rate_interval``."""
     return [
         (board.uid, panel.title, query.expr.text)
         for board in DASHBOARDS
@@ -93,6 +93,6 @@ def queries() -> list[tuple[str, str, str]]:
     ]
 
 
-def note_queries() -> list[tuple[str, str, str]]:
-    """(dashboard, annotation, expression): empty while nothing of the kind happens."""
-    return [(b.uid, note.name, note.expr.text) for b in DASHBOARDS for note in b.notes]
+def annotation_queries() -> list[tuple[str, str, str]]:
+    """Return (dashboard, annotation, expression) of every annotation."""
+    return [(b.uid, each.name, each.expr.text) for b in DASHBOARDS for each in b.annotations]

@@ -1,4 +1,7 @@
-"""Writes the dashboards, and deploy/grafana: `make dashboards`. Needs the SDK, as `panels` does."""
+"""`make dashboards`: writes the dashboards and the files in deploy/grafana and deploy/prometheus.
+
+Like ``grafana_panels`` it needs Grafana's SDK, a dependency of development only.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,39 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from cluster.dashboards import grafana_panels, provision
 from cluster.dashboards.boards import DASHBOARDS
-from cluster.dashboards.panels.spec import WIDTH, Dashboard, Note, below, places
+from cluster.dashboards.panels.spec import (
+    WIDTH,
+    Dashboard,
+    DashboardAnnotation,
+    grid_positions,
+    row_bottom,
+)
+from cluster.monitoring.files import RuleOptions, write_prometheus
+from cluster.monitoring.prometheus import ScrapeConfig
 
 TAG = "baton"
 DEPLOYED = Path(__file__).parents[2] / "deploy" / "grafana"
-"""Grafana's provisioning, and links to the dashboards."""
+"""Folder with Grafana's provisioning, and with links to the dashboards."""
 
 
 def dashboards() -> dict[str, str]:
-    """The files of the dashboards, by names."""
-    return {f"{board.uid.removeprefix('baton-')}.json": text(board) for board in DASHBOARDS}
+    """Return the text of the dashboards by file name."""
+    return {
+        f"{board.uid.removeprefix('baton-')}.json": dashboard_json(board) for board in DASHBOARDS
+    }
 
 
 def provisioning() -> dict[str, str]:
-    """The others in deploy/grafana, by names there."""
-    return provision.files(provision.BY_ENVIRONMENT)
+    """Return the text of the other files in deploy/grafana by path."""
+    return provision.provisioning_files(provision.BY_ENVIRONMENT)
 
 
-def text(board: Dashboard) -> str:
-    """Grafana's JSON of a dashboard."""
-    return json.dumps(built(board), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
+def dashboard_json(board: Dashboard) -> str:
+    """Return Grafana's JSON of a dashboard."""
+    return json.dumps(build_dashboard(board), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
 
 
-def built(board: Dashboard) -> models.Dashboard:
+def build_dashboard(board: Dashboard) -> models.Dashboard:
     made = builders.Dashboard(board.title).uid(board.uid).description(board.about).tags([TAG])
     made.time("now-1h", "now").refresh("10s").timezone("browser").editable()
     made.tooltip(models.DashboardCursorSync.CROSSHAIR)
@@ -44,28 +57,32 @@ def built(board: Dashboard) -> models.Dashboard:
         .keep_time(True)
         .include_vars(True)
     )
-    made.with_variable(_sources())
-    made.with_variable(_picked("cluster", "Cluster", "label_values(baton_replicas, cluster)"))
+    made.with_variable(_data_source_variable())
+    made.with_variable(
+        _label_variable("cluster", "Cluster", "label_values(baton_replicas, cluster)")
+    )
     of_cluster = 'label_values(baton_replicas{cluster=~"$cluster"}, model)'
-    made.with_variable(_picked("model", "Model", of_cluster))
-    made.annotations([_Annotation(note) for note in board.notes])
-    _fill(made, board)
+    made.with_variable(_label_variable("model", "Model", of_cluster))
+    made.annotations([_Annotation(each) for each in board.annotations])
+    _add_rows(made, board)
     return made.build()
 
 
-def _fill(made: builders.Dashboard, board: Dashboard) -> None:
+def _add_rows(made: builders.Dashboard, board: Dashboard) -> None:
     top, number = 0, 0
     for row in board.rows:
         number += 1
-        line = builders.Row(row.title).id(number).grid_pos(models.GridPos(h=1, w=WIDTH, x=0, y=top))
-        made.with_row(line)
-        for panel, place in zip(row.panels, places(row, top), strict=True):
+        header = (
+            builders.Row(row.title).id(number).grid_pos(models.GridPos(h=1, w=WIDTH, x=0, y=top))
+        )
+        made.with_row(header)
+        for panel, position in zip(row.panels, grid_positions(row, top), strict=True):
             number += 1
-            made.with_panel(grafana_panels.built(panel, number, place))
-        top = below(row, top)
+            made.with_panel(grafana_panels.build_panel(panel, number, position))
+        top = row_bottom(row, top)
 
 
-def _sources() -> builders.DatasourceVariable:
+def _data_source_variable() -> builders.DatasourceVariable:
     current = models.VariableOption(
         selected=True, text=provision.SOURCE_NAME, value=provision.SOURCE_UID
     )
@@ -73,8 +90,8 @@ def _sources() -> builders.DatasourceVariable:
     return made.current(current)
 
 
-def _picked(name: str, label: str, query: str) -> builders.QueryVariable:
-    """One, several, or all values of a label."""
+def _label_variable(name: str, label: str, query: str) -> builders.QueryVariable:
+    """Return a variable with which one, several or all values of a label are chosen."""
     made = builders.QueryVariable(name).label(label).query({"query": query, "refId": name})
     made.datasource(grafana_panels.SOURCE).multi(True).include_all(True).all_value(".*")
     made.current(models.VariableOption(selected=True, text="All", value="$__all"))
@@ -84,7 +101,7 @@ def _picked(name: str, label: str, query: str) -> builders.QueryVariable:
 
 
 class _AnnotationModel(models.AnnotationQuery):
-    """With the text, which the SDK does not know."""
+    """An annotation with its text, which the SDK does not support."""
 
     text_format = ""
 
@@ -93,19 +110,22 @@ class _AnnotationModel(models.AnnotationQuery):
 
 
 class _Annotation(builders.AnnotationQuery):
-    def __init__(self, note: Note) -> None:
+    def __init__(self, annotation: DashboardAnnotation) -> None:
         self._internal = _AnnotationModel()
-        self._internal.text_format = note.text
-        self.name(note.name).datasource(grafana_panels.SOURCE).enable(True)
-        self.icon_color(note.colour).expr(note.expr.text)
+        self._internal.text_format = annotation.text
+        self.name(annotation.name).datasource(grafana_panels.SOURCE).enable(True)
+        self.icon_color(annotation.colour).expr(annotation.expr.text)
 
 
 def main() -> None:
+    """Write all generated files."""
     for folder, files in ((provision.MADE, dashboards()), (DEPLOYED, provisioning())):
         for name, content in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content)
+    scrape = ScrapeConfig(("http://127.0.0.1:8000",))
+    write_prometheus(DEPLOYED.parent / "prometheus", scrape, RuleOptions())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Panels in Grafana's own terms. The SDK is a tool of development: `make dashboards` alone imports
-this."""
+"""Converts panels to Grafana's SDK, which only `make dashboards` imports."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, statetimeline
@@ -13,25 +13,23 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from cluster.dashboards.panels.spec import Panel, Place
+from cluster.dashboards.panels.spec import GridPosition, Panel
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 Builder: TypeAlias = lines.Panel | stat.Panel | heatmap.Panel | statetimeline.Panel
 
 
-def built(panel: Panel, number: int, place: Place) -> Builder:
-    """``number``: its id on the dashboard."""
-    if panel.kind == "stat":
-        made: Builder = _stat(panel)
-    elif panel.kind == "heatmap":
-        made = _heatmap(panel)
-    elif panel.kind == "states":
-        made = _states(panel)
-    else:
-        made = _lines(panel)
+def build_panel(panel: Panel, number: int, position: GridPosition) -> Builder:
+    """Return the SDK's builder of a panel; ``number`` is its id on the dashboard."""
+    makers: dict[str, Callable[[Panel], Builder]] = {
+        "stat": _stat,
+        "heatmap": _heatmap,
+        "states": _states,
+    }
+    made = makers.get(panel.kind, _lines)(panel)
     made.id(number).title(panel.title).description(_described(panel)).datasource(SOURCE)
-    made.grid_pos(models.GridPos(h=place.height, w=place.width, x=place.x, y=place.y))
+    made.grid_pos(models.GridPos(h=position.height, w=position.width, x=position.x, y=position.y))
     for position, query in enumerate(panel.queries):
         target = prometheus.Dataquery().expr(query.expr.text).legend_format(query.legend)
         target.datasource(SOURCE).ref_id(chr(ord("A") + position))
@@ -43,7 +41,7 @@ def built(panel: Panel, number: int, place: Place) -> Builder:
 
 
 def _described(panel: Panel) -> str:
-    """With the metrics that it is made from, each once."""
+    """Return the description, followed by the metrics that the panel uses."""
     uses = {m.name: m.about for query in panel.queries for m in query.expr.uses}
     return "\n".join([panel.about, "", *(f"- `{name}`: {about}" for name, about in uses.items())])
 
@@ -128,7 +126,7 @@ def _stat(panel: Panel) -> stat.Panel:
 
 
 def _heatmap(panel: Panel) -> heatmap.Panel:
-    """Of buckets as Prometheus has them, darker the more there were."""
+    """Return a heat map of a histogram's buckets; more observations are darker."""
     colour = (
         heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").fill("blue")
     )
@@ -140,7 +138,7 @@ def _heatmap(panel: Panel) -> heatmap.Panel:
 
 
 def _states(panel: Panel) -> statetimeline.Panel:
-    """Value 0 is the first of ``states``, 1 the second."""
+    """Return a timeline of states, where value 0 is the first of ``states``."""
     meaning = {
         str(value): models.ValueMappingResult(text=name, color=colour, index=value)
         for value, (name, colour) in enumerate(panel.states)

@@ -1,11 +1,11 @@
-"""The files that Grafana starts with: where Prometheus is, and the dashboards.
+"""Writes the files that Grafana starts with: settings, the data source, the dashboards.
 
-    provisioning/datasources/baton.yaml   provisioning/dashboards/baton.yaml   *.json
+    DIR/grafana/grafana.ini   provisioning/...   dashboards/*.json
 
-The dashboards lie in this package, so that they come along wherever it is installed.
-
-https://grafana.com/docs/grafana/latest/administration/provisioning/ fixes the shapes. Those in
-deploy/grafana take what differs from place to place from variables of the environment.
+Grafana listens on loopback; anonymous visitors can look and logins are disabled, so there are no
+passwords. The dashboards are data of this package (``made``), so that they are installed with it.
+https://grafana.com/docs/grafana/latest/administration/provisioning/ defines the formats. The files
+in deploy/grafana read from environment variables what differs between installations.
 """
 
 from __future__ import annotations
@@ -14,17 +14,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.monitoring.files import dump
+from cluster.monitoring.files import GENERATED_NOTICE, dump_yaml, write_file
 
 MADE = Path(__file__).parent / "made"
 SOURCE_UID, SOURCE_NAME = "baton-prometheus", "Baton's Prometheus"
+GRAFANA_HOST, GRAFANA_PORT = "127.0.0.1", 3000
+
+_SETTINGS = """\
+; {made}
+[server]
+http_addr = {host}
+http_port = {port}
+[paths]
+data = {folder}/data
+logs = {folder}/data/log
+provisioning = {folder}/provisioning
+[auth.anonymous]
+enabled = true
+org_role = Viewer
+[auth]
+disable_login_form = true
+[security]
+disable_initial_admin_creation = true
+[dashboards]
+default_home_dashboard_path = {folder}/dashboards/service.json
+[analytics]
+reporting_enabled = false
+check_for_updates = false
+check_for_plugin_updates = false
+"""
 
 
 @dataclass(frozen=True)
-class Grafana:
-    """``prometheus``: its URL. ``dashboards``: their folder, as Grafana sees it. ``interval``:
-    between two scrapes, so that Grafana knows how far a rate has to look back. ``head``: who made
-    the files."""
+class GrafanaProvisioning:
+    """Contents of the provisioning files.
+
+    ``prometheus``: URL of Prometheus. ``dashboards``: the folder of the dashboards as Grafana sees
+    it. ``interval``: time between two scrapes, from which Grafana derives the windows of rates.
+    ``head``: comment that says what wrote the files."""
 
     prometheus: str
     dashboards: str
@@ -32,7 +59,7 @@ class Grafana:
     head: str
 
 
-BY_ENVIRONMENT = Grafana(
+BY_ENVIRONMENT = GrafanaProvisioning(
     "${BATON_PROMETHEUS_URL}",
     "${BATON_DASHBOARDS}",
     "10s",
@@ -41,8 +68,23 @@ BY_ENVIRONMENT = Grafana(
 )
 
 
-def files(grafana: Grafana) -> dict[str, str]:
-    """Grafana's provisioning, by names below its folder."""
+def write_grafana(folder: Path, prometheus: str, interval: str) -> list[Path]:
+    """Write DIR/grafana, and return its files. ``folder`` is DIR, as an absolute path.
+
+    ``prometheus`` is the URL of Prometheus, ``interval`` the time between two scrapes. Raises
+    StartupError."""
+    own = folder / "grafana"
+    wanted = GrafanaProvisioning(prometheus, str(own / "dashboards"), interval, GENERATED_NOTICE)
+    files = {f"dashboards/{name}": text for name, text in committed_dashboards().items()}
+    settings = _SETTINGS.format(
+        made=GENERATED_NOTICE, host=GRAFANA_HOST, port=GRAFANA_PORT, folder=own
+    )
+    files |= {**provisioning_files(wanted), "grafana.ini": settings}
+    return [write_file(own / name, text) for name, text in files.items()]
+
+
+def provisioning_files(grafana: GrafanaProvisioning) -> dict[str, str]:
+    """Return the text of the provisioning files by their paths below Grafana's folder."""
     source: dict[str, Any] = {
         "name": SOURCE_NAME,
         "uid": SOURCE_UID,
@@ -66,12 +108,13 @@ def files(grafana: Grafana) -> dict[str, str]:
         "dashboards": {"apiVersion": 1, "providers": [provider]},
     }
     return {
-        f"provisioning/{kind}/baton.yaml": dump(value, grafana.head) for kind, value in made.items()
+        f"provisioning/{kind}/baton.yaml": dump_yaml(value, grafana.head)
+        for kind, value in made.items()
     }
 
 
-def committed() -> dict[str, str]:
-    """The dashboards' JSON by file names."""
+def committed_dashboards() -> dict[str, str]:
+    """Return the JSON of the generated dashboards by file name."""
     found = {path.name: path.read_text() for path in sorted(MADE.glob("*.json"))}
     assert found, f"no dashboards in {MADE}"
     return found

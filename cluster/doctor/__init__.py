@@ -1,5 +1,5 @@
-"""What can be known to go wrong before anything is started: facts, and what follows from them.
+"""Finds problems before anything is started: the checks of `baton doctor` and of every start.
 
-A check is two functions: ``collect`` looks at the machine and returns facts, ``judge`` turns facts
-into findings and looks at nothing. `baton doctor` runs all of them, a start those that concern it.
+A check consists of two functions: ``collect`` looks at the machine and returns facts; ``judge`` is
+pure and turns facts into findings. `baton doctor` runs all checks, a start those it depends on.
 """

@@ -1,4 +1,4 @@
-"""All checks, and which of them concern what is started."""
+"""Lists the checks, and runs those that a start depends on before anything is loaded."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cluster.doctor import draft, gpus, leftovers, machine, memory, model, packages, ports, redis
-from cluster.doctor.finding import Check, Finding, examine, problem, problems
-from cluster.doctor.memory import Plan
-from cluster.doctor.subject import Wanted
+from cluster.doctor.finding import Check, Finding, problem, problems, run_checks
+from cluster.doctor.memory import MemoryPlan
+from cluster.doctor.subject import DoctorSubject
 from protocol.errors import StartupError
 
 MODEL = Check("model", model.collect, model.judge)
@@ -22,26 +22,23 @@ _REDIS = Check("redis", redis.collect, redis.judge)
 _LEFTOVERS = Check("leftovers", leftovers.collect, leftovers.judge)
 
 
-def everything() -> list[Check[Any]]:
-    """For `baton doctor`."""
+def all_checks() -> list[Check[Any]]:
+    """Return the checks of `baton doctor`."""
     return [_PACKAGES, _MACHINE, _GPU, _PORT, _REDIS, _LEFTOVERS, MODEL, _DRAFT, MEMORY]
 
 
-def before_start(wanted: Wanted) -> list[Check[Any]]:
-    """What a start of this kind depends on."""
-    if wanted.what == "router":
+def start_checks(subject: DoctorSubject) -> list[Check[Any]]:
+    """Return the checks that a start of the subject depends on."""
+    if subject.kind == "router":
         return [_PACKAGES, _PORT, _REDIS, MODEL]
     return [_PACKAGES, _MACHINE, _GPU, _PORT, _REDIS, MODEL, _DRAFT, MEMORY]
 
 
-# MERGED cluster.doctor.preflight
-# The checks of a start, before anything loads: every problem at once, or nothing.
-
 _INDENT = "\n         "
 
 
-class NotReady(StartupError):
-    """A start would fail; ``findings`` are its problems, each with its remedy."""
+class PreflightFailed(StartupError):
+    """A start would fail because of ``findings``; the message lists them with their remedies."""
 
     def __init__(self, findings: list[Finding]) -> None:
         self.findings = findings
@@ -52,22 +49,27 @@ class NotReady(StartupError):
         super().__init__(_INDENT.join(lines))
 
 
-def check(
-    wanted: Wanted, settings: Iterable[Callable[[], object]] = (), *, model_only: bool = False
-) -> tuple[list[Finding], list[Plan]]:
-    """What is worth saying, and the memory that it takes. ``settings`` raise StartupError for
-    options that make no sense; they are reported with the rest. Raises NotReady."""
-    wrong = [finding for call in settings for finding in _complaint(call)]
-    of_model: list[Check[Any]] = [MODEL, MEMORY]
-    which = of_model if model_only else before_start(wanted)
-    examined = examine(which, wanted)
-    if wrong := wrong + problems(examined.findings):
-        raise NotReady(wrong)
-    plans = memory.plans(examined.facts.get(MEMORY.name), wanted)
-    return [f for f in examined.findings if f.level == "note"], plans
+def preflight(
+    subject: DoctorSubject,
+    settings: Iterable[Callable[[], object]] = (),
+    *,
+    model_only: bool = False,
+) -> tuple[list[Finding], list[MemoryPlan]]:
+    """Run the checks of a start; return the notes and the memory plans.
+
+    ``settings`` are functions that raise StartupError for invalid settings; their errors are
+    reported with the other problems. Raises PreflightFailed with all problems."""
+    failures = [finding for call in settings for finding in _setting_problems(call)]
+    model_checks: list[Check[Any]] = [MODEL, MEMORY]
+    chosen = model_checks if model_only else start_checks(subject)
+    results = run_checks(chosen, subject)
+    if failures := failures + problems(results.findings):
+        raise PreflightFailed(failures)
+    plans = memory.memory_plans(results.facts.get(MEMORY.name), subject)
+    return [f for f in results.findings if f.level == "note"], plans
 
 
-def _complaint(call: Callable[[], object]) -> list[Finding]:
+def _setting_problems(call: Callable[[], object]) -> list[Finding]:
     try:
         call()
     except StartupError as error:

@@ -1,4 +1,4 @@
-"""What decode workers are to speculate with. Whatever is wrong with it, they serve without."""
+"""Checks what decode workers draft with. Problems are only notes: workers serve without it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import msgspec
 
 from cluster.doctor import model
 from cluster.doctor.finding import Finding, note, ok
-from cluster.doctor.subject import Wanted
-from cluster.local.start_report import size
+from cluster.doctor.subject import DoctorSubject
+from cluster.local.start_report import format_size
 from cluster.models import drafting, hub
-from engine.ipc.spec import SpeculationSpec
+from engine.ipc.settings import SpeculationSettings
 from engine.model_config.checkpoint import load_config, read_shards
-from engine.speculation.draft_source import NAMES, Source, check_vocabularies, source
+from engine.speculation.draft_source import (
+    DRAFT_KIND_TEXT,
+    DraftSource,
+    check_vocabularies,
+    resolve_draft_source,
+)
 from protocol.errors import StartupError
 
 _HUB_S = 2.0
@@ -19,34 +24,37 @@ _REMEDY = "decode workers would go on without it; --speculation-model names anot
 
 
 class DraftFacts(msgspec.Struct, frozen=True):
-    """``source`` is None where there is none, or ``error`` says why it is of no use."""
+    """The draft that was found. ``resolve_draft_source`` is None without speculation, or after an ``error``."""
 
-    source: Source | None = None
+    resolve_draft_source: DraftSource | None = None
     parameters: int = 0
-    to_fetch: str = ""  # what the hub would send
+    to_fetch: str = ""  # repository and size of a download
     error: str = ""
 
 
-def wanted_by(wanted: Wanted) -> SpeculationSpec:
-    """Of the pool that decodes; off where there is none."""
-    specs = [pool.engine.speculation for pool in wanted.pools if pool.role == "decode"]
-    return specs[0] if specs else SpeculationSpec()
+_NO_DRAFTS = SpeculationSettings(method="off", model_path=None, max_tokens=1)
 
 
-def collect(wanted: Wanted) -> DraftFacts:
+def requested_speculation(subject: DoctorSubject) -> SpeculationSettings:
+    """Return the speculation settings of the decode pool, or disabled ones without a pool."""
+    specs = [pool.engine.speculation for pool in subject.pools if pool.role == "decode"]
+    return specs[0] if specs else _NO_DRAFTS
+
+
+def collect(subject: DoctorSubject) -> DraftFacts:
     try:
-        spec, repo = drafting.located(wanted_by(wanted), wanted.model)
+        spec, repo = drafting.locate_draft(requested_speculation(subject), subject.model)
         if repo is not None:
-            return DraftFacts(to_fetch=f"{repo}: {size(hub.look(repo, _HUB_S).bytes)}")
-        return _look_at(source(spec), wanted)
+            return DraftFacts(to_fetch=f"{repo}: {format_size(hub.list_files(repo, _HUB_S).bytes)}")
+        return _look_at(resolve_draft_source(spec), subject)
     except StartupError as error:
         return DraftFacts(error=str(error))
 
 
-def _look_at(found: Source | None, wanted: Wanted) -> DraftFacts:
+def _look_at(found: DraftSource | None, subject: DoctorSubject) -> DraftFacts:
     if found is None or found.folder is None:
         return DraftFacts(found)
-    target = model.here(wanted).path
+    target = model.local_model_facts(subject).path
     if found.method == "draft":
         load_config(found.folder)
         if target is not None:
@@ -54,7 +62,7 @@ def _look_at(found: Source | None, wanted: Wanted) -> DraftFacts:
     return DraftFacts(found, sum(read_shards(found.folder).elements.values()))
 
 
-def judge(facts: DraftFacts, wanted: Wanted) -> list[Finding]:
+def judge(facts: DraftFacts, subject: DoctorSubject) -> list[Finding]:
     if facts.error:
         return [note("draft", facts.error, _REMEDY)]
     if facts.to_fetch:
@@ -64,5 +72,5 @@ def judge(facts: DraftFacts, wanted: Wanted) -> list[Finding]:
         return []
     if found.folder is None:
         return [ok("draft", "n-grams of prompt and output")]
-    text = f"{found.folder.name}: {NAMES[found.method]}, {facts.parameters / 1e6:.1f} M parameters"
+    text = f"{found.folder.name}: {DRAFT_KIND_TEXT[found.method]}, {facts.parameters / 1e6:.1f} M parameters"
     return [ok("draft", text)]

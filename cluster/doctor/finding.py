@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""Defines a check and its findings, and runs checks in parallel against one deadline."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from cluster.doctor.subject import Wanted
+from cluster.doctor.subject import DoctorSubject
 
 Level: TypeAlias = Literal["ok", "note", "problem"]
 """ok: as it should be; note: works, but worth knowing; problem: a start would fail."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line of the report. ``remedy``: what to do about it, where there is anything to do."""
+    """One line of the report. ``remedy``: what to do about it; empty if nothing is to be done."""
 
     check: str
     level: Level
@@ -41,53 +41,52 @@ def problems(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "problem"]
 
 
-# MERGED cluster.doctor.run
-# Runs checks side by side, against one deadline.
-
 DEADLINE_S = 2.5
 F = TypeVar("F")
 
 
 class Check(Generic[F]):
-    """Facts from ``collect``, which may wait for the world; findings from ``judge``, pure."""
+    """One check. ``collect`` returns facts and may block; ``judge`` turns them into findings."""
 
     def __init__(
         self,
         name: str,
-        collect: Callable[[Wanted], F],
-        judge: Callable[[F, Wanted], list[Finding]],
+        collect: Callable[[DoctorSubject], F],
+        judge: Callable[[F, DoctorSubject], list[Finding]],
     ) -> None:
         self.name = name
         self.collect = collect
         self.judge = judge
 
-    def run(self, wanted: Wanted) -> Examined:
+    def run(self, subject: DoctorSubject) -> CheckResults:
         try:
-            facts = self.collect(wanted)
-            return Examined(self.judge(facts, wanted), {self.name: facts})
-        except Exception as error:  # a check that fails says so; the others still count
+            facts = self.collect(subject)
+            return CheckResults(self.judge(facts, subject), {self.name: facts})
+        except Exception as error:  # a broken check is reported; the others still count
             first = str(error).strip().partition("\n")[0]
             text = f"could not be checked: {type(error).__name__}: {first}"
-            return Examined([problem(self.name, text, "please report this")], {})
+            return CheckResults([problem(self.name, text, "please report this")], {})
 
 
 @dataclass(frozen=True)
-class Examined:
-    """Findings in the order of the checks, and the facts of each by its name."""
+class CheckResults:
+    """The findings in the order of the checks, and each check's facts by its name."""
 
     findings: list[Finding]
     facts: dict[str, Any]
 
 
-def examine(
-    checks: Sequence[Check[Any]], wanted: Wanted, deadline_s: float = DEADLINE_S
-) -> Examined:
-    """One that is late is a problem of its own. Its thread is left behind: it ends with the
-    process."""
-    found: dict[int, Examined] = {}
+def run_checks(
+    checks: Sequence[Check[Any]], subject: DoctorSubject, deadline_s: float = DEADLINE_S
+) -> CheckResults:
+    """Run all checks, each in a thread, and return their findings and facts.
+
+    A check that misses the deadline is reported as a problem. Its daemon thread keeps running and
+    ends with the process."""
+    found: dict[int, CheckResults] = {}
 
     def work(index: int) -> None:
-        found[index] = checks[index].run(wanted)
+        found[index] = checks[index].run(subject)
 
     threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(checks))]
     end = time.monotonic() + deadline_s
@@ -95,11 +94,11 @@ def examine(
         thread.start()
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    all_of_it = Examined([], {})
+    merged = CheckResults([], {})
     for index, check in enumerate(checks):
         text = f"no answer within {deadline_s:g} s"
-        late = Examined([problem(check.name, text, "what it looks at hangs; try again")], {})
-        examined = found.get(index, late)
-        all_of_it.findings.extend(examined.findings)
-        all_of_it.facts.update(examined.facts)
-    return all_of_it
+        late = CheckResults([problem(check.name, text, "what it looks at hangs; try again")], {})
+        results = found.get(index, late)
+        merged.findings.extend(results.findings)
+        merged.facts.update(results.facts)
+    return merged

@@ -1,4 +1,4 @@
-"""GPUs, their driver, and whether the installed torch can use them. Without torch."""
+"""Checks the GPUs, their driver, and whether the installed torch can use them; imports no torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 
 from cluster.doctor.finding import Finding, note, ok, problem
-from cluster.doctor.subject import Wanted
-from cluster.local.start_report import size
+from cluster.doctor.subject import DoctorSubject
+from cluster.local.start_report import format_size
 from cluster.serve.ray_runtime import gpu_count
 
 _DEADLINE_S = 2.0
 _FIELDS = "index,name,memory.total,memory.free,driver_version"
 
 
-class Gpu(msgspec.Struct, frozen=True):
-    """Memory in bytes."""
+class GpuDevice(msgspec.Struct, frozen=True):
+    """One GPU as nvidia-smi reports it; memory in bytes."""
 
     index: int
     name: str
@@ -30,31 +30,33 @@ class Gpu(msgspec.Struct, frozen=True):
     driver: str
 
 
-class Gpus(msgspec.Struct, frozen=True):
-    """``driver_cuda``: the newest CUDA that the driver serves; ``torch_cuda``: the one that torch
-    was built with, empty for its CPU build. ``error``: why nvidia-smi told nothing."""
+class GpuFacts(msgspec.Struct, frozen=True):
+    """GPUs and CUDA versions. ``driver_cuda``: the newest CUDA that the driver supports.
 
-    visible: int  # that engines would use
-    gpus: tuple[Gpu, ...] = ()
+    ``torch_cuda``: the CUDA that torch was built with, empty for its CPU build. ``error``: why
+    nvidia-smi reported nothing."""
+
+    visible: int  # number of GPUs that engines would use
+    gpus: tuple[GpuDevice, ...] = ()
     driver_cuda: str = ""
     torch_cuda: str = ""
     error: str = ""
 
 
-def collect(_: Wanted) -> Gpus:
+def collect(_: DoctorSubject) -> GpuFacts:
     program, visible, torch_cuda = shutil.which("nvidia-smi"), gpu_count(), _torch_cuda()
     if program is None:
         error = "nvidia-smi is not installed" if visible else ""
-        return Gpus(visible, torch_cuda=torch_cuda, error=error)
+        return GpuFacts(visible, torch_cuda=torch_cuda, error=error)
     try:
         query = _start([program, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"])
         banner = _start([program])
         rows, text = _output(query), _output(banner)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return Gpus(visible, torch_cuda=torch_cuda, error=f"nvidia-smi: {error}")
+        return GpuFacts(visible, torch_cuda=torch_cuda, error=f"nvidia-smi: {error}")
     found = re.search(r"CUDA (?:UMD )?Version:\s*([\d.]+)", text)
     gpus = tuple(_gpu(row) for row in rows.splitlines() if row.strip())
-    return Gpus(visible, gpus, found.group(1) if found else "", torch_cuda)
+    return GpuFacts(visible, gpus, found.group(1) if found else "", torch_cuda)
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:
@@ -78,13 +80,13 @@ def _output(process: subprocess.Popen[str]) -> str:
     return text
 
 
-def _gpu(row: str) -> Gpu:
+def _gpu(row: str) -> GpuDevice:
     index, name, total, free, driver = (part.strip() for part in row.split(","))
-    return Gpu(int(index), name, int(total) << 20, int(free) << 20, driver)
+    return GpuDevice(int(index), name, int(total) << 20, int(free) << 20, driver)
 
 
 def _torch_cuda() -> str:
-    """CUDA of the torch that is installed, from the file where it says so."""
+    """Return the CUDA version of the installed torch, read from its version.py."""
     spec = find_spec("torch")
     with contextlib.suppress(OSError):
         text = Path(spec.origin or "").with_name("version.py").read_text() if spec else ""
@@ -93,17 +95,17 @@ def _torch_cuda() -> str:
     return ""
 
 
-def judge(facts: Gpus, wanted: Wanted) -> list[Finding]:
+def judge(facts: GpuFacts, subject: DoctorSubject) -> list[Finding]:
     if not facts.visible:
         return [ok("gpu", "none; engines run on the CPU")]
     if facts.error:
         return [note("gpu", facts.error, "install the NVIDIA driver's tools")]
-    return [_build(facts, wanted), *(_free(gpu) for gpu in facts.gpus)]
+    return [_build(facts, subject), *(_free(gpu) for gpu in facts.gpus)]
 
 
-def _build(facts: Gpus, wanted: Wanted) -> Finding:
+def _build(facts: GpuFacts, subject: DoctorSubject) -> Finding:
     on_cpu = "set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
-    if wanted.device == "cpu":
+    if subject.device == "cpu":
         return ok("gpu", f"{facts.visible}, not used")
     if not facts.torch_cuda:
         text = f"{facts.visible} GPU(s), but the installed torch is the CPU build"
@@ -118,8 +120,8 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-def _free(gpu: Gpu) -> Finding:
-    text = f"{gpu.index}: {gpu.name}, {size(gpu.free)} of {size(gpu.total)} free"
+def _free(gpu: GpuDevice) -> Finding:
+    text = f"{gpu.index}: {gpu.name}, {format_size(gpu.free)} of {format_size(gpu.total)} free"
     if gpu.free < 0.8 * gpu.total:
         return note("gpu", text, "`nvidia-smi` shows who uses the rest")
     return ok("gpu", text)

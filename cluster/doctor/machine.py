@@ -1,4 +1,4 @@
-"""CPUs, open files, swap, and the room on disks."""
+"""Checks CPUs, the limit of open files, swap, and disk space."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import msgspec
 import psutil
 
 from cluster.doctor.finding import Finding, note, ok, problem
-from cluster.doctor.subject import Wanted
-from cluster.local.run_state import home_path
-from cluster.local.start_report import size
+from cluster.doctor.subject import DoctorSubject
+from cluster.local.run_state import cluster_home_path
+from cluster.local.start_report import format_size
 
 _FEW_FILES, _TOO_FEW_FILES = 4096, 256
-_SHM_BYTES = 100 << 20  # Ray's store, and some
+_SHM_BYTES = 100 << 20  # Ray's object store, and a margin
 _RUN_BYTES = 300 << 20  # logs and sockets of a run
-_FULL = 0.95  # where Ray begins to refuse work
+_RAY_FULL = 0.95  # fill level at which Ray begins to refuse work
 
 
-class Room(msgspec.Struct, frozen=True):
-    """Of the disk that holds ``path``, in bytes."""
+class DiskSpace(msgspec.Struct, frozen=True):
+    """Size and free space, in bytes, of the disk that holds ``path``."""
 
     path: str
     total: int
@@ -31,32 +31,32 @@ class Room(msgspec.Struct, frozen=True):
     writable: bool
 
 
-class Machine(msgspec.Struct, frozen=True):
-    """``open_files``: soft and hard limit, -1 is none."""
+class MachineFacts(msgspec.Struct, frozen=True):
+    """Facts about this machine. ``open_files``: soft and hard limit; -1 means no limit."""
 
     cpus: int
     load: float
     open_files: tuple[int, int]
     swap_used: int
-    shm: Room | None
-    folders: tuple[Room, ...]
+    shm: DiskSpace | None
+    folders: tuple[DiskSpace, ...]
 
 
-def collect(wanted: Wanted) -> Machine:
+def collect(subject: DoctorSubject) -> MachineFacts:
     shm = Path("/dev/shm")
-    folders = [Path(tempfile.gettempdir()), home_path(wanted.cluster)]
-    return Machine(
+    folders = [Path(tempfile.gettempdir()), cluster_home_path(subject.cluster)]
+    return MachineFacts(
         cpus=cpu_count(),
         load=os.getloadavg()[0],
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         swap_used=psutil.swap_memory().used,
-        shm=_room(shm) if shm.is_dir() else None,
-        folders=tuple(_room(folder) for folder in folders),
+        shm=_disk_space(shm) if shm.is_dir() else None,
+        folders=tuple(_disk_space(folder) for folder in folders),
     )
 
 
 def cpu_count() -> int:
-    """CPUs that this process may use, whatever the machine has: affinity, then cgroup quota."""
+    """Return the CPUs that this process may use: by its affinity, and by the cgroup's quota."""
     count = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -65,29 +65,29 @@ def cpu_count() -> int:
         return count
 
 
-def _room(path: Path) -> Room:
+def _disk_space(path: Path) -> DiskSpace:
     place = next(p for p in (path, *path.parents) if p.is_dir())
     usage = shutil.disk_usage(place)
-    return Room(str(path), usage.total, usage.free, os.access(place, os.W_OK))
+    return DiskSpace(str(path), usage.total, usage.free, os.access(place, os.W_OK))
 
 
-def judge(facts: Machine, wanted: Wanted) -> list[Finding]:
+def judge(facts: MachineFacts, subject: DoctorSubject) -> list[Finding]:
     return [
-        _cpus(facts, wanted),
+        _cpus(facts, subject),
         _open_files(facts.open_files),
         *([] if facts.swap_used < 2**30 else [_swap(facts.swap_used)]),
-        *(_shm(facts.shm) if wanted.what == "cluster" else []),
-        *(_folder(room) for room in facts.folders),
+        *(_shm(facts.shm) if subject.kind == "cluster" else []),
+        *(_folder(disk) for disk in facts.folders),
     ]
 
 
-def _cpus(facts: Machine, wanted: Wanted) -> Finding:
+def _cpus(facts: MachineFacts, subject: DoctorSubject) -> Finding:
     default = max(1, (os.cpu_count() or 2) // 2)
-    threads = sum(pool.workers * (pool.engine.threads or default) for pool in wanted.pools)
-    if wanted.device not in (None, "cpu") or threads <= facts.cpus:
+    threads = sum(pool.workers * (pool.engine.threads or default) for pool in subject.pools)
+    if subject.device not in (None, "cpu") or threads <= facts.cpus:
         return ok("cpu", f"{facts.cpus} CPUs, load {facts.load:.1f}")
-    text = f"{wanted.workers} engines with {threads} threads on {facts.cpus} CPUs"
-    share = facts.cpus // wanted.workers
+    text = f"{subject.workers} engines with {threads} threads on {facts.cpus} CPUs"
+    share = facts.cpus // subject.workers
     remedy = f"--threads {share}" if share else "fewer workers: these take turns"
     return note("cpu", text, remedy)
 
@@ -104,26 +104,28 @@ def _open_files(limits: tuple[int, int]) -> Finding:
 
 
 def _swap(used: int) -> Finding:
-    text = f"{size(used)} of swap in use: engines that are swapped out stall their streams"
+    text = f"{format_size(used)} of swap in use: engines that are swapped out stall their streams"
     return note("swap", text, "free memory, or `swapoff -a`")
 
 
-def _shm(room: Room | None) -> list[Finding]:
-    if room is None or room.free < _SHM_BYTES:
-        free = "is missing" if room is None else f"has {size(room.free)} free"
+def _shm(disk: DiskSpace | None) -> list[Finding]:
+    if disk is None or disk.free < _SHM_BYTES:
+        free = "is missing" if disk is None else f"has {format_size(disk.free)} free"
         remedy = "in a container: --shm-size=256m"
         return [note("/dev/shm", f"{free}; Ray uses the disk in its place", remedy)]
-    return [ok("/dev/shm", f"{size(room.free)} free")]
+    return [ok("/dev/shm", f"{format_size(disk.free)} free")]
 
 
-def _folder(room: Room) -> Finding:
-    if not room.writable:
+def _folder(disk: DiskSpace) -> Finding:
+    if not disk.writable:
         remedy = "set TMPDIR or BATON_HOME to a folder of yours"
-        return problem("disk", f"{room.path} cannot be written to", remedy)
-    if room.free < _RUN_BYTES:
-        text = f"{size(room.free)} free at {room.path}, a run takes {size(_RUN_BYTES)}"
+        return problem("disk", f"{disk.path} cannot be written to", remedy)
+    if disk.free < _RUN_BYTES:
+        text = (
+            f"{format_size(disk.free)} free at {disk.path}, a run takes {format_size(_RUN_BYTES)}"
+        )
         return problem("disk", text, "make room, or set TMPDIR or BATON_HOME to another disk")
-    if room.free < (1 - _FULL) * room.total:
-        text = f"the disk of {room.path} is more than {_FULL:.0%} full, where Ray warns"
+    if disk.free < (1 - _RAY_FULL) * disk.total:
+        text = f"the disk of {disk.path} is more than {_RAY_FULL:.0%} full, where Ray warns"
         return note("disk", text, "make room, or set TMPDIR to another disk")
-    return ok("disk", f"{size(room.free)} free at {room.path}")
+    return ok("disk", f"{format_size(disk.free)} free at {disk.path}")

@@ -1,4 +1,4 @@
-"""The model: there, supported, whole, with a tokenizer; or what the hub has of it."""
+"""Checks the model: found, supported, complete, with a tokenizer; or its size on the hub."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from cluster.doctor.finding import Finding, note, ok, problem
-from cluster.doctor.subject import Wanted
-from cluster.local.start_report import size
-from cluster.models import hub, models
-from engine.model_config.checkpoint import Shards, load_config, read_shards
+from cluster.doctor.subject import DoctorSubject
+from cluster.local.start_report import format_size
+from cluster.models import hub, locate
+from engine.model_config.checkpoint import WeightShards, load_config, read_shards
 from engine.model_config.config import ModelConfig
 from protocol.errors import StartupError
 
@@ -20,56 +20,58 @@ _HUB_S = 2.0
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """``problems``: all that was wrong with it. ``to_fetch``: what the hub would send, when it is
-    not here; ``disk_free``: bytes where that would go."""
+    """Facts about the model. ``problems``: everything that is wrong with it.
+
+    ``to_fetch``: the files of a download, if the model is not on this machine; ``disk_free``: free
+    bytes where they would be stored."""
 
     id: str = ""
     path: Path | None = None
     problems: tuple[str, ...] = ()
     config: ModelConfig | None = None
-    shards: Shards | None = None
+    shards: WeightShards | None = None
     chat_template: bool = False
-    to_fetch: hub.Listing | None = None
+    to_fetch: hub.HubListing | None = None
     disk_free: int = 0
 
 
-def collect(wanted: Wanted) -> ModelFacts:
-    facts, repo = _locate(wanted)
+def collect(subject: DoctorSubject) -> ModelFacts:
+    facts, repo = _locate(subject)
     return facts if repo is None else _on_hub(repo)
 
 
-def here(wanted: Wanted) -> ModelFacts:
-    """Without a look at the hub: empty for a model that is only there."""
-    return _locate(wanted)[0]
+def local_model_facts(subject: DoctorSubject) -> ModelFacts:
+    """Return the facts without asking the hub; they are empty for a model to download."""
+    return _locate(subject)[0]
 
 
-def _locate(wanted: Wanted) -> tuple[ModelFacts, hub.Repo | None]:
+def _locate(subject: DoctorSubject) -> tuple[ModelFacts, hub.HubRepo | None]:
     try:
-        found = models.locate(wanted.model)
+        found = locate.locate_model(subject.model)
     except StartupError as error:
         return ModelFacts(problems=(str(error),)), None
     if found.path is None:
         return ModelFacts(id=found.id), found.repo
-    return look_at(found.path, found.id), None
+    return inspect_model(found.path, found.id), None
 
 
-def _on_hub(repo: hub.Repo) -> ModelFacts:
+def _on_hub(repo: hub.HubRepo) -> ModelFacts:
     cache = hub.cache_folder()
     place = next(p for p in (cache, *cache.parents) if p.is_dir())
     try:
-        listing = hub.look(repo, _HUB_S)
+        listing = hub.list_files(repo, _HUB_S)
     except StartupError as error:
         return ModelFacts(id=str(repo), problems=(str(error),))
     return ModelFacts(id=str(repo), to_fetch=listing, disk_free=shutil.disk_usage(place).free)
 
 
-def look_at(path: Path, model_id: str) -> ModelFacts:
-    """A folder, by its configs and the headers of its weights."""
+def inspect_model(path: Path, model_id: str) -> ModelFacts:
+    """Return the facts about a folder, from its configuration and its weights' headers."""
     problems: list[str] = []
     config: ModelConfig | None = None
-    shards: Shards | None = None
+    shards: WeightShards | None = None
     try:
-        models.check(path)
+        locate.check_model_folder(path)
         config = load_config(path)
         shards = read_shards(path)
     except StartupError as error:
@@ -91,7 +93,7 @@ def _tokenizer_problem(path: Path) -> str:
 
     try:
         Tokenizer.from_file(str(path / "tokenizer.json"))
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exception
         return f"{path}/tokenizer.json: not a usable tokenizer: {error}"
     return ""
 
@@ -105,9 +107,9 @@ def _has_chat_template(path: Path) -> bool:
         return False
 
 
-def judge(facts: ModelFacts, wanted: Wanted) -> list[Finding]:
+def judge(facts: ModelFacts, subject: DoctorSubject) -> list[Finding]:
     if facts.problems:
-        remedy = _remedy(wanted) if facts.path is not None or not facts.id else ""
+        remedy = _remedy(subject) if facts.path is not None or not facts.id else ""
         return [problem("model", text, remedy) for text in facts.problems]
     if facts.to_fetch is not None:
         return [_fetch(facts, facts.to_fetch)]
@@ -119,23 +121,25 @@ def judge(facts: ModelFacts, wanted: Wanted) -> list[Finding]:
         text = "has no chat template: no /v1/chat/completions"
         findings.append(note("model", text))
     longest = facts.config.max_positions
-    asked = max((pool.engine.max_model_len or 0 for pool in wanted.pools), default=0)
+    asked = max((pool.engine.max_model_len or 0 for pool in subject.pools), default=0)
     if asked > longest:
         text = f"--max-model-len {asked} is beyond its {longest} positions"
         findings.append(note("model", text, f"{longest} is what it gets"))
     return findings
 
 
-def _remedy(wanted: Wanted) -> str:
-    if wanted.model is None:
+def _remedy(subject: DoctorSubject) -> str:
+    if subject.model is None:
         return "the demo model is damaged: check the installation out again"
     return "--model takes a folder or a hub id owner/name; without it the demo model is served"
 
 
-def _fetch(facts: ModelFacts, listing: hub.Listing) -> Finding:
-    text = f"{facts.id}: {size(listing.bytes)} to download in {listing.files} files"
+def _fetch(facts: ModelFacts, listing: hub.HubListing) -> Finding:
+    text = f"{facts.id}: {format_size(listing.bytes)} to download in {listing.files} files"
     if listing.bytes > facts.disk_free:
         return problem(
-            "model", f"{text}, {size(facts.disk_free)} free", "make room, or set HF_HOME elsewhere"
+            "model",
+            f"{text}, {format_size(facts.disk_free)} free",
+            "make room, or set HF_HOME elsewhere",
         )
     return note("model", text, "`baton up` does it")

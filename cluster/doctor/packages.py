@@ -1,4 +1,4 @@
-"""Python and the installed packages, against what Baton was made for."""
+"""Checks Python and the installed packages against Baton's requirements."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
 from cluster.doctor.finding import Finding, ok, problem
-from cluster.doctor.subject import Wanted
+from cluster.doctor.subject import DoctorSubject
 
 _REMEDY = "run `make up` in a fresh checkout, or `pip install -r requirements.txt`"
 
 
-class Packages(msgspec.Struct, frozen=True):
-    """``wanted``: requirements as pyproject.toml has them; ``installed``: None is missing."""
+class PackageFacts(msgspec.Struct, frozen=True):
+    """``requirements``: as in pyproject.toml. ``installed``: versions, None if missing."""
 
     python: str
     requires_python: str
-    wanted: tuple[str, ...]
+    requirements: tuple[str, ...]
     installed: dict[str, str | None]
 
 
-def collect(_: Wanted) -> Packages:
+def collect(_: DoctorSubject) -> PackageFacts:
     requires = metadata.requires("baton") or []
-    wanted = tuple(text for text in requires if "extra ==" not in text)
-    installed = {name: _version(name) for name in (Requirement(text).name for text in wanted)}
+    requirements = tuple(text for text in requires if "extra ==" not in text)
+    installed = {name: _version(name) for name in (Requirement(text).name for text in requirements)}
     needs = str(metadata.metadata("baton").json.get("requires_python", ""))
-    return Packages(platform.python_version(), needs, wanted, installed)
+    return PackageFacts(platform.python_version(), needs, requirements, installed)
 
 
 def _version(name: str) -> str | None:
@@ -39,22 +39,22 @@ def _version(name: str) -> str | None:
         return None
 
 
-def judge(facts: Packages, _: Wanted) -> list[Finding]:
+def judge(facts: PackageFacts, _: DoctorSubject) -> list[Finding]:
     findings = []
     if facts.python not in SpecifierSet(facts.requires_python):
         text = f"Python {facts.python}, expected {facts.requires_python}"
         findings.append(problem("python", text, "run with Python 3.11 or 3.12"))
     else:
         findings.append(ok("python", facts.python))
-    wrong = [text for name in facts.wanted if (text := _wrong(name, facts.installed))]
-    if wrong:
+    checked = [_requirement_problem(text, facts.installed) for text in facts.requirements]
+    if wrong := [text for text in checked if text]:
         findings.append(problem("packages", "; ".join(wrong), _REMEDY))
     else:
-        findings.append(ok("packages", f"{len(facts.wanted)} as required"))
+        findings.append(ok("packages", f"{len(facts.requirements)} as required"))
     return findings
 
 
-def _wrong(wanted: str, installed: dict[str, str | None]) -> str:
+def _requirement_problem(wanted: str, installed: dict[str, str | None]) -> str:
     try:
         requirement = Requirement(wanted)
     except InvalidRequirement:

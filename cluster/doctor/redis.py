@@ -1,4 +1,4 @@
-"""The Redis of the cluster: there, new enough, quick, and keeping what it is given."""
+"""Checks the cluster's Redis: reachable, new enough, fast, writable, and without eviction."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from cluster.doctor.finding import Finding, note, ok, problem
-from cluster.doctor.subject import Wanted
+from cluster.doctor.subject import DoctorSubject
 from cluster.local import redis_server
-from cluster.settings.worker_settings import without_password
+from cluster.settings.connection import without_password
 from protocol.errors import StartupError
-from protocol.registry.directory import check_url
+from protocol.registry.redis_client import check_url
 
 OLDEST = (6, 2)
 _SLOW_S = 0.02
@@ -20,33 +20,34 @@ _TIMEOUT_S = 1.0
 
 
 class RedisFacts(msgspec.Struct, frozen=True):
-    """``where``: as it may be shown; empty: the embedded one. ``error``: why it cannot be used."""
+    """``where`` is the URL without secrets, empty for the embedded Redis; ``error`` says why it
+    cannot be used."""
 
     where: str = ""
     error: str = ""
     version: str = ""
-    seconds: float = 0.0  # of a ping, the quickest of some
+    seconds: float = 0.0  # duration of a ping, the fastest of five
     policy: str = ""
-    bounded: bool = False  # there is a maxmemory
+    bounded: bool = False  # maxmemory is set
     replica: bool = False
 
 
-def collect(wanted: Wanted) -> RedisFacts:
-    if wanted.redis_url is None:
+def collect(subject: DoctorSubject) -> RedisFacts:
+    if subject.redis_url is None:
         try:
-            redis_server.binary()
+            redis_server.redis_server_binary()
             return RedisFacts()
         except StartupError as error:
             return RedisFacts(error=str(error))
-    where = without_password(wanted.redis_url)
+    where = without_password(subject.redis_url)
     try:
-        check_url(wanted.redis_url)
+        check_url(subject.redis_url)
     except StartupError as error:
         return RedisFacts(where, str(error))
-    return _ask(wanted.redis_url, where)
+    return _query(subject.redis_url, where)
 
 
-def _ask(url: str, where: str) -> RedisFacts:
+def _query(url: str, where: str) -> RedisFacts:
     import redis
 
     limits = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
@@ -59,7 +60,7 @@ def _ask(url: str, where: str) -> RedisFacts:
             except redis.exceptions.NoPermissionError:
                 return RedisFacts(where, seconds=seconds)
     except (redis.RedisError, ValueError, OSError) as error:
-        return RedisFacts(where, _in_words(error))
+        return RedisFacts(where, _error_text(error))
 
 
 def _seconds_of(call: Any) -> float:
@@ -79,13 +80,13 @@ def _facts(where: str, seconds: float, info: Any) -> RedisFacts:
     )
 
 
-def _in_words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}"
 
 
-def judge(facts: RedisFacts, wanted: Wanted) -> list[Finding]:
-    if wanted.what == "router" and facts.error.startswith(("ConnectionError", "TimeoutError")):
+def judge(facts: RedisFacts, subject: DoctorSubject) -> list[Finding]:
+    if subject.kind == "router" and facts.error.startswith(("ConnectionError", "TimeoutError")):
         text = f"{facts.where}: {facts.error}"
         return [note("redis", text, "the router starts, and finds no worker until it answers")]
     if facts.error:

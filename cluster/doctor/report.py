@@ -1,4 +1,4 @@
-"""Findings and memory as a person reads them, 80 columns wide, or as JSON."""
+"""Runs `baton doctor`, and renders findings and memory plans for 80 columns or as JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.doctor import checks, memory
-from cluster.doctor.finding import Finding, Level, examine, problems
-from cluster.doctor.memory import Plan
-from cluster.doctor.subject import Wanted
-from cluster.local.start_report import size
+from cluster.doctor.finding import Finding, Level, problems, run_checks
+from cluster.doctor.memory import MemoryPlan
+from cluster.doctor.subject import DoctorSubject
+from cluster.local.start_report import format_size
 
 _MARKS: dict[Level, tuple[str, str]] = {
     "ok": ("ok", "green"),
@@ -23,7 +23,7 @@ _MARKS: dict[Level, tuple[str, str]] = {
 
 
 def table(findings: list[Finding]) -> RenderableType:
-    """A row each; the remedy below what it is for."""
+    """Return a table with a row per finding, each followed by its remedy."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
@@ -40,14 +40,14 @@ def table(findings: list[Finding]) -> RenderableType:
 def summary(findings: list[Finding], seconds: float) -> str:
     wrong = len(problems(findings))
     notes = sum(finding.level == "note" for finding in findings)
-    said = f"{wrong} problem{'s' * (wrong != 1)}" if wrong else "no problems"
+    text = f"{wrong} problem{'s' * (wrong != 1)}" if wrong else "no problems"
     if notes:
-        said += f", {notes} note{'s' * (notes != 1)}"
-    return f"{said}  ({seconds:.1f} s)"
+        text += f", {notes} note{'s' * (notes != 1)}"
+    return f"{text}  ({seconds:.1f} s)"
 
 
-def findings_as_json(findings: list[Finding], plans: list[Plan], seconds: float) -> str:
-    """One object: whether it is ok, findings, memory in bytes."""
+def findings_as_json(findings: list[Finding], plans: list[MemoryPlan], seconds: float) -> str:
+    """Return one JSON object with the findings and the memory plans, in bytes."""
     memory = [
         {**msgspec.to_builtins(plan), "needed": plan.needed, "fits": plan.fits} for plan in plans
     ]
@@ -60,12 +60,12 @@ def findings_as_json(findings: list[Finding], plans: list[Plan], seconds: float)
     return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
 
 
-def memory_lines(plans: list[Plan], wanted: Wanted) -> RenderableType:
-    """What takes the memory of each place."""
-    return Group(*(_memory(plan, wanted) for plan in plans))
+def memory_lines(plans: list[MemoryPlan], subject: DoctorSubject) -> RenderableType:
+    """Return a table per place with the memory of each pool."""
+    return Group(*(_plan_table(plan, subject) for plan in plans))
 
 
-def _memory(plan: Plan, wanted: Wanted) -> RenderableType:
+def _plan_table(plan: MemoryPlan, subject: DoctorSubject) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     for justify in ("left", "right", "right", "right", "right", "right", "right"):
         grid.add_column(justify=justify, no_wrap=True)
@@ -74,42 +74,42 @@ def _memory(plan: Plan, wanted: Wanted) -> RenderableType:
     for pool in plan.engines:
         each = pool.each
         parts = (each.weights, each.kv, each.workspace, each.runtime + each.shared, each.total)
-        sizes = [size(part) for part in parts]
+        sizes = [format_size(part) for part in parts]
         sizes[1] = (">= " if each.kv_grows else "") + sizes[1]
-        grid.add_row(f"{pool.count} {pool.role}", *sizes, size(pool.total))
+        grid.add_row(f"{pool.count} {pool.role}", *sizes, format_size(pool.total))
     if plan.others:
-        name = "front" if wanted.what == "worker" else "others"
-        grid.add_row(name, "", "", "", "", "", size(plan.others))
-    grid.add_row("needed", "", "", "", "", "", size(plan.needed))
+        name = "front" if subject.kind == "worker" else "others"
+        grid.add_row(name, "", "", "", "", "", format_size(plan.others))
+    grid.add_row("needed", "", "", "", "", "", format_size(plan.needed))
     sign = "" if plan.fits else "  (too little)"
-    return Group(grid, Text(f"free: {size(plan.free)}{sign}"))
+    return Group(grid, Text(f"free: {format_size(plan.free)}{sign}"))
 
 
 def print_report(
-    console: Console, findings: list[Finding], plans: list[Plan], wanted: Wanted, seconds: float
+    console: Console,
+    findings: list[Finding],
+    plans: list[MemoryPlan],
+    subject: DoctorSubject,
+    seconds: float,
 ) -> None:
-    """All of `baton doctor`."""
+    """Print the whole report of `baton doctor`."""
     console.print(table(findings))
     if plans:
         console.print()
-        console.print(memory_lines(plans, wanted))
+        console.print(memory_lines(plans, subject))
     console.print()
     style = "bold red" if problems(findings) else "green"
     console.print(Text(summary(findings, seconds), style=style))
 
 
-# MERGED cluster.doctor.command
-# `baton doctor`: every check, and the report.
-
-
-def run(wanted: Wanted, *, as_json: bool) -> int:
-    """Exit status: 0 when nothing would keep it from starting, else 1."""
+def run_doctor(subject: DoctorSubject, *, as_json: bool) -> int:
+    """Run all checks and print the report; return 0 when a start would succeed, else 1."""
     began = time.monotonic()
-    examined = examine(checks.everything(), wanted)
-    plans = memory.plans(examined.facts.get(checks.MEMORY.name), wanted)
-    findings, seconds = examined.findings, time.monotonic() - began
+    results = run_checks(checks.all_checks(), subject)
+    plans = memory.memory_plans(results.facts.get(checks.MEMORY.name), subject)
+    findings, seconds = results.findings, time.monotonic() - began
     if as_json:
         print(findings_as_json(findings, plans, seconds))
     else:
-        print_report(Console(highlight=False), findings, plans, wanted, seconds)
+        print_report(Console(highlight=False), findings, plans, subject, seconds)
     return int(bool(problems(findings)))

@@ -1,4 +1,4 @@
-"""What is about to be started, as far as checks must know."""
+"""Describes what is about to be started, as far as the checks need to know it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,37 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from cluster.settings.launch_settings import Launch
-from cluster.settings.worker_settings import WorkerSettings, engine_of
-from engine.ipc.spec import EngineSpec
+from cluster.settings.launch_settings import LaunchSettings
+from cluster.settings.worker_settings import WorkerSettings
+from engine.ipc.settings import EngineSettings
 from protocol.roles import ROLES, Role
 from router.settings import RouterSettings
 
-What: TypeAlias = Literal["cluster", "worker", "router"]
+SubjectKind: TypeAlias = Literal["cluster", "worker", "router"]
 
 
-class Pool(msgspec.Struct, frozen=True):
-    """Workers of one role, all alike."""
+class SubjectPool(msgspec.Struct, frozen=True):
+    """The workers of one role, which all have the same settings."""
 
     role: Role
     workers: int
-    engine: EngineSpec
+    engine: EngineSettings
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """``ports``: what is to be listened on; 0: any. ``port_moves``: the next free one will do."""
+class DoctorSubject(msgspec.Struct, frozen=True, kw_only=True):
+    """What the checks examine: a whole cluster, one worker, or one router.
 
-    what: What = "cluster"
+    ``ports``: ports to listen on, 0 for any. ``port_moves``: the next free port is used instead of
+    a port that is taken."""
+
+    kind: SubjectKind = "cluster"
     model: str | None = None
     host: str = "127.0.0.1"
     ports: tuple[int, ...] = ()
     port_moves: bool = False
     redis_url: str | None = None
     cluster: str = "default"
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[SubjectPool, ...] = ()
 
     @property
     def workers(self) -> int:
@@ -41,15 +44,17 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> str | None:
-        """The one that is asked for; None: a GPU where there is one."""
+        """The configured device; None means a GPU if there is one."""
         return self.pools[0].engine.device if self.pools else "cpu"
 
 
-def of_launch(launch: Launch, model: str | None, *, port_moves: bool) -> Wanted:
-    """A whole cluster on this machine."""
+def cluster_subject(
+    launch: LaunchSettings, model: str | None, *, port_moves: bool
+) -> DoctorSubject:
+    """Describe a whole cluster on this machine."""
     counts = {"prefill": launch.prefill, "decode": launch.decode}
-    pools = [Pool(role, counts[role], engine_of(launch.workers[role])) for role in ROLES]
-    return Wanted(
+    pools = [SubjectPool(role, counts[role], launch.workers[role].engine) for role in ROLES]
+    return DoctorSubject(
         model=model,
         host=launch.host,
         ports=(launch.port,),
@@ -60,23 +65,25 @@ def of_launch(launch: Launch, model: str | None, *, port_moves: bool) -> Wanted:
     )
 
 
-def of_worker(settings: WorkerSettings, model: str | None) -> Wanted:
-    """One worker without Ray."""
-    return Wanted(
-        what="worker",
+def worker_subject(settings: WorkerSettings, model: str | None) -> DoctorSubject:
+    """Describe one worker without Ray."""
+    return DoctorSubject(
+        kind="worker",
         model=model,
         host=settings.host,
         ports=(settings.port, settings.kv_port, settings.metrics_port),
         redis_url=settings.redis_url,
         cluster=settings.cluster,
-        pools=(Pool(settings.role, 1, engine_of(settings)),),
+        pools=(SubjectPool(settings.role, 1, settings.engine),),
     )
 
 
-def of_router(settings: RouterSettings, model: str | None, host: str, port: int) -> Wanted:
-    """One router without Ray."""
-    return Wanted(
-        what="router",
+def router_subject(
+    settings: RouterSettings, model: str | None, host: str, port: int
+) -> DoctorSubject:
+    """Describe one router without Ray."""
+    return DoctorSubject(
+        kind="router",
         model=model,
         host=host,
         ports=(port,),

@@ -1,1 +1,1 @@
-"""Starts and stops a cluster on one machine."""
+"""Starts and stops a cluster on one machine, and single processes without Ray."""

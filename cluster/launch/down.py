@@ -1,4 +1,4 @@
-"""`baton down`: ends a cluster whatever state it is in, and says what it did."""
+"""`baton down`: stops a cluster on this machine, whatever state it is in."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import signal
 import time
 from collections.abc import Callable
 
-from cluster.local.run_state import Home
+from cluster.local.run_state import ClusterHome
 
 _POLL_S = 0.05
 _KILL_S = 10.0
 
 
 def down(cluster: str, drain_s: float, say: Callable[[str], None]) -> int:
-    """Exit status 0 when nothing is left, which is also so when nothing was there."""
-    home = Home(cluster)
+    """Stop the cluster and return the exit status: 0 when nothing is left running.
+
+    That includes a cluster that did not run. ``say`` prints a line."""
+    home = ClusterHome(cluster)
     began = time.monotonic()
     if home.running() and not _stop(home, drain_s, say):
         say(f"cluster {cluster!r} could not be stopped: see {home.log}")
@@ -29,10 +31,10 @@ def down(cluster: str, drain_s: float, say: Callable[[str], None]) -> int:
     return 0
 
 
-def _stop(home: Home, drain_s: float, say: Callable[[str], None]) -> bool:
-    """Drain, then stop at once, then kill; True when the lock is free."""
+def _stop(home: ClusterHome, drain_s: float, say: Callable[[str], None]) -> bool:
+    """Drain, then stop at once, then kill; return whether the lock is free."""
     if not _signal_guardian(home, signal.SIGTERM, wait_s=5.0):
-        # It was killed, or has not started: the supervisor tears down by itself.
+        # It was killed, or has not started: the supervisor stops everything by itself.
         say("no guardian to talk to; waiting for the supervisor to end")
     else:
         say(f"draining: requests that run have {drain_s:.0f} s to finish")
@@ -51,8 +53,8 @@ def _stop(home: Home, drain_s: float, say: Callable[[str], None]) -> bool:
     return _wait(home, _KILL_S)
 
 
-def _signal_guardian(home: Home, number: signal.Signals, wait_s: float = 0.0) -> bool:
-    """Signals the guardian; waits a little for a start that has not written its pid yet."""
+def _signal_guardian(home: ClusterHome, number: signal.Signals, wait_s: float = 0.0) -> bool:
+    """Signal the guardian; wait ``wait_s`` for a start that has not written its pid yet."""
     end = time.monotonic() + wait_s
     while True:
         state = home.read()
@@ -63,7 +65,7 @@ def _signal_guardian(home: Home, number: signal.Signals, wait_s: float = 0.0) ->
         time.sleep(_POLL_S)
 
 
-def _wait(home: Home, deadline_s: float) -> bool:
+def _wait(home: ClusterHome, deadline_s: float) -> bool:
     end = time.monotonic() + deadline_s
     while home.running():
         if time.monotonic() > end:

@@ -1,16 +1,17 @@
-"""Holds the supervisor, and leaves nothing behind when it ends. Stdlib only: it is always there.
+"""The guardian process of `baton up`: runs the supervisor and leaves no process behind.
 
     baton up ──leash (a pipe)──> guardian ──child──> supervisor ──> Redis, Ray ──> workers, router
 
-The guardian is the subreaper of its tree: whatever loses its parent becomes its direct child. So
-when the supervisor is gone, killing its own children until there are none ends everything, in
-whatever session or group it hid, and never a stranger: the pid of a child that was not waited for
-is not given away.
+The guardian is the subreaper of its tree: a process that loses its parent becomes its direct child.
+Once the supervisor has ended, the guardian kills its children until there are none, which ends
+every process of the run, in whatever session or group it is. It never hits another process, since
+the kernel does not reuse the pid of a child that was not waited for. Only the standard library is
+used, so that the guardian works whatever happens to the environment.
 
-- the supervisor ends, however it does         kill what is left, remove the run folder, same status
-- SIGTERM or SIGINT                            passed on to the supervisor; a second one: kill all
+- the supervisor ends                          kill what is left, remove the run folder, same status
+- SIGTERM or SIGINT                            forward it to the supervisor; a second one: kill all
 - the leash breaks (`baton up` was killed)     kill all
-- the guardian itself is killed                the supervisor notices, and tears down by itself
+- the guardian itself is killed                the supervisor notices, and stops everything itself
 
 Run as: python -I -S guardian.py LEASH_FD RUN_DIR COMMAND [ARGUMENT ...]; LEASH_FD -1: no leash.
 """
@@ -31,14 +32,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """From now on, orphans of this process's tree become its children instead of init's."""
+    """Make orphans of this process's tree its children, instead of init's."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def children() -> list[int]:
-    """Pids of this process's direct children, zombies too."""
+    """Return the pids of this process's direct children, including zombies."""
     me = os.getpid()
     found = []
     for entry in Path("/proc").iterdir():
@@ -54,7 +55,7 @@ def children() -> list[int]:
 
 
 def kill_descendants() -> None:
-    """Kills and reaps until the kernel says that there is no child left."""
+    """Kill and reap children until the kernel reports that none is left."""
     while True:
         for pid in children():
             os.kill(pid, signal.SIGKILL)
@@ -67,13 +68,15 @@ def kill_descendants() -> None:
 
 
 class Guardian:
+    """Runs one supervisor. ``leash``: read end of the pipe to `baton up`, -1 for none."""
+
     def __init__(self, leash: int, command: list[str]) -> None:
         self._leash = leash
         self._command = command
         self._signals = 0
 
     def run(self) -> int:
-        """Exit status of the supervisor, with all of its tree gone."""
+        """Run until the whole tree is gone; return the exit status of the supervisor."""
         become_subreaper()
         wake_r, wake_w = os.pipe()
         os.set_blocking(wake_w, False)
@@ -87,7 +90,7 @@ class Guardian:
             kill_descendants()
 
     def _inherited(self) -> tuple[int, ...]:
-        # Standard streams aside, only the lock of the state folder goes on to the supervisor.
+        # Beside the standard streams, the supervisor inherits only the lock of the state folder.
         lock = os.environ.get("BATON_LOCK_FD")
         return (int(lock),) if lock else ()
 
@@ -103,14 +106,16 @@ class Guardian:
             if self._leash in ready:
                 if not os.read(self._leash, 1):
                     return 137
-                poll.unregister(self._leash)  # a byte lets go: `baton up --detach` is done
+                poll.unregister(
+                    self._leash
+                )  # a byte releases the leash: `baton up --detach` is done
             status = child.poll()
             if status is not None:
                 return status if status >= 0 else 128 - status
             _reap_adopted(child.pid)
 
     def _forward(self, child: subprocess.Popen[bytes], numbers: bytes) -> bool:
-        """Passes a request to stop on; False when it was the second one."""
+        """Forward a request to stop; return False when it was the second one."""
         for number in numbers:
             if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 self._signals += 1
@@ -119,7 +124,7 @@ class Guardian:
 
 
 def _reap_adopted(supervisor: int) -> None:
-    """Waits for dead children other than the supervisor, whose status is still wanted."""
+    """Reap dead children, but not the supervisor, whose exit status is still needed."""
     for pid in children():
         if pid != supervisor:
             os.waitpid(pid, os.WNOHANG)

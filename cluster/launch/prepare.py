@@ -1,4 +1,4 @@
-"""Before anything loads: the checks, the model on this machine, and a word on memory."""
+"""Runs the checks of a start and fetches the model, for `baton up`, worker and router."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from collections.abc import Callable, Iterable
 
 from cluster.doctor import checks
 from cluster.doctor import report as show
-from cluster.doctor.subject import Wanted
-from cluster.local.start_report import Note, Reporter
-from cluster.models import models
+from cluster.doctor.subject import DoctorSubject
+from cluster.local.start_report import StageNote, StartReporter
+from cluster.models import locate
 
 
-def prepare(
-    wanted: Wanted,
+def check_and_fetch_model(
+    subject: DoctorSubject,
     model_id: str | None,
-    report: Reporter,
+    report: StartReporter,
     settings: Iterable[Callable[[], object]] = (),
-) -> models.Model:
-    """The model, fetched if need be. ``settings`` raise StartupError for what makes no sense.
+) -> locate.ServedModel:
+    """Check that a start can succeed, and return the model, which is downloaded if necessary.
 
-    Raises StartupError with every problem that can be known."""
-    notes, plans = checks.check(wanted, settings)
-    found = models.resolve(wanted.model, model_id, report.download)
-    if not plans and wanted.pools:  # it was not here before
-        notes, plans = checks.check(wanted, model_only=True)
+    Notes and the memory plan are reported. ``settings`` are functions that raise StartupError for
+    invalid settings. Raises StartupError with all problems that can be found before the start."""
+    notes, plans = checks.preflight(subject, settings)
+    found = locate.resolve_model(subject.model, model_id, report.download)
+    if not plans and subject.pools:  # the model was not on this machine before
+        notes, plans = checks.preflight(subject, model_only=True)
     for finding in notes:
-        report(Note(f"{finding.check}: {finding.text}"))
+        report(StageNote(f"{finding.check}: {finding.text}"))
     if plans:
-        report.show(show.memory_lines(plans, wanted))
+        report.show(show.memory_lines(plans, subject))
     return found

@@ -1,6 +1,6 @@
-"""`baton worker` and `baton autoscale`: one process in the foreground, without Ray.
+"""`baton worker` and `baton autoscale`: runs one process in the foreground, without Ray.
 
-SIGTERM or SIGINT drains; a second one ends it at once.
+SIGTERM or SIGINT drains the process; a second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_worker(settings: WorkerSettings, drain_s: float) -> int:
-    """Exit status 0 when it was asked to stop. Raises StartupError for a problem of its own."""
+    """Run until a signal; return the exit status. Raises StartupError for the worker's problem."""
     import uvloop
 
     return uvloop.run(_worker(settings, drain_s))
@@ -36,39 +36,39 @@ async def _worker(settings: WorkerSettings, drain_s: float) -> int:
             os._exit(130)  # the engine ends with its front
         stop.set()
 
-    said = time.monotonic()
+    printed_at = time.monotonic()
 
     def say(text: str) -> None:
-        nonlocal said
-        if text.endswith("%") and time.monotonic() - said < SPARSE_S:
+        nonlocal printed_at
+        if text.endswith("%") and time.monotonic() - printed_at < SPARSE_S:
             return
-        said = time.monotonic()
+        printed_at = time.monotonic()
         print(text if text.startswith(settings.role) else f"{settings.role}: {text}", flush=True)
 
     worker = Worker(settings, say)
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal)
-    if not await _until(stop, worker.start()):
+    if not await _run_until(stop, worker.start()):
         await worker.stop()
         return 130
-    left_s = 0.0
+    drain_left_s = 0.0
     try:
-        if not await _until(stop, worker.serve_forever()):
+        if not await _run_until(stop, worker.serve_forever()):
             print(f"{settings.role}: draining; a second signal stops it at once", flush=True)
-            left_s = drain_s
+            drain_left_s = drain_s
     finally:
-        await worker.stop(left_s)
+        await worker.stop(drain_left_s)
     return 0
 
 
 def run_autoscaler(settings: AutoscalerSettings) -> int:
-    """Likewise."""
+    """Run until a signal; return exit status 0. Raises StartupError for the loop's problem."""
     return asyncio.run(_autoscaler(settings))
 
 
 async def _autoscaler(settings: AutoscalerSettings) -> int:
-    from cluster.autoscale.process import Autoscaler
-    from cluster.autoscale.replica_counts import NoReplicas
+    from cluster.autoscale.process import AutoscalerService
+    from cluster.autoscale.replica_counts import FixedReplicas
 
     stop = asyncio.Event()
     for number in _SIGNALS:
@@ -77,19 +77,19 @@ async def _autoscaler(settings: AutoscalerSettings) -> int:
     def say(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
-    scaler = Autoscaler(settings, NoReplicas(), say)
+    scaler = AutoscalerService(settings, FixedReplicas(), say)
     await scaler.start()
     began = f"autoscaler {scaler.instance[:8]}: {settings.mode}; decisions in {scaler.log_path}"
     print(began, flush=True)
     try:
-        await _until(stop, scaler.serve_forever())
+        await _run_until(stop, scaler.serve_forever())
     finally:
         await scaler.stop()
     return 0
 
 
-async def _until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
-    """Runs ``work`` until it ends (True) or until ``stop`` is set (False: it is cancelled)."""
+async def _run_until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Run ``work``; return True when it ends, False when ``stop`` is set and it is cancelled."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)

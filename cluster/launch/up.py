@@ -1,7 +1,7 @@
-"""`baton up`: checks, starts guardian and supervisor, and shows what they do.
+"""`baton up`: checks the start, starts guardian and supervisor, and shows their progress.
 
-In the foreground this process stays, passes on signals, and holds the guardian's leash: when it
-dies, however it dies, the cluster goes. With ``detach`` it lets go once the cluster serves.
+In the foreground this process stays, forwards signals, and holds the guardian's leash: when it
+dies for any reason, the cluster ends. With ``detach`` it ends once the cluster serves.
 """
 
 from __future__ import annotations
@@ -17,37 +17,47 @@ from types import FrameType
 
 import msgspec
 
-from cluster.doctor.subject import of_launch
+from cluster.doctor.subject import cluster_subject
 from cluster.launch import guardian
-from cluster.launch.prepare import prepare
+from cluster.launch.prepare import check_and_fetch_model
 from cluster.local import ports
 from cluster.local.die_with_parent import die_with_parent
 from cluster.local.processes import RUN_DIR_VARIABLE
-from cluster.local.run_state import Home, State, new_run_dir, remove_run_dir
-from cluster.local.start_report import Began, Done, Event, Failed, Ready, Reporter, new_events
+from cluster.local.run_state import ClusterHome, RunState, new_run_dir, remove_run_dir
+from cluster.local.start_report import (
+    ClusterReady,
+    StageDone,
+    StageFailed,
+    StageStarted,
+    StartEvent,
+    StartReporter,
+    read_new_events,
+)
 from cluster.models import drafting
-from cluster.settings.launch_settings import Launch
-from cluster.settings.worker_settings import without_password
+from cluster.settings.connection import without_password
+from cluster.settings.launch_settings import LaunchSettings
 from protocol.errors import StartupError
 
 _POLL_S = 0.05
 
 
-def up(wanted: Launch, model: str | None, *, detach: bool) -> int:
-    """Exit status: 0 when it served (and, in the foreground, was stopped), 1 when it did not."""
-    report = Reporter()
-    if os.environ.get("BATON_DIE_WITH_PARENT") and not detach:  # `make up`: goes when make does
+def up(wanted: LaunchSettings, model: str | None, *, detach: bool) -> int:
+    """Start the cluster; return the exit status: 0 when it served, 1 when it did not start.
+
+    In the foreground this returns when the cluster was stopped."""
+    report = StartReporter()
+    if os.environ.get("BATON_DIE_WITH_PARENT") and not detach:  # `make up` sets it
         die_with_parent(os.getppid(), signal.SIGTERM)
     try:
-        home = Home(wanted.cluster)
+        home = ClusterHome(wanted.cluster)
         lock = home.lock()
         if lock is None:
-            report.say(_already(home))
+            report.say(_already_text(home))
             return 1
         home.clean()
-        launch = _check(wanted, model, report)
+        launch = _check_start(wanted, model, report)
     except StartupError as e:
-        report(Failed("check", str(e)))
+        report(StageFailed("check", str(e)))
         return 1
     finally:
         report.close()
@@ -55,13 +65,13 @@ def up(wanted: Launch, model: str | None, *, detach: bool) -> int:
     events = str(home.events)
     launch = msgspec.structs.replace(launch, run_dir=str(run_dir), events_path=events)
     try:
-        return _Follower(home, launch, report, detach=detach).run(lock)
+        return _StartFollower(home, launch, report, detach=detach).run(lock)
     finally:
         os.close(lock)
         report.close()
 
 
-def _already(home: Home) -> str:
+def _already_text(home: ClusterHome) -> str:
     state = home.read()
     if state is None:
         return f"cluster {home.cluster!r} is being started or stopped by another process"
@@ -69,28 +79,33 @@ def _already(home: Home) -> str:
     return f"cluster {home.cluster!r} {doing}: {state.url} ({state.model_id}); see `baton down`"
 
 
-def _check(wanted: Launch, model: str | None, report: Reporter) -> Launch:
-    """What can be known to fail is found here, before anything is started."""
-    report(Began("check"))
-    asked = of_launch(wanted, model, port_moves=True)
+def _check_start(
+    wanted: LaunchSettings, model: str | None, report: StartReporter
+) -> LaunchSettings:
+    """Find what would fail before anything is started; return the settings to start with."""
+    report(StageStarted("check"))
+    subject = cluster_subject(wanted, model, port_moves=True)
     options = (wanted.check, lambda: wanted.router.check_host(wanted.host))
-    found = prepare(asked, wanted.model_id or None, report, options)
+    found = check_and_fetch_model(subject, wanted.model_id or None, report, options)
     decode = wanted.workers["decode"]
-    drafts = drafting.resolve(decode.speculation, model, report)
-    workers = {**wanted.workers, "decode": msgspec.structs.replace(decode, speculation=drafts)}
-    port = ports.first_free(wanted.host, wanted.port)
+    drafts = drafting.resolve_draft(decode.engine.speculation, model, report)
+    drafting_decode = decode.with_model("", decode.model_id, speculation=drafts)
+    workers = {**wanted.workers, "decode": drafting_decode}
+    port = ports.first_free_port(wanted.host, wanted.port)
     moved = f" ({wanted.port} is taken)" if port != wanted.port else ""
     redis = "" if wanted.redis_url is None else f", Redis {without_password(wanted.redis_url)}"
-    report(Done("check", f"model {found.id}, port {port}{moved}{redis}"))
+    report(StageDone("check", f"model {found.id}, port {port}{moved}{redis}"))
     return msgspec.structs.replace(
         wanted, model_path=str(found.path), model_id=found.id, port=port, workers=workers
     )
 
 
-class _Follower:
-    """Starts the guardian, and follows the events until it serves, fails or ends."""
+class _StartFollower:
+    """Starts the guardian, and shows the events until the cluster serves, fails or ends."""
 
-    def __init__(self, home: Home, launch: Launch, report: Reporter, *, detach: bool) -> None:
+    def __init__(
+        self, home: ClusterHome, launch: LaunchSettings, report: StartReporter, *, detach: bool
+    ) -> None:
         self._home = home
         self._launch = launch
         self._report = report
@@ -101,7 +116,9 @@ class _Follower:
         self._failed = False
 
     def run(self, lock: int) -> int:
-        self._held = ports.hold(self._launch.host, self._launch.port)  # until the supervisor does
+        self._held = ports.hold_port(
+            self._launch.host, self._launch.port
+        )  # until the supervisor holds it
         self._home.events.write_bytes(b"")
         leash_r, leash_w = os.pipe()
         handlers = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
@@ -119,7 +136,7 @@ class _Follower:
 
     def _start_guardian(self, leash: int, lock: int) -> subprocess.Popen[bytes]:
         launch = self._launch
-        self._home.write(State(run_dir=launch.run_dir, url=launch.url, model_id=launch.model_id))
+        self._home.write(RunState(run_dir=launch.run_dir, url=launch.url, model_id=launch.model_id))
         guard = [sys.executable, "-I", "-S", guardian.__file__, str(leash), launch.run_dir]
         supervisor = [sys.executable, "-m", "cluster.launch.supervisor", str(launch.write())]
         environment = os.environ | {
@@ -135,35 +152,36 @@ class _Follower:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 pass_fds=(leash, lock),
-                start_new_session=True,  # a Ctrl-C is for this process, which passes it on
+                start_new_session=True,  # a Ctrl-C must reach only this process, which forwards it
             )
 
     def _follow(self, child: subprocess.Popen[bytes], leash: int) -> int:
-        passed = 0
+        forwarded = 0
         with self._home.events.open("rb") as stream:
             while True:
                 ended = child.poll() is not None
-                for event in new_events(stream):
+                for event in read_new_events(stream):
                     self._show(event)
                 if self._ready and self._detach:
                     os.write(leash, b"x")
                     return 0
-                while passed < self._signals and not ended:
-                    passed += 1
-                    self._report.say(_SAYS[min(passed, 2)])
+                while forwarded < self._signals and not ended:
+                    forwarded += 1
+                    self._report.say(_STOP_TEXTS[min(forwarded, 2)])
                     child.send_signal(signal.SIGTERM)
                 if ended:
-                    return self._ended(child.returncode)
+                    return self._exit_status(child.returncode)
                 time.sleep(_POLL_S)
 
-    def _show(self, event: Event) -> None:
+    def _show(self, event: StartEvent) -> None:
         self._report(event)
-        self._ready |= isinstance(event, Ready)
-        self._failed |= isinstance(event, Failed)
-        if self._ready and isinstance(event, Ready) and not self._detach:
+        self._ready |= isinstance(event, ClusterReady)
+        self._failed |= isinstance(event, StageFailed)
+        if self._ready and isinstance(event, ClusterReady) and not self._detach:
             self._report.say("\nCtrl-C stops it, and lets requests finish; twice: at once")
 
-    def _ended(self, status: int) -> int:
+    def _exit_status(self, status: int) -> int:
+        """Clean up after the supervisor, and return the exit status of the command."""
         self._home.clean()
         remove_run_dir(Path(self._launch.run_dir))
         if self._signals:
@@ -179,7 +197,7 @@ class _Follower:
         self._signals += 1
 
 
-_SAYS = {1: "draining: no new requests, those that run may finish", 2: "stopping at once"}
+_STOP_TEXTS = {1: "draining: no new requests, those that run may finish", 2: "stopping at once"}
 
 
 def _tail(path: Path, lines: int = 15) -> str:

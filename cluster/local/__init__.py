@@ -1,1 +1,1 @@
-"""This machine: processes, ports, run folders, the embedded Redis, start reports."""
+"""Helpers for this machine: processes, ports, run folders, the embedded Redis, start reports."""

@@ -1,6 +1,8 @@
-"""exec a command that the kernel kills when its parent dies. Run as a script, stdlib only:
+"""Runs a command that the kernel kills when its parent process dies.
 
-python -I -S die_with_parent.py PARENT_PID COMMAND [ARGUMENT ...]
+The file is also run as a script and needs only the standard library:
+
+    python -I -S die_with_parent.py PARENT_PID COMMAND [ARGUMENT ...]
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before the call
         os.kill(os.getpid(), number)
 
 

@@ -1,4 +1,7 @@
-"""Choosing ports. A port found free can be taken a moment later: who binds it reports that."""
+"""Finds and reserves TCP ports of this machine; called by `baton up`, `baton doctor` and tests.
+
+A free port can be taken a moment later. The process that binds it then reports the error.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from protocol.errors import StartupError
 _TRIES = 100
 
 
-def is_free(host: str, port: int) -> bool:
-    """Whether a listener could bind ``host:port`` now."""
+def is_port_free(host: str, port: int) -> bool:
+    """Return whether a listener could bind ``host:port`` now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as s:
-        # As servers do: connections in TIME_WAIT are not in the way, listeners are.
+        # Servers set this option, too: connections in TIME_WAIT do not block a bind, listeners do.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
@@ -26,19 +29,19 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def owner(port: int) -> str:
-    """Who listens on ``port``, in words: pid and command where the system tells them."""
+def port_owner(port: int) -> str:
+    """Describe the process that listens on ``port``: pid and command where these are visible."""
     try:
         for connection in psutil.net_connections("tcp"):
             address = connection.laddr or None
             if connection.status == psutil.CONN_LISTEN and address and address.port == port:
-                return _name(connection.pid)
+                return _describe_process(connection.pid)
     except (psutil.Error, OSError):
         pass
     return "a process that this user cannot see"
 
 
-def _name(pid: int | None) -> str:
+def _describe_process(pid: int | None) -> str:
     try:
         process = psutil.Process(pid) if pid is not None else None
         command = _command(process) if process is not None else ""
@@ -50,7 +53,7 @@ def _name(pid: int | None) -> str:
 
 
 def _command(process: psutil.Process) -> str:
-    """Its command without options, which may hold secrets."""
+    """Return the command without its options, which may hold secrets."""
     shown = []
     for word in process.cmdline():
         if word.startswith("--") or any(mark in word for mark in ("=", "@", "://")):
@@ -59,19 +62,24 @@ def _command(process: psutil.Process) -> str:
     return " ".join([Path(shown[0]).name, *shown[1:]]) if shown else process.name()
 
 
-def first_free(host: str, wanted: int) -> int:
-    """``wanted`` when it is free, else the next free port above it."""
+def first_free_port(host: str, wanted: int) -> int:
+    """Return ``wanted`` when it is free, else the next free port above it.
+
+    Raises StartupError for an invalid number, or when 100 ports in a row are taken."""
     if not 1 <= wanted <= 65535:
         raise StartupError(f"port must be in 1..65535, not {wanted}")
     for port in range(wanted, min(wanted + _TRIES, 65536)):
-        if is_free(host, port):
+        if is_port_free(host, port):
             return port
     raise StartupError(f"no free port on {host} in {wanted}..{wanted + _TRIES - 1}: give --port")
 
 
-def hold(host: str, port: int) -> list[socket.socket]:
-    """Keeps ``host:port`` from everybody who does not share it (``is_free`` says no), without a
-    listener; what cannot be held is left to who listens there. Close the sockets at the end."""
+def hold_port(host: str, port: int) -> list[socket.socket]:
+    """Bind ``host:port`` with SO_REUSEPORT and without listening, and return the sockets.
+
+    Other programs then find the port taken (see ``is_port_free``), while routers, which set
+    SO_REUSEPORT too, can listen on it. An address that cannot be bound is skipped: another
+    process listens there. The caller closes the sockets."""
     held = []
     for family, kind, protocol, _, address in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -83,8 +91,8 @@ def hold(host: str, port: int) -> list[socket.socket]:
     return held
 
 
-def any_free(host: str, count: int) -> list[int]:
-    """``count`` different ports that are free now."""
+def free_ports(host: str, count: int) -> list[int]:
+    """Return ``count`` different ports that are free now."""
     with contextlib.ExitStack() as stack:
         ports = []
         for _ in range(count):

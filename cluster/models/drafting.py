@@ -1,44 +1,52 @@
-"""The draft model or the heads that decode workers speculate with: on this machine, or fetched.
+"""Finds the draft model or the heads that decode workers speculate with.
 
-What is wrong with them keeps no cluster from starting: the engine says what, and goes on without.
+A missing draft stops no start: the engine reports it and decodes without speculation.
 """
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from cluster.local.start_report import Note, Reporter
-from cluster.models import hub, models
-from cluster.models.hub import Repo
-from engine.ipc.spec import WITH_MODEL, SpeculationSpec
+from cluster.local.start_report import StageNote, StartReporter
+from cluster.models import hub, locate
+from cluster.models.hub import HubRepo
+from engine.ipc.settings import METHODS_WITH_MODEL, SpeculationSettings
 from protocol.errors import StartupError
 
 
-def located(spec: SpeculationSpec, served: str | None) -> tuple[SpeculationSpec, Repo | None]:
-    """``spec`` with the folder of its model, and where to fetch that from if it is not here.
-    ``served``: the model as configured; the demo model has drafts of its own beside it.
+def locate_draft(
+    settings: SpeculationSettings, served: str | None
+) -> tuple[SpeculationSettings, HubRepo | None]:
+    """Return ``settings`` with the folder of its model, or the hub repository to fetch it from.
 
-    Raises StartupError for what is neither a folder nor a hub id."""
-    if spec.model_path is None:
-        own = models.demo_path().parent / spec.method
-        wants_own = served is None and spec.method in WITH_MODEL
-        return replace(spec, model_path=str(own) if wants_own else None), None
-    found = models.locate(spec.model_path)
+    ``served`` is the model as configured; None is the demo model, which has drafts beside it.
+    Raises StartupError for a model that is neither a folder nor a hub id."""
+    if settings.model_path is None:
+        own = locate.demo_path().parent / settings.method
+        wants_own = served is None and settings.method in METHODS_WITH_MODEL
+        return replace(settings, model_path=str(own) if wants_own else None), None
+    found = locate.locate_model(settings.model_path)
     if found.path is None:
-        return spec, found.repo
-    return replace(spec, model_path=str(found.path)), None
+        return settings, found.repo
+    return replace(settings, model_path=str(found.path)), None
 
 
-def resolve(spec: SpeculationSpec, served: str | None, report: Reporter) -> SpeculationSpec:
-    """The same, fetched from the hub if need be; what cannot be had stays as it was given."""
+def resolve_draft(
+    settings: SpeculationSettings, served: str | None, report: StartReporter
+) -> SpeculationSettings:
+    """Return ``settings`` with the folder of its model, after a download if needed.
+
+    ``settings`` is returned unchanged when the model cannot be found or fetched."""
     try:
-        here, repo = located(spec, served)
-    except StartupError:  # the checks before a start have said so
-        return spec
+        here, repo = locate_draft(settings, served)
+    except StartupError:  # the checks before a start have reported it
+        return settings
     if repo is None:
         return here
     try:
-        return replace(spec, model_path=str(hub.download(repo, hub.FILES, report.download)))
+        return replace(
+            settings, model_path=str(hub.download_snapshot(repo, hub.FILES, report.download))
+        )
     except StartupError as error:
-        report(Note(f"speculation: {error}"))
-        return spec
+        report(StageNote(f"speculation: {error}"))
+        return settings

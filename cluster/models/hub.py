@@ -1,6 +1,7 @@
-"""Models of the Hugging Face hub: the local cache first, else a download that says how far it is.
+"""Models of the Hugging Face hub: the local cache, listings, and downloads that report progress.
 
 Only configs, tokenizers and safetensors are fetched; no code of a repository is ever run.
+``locate``, ``drafting`` and the doctor call it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from protocol.errors import StartupError
 
 CONFIGS = ["config.json", "generation_config.json"]
 FILES = [*CONFIGS, "tokenizer*", "*.safetensors*", "*.jinja"]
-NOT_NEEDED = ["consolidated*", "*/*"]  # the same weights once more, in other layouts
+NOT_NEEDED = ["consolidated*", "*/*"]  # copies of the weights in other layouts
 
 STALLED_S = 60.0
-"""Longest that a download may go without a byte."""
-_LOOK_S = 0.2
+"""Longest time in seconds that a download may receive nothing."""
+_POLL_S = 0.2
 
-Progress = Callable[[int, int], None]
-"""(bytes that are there, bytes in all)"""
+DownloadProgress = Callable[[int, int], None]
+"""Called with the bytes that are present and the bytes in all."""
 
 
-class Repo(msgspec.Struct, frozen=True):
+class HubRepo(msgspec.Struct, frozen=True):
     """A repository ``owner/name`` at a revision: a branch, a tag or a commit."""
 
     id: str
@@ -39,8 +40,8 @@ class Repo(msgspec.Struct, frozen=True):
         return f"{self.id}@{self.revision}" if self.revision else self.id
 
 
-class Listing(msgspec.Struct, frozen=True):
-    """What a download would fetch."""
+class HubListing(msgspec.Struct, frozen=True):
+    """Number and total bytes of the files that a download would fetch."""
 
     files: int
     bytes: int
@@ -53,13 +54,13 @@ def cache_folder() -> Path:
 
 
 def cached_ids() -> list[str]:
-    """Models of which something lies in the cache."""
+    """Return the ids of models with files in the cache."""
     folders = cache_folder().glob("models--*--*")
     return ["/".join(folder.name.split("--")[1:3]) for folder in folders]
 
 
-def cached(repo: Repo) -> Path | None:
-    """The snapshot in the local cache; None when it is not there, or not all of it."""
+def cached_snapshot(repo: HubRepo) -> Path | None:
+    """Return the snapshot in the local cache; None when it is missing or incomplete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -76,11 +77,11 @@ def cached(repo: Repo) -> Path | None:
     except LocalEntryNotFoundError:
         return None
     except HFValidationError as error:
-        raise failure(repo, error) from error
+        raise explain_hub_error(repo, error) from error
 
 
-def look(repo: Repo, timeout_s: float) -> Listing:
-    """What the hub has; raises StartupError where it has nothing, or does not answer in time."""
+def list_files(repo: HubRepo, timeout_s: float) -> HubListing:
+    """List the files on the hub. Raises StartupError when there are none, or after the timeout."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils._paths import filter_repo_objects
 
@@ -89,16 +90,16 @@ def look(repo: Repo, timeout_s: float) -> Listing:
             repo.id, revision=repo.revision, timeout=timeout_s, files_metadata=True
         )
     except Exception as error:
-        raise failure(repo, error) from error
+        raise explain_hub_error(repo, error) from error
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
     names = list(filter_repo_objects(sizes, allow_patterns=FILES, ignore_patterns=NOT_NEEDED))
-    return Listing(len(names), sum(sizes[name] for name in names))
+    return HubListing(len(names), sum(sizes[name] for name in names))
 
 
-def download(
-    repo: Repo, patterns: list[str], progress: Progress, stalled_s: float = STALLED_S
+def download_snapshot(
+    repo: HubRepo, patterns: list[str], progress: DownloadProgress, stalled_s: float = STALLED_S
 ) -> Path:
-    """Fetches what is not there yet. Raises StartupError, also when nothing comes any more."""
+    """Fetch the missing files. Raises StartupError, also after ``stalled_s`` without progress."""
     from huggingface_hub import snapshot_download
 
     done: queue.SimpleQueue[Path | Exception] = queue.SimpleQueue()
@@ -120,7 +121,7 @@ def download(
     threading.Thread(target=work, daemon=True, name="download").start()
     while True:
         try:
-            result = done.get(timeout=_LOOK_S)
+            result = done.get(timeout=_POLL_S)
         except queue.Empty:
             progress(meter.done, meter.total)
             if meter.idle_s() > stalled_s:
@@ -130,12 +131,12 @@ def download(
                 ) from None
             continue
         if isinstance(result, Exception):
-            raise failure(repo, result) from result
+            raise explain_hub_error(repo, result) from result
         return result
 
 
 class _Meter:
-    """Counts what a download's progress bars would show."""
+    """Sums the counts that the progress bars of one download would show."""
 
     def __init__(self) -> None:
         self.done = self.total = 0
@@ -153,14 +154,14 @@ class _Meter:
                 self.total = max(self.total, total)
 
     def bar(self) -> type[Any]:
-        """A class of progress bars that show nothing."""
+        """Return a class of progress bars that show nothing and count here."""
         from tqdm import tqdm  # type: ignore[import-untyped]
 
         meter = self
 
         class Bar(tqdm):  # type: ignore[misc]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
-                # One bar counts what came from the network, one what was written, one files.
+                # One bar counts bytes received, one bytes written, one files.
                 self._written = str(kwargs.get("desc", "")).startswith("Reconstructing")
                 kwargs.pop("name", None)
                 super().__init__(*args, **{**kwargs, "disable": True})
@@ -172,8 +173,8 @@ class _Meter:
         return Bar
 
 
-def failure(repo: Repo, error: Exception) -> StartupError:
-    """What a person can do about an error of the hub."""
+def explain_hub_error(repo: HubRepo, error: Exception) -> StartupError:
+    """Return a StartupError that says what to do about an error of the hub."""
     from huggingface_hub import errors as e
 
     name = f"model {str(repo)!r}"

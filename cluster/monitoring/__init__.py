@@ -1,1 +1,1 @@
-"""What watches a cluster: Prometheus' rules and alerts, and the files that it starts with."""
+"""Writes what Prometheus starts with: its configuration, recording rules and alerting rules."""

@@ -1,11 +1,10 @@
-"""Writes the folder that Prometheus and Grafana start with.
+"""Writes the folder that Prometheus starts with, for `baton monitoring` and `make dashboards`.
 
     DIR/prometheus.yml   rules/recording.yml   rules/alerts.yml
-    DIR/api-key          for the routers' /sd, where they want one
-    DIR/grafana/         see ``grafana``
+    DIR/api-key          for the routers' /sd, if they need one
+    DIR/grafana/         written by ``cluster.dashboards.provision``
 
-Nobody else may look into it. It is made whole each time: what was there under these names is
-replaced, or removed.
+`baton monitoring` creates the folder with mode 0700. Each run replaces or removes existing files.
 """
 
 from __future__ import annotations
@@ -18,12 +17,70 @@ from typing import Any
 import yaml
 
 from cluster.monitoring import prometheus
-from cluster.monitoring.prometheus import Watched
+from cluster.monitoring.prometheus import ScrapeConfig
 from cluster.monitoring.rules import Windows
 from protocol.errors import StartupError
 
-# MERGED cluster.monitoring.yaml_text
-# YAML as people write it: keys in their order, texts of several lines as blocks.
+API_KEY = "api-key"
+GENERATED_NOTICE = "Made by `baton monitoring`, which replaces it."
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """Options of the rules. ``target``: see ``alert_rules``. ``windows``: only tests scale them."""
+
+    target: float = 0.99
+    windows: Windows = field(default_factory=Windows)
+
+
+def write_prometheus(
+    folder: Path, scrape: ScrapeConfig, rules: RuleOptions, api_key: str | None = None
+) -> list[Path]:
+    """Write the configuration and the rules, and return the files. Raises StartupError.
+
+    With ``api_key``, the file ``key_file`` is written too; without, an existing one is removed."""
+    made = []
+    if api_key is None:
+        _remove(folder / API_KEY)
+    else:
+        scrape = replace(scrape, key_file=API_KEY)
+        made.append(write_file(folder / API_KEY, api_key + "\n", 0o600))
+    for name, value in (
+        ("prometheus.yml", prometheus.prometheus_config(scrape)),
+        (prometheus.RECORDING, prometheus.recording_file(rules.windows)),
+        (prometheus.ALERTS, prometheus.alerting_file(rules.windows, rules.target)),
+    ):
+        made.append(write_file(folder / name, dump_yaml(value, GENERATED_NOTICE)))
+    return made
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder with mode 0700; an existing one is not changed. Raises StartupError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"cannot make {folder}: {error.strerror}") from None
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StartupError(f"cannot remove {path}: {error.strerror}") from None
+
+
+def write_file(path: Path, text: str, mode: int = 0o644) -> Path:
+    """Write a file atomically, with ``mode`` from the start. Raises StartupError."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+        fresh.replace(path)
+    except OSError as error:
+        raise StartupError(f"cannot write {path}: {error.strerror}") from None
+    return path
 
 
 class _Dumper(yaml.SafeDumper):
@@ -38,69 +95,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def dump(value: Any, head: str) -> str:
-    """``head``: lines of comment to begin with, without their #."""
+def dump_yaml(value: Any, head: str) -> str:
+    """Return YAML with keys in their order and multi-line texts as blocks, below a comment."""
     comment = "".join(f"# {line}".rstrip() + "\n" for line in head.splitlines())
     return comment + yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=10_000)
-
-
-API_KEY = "api-key"
-MADE = "Made by `baton monitoring`, which replaces it."
-
-
-@dataclass(frozen=True)
-class Rules:
-    """``target``: as of ``alerts``. ``windows``: scaled by tests alone."""
-
-    target: float = 0.99
-    windows: Windows = field(default_factory=Windows)
-
-
-def write_prometheus(
-    folder: Path, watched: Watched, rules: Rules, api_key: str | None = None
-) -> list[Path]:
-    """What Prometheus needs; returns the files. Raises StartupError where they cannot be written.
-
-    With ``api_key`` the file of ``watched.key_file`` is made here, too; without, none is left."""
-    made = []
-    if api_key is None:
-        _forget(folder / API_KEY)
-    else:
-        watched = replace(watched, key_file=API_KEY)
-        made.append(write(folder / API_KEY, api_key + "\n", 0o600))
-    for name, value in (
-        ("prometheus.yml", prometheus.configuration(watched)),
-        (prometheus.RECORDING, prometheus.recording_rules(rules.windows)),
-        (prometheus.ALERTS, prometheus.alerting_rules(rules.windows, rules.target)),
-    ):
-        made.append(write(folder / name, dump(value, MADE)))
-    return made
-
-
-def make(folder: Path) -> None:
-    """For its owner alone; one that is there stays as it is. Raises StartupError."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StartupError(f"cannot make {folder}: {error.strerror}") from None
-
-
-def _forget(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise StartupError(f"cannot remove {path}: {error.strerror}") from None
-
-
-def write(path: Path, text: str, mode: int = 0o644) -> Path:
-    """In the place of what is there, at once; ``mode`` from the start. Raises StartupError."""
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(text)
-        fresh.replace(path)
-    except OSError as error:
-        raise StartupError(f"cannot write {path}: {error.strerror}") from None
-    return path

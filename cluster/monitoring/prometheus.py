@@ -1,10 +1,11 @@
-"""What Prometheus reads: its configuration, and files of rules, as plain data.
+"""Builds what Prometheus reads as plain data: its configuration and its files of rules.
 
-https://prometheus.io/docs/prometheus/latest/configuration/ fixes the shapes.
+https://prometheus.io/docs/prometheus/latest/configuration/ defines the formats.
 
     a router's /sd --each ``interval``--> targets, each with cluster, model, role and replica
 
-A metric's own label wins over the target's (``honor_labels``): a router speaks of other roles.
+A metric's own label takes precedence over the target's (``honor_labels``), since a router also
+exports metrics of other roles.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.monitoring.alerts import Alert, alerts
-from cluster.monitoring.rules import Recording, Windows, recording
+from cluster.monitoring.alerts import AlertRule, alert_rules
+from cluster.monitoring.rules import RecordingRule, Windows, recording_rules
 from protocol.security.tls import TlsFiles
 
 RECORDING, ALERTS = "rules/recording.yml", "rules/alerts.yml"
 REPLICA_CHARS = 12
-"""Of an instance's id: as in the gauges of its page."""
+"""Characters of an instance id in the label ``replica``, as in the instance's own gauges."""
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What is scraped, and how. ``urls``: of routers; any of them tells all targets.
+class ScrapeConfig:
+    """What Prometheus scrapes, and how. ``urls``: routers; each of them lists all targets.
 
-    ``key_file``: with the API key, where routers want one. ``router_ca``, ``router_name``: who
-    vouches for their HTTPS (None: the system's CAs), and for which name (None: the URL's).
+    ``key_file``: file with the API key, if routers need one. ``router_ca`` and ``router_name``: CA
+    (None: the system's) and host name (None: the URL's) of the routers' HTTPS certificate.
     ``alertmanagers``: host:port."""
 
     urls: tuple[str, ...]
@@ -38,40 +39,40 @@ class Watched:
     alertmanagers: tuple[str, ...] = ()
 
 
-def configuration(watched: Watched) -> dict[str, Any]:
-    """prometheus.yml."""
-    every = watched.interval
+def prometheus_config(scrape: ScrapeConfig) -> dict[str, Any]:
+    """Return the contents of prometheus.yml."""
+    every = scrape.interval
     found: dict[str, Any] = {
         "global": {"scrape_interval": every, "evaluation_interval": every},
         "rule_files": [RECORDING, ALERTS],
-        "scrape_configs": [_job(watched)],
+        "scrape_configs": [_scrape_job(scrape)],
     }
-    if watched.alertmanagers:
-        told = [{"static_configs": [{"targets": list(watched.alertmanagers)}]}]
-        found["alerting"] = {"alertmanagers": told}
+    if scrape.alertmanagers:
+        managers = [{"static_configs": [{"targets": list(scrape.alertmanagers)}]}]
+        found["alerting"] = {"alertmanagers": managers}
     return found
 
 
-def _job(watched: Watched) -> dict[str, Any]:
+def _scrape_job(scrape: ScrapeConfig) -> dict[str, Any]:
     job: dict[str, Any] = {
         "job_name": "baton",
         "honor_labels": True,
-        "scrape_timeout": watched.interval,
-        "http_sd_configs": [_discovery(url, watched) for url in watched.urls],
+        "scrape_timeout": scrape.interval,
+        "http_sd_configs": [_discovery(url, scrape) for url in scrape.urls],
         "relabel_configs": _LABELS,
     }
-    if (tls := watched.tls) is not None:
+    if (tls := scrape.tls) is not None:
         files = {"ca_file": tls.ca, "cert_file": tls.cert, "key_file": tls.key}
         job["tls_config"] = files | ({"server_name": tls.name} if tls.name else {})
     return job
 
 
-def _discovery(url: str, watched: Watched) -> dict[str, Any]:
-    found: dict[str, Any] = {"url": f"{url}/sd", "refresh_interval": watched.interval}
-    if watched.key_file is not None:
-        # The type is Prometheus' default, but 2.42 does not send it here.
-        found["authorization"] = {"type": "Bearer", "credentials_file": watched.key_file}
-    trust = {"ca_file": watched.router_ca, "server_name": watched.router_name}
+def _discovery(url: str, scrape: ScrapeConfig) -> dict[str, Any]:
+    found: dict[str, Any] = {"url": f"{url}/sd", "refresh_interval": scrape.interval}
+    if scrape.key_file is not None:
+        # Bearer is the default, but Prometheus 2.42 does not send it here.
+        found["authorization"] = {"type": "Bearer", "credentials_file": scrape.key_file}
+    trust = {"ca_file": scrape.router_ca, "server_name": scrape.router_name}
     if url.startswith("https:") and any(trust.values()):
         found["tls_config"] = {name: value for name, value in trust.items() if value}
     return found
@@ -90,29 +91,26 @@ _LABELS = [
 ]
 
 
-# ---- rules --------------------------------------------------------------------------------------
+def recording_file(windows: Windows) -> dict[str, Any]:
+    """Return the contents of the file of recording rules."""
+    return _group("baton-recording", [_recorded(rule) for rule in recording_rules(windows)])
 
 
-def recording_rules(windows: Windows) -> dict[str, Any]:
-    """A file of rules."""
-    return _group("baton-recording", [_recorded(rule) for rule in recording(windows)])
-
-
-def alerting_rules(windows: Windows, target: float) -> dict[str, Any]:
-    """A file of rules. ``target``: as of ``alerts``."""
-    return _group("baton-alerts", [_alert(alert) for alert in alerts(windows, target)])
+def alerting_file(windows: Windows, target: float) -> dict[str, Any]:
+    """Return the contents of the file of alerting rules; ``target`` as in ``alert_rules``."""
+    return _group("baton-alerts", [_alert(alert) for alert in alert_rules(windows, target)])
 
 
 def _group(name: str, rules: list[dict[str, Any]]) -> dict[str, Any]:
     return {"groups": [{"name": name, "rules": rules}]}
 
 
-def _recorded(rule: Recording) -> dict[str, Any]:
+def _recorded(rule: RecordingRule) -> dict[str, Any]:
     labels = {"labels": rule.labels} if rule.labels else {}
     return {"record": rule.record, "expr": rule.expr, **labels}
 
 
-def _alert(alert: Alert) -> dict[str, Any]:
+def _alert(alert: AlertRule) -> dict[str, Any]:
     return {
         "alert": alert.name,
         "expr": alert.expr,

@@ -1,1 +1,1 @@
-"""What the autoscaler knows of a cluster, from the directory, routers or Prometheus."""
+"""What the autoscaler observes of a cluster, from the directory and from routers or Prometheus."""

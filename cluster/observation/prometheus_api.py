@@ -1,10 +1,11 @@
-"""Requests counted by a Prometheus that scrapes the cluster as `baton monitoring` sets it up.
+"""Reads the traffic from a Prometheus that scrapes the cluster as `baton monitoring` configures it.
 
-One query a look, so that all of it is of one moment: increases over the window, each under a name
-of its own, joined by ``or``. The API: https://prometheus.io/docs/prometheus/latest/querying/api/
+There is one query for each reading, so that all of it is of one moment: increases over the window,
+each with its own label, joined by ``or``. The API:
+https://prometheus.io/docs/prometheus/latest/querying/api/
 
-``increase`` needs two samples of a series: a burst is known where Prometheus scrapes often enough,
-and what a router counted before its first scrape is not.
+``increase`` needs two samples of a series: a burst is known only where Prometheus scrapes often
+enough, and what a router counted before its first scrape is not known.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from cluster.observation.reading import MOST_PER_S, Look, sane
-from cluster.observation.request_lengths import Histogram
-from cluster.observation.request_mix import Counted, Mean, samples
+from cluster.observation.reading import MAX_REQUEST_RATE, TrafficReading, is_plausible
+from cluster.observation.request_lengths import LengthHistogram
+from cluster.observation.request_mix import RunningMean, TrafficCounts, request_samples
 from cluster.observation.router_pages import ANSWERED, ARRIVALS, LENGTHS, TIMES
-from cluster.observation.sliding_window import BURST_LOOKS
-from cluster.sizing.snapshot import Mix, Observed, Sample
+from cluster.observation.sliding_window import BURST_INTERVALS
+from cluster.sizing.snapshot import ObservedLatency, RequestMix, RequestSample
 from protocol.errors import StartupError, Unavailable
 from protocol.registry.directory import RouterRecord
-from protocol.security.cluster_token import is_loopback
-from router.overview.metrics_pages import why
+from protocol.security.listen_hosts import is_loopback
+from router.overview.scraper import describe_error
 
 DEADLINE_S = 3.0
-MOST_BYTES = 1 << 20
-_NAME = "asked"  # the label that tells the parts of the answer apart
+MAX_ANSWER_BYTES = 1 << 20
+_NAME = "asked"  # label that distinguishes the parts of the answer
 
 
 class _Series(msgspec.Struct):
@@ -44,18 +45,18 @@ class _Data(msgspec.Struct):
     result: list[_Series] = []
 
 
-class _Answer(msgspec.Struct):
+class _QueryResult(msgspec.Struct):
     status: str
     data: _Data = msgspec.field(default_factory=_Data)
 
 
-Values = dict[str, list[tuple[str, float]]]
-"""By the name of what was asked: (its edge, where it has one; value)."""
+SeriesValues = dict[str, list[tuple[str, float]]]
+"""By the label of the query's part: (bucket edge, if it has one; value)."""
 
 
-def checked(url: str) -> URL:
-    """Raises StartupError for a URL that cannot be asked. It is not repeated: it may hold a
-    password."""
+def check_prometheus_url(url: str) -> URL:
+    """Parse the URL. Raises StartupError for one that cannot be queried, without repeating it,
+    because it may contain a password."""
     try:
         parsed = URL(url)
     except ValueError:
@@ -73,12 +74,12 @@ def checked(url: str) -> URL:
     return parsed
 
 
-def query(cluster: str, window_s: float, burst_s: float) -> str:
-    """All that is asked, as one expression."""
-    of = f'{{cluster="{_quoted(cluster)}"}}'
-    window, burst = (f"{of}[{round(seconds * 1000)}ms]" for seconds in (window_s, burst_s))
+def build_query(cluster: str, window_s: float, burst_s: float) -> str:
+    """Return the whole query as one PromQL expression."""
+    selector = f'{{cluster="{_quoted(cluster)}"}}'
+    window, burst = (f"{selector}[{round(seconds * 1000)}ms]" for seconds in (window_s, burst_s))
     parts = {
-        "age": f"time() - max(timestamp({ARRIVALS}{of}))",
+        "age": f"time() - max(timestamp({ARRIVALS}{selector}))",
         "arrivals": f"sum(increase({ARRIVALS}{window}))",
         "burst": f"sum(increase({ARRIVALS}{burst}))",
         "answered": f"sum(increase({ANSWERED}{window}))",
@@ -98,16 +99,19 @@ def _quoted(text: str) -> str:
 
 
 class PrometheusApi:
-    """``async with``. ``url``: as ``checked``; user and password in it are sent as HTTP basic
-    authentication. Certificates are believed as this machine's CAs say."""
+    """A ``TrafficSource``; use with ``async with``.
+
+    User and password in ``url`` (see ``check_prometheus_url``) are sent as HTTP basic
+    authentication. TLS trusts the CAs of this machine.
+    """
 
     def __init__(self, url: URL, cluster: str, *, interval_s: float, window_s: float) -> None:
-        self.stale_s = max(BURST_LOOKS * interval_s, window_s / 2)
+        self.stale_s = max(BURST_INTERVALS * interval_s, window_s / 2)
         self._api = url / "api/v1/query"
         self._cluster = cluster
-        self._window_s, self._burst_s = window_s, BURST_LOOKS * interval_s
-        self._query = query(cluster, window_s, self._burst_s)
-        self._samples: tuple[Sample, ...] = ()
+        self._window_s, self._burst_s = window_s, BURST_INTERVALS * interval_s
+        self._query = build_query(cluster, window_s, self._burst_s)
+        self._samples: tuple[RequestSample, ...] = ()
         self._client: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
@@ -117,31 +121,32 @@ class PrometheusApi:
     async def __aexit__(self, *gone: object) -> None:
         await self._client.close()
 
-    async def look(self, routers: Sequence[RouterRecord]) -> Look:
-        """Raises Unavailable. Who the routers are, Prometheus knows."""
-        values = parsed(await self._ask())
+    async def read_traffic(self, routers: Sequence[RouterRecord]) -> TrafficReading:
+        """Query once. Raises Unavailable. Prometheus knows the routers, so ``routers`` is not
+        used."""
+        values = parse_answer(await self._query_api())
         if "arrivals" not in values:
             raise Unavailable(
                 f"Prometheus has no {ARRIVALS} of cluster {self._cluster} over the last"
                 f" {self._window_s:g} s: it must scrape it twice in that time, as `baton"
                 " monitoring` sets it up"
             )
-        counted = counts(values, self._window_s)
-        burst = _one(values, "burst")
-        if not sane(counted) or not 0 <= burst <= MOST_PER_S * self._burst_s:
+        counted = traffic_counts(values, self._window_s)
+        burst = _scalar(values, "burst")
+        if not is_plausible(counted) or not 0 <= burst <= MAX_REQUEST_RATE * self._burst_s:
             raise Unavailable("what Prometheus has cannot be a router's")
-        self._samples = samples(counted) or self._samples
-        mix = Mix(
+        self._samples = request_samples(counted) or self._samples
+        mix = RequestMix(
             rate=counted.arrivals / self._window_s,
             window_s=self._window_s,
             samples=self._samples,
             burst_rate=burst / self._burst_s,
             burst_s=self._burst_s if "burst" in values else 0.0,
         )
-        observed = Observed(ttft_s=counted.ttft.value, tpot_s=counted.tpot.value)
-        return Look(mix, observed, time.monotonic() - max(0.0, _one(values, "age")))
+        observed = ObservedLatency(ttft_s=counted.ttft.value, tpot_s=counted.tpot.value)
+        return TrafficReading(mix, observed, time.monotonic() - max(0.0, _scalar(values, "age")))
 
-    async def _ask(self) -> bytes:
+    async def _query_api(self) -> bytes:
         form = {"query": self._query, "timeout": f"{DEADLINE_S:g}s"}
         try:
             async with self._client.post(self._api, data=form, allow_redirects=False) as reply:
@@ -151,27 +156,28 @@ class PrometheusApi:
         except TimeoutError:
             raise Unavailable(f"Prometheus does not answer within {DEADLINE_S:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unavailable(f"Prometheus {why(error)}") from None
+            raise Unavailable(f"Prometheus {describe_error(error)}") from None
 
 
 async def _body(reply: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
     async for part in reply.content.iter_any():
         body += part
-        if len(body) > MOST_BYTES:
-            raise Unavailable(f"Prometheus sends more than {MOST_BYTES >> 10} KiB")
+        if len(body) > MAX_ANSWER_BYTES:
+            raise Unavailable(f"Prometheus sends more than {MAX_ANSWER_BYTES >> 10} KiB")
     return bytes(body)
 
 
-def parsed(body: bytes) -> Values:
-    """Raises Unavailable for what is no answer to a query. What is no finite number is left out."""
+def parse_answer(body: bytes) -> SeriesValues:
+    """Parse a reply, without values that are not finite. Raises Unavailable for anything else than
+    a query result."""
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        answer = msgspec.json.decode(body, type=_QueryResult)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise Unavailable("what Prometheus says is no answer to a query") from None
     if answer.status != "success":
         raise Unavailable("Prometheus could not evaluate a query")
-    found: Values = defaultdict(list)
+    found: SeriesValues = defaultdict(list)
     for series in answer.data.result:
         try:
             value = float(series.value[1])
@@ -182,17 +188,17 @@ def parsed(body: bytes) -> Values:
     return found
 
 
-def counts(values: Values, seconds: float) -> Counted:
-    def lengths(name: str) -> Histogram:
-        return Histogram.cumulated(_edged(values[name]), _one(values, f"{name}_sum"))
+def traffic_counts(values: SeriesValues, seconds: float) -> TrafficCounts:
+    def lengths(name: str) -> LengthHistogram:
+        return LengthHistogram.cumulated(_edged(values[name]), _scalar(values, f"{name}_sum"))
 
-    def mean(name: str) -> Mean:
-        return Mean(*(_one(values, f"{name}_{part}") for part in ("sum", "count")))
+    def mean(name: str) -> RunningMean:
+        return RunningMean(*(_scalar(values, f"{name}_{part}") for part in ("sum", "count")))
 
-    return Counted(
+    return TrafficCounts(
         seconds=seconds,
-        arrivals=_one(values, "arrivals"),
-        answered_tokens=_one(values, "answered"),
+        arrivals=_scalar(values, "arrivals"),
+        answered_tokens=_scalar(values, "answered"),
         prompts=lengths("prompts"),
         uncached=lengths("uncached"),
         outputs=lengths("outputs"),
@@ -208,6 +214,6 @@ def _edged(series: Sequence[tuple[str, float]]) -> list[tuple[float, float]]:
         return []
 
 
-def _one(values: Values, name: str) -> float:
-    """0 where there is none."""
+def _scalar(values: SeriesValues, name: str) -> float:
+    """Return the part's value; 0 where there is none."""
     return values[name][0][1] if values.get(name) else 0.0

@@ -1,4 +1,4 @@
-"""What is known of a cluster at one moment, and how it becomes the policy's snapshot."""
+"""One observation of a cluster, and the interfaces of the sources that it comes from."""
 
 from __future__ import annotations
 
@@ -8,40 +8,49 @@ from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
-from cluster.observation.request_mix import Counted
+from cluster.observation.request_mix import TrafficCounts
 from cluster.sizing.snapshot import (
-    Counts,
-    Goals,
-    Limits,
-    Machine,
-    Memory,
-    Mix,
-    Observed,
-    Snapshot,
-    Tuning,
-    Worker,
+    MachineModel,
+    ObservedLatency,
+    PoolLimits,
+    RequestMix,
+    ScalingTuning,
+    SizingMemory,
+    SizingSnapshot,
+    SloTargets,
+    WorkerCounts,
+    WorkerSnapshot,
 )
 from protocol.registry.directory import RouterRecord
 from protocol.roles import Role
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """``at_s``: monotonic. ``mix``: None when metrics are missing or old, or Redis is away: then
-    nothing should be changed, and the rest is as last known. ``age_s``: of the metrics; None: there
-    have never been any. ``why``: the mix is None, for people."""
+class ClusterReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster at one time. ``at_s``: monotonic.
+
+    ``mix`` is None when metrics are missing or old, or Redis is unreachable: then nothing should
+    change, and the rest is as last known. ``age_s``: age of the metrics, None before the first.
+    ``why``: why the mix is None.
+    """
 
     at_s: float
-    mix: Mix | None = None
-    observed: Observed = Observed()
-    workers: tuple[Worker, ...] = ()
-    machines: dict[Role, Machine] = {}
+    mix: RequestMix | None = None
+    observed: ObservedLatency = ObservedLatency()
+    workers: tuple[WorkerSnapshot, ...] = ()
+    machines: dict[Role, MachineModel] = {}
     age_s: float | None = None
     why: str = ""
 
     def snapshot(
-        self, *, goals: Goals, targets: Counts, limits: Limits, tuning: Tuning, memory: Memory
-    ) -> Snapshot:
-        return Snapshot(
+        self,
+        *,
+        goals: SloTargets,
+        targets: WorkerCounts,
+        limits: PoolLimits,
+        tuning: ScalingTuning,
+        memory: SizingMemory,
+    ) -> SizingSnapshot:
+        return SizingSnapshot(
             at_s=self.at_s,
             mix=self.mix,
             goals=goals,
@@ -55,36 +64,36 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Source(Protocol):
-    """Where readings come from: ``async with``, then ``read`` again and again."""
+class ReadingSource(Protocol):
+    """Use with ``async with``, then call ``read`` again and again."""
 
-    async def read(self) -> Reading:
-        """Within a few seconds. What the world does wrong is in the Reading, never raised."""
+    async def read(self) -> ClusterReading:
+        """Return a reading within a few seconds; failures of other services are in it and not
+        raised."""
         ...
 
 
-# MERGED cluster.autoscale.reading.look
-# What both ways of counting requests bring: one value, or why there is none.
-
-MOST_PER_S = 1e7
-"""Requests. More is garbage."""
+MAX_REQUEST_RATE = 1e7
+"""Requests/s; a higher figure is garbage."""
 
 
-class Look(NamedTuple):
-    """``mix``: without what only workers tell. ``at_s``: monotonic, of the metrics."""
+class TrafficReading(NamedTuple):
+    """``mix``: without the figures that only workers report. ``at_s``: monotonic time of the
+    metrics."""
 
-    mix: Mix
-    observed: Observed
+    mix: RequestMix
+    observed: ObservedLatency
     at_s: float
 
 
-class RequestCounts(Protocol):
-    """``async with``. ``stale_s``: older metrics are no ground for a decision."""
+class TrafficSource(Protocol):
+    """Counts requests; use with ``async with``. Metrics older than ``stale_s`` do not suffice for a
+    decision."""
 
     stale_s: float
 
-    async def look(self, routers: Sequence[RouterRecord]) -> Look:
-        """Raises Unavailable, within a few seconds."""
+    async def read_traffic(self, routers: Sequence[RouterRecord]) -> TrafficReading:
+        """Read the traffic within a few seconds. Raises Unavailable."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -92,9 +101,9 @@ class RequestCounts(Protocol):
     async def __aexit__(self, *gone: object) -> None: ...
 
 
-def sane(counted: Counted) -> bool:
-    """Whether requests can have been like that."""
-    most = MOST_PER_S * max(1.0, counted.seconds)
+def is_plausible(counted: TrafficCounts) -> bool:
+    """Return whether the counts can be those of real requests."""
+    most = MAX_REQUEST_RATE * max(1.0, counted.seconds)
     counts = (counted.arrivals, counted.ttft.count, counted.tpot.count)
     histograms = (counted.prompts, counted.uncached, counted.outputs)
     sums = (counted.ttft.total, counted.tpot.total, counted.answered_tokens)

@@ -1,7 +1,7 @@
-"""Lengths of requests as a histogram tells them, and points that stand for them. Pure.
+"""Length histograms of requests, and points that represent them. Pure.
 
-Within a bucket values are taken to be spread evenly. Their sum, which a histogram knows, then
-scales the points, so that the mean is right; a mean square is to some percent.
+Values are taken to be spread evenly within a bucket. Their sum, which a histogram has, then scales
+the points, so that the mean is exact; a mean square is correct to some percent.
 """
 
 from __future__ import annotations
@@ -13,41 +13,43 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from router.generation.metrics import TOKENS
+from router.generation.metrics import TOKEN_BUCKETS
 
 STRATA = 24
-"""Points of equal weight; the last one is split into PARTS, since a tail weighs most."""
+"""Number of points of equal weight. The last one is split into PARTS, since the tail matters
+most."""
 PARTS = 5
-MOST_EDGES = 256
+MAX_EDGES = 256
 BEYOND = 4.0
-"""No value is more than so many times the last edge."""
+"""Upper end of the last bucket, as a multiple of its lower edge."""
 
 BOUNDS = (
     *(i / STRATA for i in range(STRATA)),
     *(1.0 - 0.5**k / STRATA for k in range(1, PARTS)),
     1.0,
 )
-"""Of the strata and their parts, as shares of all values."""
+"""Bounds of the strata and their parts, as shares of all values."""
 
 
-class Histogram(msgspec.Struct, frozen=True, array_like=True):
-    """``counts``: values in each bucket, not cumulated; one more than ``edges``: the last is of
-    those above. A value at an edge is below it. ``total``: the sum of all values."""
+class LengthHistogram(msgspec.Struct, frozen=True, array_like=True):
+    """``counts``: values in each bucket, not cumulated, with one more than ``edges`` for the values
+    above the last. A value at an edge belongs to the bucket below it. ``total``: the sum of all
+    values."""
 
-    edges: tuple[float, ...] = TOKENS
-    counts: tuple[float, ...] = (0.0,) * (len(TOKENS) + 1)
+    edges: tuple[float, ...] = TOKEN_BUCKETS
+    counts: tuple[float, ...] = (0.0,) * (len(TOKEN_BUCKETS) + 1)
     total: float = 0.0
 
     @classmethod
-    def cumulated(cls, buckets: Sequence[tuple[float, float]], total: float) -> Histogram:
-        """From (edge, values up to it), ascending, as Prometheus has them; the last edge is
-        infinite. An empty one for what cannot be a histogram."""
+    def cumulated(cls, buckets: Sequence[tuple[float, float]], total: float) -> LengthHistogram:
+        """Return a histogram from Prometheus buckets: (edge, values up to it) in ascending order,
+        the last edge infinite. Invalid buckets give an empty histogram."""
         edges = tuple(edge for edge, _ in buckets[:-1])
         ups = [max(0.0, count) for _, count in buckets]
-        usable = 0 < len(edges) <= MOST_EDGES and math.isinf(buckets[-1][0])
+        usable = 0 < len(edges) <= MAX_EDGES and math.isinf(buckets[-1][0])
         if not usable or not all(0 < edge < math.inf for edge in edges):
             return cls()
-        ups = list(accumulate(ups, max))  # each was read at a moment of its own
+        ups = list(accumulate(ups, max))  # each was read at another moment
         return cls(edges, tuple(b - a for a, b in pairwise([0.0, *ups])), max(0.0, total))
 
     @property
@@ -56,8 +58,8 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def mean(self) -> float:
-        """0 where there is no value. Within what the buckets allow: the sum may be of another
-        moment, or garbage."""
+        """The mean; 0 without values. It is clipped to what the buckets allow, because the sum may
+        be of another moment, or garbage."""
         count = self.count
         if count <= 0:
             return 0.0
@@ -66,9 +68,10 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
         return min(max(self.total, least), most) / count
 
     @classmethod
-    def together(cls, histograms: Iterable[Histogram]) -> Histogram:
-        """All of them. Where edges differ (routers of two versions), those with most values."""
-        by_edges: dict[tuple[float, ...], list[Histogram]] = {}
+    def together(cls, histograms: Iterable[LengthHistogram]) -> LengthHistogram:
+        """Return the sum of histograms. Where edges differ (routers of two versions), those with
+        most values count."""
+        by_edges: dict[tuple[float, ...], list[LengthHistogram]] = {}
         for one in histograms:
             if any(one.counts):
                 by_edges.setdefault(one.edges, []).append(one)
@@ -80,8 +83,8 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
         return max(sums, key=lambda histogram: histogram.count, default=cls())
 
     def points(self) -> tuple[float, ...]:
-        """For each two neighbours of BOUNDS the mean of what lies between them, ascending; none
-        without a value."""
+        """Return the mean between each two neighbours of BOUNDS in ascending order; nothing without
+        values."""
         if self.count <= 0:
             return ()
         sums = [self._lowest(share * self.count) for share in BOUNDS]
@@ -93,7 +96,7 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
         return tuple(scale * mean / self.count for mean in means)
 
     def _lowest(self, rank: float) -> float:
-        """The sum of the ``rank`` lowest values."""
+        """Return the sum of the ``rank`` lowest values."""
         left, found = rank, 0.0
         for low, high, n in self._buckets():
             taken = min(n, left)
@@ -105,16 +108,16 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
         return found
 
     def _buckets(self) -> Iterator[tuple[float, float, float]]:
-        """Lower and upper edge and values, of those that have any."""
+        """Yield lower edge, upper edge and count of each bucket that is not empty."""
         lows = (0.0, *self.edges)
         highs = (*self.edges, BEYOND * self.edges[-1])
         return (b for b in zip(lows, highs, self.counts, strict=True) if b[2] > 0)
 
 
-class Tally:
-    """Counts values into a Histogram."""
+class HistogramBuilder:
+    """Counts values into a LengthHistogram."""
 
-    def __init__(self, edges: Sequence[float] = TOKENS) -> None:
+    def __init__(self, edges: Sequence[float] = TOKEN_BUCKETS) -> None:
         self._edges = tuple(edges)
         self.clear()
 
@@ -126,5 +129,5 @@ class Tally:
         self._counts[bisect_left(self._edges, value)] += 1
         self._total += value
 
-    def histogram(self) -> Histogram:
-        return Histogram(self._edges, tuple(map(float, self._counts)), self._total)
+    def histogram(self) -> LengthHistogram:
+        return LengthHistogram(self._edges, tuple(map(float, self._counts)), self._total)

@@ -1,15 +1,15 @@
-"""From what routers counted to the mix of requests that the policy sees. Pure.
+"""Turns the counts of routers into the samples of the policy's request mix. Pure.
 
-Routers tell three histograms, not how lengths go together. So:
+Routers have three separate histograms and no joint distribution of lengths. So:
 
-    uncached  as of its histogram, scaled to the prompts that arrived: those that are still queued,
-              or were refused, count by the share of prompt tokens that caches did not have
+    uncached  from its histogram, scaled to the prompts that arrived: those that are still queued
+              or were refused count by the share of prompt tokens that caches did not have
     cached    its mean, with every prompt
-    output    as of its histogram, uncorrelated with the prompt
+    output    from its histogram, uncorrelated with the prompt
 
-What is lost: that long prompts have long answers, or short ones (the KV that residents hold is off
-by that correlation), and that much cached goes with little uncached (so is the attention between
-the two). Rates and means are exact.
+This loses the correlation of prompt and output lengths (the KV that residents hold is off by it),
+and that much cached goes with little uncached (so is the attention between the two). Rates and
+means are exact.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ from itertools import pairwise
 
 import msgspec
 
-from cluster.observation.request_lengths import BOUNDS, PARTS, STRATA, Histogram, Tally
-from cluster.sizing.snapshot import Sample
-from router.placement.learned import OUTPUT
+from cluster.observation.request_lengths import (
+    BOUNDS,
+    PARTS,
+    STRATA,
+    HistogramBuilder,
+    LengthHistogram,
+)
+from cluster.sizing.snapshot import RequestSample
+from router.placement.estimates import INITIAL_OUTPUT_TOKENS
 
 STEP = 7
-"""The i-th stratum of prompts goes with the (STEP*i mod STRATA)-th of outputs: of all steps the one
-that leaves the least correlation (log-normal lengths: none of 8% of a mean at sigma 1.5)."""
+"""The i-th stratum of prompts is paired with the (STEP*i mod STRATA)-th of outputs. Of all steps
+this one leaves the least correlation (log-normal lengths: at most 8% of a mean at sigma 1.5)."""
 
 
-class Mean(msgspec.Struct, frozen=True, array_like=True):
-    """Of ``count`` values, in seconds."""
+class RunningMean(msgspec.Struct, frozen=True, array_like=True):
+    """A sum in seconds of ``count`` values."""
 
     total: float = 0.0
     count: float = 0.0
@@ -40,61 +46,62 @@ class Mean(msgspec.Struct, frozen=True, array_like=True):
         return self.total / self.count if self.count > 0 else None
 
     @classmethod
-    def together(cls, means: Iterable[Mean]) -> Mean:
+    def together(cls, means: Iterable[RunningMean]) -> RunningMean:
         of = list(means)
         return cls(math.fsum(m.total for m in of), math.fsum(m.count for m in of))
 
 
-class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """What all routers counted in ``seconds``. ``arrivals``: with those refused. ``prompts``: at
-    arrival; ``uncached``: with the first token, of prompts of ``answered_tokens`` in all;
-    ``outputs``: at the end."""
+class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What all routers counted in ``seconds``. ``arrivals``: refused requests included.
+    ``prompts``: at arrival. ``uncached``: at the first token, of prompts of ``answered_tokens`` in
+    all. ``outputs``: at the end."""
 
     seconds: float = 0.0
     arrivals: float = 0.0
-    prompts: Histogram = Histogram()
-    uncached: Histogram = Histogram()
+    prompts: LengthHistogram = LengthHistogram()
+    uncached: LengthHistogram = LengthHistogram()
     answered_tokens: float = 0.0
-    outputs: Histogram = Histogram()
-    ttft: Mean = Mean()
-    tpot: Mean = Mean()
+    outputs: LengthHistogram = LengthHistogram()
+    ttft: RunningMean = RunningMean()
+    tpot: RunningMean = RunningMean()
 
     @classmethod
-    def together(cls, counted: Iterable[Counted]) -> Counted:
-        """One after the other, or (where all but one are of no seconds) at once."""
+    def together(cls, counted: Iterable[TrafficCounts]) -> TrafficCounts:
+        """Return the sum of counts of successive periods, or (where all but one have 0 seconds) of
+        one period."""
         of = list(counted)
         return cls(
             seconds=math.fsum(c.seconds for c in of),
             arrivals=math.fsum(c.arrivals for c in of),
-            prompts=Histogram.together(c.prompts for c in of),
-            uncached=Histogram.together(c.uncached for c in of),
+            prompts=LengthHistogram.together(c.prompts for c in of),
+            uncached=LengthHistogram.together(c.uncached for c in of),
             answered_tokens=math.fsum(c.answered_tokens for c in of),
-            outputs=Histogram.together(c.outputs for c in of),
-            ttft=Mean.together(c.ttft for c in of),
-            tpot=Mean.together(c.tpot for c in of),
+            outputs=LengthHistogram.together(c.outputs for c in of),
+            ttft=RunningMean.together(c.ttft for c in of),
+            tpot=RunningMean.together(c.tpot for c in of),
         )
 
 
-def samples(of: Counted) -> tuple[Sample, ...]:
-    """Some 30, whose weights add up to 1; none where no prompt is known. As long as no answer has
-    ended, its length is what a router expects then."""
-    prompts, uncached = of.prompts, of.uncached
+def request_samples(counts: TrafficCounts) -> tuple[RequestSample, ...]:
+    """Return about 30 samples whose weights add up to 1; none where no prompt is known. Until an
+    output has ended, its length is what a router expects then."""
+    prompts, uncached = counts.prompts, counts.uncached
     shape = uncached.points() or prompts.points()
     if not shape:
         return ()
-    arrived = prompts.mean or of.answered_tokens / max(1.0, uncached.count)
-    share = min(1.0, uncached.total / of.answered_tokens) if of.answered_tokens > 0 else 1.0
+    arrived = prompts.mean or counts.answered_tokens / max(1.0, uncached.count)
+    share = min(1.0, uncached.total / counts.answered_tokens) if counts.answered_tokens > 0 else 1.0
     own = uncached.mean if uncached.count else prompts.mean
     scale = arrived * share / own if own > 0 else 0.0
-    outputs = of.outputs.points() or (OUTPUT,) * len(shape)
+    outputs = counts.outputs.points() or (INITIAL_OUTPUT_TOKENS,) * len(shape)
     cached = arrived * (1.0 - share)
-    return tuple(Sample(u * scale, cached, o, w) for u, o, w in _paired(shape, outputs))
+    return tuple(RequestSample(u * scale, cached, o, w) for u, o, w in _paired(shape, outputs))
 
 
 def _paired(
     first: Sequence[float], second: Sequence[float]
 ) -> Iterator[tuple[float, float, float]]:
-    """Points of two histograms and their weight together, as good as uncorrelated."""
+    """Yield points of two histograms and their joint weight, practically uncorrelated."""
     weights = [b - a for a, b in pairwise(BOUNDS)]
     for i in range(STRATA):
         j = STEP * i % STRATA
@@ -104,24 +111,28 @@ def _paired(
 
 
 def _parts(stratum: int) -> range:
-    """Indices of a stratum's points."""
+    """Return the indices of a stratum's points."""
     return range(stratum, stratum + (PARTS if stratum == STRATA - 1 else 1))
 
 
-class Counter:
-    """Counts requests one by one, as routers do for their metrics."""
+class RequestCounter:
+    """Counts requests one by one, as routers do for their metrics; the simulator uses it."""
 
     def __init__(self) -> None:
         self._clear()
 
     def _clear(self) -> None:
         self._arrivals = 0
-        self._prompts, self._uncached, self._outputs = Tally(), Tally(), Tally()
+        self._prompts, self._uncached, self._outputs = (
+            HistogramBuilder(),
+            HistogramBuilder(),
+            HistogramBuilder(),
+        )
         self._answered = 0.0
         self._ttft = self._tpot = (0.0, 0)
 
     def arrived(self, prompt: int) -> None:
-        """A request, to be refused or not. Tokens."""
+        """Count a request of ``prompt`` tokens, whether or not it is refused."""
         self._arrivals += 1
         self._prompts.add(prompt)
 
@@ -131,22 +142,22 @@ class Counter:
         self._ttft = self._ttft[0] + ttft_s, self._ttft[1] + 1
 
     def ended(self, output: int, tpot_s: float | None) -> None:
-        """One that had its first token. ``tpot_s``: None for a single token."""
+        """Count a finished request. ``tpot_s``: None for a single token."""
         self._outputs.add(output)
         if tpot_s is not None:
             self._tpot = self._tpot[0] + tpot_s, self._tpot[1] + 1
 
-    def take(self, seconds: float) -> Counted:
-        """What came since it was last taken, which was ``seconds`` ago."""
-        found = Counted(
+    def take(self, seconds: float) -> TrafficCounts:
+        """Return the counts of the last ``seconds``, and begin anew."""
+        found = TrafficCounts(
             seconds=seconds,
             arrivals=self._arrivals,
             prompts=self._prompts.histogram(),
             uncached=self._uncached.histogram(),
             answered_tokens=self._answered,
             outputs=self._outputs.histogram(),
-            ttft=Mean(*self._ttft),
-            tpot=Mean(*self._tpot),
+            ttft=RunningMean(*self._ttft),
+            tpot=RunningMean(*self._tpot),
         )
         self._clear()
         return found

@@ -1,10 +1,10 @@
-"""Requests counted on the routers' own pages: what each has counted since the look before.
+"""Counts requests from the routers' own metrics pages.
 
-routers (directory) --/metrics, all at once--> increases of each --sum--> Sliding --> Look
+routers (directory) --/metrics, all at once--> increases of each --sum--> SlidingWindow --> reading
 
-A router that does not answer is not missed for a while: its next page tells what came meanwhile.
-After ``stale_s`` those that answer are taken to be like it. What a router had counted when it was
-first seen, or after the last look at one that is gone, is not known.
+A router that does not answer is not missed for a while: its next page has what came meanwhile.
+After ``stale_s`` the routers that answer are taken to represent it. What a router had counted when
+it was first seen, or after the last page of one that is gone, is not known.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Self
 import msgspec
 from msgspec.structs import replace
 
-from cluster.observation.reading import Look, sane
-from cluster.observation.request_lengths import Histogram
-from cluster.observation.request_mix import Counted, Mean
-from cluster.observation.sliding_window import BURST_LOOKS, Sliding
+from cluster.observation.reading import TrafficReading, is_plausible
+from cluster.observation.request_lengths import LengthHistogram
+from cluster.observation.request_mix import RunningMean, TrafficCounts
+from cluster.observation.sliding_window import BURST_INTERVALS, SlidingWindow
 from protocol.errors import Unavailable
 from protocol.registry.directory import RouterRecord
 from protocol.security.tls import TlsFiles
-from router.http.service_discovery import groups
-from router.overview.metrics_pages import Group, Limits, Pages, Seen
-from router.overview.prometheus_text import Moment, Page
-from router.overview.rates import Window
-from router.overview.watcher import Trust
+from router.http.service_discovery import target_groups
+from router.overview.cluster_scraper import MetricsTls
+from router.overview.prometheus_text import MetricsPage, MetricsSnapshot
+from router.overview.rates import RateWindow
+from router.overview.scraper import MetricsScraper, ScrapeLimits, ScrapeResult, TargetGroup
 
 log = logging.getLogger("baton.autoscaler")
 
-LIMITS = Limits(deadline_s=2.0, size=1 << 20)
-MOST_ROUTERS = 1024
+LIMITS = ScrapeLimits(deadline_s=2.0, size=1 << 20)
+MAX_ROUTERS = 1024
 ARRIVALS = "baton_requests_received_total"
 ANSWERED = "baton_prompt_tokens_total"
 LENGTHS = {
@@ -45,54 +45,50 @@ TIMES = {
     "ttft": "baton_time_to_first_token_seconds",
     "tpot": "baton_request_time_per_output_token_seconds",
 }
-_WANTED = (
+_COUNTED = (
     *(ARRIVALS, ANSWERED, "process_start_time_seconds"),
     *LENGTHS.values(),
     *(f"{name}_{part}" for name in TIMES.values() for part in ("sum", "count")),
 )
 
 
-def slim(text: str) -> str:
-    """Only what is counted here: the rest of a page need not be parsed."""
-    return "\n".join(line for line in text.split("\n") if line.startswith(_WANTED))
+def keep_counted_metrics(text: str) -> str:
+    """Return only the lines of a page that are counted here; the rest need not be parsed."""
+    return "\n".join(line for line in text.split("\n") if line.startswith(_COUNTED))
 
 
-class Scraper:
-    """Raises StartupError for TLS files that cannot be used."""
+class RouterScraper:
+    """A ``TrafficSource`` that scrapes routers. Raises StartupError for TLS files that cannot be
+    used."""
 
     def __init__(
-        self,
-        cluster: str,
-        tls: TlsFiles | None,
-        *,
-        interval_s: float,
-        window_s: float,
+        self, cluster: str, tls: TlsFiles | None, *, interval_s: float, window_s: float
     ) -> None:
-        self.stale_s = BURST_LOOKS * interval_s
+        self.stale_s = BURST_INTERVALS * interval_s
         self._cluster = cluster
-        self._trust = None if tls is None else Trust(tls)
-        self._sliding = Sliding(window_s, BURST_LOOKS * interval_s)
-        self._before: Moment | None = None
-        self._answered: dict[str, float] = {}  # when a router last did, by target
-        self._doubted: set[str] = set()  # whose figures were left out, and that was said
+        self._trust = None if tls is None else MetricsTls(tls)
+        self._sliding = SlidingWindow(window_s, BURST_INTERVALS * interval_s)
+        self._previous: MetricsSnapshot | None = None
+        self._answered: dict[str, float] = {}  # time of the last answer, by target
+        self._doubted: set[str] = set()  # routers whose figures are left out and were reported
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *gone: object) -> None:
-        """Connections are of one look each."""
+        """Do nothing: each scrape has its own connections."""
 
-    async def look(self, routers: Sequence[RouterRecord]) -> Look:
-        """Raises Unavailable where no router answers, and the first time: nothing has been counted
-        between two looks then."""
+    async def read_traffic(self, routers: Sequence[RouterRecord]) -> TrafficReading:
+        """Scrape all routers. Raises Unavailable where no router answers, and the first time,
+        because counts need two scrapes."""
         if not routers:
             raise Unavailable("no router is registered")
-        seen = await self._ask(routers[:MOST_ROUTERS])
-        if not seen.moment.pages:
+        seen = await self._scrape(routers[:MAX_ROUTERS])
+        if not seen.snapshot.pages:
             raise Unavailable(
                 f"no router shows its metrics: one {next(iter(seen.silent.values()))}"
             )
-        now, before = seen.moment.at, self._before
+        now, before = seen.snapshot.at, self._previous
         self._remember(seen, now)
         if before is None:
             raise Unavailable("requests are counted from now on")
@@ -103,56 +99,59 @@ class Scraper:
         if silent:
             more = 1.0 / (1.0 - silent)
             mix = replace(mix, rate=mix.rate * more, burst_rate=mix.burst_rate * more)
-        return Look(mix, self._sliding.observed(), now)
+        return TrafficReading(mix, self._sliding.observed(), now)
 
-    async def _ask(self, routers: Sequence[RouterRecord]) -> Seen:
-        listed = groups([], routers, self._cluster, tls=self._trust is not None)
+    async def _scrape(self, routers: Sequence[RouterRecord]) -> ScrapeResult:
+        listed = target_groups([], routers, self._cluster, tls=self._trust is not None)
         if self._trust is None:
-            pages = Pages(LIMITS, slim=slim)
+            pages = MetricsScraper(LIMITS, slim=keep_counted_metrics)
         else:
-            pages = Pages(LIMITS, tls=self._trust.context(), name=self._trust.name, slim=slim)
+            pages = MetricsScraper(
+                LIMITS, tls=self._trust.context(), name=self._trust.name, slim=keep_counted_metrics
+            )
         async with pages:
-            return await pages.look(msgspec.convert(listed, list[Group]))
+            return await pages.scrape(msgspec.convert(listed, list[TargetGroup]))
 
-    def _remember(self, seen: Seen, now: float) -> None:
-        """The last page of each router that is there."""
-        there = {group.target for group in seen.groups}
-        last: Mapping[str, Page] = self._before.pages if self._before is not None else {}
-        kept = {target: page for target, page in last.items() if target in there}
-        pages = seen.moment.pages
-        self._before = Moment(now, {**kept, **pages}, seen.moment.silent)
-        self._answered = {t: now if t in pages else self._answered.get(t, now) for t in there}
-        self._doubted &= there
+    def _remember(self, seen: ScrapeResult, now: float) -> None:
+        """Keep the last page of each router that is registered."""
+        targets = {group.target for group in seen.groups}
+        last: Mapping[str, MetricsPage] = self._previous.pages if self._previous is not None else {}
+        kept = {target: page for target, page in last.items() if target in targets}
+        pages = seen.snapshot.pages
+        self._previous = MetricsSnapshot(now, {**kept, **pages}, seen.snapshot.silent)
+        self._answered = {t: now if t in pages else self._answered.get(t, now) for t in targets}
+        self._doubted &= targets
 
-    def _share_silent(self, seen: Seen, now: float) -> float:
-        """Routers that have not answered for long, of all of them."""
+    def _share_silent(self, seen: ScrapeResult, now: float) -> float:
+        """Return the share of routers that have not answered for long."""
         silent = [t for t, at in self._answered.items() if now - at > self.stale_s]
         return len(silent) / max(1, len(self._answered))
 
-    def _counted(self, seen: Seen, before: Moment) -> Counted:
-        window = Window(seen.moment, before, time.time())
-        found = [Counted(seconds=seen.moment.at - before.at)]
-        for target in seen.moment.pages:
-            counted = increase(window, target)
-            if sane(counted):
+    def _counted(self, seen: ScrapeResult, before: MetricsSnapshot) -> TrafficCounts:
+        window = RateWindow(seen.snapshot, before, time.time())
+        found = [TrafficCounts(seconds=seen.snapshot.at - before.at)]
+        for target in seen.snapshot.pages:
+            counted = router_increase(window, target)
+            if is_plausible(counted):
                 found.append(counted)
             elif target not in self._doubted:
                 self._doubted.add(target)
                 log.warning("the metrics of router %s cannot be, and are left out", target)
-        return Counted.together(found)
+        return TrafficCounts.together(found)
 
 
-def increase(window: Window, target: str) -> Counted:
-    """What a router counted in the window, which is counted in no seconds."""
+def router_increase(window: RateWindow, target: str) -> TrafficCounts:
+    """Return what one router counted in the window, with 0 seconds, so that routers can be
+    summed."""
 
-    def lengths(name: str) -> Histogram:
+    def lengths(name: str) -> LengthHistogram:
         total = window.count([target], f"{name}_sum")
-        return Histogram.cumulated(window.buckets([target], name), total)
+        return LengthHistogram.cumulated(window.buckets([target], name), total)
 
-    def mean(name: str) -> Mean:
-        return Mean(*(window.count([target], f"{name}_{part}") for part in ("sum", "count")))
+    def mean(name: str) -> RunningMean:
+        return RunningMean(*(window.count([target], f"{name}_{part}") for part in ("sum", "count")))
 
-    return Counted(
+    return TrafficCounts(
         arrivals=window.count([target], ARRIVALS),
         answered_tokens=window.count([target], ANSWERED),
         prompts=lengths(LENGTHS["prompts"]),

@@ -1,1 +1,1 @@
-"""`baton plan`: how many workers a load needs, and which techniques pay."""
+"""`baton plan`: sizes the pools for a model, a GPU and a workload without a cluster."""

@@ -1,26 +1,27 @@
-"""Where techniques begin, or cease, to pay: drafts, fp8 on the wire, two pools. Pure."""
+"""Where techniques begin or cease to pay: drafts, fp8 on the wire, two pools. Pure."""
 
 from __future__ import annotations
 
 import msgspec
 import numpy as np
 
-from cluster.planner.colocated import Unsplit, unsplit
-from cluster.planner.pools import Sized, Wanted, sized
-from cluster.planner.roofline import ACCEPTANCES, Drafting, drafted, pays_up_to
-from cluster.sizing.moments import service
+from cluster.planner.colocated import ColocatedPlan, plan_colocated
+from cluster.planner.pools import PlanRequest, SizedPools, size_pools
+from cluster.planner.roofline import ACCEPTANCES, DraftingOptions, best_drafts, pays_up_to
+from cluster.sizing.queueing import prefill_service
 from engine.kv_cache.kv_format import Codec
 
-LARGEST = 512
-"""Batch up to which drafts are looked at."""
+LARGEST_BATCH = 512
+"""Largest batch for which drafts are evaluated."""
 LOOSEST_S = 0.2
-"""TPOT objective up to which two pools are held against unsplit workers."""
-LOOKS = 24
+"""TPOT objective up to which two pools are compared with colocated workers."""
+SPLIT_SAMPLES = 24
 
 
-class Drafts(msgspec.Struct, frozen=True, kw_only=True):
-    """``speedup``: tokens a second over plain decoding, at the planned batch; 1: drafts do not
-    pay. ``pays_up_to``: a batch; LARGEST: at least to there."""
+class SpeculationPayoff(msgspec.Struct, frozen=True, kw_only=True):
+    """The gain of speculation at one acceptance. ``speedup``: tokens/s over plain decoding at the
+    planned batch, 1 where drafts do not pay. ``pays_up_to``: a batch; LARGEST_BATCH: at least to
+    there."""
 
     acceptance: float
     nodes: float  # for each sequence, at the planned batch
@@ -28,11 +29,14 @@ class Drafts(msgspec.Struct, frozen=True, kw_only=True):
     pays_up_to: int
 
 
-class Wire(msgspec.Struct, frozen=True, kw_only=True):
-    """KV of a token as it is computed and in fp8. ``hidden_*``: GB/s of a link, from which on a
-    prompt's KV is sent as quickly as it is computed. ``fp8_below``: GB/s of a link, below which
-    turning KV into fp8 and back takes less time than it saves; ``ms_*``: of the mean prompt's KV
-    on the planned link. ``codec``: that ``auto`` takes."""
+class WirePayoff(msgspec.Struct, frozen=True, kw_only=True):
+    """KV bytes of a token as computed and in fp8.
+
+    ``hidden_*``: GB/s of a link from which on a prompt's KV is sent as fast as it is computed.
+    ``fp8_below``: GB/s of a link below which the conversion to fp8 and back takes less time than it
+    saves. ``ms_*``: milliseconds of the mean prompt's KV on the planned link. ``codec``: the one
+    that ``auto`` selects.
+    """
 
     raw_bytes: float
     fp8_bytes: float
@@ -44,8 +48,8 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
     codec: str
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers at one TPOT objective; None: no number meets it."""
+class SplitSample(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of workers at one TPOT objective; None: no number meets it."""
 
     tpot_s: float
     split: int
@@ -53,95 +57,106 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     apart: int | None
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers of two pools; ``mixed`` and ``apart``: the best of unsplit workers on the GPUs of
-    either (see unsplit.py), None: no number of them meets both objectives. ``looks``: the same
-    against the TPOT objective, from the least that is possible to LOOSEST_S."""
+class SplitPayoff(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers of two pools compared with colocated ones.
+
+    ``mixed`` and ``apart``: the best of colocated workers on the GPU of either pool (see
+    ``colocated.py``), None: no number of them meets both objectives. ``looks``: the same over TPOT
+    objectives from the least that is possible to LOOSEST_S.
+    """
 
     split: int
-    mixed: Unsplit | None
-    apart: Unsplit | None
-    looks: tuple[Look, ...]
+    mixed: ColocatedPlan | None
+    apart: ColocatedPlan | None
+    looks: tuple[SplitSample, ...]
 
     @property
     def pays(self) -> list[tuple[float, float]]:
-        """Ranges of the TPOT objective in which two pools want no more workers than mixed steps."""
+        """Ranges of the TPOT objective in which two pools need no more workers than mixed steps."""
         found: list[tuple[float, float]] = []
         going = False
-        for look in self.looks:
-            if look.mixed is not None and look.split > look.mixed:
+        for sample in self.looks:
+            if sample.mixed is not None and sample.split > sample.mixed:
                 going = False
                 continue
-            first = found.pop()[0] if going else look.tpot_s
-            found.append((first, look.tpot_s))
+            first = found.pop()[0] if going else sample.tpot_s
+            found.append((first, sample.tpot_s))
             going = True
         return found
 
 
-def drafts(wanted: Wanted, of: Sized) -> list[Drafts]:
-    """For each of some acceptances."""
-    like = wanted.drafting or Drafting(acceptance=0.0)
-    acceptances = sorted({*ACCEPTANCES, *([like.acceptance] if wanted.drafting else [])})
-    at, context = wanted.rates("decode"), wanted.workload.context
+def speculation_payoffs(request: PlanRequest, sized: SizedPools) -> list[SpeculationPayoff]:
+    """Return the gain of speculation for several acceptances."""
+    options = request.drafting or DraftingOptions(acceptance=0.0)
+    acceptances = sorted({*ACCEPTANCES, *([options.acceptance] if request.drafting else [])})
+    at, context = request.rates("decode"), request.workload.context
     found = []
     for a in acceptances:
-        cell = drafted(wanted.shape, at, of.ceilings.size, context, a, like)
-        most = pays_up_to(wanted.shape, at, context, a, like, LARGEST)
-        found.append(Drafts(acceptance=a, nodes=cell.nodes, speedup=cell.speedup, pays_up_to=most))
+        cell = best_drafts(request.shape, at, sized.ceilings.size, context, a, options)
+        most = pays_up_to(request.shape, at, context, a, options, LARGEST_BATCH)
+        found.append(
+            SpeculationPayoff(acceptance=a, nodes=cell.nodes, speedup=cell.speedup, pays_up_to=most)
+        )
     return found
 
 
-def wire(wanted: Wanted, of: Sized) -> Wire:
-    """Turning KV reads all of it in one form and writes it in the other, on both ends."""
-    shape, load = wanted.shape, wanted.workload
+def wire_payoff(request: PlanRequest, sized: SizedPools) -> WirePayoff:
+    """Return the gain of fp8 on the wire. A conversion reads all KV in one form and writes it in
+    the other, on both ends."""
+    shape, workload = request.shape, request.workload
     raw, fp8 = shape.wire_bytes(Codec.RAW), shape.wire_bytes(Codec.FP8)
-    turning_s = sum((raw + fp8) / wanted.rates(role).bytes_s for role in wanted.gpus)
-    machine = of.pools["prefill"].machine
-    computed_s = service(load.mix, machine).mean_s / load.prompt  # for each token that is sent
+    turning_s = sum((raw + fp8) / request.rates(role).bytes_s for role in request.gpus)
+    machine = sized.pools["prefill"].machine
+    computed_s = (
+        prefill_service(workload.mix, machine).mean_s / workload.prompt
+    )  # for each token that is sent
     link = machine.link_bytes_s
-    return Wire(
+    return WirePayoff(
         raw_bytes=raw,
         fp8_bytes=fp8,
         hidden_raw=raw / computed_s / 1e9,
         hidden_fp8=fp8 / computed_s / 1e9,
         fp8_below=(raw - fp8) / turning_s / 1e9,
-        ms_raw=load.prompt * raw / link * 1e3,
-        ms_fp8=load.prompt * fp8 / link * 1e3,
+        ms_raw=workload.prompt * raw / link * 1e3,
+        ms_fp8=workload.prompt * fp8 / link * 1e3,
         codec=shape.codec.name.lower(),
     )
 
 
-def split(wanted: Wanted, of: Sized) -> Split:
-    return Split(
-        split=of.workers,
-        mixed=best_unsplit(wanted, of, mixed=True),
-        apart=best_unsplit(wanted, of, mixed=False),
+def split_payoff(request: PlanRequest, sized: SizedPools) -> SplitPayoff:
+    return SplitPayoff(
+        split=sized.workers,
+        mixed=best_colocated(request, sized, mixed=True),
+        apart=best_colocated(request, sized, mixed=False),
         looks=tuple(
-            _look(wanted, tpot_s)
-            for tpot_s in np.geomspace(of.least_tpot_s * 1.02, LOOSEST_S, LOOKS).tolist()
+            _sample(request, tpot_s)
+            for tpot_s in np.geomspace(sized.least_tpot_s * 1.02, LOOSEST_S, SPLIT_SAMPLES).tolist()
         ),
     )
 
 
-def best_unsplit(
-    wanted: Wanted, of: Sized, *, mixed: bool, rate: float | None = None
-) -> Unsplit | None:
-    """The cheapest; ``rate``: instead of the workload's own."""
-    asked = wanted.workload.mix.rate if rate is None else rate
-    gpus = {gpu.name: gpu for gpu in wanted.gpus.values()}.values()
-    tried = (unsplit(wanted, gpu, asked, of.pace, 16 * of.workers, mixed=mixed) for gpu in gpus)
+def best_colocated(
+    request: PlanRequest, sized: SizedPools, *, mixed: bool, rate: float | None = None
+) -> ColocatedPlan | None:
+    """Return the cheapest colocated plan; ``rate`` replaces the workload's own."""
+    asked = request.workload.mix.rate if rate is None else rate
+    gpus = {gpu.name: gpu for gpu in request.gpus.values()}.values()
+    tried = (
+        plan_colocated(request, gpu, asked, sized.pace, 16 * sized.workers, mixed=mixed)
+        for gpu in gpus
+    )
     found = [u for u in tried if u is not None]
     return min(found, key=lambda u: (u.usd_per_hour or 0.0, u.workers), default=None)
 
 
-def _look(wanted: Wanted, tpot_s: float) -> Look:
-    goals = msgspec.structs.replace(wanted.goals, tpot_s=tpot_s)
-    other = msgspec.structs.replace(wanted, goals=goals)
-    of = sized(other)
-    mixed, apart = (best_unsplit(other, of, mixed=way) for way in (True, False))
-    return Look(
+def _sample(request: PlanRequest, tpot_s: float) -> SplitSample:
+    goals = msgspec.structs.replace(request.goals, tpot_s=tpot_s)
+    other = msgspec.structs.replace(request, goals=goals)
+    sized = size_pools(other)
+    mixed, apart = (best_colocated(other, sized, mixed=way) for way in (True, False))
+    return SplitSample(
         tpot_s=tpot_s,
-        split=of.workers,
+        split=sized.workers,
         mixed=mixed.workers if mixed else None,
         apart=apart.workers if apart else None,
     )

@@ -1,4 +1,4 @@
-"""GPUs by name, from a data file with its sources, or by three numbers. Pure."""
+"""GPU specifications by name, from a data file with its sources, or by three numbers. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from protocol.errors import StartupError
 FORM = "TFLOPS,GB/s,GiB, as in 989,3350,80"
 PRICED = "@USD an hour after it, as in H100@2.50"
 LARGEST = 1e9
-"""More than any figure can be."""
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What it can do at most: see the head of ``gpus.toml``. ``usd_per_hour`` None: not said."""
+class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The peak figures of one GPU; the head of ``gpus.toml`` documents them. ``usd_per_hour`` None:
+    unknown."""
 
     name: str
     tflops: float
@@ -29,7 +29,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     nvlink_gb_per_s: float = 0.0
     link_gb_per_s: float = 12.5
     usd_per_hour: float | None = None
-    price: str = ""  # where it is from
+    price: str = ""  # source of the price
     source: str = ""
     also: str = ""  # a shorter name
 
@@ -47,20 +47,23 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def ridge(self) -> float:
-        """FLOPs for each byte from which on compute binds (Williams et al., "Roofline", 2009)."""
+        """Ridge point in FLOPs per byte, above which compute binds (Williams et al., "Roofline",
+        2009)."""
         return self.flops / self.bytes_s
 
 
 @cache
-def known() -> dict[str, Gpu]:
-    """All of the data file, by name."""
+def known_gpus() -> dict[str, GpuSpec]:
+    """Return all GPUs of the data file by name."""
     raw = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))
-    return {name: msgspec.convert({"name": name, **of}, Gpu) for name, of in raw.items()}
+    return {
+        name: msgspec.convert({"name": name, **figures}, GpuSpec) for name, figures in raw.items()
+    }
 
 
-def gpu(text: str, option: str = "--gpu") -> Gpu:
-    """The one that ``text`` names, by any part of its name that fits no other, or spells out as
-    ``FORM``; with another price where ``PRICED``. Raises StartupError, which names ``option``."""
+def find_gpu(text: str, option: str = "--gpu") -> GpuSpec:
+    """Return the GPU that ``text`` names, by any unambiguous part of its name, or specifies as
+    ``FORM``; ``PRICED`` replaces the price. Raises StartupError, which names ``option``."""
     name, at, price = text.partition("@")
     found = _by_numbers(name, option) if "," in name else _by_name(name, option)
     if not at:
@@ -71,45 +74,48 @@ def gpu(text: str, option: str = "--gpu") -> Gpu:
     return msgspec.structs.replace(found, usd_per_hour=usd, price="as given")
 
 
-def _by_name(text: str, option: str) -> Gpu:
+def _by_name(text: str, option: str) -> GpuSpec:
     names = {
-        _plain(name): of.name for of in known().values() for name in (of.also, of.name) if name
+        _normalize(name): of.name
+        for of in known_gpus().values()
+        for name in (of.also, of.name)
+        if name
     }
-    wanted = _plain(text)
+    wanted = _normalize(text)
     if wanted in names:
-        return known()[names[wanted]]
+        return known_gpus()[names[wanted]]
     found = sorted({name for plain, name in names.items() if wanted and wanted in plain})
     if len(found) == 1:
-        return known()[found[0]]
+        return known_gpus()[found[0]]
     raise StartupError(f"{option}: {_unknown(text, found, names)}")
 
 
 def _unknown(text: str, found: list[str], names: dict[str, str]) -> str:
     if found:
         return f"{text!r} may be {' or '.join(found)}; say which"
-    near = difflib.get_close_matches(_plain(text), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(_normalize(text), names, n=1, cutoff=0.5)
     hint = f"; is it {names[near[0]]}?" if near else ""
-    return f"{text!r} is not known{hint or '.'} Known: {', '.join(known())}; any other: {FORM}"
+    return f"{text!r} is not known{hint or '.'} Known: {', '.join(known_gpus())}; any other: {FORM}"
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return "".join(c for c in text.lower() if c.isalnum())
 
 
-def _by_numbers(text: str, option: str) -> Gpu:
+def _by_numbers(text: str, option: str) -> GpuSpec:
     numbers = _numbers(text, 3)
     if not numbers:
         raise StartupError(f"{option}: expected {FORM}, all above 0, not {text!r}")
     tflops, gb_per_s, gib = numbers
     name = f"{tflops:g} TFLOPS, {gb_per_s:g} GB/s, {gib:g} GiB"
-    return Gpu(name=name, tflops=tflops, gb_per_s=gb_per_s, gib=gib, source="as given")
+    return GpuSpec(name=name, tflops=tflops, gb_per_s=gb_per_s, gib=gib, source="as given")
 
 
 def _numbers(text: str, count: int) -> list[float]:
-    """Empty where ``text`` is anything but so many numbers above 0."""
+    """Return ``count`` numbers above 0; an empty list where ``text`` is anything else."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         return []
-    sound = all(math.isfinite(n) and 0 < n < LARGEST for n in found)
-    return found if len(found) == count and sound else []
+    valid = all(math.isfinite(n) and 0 < n < LARGEST for n in found)
+    return found if len(found) == count and valid else []

@@ -1,7 +1,7 @@
-"""What a model asks of any machine: FLOPs and bytes, from its config or from a few numbers. Pure.
+"""FLOPs and bytes of a model on any machine, from its config or from a few numbers. Pure.
 
 The arithmetic is that of the workers themselves (``machine_costs.py``), so that a plan and the
-walls that a live cluster names are of the same figures.
+bottlenecks that a live cluster reports come from the same figures.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.models import hub, models
-from engine.execution.machine_costs import PassCost, pass_cost
+from cluster.models import hub, locate
+from engine.execution.pass_cost import PassCost, pass_cost
 from engine.kv_cache.kv_format import Codec, KVFormat, Precision
 from engine.model_config.checkpoint import load_config
 from engine.model_config.config import ModelConfig
@@ -25,8 +25,8 @@ from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
 
 
-class Work(NamedTuple):
-    """Of a pass: products with weights, and attention."""
+class PassWork(NamedTuple):
+    """FLOPs and bytes of one forward pass: products with weights, and attention."""
 
     linear_flops: float
     attention_flops: float
@@ -42,13 +42,13 @@ class Work(NamedTuple):
         return self.weight_bytes + self.kv_bytes
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """One model in one type. ``weight_bytes``: that have to lie in memory; ``cost``: what a pass
-    computes and reads, its ``pair_flops`` and ``kv_bytes`` of one layer."""
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """One model in one data type. ``weight_bytes``: bytes of all weights in memory. ``cost``: FLOPs
+    and bytes of a pass; its ``pair_flops`` and ``kv_bytes`` are of one layer."""
 
     name: str
     parameters: float
-    active: float  # of them, that a token meets
+    active: float  # parameters that one token uses
     element_bytes: int
     weight_bytes: float
     cost: PassCost
@@ -56,39 +56,41 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_bytes(self) -> float:
-        """Of the pool, that a token takes."""
+        """Bytes that a token takes in the KV pool."""
         return float(self.kv.bytes_per_token)
 
     def wire_bytes(self, codec: Codec) -> float:
-        """Of a token on its way to a decode worker."""
+        """Return the bytes of a token's KV on the wire."""
         return self.kv.layers * self.kv.page_layer_bytes(codec) / BLOCK_TOKENS
 
     @property
     def codec(self) -> Codec:
-        """The bytes that the codec ``auto`` sends: the fewest that change no value."""
+        """The codec that ``auto`` selects: the fewest bytes among those that change no value."""
         return min(self.kv.codecs, key=self.kv.page_layer_bytes)
 
     def reached(self, context: float) -> float:
-        """Tokens that a query attends to after ``context`` others, of all layers together."""
+        """Return the tokens that a query attends to after ``context`` others, summed over the
+        layers."""
         return sum(
             count * (min(context, window) if window else context)
             for window, count in self.cost.reaches
         )
 
-    def decode(self, batch: float, context: float) -> Work:
-        """A step in which ``batch`` sequences with ``context`` tokens each decode: weights are read
-        once, KV once for each sequence."""
+    def decode(self, batch: float, context: float) -> PassWork:
+        """Return the work of a step that decodes ``batch`` sequences of ``context`` tokens each:
+        weights are read once, KV once for each sequence."""
         reached = batch * self.reached(context)
-        return Work(
+        return PassWork(
             batch * (self.cost.row_flops + self.cost.draw_flops),
             reached * self.cost.pair_flops,
             self.cost.weight_bytes(max(1, round(batch))),
             reached * self.cost.kv_bytes,
         )
 
-    def prompt(self, cached: float, tokens: float) -> Work:
-        """A pass over ``tokens`` tokens after ``cached`` ones (Pope et al., 2022, section 2)."""
-        return Work(
+    def prompt(self, cached: float, tokens: float) -> PassWork:
+        """Return the work of a pass over ``tokens`` tokens after ``cached`` ones (Pope et al.,
+        2022, section 2)."""
+        return PassWork(
             tokens * self.cost.row_flops + self.cost.draw_flops,
             tokens * self.reached(cached + tokens / 2) * self.cost.pair_flops,
             self.cost.weight_bytes(max(1, round(tokens))),
@@ -96,17 +98,18 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def of_config(
+def shape_from_config(
     config: ModelConfig, name: str, precision: Precision, element_bytes: int = 2
-) -> Shape:
-    """A model that the engine serves, on a GPU: an fp8 pool where KV is on the fp8 grid."""
+) -> ModelShape:
+    """Return the shape of a model that the engine serves on a GPU; the pool is fp8 where KV is on
+    the fp8 grid."""
     kv = config.kv_format(precision, "fp8" if precision == "fp8" else "wide", element_bytes)
     embedding = config.vocab_size * config.hidden_size
-    parameters = count(config)
-    # All but the embedding, of which rows are looked up, are read; a tied head is the embedding.
+    parameters = count_parameters(config)
+    # A step reads all but the embedding, of which rows are looked up; a tied head is the embedding.
     read = parameters if config.tied_embeddings else parameters - embedding
     cost = pass_cost(config, kv, read * element_bytes, element_bytes)
-    return Shape(
+    return ModelShape(
         name=name,
         parameters=parameters,
         active=(cost.row_flops + cost.draw_flops) / 2.0,
@@ -117,29 +120,30 @@ def of_config(
     )
 
 
-def of_numbers(
+def shape_from_numbers(
     name: str,
     parameters: float,
     kv: KVFormat,
     *,
     active: float | None = None,
     heads: int | None = None,
-) -> Shape:
-    """A dense model, or one of whose parameters a token meets ``active``: its experts then count as
-    read by every step. ``heads``: of queries; None: as many as of keys."""
-    met = parameters if active is None else active
+) -> ModelShape:
+    """Return the shape of a dense model, or of a sparse one of whose parameters a token uses
+    ``active``: every step then counts as reading all experts. ``heads``: query heads, None: as many
+    as KV heads."""
+    used = parameters if active is None else active
     cost = PassCost(
-        row_flops=2.0 * met,
+        row_flops=2.0 * used,
         draw_flops=0.0,
         pair_flops=4.0 * (heads or kv.kv_heads) * kv.head_dim,
         reaches=((0, kv.layers),),
         dense_bytes=parameters * kv.element_bytes,
         kv_bytes=kv.page_layer_bytes(kv.stored) / BLOCK_TOKENS,
     )
-    return Shape(
+    return ModelShape(
         name=name,
         parameters=parameters,
-        active=met,
+        active=used,
         element_bytes=kv.element_bytes,
         weight_bytes=parameters * kv.element_bytes,
         cost=cost,
@@ -147,8 +151,9 @@ def of_numbers(
     )
 
 
-def count(config: ModelConfig) -> int:
-    """Parameters of a checkpoint of this shape: those that ``engine.model.weights.names`` lists."""
+def count_parameters(config: ModelConfig) -> int:
+    """Return the parameters of a checkpoint of this shape: those that
+    ``engine.model.weights.names`` lists."""
     c = config
     h, q, kv = c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
     attention = 2 * h * (q + kv) + (q + 2 * kv) * c.qkv_bias + h * c.out_bias
@@ -163,49 +168,46 @@ def count(config: ModelConfig) -> int:
     return total
 
 
-# MERGED cluster.plan.find
-# Which model a plan is for: a name, a folder, a hub id, or the numbers themselves.
-
 FORM = "params=8e9,layers=32,kv_heads=8,head_dim=128[,heads=32][,active=8e9]"
-_WANTED = ("params", "layers", "kv_heads", "head_dim")
-_MAY = ("heads", "active")
+_REQUIRED = ("params", "layers", "kv_heads", "head_dim")
+_OPTIONAL = ("heads", "active")
 _LARGEST = 1e15
 
 
 @cache
-def known() -> dict[str, dict[str, Any]]:
-    """Configs of the data file, by name."""
+def known_models() -> dict[str, dict[str, Any]]:
+    """Return the configs of the data file by name."""
     return tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
 
 
-def shape(text: str, precision: Precision, element_bytes: int = 2) -> Shape:
-    """The model that ``text`` names: one of ``known``, ``FORM``, a folder or a hub id, of which the
-    config alone is read. Raises StartupError."""
+def find_model(text: str, precision: Precision, element_bytes: int = 2) -> ModelShape:
+    """Return the model that ``text`` names: one of ``known_models``, ``FORM``, a folder or a hub
+    id, of which only the config is read. Raises StartupError."""
     if "=" in text:
         return _by_numbers(text, precision, element_bytes)
-    for name, raw in known().items():
+    for name, raw in known_models().items():
         if name.lower() == text.lower():
-            return of_config(parse_config(raw, name), name, precision, element_bytes)
+            return shape_from_config(parse_config(raw, name), name, precision, element_bytes)
     found = _located(text)
     folder = found.path
     if folder is None:
         assert found.repo is not None
-        folder = hub.download(found.repo, hub.CONFIGS, lambda _done, _total: None)
-    return of_config(load_config(folder), found.id, precision, element_bytes)
+        folder = hub.download_snapshot(found.repo, hub.CONFIGS, lambda _done, _total: None)
+    return shape_from_config(load_config(folder), found.id, precision, element_bytes)
 
 
-def _located(text: str) -> models.Located:
+def _located(text: str) -> locate.ModelLocation:
     try:
-        return models.locate(text)
+        return locate.locate_model(text)
     except StartupError as error:
-        near = difflib.get_close_matches(text, known(), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(text, known_models(), n=1, cutoff=0.5)
         hint = f"; is it {near[0]}?" if near else ""
         raise StartupError(
-            f"--model: {error}{hint} Known by name: {', '.join(known())}; any other: {FORM}"
+            f"--model: {error}{hint} Known by name: {', '.join(known_models())}; any other: {FORM}"
         ) from None
 
 
-def _by_numbers(text: str, precision: Precision, element_bytes: int) -> Shape:
+def _by_numbers(text: str, precision: Precision, element_bytes: int) -> ModelShape:
     numbers = _numbers(text)
     if numbers["heads"] % numbers["kv_heads"]:
         raise StartupError(
@@ -225,23 +227,25 @@ def _by_numbers(text: str, precision: Precision, element_bytes: int) -> Shape:
     )
     name = f"a model of {numbers['params'] / 1e9:g} B parameters"
     heads = int(numbers["heads"])
-    return of_numbers(name, numbers["params"], kv, active=numbers["active"], heads=heads)
+    return shape_from_numbers(name, numbers["params"], kv, active=numbers["active"], heads=heads)
 
 
 def _numbers(text: str) -> dict[str, float]:
-    """Each name of ``FORM`` with its number."""
+    """Return each name of ``FORM`` with its number."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = part.partition("=")
         found[name.strip()] = _number(name.strip(), number)
-    if lacking := [name for name in _WANTED if name not in found]:
+    if lacking := [name for name in _REQUIRED if name not in found]:
         raise StartupError(f"--model: {', '.join(lacking)} missing; expected {FORM}")
     return {"heads": found["kv_heads"], "active": found["params"], **found}
 
 
 def _number(name: str, text: str) -> float:
-    if name not in (*_WANTED, *_MAY):
-        raise StartupError(f"--model: {name!r} is none of {', '.join((*_WANTED, *_MAY))}: {FORM}")
+    if name not in (*_REQUIRED, *_OPTIONAL):
+        raise StartupError(
+            f"--model: {name!r} is none of {', '.join((*_REQUIRED, *_OPTIONAL))}: {FORM}"
+        )
     try:
         number = float(text)
     except ValueError:

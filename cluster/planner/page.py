@@ -1,44 +1,53 @@
-"""A plan as one HTML page that opens offline. Torch-free."""
+"""A plan as one HTML page with plots that opens offline. Torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 
 from cluster.planner import tables
-from cluster.planner.break_even import best_unsplit
-from cluster.planner.plan import Plan
-from cluster.planner.pools import Wanted, sized
-from cluster.planner.roofline import ACCEPTANCES, BATCHES, Drafting, decode_s, drafted, prefill_s
-from cluster.planner.tables import Table
-from cluster.workloads.offline_page import blank, document, plots, write
+from cluster.planner.break_even import best_colocated
+from cluster.planner.plan import DeploymentPlan
+from cluster.planner.pools import PlanRequest, size_pools
+from cluster.planner.roofline import (
+    ACCEPTANCES,
+    BATCHES,
+    DraftingOptions,
+    best_drafts,
+    decode_step_s,
+    prefill_s,
+)
+from cluster.planner.tables import PlanTable
+from cluster.workloads.offline_page import (
+    blank_figure,
+    html_document,
+    html_lines,
+    html_table,
+    plots_html,
+)
 from protocol.roles import ROLES
-
-# MERGED cluster.plan.plots
-# A plan in plots. Torch-free.
 
 PREFILL, DECODE, OTHER, BAD, DARK = "#2563eb", "#d97706", "#64748b", "#dc2626", "#1e293b"
 RATES = tuple(2.0 ** (i / 2) for i in range(-4, 9))
-"""Of the planned rate."""
+"""Multiples of the planned rate."""
 
 
-def all_plots(of: Plan) -> list[go.Figure]:
+def all_plots(plan: DeploymentPlan) -> list[go.Figure]:
     each = (_workers, _objectives, _steps, _tokens, _prompts, _wire, _drafts)
-    return [draw(of) for draw in each]
+    return [draw(plan) for draw in each]
 
 
 def _figure(title: str, x: str, y: str) -> go.Figure:
-    made = blank(title, x, y, height=400)
+    made = blank_figure(title, x, y, height=400)
     made.update_xaxes(rangemode="tozero")
     return made
 
 
 def _logarithmic(figure: go.Figure, *axes: str) -> None:
-    """Before marks are made."""
+    """Make axes logarithmic; to be called before ``_mark``."""
     for axis in axes:
         figure.layout[f"{axis}axis"].update(type="log", rangemode="normal")
 
@@ -50,8 +59,8 @@ def _line(
 
 
 def _mark(figure: go.Figure, name: str, colour: str, axis: str, value: float) -> None:
-    """A line across, at ``value`` of an axis. Its text stands where an axis with logarithms wants
-    a logarithm, unlike the line."""
+    """Draw a line at ``value`` of an axis. Unlike the line, its text needs the logarithm of the
+    value on a logarithmic axis."""
     upright = axis == "x"
     (figure.add_vline if upright else figure.add_hline)(
         value, line={"color": colour, "dash": "dot", "width": 1}
@@ -69,11 +78,16 @@ def _mark(figure: go.Figure, name: str, colour: str, axis: str, value: float) ->
     )
 
 
-def _workers(of: Plan) -> go.Figure:
-    """Both pools, and unsplit workers, against the rate."""
-    planned = of.wanted.workload.mix.rate
+def _mark_batch(figure: go.Figure, plan: DeploymentPlan) -> None:
+    ceilings = plan.sized.ceilings
+    _mark(figure, f"batch: {ceilings.binds} binds", DECODE, "x", ceilings.size)
+
+
+def _workers(plan: DeploymentPlan) -> go.Figure:
+    """Plot both pools, and colocated workers, against the rate."""
+    planned = plan.wanted.workload.mix.rate
     rates = [planned * share for share in RATES]
-    at = [sized(of.wanted, rate) for rate in rates]
+    at = [size_pools(plan.wanted, rate) for rate in rates]
     figure = _figure("Workers, against the rate", "requests a second", "workers")
     _logarithmic(figure, "x")
     for role, colour in zip(ROLES, (PREFILL, DECODE), strict=True):
@@ -84,90 +98,97 @@ def _workers(of: Plan) -> go.Figure:
         ("unsplit, apart", False, BAD),
     ):
         each = zip(at, rates, strict=True)
-        found = [best_unsplit(of.wanted, s, mixed=mixed, rate=rate) for s, rate in each]
+        found = [best_colocated(plan.wanted, s, mixed=mixed, rate=rate) for s, rate in each]
         _line(figure, name, rates, [u.workers if u else None for u in found], colour)
     _mark(figure, "planned", OTHER, "x", planned)
     return figure
 
 
-def _objectives(of: Plan) -> go.Figure:
-    """What a tighter TPOT costs, with two pools and without."""
-    looks = of.split.looks
-    milliseconds = [look.tpot_s * 1e3 for look in looks]
+def _objectives(plan: DeploymentPlan) -> go.Figure:
+    """Plot the workers that a tighter TPOT needs, with two pools and without."""
+    samples = plan.split.looks
+    milliseconds = [sample.tpot_s * 1e3 for sample in samples]
     figure = _figure("Workers, against the TPOT objective", "ms", "workers")
     _logarithmic(figure, "x", "y")
-    _line(figure, "two pools", milliseconds, [look.split for look in looks], DARK)
-    _line(figure, "unsplit, mixed steps", milliseconds, [look.mixed for look in looks], OTHER)
-    _line(figure, "unsplit, apart", milliseconds, [look.apart for look in looks], BAD)
-    _mark(figure, "planned", OTHER, "x", of.wanted.goals.tpot_s * 1e3)
+    _line(figure, "two pools", milliseconds, [sample.split for sample in samples], DARK)
+    _line(figure, "unsplit, mixed steps", milliseconds, [sample.mixed for sample in samples], OTHER)
+    _line(figure, "unsplit, apart", milliseconds, [sample.apart for sample in samples], BAD)
+    _mark(figure, "planned", OTHER, "x", plan.wanted.goals.tpot_s * 1e3)
     return figure
 
 
-def _batches(of: Plan) -> list[int]:
-    most = 2 * of.sized.ceilings.size
+def _batches(plan: DeploymentPlan) -> list[int]:
+    most = 2 * plan.sized.ceilings.size
     return sorted({round(b) for b in np.geomspace(1, max(2, most), 48)})
 
 
-def _steps(of: Plan) -> go.Figure:
-    """The roofline of a decode step, and what cuts the batch."""
-    at, context = of.wanted.rates("decode"), of.wanted.workload.context
-    batches, shape = _batches(of), of.wanted.shape
+def _steps(plan: DeploymentPlan) -> go.Figure:
+    """Plot the roofline of a decode step, and what limits the batch."""
+    rates, context = plan.wanted.rates("decode"), plan.wanted.workload.context
+    batches, shape = _batches(plan), plan.wanted.shape
     figure = _figure("A step of decode, against the batch", "sequences", "ms")
-    steps = [decode_s(shape, at, b, context) * 1e3 for b in batches]
+    steps = [decode_step_s(shape, rates, b, context) * 1e3 for b in batches]
     _line(figure, "step", batches, steps, DECODE)
     work = [shape.decode(b, context) for b in batches]
-    moved = [(w.bytes / at.bytes_s + at.overhead_s) * 1e3 for w in work]
+    moved = [(w.bytes / rates.bytes_s + rates.overhead_s) * 1e3 for w in work]
     _line(figure, "of which reading", batches, moved, OTHER)
-    _mark(figure, "TPOT objective", BAD, "y", of.wanted.goals.tpot_s * of.sized.pace * 1e3)
-    _mark(figure, f"batch: {of.sized.ceilings.binds} binds", DECODE, "x", of.sized.ceilings.size)
+    _mark(figure, "TPOT objective", BAD, "y", plan.wanted.goals.tpot_s * plan.sized.pace * 1e3)
+    _mark(
+        figure, f"batch: {plan.sized.ceilings.binds} binds", DECODE, "x", plan.sized.ceilings.size
+    )
     return figure
 
 
-def _tokens(of: Plan) -> go.Figure:
-    """What a larger batch brings, and costs."""
-    at, context = of.wanted.rates("decode"), of.wanted.workload.context
-    batches = _batches(of)
-    rates = [b * of.sized.pace / decode_s(of.wanted.shape, at, b, context) for b in batches]
+def _tokens(plan: DeploymentPlan) -> go.Figure:
+    """Plot the gain and the cost of a larger batch."""
+    at, context = plan.wanted.rates("decode"), plan.wanted.workload.context
+    batches = _batches(plan)
+    speeds = [
+        b * plan.sized.pace / decode_step_s(plan.wanted.shape, at, b, context) for b in batches
+    ]
     figure = _figure("Tokens a second of a decode worker", "sequences", "tokens a second")
-    _line(figure, "tokens a second", batches, rates, DECODE)
-    _mark(figure, f"batch: {of.sized.ceilings.binds} binds", DECODE, "x", of.sized.ceilings.size)
+    _line(figure, "tokens a second", batches, speeds, DECODE)
+    _mark(
+        figure, f"batch: {plan.sized.ceilings.binds} binds", DECODE, "x", plan.sized.ceilings.size
+    )
     return figure
 
 
-def _prompts(of: Plan) -> go.Figure:
-    """A prompt alone, by its length, as it is and with the workload's share of it cached."""
-    wanted = of.wanted
+def _prompts(plan: DeploymentPlan) -> go.Figure:
+    """Plot a prompt alone by its length, without cached tokens and with the workload's share of
+    them."""
+    request = plan.wanted
     lengths = sorted({round(n) for n in np.geomspace(64, 131072, 34)})
     figure = _figure("A prompt on an idle worker", "tokens", "ms")
     _logarithmic(figure, "x", "y")
-    for name, share, colour in _shares(wanted):
-        seconds = [_alone(wanted, tokens, share) * 1e3 for tokens in lengths]
+    for name, share, colour in _shares(request):
+        seconds = [_prompt_s(request, tokens, share) * 1e3 for tokens in lengths]
         _line(figure, name, lengths, seconds, colour)
-    _mark(figure, "TTFT objective", BAD, "y", wanted.goals.ttft_s * 1e3)
+    _mark(figure, "TTFT objective", BAD, "y", request.goals.ttft_s * 1e3)
     return figure
 
 
-def _shares(wanted: Wanted) -> list[tuple[str, float, str]]:
-    shared = wanted.workload.shared
+def _shares(request: PlanRequest) -> list[tuple[str, float, str]]:
+    shared = request.workload.shared
     cached = [(f"{shared:.0%} cached", shared, OTHER)] if shared > 0 else []
     return [("nothing cached", 0.0, PREFILL), *cached]
 
 
-def _alone(wanted: Wanted, tokens: int, share: float) -> float:
+def _prompt_s(request: PlanRequest, tokens: int, share: float) -> float:
     cached = int(tokens * share)
-    at = wanted.rates("prefill")
-    return prefill_s(wanted.shape, at, cached, max(1, tokens - cached), wanted.chunk)
+    at = request.rates("prefill")
+    return prefill_s(request.shape, at, cached, max(1, tokens - cached), request.chunk)
 
 
-def _drafts(of: Plan) -> go.Figure:
-    at, context = of.wanted.rates("decode"), of.wanted.workload.context
-    like = of.wanted.drafting or Drafting(acceptance=0.0)
+def _drafts(plan: DeploymentPlan) -> go.Figure:
+    at, context = plan.wanted.rates("decode"), plan.wanted.workload.context
+    shape, options = plan.wanted.shape, plan.wanted.drafting or DraftingOptions(acceptance=0.0)
     figure = _figure("What speculation brings", "sequences", "times the tokens a second")
     _logarithmic(figure, "x")
     for acceptance, shade in zip(ACCEPTANCES, _SHADES, strict=True):
-        cells = [drafted(of.wanted.shape, at, b, context, acceptance, like) for b in BATCHES]
+        cells = [best_drafts(shape, at, b, context, acceptance, options) for b in BATCHES]
         _line(figure, f"acceptance {acceptance:g}", BATCHES, [c.speedup for c in cells], shade)
-    _mark(figure, "batch", DECODE, "x", of.sized.ceilings.size)
+    _mark(figure, "batch", DECODE, "x", plan.sized.ceilings.size)
     figure.update_xaxes(tickvals=list(BATCHES))
     figure.update_yaxes(rangemode="normal")
     return figure
@@ -176,60 +197,45 @@ def _drafts(of: Plan) -> go.Figure:
 _SHADES = ("#a5b4fc", "#818cf8", "#6366f1", "#4338ca", "#1e1b4b")
 
 
-def _wire(of: Plan) -> go.Figure:
-    """Of a mean prompt's KV, by the link, beside what it takes to compute it."""
+def _wire(plan: DeploymentPlan) -> go.Figure:
+    """Plot the transfer of a mean prompt's KV by the link's speed, and the time to compute it."""
     links = np.geomspace(0.1, 100, 31)
-    prompt = of.wanted.workload.prompt
+    prompt = plan.wanted.workload.prompt
     figure = _figure("KV of a mean prompt on the wire", "GB/s of the link", "ms")
     _logarithmic(figure, "x", "y")
-    each = (("as computed", of.wire.raw_bytes, PREFILL), ("fp8", of.wire.fp8_bytes, DECODE))
+    each = (("as computed", plan.wire.raw_bytes, PREFILL), ("fp8", plan.wire.fp8_bytes, DECODE))
     for name, token_bytes, colour in each:
         milliseconds = [prompt * token_bytes / (link * 1e9) * 1e3 for link in links]
         _line(figure, name, links.tolist(), milliseconds, colour)
-    _mark(figure, "computing it", OTHER, "y", of.sized.pools["prefill"].need.each * 1e3)
+    _mark(figure, "computing it", OTHER, "y", plan.sized.pools["prefill"].need.each * 1e3)
     return figure
 
 
-_OWN = "th, td { overflow-wrap: normal; } .wide { overflow-x: auto; }"
+_STYLE = "th, td { overflow-wrap: normal; } .wide { overflow-x: auto; }"
 _WIDE = 2
-"""The first tables have sentences in them, and the whole width."""
+"""The first tables contain sentences and take the whole width."""
 
 
-def page(of: Plan) -> str:
-    found = tables.tables(of)
-    told = [*tables.warnings(of), *tables.notes(of)]
-    warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in told)
+def render_page(plan: DeploymentPlan) -> str:
+    found = tables.plan_tables(plan)
+    sentences = [*tables.slo_warnings(plan), *tables.cache_notes(plan)]
+    warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in sentences)
     left, right = found[_WIDE::2], found[_WIDE + 1 :: 2]
     body = (
-        f"{_lines(tables.about(of))}{warnings}{_all(found[:_WIDE])}"
+        f"{html_lines(tables.describe_request(plan))}{warnings}{_all(found[:_WIDE])}"
         f'<div class="side"><div>{_all(left)}</div><div>{_all(right)}</div></div>'
-        f"<h2>Plots</h2>{plots(all_plots(of))}"
-        f"<h2>What it rests on</h2>{_lines(tables.legend(of))}"
+        f"<h2>Plots</h2>{plots_html(all_plots(plan))}"
+        f"<h2>What it rests on</h2>{html_lines(tables.legend(plan))}"
     )
-    return document("baton plan", body, _OWN)
+    return html_document("baton plan", body, _STYLE)
 
 
-def _lines(sentences: Sequence[str]) -> str:
-    return f'<p class="sub">{"<br>".join(escape(line) for line in sentences)}</p>'
-
-
-def _all(found: Sequence[Table]) -> str:
+def _all(found: Sequence[PlanTable]) -> str:
     return "".join(_table(table) for table in found)
 
 
-def _table(table: Table) -> str:
-    head = _row(table.heads, "th") if any(table.heads) else ""
-    rows = "".join(_row(row, "td") for row in table.rows)
+def _table(table: PlanTable) -> str:
     words = max((len(cell) for row in table.rows for cell in row[1:]), default=0) > 40
-    numbers = "" if words else ' class="n"'
-    inner = f"<table{numbers}>{head}{rows}</table>"
+    heads = table.heads if any(table.heads) else None
+    inner = html_table(heads, table.rows, "" if words else ' class="n"')
     return f'<h2>{escape(table.title)}</h2><div class="wide">{inner}</div>'
-
-
-def _row(cells: Sequence[str], tag: str) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-
-def write_page(path: Path, of: Plan) -> None:
-    """Raises StartupError."""
-    write(path, page(of))

@@ -1,4 +1,4 @@
-"""All that a plan says, in one value. Pure."""
+"""A complete plan in one value, and its JSON form. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from typing import Any
 import msgspec
 
 from cluster.planner import break_even
-from cluster.planner.break_even import Drafts, Split, Wire
-from cluster.planner.pools import Bound, Sized, Wanted, bound, sized
+from cluster.planner.break_even import SpeculationPayoff, SplitPayoff, WirePayoff
+from cluster.planner.pools import (
+    PlanRequest,
+    PoolBottleneck,
+    SizedPools,
+    find_bottleneck,
+    size_pools,
+)
 from engine.kv_cache.kv_format import Codec
 from protocol.roles import ROLES, Role
-
-# MERGED cluster.plan.cost
-# What tokens cost. Pure.
 
 _MILLIONS_AN_HOUR = 3600.0 / 1e6
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """In USD: an hour of all GPUs, and a million tokens. Prompts pay for the prefill pool, cached
-    tokens as much as others; answers for the decode pool; ``blended`` is of both together."""
+class PlanCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Prices in USD: of an hour of all GPUs, and of a million tokens. Prompt tokens pay for the
+    prefill pool, cached ones as much as others; output tokens pay for the decode pool; ``blended``
+    covers both."""
 
     hour: float
     prompt_tokens: float
@@ -28,26 +32,26 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     blended: float
 
 
-def cost(wanted: Wanted, of: Sized) -> Cost | None:
-    """None where a GPU's price is not known."""
-    hour = of.usd_per_hour
+def plan_cost(request: PlanRequest, sized: SizedPools) -> PlanCost | None:
+    """Return the cost; None where a GPU's price is unknown."""
+    hour = sized.usd_per_hour
     if hour is None:
         return None
-    load = wanted.workload
+    load = request.workload
     prompts = load.mix.rate * load.prompt * _MILLIONS_AN_HOUR
     outputs = load.mix.rate * load.output * _MILLIONS_AN_HOUR
-    each = {role: pool.workers * (pool.gpu.usd_per_hour or 0.0) for role, pool in of.pools.items()}
-    return Cost(
+    return PlanCost(
         hour=hour,
-        prompt_tokens=each["prefill"] / prompts,
-        output_tokens=each["decode"] / outputs,
+        prompt_tokens=(sized.pools["prefill"].usd_per_hour or 0.0) / prompts,
+        output_tokens=(sized.pools["decode"].usd_per_hour or 0.0) / outputs,
         blended=hour / (prompts + outputs),
     )
 
 
-class Kv(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a token in the pool, and if it were exact or fp8; tokens that a worker's pool holds,
-    and sequences of the mean length while they decode."""
+class KvPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """KV of one token in bytes: in the pool, uncompressed (exact), and in fp8. ``pool_tokens``:
+    size of a worker's pool. ``context``: mean tokens of a sequence while it decodes. ``sequences``:
+    how many of those a decode worker's pool holds."""
 
     precision: str
     token_bytes: float
@@ -58,51 +62,51 @@ class Kv(msgspec.Struct, frozen=True, kw_only=True):
     sequences: int
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """``wanted``: what it is for."""
+class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan for ``wanted``; its fields are those of `baton plan --json`."""
 
-    wanted: Wanted
-    sized: Sized
-    walls: dict[Role, Bound]
-    kv: Kv
-    drafts: list[Drafts]
-    wire: Wire
-    split: Split
-    cost: Cost | None
+    wanted: PlanRequest
+    sized: SizedPools
+    walls: dict[Role, PoolBottleneck]
+    kv: KvPlan
+    drafts: list[SpeculationPayoff]
+    wire: WirePayoff
+    split: SplitPayoff
+    cost: PlanCost | None
 
 
-def plan(wanted: Wanted) -> Plan:
-    """Raises StartupError for a model that does not fit a GPU."""
-    of = sized(wanted)
-    return Plan(
-        wanted=wanted,
-        sized=of,
-        walls={role: bound(wanted, of, of.pools[role]) for role in ROLES},
-        kv=_kv(wanted, of),
-        drafts=break_even.drafts(wanted, of),
-        wire=break_even.wire(wanted, of),
-        split=break_even.split(wanted, of),
-        cost=cost(wanted, of),
+def make_plan(request: PlanRequest) -> DeploymentPlan:
+    """Compute a plan. Raises StartupError for a model that does not fit a GPU."""
+    sized = size_pools(request)
+    return DeploymentPlan(
+        wanted=request,
+        sized=sized,
+        walls={role: find_bottleneck(request, sized, sized.pools[role]) for role in ROLES},
+        kv=_kv(request, sized),
+        drafts=break_even.speculation_payoffs(request, sized),
+        wire=break_even.wire_payoff(request, sized),
+        split=break_even.split_payoff(request, sized),
+        cost=plan_cost(request, sized),
     )
 
 
-def _kv(wanted: Wanted, of: Sized) -> Kv:
-    shape = wanted.shape
-    return Kv(
+def _kv(request: PlanRequest, sized: SizedPools) -> KvPlan:
+    shape = request.shape
+    return KvPlan(
         precision=shape.kv.precision,
         token_bytes=shape.kv_bytes,
         exact_bytes=shape.wire_bytes(Codec.RAW),
         fp8_bytes=shape.wire_bytes(Codec.FP8),
-        pool_tokens={role: of.pools[role].machine.kv_tokens for role in ROLES},
-        context=wanted.workload.context,
-        sequences=of.ceilings.kv,
+        pool_tokens={role: sized.pools[role].machine.kv_tokens for role in ROLES},
+        context=request.workload.context,
+        sequences=sized.ceilings.kv,
     )
 
 
-def as_json(of: Plan) -> dict[str, Any]:
-    """For programs: all figures, without the samples of the workload."""
-    load = of.wanted.workload
-    found: dict[str, Any] = msgspec.to_builtins(of)
+def plan_as_json(plan: DeploymentPlan) -> dict[str, Any]:
+    """Return all figures for programs, without the samples of the workload."""
+    load = plan.wanted.workload
+    found: dict[str, Any] = msgspec.to_builtins(plan)
     found["wanted"]["workload"] = {
         "told": load.told,
         "rate": load.mix.rate,
@@ -110,10 +114,10 @@ def as_json(of: Plan) -> dict[str, Any]:
         "shared": load.shared,
         "output_tokens": load.output,
         "kept_tokens": load.kept_tokens,
-        "kept_bytes": load.kept_tokens * of.kv.token_bytes,
+        "kept_bytes": load.kept_tokens * plan.kv.token_bytes,
     }
     found["wanted"]["shape"].pop("cost")
-    found["workers"] = {role: of.sized.pools[role].workers for role in ROLES}
-    found["slo_infeasible"] = list(of.sized.infeasible)
-    found["split"]["pays_at_tpot_s"] = of.split.pays
+    found["workers"] = {role: plan.sized.pools[role].workers for role in ROLES}
+    found["slo_infeasible"] = list(plan.sized.infeasible)
+    found["split"]["pays_at_tpot_s"] = plan.split.pays
     return found

@@ -1,4 +1,4 @@
-"""From what was asked on the command line to what a plan is for."""
+"""Turns the command-line options of `baton plan` into a plan request."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from pathlib import Path
 import msgspec
 
 from cluster.planner import model_shape
-from cluster.planner.gpus import Gpu, gpu
-from cluster.planner.pools import Wanted
-from cluster.planner.roofline import Drafting, Efficiency
-from cluster.planner.workload import FORMS, Workload, length, stated, traced
-from cluster.sizing.snapshot import Goals
-from cluster.workloads.lengths import Share
+from cluster.planner.gpus import GpuSpec, find_gpu
+from cluster.planner.pools import PlanRequest
+from cluster.planner.roofline import DraftingOptions, Efficiency
+from cluster.planner.workload import (
+    FORMS,
+    Workload,
+    parse_workload_length,
+    stated_workload,
+    traced_workload,
+)
+from cluster.sizing.snapshot import SloTargets
+from cluster.workloads.lengths import RequestShare
 from cluster.workloads.traces import read_trace
 from engine.kv_cache.kv_format import Precision
 from protocol.errors import StartupError
 from protocol.roles import Role
 
-_MOST = 1e9
+_MAX = 1e9
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `baton plan`, as they were given."""
 
     model: str | None = None
@@ -47,21 +53,21 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_efficiency: float = 0.7
     overhead_ms: float = 1.0
 
-    def wanted(self) -> Wanted:
-        """Raises StartupError, which names the option that cannot be."""
+    def plan_request(self) -> PlanRequest:
+        """Return the request. Raises StartupError, which names the wrong option."""
         if self.model is None:
-            known = ", ".join(model_shape.known())
+            known = ", ".join(model_shape.known_models())
             raise StartupError(
                 f"--model is missing: one of {known}, a folder, or {model_shape.FORM}"
             )
         for name in ("rate", "scale", "ttft_ms", "tpot_ms", "link_gb_per_s"):
-            _check(name, getattr(self, name))
+            _check_positive(name, getattr(self, name))
         link = self.link_gb_per_s
-        return Wanted(
-            shape=model_shape.shape(self.model, self.kv_precision),
-            workload=self._workload(),
-            goals=Goals(ttft_s=self.ttft_ms / 1e3, tpot_s=self.tpot_ms / 1e3),
-            gpus=self._gpus(),
+        return PlanRequest(
+            shape=model_shape.find_model(self.model, self.kv_precision),
+            workload=self._parse_workload(),
+            goals=SloTargets(ttft_s=self.ttft_ms / 1e3, tpot_s=self.tpot_ms / 1e3),
+            gpus=self._find_gpus(),
             chunk=self.prefill_chunk,
             max_batch=self.max_batch,
             efficiency=Efficiency(
@@ -73,42 +79,46 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             drafting=self._drafting(),
         )
 
-    def _gpus(self) -> dict[Role, Gpu]:
-        found: dict[Role, Gpu] = {}
-        own: tuple[tuple[Role, str | None], ...] = (
+    def _find_gpus(self) -> dict[Role, GpuSpec]:
+        found: dict[Role, GpuSpec] = {}
+        options: tuple[tuple[Role, str | None], ...] = (
             ("prefill", self.prefill_gpu),
             ("decode", self.decode_gpu),
         )
-        for role, text in own:
+        for role, text in options:
             if text is not None:
-                found[role] = gpu(text, f"--{role}-gpu")
+                found[role] = find_gpu(text, f"--{role}-gpu")
             elif self.gpu is not None:
-                found[role] = gpu(self.gpu)
+                found[role] = find_gpu(self.gpu)
             else:
                 raise StartupError(f"--gpu is missing (or --{role}-gpu): of the {role} pool")
         return found
 
-    def _workload(self) -> Workload:
+    def _parse_workload(self) -> Workload:
         if self.trace is not None:
             if self.prompt is not None or self.output is not None:
                 raise StartupError("--trace has lengths of its own: leave --prompt and --output")
             lines = read_trace(self.trace)
-            return traced(lines, self.trace.name, self.rate, self.scale, self.shared)
+            return traced_workload(lines, self.trace.name, self.rate, self.scale, self.shared)
         given = (("rate", self.rate), ("prompt", self.prompt), ("output", self.output))
         lacking = [f"--{name}" for name, value in given if value is None]
         if lacking:
             raise StartupError(f"{', '.join(lacking)} missing (or --trace); lengths: {FORMS}")
         assert self.rate is not None and self.prompt is not None and self.output is not None
-        share = Share(1.0, length(self.prompt, "--prompt"), length(self.output, "--output"))
-        return stated((share,), self.rate * self.scale, self.shared or 0.0)
+        share = RequestShare(
+            1.0,
+            parse_workload_length(self.prompt, "--prompt"),
+            parse_workload_length(self.output, "--output"),
+        )
+        return stated_workload((share,), self.rate * self.scale, self.shared or 0.0)
 
-    def _drafting(self) -> Drafting | None:
+    def _drafting(self) -> DraftingOptions | None:
         if self.acceptance is None:
             return None
-        return Drafting(acceptance=self.acceptance, cost=self.draft_cost)
+        return DraftingOptions(acceptance=self.acceptance, cost=self.draft_cost)
 
 
-def _check(name: str, value: float | None) -> None:
-    if value is not None and not (math.isfinite(value) and 0 < value < _MOST):
+def _check_positive(name: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and 0 < value < _MAX):
         option = name.replace("_", "-")
         raise StartupError(f"--{option}: expected a number above 0, not {value:g}")

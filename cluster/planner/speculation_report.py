@@ -1,10 +1,9 @@
-"""The plan of speculation as one HTML page that opens offline. Torch-free."""
+"""The report of `baton plan speculation`: tables in a terminal, or an HTML page. Torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,12 +11,14 @@ from plotly.colors import sample_colorscale
 from rich.console import Console
 from rich.table import Table
 
-from cluster.planner.speculation_grid import Cell, DraftMachine
-from cluster.workloads.offline_page import document, plots, write
-from engine.scheduling.sequence import MOST_NODES
-
-# MERGED cluster.plan.show
-# The plan of speculation as tables. Torch-free.
+from cluster.planner.speculation_grid import PassTimes, SpeculationCell
+from cluster.workloads.offline_page import (
+    html_document,
+    html_lines,
+    html_table,
+    plots_html,
+)
+from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 
 STEP = (
     "batch",
@@ -40,24 +41,26 @@ LEGEND = (
 )
 
 
-def about(machine: DraftMachine, model: str, draft: str | None, tokens: int) -> list[str]:
-    """Sentences: what was measured, and what was not."""
+def describe_measurement(
+    machine: PassTimes, model: str, draft: str | None, tokens: int
+) -> list[str]:
+    """Return sentences on what was measured and what is assumed."""
     drafts = "" if draft is None else f" and of its draft model ({draft})"
     free = " Drafts cost nothing, as n-grams do." if draft is None else ""
     return [
         f"Measured here, on {machine.where}: passes of {model}{drafts}, by the number of rows.",
         "Assumed, not measured: the acceptance, the chance that a drafted token is accepted once"
         f" the one before it is. At most {tokens} tokens are drafted for a sequence in a step, and"
-        f" {MOST_NODES} for all.{free}",
+        f" {MAX_DRAFT_NODES} for all.{free}",
     ]
 
 
-def step_title(cells: Sequence[Cell]) -> str:
+def step_title(cells: Sequence[SpeculationCell]) -> str:
     return f"A step, if the acceptance is {cells[0].acceptance:g}"
 
 
-def step_rows(cells: Sequence[Cell]) -> list[list[str]]:
-    """Below STEP: the cells of one acceptance, batch by batch."""
+def step_rows(cells: Sequence[SpeculationCell]) -> list[list[str]]:
+    """Return the rows below STEP: the cells of one acceptance, batch by batch."""
     return [
         [
             str(c.batch),
@@ -76,9 +79,10 @@ SPEEDUPS = "Speed-up, by batch and acceptance"
 
 
 def speedup_rows(
-    cells: Sequence[Cell], even: Mapping[float, int]
+    cells: Sequence[SpeculationCell], even: Mapping[float, int]
 ) -> tuple[list[str], list[list[str]]]:
-    """Heads, and a row for each batch; the last row tells up to which batch it pays."""
+    """Return heads, and a row for each batch; the last row shows up to which batch speculation
+    pays."""
     largest = max(c.batch for c in cells)
     heads = ["batch", *(f"{acceptance:g}" for acceptance in even)]
     rows = [
@@ -98,7 +102,7 @@ def _nodes(nodes: float) -> str:
     return f"{nodes:.0f}" if nodes == int(nodes) else f"{nodes:.1f}"
 
 
-def _speedup(c: Cell) -> str:
+def _speedup(c: SpeculationCell) -> str:
     return f"{c.speedup:.2f}" if c.nodes else "-"
 
 
@@ -109,18 +113,18 @@ def _table(title: str, heads: Sequence[str]) -> Table:
     return table
 
 
-def show(
+def print_report(
     console: Console,
-    told: Sequence[str],
-    cells: Sequence[Cell],
+    description: Sequence[str],
+    cells: Sequence[SpeculationCell],
     even: Mapping[float, int],
-    of: float,
+    acceptance: float,
 ) -> None:
-    """``told``: what it is about; ``of``: the acceptance that is shown in detail."""
-    for line in told:
+    """Print the report; ``acceptance``: the one shown in detail."""
+    for line in description:
         console.print(line, style="dim")
     console.print()
-    detail = [c for c in cells if c.acceptance == of]
+    detail = [c for c in cells if c.acceptance == acceptance]
     step = _table(step_title(detail), STEP)
     for row in step_rows(detail):
         step.add_row(*row)
@@ -138,27 +142,28 @@ def show(
         console.print(line, style="dim")
 
 
-_WHOLE = ".n th { overflow-wrap: normal; }"
+_STYLE = ".n th { overflow-wrap: normal; }"
 
 
-def figures(cells: Sequence[Cell]) -> list[go.Figure]:
-    """Speed-ups, and how many tokens are drafted, against the batch; a line for each acceptance."""
+def figures(cells: Sequence[SpeculationCell]) -> list[go.Figure]:
+    """Return plots of speed-up and drafted tokens against the batch, with a line for each
+    acceptance."""
     return [
         _lines("Speed-up over plain decoding", "times the tokens a second", cells, "speedup"),
         _lines("Tokens drafted for each sequence", "tokens in a step", cells, "nodes"),
     ]
 
 
-def _lines(title: str, y: str, cells: Sequence[Cell], field: str) -> go.Figure:
+def _lines(title: str, y: str, cells: Sequence[SpeculationCell], field: str) -> go.Figure:
     figure = go.Figure()
     acceptances = list(dict.fromkeys(c.acceptance for c in cells))
-    # Bright for those that are accepted seldom; the brightest end of the scale fades on white.
+    # Bright shades for low acceptances; the brightest end of the scale is invisible on white.
     shades = sample_colorscale("Viridis", np.linspace(0.85, 0.0, len(acceptances)).tolist())
     for acceptance, shade in zip(reversed(acceptances), reversed(shades), strict=True):
-        of = [c for c in cells if c.acceptance == acceptance]
+        selected = [c for c in cells if c.acceptance == acceptance]
         figure.add_scatter(
-            x=[c.batch for c in of],
-            y=[getattr(c, field) for c in of],
+            x=[c.batch for c in selected],
+            y=[getattr(c, field) for c in selected],
             name=f"{acceptance:g}",
             line={"color": shade},
         )
@@ -178,36 +183,23 @@ def _lines(title: str, y: str, cells: Sequence[Cell], field: str) -> go.Figure:
     return figure
 
 
-def page(told: Sequence[str], cells: Sequence[Cell], even: Mapping[float, int], of: float) -> str:
-    """``told``: what it is about; ``of``: the acceptance that is shown in detail."""
-    detail = [c for c in cells if c.acceptance == of]
-    body = (
-        f"{_lines_of(told)}{plots(figures(cells))}"
-        f'<div class="side"><div>{_table_page(SPEEDUPS, *speedup_rows(cells, even))}</div>'
-        f"<div>{_table_page(step_title(detail), STEP, step_rows(detail))}</div></div>"
-        f"<h2>How to read it</h2>{_lines_of(LEGEND)}"
-    )
-    return document("baton plan speculation", body, _WHOLE)
-
-
-def _lines_of(sentences: Sequence[str]) -> str:
-    return f'<p class="sub">{"<br>".join(escape(line) for line in sentences)}</p>'
-
-
-def _table_page(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return f'<h2>{escape(title)}</h2><table class="n"><tr>{head}</tr>{body}</table>'
-
-
-def write_page(
-    path: Path,
-    told: Sequence[str],
-    cells: Sequence[Cell],
+def render_page(
+    description: Sequence[str],
+    cells: Sequence[SpeculationCell],
     even: Mapping[float, int],
-    of: float,
-) -> None:
-    """Raises StartupError."""
-    write(path, page(told, cells, even, of))
+    acceptance: float,
+) -> str:
+    """Return the page; ``acceptance``: the one shown in detail."""
+    detail = [c for c in cells if c.acceptance == acceptance]
+    body = (
+        f"{html_lines(description)}{plots_html(figures(cells))}"
+        f'<div class="side"><div>{_section(SPEEDUPS, *speedup_rows(cells, even))}</div>'
+        f"<div>{_section(step_title(detail), STEP, step_rows(detail))}</div></div>"
+        f"<h2>How to read it</h2>{html_lines(LEGEND)}"
+    )
+    return html_document("baton plan speculation", body, _STYLE)
+
+
+def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    table = html_table(heads, rows, ' class="n"')
+    return f"<h2>{escape(title)}</h2>{table}"

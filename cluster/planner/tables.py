@@ -1,4 +1,4 @@
-"""What a plan says, as sentences and tables: the same in a terminal and on a page. Pure."""
+"""A plan as sentences and tables, the same in a terminal and on a page; prints it in a terminal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from cluster.planner.break_even import LARGEST
-from cluster.planner.plan import Plan
-from cluster.planner.pools import Bound, Pool
+from cluster.planner.break_even import LARGEST_BATCH
+from cluster.planner.plan import DeploymentPlan
+from cluster.planner.pools import PoolBottleneck, PoolPlan
 from protocol.roles import ROLES
-
-# MERGED cluster.plan.words
-# Figures as a reader wants them. Pure.
 
 
 def duration(seconds: float | None) -> str:
@@ -26,7 +23,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Of ``count`` bytes."""
+    """Format a number of bytes."""
     if count < 2**20:
         return f"{count / 2**10:.4g} KiB"
     exponent, unit = next((e, u) for e, u in _UNITS if count >= 1000 * 2 ** (e - 10) or e == 20)
@@ -45,32 +42,32 @@ def usd(value: float | None) -> str:
     return "not known" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-class Table(NamedTuple):
+class PlanTable(NamedTuple):
     title: str
     heads: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
 
 
-def about(of: Plan) -> list[str]:
-    """Sentences: what is asked, and of what."""
-    shape, goals = of.wanted.shape, of.wanted.goals
-    active = f", {shape.active / 1e9:.3g} B of them for a token" if _sparse(of) else ""
+def describe_request(plan: DeploymentPlan) -> list[str]:
+    """Return sentences on the model, the workload and the objectives."""
+    shape, goals = plan.wanted.shape, plan.wanted.goals
+    active = f", {shape.active / 1e9:.3g} B of them for a token" if _sparse(plan) else ""
     return [
         f"{shape.name}: {shape.parameters / 1e9:.3g} B parameters{active},"
-        f" {shape.weight_bytes / 2**30:.1f} GiB of weights; KV {of.kv.precision}",
-        f"{of.wanted.workload.told}",
+        f" {shape.weight_bytes / 2**30:.1f} GiB of weights; KV {plan.kv.precision}",
+        f"{plan.wanted.workload.told}",
         f"Objectives: first token within {duration(goals.ttft_s)} for 90% of requests, then"
         f" {duration(goals.tpot_s)} a token",
     ]
 
 
-def _sparse(of: Plan) -> bool:
-    return of.wanted.shape.active < 0.8 * of.wanted.shape.parameters
+def _sparse(plan: DeploymentPlan) -> bool:
+    return plan.wanted.shape.active < 0.8 * plan.wanted.shape.parameters
 
 
-def warnings(of: Plan) -> list[str]:
-    """Objectives that no number of workers meets (``slo_infeasible``)."""
-    sized, goals = of.sized, of.wanted.goals
+def slo_warnings(plan: DeploymentPlan) -> list[str]:
+    """Return warnings for objectives that no number of workers meets (``slo_infeasible``)."""
+    sized, goals = plan.sized, plan.wanted.goals
     found = []
     if "ttft" in sized.infeasible:
         found.append(
@@ -86,41 +83,41 @@ def warnings(of: Plan) -> list[str]:
     return found
 
 
-def notes(of: Plan) -> list[str]:
-    """What the figures take for granted, and a cluster may not have."""
-    kept, pool = of.wanted.workload.kept_tokens, of.sized.pools["prefill"]
+def cache_notes(plan: DeploymentPlan) -> list[str]:
+    """Return what the figures assume about caches and a cluster may not have."""
+    kept, pool = plan.wanted.workload.kept_tokens, plan.sized.pools["prefill"]
     if not kept:
         return []
-    room = pool.workers * pool.machine.kv_tokens
+    held = pool.workers * pool.machine.kv_tokens
     return [
         "Cached tokens are counted as if caches never ended: to keep every distinct block of the"
-        f" trace takes {size(kept * of.kv.token_bytes)} of KV ({kept:,} tokens); the pools of the"
-        f" prefill workers hold {size(room * of.kv.token_bytes)} ({room:,} tokens) together, each"
+        f" trace takes {size(kept * plan.kv.token_bytes)} of KV ({kept:,} tokens); the pools of the"
+        f" prefill workers hold {size(held * plan.kv.token_bytes)} ({held:,} tokens) together, each"
         " its own. `baton simulate` plays the trace with caches that end."
     ]
 
 
-def tables(of: Plan) -> list[Table]:
+def plan_tables(plan: DeploymentPlan) -> list[PlanTable]:
     return [
-        _pools(of),
-        _walls(of),
-        _latency(of),
-        _batch(of),
-        _kv(of),
-        _drafts(of),
-        _wire(of),
-        _split(of),
-        *_cost(of),
+        _pools(plan),
+        _walls(plan),
+        _latency(plan),
+        _batch(plan),
+        _kv(plan),
+        _drafts(plan),
+        _wire(plan),
+        _split(plan),
+        *_cost(plan),
     ]
 
 
-def _pools(of: Plan) -> Table:
+def _pools(plan: DeploymentPlan) -> PlanTable:
     heads = ("pool", "GPU", "workers", "busy", "load", "each worker")
-    rows = [_pool(of.sized.pools[role]) for role in ROLES]
-    return Table("Pools", heads, rows)
+    rows = [_pool(plan.sized.pools[role]) for role in ROLES]
+    return PlanTable("Pools", heads, rows)
 
 
-def _pool(pool: Pool) -> tuple[str, ...]:
+def _pool(pool: PoolPlan) -> tuple[str, ...]:
     need = pool.need
     prefill = pool.role == "prefill"
     load = f"{need.load:.2f} erlangs" if prefill else f"{need.load:,.0f} sequences"
@@ -130,41 +127,44 @@ def _pool(pool: Pool) -> tuple[str, ...]:
     return (pool.role, pool.gpu.name, str(pool.workers), f"{pool.busy:.0%}", load, each)
 
 
-def _walls(of: Plan) -> Table:
+def _walls(plan: DeploymentPlan) -> PlanTable:
     rows = [
-        (role, of.walls[role].wall, of.walls[role].why, _relax(of.walls[role])) for role in ROLES
+        (role, plan.walls[role].wall, plan.walls[role].why, _relax(plan.walls[role]))
+        for role in ROLES
     ]
-    return Table("Which wall binds", ("pool", "wall", "because of", "what would relax it"), rows)
+    return PlanTable(
+        "Which wall binds", ("pool", "wall", "because of", "what would relax it"), rows
+    )
 
 
-def _relax(bound: Bound) -> str:
-    told = [f"{t.name} {t.gain:.1f}x (trap: {t.trap})" for t in bound.relax[:2]]
-    return "; ".join(told) or "nothing that is known"
+def _relax(bound: PoolBottleneck) -> str:
+    texts = [f"{t.name} {t.gain:.1f}x (trap: {t.trap})" for t in bound.relax[:2]]
+    return "; ".join(texts) or "nothing that is known"
 
 
-def _latency(of: Plan) -> Table:
-    sized, goals = of.sized, of.wanted.goals
+def _latency(plan: DeploymentPlan) -> PlanTable:
+    sized, goals = plan.sized, plan.wanted.goals
     heads = ("", "objective", "predicted mean", "on an idle worker")
     ttft, tpot = f"{duration(sized.least_ttft_s)} for 90%", f"{duration(sized.least_tpot_s)} alone"
     rows = [
         ("TTFT", duration(goals.ttft_s), duration(sized.predicted.ttft_s), ttft),
         ("TPOT", duration(goals.tpot_s), duration(sized.predicted.tpot_s), tpot),
     ]
-    return Table("Latency, with these workers", heads, rows)
+    return PlanTable("Latency, with these workers", heads, rows)
 
 
-def _batch(of: Plan) -> Table:
-    c = of.sized.ceilings
+def _batch(plan: DeploymentPlan) -> PlanTable:
+    c = plan.sized.ceilings
     bounds = (("tpot", "TPOT objective", c.tpot), ("kv", "KV pool", c.kv))
     rows = [
         (name, f"{most:,}", "binds" if key == c.binds else "")
         for key, name, most in (*bounds, ("max_batch", "max_batch", c.max_batch))
     ]
-    return Table("Batch of a decode worker", ("by", "sequences at most", ""), rows)
+    return PlanTable("Batch of a decode worker", ("by", "sequences at most", ""), rows)
 
 
-def _kv(of: Plan) -> Table:
-    kv = of.kv
+def _kv(plan: DeploymentPlan) -> PlanTable:
+    kv = plan.kv
     rows = [
         ("a token, exact", size(kv.exact_bytes)),
         ("a token, fp8", size(kv.fp8_bytes)),
@@ -172,29 +172,29 @@ def _kv(of: Plan) -> Table:
         ("a sequence while it decodes", f"{kv.context:,.0f} tokens"),
         ("of those in a decode worker's pool", f"{kv.sequences:,}"),
     ]
-    return Table("KV", ("", ""), rows)
+    return PlanTable("KV", ("", ""), rows)
 
 
-def _drafts(of: Plan) -> Table:
-    batch = of.sized.ceilings.size
+def _drafts(plan: DeploymentPlan) -> PlanTable:
+    batch = plan.sized.ceilings.size
     heads = ("acceptance", f"drafted each, at batch {batch}", "speed-up there", "pays up to batch")
     rows = [
         (
             f"{d.acceptance:g}",
             f"{d.nodes:.1f}" if d.nodes else "-",
             f"{d.speedup:.2f}" if d.nodes else "-",
-            f"{d.pays_up_to}{'+' * (d.pays_up_to >= LARGEST)}" if d.pays_up_to else "-",
+            f"{d.pays_up_to}{'+' * (d.pays_up_to >= LARGEST_BATCH)}" if d.pays_up_to else "-",
         )
-        for d in of.drafts
+        for d in plan.drafts
     ]
-    drafting = of.wanted.drafting
+    drafting = plan.wanted.drafting
     cost = f"a draft pass costs {drafting.cost:g} steps" if drafting else "drafts cost nothing"
-    return Table(f"Speculation, if {cost}", heads, rows)
+    return PlanTable(f"Speculation, if {cost}", heads, rows)
 
 
-def _wire(of: Plan) -> Table:
-    w = of.wire
-    link = of.sized.pools["prefill"].machine.link_bytes_s / 1e9
+def _wire(plan: DeploymentPlan) -> PlanTable:
+    w = plan.wire
+    link = plan.sized.pools["prefill"].machine.link_bytes_s / 1e9
     heads = ("", "as computed", "fp8")
     rows = [
         ("KV of a token", size(w.raw_bytes), size(w.fp8_bytes)),
@@ -203,50 +203,50 @@ def _wire(of: Plan) -> Table:
         ("pays where the link is below", "", speed(w.fp8_below)),
         ("what Baton sends", *(("x" if w.codec == c else "") for c in ("raw", "fp8"))),
     ]
-    return Table("KV on the wire", heads, rows)
+    return PlanTable("KV on the wire", heads, rows)
 
 
-def _split(of: Plan) -> Table:
+def _split(plan: DeploymentPlan) -> PlanTable:
     ways = (
-        ("unsplit, mixed steps", of.split.mixed),
-        ("unsplit, steps of their own", of.split.apart),
+        ("unsplit, mixed steps", plan.split.mixed),
+        ("unsplit, steps of their own", plan.split.apart),
     )
-    rows = [("two pools", str(of.split.split), usd(of.sized.usd_per_hour))]
+    rows = [("two pools", str(plan.split.split), usd(plan.sized.usd_per_hour))]
     for name, found in ways:
         if found is None:
             rows.append((name, "no number", ""))
         else:
-            told = f"{name}, {found.gpu.name}, at least"
-            rows.append((told, str(found.workers), usd(found.usd_per_hour)))
-    rows.append(("two pools want no more than mixed steps at a TPOT of", _ranges(of), ""))
+            label = f"{name}, {found.gpu.name}, at least"
+            rows.append((label, str(found.workers), usd(found.usd_per_hour)))
+    rows.append(("two pools want no more than mixed steps at a TPOT of", _ranges(plan), ""))
     heads = ("", "workers", "USD an hour")
-    return Table("Splitting against not splitting, at the same objectives", heads, rows)
+    return PlanTable("Splitting against not splitting, at the same objectives", heads, rows)
 
 
-def _ranges(of: Plan) -> str:
+def _ranges(plan: DeploymentPlan) -> str:
     found = [
         duration(low) if low == high else f"{duration(low)} to {duration(high)}"
-        for low, high in of.split.pays
+        for low, high in plan.split.pays
     ]
     return ", ".join(found[:3]) or "none"
 
 
-def _cost(of: Plan) -> Iterator[Table]:
-    if (c := of.cost) is not None:
+def _cost(plan: DeploymentPlan) -> Iterator[PlanTable]:
+    if (c := plan.cost) is not None:
         rows = [
             ("all workers, an hour", usd(c.hour)),
             ("a million prompt tokens", usd(c.prompt_tokens)),
             ("a million tokens of answers", usd(c.output_tokens)),
             ("a million tokens, blended", usd(c.blended)),
         ]
-        yield Table("Cost", ("", "USD"), rows)
+        yield PlanTable("Cost", ("", "USD"), rows)
 
 
-def legend(of: Plan) -> list[str]:
-    """What the figures rest on."""
-    e = of.wanted.efficiency
-    prices = {g.name: g.price for g in of.wanted.gpus.values() if g.usd_per_hour is not None}
-    told = "; ".join(f"{name}: {price}" for name, price in prices.items())
+def legend(plan: DeploymentPlan) -> list[str]:
+    """Return the assumptions behind the figures."""
+    e = plan.wanted.efficiency
+    prices = {g.name: g.price for g in plan.wanted.gpus.values() if g.usd_per_hour is not None}
+    texts = "; ".join(f"{name}: {price}" for name, price in prices.items())
     return [
         f"Assumed, not measured: steps reach {e.compute:.0%} of a GPU's dense FLOPs and"
         f" {e.bandwidth:.0%} of its bandwidth, and cost {e.overhead_s * 1e3:g} ms beside"
@@ -258,39 +258,35 @@ def legend(of: Plan) -> list[str]:
         "Unsplit: an estimate to their good: prompts go where a worker is free, in chunks that keep"
         " steps within the TPOT objective; mixed: in the steps of those that decode, while weights"
         " are read (as with `--prefill 0`).",
-        *([f"Prices: {told}. They move: give yours, as in --gpu H100@2.50."] if told else []),
+        *([f"Prices: {texts}. They move: give yours, as in --gpu H100@2.50."] if texts else []),
     ]
 
 
-# MERGED cluster.plan.terminal
-# A plan in a terminal. Torch-free.
-
-
-def show(console: Console, of: Plan) -> None:
-    for line in about(of):
+def print_plan(console: Console, plan: DeploymentPlan) -> None:
+    for line in describe_request(plan):
         console.print(line, style="dim")
-    for warning in warnings(of):
+    for warning in slo_warnings(plan):
         console.print(f"\n{warning}", style="bold yellow")
-    for note in notes(of):
+    for note in cache_notes(plan):
         console.print(f"\n{note}", style="yellow")
-    for table in tables(of):
+    for table in plan_tables(plan):
         console.print()
         console.print(_rich(table))
     console.print()
-    for line in legend(of):
+    for line in legend(plan):
         console.print(line, style="dim")
 
 
-def _rich(table: Table) -> RichTable:
+def _rich(table: PlanTable) -> RichTable:
     found = RichTable(title=table.title, title_justify="left", show_header=any(table.heads))
     for i, head in enumerate(table.heads):
-        figures = i > 0 and all(_figure(row[i]) for row in table.rows)
+        figures = i > 0 and all(_is_number(row[i]) for row in table.rows)
         found.add_column(head, justify="right" if figures else "left")
     for row in table.rows:
         found.add_row(*row)
     return found
 
 
-def _figure(text: str) -> bool:
-    """Or what stands for one."""
+def _is_number(text: str) -> bool:
+    """Return whether the cell is a number or stands for one."""
     return not text or text in ("-", "x", "none") or (text[0].isdigit() and len(text) < 16)

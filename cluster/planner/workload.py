@@ -1,7 +1,8 @@
-"""What is asked of a cluster: lengths as a user states them, or a trace, as the policy's mix. Pure.
+"""The workload of a plan: stated length distributions or a trace, as the policy's request mix.
+Pure.
 
-Lengths are told by equally likely points of their distribution (the middles of POINTS parts),
-prompts and outputs paired so that they know nothing of each other.
+A distribution is represented by equally likely points (the middles of POINTS parts); prompts and
+outputs are paired so that they are uncorrelated.
 """
 
 from __future__ import annotations
@@ -12,34 +13,41 @@ from statistics import NormalDist
 
 import msgspec
 
-from cluster.sizing.moments import residents
-from cluster.sizing.snapshot import Machine, Mix, Sample
+from cluster.sizing.queueing import resident_sequences
+from cluster.sizing.snapshot import MachineModel, RequestMix, RequestSample
 from cluster.workloads.lengths import FORMS as PARSED
-from cluster.workloads.lengths import Fixed, Length, LogNormal, Share, Uniform, parse_length
+from cluster.workloads.lengths import (
+    ConstantLength,
+    Length,
+    LogNormalLength,
+    RequestShare,
+    UniformLength,
+    parse_length,
+)
 from cluster.workloads.traces import BLOCK_TOKENS, TraceRequest
 from protocol.errors import StartupError
 
 FORMS = f"{PARSED}, or MEAN/P90"
 POINTS = 64
 _STRIDE = 25
-"""Has no divisor in common with POINTS, and is near its golden section: pairs spread evenly."""
-MOST_SAMPLES = 512
-"""More requests of a trace are taken together with those that are like them."""
+"""Coprime to POINTS, and near its golden section, so that pairs spread evenly."""
+MAX_SAMPLES = 512
+"""More requests of a trace are merged with those that are similar."""
 _P90 = NormalDist().inv_cdf(0.9)
-_MOST = 10_000_000
+_MAX_TOKENS = 10_000_000
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """``told``: for a reader. ``kept_tokens``: that a cache has to hold for as many hits as
-    counted; 0: none were, or somebody said how many there are."""
+    """``told``: a description for readers. ``kept_tokens``: tokens that a cache must hold for as
+    many hits as counted; 0 where there are none, or their share was stated."""
 
     told: str
-    mix: Mix
+    mix: RequestMix
     kept_tokens: int = 0
 
     @property
     def prompt(self) -> float:
-        """Tokens on average, cached ones included."""
+        """Mean prompt tokens, cached ones included."""
         return self._mean(lambda s: s.uncached + s.cached)
 
     @property
@@ -48,26 +56,27 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shared(self) -> float:
-        """Share of the prompts' tokens that is cached."""
+        """Share of the prompt tokens that is cached."""
         return self._mean(lambda s: s.cached) / self.prompt
 
     @property
     def context(self) -> float:
-        """Tokens that a sequence holds on average while it decodes."""
-        anywhere = Machine(step=(0, 0, 0, 0, 0), chunk=1, max_batch=1, kv_tokens=0, kv_bytes=0)
-        return residents(self.mix, anywhere).kv_tokens
+        """Mean tokens of a sequence while it decodes."""
+        anywhere = MachineModel(step=(0, 0, 0, 0, 0), chunk=1, max_batch=1, kv_tokens=0, kv_bytes=0)
+        return resident_sequences(self.mix, anywhere).kv_tokens
 
-    def at(self, rate: float) -> Mix:
-        """The same at another rate."""
+    def at(self, rate: float) -> RequestMix:
+        """Return the mix at another rate."""
         return msgspec.structs.replace(self.mix, rate=rate)
 
-    def _mean(self, of: Callable[[Sample], float]) -> float:
+    def _mean(self, value: Callable[[RequestSample], float]) -> float:
         samples = self.mix.samples
-        return sum(of(s) * s.weight for s in samples) / sum(s.weight for s in samples)
+        return sum(value(s) * s.weight for s in samples) / sum(s.weight for s in samples)
 
 
-def length(text: str, option: str) -> Length:
-    """``FORMS``; MEAN/P90 is a log-normal with these two. Raises StartupError."""
+def parse_workload_length(text: str, option: str) -> Length:
+    """Parse ``FORMS``; MEAN/P90 is a log-normal distribution with these two. Raises
+    StartupError."""
     mean_text, slash, p90_text = text.partition("/")
     if not slash:
         return parse_length(text, option)
@@ -75,7 +84,7 @@ def length(text: str, option: str) -> Length:
         mean, p90 = float(mean_text), float(p90_text)
     except ValueError:
         mean = p90 = math.nan
-    if not 1 <= mean <= p90 <= _MOST:
+    if not 1 <= mean <= p90 <= _MAX_TOKENS:
         raise StartupError(f"{option}: expected {FORMS}, the mean at most the p90, not {text!r}")
     # p90 = mean * exp(1.28 sigma - sigma^2 / 2)
     left = _P90**2 - 2.0 * math.log(p90 / mean)
@@ -84,76 +93,83 @@ def length(text: str, option: str) -> Length:
             f"{option}: the p90 of a log-normal is at most {math.exp(_P90**2 / 2):.2f} times its"
             f" mean, not {p90 / mean:.2f} times: use lognormal:MEAN,SIGMA, or a trace"
         )
-    return LogNormal(mean, _P90 - math.sqrt(left), _MOST)
+    return LogNormalLength(mean, _P90 - math.sqrt(left), _MAX_TOKENS)
 
 
-def points(of: Length) -> list[float]:
-    """POINTS lengths that are equally likely, with the distribution's own mean."""
+def equally_likely_lengths(length: Length) -> list[float]:
+    """Return POINTS lengths that are equally likely, with the distribution's own mean."""
     shares = [(i + 0.5) / POINTS for i in range(POINTS)]
-    match of:
-        case Fixed(tokens):
+    match length:
+        case ConstantLength(tokens):
             return [float(tokens)] * POINTS
-        case Uniform(low, high):
+        case UniformLength(low, high):
             return [low + (high - low) * share for share in shares]
-        case LogNormal(mean, sigma, most):
+        case LogNormalLength(mean, sigma, most):
             found = [math.exp(sigma * NormalDist().inv_cdf(share)) for share in shares]
             scale = mean * POINTS / sum(found)
             return [min(float(most), max(1.0, value * scale)) for value in found]
 
 
-def stated(mix: Sequence[Share], rate: float, shared: float) -> Workload:
-    """``shared``: of each prompt's tokens, that are cached."""
+def stated_workload(mix: Sequence[RequestShare], rate: float, shared: float) -> Workload:
+    """Return the workload of stated lengths; ``shared``: the share of each prompt's tokens that is
+    cached."""
     samples = [
-        Sample(prompt * (1 - shared), prompt * shared, output, share.weight)
+        RequestSample(prompt * (1 - shared), prompt * shared, output, share.weight)
         for share in mix
         for prompt, output in _pairs(share)
     ]
-    of = Mix(rate=rate, window_s=0.0, samples=_merged(samples))
-    found = Workload(told="", mix=of)
+    request_mix = RequestMix(rate=rate, window_s=0.0, samples=_merged(samples))
+    found = Workload(told="", mix=request_mix)
     told = f"{rate:g} requests/s, {_means(found)}"
     return msgspec.structs.replace(found, told=told)
 
 
-def _pairs(share: Share) -> list[tuple[float, float]]:
-    prompts, outputs = points(share.prompt), points(share.output)
+def _pairs(share: RequestShare) -> list[tuple[float, float]]:
+    prompts, outputs = equally_likely_lengths(share.prompt), equally_likely_lengths(share.output)
     return [(prompts[i], outputs[i * _STRIDE % POINTS]) for i in range(POINTS)]
 
 
-def _merged(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """Equal ones are one."""
+def _merged(samples: Sequence[RequestSample]) -> tuple[RequestSample, ...]:
+    """Merge equal samples."""
     weights: dict[tuple[float, float, float], float] = {}
     for s in samples:
         key = (s.uncached, s.cached, s.output)
         weights[key] = weights.get(key, 0.0) + s.weight
-    return tuple(Sample(*key, weight) for key, weight in weights.items())
+    return tuple(RequestSample(*key, weight) for key, weight in weights.items())
 
 
-def traced(
+def traced_workload(
     lines: Sequence[TraceRequest], name: str, rate: float | None, scale: float, shared: float | None
 ) -> Workload:
-    """Of a trace: its own mean rate where ``rate`` is None, times ``scale``. ``shared`` None:
-    blocks that came before are cached, as in a cache without end; without blocks, nothing."""
+    """Return the workload of a trace at its own mean rate, or at ``rate``, times ``scale``.
+
+    ``shared`` None: blocks that occurred before are cached, as in an unlimited cache; without
+    blocks, nothing is.
+    """
     span = lines[-1].at - lines[0].at
     if rate is None and (span <= 0 or len(lines) < 2):
         raise StartupError("--trace: its requests come all at once; say --rate")
     own = (rate if rate is not None else (len(lines) - 1) / span) * scale
     hits = _hits(lines) if shared is None else [shared * line.prompt for line in lines]
-    kept = _distinct(lines) if shared is None and any(hits) else 0
+    kept = _distinct_tokens(lines) if shared is None and any(hits) else 0
     samples = [
-        Sample(float(max(1, line.prompt - hit)), float(min(hit, line.prompt - 1)), line.output)
+        RequestSample(
+            float(max(1, line.prompt - hit)), float(min(hit, line.prompt - 1)), line.output
+        )
         for line, hit in zip(lines, hits, strict=True)
         if line.prompt > 0
     ]
     samples.sort(key=lambda s: (s.uncached, s.output))
     if not samples:
         raise StartupError("--trace: no request has a prompt")
-    found = Workload(told="", mix=Mix(rate=own, window_s=span, samples=_grouped(samples)))
+    found = Workload(told="", mix=RequestMix(rate=own, window_s=span, samples=_grouped(samples)))
     told = f"{name}: {len(lines)} requests, {own:.3g} requests/s, {_means(found)}"
     return msgspec.structs.replace(found, told=told, kept_tokens=kept)
 
 
-def _distinct(lines: Sequence[TraceRequest]) -> int:
-    """Tokens of all blocks, each counted once. The last of a prompt may not be full."""
+def _distinct_tokens(lines: Sequence[TraceRequest]) -> int:
+    """Return the tokens of all blocks, each counted once. The last block of a prompt may not be
+    full."""
     sizes: dict[int, int] = {}
     for line in lines:
         for i, block in enumerate(line.blocks):
@@ -163,7 +179,7 @@ def _distinct(lines: Sequence[TraceRequest]) -> int:
 
 
 def _hits(lines: Sequence[TraceRequest]) -> list[float]:
-    """Tokens of each prompt in blocks that came before."""
+    """Return the tokens of each prompt in blocks that occurred before."""
     seen: set[int] = set()
     hits = []
     for line in lines:
@@ -173,12 +189,12 @@ def _hits(lines: Sequence[TraceRequest]) -> list[float]:
     return hits
 
 
-def _grouped(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """At most MOST_SAMPLES, each the mean of neighbours in order."""
-    size = math.ceil(len(samples) / MOST_SAMPLES)
+def _grouped(samples: Sequence[RequestSample]) -> tuple[RequestSample, ...]:
+    """Return at most MAX_SAMPLES samples, each the mean of neighbours in order."""
+    size = math.ceil(len(samples) / MAX_SAMPLES)
     groups = [samples[i : i + size] for i in range(0, len(samples), size)]
     return tuple(
-        Sample(
+        RequestSample(
             sum(s.uncached for s in group) / len(group),
             sum(s.cached for s in group) / len(group),
             sum(s.output for s in group) / len(group),
@@ -188,8 +204,8 @@ def _grouped(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     )
 
 
-def _means(of: Workload) -> str:
+def _means(workload: Workload) -> str:
     return (
-        f"prompts of {of.prompt:,.0f} tokens on average, {of.shared:.0%} of them cached, answers"
-        f" of {of.output:,.0f}"
+        f"prompts of {workload.prompt:,.0f} tokens on average, {workload.shared:.0%} of them"
+        f" cached, answers of {workload.output:,.0f}"
     )

@@ -1,14 +1,14 @@
-"""The Ray Serve applications: two pools of workers, and the routers.
+"""Builds the Ray Serve applications: two pools of workers, the routers, and the autoscaler.
 
-    baton-prefill   PrefillWorker x N       on nodes that declare `baton_prefill`
-    baton-decode    DecodeWorker x M        on nodes that declare `baton_decode`
-    baton-router    Router x R              on nodes that declare `baton_router`
-    baton-autoscaler  Autoscaler, or Adviser  anywhere; only where autoscaler.mode says so
+    baton-prefill     PrefillWorker x N       on nodes that declare `baton_prefill`
+    baton-decode      DecodeWorker x M        on nodes that declare `baton_decode`
+    baton-router      Router x R              on nodes that declare `baton_router`
+    baton-autoscaler  Autoscaler, or Adviser  on any node; only when autoscaler.mode is not off
 
-None gets Serve's requests: clients talk to the routers' own HTTP servers, and routers find workers
-in Redis. So a stream passes through no process but its router's, and goes on while Ray's head is
-away. The applications are apart, so that a drain can take the routers away first, and an update one
-kind after the other.
+Serve forwards no requests: clients talk to the routers' own HTTP servers, and routers find workers
+in Redis. A stream therefore passes through its router only, and continues while Ray's head is
+down. Separate applications let a drain remove the routers first, and let an update replace one kind
+after the other. ``deploy`` calls this module; the classes are in ``replicas``.
 """
 
 from __future__ import annotations
@@ -19,26 +19,45 @@ from typing import Any, NamedTuple
 import msgspec
 from ray import serve
 
-from cluster.serve.node import Place
-from cluster.serve.replica_kinds import KINDS, NEVER_GIVE_UP, Kind, resource
-from cluster.serve.replicas import KILL_S, Adviser, Autoscaler, DecodeWorker, PrefillWorker, Router
+from cluster.serve import ray_internals
+from cluster.serve.node_settings import ReplicaContext
+from cluster.serve.replica_kinds import (
+    SCALABLE_KINDS,
+    UNLIMITED_RETRIES,
+    ReplicaKind,
+    deployment_name,
+    resource_name,
+)
+from cluster.serve.replicas import (
+    KILL_S,
+    AutoscalerReplica,
+    DecodeReplica,
+    PrefillReplica,
+    RouterReplica,
+)
 from cluster.settings.autoscaler_settings import AutoscalerSettings
-from cluster.settings.launch_settings import Launch
-from cluster.settings.worker_settings import WorkerSettings, without_password
+from cluster.settings.connection import without_password
+from cluster.settings.launch_settings import LaunchSettings
+from cluster.settings.worker_settings import WorkerSettings
 from protocol.roles import Role
 from router.settings import RouterSettings
 
-_REPLICA_CPUS = 0.1  # of Ray's count; what an engine really uses is for the kernel to share out
+_REPLICA_CPUS = 0.1  # Ray's bookkeeping only; the kernel shares out what engines really use
 _HEALTH_PERIOD_S = 1.0
 _DRAIN_POLL_S = 0.2
 
-_CLASSES = {"prefill": PrefillWorker, "decode": DecodeWorker, "router": Router}
+_CLASSES = {
+    "prefill": PrefillReplica,
+    "decode": DecodeReplica,
+    "router": RouterReplica,
+    "autoscaler": AutoscalerReplica,
+}
 
 
-class Layout(NamedTuple):
-    """How replicas are laid out. ``gpus``: of each worker; 0: they compute on CPUs."""
+class ReplicaLayout(NamedTuple):
+    """Where replicas run. ``gpus``: GPUs of each worker, 0 when workers compute on CPUs."""
 
-    place: Place
+    context: ReplicaContext
     gpus: float
 
     @property
@@ -47,76 +66,65 @@ class Layout(NamedTuple):
 
 
 def gpu_share(gpus: int, workers: int) -> float:
-    """GPUs for each worker of one machine: a whole one where there are enough, else an equal
-    part."""
+    """Return the GPUs for each worker of one machine: one, or an equal fraction if too few."""
     if gpus == 0:
         return 0.0
     return 1.0 if gpus >= workers else int(10_000 * gpus / workers) / 10_000
 
 
-def count(kind: Kind, launch: Launch) -> int:
+def configured_replicas(kind: ReplicaKind, launch: LaunchSettings) -> int:
     if kind == "autoscaler":
         return int(launch.autoscaler.mode != "off")
     return {"prefill": launch.prefill, "decode": launch.decode, "router": launch.routers}[kind]
 
 
-def built(kind: Kind, launch: Launch, layout: Layout, room: int) -> Any:
-    """The application of one kind (serve.Application is untyped). Its version is what it is made
-    of, so that another number of replicas restarts none of those that are there. ``room``: for so
-    many more of them; that many are started before old ones are stopped."""
-    wanted = count(kind, launch)
-    arguments: tuple[Any, ...]
-    if kind == "router":
-        arguments = (_router_settings(launch), layout.place, launch.host, launch.port)
-        gpus = 0.0
-    elif kind == "autoscaler":
-        arguments = (_autoscaler_settings(launch), layout.place)
-        gpus = 0.0
-    else:
-        arguments = (_worker_settings(launch, kind, cuda=layout.cuda), layout.place)
-        gpus = layout.gpus
+def build_application(
+    kind: ReplicaKind, launch: LaunchSettings, layout: ReplicaLayout, surge: int
+) -> Any:
+    """Return the Serve application of one kind (serve.Application is untyped).
+
+    Its version is a hash of the replicas' arguments, so that another replica count restarts no
+    running replica. An update may start ``surge`` new replicas before it stops old ones."""
+    wanted = configured_replicas(kind, launch)
+    arguments = _replica_arguments(kind, launch, layout)
     make: Any = serve.deployment(
+        name=deployment_name(kind, advising=launch.autoscaler.mode != "act"),
         num_replicas=wanted,
-        max_surge_percent=min(100, 100 * room // max(1, wanted)),
+        max_surge_percent=min(100, 100 * surge // max(1, wanted)),
         ray_actor_options={
             "num_cpus": _REPLICA_CPUS,
-            "num_gpus": gpus,
-            "resources": {resource(kind): 1} if kind in KINDS else {},
+            "num_gpus": layout.gpus if kind in ("prefill", "decode") else 0.0,
+            "resources": {resource_name(kind): 1} if kind in SCALABLE_KINDS else {},
         },
         graceful_shutdown_timeout_s=launch.drain_s + KILL_S,
         graceful_shutdown_wait_loop_s=_DRAIN_POLL_S,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=5.0,
-        max_constructor_retry_count=NEVER_GIVE_UP,
+        max_constructor_retry_count=UNLIMITED_RETRIES,
     )
-    deployment = make(_class(kind, launch))
-    return deployment.options(version=_version(arguments), _internal=True).bind(*arguments)
+    version = hashlib.sha256(msgspec.msgpack.encode(arguments)).hexdigest()[:16]
+    return ray_internals.versioned_deployment(make(_CLASSES[kind]), version).bind(*arguments)
 
 
-def _class(kind: Kind, launch: Launch) -> Any:
+def _replica_arguments(
+    kind: ReplicaKind, launch: LaunchSettings, layout: ReplicaLayout
+) -> tuple[Any, ...]:
+    if kind == "router":
+        return _router_settings(launch), layout.context, launch.host, launch.port
     if kind == "autoscaler":
-        return Autoscaler if launch.autoscaler.mode == "act" else Adviser
-    return _CLASSES[kind]
+        return _autoscaler_settings(launch), layout.context
+    return _worker_settings(launch, kind, cuda=layout.cuda), layout.context
 
 
-def _version(arguments: tuple[Any, ...]) -> str:
-    return hashlib.sha256(msgspec.msgpack.encode(arguments)).hexdigest()[:16]
-
-
-def _worker_settings(launch: Launch, role: Role, *, cuda: bool) -> WorkerSettings:
-    """Of one worker, without what is its node's."""
+def _worker_settings(launch: LaunchSettings, role: Role, *, cuda: bool) -> WorkerSettings:
+    """Return a worker's settings without those that its node adds (see ``node_settings``)."""
     settings = launch.workers[role]
-    return msgspec.structs.replace(
-        settings,
-        model_path=launch.model_path,
-        model_id=launch.model_id,
-        device=settings.device or ("cuda" if cuda else "cpu"),
-        tls=None,
-    )
+    device = settings.engine.device or ("cuda" if cuda else "cpu")
+    located = settings.with_model(launch.model_path, launch.model_id, device=device)
+    return msgspec.structs.replace(located, tls=None)
 
 
-def _router_settings(launch: Launch) -> RouterSettings:
-    """Likewise."""
+def _router_settings(launch: LaunchSettings) -> RouterSettings:
     return msgspec.structs.replace(
         launch.router,
         model_path=launch.model_path,
@@ -127,8 +135,8 @@ def _router_settings(launch: Launch) -> RouterSettings:
     )
 
 
-def _autoscaler_settings(launch: Launch) -> AutoscalerSettings:
-    """Likewise. Of a URL with a password, nodes know."""
+def _autoscaler_settings(launch: LaunchSettings) -> AutoscalerSettings:
+    """A Prometheus URL that contains a password is passed to nodes by their environment only."""
     own, folder = launch.autoscaler, launch.run_dir
     url = own.prometheus_url
     return msgspec.structs.replace(

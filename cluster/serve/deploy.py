@@ -1,168 +1,175 @@
-"""Puts Baton's applications on Serve, waits until they run, updates them, and takes them away."""
+"""Deploys Baton's applications on Serve, waits until they run, updates, drains and deletes them.
+
+The supervisor of `baton up` and ``external_cluster`` call this module, in a process that is a
+driver of the Ray cluster; ``scale`` uses its view of what runs.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil
 
 from ray import serve
-from ray.serve._private.common import ReplicaState
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from cluster.local.start_report import Waiting
-from cluster.serve import applications as serve_app
-from cluster.serve import ray_internals, ray_runtime
-from cluster.serve.applications import Layout
-from cluster.serve.replica_kinds import ACTING, APPLICATIONS, KINDS, Kind, application, resource
+from cluster.local.start_report import ReportWaiting, WaitReporter
+from cluster.serve import applications, ray_internals, ray_runtime
+from cluster.serve.applications import ReplicaLayout
+from cluster.serve.replica_kinds import (
+    ACTING_AUTOSCALER,
+    ALL_KINDS,
+    SCALABLE_KINDS,
+    ReplicaKind,
+    application_name,
+    resource_name,
+)
 from cluster.serve.replicas import KILL_S
-from cluster.settings.launch_settings import Launch
+from cluster.settings.launch_settings import LaunchSettings
 from protocol.errors import StartupError
 from protocol.roles import ROLES, Role
 
 _POLL_S = 0.25
-_SAY_S = 1.0
-_LATE_S = 30.0
-_ANSWER_S = 30.0
-_STARTS = 2  # that may fail before a deployment is said to
+_DELETE_MARGIN_S = 30.0
+_CONTROLLER_TIMEOUT_S = 30.0
+_MAX_FAILED_STARTS = 2
 _RETRYING = re.compile(r"replica failed to start.* Retrying (\d+) more time")
 _CAUSES = ("StartupError: ", "EngineDied: ", "Error: ")
 
-Say = Callable[[Waiting], None]
 
+def deploy_cluster(launch: LaunchSettings, layout: ReplicaLayout, report: ReportWaiting) -> None:
+    """Deploy or update all applications, and return when every replica runs.
 
-def run(launch: Launch, layout: Layout, say: Say) -> None:
-    """Deploys all of it and returns when every replica runs; ``say``s now and then for which it
-    waits. What runs already is updated, one kind after the other: where nodes have room, new
-    replicas come first; else Serve stops a fifth of them at a time.
+    An update replaces one kind after the other. New replicas start first where nodes have free
+    slots; otherwise Serve stops a fifth of the old ones at a time.
 
-    Raises StartupError with what a replica said, or with what is missing at the deadline.
+    Raises StartupError with the error of a replica, or with what is missing at the deadline.
     """
-    wanted = [kind for kind in APPLICATIONS if serve_app.count(kind, launch)]
-    if launch.autoscaler.mode != "act" and acting():
-        _delete({"autoscaler"})  # or it would change numbers while they are being set
-    there = replicas()
-    for kind in there.keys() - set(wanted):
-        serve.delete(application(kind), _blocking=False)
-    placed, others = [k for k in wanted if k in KINDS], [k for k in wanted if k not in KINDS]
-    for kinds in [[kind] for kind in wanted] if there else filter(None, [placed, others]):
-        rooms = {kind: _room(kind, there.get(kind, 0), layout.gpus) for kind in kinds}
+    wanted = [kind for kind in ALL_KINDS if applications.configured_replicas(kind, launch)]
+    if launch.autoscaler.mode != "act" and is_autoscaler_acting():
+        _delete({"autoscaler"})  # it would change replica counts while they are being set
+    running = running_replicas()
+    for kind in running.keys() - set(wanted):
+        ray_internals.delete_application(kind)
+    pools = [kind for kind in wanted if kind in SCALABLE_KINDS]
+    others = [kind for kind in wanted if kind not in SCALABLE_KINDS]
+    for kinds in [[kind] for kind in wanted] if running else filter(None, [pools, others]):
+        surges = {kind: _surge(kind, running.get(kind, 0), layout.gpus) for kind in kinds}
         serve.run_many(
-            [_target(kind, launch, layout, rooms[kind]) for kind in kinds],
+            [_run_target(kind, launch, layout, surges[kind]) for kind in kinds],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
-        wait_until_running(kinds, _within(launch, there, rooms), say)
+        wait_until_running(kinds, _update_deadline_s(launch, running, surges), report)
 
 
-def _room(kind: Kind, running: int, gpus: float) -> int:
-    """For how many more of a kind the living nodes have slots, and GPUs where each takes some."""
-    if kind not in KINDS:
+def _surge(kind: ReplicaKind, running: int, gpus: float) -> int:
+    """Return how many more replicas of the kind fit on the living nodes, by slots and GPUs."""
+    if kind not in SCALABLE_KINDS:
         return 0
-    slots = ray_runtime.declared().get(resource(kind), 0) - running
+    slots = ray_runtime.declared_resources().get(resource_name(kind), 0) - running
     if kind != "router" and gpus:
-        slots = min(slots, ray_runtime.available().get("GPU", 0) / gpus)
+        slots = min(slots, ray_runtime.available_resources().get("GPU", 0) / gpus)
     return max(0, int(slots))
 
 
-def _within(launch: Launch, there: dict[Kind, int], rooms: dict[Kind, int]) -> float:
-    """Seconds that this may take: a start; of those replaced, one for each lot, and its drain."""
-    lots = [ceil(n / max(1, rooms[kind], n // 5)) for kind, n in there.items() if kind in rooms]
-    return launch.start_deadline_s + max([0, *lots]) * (
+def _update_deadline_s(
+    launch: LaunchSettings, running: dict[ReplicaKind, int], surges: dict[ReplicaKind, int]
+) -> float:
+    """Return the seconds for one start, plus a start and a drain for each batch of replacements."""
+    batches = [
+        ceil(n / max(1, surges[kind], n // 5)) for kind, n in running.items() if kind in surges
+    ]
+    return launch.start_deadline_s + max([0, *batches]) * (
         launch.start_deadline_s + launch.drain_s + KILL_S
     )
 
 
-def deployed() -> set[Kind]:
-    """Kinds that Serve has."""
-    applications = serve.status().applications
-    return {kind for kind in APPLICATIONS if application(kind) in applications}
+def deployed_kinds() -> set[ReplicaKind]:
+    """Return the kinds that have an application in Serve."""
+    found = serve.status().applications
+    return {kind for kind in ALL_KINDS if application_name(kind) in found}
 
 
-def acting() -> bool:
-    """Whether an autoscaler sets the numbers of workers."""
-    there = serve.status().applications.get(application("autoscaler"))
-    going = (ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED)
-    return there is not None and there.status not in going and ACTING in there.deployments
+def is_autoscaler_acting() -> bool:
+    """Return whether a deployed autoscaler sets the numbers of workers."""
+    overview = serve.status().applications.get(application_name("autoscaler"))
+    ending = (ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED)
+    return (
+        overview is not None
+        and overview.status not in ending
+        and ACTING_AUTOSCALER in overview.deployments
+    )
 
 
-def autoscaled() -> dict[Role, int]:
-    """Workers that the autoscaler has asked for; empty where none acts."""
-    if not acting():
+def autoscaler_targets() -> dict[Role, int]:
+    """Return the numbers of workers that the autoscaler has set; empty when none acts."""
+    if not is_autoscaler_acting():
         return {}
-    found = ray_internals.targets(_ANSWER_S)
-    return {role: found[role] for role in ROLES if role in found}
+    targets = ray_internals.target_replicas(_CONTROLLER_TIMEOUT_S)
+    return {role: targets[role] for role in ROLES if role in targets}
 
 
-def _target(kind: Kind, launch: Launch, layout: Layout, room: int) -> serve.RunTarget:
+def _run_target(
+    kind: ReplicaKind, launch: LaunchSettings, layout: ReplicaLayout, surge: int
+) -> serve.RunTarget:
     return serve.RunTarget(
-        target=serve_app.built(kind, launch, layout, room),
-        name=application(kind),
+        target=applications.build_application(kind, launch, layout, surge),
+        name=application_name(kind),
         route_prefix=None,
-        logging_config=ray_runtime.logging_config(),
+        logging_config=ray_runtime.serve_logging_config(),
         external_scaler_enabled=True,
     )
 
 
-def wait_until_running(kinds: Sequence[Kind], deadline_s: float, say: Say) -> None:
-    """Raises StartupError with what a replica said, or with what is missing at the deadline."""
+def wait_until_running(
+    kinds: Sequence[ReplicaKind], deadline_s: float, report: ReportWaiting
+) -> None:
+    """Return when all replicas of ``kinds`` run.
+
+    Raises StartupError with the error of a replica, or with what is missing at the deadline."""
     end = time.monotonic() + deadline_s
-    tell = Telling(say, end)
-    failures: set[tuple[Kind, str]] = set()
+    wait_reporter = WaitReporter(report, end)
+    failures: set[tuple[ReplicaKind, str]] = set()
     while True:
-        applications = serve.status().applications
+        found = serve.status().applications
         waiting = []
         for kind in kinds:
-            overview = applications.get(application(kind))
+            overview = found.get(application_name(kind))
             if overview is None or overview.status != ApplicationStatus.RUNNING:
                 waiting.append(kind)
             if overview is None:
                 continue
             failures |= {(kind, count) for count in _failed_starts(overview)}
-            failed = len([each for each in failures if each[0] == kind]) >= _STARTS
+            failed = len([each for each in failures if each[0] == kind]) >= _MAX_FAILED_STARTS
             if failed or overview.status == ApplicationStatus.DEPLOY_FAILED:
-                raise StartupError(f"{application(kind)}: {reason(overview)}")
+                raise StartupError(f"{application_name(kind)}: {failure_reason(overview)}")
         if not waiting:
             return
         if time.monotonic() > end:
-            raise StartupError(
-                f"still waiting for {', '.join(waiting)} after {deadline_s:.0f} s{slots(waiting)}"
-            )
-        tell(waiting)
+            names, slots = ", ".join(waiting), declared_slots(waiting)
+            raise StartupError(f"still waiting for {names} after {deadline_s:.0f} s{slots}")
+        wait_reporter(waiting)
         time.sleep(_POLL_S)
 
 
-class Telling:
-    """Says for what it waits, but not too often. ``end``: of the wait, by the monotonic clock."""
-
-    def __init__(self, say: Say, end: float) -> None:
-        self._say = say
-        self._end = end
-        self._said = 0.0
-
-    def __call__(self, names: Sequence[str]) -> None:
-        now = time.monotonic()
-        if now - self._said >= _SAY_S:
-            self._said = now
-            self._say(Waiting(tuple(names), max(0.0, self._end - now)))
-
-
-def slots(kinds: Sequence[Kind]) -> str:
-    """What the nodes declare, where that may be why."""
-    there = ray_runtime.declared()
-    said = [f"{there.get(resource(k), 0):.0f} {resource(k)}" for k in kinds if k in KINDS]
-    return f"; the cluster's nodes declare {', '.join(said)}" if said else ""
+def declared_slots(kinds: Sequence[ReplicaKind]) -> str:
+    """Return a clause with the slots that nodes declare for ``kinds``: too few may be the cause."""
+    declared = ray_runtime.declared_resources()
+    names = [resource_name(kind) for kind in kinds if kind in SCALABLE_KINDS]
+    shown = [f"{declared.get(name, 0):.0f} {name}" for name in names]
+    return f"; the cluster's nodes declare {', '.join(shown)}" if shown else ""
 
 
 def _failed_starts(overview: ApplicationStatusOverview) -> list[str]:
-    """A number for the last start that failed: another one for each, as Serve counts down."""
+    """Return Serve's countdown of retries, which tells the failed starts apart."""
     texts = [deployment.message for deployment in overview.deployments.values()]
     return [found[1] for found in map(_RETRYING.search, texts) if found]
 
 
-def reason(overview: ApplicationStatusOverview) -> str:
-    """The line of a replica's traceback that says what was wrong."""
+def failure_reason(overview: ApplicationStatusOverview) -> str:
+    """Return the line of a replica's traceback that names the error."""
     texts = [deployment.message for deployment in overview.deployments.values()]
     lines = [line.strip() for text in [*texts, overview.message] for line in text.splitlines()]
     for cause in _CAUSES:
@@ -172,42 +179,44 @@ def reason(overview: ApplicationStatusOverview) -> str:
     return lines[-1] if lines else "no reason given"
 
 
-def replicas() -> dict[Kind, int]:
-    """How many run of each kind that is deployed."""
-    applications = serve.status().applications
-    found: dict[Kind, int] = {}
-    for kind in APPLICATIONS:
-        overview = applications.get(application(kind))
+def running_replicas() -> dict[ReplicaKind, int]:
+    """Return the number of running replicas of each deployed kind."""
+    found = serve.status().applications
+    running: dict[ReplicaKind, int] = {}
+    for kind in ALL_KINDS:
+        overview = found.get(application_name(kind))
         if overview is not None:
             states = [each.replica_states for each in overview.deployments.values()]
-            found[kind] = sum(count.get(ReplicaState.RUNNING, 0) for count in states)
-    return found
+            running[kind] = sum(map(ray_internals.running_count, states))
+    return running
 
 
-def drain() -> None:
-    """Takes the autoscaler away, the routers when they have finished their requests, then the
-    workers. Raises
-    StartupError when they are not gone long after the time that they were deployed with."""
+def drain_cluster() -> None:
+    """Delete the autoscaler, then the routers once their requests have finished, then the workers.
+
+    Raises StartupError when one of them outlives the shutdown timeout it was deployed with."""
     _delete({"autoscaler"})
     _delete({"router"})
-    _delete(set(APPLICATIONS))
+    _delete(set(ALL_KINDS))
 
 
-def _delete(kinds: set[Kind]) -> None:
-    going = kinds & deployed()
-    within_s = max([0.0, *map(_shutdown_s, going)]) + _LATE_S
-    for kind in going:
-        serve.delete(application(kind), _blocking=False)  # blocking, it would wait 60 s at most
-    end = time.monotonic() + within_s
-    while left := going & deployed():
+def _delete(kinds: set[ReplicaKind]) -> None:
+    """Delete the applications of ``kinds`` and wait until they are gone."""
+    ending = kinds & deployed_kinds()
+    deadline_s = max([0.0, *map(_shutdown_timeout_s, ending)]) + _DELETE_MARGIN_S
+    for kind in ending:
+        ray_internals.delete_application(kind)
+    end = time.monotonic() + deadline_s
+    while left := ending & deployed_kinds():
         if time.monotonic() > end:
             names = ", ".join(sorted(left))
-            raise StartupError(f"{names}: still there after {within_s:.0f} s")
+            raise StartupError(f"{names}: still there after {deadline_s:.0f} s")
         time.sleep(_POLL_S)
 
 
-def _shutdown_s(kind: Kind) -> float:
-    """After which Serve kills a replica that is to end."""
-    deployments = ray_internals.details().get(application(kind), {}).get("deployments", {}).values()
+def _shutdown_timeout_s(kind: ReplicaKind) -> float:
+    """Return the seconds after which Serve kills a replica that is shutting down."""
+    details = ray_internals.application_details().get(application_name(kind), {})
+    deployments = details.get("deployments", {}).values()
     found = [each["deployment_config"]["graceful_shutdown_timeout_s"] for each in deployments]
     return max([0.0, *map(float, found)])

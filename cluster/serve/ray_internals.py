@@ -1,49 +1,109 @@
-"""What Serve's controller is asked for directly: it has this in public by HTTP alone, with a
-dashboard. Blocks; raises what Ray does."""
+"""Owns every use of private functions, attributes and parameters of Ray and Ray Serve.
+
+All were checked with ray 2.60.0. tests/cluster/serve/test_ray_internals.py fails when Ray changes
+one of them. Calls that reach Serve's controller block, and raise Ray's exceptions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
-from ray.serve._private.common import DeploymentID
+from ray.serve._private import replica
+from ray.serve._private.common import DeploymentID, ReplicaState
 
-from cluster.serve.replica_kinds import APPLICATIONS, Kind, application, class_name
+from cluster.serve.replica_kinds import ALL_KINDS, ReplicaKind, application_name, deployment_name
 
-
-def client() -> Any:
-    found = serve.context._get_global_client()
-    assert found is not None  # whoever asks has asked Serve before, or is one of its replicas
-    return found
+CHECKED_RAY_VERSION = "2.60.0"
 
 
-def details(timeout_s: float | None = None) -> dict[str, Any]:
-    """Applications by name, with all that Serve knows of them; empty: none."""
-    # Not the client's own method, which has no deadline.
-    asked = client()._controller.get_serve_instance_details.remote()
-    found: dict[str, Any] = ray.get(asked, timeout=timeout_s)["applications"]
-    return found
+def init_ray(folder: Path, **options: Any) -> Any:
+    """Call ``ray.init`` with Ray's sockets and logs below ``folder``; return its context.
+
+    Private: the parameter ``_temp_dir``. The default is /tmp/ray, which all users share. Ray
+    2.60.0 has the setting in public only as ``ray start --temp-dir``."""
+    init: Any = ray.init
+    return init(_temp_dir=str(folder), **options)
 
 
-def targets(timeout_s: float) -> dict[Kind, int]:
-    """Replicas that are wanted of each kind that is deployed."""
-    applications = details(timeout_s)
-    found: dict[Kind, int] = {}
-    for kind in APPLICATIONS:
-        deployments = applications.get(application(kind), {}).get("deployments", {})
+def versioned_deployment(deployment: Any, version: str) -> Any:
+    """Return the deployment with an explicit version.
+
+    Private: ``Deployment.options(_internal=True)``, which allows ``version`` without a deprecation
+    warning. Serve restarts exactly the replicas whose version differs; without one it would
+    restart all of them in each update. Ray 2.60.0 has no public replacement."""
+    return deployment.options(version=version, _internal=True)
+
+
+def delete_application(kind: ReplicaKind) -> None:
+    """Ask Serve to delete the kind's application, and return at once.
+
+    Private: ``serve.delete(_blocking=False)``. A blocking call waits for 60 s at most, which is
+    less than a drain may take. The public replacement would be a parameter ``blocking``."""
+    serve.delete(application_name(kind), _blocking=False)
+
+
+def running_count(replica_states: dict[Any, int]) -> int:
+    """Return the number of running replicas in a deployment's status.
+
+    Private: ``ReplicaState``, the key type of the public ``DeploymentStatusOverview``."""
+    return replica_states.get(ReplicaState.RUNNING, 0)
+
+
+def _controller() -> Any:
+    """Return the actor handle of Serve's controller.
+
+    Private: ``_get_global_client`` and ``ServeControllerClient._controller``. In public, Serve
+    offers the two calls below only over HTTP, by the dashboard, which Baton does not start."""
+    client = serve.context._get_global_client()
+    assert client is not None  # callers have used Serve before, or are one of its replicas
+    return client._controller
+
+
+def application_details(timeout_s: float | None = None) -> dict[str, Any]:
+    """Return all that Serve knows about each application, by its name.
+
+    Private: ``ServeController.get_serve_instance_details``, since the method of the client has no
+    timeout. Public, with a dashboard: GET /api/serve/applications/."""
+    answer = _controller().get_serve_instance_details.remote()
+    details: dict[str, Any] = ray.get(answer, timeout=timeout_s)["applications"]
+    return details
+
+
+def target_replicas(timeout_s: float) -> dict[ReplicaKind, int]:
+    """Return the target number of replicas of each kind that is deployed."""
+    applications = application_details(timeout_s)
+    targets: dict[ReplicaKind, int] = {}
+    for kind in ALL_KINDS:
+        deployments = applications.get(application_name(kind), {}).get("deployments", {})
         if deployments:
-            found[kind] = sum(int(each["target_num_replicas"]) for each in deployments.values())
-    return found
+            targets[kind] = sum(int(each["target_num_replicas"]) for each in deployments.values())
+    return targets
 
 
-def asking(kind: Kind, count: int, timeout_s: float) -> Callable[[], None]:
-    """A call that asks for so many replicas of a kind, and does not wait for them."""
+def set_target_replicas(kind: ReplicaKind, count: int, timeout_s: float) -> None:
+    """Set the target number of replicas of a kind, without waiting for the replicas.
 
-    def ask() -> None:
-        identity = DeploymentID(name=class_name(kind), app_name=application(kind))
-        controller = client()._controller
-        ray.get(controller.update_deployment_replicas.remote(identity, count), timeout=timeout_s)
+    Private: ``DeploymentID`` and ``ServeController.update_deployment_replicas``. Public, with a
+    dashboard: POST /api/v1/applications/NAME/deployments/NAME/scale."""
+    deployment = DeploymentID(name=deployment_name(kind), app_name=application_name(kind))
+    answer = _controller().update_deployment_replicas.remote(deployment, count)
+    ray.get(answer, timeout=timeout_s)
 
-    return ask
+
+def keep_replica_on_loopback() -> None:
+    """Make the replica that is being constructed open its internal gRPC port on loopback only.
+
+    Private: ``serve._private.replica.add_port_to_grpc_server`` is replaced, since Serve listens on
+    all interfaces and has no setting. All callers of the port are on the same host."""
+    module: Any = replica
+    add_port = module.add_port_to_grpc_server
+    if getattr(add_port, "__module__", "") == __name__:
+        return  # replaced before
+
+    def on_loopback(server: Any, _address: str) -> int:
+        return int(add_port(server, "127.0.0.1:0"))
+
+    module.add_port_to_grpc_server = on_loopback

@@ -1,10 +1,7 @@
-"""Ray: on this machine, started here; or a cluster that runs, to be connected to.
+"""Starts Ray on this machine, or connects to a Ray cluster that runs.
 
-What is set for one on this machine, and why:
-
-- it listens on loopback, and asks for a token that is drawn for this run;
-- nothing is reported to anyone, and no log goes to the terminal;
-- of each kind of replica it takes any number.
+A Ray started here listens on loopback only and asks for a token drawn for this run. It reports
+nothing to anyone, writes no log to the terminal, and takes any number of replicas of each kind.
 """
 
 from __future__ import annotations
@@ -19,16 +16,16 @@ from typing import Any
 import psutil
 
 from cluster.local.run_state import write_private
-from cluster.serve.replica_kinds import KINDS, NEVER_GIVE_UP, resource
+from cluster.serve.replica_kinds import SCALABLE_KINDS, UNLIMITED_RETRIES, resource_name
 from protocol.errors import StartupError
 
-_OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; nothing of size goes through it
+_OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; Baton stores nothing large in it
 _ANY_NUMBER = 10_000
 _TOKEN_FILE = "ray-token"
 
 
-def environment(token: str) -> dict[str, str]:
-    """Variables for Ray and Serve; must be in ``os.environ`` before either is imported."""
+def ray_environment(token: str) -> dict[str, str]:
+    """Return variables for Ray and Serve; they must be set before either is imported."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
@@ -36,52 +33,52 @@ def environment(token: str) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_metrics_collection": "0",
-        "RAY_worker_niceness": "0",  # 15 by default: engines would yield to everything else
-        "RAY_SERVE_LOG_TO_STDERR": "1",  # else Serve takes what replicas say, and drops it
-        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(NEVER_GIVE_UP),
+        "RAY_worker_niceness": "0",  # 15 by default: engines would yield to all other processes
+        "RAY_SERVE_LOG_TO_STDERR": "1",  # otherwise Serve drops the replicas' output
+        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(UNLIMITED_RETRIES),
     }
 
 
-def _adopt(token: str) -> None:
-    """Sets the environment of this process and of all that it starts."""
-    os.environ.pop("RAY_ADDRESS", None)  # someone else's cluster
+def _set_environment(token: str) -> None:
+    os.environ.pop("RAY_ADDRESS", None)  # may name another cluster
     os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
-    os.environ.update(environment(token))
+    os.environ.update(ray_environment(token))
 
 
-def prepare(run_dir: Path) -> None:
-    """The same, with a token that is drawn now, and left in ``run_dir`` for ``prepare_again``."""
+def prepare_environment(run_dir: Path) -> None:
+    """Set the environment for a new Ray; its token is drawn and kept in ``run_dir``."""
     token = secrets.token_hex(32)
     write_private(run_dir / _TOKEN_FILE, token.encode())
-    _adopt(token)
+    _set_environment(token)
 
 
-def prepare_again(run_dir: Path) -> None:
-    """For another process that wants to talk to the same Ray. Raises StartupError."""
+def join_environment(run_dir: Path) -> None:
+    """Set the environment for the Ray that was started with ``run_dir``. Raises StartupError."""
     try:
-        _adopt((run_dir / _TOKEN_FILE).read_text())
+        _set_environment((run_dir / _TOKEN_FILE).read_text())
     except OSError as error:
         raise StartupError(f"the cluster's token for Ray cannot be read: {error}") from None
 
 
-def start(run_dir: Path, *, gpus: int) -> str:
-    """Starts Ray; its address. From the main thread: Ray's processes are tied to the life of the
-    caller's."""
-    import ray
+def start_ray(run_dir: Path, *, gpus: int) -> str:
+    """Start Ray and return its address. Raises StartupError.
+
+    Call it from the main thread: Ray's processes end with the thread that started them."""
+    from cluster.serve import ray_internals
 
     folder = run_dir / "ray"
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
-        context: Any = ray.init(
+        context = ray_internals.init_ray(
+            folder,
             address="local",
-            num_cpus=2,  # only a count of slots; more would start more idle processes
+            num_cpus=2,  # a number of slots only; more slots start more idle processes
             num_gpus=gpus,
-            resources={resource(kind): _ANY_NUMBER for kind in KINDS},
+            resources={resource_name(kind): _ANY_NUMBER for kind in SCALABLE_KINDS},
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,
             configure_logging=False,
-            _temp_dir=str(folder),
         )
     except (RuntimeError, ValueError, OSError, TimeoutError) as e:
         raise StartupError(f"Ray did not start: {e}") from e
@@ -89,13 +86,13 @@ def start(run_dir: Path, *, gpus: int) -> str:
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[None]:
-    """Within it, this process is a driver of the cluster at ``address``. Raises StartupError."""
+def connected_to_ray(address: str) -> Iterator[None]:
+    """Make this process a driver of the cluster at ``address``. Raises StartupError."""
     import ray
 
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except Exception as error:  # Ray has no common type for them
+    except Exception as error:  # Ray's errors have no common type
         reason = str(error).strip().partition("\n")[0]
         raise StartupError(
             f"no Ray cluster can be reached at {address!r} from this machine: {reason}; this must"
@@ -108,58 +105,42 @@ def connected(address: str) -> Iterator[None]:
 
 
 def node_address() -> str:
-    """This node's, as the others reach it."""
+    """Return the address by which other nodes reach this one."""
     import ray.util
 
     address: Any = ray.util.get_node_ip_address
     return str(address())
 
 
-def declared() -> dict[str, float]:
-    """All resources of the cluster's living nodes, by name."""
+def declared_resources() -> dict[str, float]:
+    """Return the total resources of the cluster's living nodes, by name."""
     import ray
 
     resources: Any = ray.cluster_resources
     return dict(resources())
 
 
-def available() -> dict[str, float]:
-    """What of them no replica has."""
+def available_resources() -> dict[str, float]:
+    """Return the resources that no replica occupies, by name."""
     import ray
 
     resources: Any = ray.available_resources
     return dict(resources())
 
 
-def keep_replica_on_loopback() -> None:
-    """In a replica, while it is being made: its internal gRPC port is one of loopback, where those
-    who call it are; Serve would open it to every interface (ray 2.60.0), and has no setting."""
-    import ray.serve._private.replica
-
-    replica: Any = ray.serve._private.replica
-    add_port = replica.add_port_to_grpc_server
-    if getattr(add_port, "__module__", "") == __name__:
-        return  # once
-
-    def on_loopback(server: Any, _address: str) -> int:
-        return int(add_port(server, "127.0.0.1:0"))
-
-    replica.add_port_to_grpc_server = on_loopback
-
-
 def start_serve() -> None:
-    """Starts Serve, without a proxy: clients talk to routers."""
+    """Start Serve without its HTTP proxy: clients talk to the routers."""
     from ray import serve
 
-    serve.start(proxy_location="Disabled", logging_config=logging_config())
+    serve.start(proxy_location="Disabled", logging_config=serve_logging_config())
 
 
-def logging_config() -> dict[str, Any]:
+def serve_logging_config() -> dict[str, Any]:
     return {"log_level": "WARNING", "enable_access_log": False}
 
 
 def dead_process() -> str | None:
-    """Name of a process that Ray cannot do without and that has died; None when all live."""
+    """Return the name of an essential Ray process that has died; None when all are alive."""
     living = set()
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -169,7 +150,9 @@ def dead_process() -> str | None:
 
 
 def replica_errors(run_dir: Path, lines: int = 30) -> str:
-    """The end of what replicas wrote to standard error, for the log: Ray's go with the run."""
+    """Return the last lines that replicas wrote to standard error.
+
+    The supervisor copies them to its own log, since Ray's logs are deleted with the run."""
     parts = []
     for path in sorted(run_dir.glob("ray/session_2*/logs/worker-*.err")):
         text = path.read_text(errors="replace").splitlines()
@@ -179,7 +162,7 @@ def replica_errors(run_dir: Path, lines: int = 30) -> str:
 
 
 def gpu_count() -> int:
-    """GPUs of this machine, without importing torch."""
+    """Return the number of GPUs of this machine, without importing torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])

@@ -1,4 +1,4 @@
-"""The kinds of replicas, and what they are called in Ray and Serve."""
+"""Names the kinds of replicas in Ray and Serve; used by everything that deploys or scales them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ from typing import Literal, TypeAlias
 
 from protocol.roles import ROLES
 
-Kind: TypeAlias = Literal["prefill", "decode", "router", "autoscaler"]
-KINDS: tuple[Kind, ...] = (*ROLES, "router")
-"""Those that nodes declare room for, and of which there may be many."""
-APPLICATIONS: tuple[Kind, ...] = (*KINDS, "autoscaler")
-"""In the order in which they are updated."""
+ReplicaKind: TypeAlias = Literal["prefill", "decode", "router", "autoscaler"]
+SCALABLE_KINDS: tuple[ReplicaKind, ...] = (*ROLES, "router")
+"""Kinds that may have many replicas, and for which nodes declare a custom resource."""
+ALL_KINDS: tuple[ReplicaKind, ...] = (*SCALABLE_KINDS, "autoscaler")
+"""All kinds, in the order in which an update replaces them."""
 
-NEVER_GIVE_UP = 1_000_000
-"""Failed starts of replicas after which Serve tries no more. A controller that comes back counts
-those of dead hosts among them, and would leave a pool of one worker for good. Whoever deploys sees
-by himself that starts fail (``deploy``)."""
+UNLIMITED_RETRIES = 1_000_000
+"""Number of failed replica starts after which Serve gives up. A controller that restarts also
+counts the replicas of dead hosts as failed starts; with a low limit it would leave a pool of one
+worker empty for good. ``deploy.wait_until_running`` detects failing starts itself."""
+
+ACTING_AUTOSCALER = "Autoscaler"
+ADVISING_AUTOSCALER = "Adviser"
 
 
-def application(kind: Kind) -> str:
-    """Its name in Serve."""
+def application_name(kind: ReplicaKind) -> str:
+    """Return the name of the kind's Serve application."""
     return f"baton-{kind}"
 
 
-def class_name(kind: Kind) -> str:
-    """What Serve calls the deployment; an autoscaler that only advises has another one."""
-    names = {"prefill": "PrefillWorker", "decode": "DecodeWorker", "router": "Router"}
-    return names.get(kind, ACTING)
+def deployment_name(kind: ReplicaKind, *, advising: bool = False) -> str:
+    """Return the name of the deployment in the application.
+
+    An ``advising`` autoscaler has another name, so that its name in Serve tells whether
+    autoscaling changes the replica counts."""
+    if kind == "autoscaler":
+        return ADVISING_AUTOSCALER if advising else ACTING_AUTOSCALER
+    return {"prefill": "PrefillWorker", "decode": "DecodeWorker", "router": "Router"}[kind]
 
 
-ACTING = "Autoscaler"
-ADVISING = "Adviser"
-
-
-def resource(kind: Kind) -> str:
-    """Ray's custom resource: how many of a kind a node takes."""
+def resource_name(kind: ReplicaKind) -> str:
+    """Return the custom Ray resource that says how many replicas of the kind a node takes."""
     return f"baton_{kind}"

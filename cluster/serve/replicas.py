@@ -1,188 +1,184 @@
-"""What runs inside of Serve's replicas: one class for each kind (see ``serve_app``)."""
+"""The classes that run inside Ray Serve's replicas: workers, routers, the autoscaler.
+
+Serve creates and destroys the instances: it awaits ``__init__``, polls ``check_health`` (a replica
+is replaced after three failures in a row), and awaits ``__del__`` to shut a replica down.
+``applications`` says how they are deployed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
-from cluster.autoscale.replica_counts import Aside
-from cluster.local.start_report import on_stderr
-from cluster.models import drafting, models
-from cluster.serve import node, ray_runtime
-from cluster.serve.node import Place
+from cluster.autoscale.replica_counts import BlockingCall
+from cluster.local.start_report import stderr_reporter
+from cluster.models import drafting, locate
+from cluster.serve import node_settings, ray_internals
+from cluster.serve.node_settings import ReplicaContext, node_config
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.settings.worker_settings import WorkerSettings
-from cluster.sizing.snapshot import Counts, Worker
+from cluster.sizing.snapshot import WorkerCounts, WorkerSnapshot
 from protocol.errors import Unavailable
 from protocol.roles import ROLES
 from router.settings import RouterSettings
 
 KILL_S = 15.0
-"""After its time to drain, a replica that has not ended is killed."""
+"""Seconds after its drain time at which Serve kills a replica that has not ended."""
+_STOP_MARGIN_S = 10.0
+_CONTROLLER_TIMEOUT_S = 5.0
 
 
 class WorkerReplica:
-    """A worker's front inside a Serve replica; its engine is a child process of the replica."""
+    """A worker's front inside a replica; its engine is a child process of the replica."""
 
-    async def __init__(self, settings: WorkerSettings, place: Place) -> None:  # type: ignore[misc]
-
+    async def __init__(  # type: ignore[misc]
+        self, settings: WorkerSettings, context: ReplicaContext
+    ) -> None:
         from cluster.worker.worker import Worker
 
-        place.check()
-        ray_runtime.keep_replica_on_loopback()
-        self._place = place
-        own = node.worker(settings, node.here(), place.address())
-        role = own.role
-        self._worker = Worker(
-            await asyncio.to_thread(worker_model, own), lambda text: place.say(role, text)
-        )
+        address = _prepare_replica(context)
+        own = node_settings.worker_settings_here(settings, node_config(), address)
+        located = await asyncio.to_thread(resolve_worker_model, own)
+        self._drain_s = context.drain_s
+        self._worker = Worker(located, partial(context.report, own.role))
         await self._worker.start()
 
     def check_health(self) -> None:
-        """Serve replaces the replica after three failures in a row."""
-        problem = self._worker.problem()
-        if problem is not None:
-            raise RuntimeError(problem)
+        _raise_problem(self._worker.problem())
 
     async def __del__(self) -> None:
-        # Serve awaits it when it stops the replica. It must end, or the engine outlives its turn.
+        # The timeout makes sure that it ends: otherwise Serve kills the replica, and the engine
+        # would outlive its front.
         worker = getattr(self, "_worker", None)
         if worker is not None:
-            drain_s = 0.0 if worker.problem() else self._place.drain_s
-            async with asyncio.timeout(drain_s + 10.0):
+            drain_s = 0.0 if worker.problem() else self._drain_s
+            async with asyncio.timeout(drain_s + _STOP_MARGIN_S):
                 await worker.stop(drain_s)
 
 
-class PrefillWorker(WorkerReplica):
-    """Replica of the prefill pool."""
+class PrefillReplica(WorkerReplica):
+    """A worker of the prefill pool."""
 
 
-class DecodeWorker(WorkerReplica):
-    """Replica of the decode pool."""
+class DecodeReplica(WorkerReplica):
+    """A worker of the decode pool."""
 
 
-class Router:
-    """A router with its HTTP server, within the replica."""
+class RouterReplica:
+    """A router with its own HTTP server inside a replica."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: RouterSettings, place: Place, host: str, port: int
+    async def __init__(  # type: ignore[misc]
+        self, settings: RouterSettings, context: ReplicaContext, host: str, port: int
     ) -> None:
         from router.http.server import HostedRouter
 
-        place.check()
-        ray_runtime.keep_replica_on_loopback()
-        address = place.address()
-        own = node.router(settings, node.here(), address)
-        located = await asyncio.to_thread(router_model, own)
-        self._drain_s = place.drain_s
-        self._server = HostedRouter(located, address or host, port, place.drain_s)
+        address = _prepare_replica(context)
+        own = node_settings.router_settings_here(settings, node_config(), address)
+        located = await asyncio.to_thread(resolve_router_model, own)
+        self._drain_s = context.drain_s
+        self._server = HostedRouter(located, address or host, port, context.drain_s)
         await self._server.start()
 
     def check_health(self) -> None:
-        problem = self._server.problem()
-        if problem is not None:
-            raise RuntimeError(problem)
+        _raise_problem(self._server.problem())
 
     async def __del__(self) -> None:
         server = getattr(self, "_server", None)
         if server is not None:
-            async with asyncio.timeout(self._drain_s + 10.0):
+            async with asyncio.timeout(self._drain_s + _STOP_MARGIN_S):
                 await server.stop()
 
 
-class Autoscaler:
-    """The one that changes numbers and roles of workers."""
+class AutoscalerReplica:
+    """The autoscaler, which sets the replica counts of the pools or only advises."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: AutoscalerSettings, place: Place
+    async def __init__(  # type: ignore[misc]
+        self, settings: AutoscalerSettings, context: ReplicaContext
     ) -> None:
-        from cluster.autoscale.process import Autoscaler as Process
+        from cluster.autoscale.process import AutoscalerService
 
-        place.check()
-        ray_runtime.keep_replica_on_loopback()
-        own = node.autoscaler(settings, node.here(), place.address())
-        self._process = Process(own, ServeReplicas(), lambda text: place.say("autoscaler", text))
-        await self._process.start()
+        address = _prepare_replica(context)
+        own = node_settings.autoscaler_settings_here(settings, node_config(), address)
+        self._service = AutoscalerService(
+            own, ServeReplicas(), partial(context.report, "autoscaler")
+        )
+        await self._service.start()
 
     def check_health(self) -> None:
-        problem = self._process.problem()
-        if problem is not None:
-            raise RuntimeError(problem)
+        _raise_problem(self._service.problem())
 
     async def __del__(self) -> None:
-        process = getattr(self, "_process", None)
-        if process is not None:
+        service = getattr(self, "_service", None)
+        if service is not None:
             async with asyncio.timeout(KILL_S):
-                await process.stop()
+                await service.stop()
 
 
-class Adviser(Autoscaler):
-    """One that says what it would do. Serve knows it by another name: so do those who want to know
-    whether numbers are theirs to change."""
+def _prepare_replica(context: ReplicaContext) -> str | None:
+    """Check the program and return the address to listen on; None: the configured one."""
+    context.check_program()
+    ray_internals.keep_replica_on_loopback()
+    return context.listen_address()
 
 
-# MERGED cluster.located
-# The model on the node of a replica: in its folder, or fetched from the hub.
+def _raise_problem(problem: str | None) -> None:
+    if problem is not None:
+        raise RuntimeError(problem)
 
 
-def worker_model(settings: WorkerSettings) -> WorkerSettings:
-    """``settings`` with folders of this node; "" stands for the demo model. Raises StartupError."""
-    wanted = settings.model_path or None
-    with on_stderr() as report:
-        found = models.resolve(wanted, settings.model_id or None, report.download)
-        drafts = settings.speculation
-        if settings.role == "decode":
-            drafts = drafting.resolve(drafts, wanted, report)
-    return replace(settings, model_path=str(found.path), model_id=found.id, speculation=drafts)
+def resolve_worker_model(settings: WorkerSettings) -> WorkerSettings:
+    """Return ``settings`` with the folders of the model and its draft on this node.
+
+    A missing model is downloaded. An empty path means the demo model. Raises StartupError."""
+    wanted = settings.engine.model_path or None
+    with stderr_reporter() as report:
+        found = locate.resolve_model(wanted, settings.model_id or None, report.download)
+        drafts = drafting.resolve_draft(settings.engine.speculation, wanted, report)
+    return settings.with_model(str(found.path), found.id, speculation=drafts)
 
 
-def router_model(settings: RouterSettings) -> RouterSettings:
-    """Likewise."""
-    with on_stderr() as report:
+def resolve_router_model(settings: RouterSettings) -> RouterSettings:
+    """Return ``settings`` with the folder of the model, as ``resolve_worker_model`` does."""
+    with stderr_reporter() as report:
         wanted = settings.model_path or None
-        found = models.resolve(wanted, settings.model_id or None, report.download)
+        found = locate.resolve_model(wanted, settings.model_id or None, report.download)
     return replace(settings, model_path=str(found.path), model_id=found.id)
 
 
-# MERGED cluster.serve_counts
-# Numbers of replicas, read and set through Ray Serve's interface for external scalers.
-
-DEADLINE_S = 5.0
-
-
 class ServeReplicas:
-    """Of Baton's applications, by Ray Serve's interface for scalers that are not its own."""
+    """Reads and sets the replica counts of the pools, for the autoscaler's ``ReplicaController``.
+
+    It uses Ray Serve's interface for external scalers (``external_scaler_enabled``)."""
 
     changes = True
 
     def __init__(self) -> None:
-        self._aside = Aside("Ray Serve")
+        self._call = BlockingCall("Ray Serve")
 
-    async def targets(self, workers: Sequence[Worker]) -> Counts:
-        from cluster.serve import ray_internals as serve_control
-
+    async def targets(self, workers: Sequence[WorkerSnapshot]) -> WorkerCounts:
+        read = partial(ray_internals.target_replicas, _CONTROLLER_TIMEOUT_S)
         try:
-            found = await self._aside(lambda: serve_control.targets(DEADLINE_S), DEADLINE_S)
-        except Exception as error:  # Ray has no common type for them
-            raise Unavailable(f"numbers of replicas are not known: {_first(error)}") from error
-        return Counts(**{role: found.get(role, 0) for role in ROLES})
+            found = await self._call(read, _CONTROLLER_TIMEOUT_S)
+        except Exception as error:  # Ray's errors have no common type
+            raise Unavailable(f"numbers of replicas are not known: {_last_line(error)}") from error
+        return WorkerCounts(**{role: found.get(role, 0) for role in ROLES})
 
-    async def ask(self, before: Counts, after: Counts) -> None:
-        from cluster.serve import ray_internals as serve_control
-
+    async def ask(self, before: WorkerCounts, after: WorkerCounts) -> None:
         for role in ROLES:
-            if after.of(role) == before.of(role):
+            count = after.of(role)
+            if count == before.of(role):
                 continue
-            ask = serve_control.asking(role, after.of(role), DEADLINE_S)
+            write = partial(ray_internals.set_target_replicas, role, count, _CONTROLLER_TIMEOUT_S)
             try:
-                await self._aside(ask, DEADLINE_S)
-            except Exception as error:  # likewise
-                raise Unavailable(f"{role} replicas are not changed: {_first(error)}") from error
+                await self._call(write, _CONTROLLER_TIMEOUT_S)
+            except Exception as error:  # Ray's errors have no common type
+                text = f"{role} replicas are not changed: {_last_line(error)}"
+                raise Unavailable(text) from error
 
 
-def _first(error: Exception) -> str:
-    """What it says, in a line."""
+def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Whether a router that was just started answers."""
+"""Checks that a router that was just started answers; called at the end of `baton up`."""
 
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ import ssl
 import time
 from urllib.parse import urlsplit
 
-from cluster.serve.deploy import Say, Telling
+from cluster.local.start_report import ReportWaiting, WaitReporter
 from protocol.errors import StartupError
 from protocol.security.tls import HttpTls
 
 _POLL_S = 0.1
 
 
-class Probe:
-    """Asks the router at ``url``. ``tls``: its certificate, which may name other hosts."""
+class RouterProbe:
+    """Sends requests to the router at ``url``.
+
+    ``tls``: the router's certificate, which is trusted and may name other hosts."""
 
     def __init__(self, url: str, tls: HttpTls | None) -> None:
         self.url = url
         self._tls = tls
 
-    def answers(self, model_id: str, deadline_s: float, say: Say, *, keys: bool) -> int:
-        """Waits for /ready, then streams one completion; returns the parts that came, 0 where a
-        completion needs one of the ``keys``. Raises StartupError."""
+    def wait_until_answering(
+        self, model_id: str, deadline_s: float, report: ReportWaiting, *, keys: bool
+    ) -> int:
+        """Wait for /ready, stream one completion, and return the number of its parts.
+
+        With ``keys`` a completion needs an API key, so none is sent and the result is 0. Raises
+        StartupError at the deadline or when the completion fails."""
         end = time.monotonic() + deadline_s
-        tell = Telling(say, end)
+        wait_reporter = WaitReporter(report, end)
         while True:
             status, answer = self._get("/ready")
             if status == 200:
                 break
             if time.monotonic() > end:
                 raise StartupError(f"the router is not ready: {answer[:500]}")
-            tell(["router"])
+            wait_reporter(["router"])
             time.sleep(_POLL_S)
         return 0 if keys else self._stream(model_id, max(5.0, end - time.monotonic()))
 

@@ -1,4 +1,4 @@
-"""What `baton up` hands to the supervisor: a file of mode 0600 in the run folder."""
+"""The settings of a whole cluster, which `baton up` writes for the supervisor (mode 0600)."""
 
 from __future__ import annotations
 
@@ -11,55 +11,62 @@ from cluster.local.run_state import write_private
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.settings.worker_settings import WorkerSettings
 from protocol.errors import StartupError
-from protocol.registry.redis_access import check_exposure
+from protocol.registry.redis_client import check_exposure
 from protocol.roles import Role
 from router.settings import RouterSettings
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster to start, with everything that could be checked beforehand checked."""
+class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster to start, after every check that needs no running process.
+
+    ``workers``, ``router`` and ``autoscaler`` lack what is known only at the start or on the node:
+    folders of the model, secrets and certificates.
+    """
 
     cluster: str
     model_path: str
     model_id: str
     run_dir: str
     events_path: str
-    host: str  # of the router's HTTP server
+    host: str  # of the routers' HTTP servers
     port: int
-    prefill: int  # workers
-    decode: int
-    routers: int
-    redis_url: str | None  # None: one of its own
-    workers: dict[Role, WorkerSettings]  # of each pool, without what is only known at the start
-    router: RouterSettings  # likewise
-    autoscaler: AutoscalerSettings  # likewise
-    token: str | None = None  # None: drawn at the start
-    secret: str | None = None  # in hex; likewise
-    start_deadline_s: float = 180.0
-    drain_s: float = 30.0
+    prefill: int  # number of workers
+    decode: int  # number of workers
+    routers: int  # number of routers
+    redis_url: str | None  # None: the supervisor starts one
+    workers: dict[Role, WorkerSettings]
+    router: RouterSettings
+    autoscaler: AutoscalerSettings
+    token: str | None  # None: the supervisor draws one
+    secret: str | None  # in hex; None: the supervisor draws one
+    start_deadline_s: float
+    drain_s: float
 
     @property
     def url(self) -> str:
+        """URL at which clients reach the routers."""
         return self.router.url_at(self.host, self.port)
 
     @property
     def counts(self) -> str:
+        """Numbers of processes in words, for the terminal."""
         routers = f"{self.routers} router{'s' if self.routers != 1 else ''}"
         mode = self.autoscaler.mode
         scaler = "" if mode == "off" else f", an autoscaler ({mode})"
         return f"{self.prefill} prefill, {self.decode} decode, {routers}{scaler}"
 
     def most_workers(self, gpus: int) -> int:
-        """On a machine with so many GPUs, to be shared among them all where they are too few for
-        the first ones to have one each."""
+        """Return the number of workers that share the GPUs of a machine with ``gpus`` of them.
+
+        Where each worker of the start has a GPU of its own, later workers need not be counted."""
         first = self.prefill + self.decode
         if self.autoscaler.mode != "act" or gpus >= first:
             return first
         return max(first, self.autoscaler.limits.most.total)
 
-    def with_workers(self, counts: Mapping[Role, int]) -> Launch:
-        """With numbers of workers as an autoscaler left them, within its limits as they are now,
-        and one at least of what is deployed."""
+    def with_workers(self, counts: Mapping[Role, int]) -> LaunchSettings:
+        """Return these settings with the numbers of workers that an autoscaler left, clamped to its
+        present limits and to at least one worker per deployed pool."""
         least, most = self.autoscaler.limits.least, self.autoscaler.limits.most
         kept = {
             role: min(max(count, least.of(role), 1), most.of(role))
@@ -68,10 +75,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **kept)
 
     def check(self) -> None:
-        """Raises StartupError for what one machine under Ray cannot be."""
+        """Raise StartupError for settings that one machine under Ray cannot have."""
         if self.redis_url is not None:
             check_exposure(self.redis_url)
-        device = self.workers["decode"].device
+        device = self.workers["decode"].engine.device
         if device is not None and ":" in device:
             raise StartupError(f"device {device!r}: expected cpu or cuda; Ray hands out the GPUs")
 
@@ -81,5 +88,5 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return path
 
 
-def read_launch(path: Path) -> Launch:
-    return msgspec.json.decode(path.read_bytes(), type=Launch)
+def read_launch(path: Path) -> LaunchSettings:
+    return msgspec.json.decode(path.read_bytes(), type=LaunchSettings)

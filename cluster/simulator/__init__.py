@@ -1,1 +1,1 @@
-"""`baton simulate`: a load on a simulated cluster, through the product's own decisions."""
+"""`baton simulate`: runs a workload on a simulated cluster through the product's own decisions."""

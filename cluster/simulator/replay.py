@@ -1,4 +1,4 @@
-"""A log of decisions, decided anew: each snapshot must give what it gave then."""
+"""Decides a decision log anew: each snapshot must give the decision that was recorded."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.sizing.decision import Decision, Record, from_line
+from cluster.sizing.decision import DecisionRecord, ScalingDecision, decode_record
 from cluster.sizing.policy import decide
-from cluster.sizing.snapshot import Snapshot
+from cluster.sizing.snapshot import SizingSnapshot
 from protocol.errors import StartupError
 
 _MOST_LINE_BYTES = 16 << 20
 
 
-class Difference(NamedTuple):
-    """A field of a decision, by its path."""
+class DecisionDifference(NamedTuple):
+    """One field, by its path, in which a recorded and a new decision differ."""
 
     line: int
     field: str
@@ -25,13 +25,13 @@ class Difference(NamedTuple):
     decided: str
 
 
-class Replayed(NamedTuple):
-    """``first``: the fields that differ in the first line that does; ``damaged``: what is wrong
+class ReplayResult(NamedTuple):
+    """``first``: the fields that differ in the first line that differs. ``damaged``: what is wrong
     with the first line that cannot be read."""
 
     lines: int
     agreed: int
-    first: list[Difference]
+    first: list[DecisionDifference]
     damaged: str | None
 
     @property
@@ -39,28 +39,33 @@ class Replayed(NamedTuple):
         return self.damaged is None and self.agreed == self.lines
 
 
-def replay(path: Path, policy: Callable[[Snapshot], Decision] = decide) -> Replayed:
-    """Raises StartupError for a file that cannot be read, or holds nothing."""
+def replay(
+    path: Path, policy: Callable[[SizingSnapshot], ScalingDecision] = decide
+) -> ReplayResult:
+    """Compare all decisions of a log with those of ``policy``.
+
+    Raises StartupError for a file that cannot be read or is empty.
+    """
     lines = agreed = 0
-    first: list[Difference] = []
+    first: list[DecisionDifference] = []
     try:
         for number, line in _lines(path):
             lines += 1
             try:
-                record = from_line(line)
+                record = decode_record(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as e:
-                return Replayed(lines, agreed, first, f"line {number}: {e}")
+                return ReplayResult(lines, agreed, first, f"line {number}: {e}")
             try:
                 found = _differences(number, record, policy)
             except (ArithmeticError, ValueError) as e:  # figures that no cluster has
-                return Replayed(lines, agreed, first, f"line {number}: cannot be decided: {e}")
+                return ReplayResult(lines, agreed, first, f"line {number}: cannot be decided: {e}")
             agreed += not found
             first = first or found
     except OSError as e:
         raise StartupError(f"{path} cannot be read: {e.strerror}") from None
     if not lines:
         raise StartupError(f"{path} holds no decision")
-    return Replayed(lines, agreed, first, None)
+    return ReplayResult(lines, agreed, first, None)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -73,15 +78,16 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _differences(
-    number: int, record: Record, policy: Callable[[Snapshot], Decision]
-) -> list[Difference]:
-    """A decision as it lies in the log: what has no JSON (a float that is no number) is compared
-    as JSON has it."""
-    decided = msgspec.json.decode(msgspec.json.encode(policy(record.snapshot)), type=Decision)
+    number: int, record: DecisionRecord, policy: Callable[[SizingSnapshot], ScalingDecision]
+) -> list[DecisionDifference]:
+    """Compare two decisions as JSON has them, which writes a float that is not a number as null."""
+    decided = msgspec.json.decode(
+        msgspec.json.encode(policy(record.snapshot)), type=ScalingDecision
+    )
     if decided == record.decision:
         return []
     was, now = msgspec.to_builtins(record.decision), msgspec.to_builtins(decided)
-    return [Difference(number, *where) for where in _fields("", was, now)]
+    return [DecisionDifference(number, *where) for where in _fields("", was, now)]
 
 
 def _fields(path: str, was: Any, now: Any) -> Iterator[tuple[str, str, str]]:

@@ -1,44 +1,61 @@
-"""A simulation as one HTML page that opens offline."""
+"""The result of a simulation as one HTML page that opens offline."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
-from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 
-from cluster.simulator.devices.job import Job
-from cluster.simulator.result import LATENCIES, Result, latencies, of_pools, of_requests
-from cluster.simulator.watching import Moment
-from cluster.sizing.decision import Record
-from cluster.workloads.offline_page import blank, document, plots, write
+from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.fleet_sampler import FleetSample
+from cluster.simulator.result import (
+    LATENCIES,
+    SimulationResult,
+    latency_rows,
+    pool_rows,
+    request_rows,
+)
+from cluster.sizing.decision import DecisionRecord
+from cluster.workloads.offline_page import (
+    blank_figure,
+    html_document,
+    html_table,
+    plots_html,
+)
 from protocol.roles import ROLES
 
 BLUE, ORANGE, GREY, RED = "#2563eb", "#d97706", "#64748b", "#dc2626"
 _BUSY = {"busy_prefill": BLUE, "busy_decode": ORANGE, "kv_share": GREY}
 _NAMES = {"busy_prefill": "prefill", "busy_decode": "decode", "kv_share": "KV pools of decode"}
-_MOST_DOTS = 2000
+_MAX_DOTS = 2000
 
 
-def figures(of: Result, jobs: Sequence[Job], records: Sequence[Record]) -> list[go.Figure]:
-    moments = of.moments
+def result_figures(
+    result: SimulationResult,
+    requests: Sequence[SimulatedRequest],
+    records: Sequence[DecisionRecord],
+) -> list[go.Figure]:
+    moments = result.moments
     return [
         _workers(moments, records),
-        _arrivals(jobs),
+        _arrivals(requests),
         _lines("Busy, and full", "share", moments, _BUSY),
         _lines("Requests inside", "requests", moments, {"queued": BLUE, "decoding": ORANGE}),
-        _dots("Time to first token", "s", [(j.at, j.ttft_s) for j in jobs], of.goals.ttft_s),
-        _dots("Time per output token", "s", [(j.at, j.tpot_s) for j in jobs], of.goals.tpot_s),
+        _dots(
+            "Time to first token", "s", [(r.at, r.ttft_s) for r in requests], result.goals.ttft_s
+        ),
+        _dots(
+            "Time per output token", "s", [(r.at, r.tpot_s) for r in requests], result.goals.tpot_s
+        ),
     ]
 
 
 def _figure(title: str, y: str) -> go.Figure:
-    return blank(title, "seconds", y, height=360)
+    return blank_figure(title, "seconds", y, height=360)
 
 
-def _lines(title: str, y: str, moments: Sequence[Moment], names: dict[str, str]) -> go.Figure:
+def _lines(title: str, y: str, moments: Sequence[FleetSample], names: dict[str, str]) -> go.Figure:
     figure = _figure(title, y)
     at = [m.at_s for m in moments]
     for name, color in names.items():
@@ -47,8 +64,8 @@ def _lines(title: str, y: str, moments: Sequence[Moment], names: dict[str, str])
     return figure
 
 
-def _workers(moments: Sequence[Moment], records: Sequence[Record]) -> go.Figure:
-    """What serves, and what the policy wanted."""
+def _workers(moments: Sequence[FleetSample], records: Sequence[DecisionRecord]) -> go.Figure:
+    """Plot the workers that serve and those that the policy wants."""
     names = {"prefill": BLUE, "decode": ORANGE, "starting": GREY}
     figure = _lines("Workers that serve", "workers", moments, names)
     figure.update_traces(line_shape="hv")
@@ -61,9 +78,11 @@ def _workers(moments: Sequence[Moment], records: Sequence[Record]) -> go.Figure:
     return figure
 
 
-def _arrivals(jobs: Sequence[Job]) -> go.Figure:
+def _arrivals(requests: Sequence[SimulatedRequest]) -> go.Figure:
     figure = _figure("Requests that arrive", "requests/s")
-    counts, edges = np.histogram([j.at for j in jobs], bins=min(200, max(1, len(jobs) // 10)))
+    counts, edges = np.histogram(
+        [r.at for r in requests], bins=min(200, max(1, len(requests) // 10))
+    )
     rates = counts / np.diff(edges)
     figure.add_scatter(x=edges[:-1].tolist(), y=rates.tolist(), name="rate", line={"color": GREY})
     return figure
@@ -72,10 +91,10 @@ def _arrivals(jobs: Sequence[Job]) -> go.Figure:
 def _dots(
     title: str, y: str, points: Iterable[tuple[float, float | None]], goal: float
 ) -> go.Figure:
-    """At most _MOST_DOTS of them, evenly picked."""
+    """Plot at most _MAX_DOTS points, evenly picked."""
     figure = _figure(title, y)
     known = [(at, value) for at, value in points if value is not None]
-    known = known[:: max(1, len(known) // _MOST_DOTS)]
+    known = known[:: max(1, len(known) // _MAX_DOTS)]
     figure.add_scatter(
         x=[at for at, _ in known],
         y=[value for _, value in known],
@@ -87,23 +106,17 @@ def _dots(
     return figure
 
 
-def page(of: Result, jobs: Sequence[Job], records: Sequence[Record]) -> str:
+def render_page(
+    result: SimulationResult,
+    requests: Sequence[SimulatedRequest],
+    records: Sequence[DecisionRecord],
+) -> str:
+    figures = html_table((), request_rows(result), ' class=""')
+    pools = html_table((), pool_rows(result), ' class=""')
+    latencies = html_table(LATENCIES, latency_rows(result), ' class="n"')
     body = (
-        f'<div class="side"><div>{_table((), of_requests(of))}</div>'
-        f"<div>{_table((), of_pools(of))}{_table(LATENCIES, latencies(of))}</div></div>"
-        f"<h2>Plots</h2>{plots(figures(of, jobs, records))}"
+        f'<div class="side"><div>{figures}</div>'
+        f"<div>{pools}{latencies}</div></div>"
+        f"<h2>Plots</h2>{plots_html(result_figures(result, requests, records))}"
     )
-    return document(f"baton simulate: {of.name}", body)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return f'<table class="{"n" if head else ""}"><tr>{top}</tr>{body}</table>'
-
-
-def write_page(path: Path, of: Result, jobs: Sequence[Job], records: Sequence[Record]) -> None:
-    """Raises StartupError."""
-    write(path, page(of, jobs, records))
+    return html_document(f"baton simulate: {result.name}", body)

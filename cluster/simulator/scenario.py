@@ -1,4 +1,4 @@
-"""What is simulated: one YAML file, whose keys are these. Relative paths are of its folder."""
+"""The schema of a scenario's YAML file and its readers; paths are relative to the file."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from cluster.config.schema import AutoscalerSection, Section
-from cluster.sizing.snapshot import Goals
+from cluster.sizing.snapshot import SloTargets
 from cluster.workloads.arrivals import ArrivalKind
 from cluster.workloads.lengths import FORMS, parse_length
 from protocol.errors import StartupError
 from protocol.roles import ROLES, Role
-from router.placement.policies import PolicyName
-
-# MERGED cluster.simulate.machine_keys
-# The scenario's section `machines`.
 
 LARGEST = 1e9
+MAX_WORKERS = 10_000
+SAMPLE = Path(__file__).parent / "data" / "sample.yaml"
 
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=LARGEST)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=LARGEST)]
 
 
 class MachineSection(Section):
-    """By coefficients of its steps, as `baton status --json` has them; or by GPU and model, as
-    `baton plan` takes them."""
+    """A machine by its step coefficients, as `baton status --json` prints them, or by GPU and
+    model, as for `baton plan`."""
 
     step: tuple[NotNegative, NotNegative, NotNegative, NotNegative, NotNegative] | None = None
     gpu: str | None = None
@@ -43,7 +41,7 @@ class MachineSection(Section):
     link_gb_per_s: Positive | None = None
 
     @model_validator(mode="after")
-    def _one_way(self) -> MachineSection:
+    def _check_kind(self) -> MachineSection:
         if (self.step is None) == (self.gpu is None or self.model is None):
             raise ValueError("expected step (five coefficients in seconds), or gpu and model")
         if self.step is not None and (self.kv_tokens is None or self.kv_bytes is None):
@@ -59,30 +57,26 @@ class MachinesSection(Section):
     pace: Annotated[float, Field(ge=1, le=17)] = 1.0  # tokens of a sequence in a step: speculation
 
 
-# MERGED cluster.simulate.traffic_keys
-# The scenario's section `traffic`.
-
-
-def _length(given: object) -> object:
+def _parse_tokens(given: object) -> object:
     try:
         return parse_length(str(given), "tokens")
     except StartupError:
         raise ValueError(f"expected {FORMS}, not {given!r}") from None
 
 
-Tokens: TypeAlias = Annotated[Any, BeforeValidator(_length)]
+Tokens: TypeAlias = Annotated[Any, BeforeValidator(_parse_tokens)]
 
 
 class RateSection(Section):
-    """``rate`` requests a second from ``at_s`` on."""
+    """``rate`` requests a second from ``at_s`` on, until the next section."""
 
     at_s: NotNegative
     rate: NotNegative
 
 
 class SineSection(Section):
-    """A day: rate * (1 + amplitude * sin(2 pi (t/period_s - phase - 1/4))): least at the beginning,
-    or ``phase`` of a period later."""
+    """A daily wave: rate * (1 + amplitude * sin(2 pi (t/period_s - phase - 1/4))), which is lowest
+    at the beginning, or ``phase`` of a period later."""
 
     amplitude: Annotated[float, Field(ge=0, le=1)] = 0.5
     period_s: Positive = 86400.0
@@ -90,7 +84,7 @@ class SineSection(Section):
 
 
 class MixSection(Section):
-    """Requests of one kind, from ``from_s`` on for ``for_s``."""
+    """Requests of one kind, which arrive from ``from_s`` on for ``for_s`` seconds."""
 
     rate: NotNegative | None = None
     rates: tuple[RateSection, ...] = ()
@@ -105,7 +99,7 @@ class MixSection(Section):
     for_s: Positive | None = None
 
     @model_validator(mode="after")
-    def _one_rate(self) -> MixSection:
+    def _check_rates(self) -> MixSection:
         if (self.rate is None) == (not self.rates):
             raise ValueError("expected rate, or rates (a list of at_s and rate)")
         if any(a.at_s >= b.at_s for a, b in zip(self.rates, self.rates[1:], strict=False)):
@@ -114,7 +108,7 @@ class MixSection(Section):
 
 
 class TrafficSection(Section):
-    """A trace of Mooncake (.jsonl) or Azure (.csv), or mixes, or both."""
+    """A trace in the format of Mooncake (.jsonl) or Azure (.csv), or mixes, or both."""
 
     trace: str | None = None
     speed: Positive = 1.0  # of the trace: 2 halves the time between requests
@@ -124,20 +118,18 @@ class TrafficSection(Section):
     mixes: tuple[MixSection, ...] = ()
 
     @model_validator(mode="after")
-    def _some(self) -> TrafficSection:
+    def _check_source(self) -> TrafficSection:
         if self.trace is None and not self.mixes:
             raise ValueError("expected trace, or mixes")
         return self
 
 
-MOST_WORKERS = 10_000
-
-Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
 
 
-class PoolsSection(Section):
+class ScenarioPoolsSection(Section):
     prefill: Count = 1
-    decode: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
+    decode: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
 
 
 class ObjectivesSection(Section):
@@ -146,30 +138,27 @@ class ObjectivesSection(Section):
 
 
 class RoutingSection(Section):
-    policy: PolicyName = "cost"
     admission_ttft_ms: Positive | None = None  # None: 10 times the objective
     admission_queue_ms: Positive | None = None  # None: no bound
     path_ms: NotNegative = 4.0  # to a prefill worker and back
 
 
 class ScalingSection(AutoscalerSection):
-    """As the configuration's section `autoscaler`, and what the world makes of it."""
+    """The configuration's section `autoscaler`, and how long starts take in the simulation."""
 
-    start_spread: Annotated[float, Field(ge=0, lt=1)] = (
-        0.0  # starts take start_s, more or less by this share
-    )
-    lend_after_s: NotNegative | None = None  # of Tuning; None: as the autoscaler has it
-    down_share: Annotated[float | None, Field(gt=0, le=1)] = None
+    start_spread: Annotated[float, Field(ge=0, lt=1)] = 0.0  # start_s varies by this share
+    lend_after_s: NotNegative | None = None  # of ScalingTuning; None: the autoscaler's default
+    down_share: Annotated[float | None, Field(gt=0, le=1)] = None  # likewise
 
     @model_validator(mode="before")
     @classmethod
-    def _off(cls, given: object) -> object:
+    def _read_off(cls, given: object) -> object:
         if isinstance(given, dict) and given.get("mode") is False:
-            return {**given, "mode": "off"}  # the word off, which to YAML is false
+            return {**given, "mode": "off"}  # YAML reads the word off as false
         return given
 
     @model_validator(mode="after")
-    def _ranges(self) -> ScalingSection:
+    def _check_limits(self) -> ScalingSection:
         for role in ROLES:
             least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
             if least > most:
@@ -178,28 +167,32 @@ class ScalingSection(AutoscalerSection):
 
 
 class EventSection(Section):
-    """die: ``count`` workers of a pool, for whom others start where an autoscaler acts; slow_link:
-    their links have ``share`` of their speed; slow_start: starts take ``start_s``; no_start: they
-    fail, and are tried again; blind: no metrics; burst: requests of that while come ``times`` as
-    often."""
+    """An event at ``at_s``, most of which last ``for_s`` seconds.
+
+    die: ``count`` workers of a pool die, and others start if an autoscaler acts. slow_link: their
+    links have ``share`` of their speed. slow_start: starts take ``start_s``. no_start: starts fail
+    and are tried again. blind: metrics are missing. burst: requests arrive ``times`` as often.
+    """
 
     kind: Literal["die", "slow_link", "slow_start", "no_start", "blind", "burst"]
     at_s: NotNegative
     for_s: Positive = 60.0
     pool: Role = "decode"
-    count: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
+    count: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
     start_s: Positive = 600.0
     times: Annotated[int, Field(ge=2, le=1000)] = 3
 
 
 class Scenario(Section):
+    """One scenario file; `baton simulate` runs it."""
+
     name: str = "scenario"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     seconds: Positive | None = None  # in which requests come; None: all of the trace
     warm_up_s: NotNegative = 0.0  # requests that arrive before count for nothing
     machines: MachinesSection
-    pools: PoolsSection = PoolsSection()
+    pools: ScenarioPoolsSection = ScenarioPoolsSection()
     objectives: ObjectivesSection = ObjectivesSection()
     routing: RoutingSection = RoutingSection()
     traffic: TrafficSection
@@ -208,23 +201,20 @@ class Scenario(Section):
     events: tuple[EventSection, ...] = ()
 
     @model_validator(mode="after")
-    def _ends(self) -> Scenario:
+    def _check_duration(self) -> Scenario:
         if self.seconds is None and self.traffic.trace is None:
             raise ValueError("seconds: expected, as there is no trace that ends")
         return self
 
     @property
-    def goals(self) -> Goals:
-        return Goals(ttft_s=self.objectives.ttft_ms / 1e3, tpot_s=self.objectives.tpot_ms / 1e3)
+    def goals(self) -> SloTargets:
+        return SloTargets(
+            ttft_s=self.objectives.ttft_ms / 1e3, tpot_s=self.objectives.tpot_ms / 1e3
+        )
 
 
-def read(path: Path) -> Scenario:
-    """Raises StartupError that names every key that is wrong, and what was expected."""
-    return parse(read_raw(path), str(path), path.parent)
-
-
-def read_raw(path: Path) -> dict[str, Any]:
-    """Raises StartupError for what is no mapping."""
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file. Raises StartupError if it cannot be read or is not a mapping."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -236,12 +226,14 @@ def read_raw(path: Path) -> dict[str, Any]:
     return raw
 
 
-def parse(raw: dict[str, Any], name: str = "scenario", folder: Path | None = None) -> Scenario:
-    """``folder``: where relative paths begin. Raises StartupError."""
+def parse_scenario(
+    raw: dict[str, Any], name: str = "scenario", folder: Path | None = None
+) -> Scenario:
+    """Validate a scenario; relative paths begin in ``folder``. Raises StartupError."""
     try:
         found = Scenario.model_validate(raw)
     except ValidationError as e:
-        lines = [f"  {'.'.join(map(str, d['loc'])) or '-'}: {_says(d)}" for d in e.errors()]
+        lines = [f"  {'.'.join(map(str, d['loc'])) or '-'}: {_explain(d)}" for d in e.errors()]
         raise StartupError("\n".join([f"{name}:", *lines])) from None
     if found.traffic.trace is None or folder is None:
         return found
@@ -249,27 +241,25 @@ def parse(raw: dict[str, Any], name: str = "scenario", folder: Path | None = Non
     return found.model_copy(update={"traffic": found.traffic.model_copy(update={"trace": trace})})
 
 
-def _says(detail: Any) -> str:
+def _explain(detail: Any) -> str:
     message = str(detail["msg"]).removeprefix("Value error, ")
     return "unknown key" if detail["type"] == "extra_forbidden" else message
 
 
-# MERGED cluster.simulate.given
-# A scenario from a file and what the command line says over it.
+def load_scenario(path: Path | None, values: list[str], trace: Path | None) -> Scenario:
+    """Read a scenario (None: the sample) with the command line's changes.
 
-SAMPLE = Path(__file__).parent / "data" / "sample.yaml"
-
-
-def given(path: Path | None, values: list[str], trace: Path | None) -> Scenario:
-    """``values``: KEY=VALUE. A trace takes the place of the file's traffic. Raises StartupError."""
+    ``values``: KEY=VALUE, set over the file's. A ``trace`` replaces the file's traffic. Raises
+    StartupError.
+    """
     path = path or SAMPLE
-    raw = read_raw(path)
+    raw = _read_yaml(path)
     if trace is not None:
         raw["traffic"] = {"trace": str(trace.absolute())}
         raw.pop("seconds", None)
     for text in values:
         _set(raw, text)
-    return parse(raw, str(path), path.parent)
+    return parse_scenario(raw, str(path), path.parent)
 
 
 def _set(raw: dict[str, Any], text: str) -> None:

@@ -1,4 +1,4 @@
-"""A scenario, from its beginning until its time is over and the last request has ended."""
+"""Runs a scenario until its time is over and the last request has ended."""
 
 from __future__ import annotations
 
@@ -10,112 +10,110 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
-from cluster.observation.request_mix import Counter
-from cluster.planner.gpus import gpu
-from cluster.planner.model_shape import shape
-from cluster.planner.roofline import Efficiency, machine
-from cluster.simulator.autoscaling import Autoscaler, terms
-from cluster.simulator.devices.clock import Clock
-from cluster.simulator.devices.fleet import Fleet
-from cluster.simulator.devices.job import Job
-from cluster.simulator.devices.network import Network
-from cluster.simulator.devices.request_life import Life
-from cluster.simulator.devices.routing import Router
-from cluster.simulator.devices.routing import Terms as Routing
-from cluster.simulator.faults import Faults, Starts
-from cluster.simulator.result import Result, figures
+from msgspec.structs import replace
+
+from cluster.observation.request_mix import RequestCounter
+from cluster.planner.gpus import find_gpu
+from cluster.planner.model_shape import find_model
+from cluster.planner.roofline import Efficiency, machine_model
+from cluster.simulator.autoscaling import SimulatedAutoscaler
+from cluster.simulator.devices.clock import SimulatedClock
+from cluster.simulator.devices.fleet import SimulatedFleet
+from cluster.simulator.devices.lifecycle import RequestLifecycle
+from cluster.simulator.devices.network import SimulatedNetwork
+from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.devices.routing import RoutingTerms, SimulatedRouter
+from cluster.simulator.faults import ColdStarts, FaultInjector
+from cluster.simulator.fleet_sampler import FleetSampler
+from cluster.simulator.result import SimulationResult, summarize_run
 from cluster.simulator.scenario import MachineSection, Scenario
-from cluster.simulator.traffic import requests
-from cluster.simulator.watching import Watching
-from cluster.sizing.decision import Decision, Record
+from cluster.simulator.traffic import scenario_requests
+from cluster.sizing.decision import DecisionRecord, ScalingDecision
 from cluster.sizing.policy import decide
-from cluster.sizing.snapshot import Machine, Snapshot
+from cluster.sizing.snapshot import MachineModel, SizingSnapshot
 from protocol.errors import StartupError
 from protocol.roles import ROLES, Role
-from router.placement.admission import Patience
+from router.placement.admission import AdmissionLimits
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives
 
-# MERGED cluster.simulate.machines
-# A scenario's machines as the sizing policy knows them.
-
-
-def machines(scenario: Scenario) -> dict[Role, Machine]:
-    """Raises StartupError for a model or a GPU that is not known."""
-    of = scenario.machines
-    tpot_s = scenario.objectives.tpot_ms / 1e3
-    prefill = _machine(of.prefill, tpot_s, of.pace)
-    decode = prefill if of.decode is None else _machine(of.decode, tpot_s, of.pace)
-    return {"prefill": prefill, "decode": decode}
-
-
-def _machine(of: MachineSection, tpot_s: float, pace: float) -> Machine:
-    link = None if of.link_gb_per_s is None else of.link_gb_per_s * 1e9
-    if of.step is not None:
-        assert of.kv_tokens is not None and of.kv_bytes is not None
-        return Machine(
-            step=of.step,
-            chunk=of.chunk,
-            max_batch=of.max_batch,
-            kv_tokens=of.kv_tokens,
-            kv_bytes=of.kv_bytes,
-            link_bytes_s=link or 0.0,
-        )
-    assert of.gpu is not None and of.model is not None
-    return machine(
-        shape(of.model, "fp8", of.weight_bytes),
-        gpu(of.gpu, "gpu"),
-        context=of.context,
-        tpot_s=tpot_s,
-        chunk=of.chunk,
-        max_batch=of.max_batch,
-        pace=pace,
-        efficiency=Efficiency(compute=of.compute, bandwidth=of.bandwidth),
-        link_bytes_s=link,
-        pool=of.kv_tokens,
-    )
-
-
 LONGEST_TAIL_S = 3600.0
-"""After the last arrival; what has not ended by then counts as failed."""
-MOMENTS = 400
-"""In a plot, about."""
+"""Seconds after the last arrival; a request that has not ended by then counts as failed."""
+SAMPLES = 400
+"""Approximate number of fleet samples, the points of a plot."""
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """``jobs``: each request as it ended; ``records``: the decisions, where they were wanted."""
+class SimulationRun:
+    """``requests``: each request as it ended; ``records``: the decisions, if they were kept."""
 
-    result: Result
-    jobs: list[Job]
-    records: list[Record]
+    result: SimulationResult
+    requests: list[SimulatedRequest]
+    records: list[DecisionRecord]
 
 
 def simulate(
     scenario: Scenario,
-    policy: Callable[[Snapshot], Decision] = decide,
+    policy: Callable[[SizingSnapshot], ScalingDecision] = decide,
     *,
     keep_records: bool = False,
-) -> Simulated:
-    """Raises StartupError for a trace, a model or a GPU that cannot be had."""
+) -> SimulationRun:
+    """Run the scenario. Raises StartupError for a trace, model or GPU that cannot be had."""
     began = time.perf_counter()
-    of = machines(scenario)
-    if scenario.autoscaler.mode == "act" and scenario.autoscaler.gpus is not None:
-        _check_budget(scenario)
-    jobs = requests(scenario)
-    world = World(scenario, of, policy, keep_records)
-    with _no_collecting():
-        world.run(jobs)
-    result = figures(scenario, jobs, world.fleet, world.life, world.watching, world.autoscaler)
-    result = result.timed(time.perf_counter() - began, world.clock.events)
+    machines = scenario_machines(scenario)
+    _check_budget(scenario)
+    requests = scenario_requests(scenario)
+    world = Simulation(scenario, machines, policy, keep_records)
+    with _gc_disabled():
+        world.run(requests)
+    result = summarize_run(
+        scenario, requests, world.fleet, world.lifecycle.moved, world.sampler, world.autoscaler
+    )
+    result = replace(result, wall_s=time.perf_counter() - began, events=world.clock.events)
     records = world.autoscaler.records if world.autoscaler else []
-    return Simulated(result, jobs, records)
+    return SimulationRun(result, requests, records)
+
+
+def scenario_machines(scenario: Scenario) -> dict[Role, MachineModel]:
+    """Return the machine of each pool. Raises StartupError for an unknown model or GPU."""
+    section = scenario.machines
+    tpot_s = scenario.objectives.tpot_ms / 1e3
+    prefill = _machine(section.prefill, tpot_s, section.pace)
+    decode = _machine(section.decode, tpot_s, section.pace) if section.decode else prefill
+    return {"prefill": prefill, "decode": decode}
+
+
+def _machine(section: MachineSection, tpot_s: float, pace: float) -> MachineModel:
+    link = None if section.link_gb_per_s is None else section.link_gb_per_s * 1e9
+    if section.step is not None:
+        assert section.kv_tokens is not None and section.kv_bytes is not None
+        return MachineModel(
+            step=section.step,
+            chunk=section.chunk,
+            max_batch=section.max_batch,
+            kv_tokens=section.kv_tokens,
+            kv_bytes=section.kv_bytes,
+            link_bytes_s=link or 0.0,
+        )
+    assert section.gpu is not None and section.model is not None
+    return machine_model(
+        find_model(section.model, "fp8", section.weight_bytes),
+        find_gpu(section.gpu, "gpu"),
+        context=section.context,
+        tpot_s=tpot_s,
+        chunk=section.chunk,
+        max_batch=section.max_batch,
+        pace=pace,
+        efficiency=Efficiency(compute=section.compute, bandwidth=section.bandwidth),
+        link_bytes_s=link,
+        pool=section.kv_tokens,
+    )
 
 
 @contextmanager
-def _no_collecting() -> Iterator[None]:
-    """Looking for cycles among all requests, again and again, takes a sixth of the time; none are
-    made."""
+def _gc_disabled() -> Iterator[None]:
+    """Switch the garbage collector off: the search for cycles, of which there are none, among all
+    requests takes a sixth of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -126,77 +124,77 @@ def _no_collecting() -> Iterator[None]:
 
 
 def _check_budget(scenario: Scenario) -> None:
-    gpus, pools = scenario.autoscaler.gpus, scenario.pools
-    if gpus is not None and pools.prefill + pools.decode > gpus:
-        raise StartupError(
-            f"autoscaler.gpus: {gpus:g}, but pools begin with {pools.prefill + pools.decode}"
-        )
+    section, workers = scenario.autoscaler, scenario.pools.prefill + scenario.pools.decode
+    if section.mode == "act" and section.gpus is not None and workers > section.gpus:
+        raise StartupError(f"autoscaler.gpus: {section.gpus:g}, but pools begin with {workers}")
 
 
-class World:
-    """All that there is, wired up."""
+class Simulation:
+    """All parts of a simulated cluster, connected to each other."""
 
     def __init__(
         self,
         scenario: Scenario,
-        of: dict[Role, Machine],
-        policy: Callable[[Snapshot], Decision],
+        machines: dict[Role, MachineModel],
+        policy: Callable[[SizingSnapshot], ScalingDecision],
         keep_records: bool,
     ) -> None:
-        seed = scenario.seed
+        seed, section = scenario.seed, scenario.autoscaler
         self.goals = scenario.goals
         self._seconds = scenario.seconds or 0.0
-        self.clock = clock = Clock()
-        self._counter = counter = Counter()
-        self.network = network = Network()
+        self.clock = clock = SimulatedClock()
+        counter = RequestCounter()
+        self.network = network = SimulatedNetwork()
         index = PrefixIndex()
-        routing = _routing(scenario, of)
-        self.router = router = Router(clock, routing, network, index, Random(f"{seed} choice"))
-        self.life = Life(clock, router, network, counter, scenario.routing.path_ms / 1e3)
-        starts = Starts(scenario.autoscaler, Random(f"{seed} starts"))
-        self.fleet = Fleet(
-            *(clock, of, scenario.machines.pace, scenario.drain_s, router, self.life, network),
-            *(index, Random(f"{seed} fleet"), starts.seconds),
+        terms = _routing_terms(scenario, machines)
+        self.router = router = SimulatedRouter(clock, terms, index, Random(f"{seed} choice"))
+        path_s = scenario.routing.path_ms / 1e3
+        self.lifecycle = RequestLifecycle(clock, router, network, counter, path_s)
+        starts = ColdStarts(section, Random(f"{seed} starts"))
+        self.fleet = SimulatedFleet(
+            *(clock, machines, scenario.machines.pace, scenario.drain_s, router, self.lifecycle),
+            *(network, index, Random(f"{seed} fleet"), starts.seconds),
         )
         for role in ROLES:
             for _ in range(scenario.pools.prefill if role == "prefill" else scenario.pools.decode):
                 self.fleet.add(role)
-        self.autoscaler: Autoscaler | None = None
-        self.fleet.replaces = scenario.autoscaler.mode == "act"
-        if scenario.autoscaler.mode != "off":
-            self.autoscaler = Autoscaler(
-                clock, terms(scenario, of), self.fleet, counter, policy, keep=keep_records
+        self.fleet.replaces = section.mode == "act"
+        self.autoscaler: SimulatedAutoscaler | None = None
+        if section.mode != "off":
+            self.autoscaler = SimulatedAutoscaler(
+                clock, scenario, machines, self.fleet, counter, policy, keep=keep_records
             )
-        self._faults = Faults(
-            *(clock, self.fleet, network, starts, self.autoscaler, Random(f"{seed} faults")),
+        faults = FaultInjector(
+            clock, self.fleet, network, starts, self.autoscaler, Random(f"{seed} faults")
         )
-        self._faults.plan(tuple(e for e in scenario.events if e.kind != "burst"))
+        faults.schedule(tuple(e for e in scenario.events if e.kind != "burst"))
 
-    def run(self, jobs: list[Job]) -> None:
-        last = max(self._seconds, jobs[-1].at if jobs else 0.0)
-        self.watching = Watching(self.clock, self.fleet, max(1.0, last / MOMENTS))
-        self.watching.start()
+    def run(self, requests: list[SimulatedRequest]) -> None:
+        last = max(self._seconds, requests[-1].at if requests else 0.0)
+        self.sampler = FleetSampler(self.clock, self.fleet, max(1.0, last / SAMPLES))
+        self.sampler.start()
         if self.autoscaler is not None:
-            self.clock.at(self.autoscaler.interval_s, self.autoscaler.turn)
-        clock, arrive = self.clock, self.life.arrive
-        for job in jobs:
-            clock.run_before(job.at)
-            arrive(job)
-        clock.run_before(self._seconds)  # workers cost, and go, when nobody asks any more
-        ended = self.life.ended
-        while len(ended) < len(jobs) and clock.now < last + LONGEST_TAIL_S:
+            self.clock.at(self.autoscaler.settings.interval_s, self.autoscaler.turn)
+        clock, arrive = self.clock, self.lifecycle.arrive
+        for request in requests:
+            clock.run_before(request.at)
+            arrive(request)
+        clock.run_before(self._seconds)  # workers cost, and may stop, after the last request
+        ended = self.lifecycle.ended
+        while len(ended) < len(requests) and clock.now < last + LONGEST_TAIL_S:
             if not clock.step():
                 break
-        for job in jobs:
-            if not job.status:
-                job.status = "failed"
+        for request in requests:
+            if not request.status:
+                request.status = "failed"
 
 
-def _routing(scenario: Scenario, of: dict[Role, Machine]) -> Routing:
-    goals = Objectives(scenario.objectives.ttft_ms / 1e3, scenario.objectives.tpot_ms / 1e3)
-    routing = scenario.routing
-    patience = Patience(
+def _routing_terms(scenario: Scenario, machines: dict[Role, MachineModel]) -> RoutingTerms:
+    goals, routing = scenario.goals, scenario.routing
+    patience = AdmissionLimits(
         10 * goals.ttft_s if routing.admission_ttft_ms is None else routing.admission_ttft_ms / 1e3,
         math.inf if routing.admission_queue_ms is None else routing.admission_queue_ms / 1e3,
     )
-    return Routing(goals, patience, routing.policy, of["prefill"].kv_bytes)
+    return RoutingTerms(
+        Objectives(goals.ttft_s, goals.tpot_s), patience, machines["prefill"].kv_bytes
+    )

@@ -1,8 +1,12 @@
-"""How many workers each pool needs, and what to do about it: pure functions of a snapshot.
+"""The sizing policy: how many workers each pool needs and what to change. Pure functions of a
+snapshot.
 
-    snapshot.py    all that the policy may look at         queueing.py   Erlang C, waiting times
-    demand.py      workers that each role needs            policy.py     snapshot --> decision
-    decision.py    what it says, with its reasons
+    snapshot.py       everything that the policy may look at
+    queueing.py       service times, Erlang C, waiting times
+    demand.py         workers that each role needs
+    worker_counts.py  workers that run and start
+    actions.py        loans, starts and stops
+    policy.py         snapshot --> decision
 
 The autoscaler (`cluster/autoscale`), `baton plan` and `baton simulate` call the same functions.
 """

@@ -1,4 +1,4 @@
-"""What the policy says: values that a JSON line holds."""
+"""The decision of the sizing policy, its record in the decision log (JSON lines), and its text."""
 
 from __future__ import annotations
 
@@ -6,88 +6,95 @@ from typing import Literal
 
 import msgspec
 
-from cluster.sizing.snapshot import Counts, Memory, Snapshot
+from cluster.sizing.snapshot import SizingMemory, SizingSnapshot, WorkerCounts
 from protocol.roles import ROLES, Role
 
-Reason = Literal[
-    "no_metrics",  # nothing is known: hold
-    "steady",  # as it should be
-    "settling",  # less would do, but not for long enough, or one went just now
-    "demand",  # more is needed
-    "surplus",  # less has done for long enough
-    "loan",  # one pool lends to the other
-    "limit",  # more is needed than the limits or the budget allow
+Slo = Literal["ttft", "tpot"]
+
+ScalingReason = Literal[
+    "no_metrics",  # nothing is known: change nothing
+    "steady",  # the pools have the size that the load needs
+    "settling",  # fewer would do, but not for long enough, or one was stopped just now
+    "demand",  # more workers are needed
+    "surplus",  # fewer have sufficed for long enough
+    "loan",  # one pool lends workers to the other
+    "limit",  # more are needed than the limits or the budget allow
 ]
 
 
-class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What one role needs, and why. ``workers``: before limits."""
+class RoleDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """The workers that one role needs, and why; ``workers`` is the number before limits."""
 
     workers: int
     load: float  # prefill: busy workers (erlangs); decode: sequences at a time
-    each: float  # prefill: seconds of a prompt; decode: sequences in a batch (b*)
-    link_floor: int  # of the workers: as many as the network alone wants
+    each: float  # prefill: seconds per prompt; decode: sequences in a batch (b*)
+    link_floor: int  # workers that the network alone needs
     infeasible: bool = False  # no number of workers meets the objective
 
 
-class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """With the workers that serve now, at this load; None: it would grow without end."""
+def infeasible_slos(demand: dict[Role, RoleDemand]) -> tuple[Slo, ...]:
+    """Return the objectives that no number of workers meets."""
+    slos: tuple[tuple[Slo, Role], ...] = (("ttft", "prefill"), ("tpot", "decode"))
+    return tuple(slo for slo, role in slos if demand[role].infeasible)
+
+
+class PredictedLatency(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted latency of the workers that serve now, at this load; None: the queue would grow
+    without end."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
-    kv_tokens: float | None = None  # that a sequence holds while it decodes
+    kv_tokens: float | None = None  # KV tokens of a sequence while it decodes
 
 
 class Loan(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that is to serve the other role from now on."""
+    """A worker that serves the other role from now on."""
 
     instance: str
     role: Role
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """``wanted``: workers by role, within the limits; ``targets``: workers to ask for, by home;
-    ``loans``: in this order. ``reason``: the strongest of those that apply."""
+class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of the policy. ``wanted``: workers by role, within the limits. ``targets``:
+    workers to ask for, by home pool. ``loans``: role changes, in this order. ``reason``: the
+    strongest of those that apply."""
 
-    wanted: Counts
-    targets: Counts
-    reason: Reason
-    text: str  # the reason for a reader, with figures
-    memory: Memory
+    wanted: WorkerCounts
+    targets: WorkerCounts
+    reason: ScalingReason
+    text: str  # the reason in words, with figures
+    memory: SizingMemory
     loans: tuple[Loan, ...] = ()
-    prefill: Need | None = None
-    decode: Need | None = None
-    predicted: Predicted = Predicted()
-    slo_infeasible: tuple[Literal["ttft", "tpot"], ...] = ()
+    prefill: RoleDemand | None = None
+    decode: RoleDemand | None = None
+    predicted: PredictedLatency = PredictedLatency()
+    slo_infeasible: tuple[Slo, ...] = ()
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a decision log. ``run``: of which process; ``time_s``: since the epoch, for
-    people; ``acted``: whether it was to be
-    carried out (not in advisory mode)."""
+class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a decision log. ``run``: identifier of the autoscaler process. ``time_s``:
+    seconds since the epoch, for readers. ``acted``: whether the decision was to be carried out (not
+    in advisory mode)."""
 
     run: str
     number: int
     time_s: float
     acted: bool
-    snapshot: Snapshot
-    decision: Decision
+    snapshot: SizingSnapshot
+    decision: ScalingDecision
 
 
-def to_line(record: Record) -> bytes:
-    """Without the newline."""
+def encode_record(record: DecisionRecord) -> bytes:
+    """Return the record as a JSON line without the newline."""
     return msgspec.json.encode(record)
 
 
-def from_line(line: bytes) -> Record:
-    """Raises msgspec.DecodeError (msgspec.ValidationError among them)."""
-    return msgspec.json.decode(line, type=Record)
+def decode_record(line: bytes) -> DecisionRecord:
+    """Parse a line. Raises msgspec.DecodeError (msgspec.ValidationError included)."""
+    return msgspec.json.decode(line, type=DecisionRecord)
 
 
-# MERGED cluster.sizing.say
-# A decision in words. Pure.
-
-_BECAUSE: dict[Reason, str] = {
+_REASON_TEXT: dict[ScalingReason, str] = {
     "steady": "as it should be",
     "settling": "less would do; not for long enough yet, or a step down was just now",
     "demand": "more is needed",
@@ -97,28 +104,30 @@ _BECAUSE: dict[Reason, str] = {
 }
 
 
-def say(reason: Reason, have: Counts, target: Counts, found: dict[Role, Need]) -> str:
-    """For a reader: what is there, what is wanted, and what for."""
+def describe_decision(
+    reason: ScalingReason, have: WorkerCounts, target: WorkerCounts, found: dict[Role, RoleDemand]
+) -> str:
+    """Return the decision in words: workers that exist, workers that are wanted, and the load."""
     parts = [
-        f"{role} {have.of(role)} -> {target.of(role)} ({_load(role, found[role])})"
+        f"{role} {have.of(role)} -> {target.of(role)} ({_load_text(role, found[role])})"
         if have.of(role) != target.of(role)
-        else f"{role} {have.of(role)} ({_load(role, found[role])})"
+        else f"{role} {have.of(role)} ({_load_text(role, found[role])})"
         for role in ROLES
     ]
-    return f"{', '.join(parts)}: {_because(reason, have, target)}"
+    return f"{', '.join(parts)}: {_reason_text(reason, have, target)}"
 
 
-def _because(reason: Reason, have: Counts, target: Counts) -> str:
+def _reason_text(reason: ScalingReason, have: WorkerCounts, target: WorkerCounts) -> str:
     if reason == "settling" and all(have.of(role) <= target.of(role) for role in ROLES):
         return "lent workers are quicker here and do for the rest"
-    return _BECAUSE[reason]
+    return _REASON_TEXT[reason]
 
 
-def _load(role: Role, need: Need) -> str:
+def _load_text(role: Role, need: RoleDemand) -> str:
     if role == "prefill":
-        said = f"{need.load:.2f} busy at {need.each * 1e3:.0f} ms a prompt"
+        text = f"{need.load:.2f} busy at {need.each * 1e3:.0f} ms a prompt"
     else:
-        said = f"{need.load:.1f} sequences, {need.each:.0f} a worker"
+        text = f"{need.load:.1f} sequences, {need.each:.0f} a worker"
     if need.link_floor and need.workers == need.link_floor:
-        said += ", by the network"
-    return said + (", no number meets the objective" if need.infeasible else "")
+        text += ", by the network"
+    return text + (", no number meets the objective" if need.infeasible else "")

@@ -1,51 +1,63 @@
-"""What the policy carries from one decision to the next. Pure.
+"""The state that the policy carries from one decision to the next. Pure.
 
-Demand: the largest of a while, so that a dip sends nobody away. Corrections: a mean of observed to
-predicted time, weighted by age, within bounds; taken while nothing changes, so that what is
-observed belongs to the workers that were there.
+Demand: the largest of a period, so that a dip does not stop workers. Corrections: an exponentially
+weighted mean of observed to predicted time, within bounds; updated only while nothing changes, so
+that the observation belongs to the workers that were there.
 """
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from cluster.sizing.decision import Predicted
-from cluster.sizing.snapshot import Corrections, Counts, Memory, Mix, Past, Snapshot, Tuning
+from cluster.sizing.decision import PredictedLatency
+from cluster.sizing.snapshot import (
+    Corrections,
+    DemandSample,
+    RequestMix,
+    ScalingTuning,
+    SizingMemory,
+    SizingSnapshot,
+    WorkerCounts,
+)
 
-WEIGHT = 0.1
-"""Of a new ratio of observed to predicted."""
-ENOUGH = 20
-"""Residents whose KV tells what one holds."""
-LEAST, MOST = 0.5, 2.0
+CORRECTION_WEIGHT = 0.1
+"""Weight of a new ratio of observed to predicted."""
+MIN_RESIDENTS = 20
+"""Resident sequences from which on their mean KV is trusted."""
+MIN_CORRECTION, MAX_CORRECTION = 0.5, 2.0
 """Bounds of a correction."""
 
 
-def remembered(memory: Memory, at_s: float, demand: Counts, keep_s: float) -> Memory:
-    """With the demand of now; what is older than ``keep_s`` goes, but for the last such."""
-    now = Past(at_s, demand.prefill, demand.decode)
+def record_demand(
+    memory: SizingMemory, at_s: float, demand: WorkerCounts, keep_s: float
+) -> SizingMemory:
+    """Add the current demand; drop samples older than ``keep_s``, except for the last of them."""
+    now = DemandSample(at_s, demand.prefill, demand.decode)
     past = (*memory.past, now)
     old = [p for p in past if p.at_s < at_s - keep_s]
     return replace(memory, past=(*old[-1:], *(p for p in past if p.at_s >= at_s - keep_s)))
 
 
-def known_s(tuning: Tuning, mix: Mix) -> float:
-    """Seconds of demand that have to be known before a role lends."""
+def lending_history_s(tuning: ScalingTuning, mix: RequestMix) -> float:
+    """Return the seconds of demand that must be known before a role lends."""
     return max(tuning.lend_after_s, mix.window_s)
 
 
-def kept_s(tuning: Tuning, mix: Mix) -> float:
-    """Seconds of demand that are remembered."""
-    return max(down_s(tuning), known_s(tuning, mix))
+def retained_history_s(tuning: ScalingTuning, mix: RequestMix) -> float:
+    """Return the seconds of demand that are kept."""
+    return max(shrink_history_s(tuning), lending_history_s(tuning, mix))
 
 
-def down_s(tuning: Tuning) -> float:
-    """Seconds for which less must have done before workers go: what takes long to start is kept
-    as long."""
+def shrink_history_s(tuning: ScalingTuning) -> float:
+    """Return the seconds for which fewer workers must have sufficed before some are stopped: at
+    least the time that a start takes."""
     return max(tuning.down_after_s, tuning.start_s)
 
 
-def acted(memory: Memory, at_s: float, *, changed: bool, stopped: bool) -> Memory:
-    """With the time of what is now done."""
+def record_action(
+    memory: SizingMemory, at_s: float, *, changed: bool, stopped: bool
+) -> SizingMemory:
+    """Store the time of the actions of this decision."""
     return replace(
         memory,
         last_change_s=at_s if changed else memory.last_change_s,
@@ -53,39 +65,44 @@ def acted(memory: Memory, at_s: float, *, changed: bool, stopped: bool) -> Memor
     )
 
 
-def largest(memory: Memory, at_s: float, within_s: float) -> Counts:
-    """The largest demand of the last ``within_s`` for each role."""
+def largest_demand(memory: SizingMemory, at_s: float, within_s: float) -> WorkerCounts:
+    """Return the largest demand of the last ``within_s`` for each role."""
     recent = [p for p in memory.past if p.at_s >= at_s - within_s]
-    return Counts(
+    return WorkerCounts(
         prefill=max((p.prefill for p in recent), default=0),
         decode=max((p.decode for p in recent), default=0),
     )
 
 
-def covers(memory: Memory, at_s: float, within_s: float) -> bool:
-    """Whether it reaches back so far."""
+def has_history(memory: SizingMemory, at_s: float, within_s: float) -> bool:
+    """Return whether the samples reach back ``within_s``."""
     return bool(memory.past) and memory.past[0].at_s <= at_s - within_s
 
 
-def corrected(snapshot: Snapshot, expected: Predicted, *, queues: bool) -> Corrections:
-    """``expected``: what the corrections so far make of the workers that serve. ``queues``: prompts
-    wait, and how long they did says nothing of how long they take."""
+def updated_corrections(
+    snapshot: SizingSnapshot, expected: PredictedLatency, *, queues: bool
+) -> Corrections:
+    """Return the corrections after this observation.
+
+    ``expected``: the prediction for the serving workers with the corrections so far. ``queues``:
+    prompts wait, so that their TTFT says nothing about the speed of prefill.
+    """
     before, observed = snapshot.memory.corrections, snapshot.observed
-    kv = _moved(before.kv, _resident_kv(snapshot), expected.kv_tokens)
-    if not is_calm(snapshot):
+    kv = _updated(before.kv, _resident_kv(snapshot), expected.kv_tokens)
+    if not is_stable(snapshot):
         return replace(before, kv=kv)
     return Corrections(
         prefill=before.prefill
         if queues
-        else _moved(before.prefill, observed.ttft_s, expected.ttft_s),
-        decode=_moved(before.decode, observed.tpot_s, expected.tpot_s),
+        else _updated(before.prefill, observed.ttft_s, expected.ttft_s),
+        decode=_updated(before.decode, observed.tpot_s, expected.tpot_s),
         kv=kv,
     )
 
 
-def _resident_kv(snapshot: Snapshot) -> float | None:
-    """Tokens that one of those who decode now holds; None where they are too few to tell."""
-    if snapshot.mix is None or snapshot.mix.residents < ENOUGH:
+def _resident_kv(snapshot: SizingSnapshot) -> float | None:
+    """Return the mean KV tokens of a sequence that decodes; None where there are too few."""
+    if snapshot.mix is None or snapshot.mix.residents < MIN_RESIDENTS:
         return None
     held = sum(
         w.kv_tokens for w in snapshot.workers if w.role == "decode" and w.state != "changing"
@@ -93,16 +110,16 @@ def _resident_kv(snapshot: Snapshot) -> float | None:
     return held / snapshot.mix.residents
 
 
-def is_calm(snapshot: Snapshot) -> bool:
-    """Whether the window saw the workers that are there, and no others."""
+def is_stable(snapshot: SizingSnapshot) -> bool:
+    """Return whether the workers were the same throughout the window."""
     if snapshot.mix is None or any(w.state != "serving" for w in snapshot.workers):
         return False
     changed_s = snapshot.memory.last_change_s
     return changed_s is None or snapshot.at_s - changed_s >= snapshot.mix.window_s
 
 
-def _moved(before: float, observed_s: float | None, expected_s: float | None) -> float:
+def _updated(before: float, observed_s: float | None, expected_s: float | None) -> float:
     if observed_s is None or not expected_s:
         return before
     ratio = before * observed_s / expected_s
-    return min(MOST, max(LEAST, before + WEIGHT * (ratio - before)))
+    return min(MAX_CORRECTION, max(MIN_CORRECTION, before + CORRECTION_WEIGHT * (ratio - before)))

@@ -1,67 +1,76 @@
-"""From a snapshot to a decision. Pure.
+"""The sizing policy: from a snapshot to a decision. Pure.
 
-    demand now, its most of seconds, of minutes --limits, budget--> target, keep, floor
-    short of the target     lend what the other role has over keep, then start what is still missing
-    above the floor         stop some, now and then; whom, is for the pools to say
+    demand now, its largest of seconds, of minutes --limits, budget--> target, keep, floor
+    below the target        lend what the other role has above keep, then start what is missing
+    above the floor         stop some from time to time; Ray Serve chooses which
 
-Loans come before starts: a worker with its weights loaded changes its role in seconds. What starts
-counts as there; what leaves does not, but holds its GPU until it is gone.
+Loans come before starts, because a worker with its weights loaded changes its role in seconds. A
+starting worker counts as present; a leaving one does not, but holds its GPU until it is gone.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec.structs import replace
 
-from cluster.sizing import memory as memories
-from cluster.sizing.decision import Decision, Need, Reason, say
-from cluster.sizing.demand import needs
-from cluster.sizing.moves import Moves, fitted, moves
-from cluster.sizing.predict import is_queueing, predicted
-from cluster.sizing.snapshot import Counts, Snapshot
-from cluster.sizing.worker_counts import present, strength
-from protocol.roles import Role
+from cluster.sizing.actions import ScalingActions, fit_to_snapshot, plan_actions
+from cluster.sizing.decision import (
+    ScalingDecision,
+    ScalingReason,
+    describe_decision,
+    infeasible_slos,
+)
+from cluster.sizing.demand import demand_by_role
+from cluster.sizing.memory import (
+    record_action,
+    record_demand,
+    retained_history_s,
+    updated_corrections,
+)
+from cluster.sizing.predict import is_queueing, predict_latency
+from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts
+from cluster.sizing.worker_counts import count_present, effective_workers
 
-Slo = Literal["ttft", "tpot"]
 
-
-def decide(snapshot: Snapshot) -> Decision:
-    """What to do now. Without metrics everything stays as it is."""
+def decide(snapshot: SizingSnapshot) -> ScalingDecision:
+    """Return the decision for a snapshot. Without metrics nothing changes."""
     mix, at_s = snapshot.mix, snapshot.at_s
     if mix is None or not snapshot.machines:
-        return _held(snapshot)
+        return _keep_everything(snapshot)
     before = snapshot.memory.corrections
-    serving = strength(snapshot, mix, serving=True)
-    expected = predicted(mix, snapshot.machines, serving, before)
+    serving = effective_workers(snapshot, mix, serving=True)
+    expected = predict_latency(mix, snapshot.machines, serving, before)
     queues = is_queueing(mix, snapshot.machines, serving, before)
-    corrections = memories.corrected(snapshot, expected, queues=queues)
-    found = needs(mix, snapshot.machines, snapshot.goals, corrections, snapshot.tuning.start_s)
-    wanted = Counts(prefill=found["prefill"].workers, decode=found["decode"].workers)
+    corrections = updated_corrections(snapshot, expected, queues=queues)
+    found = demand_by_role(
+        mix, snapshot.machines, snapshot.goals, corrections, snapshot.tuning.start_s
+    )
+    wanted = WorkerCounts(prefill=found["prefill"].workers, decode=found["decode"].workers)
     memory = replace(
-        memories.remembered(snapshot.memory, at_s, wanted, memories.kept_s(snapshot.tuning, mix)),
+        record_demand(snapshot.memory, at_s, wanted, retained_history_s(snapshot.tuning, mix)),
         corrections=corrections,
     )
-    todo = moves(snapshot, mix, memory, wanted)
-    have, target = present(snapshot), fitted(wanted, snapshot)
-    reason = _reason(todo, steady=have == target)
-    return Decision(
+    actions = plan_actions(snapshot, mix, memory, wanted)
+    current, target = count_present(snapshot), fit_to_snapshot(wanted, snapshot)
+    reason = _reason(actions, steady=current == target)
+    return ScalingDecision(
         wanted=target,
-        targets=Counts(**todo.targets),
+        targets=WorkerCounts(**actions.targets),
         reason=reason,
-        text=say(reason, have, target, found),
-        memory=memories.acted(memory, at_s, changed=_changes(todo), stopped=todo.stopped > 0),
-        loans=todo.loans,
+        text=describe_decision(reason, current, target, found),
+        memory=record_action(
+            memory, at_s, changed=actions.has_changes, stopped=actions.stopped > 0
+        ),
+        loans=actions.loans,
         prefill=found["prefill"],
         decode=found["decode"],
         predicted=expected,
-        slo_infeasible=_infeasible(found),
+        slo_infeasible=infeasible_slos(found),
     )
 
 
-def _held(snapshot: Snapshot) -> Decision:
-    return Decision(
-        wanted=present(snapshot),
+def _keep_everything(snapshot: SizingSnapshot) -> ScalingDecision:
+    return ScalingDecision(
+        wanted=count_present(snapshot),
         targets=snapshot.targets,
         reason="no_metrics",
         text="nothing is known of the load: everything stays as it is",
@@ -69,23 +78,14 @@ def _held(snapshot: Snapshot) -> Decision:
     )
 
 
-def _changes(todo: Moves) -> bool:
-    return bool(todo.loans or todo.started or todo.stopped)
-
-
-def _infeasible(found: dict[Role, Need]) -> tuple[Slo, ...]:
-    of: tuple[tuple[Slo, Role], ...] = (("ttft", "prefill"), ("tpot", "decode"))
-    return tuple(name for name, role in of if found[role].infeasible)
-
-
-def _reason(todo: Moves, *, steady: bool) -> Reason:
-    """The strongest of those that apply."""
-    if todo.unmet:
+def _reason(actions: ScalingActions, *, steady: bool) -> ScalingReason:
+    """Return the strongest reason that applies."""
+    if actions.unmet:
         return "limit"
-    if todo.started:
+    if actions.started:
         return "demand"
-    if todo.loans:
+    if actions.loans:
         return "loan"
-    if todo.stopped:
+    if actions.stopped:
         return "surplus"
     return "steady" if steady else "settling"

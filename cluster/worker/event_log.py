@@ -1,13 +1,14 @@
-r"""A worker's side of the cache events: tells Redis what is cached, and never waits for it.
+r"""The cache events of a worker: which KV blocks it holds, published in Redis without blocking it.
 
     stored, evicted, cleared --> pending --every 30 ms, or 4096 keys--> XADD <seq>-0 ...
                             \-> keys    --now and then, or ``lost``---> SET snapshot, XADD mark
 
-    following --Redis failed, or has not what was written, or the backlog is too long--> lost
-    lost      --a snapshot went out; numbers jump, so that readers notice--------------> following
+    following --Redis failed, or lacks what was written, or the backlog is too long--> lost
+    lost      --a snapshot is written; numbers jump, so that readers notice----------> following
 
-While ``lost``, nothing is kept but the set of keys: the snapshot will tell. Every second the log
-renews both keys and looks whether they still are as it left them.
+While ``lost``, only the set of keys is kept, because the next snapshot contains it. Every second
+the log renews both Redis keys and checks that they are as it left them. Routers read them
+(``protocol.kv_events`` defines the format).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from protocol.kv_events import (
     MARK,
     SNAPSHOT_HEADER_BYTES,
     SNAPSHOT_KEYS,
-    Change,
-    Kind,
+    CacheChange,
+    CacheChangeKind,
     encode_entries,
     encode_snapshot,
     pack_keys,
@@ -38,85 +39,85 @@ from protocol.kv_events import (
     stream_key,
 )
 
-# MERGED cluster.cache_changes
-# What a worker has cached, and which changes of it Redis has not been told.
-
 BACKLOG_KEYS = 16 * ENTRY_KEYS
 SNAPSHOT_MIN_CHANGES = 2 * ENTRY_KEYS
 
 
-class Changes:
-    """Bounded: with more than BACKLOG_KEYS to tell, it is ``lost``, and so it starts. Then only
-    the set of keys is kept, and a snapshot of it must be told."""
+class CacheChanges:
+    """The keys that a worker has cached, and the changes that Redis has not been told.
+
+    It starts as ``lost``, and becomes so with more than BACKLOG_KEYS pending keys. Then only the
+    set of keys is kept, and a snapshot of it must be written."""
 
     def __init__(self) -> None:
         self.lost = True
         self.pending_keys = 0
-        self._pending: list[Change] = []
+        self._pending: list[CacheChange] = []
         self._keys: dict[bytes, None] = {}  # parents before children, as they were stored
-        self._since_told = 0  # keys stored or evicted since the last snapshot
+        self._since_snapshot = 0  # keys stored or evicted since the last snapshot
 
     def stored(self, keys: Sequence[bytes]) -> None:
         self._keys.update(dict.fromkeys(keys))
-        self._note(Kind.STORED, keys)
+        self._note(CacheChangeKind.STORED, keys)
 
     def evicted(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self._keys.pop(key, None)
-        self._note(Kind.EVICTED, keys)
+        self._note(CacheChangeKind.EVICTED, keys)
 
     def cleared(self) -> None:
         self._keys.clear()
-        self._note(Kind.CLEARED, ())
+        self._note(CacheChangeKind.CLEARED, ())
 
-    def _note(self, kind: Kind, keys: Sequence[bytes]) -> None:
-        if not keys and kind is not Kind.CLEARED:
+    def _note(self, kind: CacheChangeKind, keys: Sequence[bytes]) -> None:
+        if not keys and kind is not CacheChangeKind.CLEARED:
             return
-        self._since_told += max(len(keys), 1)
+        self._since_snapshot += max(len(keys), 1)
         if self.lost:
             return
-        self._pending.append(Change(kind, pack_keys(keys)))
+        self._pending.append(CacheChange(kind, pack_keys(keys)))
         self.pending_keys += max(len(keys), 1)
         if self.pending_keys > BACKLOG_KEYS:
             self.lose()
 
     def lose(self) -> None:
-        """What was told did not arrive, or too much is to be told."""
+        """Drop the pending changes: Redis did not get some, or there are too many."""
         self.lost = True
         self.take()
 
-    def take(self) -> list[Change]:
-        """The changes to tell, once, in order."""
+    def take(self) -> list[CacheChange]:
+        """Return the pending changes in order, and clear them."""
         pending, self._pending, self.pending_keys = self._pending, [], 0
         return pending
 
-    def told(self) -> Iterable[bytes]:
-        """All keys, for a snapshot that is told now."""
+    def take_snapshot(self) -> Iterable[bytes]:
+        """Return all keys for a snapshot that is written now; clears ``lost``."""
         self.lost = False
-        self._since_told = 0
+        self._since_snapshot = 0
         return islice(self._keys, SNAPSHOT_KEYS)
 
     @property
-    def any(self) -> bool:
-        """Something changed since the last snapshot."""
-        return self._since_told > 0
+    def snapshot_outdated(self) -> bool:
+        """Whether something changed since the last snapshot."""
+        return self._since_snapshot > 0
 
     @property
-    def many(self) -> bool:
-        """So much changed since the last snapshot that a new one is worth its size."""
-        return self._since_told >= max(SNAPSHOT_MIN_CHANGES, len(self._keys) // 2)
+    def snapshot_worthwhile(self) -> bool:
+        """Whether so much changed since the last snapshot that a new one is worth its size."""
+        return self._since_snapshot >= max(SNAPSHOT_MIN_CHANGES, len(self._keys) // 2)
 
 
 log = logging.getLogger("baton.events")
 
 DEADLINE_S = 3.0  # of every exchange with Redis
-STREAM_ENTRIES = 1000  # about as many the stream keeps
+STREAM_ENTRIES = 1000  # approximate length that the stream is trimmed to
 
 
-class EventLog:
-    """start -> stored, evicted, cleared -> close. One for each instance; its calls come from the
-    event loop and only note the change. ``changed_s``: age at which the snapshot of a cache that
-    has changed is renewed; ``snapshot_s``: of one that has not."""
+class CacheEventLog:
+    """The log of one worker instance: start -> stored, evicted, cleared -> close.
+
+    ``EngineClient`` calls it from the event loop; the calls only note the change. A snapshot is
+    renewed at the age ``changed_s`` if the cache has changed, else at ``snapshot_s``."""
 
     def __init__(
         self,
@@ -137,13 +138,13 @@ class EventLog:
         self._renew_s = renew_s
         self._changed_s = changed_s
         self._snapshot_s = snapshot_s
-        self._changes = Changes()
+        self._changes = CacheChanges()
         self._seq = 0  # the highest number that Redis may have seen
         self._base = 0  # number of the last snapshot
-        self._header = b""  # how the last snapshot begins,
-        self._size = 0  # and its size in bytes
-        self._refused = 0  # times in a row that Redis refused what it was given
-        self._wipe = False  # the stream is not ours any more: delete it first
+        self._header = b""  # first bytes of the last snapshot
+        self._size = 0  # bytes of the last snapshot
+        self._refused = 0  # consecutive writes that Redis refused
+        self._wipe = False  # another writer changed the stream: delete it first
         self._renewed = self._published = time.monotonic()
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
@@ -151,17 +152,17 @@ class EventLog:
         self._task: asyncio.Task[None] | None = None
 
     def stored(self, keys: Sequence[bytes]) -> None:
-        """These blocks can be found from now on; parents before children."""
+        """Note that these blocks are cached from now on; parents come before children."""
         self._changes.stored(keys)
         self._changed()
 
     def evicted(self, keys: Sequence[bytes]) -> None:
-        """These blocks are gone."""
+        """Note that these blocks were evicted."""
         self._changes.evicted(keys)
         self._changed()
 
     def cleared(self) -> None:
-        """Everything is gone."""
+        """Note that the whole cache was cleared."""
         self._changes.cleared()
         self._changed()
 
@@ -175,7 +176,7 @@ class EventLog:
         self._task = asyncio.create_task(self._run(), name="cache events")
 
     async def close(self) -> None:
-        """Stop, and take both keys away if Redis answers. Idempotent."""
+        """Stop, and delete both keys if Redis answers. Idempotent."""
         self._closing = True  # a client library may swallow a cancellation
         if self._task is None:
             return
@@ -195,9 +196,11 @@ class EventLog:
                 async with asyncio.timeout(DEADLINE_S):
                     await self._publish()
                 if failures:
-                    log.warning("cache events reach Redis again")  # as loud as the loss
+                    log.warning(
+                        "cache events reach Redis again"
+                    )  # at the level of the failure's line
                 failures = 0
-            except Exception as error:  # whatever one exchange brings, the next may be good
+            except Exception as error:  # the next exchange may succeed, whatever failed
                 if not failures:
                     known = isinstance(error, (RedisError, OSError, TimeoutError))
                     log.warning("cache events do not reach Redis: %r", error, exc_info=not known)
@@ -210,13 +213,13 @@ class EventLog:
             await self._until_due()
 
     async def _until_due(self) -> None:
-        """Wait for a change and then for more of them; or until the keys must be renewed."""
+        """Wait for a change and then briefly for more, or until the keys must be renewed."""
         await _set_within(self._wake, self._renewed + self._renew_s - time.monotonic())
         if self._wake.is_set():
             await _set_within(self._full, self._flush_s)
 
     async def _publish(self) -> None:
-        """Send what is pending, or everything."""
+        """Send the pending changes, or a snapshot."""
         if time.monotonic() >= self._renewed + self._renew_s:
             await self._renew()
         self._wake.clear()
@@ -229,17 +232,17 @@ class EventLog:
     def _snapshot_due(self) -> bool:
         age = time.monotonic() - self._published
         return (
-            self._changes.many
+            self._changes.snapshot_worthwhile
             or age >= self._snapshot_s
-            or (self._changes.any and age >= self._changed_s)
+            or (self._changes.snapshot_outdated and age >= self._changed_s)
         )
 
     async def _send_snapshot(self) -> None:
         entries = [*encode_entries(self._changes.take()), MARK]
         if self._changes.lost and self._seq:
-            self._seq += 1  # a number that nobody gets
+            self._seq += 1  # skip a number, so that readers notice the gap
         seq = self._seq + len(entries)
-        snapshot = encode_snapshot(self._instance, seq, self._changes.told())
+        snapshot = encode_snapshot(self._instance, seq, self._changes.take_snapshot())
         trim, self._base = self._base, seq
         self._header, self._size = snapshot[:SNAPSHOT_HEADER_BYTES], len(snapshot)
         await self._send(entries, snapshot, trim)
@@ -247,7 +250,7 @@ class EventLog:
         self._published = time.monotonic()
 
     async def _send(self, entries: list[bytes], snapshot: bytes | None, trim: int = 0) -> None:
-        """In one exchange. Entries before number ``trim`` are not needed any more."""
+        """Send entries and a snapshot in one exchange; delete entries before number ``trim``."""
         first = self._seq + 1
         self._seq += len(entries)
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -264,7 +267,7 @@ class EventLog:
         self._refused = 0
 
     async def _renew(self) -> None:
-        """Renew both keys; ``lost`` when they are not as they were left."""
+        """Renew both keys; the log is ``lost`` when they are not as it left them."""
         if not self._changes.lost:
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.xrange(self._stream, min=f"({self._seq}-0", count=1)

@@ -1,4 +1,7 @@
-"""Metrics as workers show them: ``baton_`` before a name, ``model`` and ``role`` as labels."""
+"""Families of Prometheus metrics with the prefix and the labels of a worker's metrics.
+
+``labels`` are the values of LABELS; gauges have the label ``replica`` as well.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,21 @@ from prometheus_client.core import (
     Metric,
 )
 
-from engine.ipc.counters import Tally
+from engine.ipc.counters import BucketCounts
 
 LABELS = ["model", "role"]
 
 
 def gauge(name: str, text: str, labels: list[str], value: float) -> Metric:
-    """``labels``: values of LABELS, and the replica's."""
     metric = GaugeMetricFamily(f"baton_{name}", text, labels=[*LABELS, "replica"])
     metric.add_metric(labels, value)
     return metric
 
 
-def gauge_by(
+def labelled_gauge(
     by: str, name: str, text: str, labels: list[str], values: Iterable[tuple[str, float]]
 ) -> Metric:
-    """With one more label, ``by``."""
+    """Return a family with one more label, ``by``. ``values``: pairs of its value and a number."""
     metric = GaugeMetricFamily(f"baton_{name}", text, labels=[*LABELS, "replica", by])
     for of, value in values:
         metric.add_metric([*labels, of], value)
@@ -40,10 +42,10 @@ def counter(name: str, text: str, labels: list[str], value: float) -> Metric:
     return metric
 
 
-def counter_by(
+def labelled_counter(
     by: str, name: str, text: str, labels: list[str], values: Iterable[tuple[str, float]]
 ) -> Metric:
-    """With one more label, ``by``."""
+    """Return a family with one more label, ``by``. ``values``: pairs of its value and a number."""
     metric = CounterMetricFamily(f"baton_{name}", text, labels=[*LABELS, by])
     for of, value in values:
         metric.add_metric([*labels, of], value)
@@ -51,14 +53,14 @@ def counter_by(
 
 
 def histogram(
-    name: str, text: str, labels: list[str], tally: Tally, edges: Sequence[float]
+    name: str, text: str, labels: list[str], tally: BucketCounts, edges: Sequence[float]
 ) -> Metric:
     metric = HistogramMetricFamily(f"baton_{name}", text, labels=LABELS)
-    metric.add_metric(labels, buckets(tally, edges), tally.total)
+    metric.add_metric(labels, cumulative_buckets(tally, edges), tally.total)
     return metric
 
 
-def buckets(tally: Tally, edges: Sequence[float]) -> list[tuple[str, float]]:
-    """Cumulated, with their upper edges."""
+def cumulative_buckets(tally: BucketCounts, edges: Sequence[float]) -> list[tuple[str, float]]:
+    """Return pairs of the upper edge and the cumulative count, as Prometheus expects them."""
     names = [*(str(float(edge)) for edge in edges), "+Inf"]
     return list(zip(names, accumulate(tally.counts), strict=True))

@@ -1,8 +1,10 @@
-"""The metrics of one worker, read off it when they are asked for: nothing is counted twice, and a
-scrape is all they cost. Names follow vLLM's where it has one.
+"""The metrics of one worker, read from it at each scrape; nothing is counted twice.
 
-Everything has the labels ``model`` and ``role``, gauges ``replica`` as well: which worker it is.
-What the engine did comes with its beats, and is up to half a second old.
+Names follow vLLM where vLLM has one. All metrics have the labels ``model`` and ``role``; gauges
+also have ``replica``, the worker. Counters of the engine come with its beats, up to 0.5 s old.
+
+To add a metric of the engine, count it in ``engine.ipc.counters.EngineCounters``; everything else
+is read through ``MetricSources``. Then yield its family from ``WorkerCollector.collect``.
 """
 
 from __future__ import annotations
@@ -21,129 +23,46 @@ from prometheus_client.registry import Collector
 
 from cluster.worker.metric_families import (
     LABELS,
-    buckets,
     counter,
-    counter_by,
+    cumulative_buckets,
     gauge,
-    gauge_by,
     histogram,
+    labelled_counter,
+    labelled_gauge,
 )
-from cluster.worker.utilisation import Machine
-from engine.ipc.counters import BATCH_SIZE, STEP_SECONDS, Counters, SpecFigures, WorkDone
+from cluster.worker.utilisation import WorkerLimits
+from engine.ipc.counters import (
+    BATCH_SIZE,
+    STEP_SECONDS,
+    EngineCounters,
+    SpeculationStatus,
+    WorkDone,
+)
 from engine.kv_cache.kv_format import Codec
 from engine.process.client import EngineClient
-from kvtransfer.codec_choice import TRANSFER_SECONDS, Traffic, TrafficCounter
+from kvtransfer.transfer_metrics import TRANSFER_SECONDS, CodecTraffic, TrafficCounter
 from protocol.registry.directory import WorkerRecord
-from protocol.registry.worker_utilisation import WALLS, Walls
-
-# MERGED cluster.metrics_speculation
-# What a decode worker tells of speculation, under vLLM's names where it has one.
-#
-# Tokens that a sequence gets of a step, on average: 1 + num_accepted_tokens / decode_rows.
-
-
-def speculation(
-    done: Counters, now: SpecFigures, labels: list[str], replica: str
-) -> Iterator[Metric]:
-    """``labels``: model and role."""
-    spec = done.speculation
-    yield counter("decode_rows", "Sequences that decoded, of all steps", labels, done.decode_rows)
-    for name, text, count in (
-        ("steps", "Steps with drafts", spec.steps),
-        ("num_drafts", "Drafts: each sequence that a step proposed tokens to", spec.drafts),
-        ("num_draft_tokens", "Tokens proposed", spec.draft_tokens),
-        ("num_accepted_tokens", "Tokens accepted", spec.accepted_tokens),
-        ("draft_seconds", "Seconds of proposing", spec.draft_seconds),
-    ):
-        yield counter(f"spec_decode_{name}", text, labels, count)
-    name, text = "num_accepted_tokens_per_pos", "Tokens accepted, by their place in the draft"
-    by_place = ((str(place), count) for place, count in enumerate(spec.accepted_beyond))
-    yield counter_by("position", f"spec_decode_{name}", text, labels, by_place)
-    drops = (("load", spec.load_failures), ("crash", spec.crashes))
-    text = "Proposers given up: they could not be loaded, or failed at work"
-    yield counter_by("reason", "spec_decode_drops", text, labels, drops)
-    if now.active:
-        yield from _active(now, [*labels, replica])
-
-
-def _active(now: SpecFigures, labels: list[str]) -> Iterator[Metric]:
-    active = GaugeMetricFamily(
-        "baton_spec_decode_active",
-        "1: this proposes",
-        labels=[*LABELS, "replica", "proposer"],
-    )
-    active.add_metric([*labels, now.proposer], 1)
-    yield active
-    of = "Tokens per second of steps with drafts, over plain ones"
-    yield gauge("spec_decode_predicted_speedup", f"{of}: predicted", labels, now.predicted_speedup)
-    yield gauge("spec_decode_measured_speedup", f"{of}: measured", labels, now.measured_speedup)
-
-
-# MERGED cluster.metrics_walls
-# What a worker tells of its walls: work, ceilings, and how much of these is used.
-
-
-def work(done: WorkDone, labels: list[str]) -> Iterator[Metric]:
-    """``labels``: model and role."""
-    yield counter("engine_flops", "Floating point operations of steps", labels, done.flops)
-    moved = (("weights", done.weight_bytes), ("kv", done.kv_bytes))
-    yield counter_by("kind", "engine_bytes", "Bytes that steps moved in memory", labels, moved)
-    text = "Seconds in which the next sequence waited for pages of KV"
-    yield counter("kv_starved_seconds", text, labels, done.starved_seconds)
-
-
-def use(now: Walls | None, labels: list[str]) -> Iterator[Metric]:
-    """``labels``: model, role and replica. Before anything is known nothing is used."""
-    text = "Of the wall's ceiling, over the last seconds; compute and bandwidth: while steps ran"
-    ratio = GaugeMetricFamily(
-        "baton_wall_utilization_ratio", text, labels=[*LABELS, "replica", "wall"]
-    )
-    for wall in WALLS:
-        ratio.add_metric([*labels, wall], 0.0 if now is None else now.of(wall))
-    yield ratio
-    busy, waiting = (0.0, 0.0) if now is None else (now.busy, now.kv_wait)
-    yield gauge("engine_busy_ratio", "Of the last seconds: steps ran", labels, busy)
-    yield gauge("kv_transfers_awaited", "Sequences that wait for KV alone", labels, waiting)
-
-
-def ceilings(of: Machine | None, kv_tokens: int, labels: list[str]) -> Iterator[Metric]:
-    """What is not known has no series."""
-    text = "What this worker can do at most, measured or declared"
-    names = [*LABELS, "replica", "wall", "unit"]
-    metric = GaugeMetricFamily("baton_ceiling", text, labels=names)
-    flops, bytes_, link = (0.0, 0.0, 0.0)
-    if of is not None:
-        flops, bytes_, link = of.ceilings.flops, of.ceilings.bytes, of.link
-    for wall, unit, value in (
-        ("compute", "flop_per_second", flops),
-        ("bandwidth", "bytes_per_second", bytes_),
-        ("capacity", "tokens", float(kv_tokens)),
-        ("network", "bytes_per_second", link),
-    ):
-        if value:
-            metric.add_metric([*labels, wall, unit], value)
-    yield metric
-
+from protocol.registry.worker_utilisation import WALLS, WorkerUtilisation
 
 TRANSPORT = "grpc"
 REPLICA_CHARS = 12  # of the instance id: enough to tell workers apart, and to read
 
 
 @dataclass(frozen=True)
-class Sources:
-    """What a worker's page is made from. ``requests``: those in its front, by what they are."""
+class MetricSources:
+    """The parts of a worker that its metrics are read from. ``requests``: counts of the front."""
 
     record: Callable[[], WorkerRecord]
     engine: EngineClient
     traffic: TrafficCounter
     requests: Callable[[], dict[str, int]]
-    machine: Callable[[], Machine | None]
-    not_after: Callable[[], float | None] = lambda: None  # of its certificate, where it has one
-    flips: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of its role: (from, to)
+    machine: Callable[[], WorkerLimits | None]
+    not_after: Callable[[], float | None] = lambda: None  # of the certificate, if any
+    role_changes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (from, to)
 
 
-def registry(sources: Sources) -> CollectorRegistry:
-    """The page's registry: the worker, and CPU and memory of its two processes."""
+def make_registry(sources: MetricSources) -> CollectorRegistry:
+    """Return a registry with the worker's metrics, and CPU and memory of its two processes."""
     made = CollectorRegistry()
     made.register(WorkerCollector(sources))
     ProcessCollector(registry=made)
@@ -156,41 +75,41 @@ def registry(sources: Sources) -> CollectorRegistry:
     return made
 
 
-def page(made: CollectorRegistry) -> Callable[[], bytes]:
+def render_page(made: CollectorRegistry) -> Callable[[], bytes]:
     return lambda: generate_latest(made)
 
 
 class WorkerCollector(Collector):
-    """Everything under ``baton_``."""
+    """Collects the metrics of one worker whose names begin with ``baton_``."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: MetricSources) -> None:
         self._sources = sources
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # not before the worker has a record
+        return ()  # at registration the worker has no record yet
 
     def collect(self) -> Iterator[Metric]:
         record = self._sources.record()
         labels = [record.model.id, record.role]
         one = [*labels, record.instance[:REPLICA_CHARS]]
         yield from _load(record, one)
-        yield from use(record.walls, one)
-        yield from ceilings(self._sources.machine(), record.kv_tokens_total, one)
+        yield from utilisation_metrics(record.walls, one)
+        yield from ceiling_metrics(self._sources.machine(), record.kv_tokens_total, one)
         yield from self._front(labels, record.instance[:REPLICA_CHARS])
         yield from self._certificate(labels, record.instance[:REPLICA_CHARS])
         yield from self._engine(labels)
         if record.role == "decode":
             engine = self._sources.engine
             replica = record.instance[:REPLICA_CHARS]
-            yield from speculation(engine.counters(), engine.speculation(), labels, replica)
+            yield from speculation_metrics(engine.counters(), engine.speculation(), labels, replica)
         yield from _transfers(self._sources.traffic, labels)
-        yield _flips(self._sources.flips, record)
+        yield _role_changes(self._sources.role_changes, record)
 
     def _certificate(self, labels: list[str], replica: str) -> Iterator[Metric]:
         ends = self._sources.not_after()
         if ends is not None:
             name, text = "certificate_not_after_seconds", "When it ends, seconds since the epoch"
-            yield gauge_by("use", name, text, [*labels, replica], [("cluster", ends)])
+            yield labelled_gauge("use", name, text, [*labels, replica], [("cluster", ends)])
 
     def _front(self, labels: list[str], replica: str) -> Iterator[Metric]:
         for name, count in self._sources.requests().items():
@@ -207,7 +126,7 @@ class WorkerCollector(Collector):
             ("engine_restarts", "Engines that were replaced", self._sources.engine.restarts),
         ):
             yield counter(name, text, labels, count)
-        yield from work(done.done, labels)
+        yield from work_metrics(done.done, labels)
         steps, sizes = (done.step_seconds, STEP_SECONDS), (done.batch_size, BATCH_SIZE)
         yield histogram("engine_step_seconds", "Of one step of the engine", labels, *steps)
         yield histogram("engine_batch_size", "Sequences in a step", labels, *sizes)
@@ -234,7 +153,7 @@ def _load(record: WorkerRecord, labels: list[str]) -> Iterator[Metric]:
 
 
 def _transfers(traffic: TrafficCounter, labels: list[str]) -> Iterator[Metric]:
-    """KV that this worker has pulled: every byte counts at its receiver alone."""
+    """Yield the KV that this worker pulled; only the receiver counts a transfer."""
     names = [*LABELS, "transport", "codec"]
     bytes_ = CounterMetricFamily(
         "baton_kv_transfer_bytes", "KV received, on the wire", labels=names
@@ -246,21 +165,104 @@ def _transfers(traffic: TrafficCounter, labels: list[str]) -> Iterator[Metric]:
     )
     for codec in Codec:
         of = [*labels, TRANSPORT, codec.name.lower()]
-        one = traffic.by_codec.get(codec, Traffic())
+        one = traffic.by_codec.get(codec, CodecTraffic())
         bytes_.add_metric(of, one.bytes)
         raw.add_metric(of, one.raw_bytes)
         failures.add_metric(of, one.failures)
-        seconds.add_metric(of, buckets(one.seconds, TRANSFER_SECONDS), one.seconds.total)
+        seconds.add_metric(of, cumulative_buckets(one.seconds, TRANSFER_SECONDS), one.seconds.total)
     yield from (bytes_, raw, failures, seconds)
 
 
-def _flips(flips: Mapping[tuple[str, str], int], record: WorkerRecord) -> Metric:
-    """Of its whole life, under the role that it was started for."""
+def _role_changes(changes: Mapping[tuple[str, str], int], record: WorkerRecord) -> Metric:
+    """Return the role changes of the worker's life, under the role that it was started with."""
     family = CounterMetricFamily(
         "baton_role_flips", "Changes of its role", labels=[*LABELS, "from", "to"]
     )
     for change in (("prefill", "decode"), ("decode", "prefill")):
         family.add_metric(
-            [record.model.id, record.home or record.role, *change], flips.get(change, 0)
+            [record.model.id, record.home or record.role, *change], changes.get(change, 0)
         )
     return family
+
+
+def speculation_metrics(
+    done: EngineCounters, now: SpeculationStatus, labels: list[str], replica: str
+) -> Iterator[Metric]:
+    """Yield the metrics of speculation; ``labels`` are model and role.
+
+    A sequence gets 1 + num_accepted_tokens / decode_rows tokens per step on average."""
+    spec = done.speculation
+    yield counter("decode_rows", "Sequences that decoded, of all steps", labels, done.decode_rows)
+    for name, text, count in (
+        ("steps", "Steps with drafts", spec.steps),
+        ("num_drafts", "Drafts: each sequence that a step proposed tokens to", spec.drafts),
+        ("num_draft_tokens", "Tokens proposed", spec.draft_tokens),
+        ("num_accepted_tokens", "Tokens accepted", spec.accepted_tokens),
+        ("draft_seconds", "Seconds of proposing", spec.draft_seconds),
+    ):
+        yield counter(f"spec_decode_{name}", text, labels, count)
+    name, text = "num_accepted_tokens_per_pos", "Tokens accepted, by their place in the draft"
+    by_place = ((str(place), count) for place, count in enumerate(spec.accepted_beyond))
+    yield labelled_counter("position", f"spec_decode_{name}", text, labels, by_place)
+    drops = (("load", spec.load_failures), ("crash", spec.crashes))
+    text = "Proposers given up: they could not be loaded, or failed at work"
+    yield labelled_counter("reason", "spec_decode_drops", text, labels, drops)
+    if now.active:
+        yield from _active(now, [*labels, replica])
+
+
+def _active(now: SpeculationStatus, labels: list[str]) -> Iterator[Metric]:
+    active = GaugeMetricFamily(
+        "baton_spec_decode_active",
+        "1: this proposes",
+        labels=[*LABELS, "replica", "proposer"],
+    )
+    active.add_metric([*labels, now.proposer], 1)
+    yield active
+    of = "Tokens per second of steps with drafts, over plain ones"
+    yield gauge("spec_decode_predicted_speedup", f"{of}: predicted", labels, now.predicted_speedup)
+    yield gauge("spec_decode_measured_speedup", f"{of}: measured", labels, now.measured_speedup)
+
+
+def work_metrics(done: WorkDone, labels: list[str]) -> Iterator[Metric]:
+    """Yield the work that the engine did; ``labels`` are model and role."""
+    yield counter("engine_flops", "Floating point operations of steps", labels, done.flops)
+    moved = (("weights", done.weight_bytes), ("kv", done.kv_bytes))
+    yield labelled_counter(
+        "kind", "engine_bytes", "Bytes that steps moved in memory", labels, moved
+    )
+    text = "Seconds in which the next sequence waited for pages of KV"
+    yield counter("kv_starved_seconds", text, labels, done.starved_seconds)
+
+
+def utilisation_metrics(now: WorkerUtilisation | None, labels: list[str]) -> Iterator[Metric]:
+    """Yield the utilisation; ``labels`` are model, role and replica. It is 0 while unknown."""
+    text = "Of the wall's ceiling, over the last seconds; compute and bandwidth: while steps ran"
+    ratio = GaugeMetricFamily(
+        "baton_wall_utilization_ratio", text, labels=[*LABELS, "replica", "wall"]
+    )
+    for wall in WALLS:
+        ratio.add_metric([*labels, wall], 0.0 if now is None else now.share_of(wall))
+    yield ratio
+    busy, waiting = (0.0, 0.0) if now is None else (now.busy, now.kv_wait)
+    yield gauge("engine_busy_ratio", "Of the last seconds: steps ran", labels, busy)
+    yield gauge("kv_transfers_awaited", "Sequences that wait for KV alone", labels, waiting)
+
+
+def ceiling_metrics(of: WorkerLimits | None, kv_tokens: int, labels: list[str]) -> Iterator[Metric]:
+    """Yield the ceilings of the machine; an unknown ceiling has no series."""
+    text = "What this worker can do at most, measured or declared"
+    names = [*LABELS, "replica", "wall", "unit"]
+    metric = GaugeMetricFamily("baton_ceiling", text, labels=names)
+    flops, bytes_, link = (0.0, 0.0, 0.0)
+    if of is not None:
+        flops, bytes_, link = of.ceilings.flops, of.ceilings.bytes, of.link
+    for wall, unit, value in (
+        ("compute", "flop_per_second", flops),
+        ("bandwidth", "bytes_per_second", bytes_),
+        ("capacity", "tokens", float(kv_tokens)),
+        ("network", "bytes_per_second", link),
+    ):
+        if value:
+            metric.add_metric([*labels, wall, unit], value)
+    yield metric

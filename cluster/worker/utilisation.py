@@ -1,6 +1,7 @@
-"""How far a worker is from its ceilings: what its engine and its links did over the last seconds.
+"""The utilisation of a worker: what its engine and its links did over the last seconds, relative to
+the ceilings of the machine.
 
-record or scrape --look--> a sample, at most each LOOK_S --> the oldest one of WINDOW_S against now
+record or scrape --> a sample, at most one each SAMPLE_S --> the oldest of WINDOW_S against now
 """
 
 from __future__ import annotations
@@ -10,33 +11,37 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.ipc.counters import Counters
-from engine.ipc.messages import Ready
-from engine.ipc.spec import Ceilings
+from engine.ipc.counters import EngineCounters
+from engine.ipc.messages import EngineReady
+from engine.ipc.settings import MachineCeilings
 from engine.kv_cache.kv_format import Codec, KVFormat
 from engine.process.client import EngineClient
-from kvtransfer.codec_choice import TrafficCounter, Wanted, choose
-from protocol.registry.worker_utilisation import Walls
+from kvtransfer.codec_choice import CodecChoice, choose_codec
+from kvtransfer.transfer_metrics import TrafficCounter
+from protocol.registry.worker_utilisation import WorkerUtilisation
 
 WINDOW_S = 10.0
-LOOK_S = 0.5
-LEAST_S = 1.0
-"""Of the engine's time, before which nothing is said."""
+SAMPLE_S = 0.5
+MIN_WINDOW_S = 1.0
+"""Engine time that a window must cover before its utilisation is known."""
 
 
-class Sample(NamedTuple):
-    """``received``: bytes of KV; ``waited_s``: for them, see ``Tails``."""
+class UtilisationSample(NamedTuple):
+    """Counters at one time. ``received``: bytes of KV; ``waited_s``: seconds of waiting for KV."""
 
     at: float
-    counters: Counters
+    counters: EngineCounters
     received: int
     waited_s: float
 
 
-class Machine(NamedTuple):
-    """What does not change while an engine lives. ``link``: bytes per second, 0: not known."""
+class WorkerLimits(NamedTuple):
+    """Limits of a machine, constant for an engine process. ``link``: bytes per second, 0: unknown.
 
-    ceilings: Ceilings
+    ``kv_shrink`` and ``wire_shrink`` are the factors that fp8 would save in the pool and in
+    transfers."""
+
+    ceilings: MachineCeilings
     link: float
     element_bytes: int
     kv_shrink: float
@@ -44,10 +49,10 @@ class Machine(NamedTuple):
     gpu: bool
 
 
-def machine(ready: Ready, wanted: Wanted, link: float) -> Machine:
-    """``wanted``: the codec that is asked for."""
-    wire = choose(ready.kv, wanted)
-    return Machine(
+def worker_limits(ready: EngineReady, wanted: CodecChoice, link: float) -> WorkerLimits:
+    """Return the limits of the machine of an engine that pulls KV with the codec ``wanted``."""
+    wire = choose_codec(ready.kv, wanted)
+    return WorkerLimits(
         ready.ceilings,
         link,
         ready.element_bytes,
@@ -58,21 +63,23 @@ def machine(ready: Ready, wanted: Wanted, link: float) -> Machine:
 
 
 def _shrink(kv: KVFormat, now: Codec) -> float:
-    """What bytes would be divided by in fp8."""
+    """Return the factor by which fp8 would divide the bytes."""
     return max(1.0, kv.page_layer_bytes(now) / kv.page_layer_bytes(Codec.FP8))
 
 
-def walls(before: Sample, now: Sample, of: Machine, *, drafts: bool) -> Walls | None:
-    """What lies between two samples; None where that is too little."""
+def compute_utilisation(
+    before: UtilisationSample, now: UtilisationSample, of: WorkerLimits, *, drafts: bool
+) -> WorkerUtilisation | None:
+    """Return the utilisation between two samples; None when they are too close together."""
     was, is_ = before.counters.done, now.counters.done
     seconds = is_.seconds - was.seconds
-    if seconds < LEAST_S:
+    if seconds < MIN_WINDOW_S:
         return None
     busy = now.counters.step_seconds.total - before.counters.step_seconds.total
     weights, kv = is_.weight_bytes - was.weight_bytes, is_.kv_bytes - was.kv_bytes
     rows = now.counters.decode_rows - before.counters.decode_rows
     passed = max(1e-9, now.at - before.at)
-    return Walls(
+    return WorkerUtilisation(
         seconds=seconds,
         busy=_share(busy, seconds),
         compute=_share(is_.flops - was.flops, busy * of.ceilings.flops),
@@ -95,14 +102,14 @@ def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
 
 
-class WallWatch:
-    """Of one worker. ``link``: bytes per second as declared, 0: the best that was seen."""
+class UtilisationMonitor:
+    """Samples one worker. ``link``: bytes per second as declared; 0 means the best rate seen."""
 
     def __init__(
         self,
         engine: EngineClient,
         traffic: TrafficCounter,
-        codec: Wanted,
+        codec: CodecChoice,
         link: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -111,27 +118,31 @@ class WallWatch:
         self._codec = codec
         self._link = link
         self._clock = clock
-        self._samples: deque[Sample] = deque()
+        self._samples: deque[UtilisationSample] = deque()
 
-    def machine(self) -> Machine | None:
-        """None while no engine serves."""
+    def machine(self) -> WorkerLimits | None:
+        """Return the limits of the machine; None while no engine serves."""
         session = self._engine.current
         ready = session.ready if session is not None else None
-        link = self._link or self._traffic.tails.best or 0.0
-        return None if ready is None else machine(ready, self._codec, link)
+        link = self._link or self._traffic.kv_wait.best_bytes_per_s or 0.0
+        return None if ready is None else worker_limits(ready, self._codec, link)
 
-    def now(self) -> Walls | None:
-        """Over the last seconds; None where nothing is known yet."""
-        of, now = self.machine(), self._look()
+    def current(self) -> WorkerUtilisation | None:
+        """Return the utilisation over the last seconds; None when it is not known yet."""
+        of, now = self.machine(), self._take_sample()
         if of is None:
             return None
-        return walls(self._samples[0], now, of, drafts=self._engine.speculation().active)
+        return compute_utilisation(
+            self._samples[0], now, of, drafts=self._engine.speculation().active
+        )
 
-    def _look(self) -> Sample:
+    def _take_sample(self) -> UtilisationSample:
         at, samples = self._clock(), self._samples
         traffic = self._traffic
-        now = Sample(at, self._engine.counters(), traffic.bytes, traffic.tails.seconds)
-        if not samples or at - samples[-1].at >= LOOK_S:
+        now = UtilisationSample(
+            at, self._engine.counters(), traffic.bytes, traffic.kv_wait.waited_s
+        )
+        if not samples or at - samples[-1].at >= SAMPLE_S:
             samples.append(now)
         while len(samples) > 1 and at - samples[1].at >= WINDOW_S:
             samples.popleft()

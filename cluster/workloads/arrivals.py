@@ -8,7 +8,7 @@ from typing import Literal
 ArrivalKind = Literal["poisson", "constant", "gamma"]
 
 
-def gap(kind: ArrivalKind, rate: float, burstiness: float, draw: random.Random) -> float:
+def draw_gap(kind: ArrivalKind, rate: float, burstiness: float, draw: random.Random) -> float:
     """Return the seconds to the next arrival; the mean is 1 / ``rate`` for every kind.
 
     ``burstiness`` is the shape of the gamma distribution, so that the coefficient of variation is

@@ -11,7 +11,7 @@ from protocol.errors import StartupError
 FORMS = "N, uniform:LOW-HIGH, or lognormal:MEAN,SIGMA[,MAX]"
 
 
-class Fixed(NamedTuple):
+class ConstantLength(NamedTuple):
     """Every length is ``tokens``."""
 
     tokens: int
@@ -20,7 +20,7 @@ class Fixed(NamedTuple):
         return self.tokens
 
 
-class Uniform(NamedTuple):
+class UniformLength(NamedTuple):
     """Lengths from ``low`` to ``high`` tokens, both included, are equally likely."""
 
     low: int
@@ -30,7 +30,7 @@ class Uniform(NamedTuple):
         return draw.randint(self.low, self.high)
 
 
-class LogNormal(NamedTuple):
+class LogNormalLength(NamedTuple):
     """A log-normal distribution with this ``mean`` in tokens, cut off at ``most`` tokens.
 
     ``sigma`` is the standard deviation of the logarithm: mu = ln(mean) - sigma^2 / 2.
@@ -45,10 +45,10 @@ class LogNormal(NamedTuple):
         return max(1, min(self.most, round(draw.lognormvariate(mu, self.sigma))))
 
 
-Length = Fixed | Uniform | LogNormal
+Length = ConstantLength | UniformLength | LogNormalLength
 
 
-class Share(NamedTuple):
+class RequestShare(NamedTuple):
     """One kind of request: its ``weight`` among all kinds, and its two length distributions."""
 
     weight: float
@@ -72,20 +72,20 @@ def parse_length(text: str, option: str) -> Length:
 def _parse(kind: str, rest: str) -> Length:
     if kind == "uniform":
         low, high = rest.split("-")
-        return Uniform(int(low), int(high))
+        return UniformLength(int(low), int(high))
     if kind == "lognormal":
         mean, sigma, *most = rest.split(",")
-        return LogNormal(float(mean), float(sigma), *map(int, most or ["1000000"]))
+        return LogNormalLength(float(mean), float(sigma), *map(int, most or ["1000000"]))
     if kind:
         raise ValueError(kind)
-    return Fixed(int(rest))
+    return ConstantLength(int(rest))
 
 
 def _is_valid(length: Length) -> bool:
     match length:
-        case Fixed(tokens):
+        case ConstantLength(tokens):
             return tokens >= 1
-        case Uniform(low, high):
+        case UniformLength(low, high):
             return 1 <= low <= high
-        case LogNormal(mean, sigma, most):
+        case LogNormalLength(mean, sigma, most):
             return math.isfinite(mean) and mean >= 1 and 0 <= sigma <= 10 and most >= 1

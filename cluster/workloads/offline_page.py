@@ -1,8 +1,8 @@
-"""HTML pages with plots that open offline: their frame, and how plots look. Torch-free."""
+"""Parts of HTML pages with plots that open offline: frame, text, tables, figures. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from protocol.errors import StartupError
 
-POLICY = (
+CONTENT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
     " img-src data: blob:; font-src data:"
 )
@@ -33,19 +33,38 @@ th { color: #475569; font-weight: 600; }
 """
 
 
-def document(title: str, body: str, style: str = "") -> str:
-    """``body``: HTML below the title; ``style``: CSS beside that of all pages."""
+def html_document(title: str, body: str, style: str = "") -> str:
+    """Return a page; ``body`` is HTML below the title, ``style`` CSS beside that of all pages."""
     name = escape(title)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{name}</title><style>{STYLE}{style}</style><script>{get_plotlyjs()}</script></head>"
         f"<body><h1>{name}</h1>{body}</body></html>"
     )
 
 
-def plots(figures: Iterable[go.Figure]) -> str:
+def html_lines(sentences: Sequence[str]) -> str:
+    """Return a paragraph with one sentence on each line."""
+    return f'<p class="sub">{"<br>".join(escape(line) for line in sentences)}</p>'
+
+
+def html_table(
+    heads: Sequence[str] | None, rows: Iterable[Sequence[str]], attributes: str = ""
+) -> str:
+    """Return a table; ``heads`` None leaves the first row out."""
+    lines = [_html_row(row, "td") for row in rows]
+    top = "" if heads is None else _html_row(heads, "th")
+    return f"<table{attributes}>{top}{''.join(lines)}</table>"
+
+
+def _html_row(cells: Sequence[str], tag: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def plots_html(figures: Iterable[go.Figure]) -> str:
+    """Return the figures in two columns."""
     config = {"displaylogo": False, "responsive": True}
     each = (
         f"<div>{plotly.io.to_html(f, config, include_plotlyjs=False, full_html=False)}</div>"
@@ -54,8 +73,8 @@ def plots(figures: Iterable[go.Figure]) -> str:
     return f'<div class="plots">{"".join(each)}</div>'
 
 
-def blank(title: str, x: str, y: str, height: int) -> go.Figure:
-    """An empty one, ``height`` in pixels; its legend is below it."""
+def blank_figure(title: str, x: str, y: str, height: int) -> go.Figure:
+    """Return an empty figure of ``height`` pixels with its legend below it."""
     made = go.Figure()
     made.update_layout(
         title={"text": title, "font": {"size": 15}},
@@ -69,8 +88,8 @@ def blank(title: str, x: str, y: str, height: int) -> go.Figure:
     return made
 
 
-def write(path: Path, page: str) -> None:
-    """Raises StartupError."""
+def write_html(path: Path, page: str) -> None:
+    """Write a page. Raises StartupError if the file cannot be written."""
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as e:

@@ -71,7 +71,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
     except OSError as e:
         raise StartupError(f"--trace: {path} cannot be read: {e.strerror}") from None
     except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as e:
-        raise StartupError(f"--trace: {path}:{counted.line}: {_says(e)}") from None
+        raise StartupError(f"--trace: {path}:{counted.line}: {_explain(e)}") from None
     if not found:
         raise StartupError(f"--trace: {path} holds no request")
     return found
@@ -99,7 +99,7 @@ def _check(line: TraceRequest, before: Sequence[TraceRequest]) -> None:
         raise ValueError("earlier than the request before it; a trace is in the order of time")
 
 
-def _says(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"no column {error.args[0]}; expected TIMESTAMP,ContextTokens,GeneratedTokens"
     return str(error)

@@ -1,1 +1,1 @@
-"""The packed batch of one step, and what its rows attend to."""
+"""The packed batch of a step: rows, attention metadata, and the layout of draft nodes."""

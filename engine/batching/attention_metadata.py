@@ -1,7 +1,8 @@
 """Which pages and tokens a row attends to, with a sliding window or without.
 
-A window of ``w`` lets a token at position p attend to p - w + 1 .. p; 0 stands for no window.
-Pages wholly before the window are not even read.
+A window of ``w`` lets a token at position p attend to p - w + 1 .. p; 0 means no window. Pages that
+lie before the window completely are not read. The batcher calls these functions for each window of
+the model, and the draft proposers for their own models.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batching.batch import Chunk, DecodeGroup
-from engine.batching.draft_layout import Bools, Ints, Layout
+from engine.batching.batch import DecodeGroup, PromptChunk
+from engine.batching.draft_layout import BoolArray, DraftLayout, IntArray
 from protocol.block_keys import BLOCK_TOKENS
 
 
 def decode_groups(
     block_table: Tensor, lengths: Tensor, window: int, dtype: torch.dtype
 ) -> tuple[DecodeGroup, ...]:
-    """Group decode rows by the pages they read, so that attention pads little.
+    """Group decode rows by the number of pages they read, to limit the padding in attention.
 
-    block_table: [R, max_pages] page ids. lengths: [R] tokens known, the new one included.
-    A group holds rows whose page counts share a power of two, so the padding stays below half, and
-    the Python work grows with the number of groups, not with the batch.
+    ``block_table`` [R, max_pages] holds page ids, ``lengths`` [R] the tokens known, including the
+    one to decode. A group holds rows whose page counts share a power of two: padding stays below
+    half, and the Python work grows with the number of groups instead of the batch.
     """
     first = (lengths - window).clamp(min=0) // BLOCK_TOKENS if window else lengths * 0  # [R]
     pages = (lengths + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS - first  # [R]
@@ -33,10 +34,10 @@ def decode_groups(
     if longest <= 2 * shortest:
         return (_group(block_table, lengths, first, slice(None), longest, window, dtype),)
     # bit_length(p - 1): 1 -> 0, 2 -> 1, 3..4 -> 2, 5..8 -> 3
-    kind = torch.ceil(torch.log2(pages.double())).long()
+    kind = torch.ceil(torch.log2(pages.double())).long()  # [R]
     groups = []
     for value in torch.unique(kind).tolist():
-        rows = (kind == value).nonzero().squeeze(1)
+        rows = (kind == value).nonzero().squeeze(1)  # [r]
         width = int(pages[rows].max())
         group = _group(block_table[rows], lengths[rows], first[rows], rows, width, window, dtype)
         groups.append(group)
@@ -52,11 +53,12 @@ def _group(
     window: int,
     dtype: torch.dtype,
 ) -> DecodeGroup:
+    """``table`` [r, max_pages], ``lengths`` [r] and ``first`` [r] belong to the ``rows``."""
     columns = first[:, None] + torch.arange(width, device=table.device)  # [r, width]
-    pages = table.gather(1, columns.clamp_(max=table.shape[1] - 1))
-    base = first * BLOCK_TOKENS
-    at = base[:, None] + torch.arange(width * BLOCK_TOKENS, device=table.device)
-    hidden = at >= lengths[:, None]
+    pages = table.gather(1, columns.clamp_(max=table.shape[1] - 1))  # [r, width]
+    base = first * BLOCK_TOKENS  # [r]
+    at = base[:, None] + torch.arange(width * BLOCK_TOKENS, device=table.device)  # [r, span]
+    hidden = at >= lengths[:, None]  # [r, span]
     if window:
         hidden |= at < lengths[:, None] - window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=table.device)
@@ -64,11 +66,11 @@ def _group(
     return DecodeGroup(rows, pages, base, mask[:, None, None, :])
 
 
-def grow_(group: DecodeGroup, lengths: Tensor, window: int) -> None:
-    """Every row has one token more, on the pages it had; with a window, one token leaves it.
-    lengths: [R] of all decode rows."""
-    mask = group.mask[:, 0, 0]
-    newest = (lengths[group.rows] - 1 - group.base)[:, None]
+def advance_group_(group: DecodeGroup, lengths: Tensor, window: int) -> None:
+    """Update the mask in place for one more token per row on the same pages; with a window, the
+    oldest token becomes hidden. ``lengths`` [R] are those of all decode rows."""
+    mask = group.mask[:, 0, 0]  # [r, span]
+    newest = (lengths[group.rows] - 1 - group.base)[:, None]  # [r, 1]
     mask.scatter_(1, newest, 0.0)
     if window:
         left = newest - window
@@ -77,45 +79,48 @@ def grow_(group: DecodeGroup, lengths: Tensor, window: int) -> None:
         mask.scatter_(1, at, before.masked_fill_(left >= 0, float("-inf")))
 
 
-def chunk_reach(
+def chunk_attention(
     table: Tensor, start: int, context: int, count: int, window: int, like: Tensor
-) -> Chunk:
-    """The chunk of ``count`` tokens after ``context`` ones of a sequence with the pages ``table``
-    [max_pages]; its first row in the batch is ``start``."""
+) -> PromptChunk:
+    """Return the chunk of ``count`` tokens after ``context`` computed ones, with its first row at
+    ``start``. ``table`` [max_pages] holds the page ids of the sequence; the mask gets the type and
+    device of ``like``."""
     if context == 0 and (not window or count <= window):
-        return Chunk(start, count, None, count, None)
+        return PromptChunk(start, count, None, count, None)
     first = max(0, context + 1 - window) // BLOCK_TOKENS if window else 0
     span = context + count - first * BLOCK_TOKENS
     mask = like.new_full((count, span), float("-inf"))
     mask.triu_(context - first * BLOCK_TOKENS + 1)
     if window:
-        # Query i at span position q = context - base + i attends to keys above q - window.
+        # Query i at key q = context - base + i attends to keys above q - window.
         beyond = like.new_full((count, span), float("-inf"))
         mask += beyond.tril_(context - first * BLOCK_TOKENS - window)
     last = -(-(context + count) // BLOCK_TOKENS)
-    return Chunk(start, count, table[first:last] if context else None, span, mask)
+    return PromptChunk(start, count, table[first:last] if context else None, span, mask)
 
 
 def verify_groups(
-    block_table: Tensor, layout: Layout, window: int, dtype: torch.dtype, shared: int
+    block_table: Tensor, layout: DraftLayout, window: int, dtype: torch.dtype, shared: int
 ) -> tuple[DecodeGroup, ...]:
-    """Groups of sequences with drafts: by the pages they read, as ``decode_groups``, and those
-    without drafts apart, so that attention pads little.
+    """Group sequences with drafts by the pages they read, like ``decode_groups``, and separate
+    those without drafts, to limit the padding in attention.
 
-    block_table: [B, max_pages] page ids. shared: query heads that share a key.
+    ``block_table`` [B, max_pages] holds page ids; ``shared`` is the number of query heads per KV
+    head.
     """
-    rows, lengths = layout.shape.rows, layout.lengths
-    first = np.maximum(lengths - window, 0) // BLOCK_TOKENS if window else lengths * 0
+    rows, lengths = layout.shape.row_counts, layout.lengths  # [B], [B]
+    first = np.maximum(lengths - window, 0) // BLOCK_TOKENS if window else lengths * 0  # [B]
     pages = -(-(lengths - 1 + rows) // BLOCK_TOKENS) - first  # [B]
     parts = [
-        Part(block_table, layout, first[s], s, int(pages[s].max())) for s in alike(pages, rows > 1)
+        _VerifyPart(block_table, layout, first[s], s, int(pages[s].max()))
+        for s in group_by_pages(pages, rows > 1)
     ]
     return tuple(_verify_group(part, window, dtype, shared) for part in parts)
 
 
-def alike(pages: Ints, apart: Bools | None = None) -> list[Ints]:
-    """Indices of sequences to be attended to together, as in ``decode_groups``, on the host.
-    pages, apart: [b]; sequences that differ in ``apart`` are not together."""
+def group_by_pages(pages: IntArray, apart: BoolArray | None = None) -> list[IntArray]:
+    """Return the indices [b] of each group of sequences, as in ``decode_groups`` but on the host.
+    ``pages`` [B] counts pages; sequences that differ in ``apart`` [B] are in different groups."""
     apart = np.zeros(len(pages), dtype=np.bool_) if apart is None else apart
     if pages.max() <= 2 * pages.min() and (apart == apart[0]).all():
         return [np.arange(len(pages))]
@@ -124,33 +129,34 @@ def alike(pages: Ints, apart: Bools | None = None) -> list[Ints]:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Sequences of a layout that are attended to together."""
+class _VerifyPart:
+    """Sequences of a layout that one attention call computes."""
 
     table: Tensor  # [B, max_pages] page ids, of all sequences
-    layout: Layout
-    first: Ints  # [b] first page in reach
-    sequences: Ints  # [b]
+    layout: DraftLayout
+    first: IntArray  # [b] first page in reach
+    sequences: IntArray  # [b]
     width: int  # pages
 
     @property
-    def everybody(self) -> bool:
+    def is_whole_layout(self) -> bool:
         return len(self.sequences) == len(self.layout.lengths)
 
 
-def _verify_group(part: Part, window: int, dtype: torch.dtype, shared: int) -> DecodeGroup:
+def _verify_group(part: _VerifyPart, window: int, dtype: torch.dtype, shared: int) -> DecodeGroup:
     shape, device = part.layout.shape, part.table.device
-    queries = int(shape.rows[part.sequences].max())
-    rows = shape.rows_of(part.sequences, queries)  # [b, queries]
-    mask = _mask(part, queries, rows, window).repeat(shared, axis=1)
+    queries = int(shape.row_counts[part.sequences].max())
+    rows = shape.padded_rows(part.sequences, queries)  # [b, queries]
+    mask = _verify_mask(part, queries, rows, window)  # [b, queries, span]
+    mask = mask.repeat(shared, axis=1)  # [b, queries * shared, span]
     table = part.table
-    if not part.everybody:
-        table = table[torch.from_numpy(part.sequences).to(device)]
-    pages = table[:, : part.width]
+    if not part.is_whole_layout:
+        table = table[torch.from_numpy(part.sequences).to(device)]  # [b, max_pages]
+    pages = table[:, : part.width]  # [b, width]
     if part.first.any():
         place = torch.from_numpy(part.first[:, None] + np.arange(part.width)).to(device)
         pages = table.gather(1, place.clamp_(max=table.shape[1] - 1))
-    unpadded = part.everybody and shape.uniform
+    unpadded = part.is_whole_layout and shape.uniform
     return DecodeGroup(
         rows=slice(None) if unpadded else torch.from_numpy(rows.ravel()).to(device),
         pages=pages,
@@ -160,29 +166,33 @@ def _verify_group(part: Part, window: int, dtype: torch.dtype, shared: int) -> D
     )
 
 
-def _mask(part: Part, queries: int, rows: Ints, window: int) -> NDArray[np.float32]:
-    """[b, queries, span]: the text, and of the drafts the way to the row's own node."""
+def _verify_mask(
+    part: _VerifyPart, queries: int, rows: IntArray, window: int
+) -> NDArray[np.float32]:
+    """Return the mask [b, queries, span] of ``rows`` [b, queries]: each row attends to the known
+    tokens, and to the draft nodes on the path to its own node."""
     shape, sequences = part.layout.shape, part.sequences
-    last = part.layout.lengths[sequences] - 1  # slot of the last token
-    columns = last - part.first * BLOCK_TOKENS
-    spans = np.arange(part.width * BLOCK_TOKENS)
-    if shape.chains and not window:
-        upto = columns[:, None] + shape.within[rows]  # [b, queries]
-        return _hiding(spans > upto[:, :, None])
-    attended = np.repeat(spans < columns[:, None, None], queries, axis=1)
-    seen = shape.sees(sequences, queries)
-    seen &= (np.arange(queries) < shape.rows[sequences][:, None])[:, None, :]  # who stands again
+    last = part.layout.lengths[sequences] - 1  # [b] slot of the last token
+    columns = last - part.first * BLOCK_TOKENS  # [b] its key
+    spans = np.arange(part.width * BLOCK_TOKENS)  # [span]
+    if shape.is_chain and not window:
+        upto = columns[:, None] + shape.offset[rows]  # [b, queries]
+        return _to_mask(spans > upto[:, :, None])
+    attended = np.repeat(spans < columns[:, None, None], queries, axis=1)  # [b, queries, span]
+    seen = shape.visible_rows(sequences, queries)  # [b, queries, queries]
+    # Keys of repeated rows are hidden.
+    seen &= (np.arange(queries) < shape.row_counts[sequences][:, None])[:, None, :]
     if window:
         positions = last[:, None] + shape.depth[rows]  # [b, queries]
-        slots = (part.first * BLOCK_TOKENS)[:, None, None] + spans
+        slots = (part.first * BLOCK_TOKENS)[:, None, None] + spans  # [b, 1, span]
         attended &= slots > positions[:, :, None] - window
         seen &= positions[:, None, :] > positions[:, :, None] - window
     group, query, row = np.nonzero(seen)
     attended[group, query, columns[group] + row] = True
-    return _hiding(~attended)
+    return _to_mask(~attended)
 
 
-def _hiding(hidden: Bools) -> NDArray[np.float32]:
+def _to_mask(hidden: BoolArray) -> NDArray[np.float32]:
     out = np.zeros(hidden.shape, dtype=np.float32)
     out[hidden] = -np.inf
     return out

@@ -1,17 +1,20 @@
-"""The rows of a step that verifies drafts: each sequence's last token, then its draft nodes.
+"""The rows of a step that verifies drafts: the last token of each sequence, then its draft nodes.
 
     rows       [ last a0 a1 a2 | last | last c0 c1 ]     a: a chain or tree of three, b: no drafts
     sequence       a               b       c
 
-Row ``i`` of a sequence of ``L`` tokens writes its KV to slot L - 1 + i and draws the token after
-the path from the last token to its node. All of it is laid out on the host, in numpy: what tokens
-the drafts are is known to the device alone.
+Row ``i`` of a sequence with ``L`` tokens writes its KV to slot L - 1 + i, and draws the token that
+follows the path from the last token to its node. The layout is computed on the host in numpy,
+because the token ids of the drafts are known on the device only. The stepper creates a layout per
+step; the batcher, the attention metadata and the verifier read it.
+
+Shapes: B sequences, N draft nodes in total, R = B + N rows, D the depth of the deepest node.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,140 +23,138 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.scheduling.sequence import Sequence as Running
+from engine.scheduling.sequence import Sequence
 from engine.speculation.drafts import ROOT, Drafts
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
-MOST_SHAPES = 64
-"""Shapes that are kept: a controller that is sure of its lengths goes on with one."""
+MAX_CACHED_SHAPES = 64
+"""A controller that has settled on its draft lengths uses the same shape for many steps."""
 
 
-class Shape:
-    """How many draft nodes ``B`` sequences have, and how they hang together; ``R`` rows. The same
-    for many steps, so that what follows from it is worked out once."""
+class DraftShape:
+    """The numbers of draft nodes of B sequences, and the trees that they form, with all indices
+    that follow from these. DraftShapeCache creates it and reuses it in later steps."""
 
     def __init__(
         self, counts: tuple[int, ...], parents: tuple[int, ...] | None, device: torch.device
     ) -> None:
         self.counts = counts
-        self.chains = parents is None
-        self.rows = np.array(counts, dtype=np.int64) + 1  # of each sequence: [B]
-        self.starts = np.cumsum(self.rows) - self.rows  # first row of each: [B]
-        self.owner = np.repeat(np.arange(len(counts)), self.rows)  # whose row it is: [R]
-        # Which row of its sequence it is; 0: the last token's: [R].
-        self.within = np.arange(len(self.owner)) - self.starts[self.owner]
-        nodes = self.within.nonzero()[0]
-        above = nodes - 1  # row of each node's parent
+        self.is_chain = parents is None
+        self.row_counts = np.array(counts, dtype=np.int64) + 1  # [B]
+        self.starts = np.cumsum(self.row_counts) - self.row_counts  # [B] first row
+        self.owner = np.repeat(np.arange(len(counts)), self.row_counts)  # [R] sequence
+        # [R] index within the sequence; 0 is the last token
+        self.offset = np.arange(len(self.owner)) - self.starts[self.owner]
+        nodes = self.offset.nonzero()[0]  # [N] row of each node
+        above = nodes - 1  # [N] row of each node's parent
         if parents is not None:
             above = self.starts[self.owner[nodes]] + np.array(parents, dtype=np.int64) + 1
         self.parents = _split(above - self.starts[self.owner[nodes]] - 1, counts)
-        self.depth, self.paths = _paths(nodes, above, self.within)
+        self.depth, self.paths = _paths(nodes, above, self.offset)  # [R], [R, D]
 
-        def on_device(values: Ints) -> Tensor:
-            return torch.from_numpy(values).to(device)
-
-        # Where each row's token is among the last tokens and then all draft nodes: [R].
         order = np.empty(len(self.owner), dtype=np.int64)
         order[self.starts] = np.arange(len(counts))
         order[nodes] = len(counts) + np.arange(len(nodes))
-        self.order_there = on_device(order)
-        self.owner_there = on_device(self.owner)
-        self.within_there = on_device(self.within)
-        self.depth_there = on_device(self.depth)
-        # Draft nodes on the way to each row: [R, D]; where there is none, one beyond them all.
-        way = self.starts[self.owner][:, None] + self.paths - self.owner[:, None] - 1
-        self.way_there = on_device(np.where(self.paths < 0, len(nodes), way))
+        ancestors = self.starts[self.owner][:, None] + self.paths - self.owner[:, None] - 1
+        ancestors = np.where(self.paths < 0, len(nodes), ancestors)
+
+        self.device_owner = torch.from_numpy(self.owner).to(device)  # [R]
+        self.device_offset = torch.from_numpy(self.offset).to(device)  # [R]
+        self.device_depth = torch.from_numpy(self.depth).to(device)  # [R]
+        # [R] place of each row's token in the concatenation of last tokens and draft nodes
+        self.device_order = torch.from_numpy(order).to(device)
+        # [R, D] draft nodes on the path to each row, padded with N
+        self.device_ancestors = torch.from_numpy(ancestors).to(device)
 
     @property
     def uniform(self) -> bool:
-        """All sequences have as many rows."""
+        """Whether all sequences have the same number of rows."""
         return len(set(self.counts)) == 1
 
-    def sees(self, sequences: Ints, queries: int) -> Bools:
-        """Which rows of its own sequence a row attends to: [b, queries, queries]. Beyond a
-        sequence's rows, its last one stands again."""
-        last = (self.rows[sequences] - 1)[:, None]  # [b, 1]
-        at = np.minimum(np.arange(queries), last)  # [b, queries], rows within
-        if self.chains:
-            chain: Bools = np.arange(queries) <= at[:, :, None]
+    def visible_rows(self, sequences: IntArray, queries: int) -> BoolArray:
+        """Return which rows of its own sequence each row attends to, [b, queries, queries], for
+        ``sequences`` [b] padded to ``queries`` rows by repeating the last one."""
+        last = (self.row_counts[sequences] - 1)[:, None]  # [b, 1]
+        at = np.minimum(np.arange(queries), last)  # [b, queries] offsets
+        if self.is_chain:
+            chain: BoolArray = np.arange(queries) <= at[:, :, None]
             return chain
         paths = self.paths[self.starts[sequences][:, None] + at]  # [b, queries, D]
         seen = np.zeros((len(sequences), queries, queries + 1), dtype=np.bool_)
-        # The padding of a path, -1, is the last place: it is cut off.
+        # The padding of a path, -1, marks the last column, which is cut off.
         np.put_along_axis(seen, paths, True, axis=2)
         seen[:, :, 0] = True
         return seen[:, :, :queries]
 
-    def rows_of(self, sequences: Ints, queries: int) -> Ints:
-        """Rows of some sequences, ``queries`` of each: [b, queries]."""
-        last = (self.rows[sequences] - 1)[:, None]
-        rows: Ints = self.starts[sequences][:, None] + np.minimum(np.arange(queries), last)
+    def padded_rows(self, sequences: IntArray, queries: int) -> IntArray:
+        """Return the rows [b, queries] of ``sequences`` [b], repeating the last one of each."""
+        last = (self.row_counts[sequences] - 1)[:, None]
+        rows: IntArray = self.starts[sequences][:, None] + np.minimum(np.arange(queries), last)
         return rows
 
 
-def _paths(nodes: Ints, above: Ints, within: Ints) -> tuple[Ints, Ints]:
-    """Of each row its depth, 0 for the last token's: [R], and the rows within its sequence from the
-    root down to itself, without the last token's, padded with -1: [R, D]."""
-    depth = np.zeros(len(within), dtype=np.int64)
+def _paths(nodes: IntArray, above: IntArray, offset: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the depth [R] of each row, 0 for a last token, and the offsets [R, D] of the rows on
+    its path, from the first node down to itself, padded with -1."""
+    depth = np.zeros(len(offset), dtype=np.int64)
     for row, parent in zip(nodes, above, strict=True):
         depth[row] = depth[parent] + 1
-    paths = np.full((len(within), int(depth.max(initial=0))), -1)
+    paths = np.full((len(offset), int(depth.max(initial=0))), -1)
     for row, parent in zip(nodes, above, strict=True):
         paths[row] = paths[parent]
-        paths[row, depth[row] - 1] = within[row]
+        paths[row, depth[row] - 1] = offset[row]
     return depth, paths
 
 
-def _split(values: Ints, counts: Sequence[int]) -> list[list[int]]:
+def _split(values: IntArray, counts: Seq[int]) -> list[list[int]]:
     whole, ends = values.tolist(), accumulate(counts)
     return [whole[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
-class Shapes:
-    """The shapes of one engine, the last ones kept."""
+class DraftShapeCache:
+    """The most recently used shapes of one engine."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._kept: OrderedDict[object, Shape] = OrderedDict()
+        self._shapes: OrderedDict[object, DraftShape] = OrderedDict()
 
-    def of(self, drafts: Drafts) -> Shape:
+    def get(self, drafts: Drafts) -> DraftShape:
+        """Return the shape of ``drafts``, building it if necessary."""
         parents = None if drafts.parents is None else tuple(drafts.parents)
         key = (tuple(drafts.counts), parents)
-        shape = self._kept.get(key)
+        shape = self._shapes.get(key)
         if shape is None:
-            shape = self._kept[key] = Shape(*key, self._device)
-            if len(self._kept) > MOST_SHAPES:
-                self._kept.popitem(last=False)
+            shape = self._shapes[key] = DraftShape(*key, self._device)
+            if len(self._shapes) > MAX_CACHED_SHAPES:
+                self._shapes.popitem(last=False)
         else:
-            self._kept.move_to_end(key)
+            self._shapes.move_to_end(key)
         return shape
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where everything is in a step of ``B`` decoding sequences with drafts."""
+class DraftLayout:
+    """The drafts of one step for B decoding sequences."""
 
-    shape: Shape
-    lengths: Ints  # [B] tokens known
-    tokens: Tensor  # [N] draft nodes
+    shape: DraftShape
+    lengths: IntArray  # [B] tokens known
+    tokens: Tensor  # [N] token ids of the draft nodes, on the device
 
     @classmethod
-    def of(cls, sequences: Sequence[Running], drafts: Drafts, shapes: Shapes) -> Layout:
+    def of(cls, sequences: Seq[Sequence], drafts: Drafts, shapes: DraftShapeCache) -> DraftLayout:
         lengths = np.array([len(s.tokens) for s in sequences], dtype=np.int64)
-        return cls(shapes.of(drafts), lengths, drafts.tokens)
+        return cls(shapes.get(drafts), lengths, drafts.tokens)
 
 
-def accepted_nodes(
-    parents: Sequence[int], tokens: Sequence[int], drawn: Sequence[int]
-) -> list[int]:
-    """Nodes of one sequence's tree that are on its text, from the root down.
+def accepted_nodes(parents: Seq[int], tokens: Seq[int], drawn: Seq[int]) -> list[int]:
+    """Return the accepted nodes of one sequence's draft tree, from the root down.
 
-    tokens: what the nodes are. drawn: what the model drew after the last token, then after each
-    node. A node is accepted where its parent is, and the parent's draw is its token: the text is
-    what it would be without drafts (Leviathan et al., 2023, section 2.3, with the draw itself in
-    the place of a test against probabilities).
+    ``parents`` [n] and ``tokens`` [n] describe the nodes; ``drawn`` [1 + n] is what the model drew
+    after the last token and after each node. A node is accepted if its parent is, and the draw
+    after the parent equals its token. The output is therefore the same as without drafts (Leviathan
+    et al., 2023, section 2.3, comparing with the draw itself instead of testing probabilities).
     """
     path: list[int] = []
     last = ROOT

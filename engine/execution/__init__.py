@@ -1,1 +1,1 @@
-"""The engine: one step from plan to tokens, and how an engine is loaded."""
+"""The engine: how it is loaded, and how one step runs from plan to tokens."""

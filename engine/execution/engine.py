@@ -1,4 +1,12 @@
-"""The engine: plan a step, run it, read and write the pool. One thread, no I/O."""
+"""The engine: accepts sequences, plans and runs steps, and reads and writes the KV pool.
+
+It runs in one thread and does no I/O. ``EngineServer`` calls it in the engine process; benchmarks
+and tests call it directly.
+
+The way of a KV page: ``Scheduler`` allocates pages when it admits a sequence, when a decoding
+sequence needs one more, and for imports; ``drop``, the end of the sequence, or a preemption frees
+them. ``plan`` allocates pages for draft nodes, and ``run`` frees those it does not need.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +14,40 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
 from torch import Tensor
 
-from engine.batching.batcher import RowState
-from engine.execution.machine_costs import pass_cost
+from engine.batching.row_state import RowState
+from engine.execution.pass_cost import pass_cost
 from engine.execution.stepper import Stepper, TokenOut
+from engine.ipc.settings import StepSettings
 from engine.kv_cache.block_manager import BlockManager
-from engine.kv_cache.kv_format import Codec, Piece, Precision, Storage
+from engine.kv_cache.kv_format import Codec, KVPiece, Storage
 from engine.kv_cache.kv_pool import make_pool
-from engine.model.decoder import Model
-from engine.sampling.sampling_table import SamplingTable, check_tokens
-from engine.scheduling.scheduler import Scheduler, StepPlan
-from engine.scheduling.sequence import Phase, Sequence, blocks_for, extend
-from engine.scheduling.step_policy import Policy, StepPlanner
+from engine.model.decoder import DecoderModel
+from engine.sampling.sampling_table import SamplingTable, check_token_ids
+from engine.scheduling.draft_pages import allocate_draft_pages
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Phase, Sequence, blocks_for
+from engine.scheduling.step_policy import StepPlan, StepPlanner, StepPolicy
 from engine.scheduling.step_time import StepTimeModel, StepTimer
 from engine.speculation.control.speculator import Speculator
-from engine.structured_output.matcher import Matcher
+from engine.structured_output.matcher import GrammarMatcher
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import InvalidRequest, TransferFailed
 from protocol.requests import Request
 
-# MERGED engine.limits
-# Sizes of one engine, and what of a request can never fit them.
 
-
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of one engine."""
+class EngineConfig(StepSettings, frozen=True, kw_only=True):
+    """Configuration of one engine: the settings that it takes as they are, and the values that
+    ``load_engine`` derives from the others, the model and the machine."""
 
     pages: int  # pages of the KV pool
-    max_batch: int = 64  # sequences that run at once
-    chunk: int = 512  # most prompt tokens in a step
-    max_model_len: int = 4096  # tokens of one sequence
-    step_budget_ms: float | None = None  # of a step with decoding; None: the policy's own, 0: none
-    kv_precision: Precision = "exact"
-    kv_storage: Storage = "wide"
+    max_model_len: int  # tokens of one sequence
+    kv_storage: Storage
 
 
-def check(request: Request, tokens: int, config: EngineConfig, vocab_size: int) -> None:
-    """Raises InvalidRequest when ``tokens`` tokens of this request can never be held here."""
+def check_fits(request: Request, tokens: int, config: EngineConfig, vocab_size: int) -> None:
+    """Raise InvalidRequest if this engine can never hold ``tokens`` tokens of the request."""
     if tokens > config.max_model_len:
         raise InvalidRequest(
             f"{len(request.prompt)} prompt tokens and max_tokens={request.sampling.max_tokens}"
@@ -63,17 +66,18 @@ def check(request: Request, tokens: int, config: EngineConfig, vocab_size: int) 
         raise InvalidRequest(
             f"token id {max(request.context)} is outside the vocabulary of {vocab_size}", "prompt"
         )
-    check_tokens(request.sampling, vocab_size)
+    check_token_ids(request.sampling, vocab_size)
 
 
 class Engine:
-    """Sequences in, tokens out. A sequence is addressed by the caller's handle."""
+    """One model with its KV pool, block manager and scheduler. Callers choose a handle for each
+    sequence and use it in all later calls."""
 
     def __init__(
         self,
-        model: Model,
+        model: DecoderModel,
         config: EngineConfig,
-        policy: Policy,
+        policy: StepPolicy,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
@@ -86,7 +90,7 @@ class Engine:
         self.step_time = StepTimeModel()
         self._timer = StepTimer(self.step_time, clock)
         budget_s = None if config.step_budget_ms is None else config.step_budget_ms / 1e3
-        planner = StepPlanner(policy, config.chunk, budget_s, self.step_time)
+        planner = StepPlanner(policy, config.prefill_chunk, budget_s, self.step_time)
         self.scheduler = Scheduler(self.manager, config.max_batch, planner)
         pages = blocks_for(config.max_model_len) + 1  # of one sequence
         vocab, eos = model.config.vocab_size, model.config.eos_token_ids
@@ -98,71 +102,71 @@ class Engine:
         self._stepper = Stepper(model, self.pool, self.scheduler, self.state, self._timer, cost)
 
     def speculate(self, speculator: Speculator) -> None:
-        """Propose tokens from the next step on."""
+        """Draft tokens with ``speculator`` from the next step on."""
         self.speculator = self._stepper.speculator = speculator
 
-    def take_role(self, policy: Policy, *, drafts: bool) -> None:
-        """Plan by ``policy`` from the next step on. Without ``drafts`` the proposer rests; what it
-        knows stays."""
+    def take_role(self, policy: StepPolicy, *, drafts: bool) -> None:
+        """Plan with ``policy`` from the next step on. Without ``drafts`` the speculator pauses and
+        keeps its state."""
         self.scheduler.planner.policy = policy
         self._stepper.speculator = self.speculator if drafts else None
 
     # ---- requests ---------------------------------------------------------------------------
 
-    def _check(self, request: Request, tokens: int) -> None:
-        check(request, tokens, self.config, self.model.config.vocab_size)
-
-    def generate(self, handle: int, request: Request, grammar: Matcher | None = None) -> None:
-        """Compute the context here, then decode. ``grammar``: the request's, at its start."""
+    def generate(
+        self, handle: int, request: Request, grammar: GrammarMatcher | None = None
+    ) -> None:
+        """Compute the context here, then decode. ``grammar`` is a matcher at its start."""
         self._check(request, request.length_limit)
-        _begin(request, grammar)
+        _resume_grammar(request, grammar)
         self.scheduler.add(Sequence(handle, request, Phase.WAITING, grammar=grammar))
 
-    def prefill(self, handle: int, request: Request, grammar: Matcher | None = None) -> None:
-        """Compute the context, emit one token, and keep the pages until ``drop``."""
+    def prefill(self, handle: int, request: Request, grammar: GrammarMatcher | None = None) -> None:
+        """Compute the context, draw one token, and hold the pages until ``drop``."""
         self._check(request, len(request.context) + 1)
-        _begin(request, grammar)
+        _resume_grammar(request, grammar)
         self.scheduler.add(Sequence(handle, request, Phase.WAITING, hold=True, grammar=grammar))
 
-    def receive(self, handle: int, request: Request, grammar: Matcher | None = None) -> int:
-        """Expect the context's KV from elsewhere; returns the tokens that are cached here."""
+    def receive(self, handle: int, request: Request, grammar: GrammarMatcher | None = None) -> int:
+        """Expect the context's KV from another worker; return how many tokens are cached here."""
         self._check(request, request.length_limit)
-        _begin(request, grammar)
+        _resume_grammar(request, grammar)
         sequence = Sequence(handle, request, Phase.LOOKED_UP, grammar=grammar)
         return self.scheduler.look_up(sequence)
 
     def export(self, handle: int, request: Request) -> int:
-        """Hold the context's full blocks that are cached until ``drop``; returns their number."""
+        """Hold the cached leading full blocks of the context until ``drop``; return the count."""
         self._check(request, len(request.context))
         sequence = Sequence(handle, request, Phase.HELD)
         self.scheduler.export(sequence)
         return len(sequence.pages)
 
     def import_(self, handle: int, request: Request) -> tuple[int, int]:
-        """Expect the context's missing full blocks from elsewhere, for the cache alone. Returns the
-        leading blocks that are cached, and those that are or have a page."""
+        """Expect the missing full blocks of the context from another worker, for the prefix cache
+        alone. Return the number of cached leading blocks, and of blocks with a page. The pages are
+        freed by ``end_import`` or ``drop``, or earlier when another sequence needs one."""
         self._check(request, len(request.context))
         return self.scheduler.import_(Sequence(handle, request, Phase.IMPORTING))
 
-    def adopt(self, handle: int) -> None:
-        """End an import; what has come whole is cached."""
-        self.scheduler.adopt(self.scheduler.sequences[handle])
+    def end_import(self, handle: int) -> None:
+        """End an import and keep its completely received blocks in the prefix cache."""
+        self.scheduler.end_import(self.scheduler.sequences[handle])
 
     def reserve(self, handle: int) -> None:
-        """Queue for the pages of a received sequence, the cached ones included."""
+        """Queue a sequence from ``receive`` for all its pages, including the cached ones."""
         self.scheduler.reserve(self.scheduler.sequences[handle])
 
     def join(self, handle: int, token: int) -> None:
-        """Every missing block is written: decode on from ``token``. Raises InvalidRequest where the
-        grammar does not have it; the sequence is gone then."""
+        """Decode from ``token`` on, after every missing block was written. If the grammar does not
+        allow the token, drop the sequence and raise InvalidRequest."""
         sequence = self.scheduler.sequences[handle]
         if sequence.grammar is not None and not sequence.grammar.accept((token,)):
             self.drop(handle)
-            raise _unfit((token,))
+            raise _grammar_mismatch((token,))
         self.scheduler.join(sequence, token)
 
     def drop(self, handle: int) -> None:
-        """Forget a sequence, wherever it is. Unknown handles are none of our business."""
+        """Forget a sequence in any phase and free its pages. Unknown handles are ignored."""
         sequence = self.scheduler.sequences.get(handle)
         if sequence is not None:
             self.scheduler.finish(sequence)
@@ -170,22 +174,23 @@ class Engine:
     # ---- KV in and out ----------------------------------------------------------------------
 
     def computed_blocks(self, handle: int) -> int:
-        """Leading blocks of the context whose KV may be read: full ones, and the last one when the
-        whole context is computed."""
+        """Return how many leading blocks of the context may be read: the computed full blocks, and
+        the last one when the whole context is computed."""
         sequence = self.scheduler.sequences[handle]
         context = len(sequence.request.context)
         if sequence.computed >= context:
             return blocks_for(context)
         return sequence.computed // BLOCK_TOKENS
 
-    def read(self, handle: int, piece: Piece, out: Tensor, codec: Codec = Codec.RAW) -> int:
-        """Copy computed KV of a sequence into ``out`` (uint8); returns the bytes."""
+    def read(self, handle: int, piece: KVPiece, out: Tensor, codec: Codec = Codec.RAW) -> int:
+        """Copy computed KV of a sequence into ``out`` [>= bytes] uint8; return the bytes."""
         pages = self.scheduler.sequences[handle].pages[piece.block : piece.block + piece.blocks]
         return self.pool.read(piece, pages, out, codec)
 
-    def write(self, handle: int, piece: Piece, data: Tensor, codec: Codec = Codec.RAW) -> None:
-        """Scatter received KV into the reserved pages of a sequence; pieces come in order. Raises
-        TransferFailed; the sequence is then of no use, and gone."""
+    def write(self, handle: int, piece: KVPiece, data: Tensor, codec: Codec = Codec.RAW) -> None:
+        """Write received KV, ``data`` [bytes] uint8, to the reserved pages of a sequence. Pieces
+        must come in order. If the pool rejects the data, drop the sequence and raise
+        TransferFailed."""
         sequence = self.scheduler.sequences[handle]
         imports = sequence.phase is Phase.IMPORTING
         assert imports or sequence.phase is Phase.RECEIVING
@@ -194,7 +199,7 @@ class Engine:
         try:
             self.pool.write(piece, sequence.pages[piece.block : end], data, codec)
         except TransferFailed:
-            self.adopt(handle) if imports else self.drop(handle)
+            self.end_import(handle) if imports else self.drop(handle)
             raise
         if imports and piece.layer + piece.layers == self.format.layers:
             sequence.computed = end * BLOCK_TOKENS
@@ -202,6 +207,7 @@ class Engine:
     # ---- one step ---------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
+        """Return the plan of the next step, which is false if there is nothing to compute."""
         plan = self.scheduler.plan()
         if not plan:
             self._timer.idle()
@@ -210,28 +216,31 @@ class Engine:
         return plan
 
     def _with_drafts(self, plan: StepPlan, speculator: Speculator) -> StepPlan:
-        """``plan`` with what may be proposed, on pages of its own."""
+        """Add the draft nodes that the speculator wants, with pages that ``run`` trims."""
         wanted = speculator.wanted(plan.decode, plan.work.prompt_tokens)
-        fitting = extend(self.manager, plan.decode, wanted) if wanted else ()
-        return replace(plan, wanted=fitting) if any(fitting) else plan
+        fitting = allocate_draft_pages(self.manager, plan.decode, wanted) if wanted else ()
+        return replace(plan, draft_nodes=fitting) if any(fitting) else plan
 
     def run(self, plan: StepPlan) -> list[TokenOut]:
-        """Run a planned step; returns the tokens drawn in it."""
+        """Run a planned step and return the tokens drawn in it."""
         return self._stepper.run(plan)
 
     def take_refused(self) -> list[tuple[int, InvalidRequest]]:
-        """Handles of sequences whose grammar turned out to be of no use since the last call."""
+        """Return and clear the handles of sequences whose grammar failed, each with the error."""
         return self._stepper.take_refused()
 
+    def _check(self, request: Request, tokens: int) -> None:
+        check_fits(request, tokens, self.config, self.model.config.vocab_size)
 
-def _begin(request: Request, grammar: Matcher | None) -> None:
-    """Bring a grammar to where the request stands. Raises InvalidRequest."""
+
+def _resume_grammar(request: Request, grammar: GrammarMatcher | None) -> None:
+    """Advance the grammar over the emitted tokens. Raise InvalidRequest if it forbids them."""
     assert (grammar is None) == (not request.sampling.grammar)
     if grammar is not None and not grammar.accept(request.emitted):
-        raise _unfit(request.emitted)
+        raise _grammar_mismatch(request.emitted)
 
 
-def _unfit(tokens: tuple[int, ...]) -> InvalidRequest:
+def _grammar_mismatch(tokens: tuple[int, ...]) -> InvalidRequest:
     return InvalidRequest(
         f"the {len(tokens)} tokens so far are not what the grammar allows", "response_format"
     )

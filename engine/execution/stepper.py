@@ -1,4 +1,8 @@
-"""One step: a plan into a batch, through the model, to tokens."""
+"""The stepper: runs one planned step from drafts and batch through the model to tokens.
+
+The engine creates one and calls ``run`` for each plan. Whatever a step draws is applied to the
+sequences here; the scheduler is told when one is done, held, or decodes from now on.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +13,36 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.batching.batcher import Batcher, RowState
-from engine.batching.draft_layout import Layout, Shapes
-from engine.execution.machine_costs import PassCost
-from engine.execution.verifier import Drawn, Verifier
+from engine.batching.batcher import Batcher
+from engine.batching.draft_layout import DraftLayout, DraftShapeCache
+from engine.batching.row_state import RowState
+from engine.execution.pass_cost import PassCost
+from engine.execution.verifier import DrawnTokens, Verifier
 from engine.kv_cache.kv_pool import KVPool
-from engine.model.decoder import Model
-from engine.sampling.drawer import Drawer
-from engine.sampling.logprobs import score_
+from engine.model.decoder import DecoderModel
+from engine.sampling.logprobs import add_prompt_logprobs
+from engine.sampling.sampler import Sampler
+from engine.scheduling.draft_pages import trim_draft_pages
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Phase, Sequence, trim
+from engine.scheduling.sequence import Phase, Sequence
 from engine.scheduling.step_policy import StepPlan
-from engine.scheduling.step_time import StepTimer, Work
-from engine.speculation.control.speculator import Ran, Speculator
+from engine.scheduling.step_time import StepTimer, StepWork
+from engine.speculation.control.speculator import DecodedStep, Speculator
 from engine.speculation.drafts import Drafts
-from engine.structured_output.compiler import refusal
-from engine.structured_output.masks import Filling, Masker
+from engine.structured_output.compiler import invalid_grammar
+from engine.structured_output.masks import MaskFiller, PendingMasks
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
 from protocol.requests import Finish, Logprobs
 
-# MERGED engine.ending
-# Whether a sequence ends with the token just drawn: a pure function. Torch-free.
-
 
 def finish_reason(sequence: Sequence, token: int, eos: Set[int]) -> Finish:
-    """``token`` is the last of ``sequence``, whose grammar has taken it; ``eos`` end a text.
+    """Return why ``sequence`` ends with ``token``, its last one, or Finish.NONE. Its grammar has
+    accepted the token; ``eos`` are the model's end tokens.
 
-    A grammar allows an end token only where the text may end, and nothing after it: so it ends the
-    text under ``ignore_eos``, too. Where the model has none, a grammar that is through does.
+    A grammar allows an end token only where the text may end, and no token after it, so an end
+    token finishes the text also under ``ignore_eos``. For a model without end tokens, the text
+    finishes when the grammar has stopped.
     """
     grammar = sequence.grammar
     if token in eos and (grammar is not None or not sequence.request.sampling.ignore_eos):
@@ -52,21 +57,21 @@ def finish_reason(sequence: Sequence, token: int, eos: Set[int]) -> Finish:
 
 
 class TokenOut(msgspec.Struct, frozen=True, array_like=True):
-    """One token of one sequence, whether it was the last, and what its request wants beside it."""
+    """One token drawn for a sequence, with the log-probabilities that its request asked for."""
 
     handle: int
     token: int
-    finish: Finish
+    finish: Finish  # whether and why the sequence ends with this token
     logprobs: Logprobs | None = None
-    prompt_logprobs: list[Logprobs] = []  # with the first token, where they were asked for
+    prompt_logprobs: list[Logprobs] = []  # with the first token
 
 
 class Stepper:
-    """Runs the steps of one engine, over what its scheduler has seated."""
+    """Runs the steps of one engine. ``speculator`` is None while no tokens are drafted."""
 
     def __init__(
         self,
-        model: Model,
+        model: DecoderModel,
         pool: KVPool,
         scheduler: Scheduler,
         state: RowState,
@@ -80,21 +85,22 @@ class Stepper:
         self._cost = cost
         self.speculator: Speculator | None = None
         self._batcher = Batcher(state, model.dtype, model.config)
-        self._verifier = Verifier(state, pool, Drawer(state.sampling))
-        self._shapes = Shapes(model.device)
-        self._masker = Masker()
+        self._verifier = Verifier(state, pool, Sampler(state.sampling))
+        self._shapes = DraftShapeCache(model.device)
+        self._masker = MaskFiller()
         self._eos = frozenset(model.config.eos_token_ids)
         self._refused: list[tuple[int, InvalidRequest]] = []
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[TokenOut]:
-        """Run a planned step; returns the tokens drawn in it."""
+        """Run a planned step and return the tokens drawn in it. Draft pages that the plan allocated
+        are freed at its end."""
         speculator = self.speculator if plan.decode else None
         if speculator is not None and not speculator.begins(plan):
-            speculator = None  # off: nothing needs to be known of this step
+            speculator = None  # it does not measure this step
         drafts = self._propose(plan)
-        layout = None if drafts is None else Layout.of(plan.decode, drafts, self._shapes)
-        work = plan.work if drafts is None else plan.work.plus(Work(sum(drafts.counts)))
+        layout = None if drafts is None else DraftLayout.of(plan.decode, drafts, self._shapes)
+        work = plan.work if drafts is None else plan.work.plus(StepWork(sum(drafts.counts)))
         self._timer.begin()
         drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
         self._cost.add(self._scheduler.counters.done, plan, work, len(drawing))
@@ -105,73 +111,77 @@ class Stepper:
             sequence.computed += count
             sequence.commit(manager)
         out = [t for s, d in zip(drawing, drawn, strict=True) for t in self._advance(s, d)]
-        for sequence in plan.decode if plan.wanted else ():
-            trim(manager, sequence)
+        for sequence in plan.decode if plan.draft_nodes else ():
+            trim_draft_pages(manager, sequence)
         if speculator is not None:
             accepted = [d.nodes for d in drawn[: len(plan.decode)]]
-            ran = Ran(plan, drafts, accepted, work)
+            ran = DecodedStep(plan, drafts, accepted, work)
             speculator.end(ran, self._scheduler.counters.speculation)
         return out
 
     def _propose(self, plan: StepPlan) -> Drafts | None:
-        if not plan.wanted or self.speculator is None:
+        if not plan.draft_nodes or self.speculator is None:
             return None
         rows = torch.tensor([s.row for s in plan.decode], device=self._model.device)
-        return self.speculator.propose(plan.decode, rows, plan.wanted)
+        return self.speculator.propose(plan.decode, rows, plan.draft_nodes)
 
     def _compute(
-        self, plan: StepPlan, drawing: list[Sequence], layout: Layout | None
-    ) -> list[Drawn]:
-        """The model's pass; what each of ``drawing`` drew."""
+        self, plan: StepPlan, drawing: list[Sequence], layout: DraftLayout | None
+    ) -> list[DrawnTokens]:
+        """Run the model, and return what each of ``drawing`` drew."""
         batch, rows = self._batcher.build(plan, layout)
-        masks = self._fill(drawing, layout)  # while the model computes
+        masks = self._start_masks(drawing, layout)  # filled while the model computes
         taps: dict[int, Tensor | None] = dict.fromkeys(
             self.speculator.taps if self.speculator else ()
         )
         hidden = self._model.hidden(batch, self._pool, taps)
-        drew = batch.drawing(hidden)
-        logits = self._model.logits(drew)
-        drawn: list[Drawn] = []
+        last_hidden = batch.select_logit_rows(hidden)  # [R, hidden]
+        logits = self._model.logits(last_hidden)  # [R, vocab]
+        drawn: list[DrawnTokens] = []
         if drawing:
-            barred = None if masks is None else masks.barred(logits.shape[1], logits.device)
+            barred = None if masks is None else masks.wait(logits.shape[1], logits.device)
             if layout is None:
-                drawn, told = self._verifier.plain(drawing, logits, rows, barred)
+                drawn, on_device = self._verifier.draw_one_each(drawing, logits, rows, barred)
             else:
-                drawn, told = self._verifier.verify(drawing, logits, rows, barred, layout)
+                drawn, on_device = self._verifier.verify(drawing, logits, rows, barred, layout)
             if self.speculator is not None and self.speculator.sees:
-                seen = [batch.drawing(x) for x in taps.values() if x is not None]
-                self.speculator.saw(told.advance(drawing, rows, drew, seen))
-        self._score(plan, hidden)
+                seen = [batch.select_logit_rows(x) for x in taps.values() if x is not None]
+                self.speculator.saw(on_device.advance(drawing, rows, last_hidden, seen))
+        self._add_prompt_logprobs(plan, hidden)
         return drawn
 
-    def _fill(self, drawing: list[Sequence], layout: Layout | None) -> Filling | None:
+    def _start_masks(
+        self, drawing: list[Sequence], layout: DraftLayout | None
+    ) -> PendingMasks | None:
         grammars = [s.grammar for s in drawing]
         if layout is None or not any(grammars):
             return self._masker.start(grammars)
         shape, tokens = layout.shape, layout.tokens.tolist()
         more = range(len(shape.owner), len(shape.owner) + len(drawing) - len(layout.lengths))
         starts = [*shape.starts.tolist(), *more]
-        before = [start - index for index, start in enumerate(starts)]  # draft nodes
+        before = [start - index for index, start in enumerate(starts)]  # preceding draft nodes
         drafts = [tokens[a:b] for a, b in pairwise([*before, len(tokens)])]
-        return self._masker.start_verification(grammars, drafts, starts)
+        return self._masker.start(grammars, drafts, starts)
 
-    def _score(self, plan: StepPlan, hidden: Tensor) -> None:
-        """Log-probabilities of the prompts in this step whose requests want them."""
+    def _add_prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> None:
+        """Compute the log-probabilities of prompt tokens that requests ask for; ``hidden`` [T,
+        hidden] has the rows of all chunks at its end."""
         start = len(hidden) - plan.work.prompt_tokens
         for sequence, count in plan.chunks:
-            if sequence.scores:
-                score_(sequence, hidden[start : start + count], self._model.logits)
+            if sequence.needs_prompt_logprobs:
+                add_prompt_logprobs(sequence, hidden[start : start + count], self._model.logits)
             start += count
 
-    def _advance(self, sequence: Sequence, drawn: Drawn) -> list[TokenOut]:
-        """Append drawn tokens and move the sequence on, up to its end or its refusal."""
-        scored = sequence.prompt_logprobs if sequence.scores else []
+    def _advance(self, sequence: Sequence, drawn: DrawnTokens) -> list[TokenOut]:
+        """Append the drawn tokens until the sequence ends or its grammar refuses one, and tell the
+        scheduler what becomes of the sequence."""
+        scored = sequence.prompt_logprobs if sequence.needs_prompt_logprobs else []
         decoding = sequence.phase is Phase.DECODE
         out: list[TokenOut] = []
         for token, logprobs in zip(drawn.tokens, drawn.logprobs, strict=True):
             grammar = sequence.grammar
             if grammar is not None and not grammar.advance(token):
-                problem = refusal(grammar.problem or "no token fits")
+                problem = invalid_grammar(grammar.problem or "no token fits")
                 self._refused.append((sequence.handle, problem))
                 self._scheduler.finish(sequence)
                 return out
@@ -194,6 +204,6 @@ class Stepper:
         return out
 
     def take_refused(self) -> list[tuple[int, InvalidRequest]]:
-        """Handles of sequences whose grammar turned out to be of no use since the last call."""
+        """Return and clear the handles of sequences whose grammar failed, each with the error."""
         taken, self._refused = self._refused, []
         return taken

@@ -1,1 +1,1 @@
-"""What the front and the engine process exchange: messages, channel, shared memory. Torch-free."""
+"""Messages, channel, shared memory and counters between the engine process and its front."""

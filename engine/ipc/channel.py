@@ -1,7 +1,8 @@
-"""Length-prefixed batches of typed messages over a local socket. Torch-free.
+"""Length-prefixed batches of typed messages over the local socket of front and engine.
 
 Each batch is a 4-byte little-endian length and a msgpack array. Both ends decode into the types of
-``engine.ipc.messages`` only.
+``engine.ipc.messages`` only. The engine uses ``EngineChannel``; the front has an event loop and
+uses ``BatchDecoder`` and ``encode_batch``.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ MAX_BATCH_BYTES = 256 << 20
 T = TypeVar("T")
 
 
-class Closed(Exception):
-    """The other end is gone."""
+class ChannelClosed(Exception):
+    """The other end has closed the socket."""
 
 
-class Framer(Generic[T]):
-    """Bytes to batches, however they are cut on the way."""
+class BatchDecoder(Generic[T]):
+    """Decodes a byte stream, however it is fragmented, into messages of one type."""
 
     def __init__(self, kind: Any) -> None:
         self._decode = msgspec.msgpack.Decoder(list[kind]).decode
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[T]:
-        """Messages that ``data`` completes."""
+        """Return the messages that ``data`` completes."""
         self._buffer += data
         out: list[T] = []
         while len(self._buffer) >= 4:
@@ -49,30 +50,27 @@ class Framer(Generic[T]):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def pack(messages: Sequence[Any]) -> bytes:
-    """One batch as bytes."""
+def encode_batch(messages: Sequence[Any]) -> bytes:
+    """Return one batch as bytes."""
     body = _encoder.encode(messages)
     return _LENGTH.pack(len(body)) + body
 
 
 class EngineChannel(Generic[T]):
-    """The engine's end: never blocks the step loop.
-
-    ``receive`` takes what has arrived; ``send`` keeps what the socket does not take for later.
-    """
+    """The engine's end of the socket. It never blocks the step loop: ``send`` keeps what the socket
+    does not accept for later."""
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._framer: Framer[T] = Framer(kind)
+        self._decoder: BatchDecoder[T] = BatchDecoder(kind)
         self._out = bytearray()
 
     def receive(self, wait_s: float) -> list[T]:
-        """Messages that have come; waits up to ``wait_s`` when there are none.
-
-        Raises Closed when the front is gone."""
+        """Return the messages that have arrived, waiting up to ``wait_s`` for the first one. Raise
+        ChannelClosed when the front is gone."""
         waiting = select.POLLIN | (select.POLLOUT if self._out else 0)
         self._poll.modify(self._socket, waiting)
         self._poll.poll(wait_s * 1000)
@@ -84,17 +82,17 @@ class EngineChannel(Generic[T]):
             except BlockingIOError:
                 return received
             except ConnectionError as error:
-                raise Closed from error
+                raise ChannelClosed from error
             if not data:
-                raise Closed
-            received += self._framer.feed(data)
+                raise ChannelClosed
+            received += self._decoder.feed(data)
             if len(data) < 1 << 18:
                 return received
 
     def send(self, messages: Sequence[Any]) -> None:
-        """Queue a batch and send what goes without waiting. Raises Closed."""
+        """Queue a batch, and send what the socket accepts without waiting. Raise ChannelClosed."""
         if messages:
-            self._out += pack(messages)
+            self._out += encode_batch(messages)
         self._flush()
 
     def _flush(self) -> None:
@@ -104,5 +102,5 @@ class EngineChannel(Generic[T]):
             except BlockingIOError:
                 return
             except ConnectionError as error:
-                raise Closed from error
+                raise ChannelClosed from error
             del self._out[:sent]

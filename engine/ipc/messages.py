@@ -1,7 +1,9 @@
-"""What front and engine say to each other: small, typed, batched per step. Torch-free.
+"""The messages between a front and its engine: small, typed, and sent in one batch per step.
 
-Handles are drawn by the front, one for each sequence, and are never reused within one engine
-process. KV does not pass here: it lies in slots of the shared arena, and messages name slots.
+The front is the worker process with the network; ``EngineSession`` speaks for it and
+``EngineServer`` for the engine. The front chooses a handle for each sequence and never reuses it
+within one engine process. KV is not sent here: it lies in slots of the shared arena, and messages
+name the slots.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from engine.ipc.counters import Counters, SpecFigures
-from engine.ipc.spec import Ceilings
-from engine.kv_cache.kv_format import Codec, KVFormat, Piece
+from engine.ipc.counters import EngineCounters, SpeculationStatus
+from engine.ipc.settings import MachineCeilings
+from engine.kv_cache.kv_format import Codec, KVFormat, KVPiece
 from protocol.requests import Finish, Logprobs, Request
 
 
@@ -31,7 +33,7 @@ class Generate(_Message, frozen=True):
 
 
 class Prefill(_Message, frozen=True):
-    """Compute the context, send one token, offer the KV from block ``skip_blocks`` on, and hold
+    """Compute the context, draw one token, offer the KV from block ``skip_blocks`` on, and hold
     the pages until ``Drop``."""
 
     handle: int
@@ -42,8 +44,8 @@ class Prefill(_Message, frozen=True):
 
 
 class Export(_Message, frozen=True):
-    """Compute nothing: offer the KV of the context's full blocks that are cached, from block
-    ``skip_blocks`` on, and hold them until ``Drop``. Answered by ``Started``."""
+    """Offer the KV of the context's cached full blocks from block ``skip_blocks`` on, without
+    computing anything, and hold them until ``Drop``. Answered by ``Started``."""
 
     handle: int
     request: Request
@@ -53,70 +55,71 @@ class Export(_Message, frozen=True):
 
 
 class Import(_Message, frozen=True):
-    """Take pages for the full blocks of the context that are not cached, as far as nobody needs
-    them; answered by ``Importing``. Its end, whatever brings it, is ``Adopted``."""
+    """Allocate idle pages for the full blocks of the context that are not cached. Answered by
+    ``ImportStarted``, and later by ``ImportEnded`` for any reason of its end."""
 
     handle: int
     request: Request
 
 
-class Adopt(_Message, frozen=True):
-    """No further frame of this import comes: cache what has come whole."""
+class EndImport(_Message, frozen=True):
+    """No further frame of this import will come: cache its completely received blocks."""
 
     handle: int
 
 
 class Receive(_Message, frozen=True):
-    """Look up what is cached; answered by ``Found``."""
+    """Expect the KV of the context from another worker, and look up which prefix is cached here.
+    Answered by ``PrefixFound``."""
 
     handle: int
     request: Request
 
 
 class Reserve(_Message, frozen=True):
-    """Queue for the pages of the missing blocks; answered by ``Reserved``."""
+    """Queue for the pages of the missing blocks. Answered by ``Reserved``."""
 
     handle: int
 
 
 class Ingest(_Message, frozen=True):
-    """A checked frame lies in ``slot``; scatter it, then give the slot back (``SlotsFree``)."""
+    """Write the checked frame in ``slot`` to the pool, then free the slot (``SlotsFree``)."""
 
     handle: int
     slot: int
-    piece: Piece
+    piece: KVPiece
     nbytes: int
     codec: Codec
 
 
 class Join(_Message, frozen=True):
-    """Every frame has been given; ``token`` is the first output."""
+    """Every frame was given: decode from ``token`` on, the first output."""
 
     handle: int
     token: int
 
 
 class Grant(_Message, frozen=True):
-    """``frames`` more of this prefill may be put into slots."""
+    """Allow ``frames`` more frames of this prefill to be put into slots."""
 
     handle: int
     frames: int
 
 
 class Drop(_Message, frozen=True):
-    """Forget the sequence; its pages are free at once."""
+    """Forget the sequence and free its pages at once."""
 
     handle: int
 
 
 class TakeRole(_Message, frozen=True):
-    """Plan steps as workers of this role do, from the next one on; what runs, goes on."""
+    """Plan with the policy of this role from the next step on; running sequences continue."""
 
     role: str
 
 
 class SlotsFree(_Message, frozen=True):
-    """Slots that the receiver has emptied (both ways)."""
+    """The receiver of these slots has emptied them. Both sides send it."""
 
     slots: list[int]
 
@@ -126,7 +129,7 @@ Command: TypeAlias = (
     | Prefill
     | Export
     | Import
-    | Adopt
+    | EndImport
     | Receive
     | Reserve
     | Ingest
@@ -142,118 +145,118 @@ Command: TypeAlias = (
 
 
 class Progress(_Message, frozen=True):
-    """Loading: what is being done, and how much of it."""
+    """The engine is loading: what is being done, and which fraction of it is done."""
 
     what: str
     fraction: float
 
 
-class Ready(_Message, frozen=True):
-    """The engine takes commands. ``step_seconds``: the longest step seen in warm-up;
-    ``speculation``: what proposes tokens, or why nothing does. ``ceilings``: of its machine."""
+class EngineReady(_Message, frozen=True):
+    """The engine takes commands."""
 
-    fingerprint: str
+    fingerprint: str  # of the model
     vocab_size: int
     max_model_len: int
     kv: KVFormat
     kv_tokens: int
-    step_seconds: float
-    speculation: str = "off"
-    ceilings: Ceilings = Ceilings()
-    element_bytes: int = 4  # of a weight
+    step_seconds: float  # the longest step of the warm-up
+    speculation: str = "off"  # the proposer, or why there is none
+    ceilings: MachineCeilings = MachineCeilings()
+    element_bytes: int = 4  # per weight
     gpu: bool = False
 
     @property
     def kv_identity(self) -> str:
-        """Workers with the same one may read each other's KV."""
+        """Workers with the same identity can read each other's KV."""
         return f"{self.fingerprint}/{self.kv.precision}"
 
 
-class Failed(_Message, frozen=True):
-    """The engine cannot start; the text is for the operator."""
+class EngineFailed(_Message, frozen=True):
+    """The engine cannot start; ``why`` is written for the operator."""
 
     why: str
 
 
-class Refused(_Message, frozen=True):
-    """This request cannot be taken: the fault is in ``param``, or the engine is busy."""
+class RequestRefused(_Message, frozen=True):
+    """The engine does not take this request: its field ``param`` is wrong, or it is busy."""
 
     handle: int
     why: str
-    param: str  # empty: no field in particular
+    param: str  # empty: no particular field
     code: str = ""
     busy: bool = False  # another engine may take it
 
 
 class PromptLogprobs(_Message, frozen=True):
-    """Of the prompt, from its second token on; the first token follows."""
+    """Log-probabilities of the prompt from its second token on, sent before the first output."""
 
     handle: int
     logprobs: list[Logprobs]
 
 
-class Found(_Message, frozen=True):
-    """Leading tokens of the context that are cached here."""
+class PrefixFound(_Message, frozen=True):
+    """The look-up found ``cached_tokens`` leading tokens of the context in the cache."""
 
     handle: int
     cached_tokens: int
 
 
 class Reserved(_Message, frozen=True):
-    """The pages are there: KV may come."""
+    """The pages are allocated: KV may come."""
 
     handle: int
 
 
-class Importing(_Message, frozen=True):
-    """Leading blocks that are cached here, and those that are or have a page."""
+class ImportStarted(_Message, frozen=True):
+    """The import holds ``cached_blocks`` cached leading blocks, and pages for ``blocks`` in all."""
 
     handle: int
     cached_blocks: int
     blocks: int
 
 
-class Adopted(_Message, frozen=True):
-    """The import has ended, as asked for or because others need its pages: leading tokens that
-    are cached now."""
+class ImportEnded(_Message, frozen=True):
+    """The import has ended, on request or because another sequence needs its pages.
+    ``cached_tokens`` leading tokens are cached now."""
 
     handle: int
     cached_tokens: int
 
 
-class Broken(_Message, frozen=True):
-    """The KV cannot be received as planned: the sequence is to be dropped and placed anew."""
+class ReceiveFailed(_Message, frozen=True):
+    """The KV cannot be received as planned: the front must drop the sequence and place the request
+    again."""
 
     handle: int
     why: str
 
 
 class Started(_Message, frozen=True):
-    """The prefill was admitted: its pages are there."""
+    """The prefill was admitted, and its pages are allocated."""
 
     handle: int
     cached_tokens: int
 
 
 class Joined(_Message, frozen=True):
-    """KV that came from elsewhere is in place: the sequence decodes from this step on."""
+    """A sequence with KV from another worker decodes from this step on."""
 
     handle: int
 
 
-class Frame(_Message, frozen=True):
-    """KV of a prefill lies in ``slot``; ``last``: no further frame follows."""
+class KVFrame(_Message, frozen=True):
+    """KV of a prefill lies in ``slot``; no further frame follows the ``last`` one."""
 
     handle: int
     sequence: int
     slot: int
-    piece: Piece
+    piece: KVPiece
     nbytes: int
     last: bool
 
 
-class Tokens(_Message, frozen=True):
-    """Tokens of one step: parallel lists. ``logprobs`` is empty where nobody asked for any."""
+class TokensDrawn(_Message, frozen=True):
+    """The tokens of one step, as parallel lists. ``logprobs`` is empty if no request wants any."""
 
     handles: list[int]
     tokens: list[int]
@@ -261,46 +264,44 @@ class Tokens(_Message, frozen=True):
     logprobs: list[Logprobs | None] = []
 
 
-class Cached(_Message, frozen=True):
-    """What came into the prefix cache (True) and went (False), in order: runs of block keys, packed
-    back to back. A block comes after its parent, and goes before it."""
+class CacheChanged(_Message, frozen=True):
+    """Blocks stored in the prefix cache (True) and evicted (False), in order, as runs of packed
+    block keys. A block is stored after its parent and evicted before it."""
 
     changes: list[tuple[bool, bytes]]
 
 
-class Beat(_Message, frozen=True):
-    """The loop turns. Sent at least every BEAT_S, with the load. ``step_model``: coefficients of
-    ``step_time.py``, as fitted so far; ``pace``: tokens that a sequence got in the
-    time of a plain step, of late: 1 without speculation."""
+class EngineBeat(_Message, frozen=True):
+    """The engine's sign of life, sent about every BEAT_S, with its load."""
 
     running: int
     waiting: int
     queued_tokens: int
     pages_free: int
-    step_model: tuple[float, ...] = ()
-    counters: Counters = msgspec.field(default_factory=Counters)
-    speculation: SpecFigures = SpecFigures()
-    pace: float = 1.0
+    step_model: tuple[float, ...] = ()  # fitted coefficients (scheduling/step_time.py)
+    counters: EngineCounters = msgspec.field(default_factory=EngineCounters)
+    speculation: SpeculationStatus = SpeculationStatus()
+    pace: float = 1.0  # recent tokens per sequence in the time of a plain step
 
 
 Event: TypeAlias = (
     Progress
-    | Ready
-    | Failed
-    | Refused
+    | EngineReady
+    | EngineFailed
+    | RequestRefused
     | PromptLogprobs
-    | Found
+    | PrefixFound
     | Reserved
-    | Importing
-    | Adopted
-    | Broken
+    | ImportStarted
+    | ImportEnded
+    | ReceiveFailed
     | Started
     | Joined
-    | Frame
+    | KVFrame
     | SlotsFree
-    | Tokens
-    | Cached
-    | Beat
+    | TokensDrawn
+    | CacheChanged
+    | EngineBeat
 )
 
 BEAT_S = 0.5

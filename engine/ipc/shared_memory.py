@@ -1,10 +1,10 @@
-"""Shared memory between a front and its engine: slots for KV frames. Torch-free.
+"""Shared memory between a front and its engine, divided into slots for KV frames.
 
     slots  [0 .. inbound)            filled by the front, emptied by the engine
            [inbound .. slots)        filled by the engine, emptied by the front
 
-An anonymous memory file whose descriptor the engine inherits: it has no name that could be left
-behind, and it is gone with its last process. Whoever fills a slot owns the free ones of its side.
+The memory is an anonymous file whose descriptor the engine inherits: it has no name that could be
+left behind, and disappears with its last process. The side that fills slots owns the free ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 
 class ArenaShape(msgspec.Struct, frozen=True):
-    """Sizes; the same on both ends."""
+    """The sizes of an arena; both processes use the same."""
 
     slot_bytes: int = 1 << 20
     inbound: int = 64
@@ -34,7 +34,8 @@ class ArenaShape(msgspec.Struct, frozen=True):
 
 
 class Arena:
-    """The mapping. Memory is taken from the system when a slot is first written."""
+    """One process's mapping. The front creates the memory, and the engine maps the descriptor that
+    it inherits. A page of memory is allocated when a slot is first written."""
 
     def __init__(self, fd: int, shape: ArenaShape) -> None:
         self.fd = fd
@@ -49,12 +50,12 @@ class Arena:
         return cls(fd, shape)
 
     def slot(self, index: int, nbytes: int) -> memoryview:
-        """The first ``nbytes`` of a slot."""
+        """Return the first ``nbytes`` of a slot."""
         assert 0 <= nbytes <= self.shape.slot_bytes
         start = index * self.shape.slot_bytes
         return self.view[start : start + nbytes]
 
     def release_fd(self) -> None:
-        """The mapping stays; call once every process that shall map it has the descriptor."""
+        """Close the descriptor but keep the mapping. Call it when all processes have mapped it."""
         os.close(self.fd)
         self.fd = -1

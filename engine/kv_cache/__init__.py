@@ -1,1 +1,1 @@
-"""The paged KV pool, its fp8 grid, and the block manager that owns pages."""
+"""The paged KV pool, its formats and fp8 grid, and the block manager that owns the pages."""

@@ -1,4 +1,4 @@
-"""Which page holds what, and who uses it: reference counts and the prefix cache.
+"""The block manager: reference counts of pages, and the prefix cache over them.
 
     free --allocate--> in use --release--> free            (page without a key)
                          |  ^
@@ -6,12 +6,18 @@
                          v  |
                       cached, in use --release--> cached, evictable --allocate--> in use
 
-A page with a key (``commit``) can be found by the next request with the same prefix. When nobody
-uses it, it waits in ``_evictable``, least recently used first, until its page is needed.
+A page with a key (``commit``) is in the prefix cache: the next request with the same prefix finds
+it. When no sequence uses it, it stays in ``_evictable``, least recently used first, until its page
+is needed. A page without a key is free as soon as its last reference is released.
 
-Who holds a block holds its parents, and releases its last page first. So along a chain of blocks
-neither reference counts nor places in ``_evictable`` ever go back from child to parent: a prefix
-never leaves before what extends it, and a chain can be bisected.
+Pages are allocated by the scheduler (admission, one more page for a decoding sequence, imports) and
+by ``draft_pages`` (for one step). ``Sequence.release`` frees those of a sequence when it finishes
+or is preempted; ``trim_draft_pages`` frees those of rejected drafts after their step.
+
+A sequence that holds a block also holds the block's parents, and releases its last page first. So
+along a chain of blocks, from parent to child, reference counts never increase, and a child is
+evicted before its parent. A cached prefix is therefore never evicted before its extensions, and
+``bisect`` finds the end of a cached chain.
 """
 
 from __future__ import annotations
@@ -22,28 +28,29 @@ from collections.abc import Sequence
 
 
 class BlockManager:
-    """Owns every page of one pool. Pages come from ``allocate`` or ``pin`` and must be released
-    once for each. ``keys`` are always those of a chain of blocks, from its first one on."""
+    """Owns every page of one pool; the engine creates one. Each page returned by ``allocate`` or
+    ``pin`` is one reference, which the caller must ``release`` once. Arguments ``keys`` are always
+    the keys of a chain of blocks from its first block on."""
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
-        self._free = list(range(pages - 1, -1, -1))  # the last one freed goes first: it is warm
+        self._free = list(range(pages - 1, -1, -1))  # a stack: the page freed last is warm
         self._refs = [0] * pages
         self._key: list[bytes | None] = [None] * pages
         self._page: dict[bytes, int] = {}
-        # Oldest first. Not a dict: its first entry is found past all those deleted before it.
+        # Oldest first. A plain dict would scan all deleted entries to find its first one.
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._changes: list[tuple[bool, list[bytes]]] | None = None
 
-    # ---- what is cached, told -----------------------------------------------------------------
+    # ---- changes of the cache -----------------------------------------------------------------
 
-    def report(self) -> None:
-        """Note from now on what ``take_changes`` gives; before, nothing is noted."""
+    def record_changes(self) -> None:
+        """Record the changes that ``take_changes`` returns, from now on."""
         self._changes = []
 
     def take_changes(self) -> list[tuple[bool, bytes]]:
-        """What came into the cache (True) and went (False) since the last call, in order: runs of
-        packed keys. A block comes after its parent, and goes before it."""
+        """Return what was stored (True) and evicted (False) since the last call, in order, as runs
+        of packed keys. A block is stored after its parent and evicted before it."""
         if not self._changes:
             return []
         taken, self._changes = self._changes, []
@@ -56,44 +63,44 @@ class BlockManager:
             self._changes.append((stored, []))
         self._changes[-1][1].append(key)
 
-    def forget(self) -> None:
-        """Free every page that nobody uses; what was cached in them is gone."""
+    def evict_unused(self) -> None:
+        """Evict every cached block that no sequence uses."""
         self._free += [self._evict() for _ in range(len(self._evictable))]
 
     # ---- pages --------------------------------------------------------------------------------
 
     @property
     def available(self) -> int:
-        """Pages that ``allocate`` could give now."""
+        """Number of pages that ``allocate`` could return now."""
         return len(self._free) + len(self._evictable)
 
-    def cached(self, keys: Sequence[bytes], limit: int) -> int:
-        """How many of the first ``limit`` blocks are cached from the first one on. Looks at
-        O(log limit) of them."""
+    def count_cached(self, keys: Sequence[bytes], limit: int) -> int:
+        """Return how many leading blocks, at most ``limit``, are cached, in O(log limit)."""
         return bisect_left(range(limit), True, key=lambda i: keys[i] not in self._page)
 
     def can_extend(self, keys: Sequence[bytes], cached: int, count: int) -> bool:
-        """Whether ``count`` pages can be had once the first ``cached`` blocks are pinned."""
+        """Return whether ``count`` pages are available after ``cached`` blocks are pinned."""
         used = bisect_left(range(cached), True, key=lambda i: not self._refs[self._page[keys[i]]])
         return count <= self.available - (cached - used)
 
-    def freed_by(self, holders: Sequence[Sequence[int]], keep: Sequence[bytes]) -> int:
-        """Pages that nobody would use any more if ``holders`` released theirs; those of the blocks
-        ``keep`` do not count."""
+    def count_freed_by(self, holders: Sequence[Sequence[int]], keep: Sequence[bytes]) -> int:
+        """Return how many pages would have no user left if ``holders`` released theirs, without
+        counting the pages of the blocks ``keep``."""
         held = Counter(page for pages in holders for page in pages)
         for key in keep:
             held.pop(self._page[key], None)
         return sum(self._refs[page] == count for page, count in held.items())
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Make cached blocks the last to be evicted, their first one last of all."""
+        """Make cached blocks the last to be evicted, and the first of them the very last."""
         for key in reversed(keys):
             page = self._page[key]
             if self._refs[page] == 0:
                 self._evictable.move_to_end(page)
 
     def pin(self, keys: Sequence[bytes]) -> list[int]:
-        """Take a reference on cached blocks; returns their pages."""
+        """Take a reference on each of these cached blocks and return their pages. The caller frees
+        them with ``release``."""
         pages = [self._page[key] for key in keys]
         for page in pages:
             if self._refs[page] == 0:
@@ -102,8 +109,9 @@ class BlockManager:
         return pages
 
     def allocate(self, count: int) -> list[int]:
-        """``count`` pages with undefined content; the oldest cached ones are evicted when no page
-        is free. The caller has made sure that they are ``available``."""
+        """Return ``count`` pages with undefined content and one reference each, which the caller
+        frees with ``release``. The oldest cached blocks are evicted when no page is free. The
+        caller has checked that ``count`` pages are ``available``."""
         assert count <= self.available
         return [self._take() for _ in range(count)]
 
@@ -122,11 +130,11 @@ class BlockManager:
         return page
 
     def commit(self, page: int, key: bytes) -> int:
-        """Declare a page in use to hold the block ``key``, full and computed. The holder's pages of
-        the block's parents are committed.
+        """Declare that a page in use holds the full, computed block ``key``. The caller has
+        committed the parents of the block before, so a cached block's parents are always cached.
 
-        Returns the page to use for the block from now on: ``page``, or the one that already holds
-        it, the reference having moved there. So a cached block's parents are always cached."""
+        Return the page to use for the block from now on: ``page``, or the page that already holds
+        the block; then ``page`` is released and the other one pinned."""
         assert self._refs[page] > 0 and self._key[page] is None
         if key not in self._page:
             self._page[key] = page
@@ -137,7 +145,8 @@ class BlockManager:
         return self.pin([key])[0]
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give back one reference on each page of a sequence, given in the sequence's order."""
+        """Give back one reference on each page, listed in the order of the sequence. Pages without
+        users become free, or evictable if they hold a cached block."""
         for page in reversed(pages):
             self._refs[page] -= 1
             assert self._refs[page] >= 0

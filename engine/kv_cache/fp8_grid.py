@@ -1,14 +1,15 @@
-"""The fp8 grid of KV: e4m3 values times a power of two, one for each token, K or V, and head.
+"""The fp8 grid of KV: e4m3 values times a power of two per token, K or V, and head.
 
     x  ->  round(x / 2^e) * 2^e        e = ceil(log2(max |x| / 448)), within MIN_EXPONENT..MAX
 
 Rounding is to nearest, ties to even, on the e4m3 grid of the OCP 8-bit floating point
-specification (section 5.1: 3 bits of mantissa, subnormals of 2^-9, largest 448), saturating. Since
-the scale is a power of two, rounding twice changes nothing, so that a pool may hold the rounded
-values wide or as bytes, and a wire carry either. The exponent's range keeps all values exact in
-fp16, too. NaN becomes 0: what is stored can spoil no one else's attention.
+specification (section 5.1: 3 bits of mantissa, subnormals of 2^-9, largest 448), saturating. The
+scale is a power of two, so rounding twice changes nothing: a pool may hold the rounded values wide
+or as bytes, and the wire may carry either. The range of exponents keeps all values exact in fp16,
+too. NaN becomes 0, because a stored NaN would spread to other sequences through masked attention.
 
-Plain tensor arithmetic, alike on every device, in portions that stay in a core's cache.
+Every device runs the same tensor arithmetic, in portions that stay in a core's cache. Only
+the KV pools call it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _BITS_OF_448 = 0x43E00000  # as fp32
 _PORTION = 1 << 15  # elements
 
 
-def round_(x: Tensor) -> None:
-    """Round x [rows, ..., head_dim] to the grid, in place."""
+def round_to_grid_(x: Tensor) -> None:
+    """Round x [rows, ..., head_dim] to the grid in place."""
     for part in _portions(x):
         values = part if part.dtype == torch.float32 else part.float()
         _round_(values)
@@ -34,8 +35,8 @@ def round_(x: Tensor) -> None:
 
 
 def encode(x: Tensor, payload: Tensor, exponents: Tensor) -> None:
-    """x [rows, ..., head_dim], rounded to the grid, as bytes: ``payload`` of the same shape and
-    ``exponents`` [rows, ...], both uint8. Exact for what is on the grid already."""
+    """Write x [rows, ..., head_dim], rounded to the grid, to ``payload`` [rows, ..., head_dim] and
+    ``exponents`` [rows, ...], both uint8. Values on the grid are encoded exactly."""
     for part, data, biased in zip(
         _portions(x), _portions(payload), exponents.split(_rows(x)), strict=True
     ):
@@ -48,12 +49,12 @@ def encode(x: Tensor, payload: Tensor, exponents: Tensor) -> None:
 
 
 def decode(payload: Tensor, exponents: Tensor, out: Tensor) -> None:
-    """The values of ``payload`` [rows, ..., head_dim] and ``exponents`` [rows, ...] into ``out``,
-    of the payload's shape and any floating type. Exact."""
+    """Write the exact values of ``payload`` [rows, ..., head_dim] and ``exponents`` [rows, ...] to
+    ``out`` [rows, ..., head_dim] of any floating type."""
     for data, biased, part in zip(
         _portions(payload), exponents.split(_rows(payload)), _portions(out), strict=True
     ):
-        # The byte's bits in the places of fp32, whose exponent is 120 higher.
+        # Shift the byte's bits to their places in fp32, whose exponent bias is 120 higher.
         bits = data.view(torch.int8).to(torch.int32).bitwise_left_shift_(20)
         values = bits.bitwise_and_(-0x78100000).view(torch.float32)
         scale = _power(biased[..., None].to(torch.int32) + (MIN_EXPONENT + 120))
@@ -64,7 +65,7 @@ def decode(payload: Tensor, exponents: Tensor, out: Tensor) -> None:
 
 
 def _rows(x: Tensor) -> int:
-    """Rows of a portion. On a GPU all of them: what matters there is the number of kernels."""
+    """Return the rows of a portion. A GPU takes all rows at once, to launch fewer kernels."""
     if x.device.type != "cpu":
         return max(1, len(x))
     return max(1, _PORTION // max(1, x[:1].numel()))
@@ -75,22 +76,22 @@ def _portions(x: Tensor) -> Iterator[Tensor]:
 
 
 def _power(exponent: Tensor) -> Tensor:
-    """2 ** exponent, int32 to fp32, exactly."""
+    """Return 2 ** exponent exactly, int32 [...] to fp32 [...]."""
     return (exponent + 127).bitwise_left_shift_(23).view(torch.float32)
 
 
 def _round_(x: Tensor) -> Tensor:
-    """Round x [..., head_dim] fp32 in place; the exponents e, [..., 1] int32."""
+    """Round x [..., head_dim] fp32 in place and return the exponents e [..., 1] int32."""
     x.nan_to_num_(nan=0.0).clamp_(-_LARGEST, _LARGEST)
-    largest = x.abs().amax(-1, keepdim=True)  # not vector_norm: it takes 14 times as long
-    # Bits of a float grow with its value, so this is the ceiling of log2(largest / 448).
+    largest = x.abs().amax(-1, keepdim=True)  # vector_norm would take 14 times as long
+    # The bits of a float grow with its value, so this is the ceiling of log2(largest / 448).
     exponent: Tensor = ((largest.view(torch.int32) - (_BITS_OF_448 - 0x7FFFFF)) >> 23).clamp_(
         MIN_EXPONENT
     )
-    # The power of two below each value, but no less than the grid's smallest normal number.
+    # The power of two below each value, but at least the grid's smallest normal number.
     power = (x.view(torch.int32) & 0x7F800000).view(torch.float32)
     power = torch.maximum(power, _power(exponent - 6))
-    # Adding and taking away 1.5 * 2^23 steps leaves a multiple of the step: the adder rounds.
+    # Adding and subtracting 1.5 * 2^23 steps leaves a multiple of the step: the adder rounds.
     magic = power.mul_(1.5 * 2.0**20)
     x.add_(magic).sub_(magic)
     return exponent

@@ -1,10 +1,11 @@
-"""How KV looks in a pool and on the wire. Torch-free.
+"""The formats of KV in a pool and on the wire, and the pieces that fit into one frame.
 
     raw   values in the model's type          [layers, blocks, page_tokens, 2, kv_heads, head_dim]
-    fp8   e4m3 bytes of the same shape, then the exponents of their scales, one byte for each
-          token, K or V, and head              [layers, blocks, page_tokens, 2, kv_heads]
+    fp8   e4m3 bytes of the same shape, then the exponents of their scales, one byte per token,
+          K or V, and head                    [layers, blocks, page_tokens, 2, kv_heads]
 
-Under the precision ``fp8`` both hold the same values (engine/kv_cache/fp8_grid.py).
+Under the precision ``fp8`` both hold the same values (engine/kv_cache/fp8_grid.py). Pools, both
+ends of a transfer and the planner use this module; it imports no torch.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ StorageChoice: TypeAlias = Literal["auto", "wide", "fp8"]
 
 
 class Codec(enum.IntEnum):
-    """What a piece of KV is turned into for the wire. The numbers are those of a frame."""
+    """Encoding of a piece of KV on the wire. The numbers are those of the frame header."""
 
     RAW = 0
     FP8 = 1
 
 
 class KVFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the KV of one model in one pool."""
+    """Precision, storage and sizes of the KV of one model in one pool."""
 
     precision: Precision
     storage: Storage
@@ -45,11 +46,11 @@ class KVFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """Codecs that change no value."""
+        """Codecs that preserve every value of the pool."""
         return (Codec.RAW, Codec.FP8) if self.precision == "fp8" else (Codec.RAW,)
 
     def page_layer_bytes(self, codec: Codec) -> int:
-        """Bytes of one page (K and V) in one layer."""
+        """Return the bytes of one page (K and V) in one layer."""
         vectors = BLOCK_TOKENS * 2 * self.kv_heads
         if codec is Codec.FP8:
             return vectors * (self.head_dim + 1)
@@ -57,21 +58,18 @@ class KVFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stored(self) -> Codec:
-        """The codec whose bytes the pool holds."""
+        """The codec whose bytes the pool stores."""
         return Codec.FP8 if self.storage == "fp8" else Codec.RAW
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of the pool that a token takes in all layers."""
+        """Bytes that a token takes in all layers of the pool."""
         return self.layers * self.page_layer_bytes(self.stored) // BLOCK_TOKENS
 
 
-# MERGED engine.pieces
-# How the KV of a prompt is cut into pieces that each fit one frame. Torch-free and pure.
-
-
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """Layers ``layer .. layer + layers`` of blocks ``block .. block + blocks`` of one prompt."""
+class KVPiece(msgspec.Struct, frozen=True, array_like=True):
+    """Layers ``layer .. layer + layers`` of blocks ``block .. block + blocks`` of one prompt, small
+    enough for one frame."""
 
     layer: int
     layers: int
@@ -82,24 +80,22 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return self.layers * self.blocks * block_layer_bytes
 
 
-def cut(
+def split_into_pieces(
     first_block: int, end_block: int, layers: int, block_layer_bytes: int, frame_bytes: int
-) -> list[Piece]:
-    """Cut blocks ``first_block .. end_block`` into pieces of at most ``frame_bytes``.
-
-    Whole blocks (all layers) go together while they fit; a block larger than a frame is cut by
-    layers. One layer of one block must fit.
-    """
+) -> list[KVPiece]:
+    """Split blocks ``first_block .. end_block`` into pieces of at most ``frame_bytes``. A piece
+    takes as many whole blocks (all layers) as fit; a block larger than a frame is split by layers.
+    One layer of one block must fit."""
     assert 0 < block_layer_bytes <= frame_bytes
     whole = frame_bytes // (block_layer_bytes * layers)
     if whole:
         return [
-            Piece(0, layers, block, min(whole, end_block - block))
+            KVPiece(0, layers, block, min(whole, end_block - block))
             for block in range(first_block, end_block, whole)
         ]
     step = frame_bytes // block_layer_bytes
     return [
-        Piece(layer, min(step, layers - layer), block, 1)
+        KVPiece(layer, min(step, layers - layer), block, 1)
         for block in range(first_block, end_block)
         for layer in range(0, layers, step)
     ]

@@ -1,4 +1,4 @@
-"""The decoder: one forward pass over a packed batch, KV written to the pool as it goes."""
+"""The decoder: one forward pass over a packed batch, which also writes the KV to the pool."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batching.batch import Batch
+from engine.batching.batch import PackedBatch
 from engine.kv_cache.kv_pool import KVPool
-from engine.model.attention import attend
-from engine.model.layers import LayerWeights, Weights
-from engine.model.linear import padded_rows
-from engine.model.norm_rotary import rotary_table, rotate_
-from engine.model_config.config import ModelConfig, row_counts
+from engine.model.attention import paged_attention
+from engine.model.layers import LayerWeights, ModelWeights
+from engine.model.norm_rotary import apply_rotary_, rotary_table
+from engine.model_config.config import ModelConfig, padded_row_counts, padded_rows
+
+WARM_UP_LIMIT_S = 1.0
+"""Longest duration of ``warm_up_products``; kernels that are missing then are generated on use."""
 
 
-class Model:
-    """Weights and the forward pass. Holds no state of any request."""
+class DecoderModel:
+    """Weights and the forward pass, without state of any request. The engine owns the target model,
+    a draft proposer its draft model."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, max_positions: int) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, max_positions: int) -> None:
         self.config = config
         self.weights = weights
         self.device = weights.embedding.device
@@ -30,15 +33,14 @@ class Model:
             rope: rotary_table(rope, config.head_dim, max_positions, self.device)
             for rope in {config.rope, config.local_rope or config.rope}
         }
-        self._turns = [tables[config.rope_of(i)] for i in range(config.layers)]
-        # Rows are padded where the products are made for numbers of rows
-        # (engine/model/linear.py); but
-        # padding would choose experts, and have them read.
+        self._rotary = [tables[config.rope_of(i)] for i in range(config.layers)]
+        # On a CPU rows are padded once per pass (engine/model/linear.py). With experts, padding
+        # would choose some and have their weights read.
         self._pads = self.device.type == "cpu" and config.moe is None
 
-    def warm(self, rows: int) -> None:
-        """Multiply ``rows`` rows with every kind of weight, so that what is made for this number of
-        rows (engine/model/linear.py) is there before a request needs it."""
+    def warm_up(self, rows: int) -> None:
+        """Multiply ``rows`` rows with every kind of weight, so that the kernels for this number of
+        rows exist before a request needs them."""
         c = self.config
         hidden = torch.zeros(rows, c.hidden_size, dtype=self.dtype, device=self.device)
         attended = hidden.new_zeros(rows, c.heads * c.head_dim)
@@ -49,44 +51,44 @@ class Model:
             layer.mlp.add(hidden, hidden)
         self.weights.head(hidden)
 
-    def forward(self, batch: Batch, pool: KVPool) -> Tensor:
-        """Logits [R, vocab] in fp32 of the rows ``batch.logit_rows``; KV of all rows is in the
-        pool afterwards."""
-        return self.logits(batch.drawing(self.hidden(batch, pool)))
+    def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
+        """Return logits [R, vocab] in fp32 of the rows ``batch.logit_rows``. The pool holds the KV
+        of all rows afterwards."""
+        return self.logits(batch.select_logit_rows(self.hidden(batch, pool)))
 
     def hidden(
-        self, batch: Batch, pool: KVPool, taps: dict[int, Tensor | None] | None = None
+        self, batch: PackedBatch, pool: KVPool, taps: dict[int, Tensor | None] | None = None
     ) -> Tensor:
-        """The last layer's output [T, hidden] for all rows; their KV is in the pool afterwards.
-        ``taps``: layers whose input [T, hidden] is wanted; it is put there."""
+        """Return the last layer's output [T, hidden] for all rows. The pool holds their KV
+        afterwards. ``taps``: the input [T, hidden] of each layer that is a key is stored there."""
         c, rows = self.config, len(batch.tokens)
         x = F.embedding(batch.tokens, self.weights.embedding)  # [T, hidden]
         if c.embedding_scale != 1.0:
             x = x * torch.tensor(c.embedding_scale, dtype=x.dtype)
         if self._pads and padded_rows(rows) != rows:
             x = F.pad(x, (0, 0, 0, padded_rows(rows) - rows))
-        turns = {id(table): table[batch.positions][:, None] for table in set(self._turns)}
+        rotations = {id(table): table[batch.positions][:, None] for table in set(self._rotary)}
         for i, layer in enumerate(self.weights.layers):
             if taps and i in taps:
                 taps[i] = x[:rows]
-            x = self._attention(i, layer, x, turns[id(self._turns[i])], batch, pool)
+            x = self._attention(i, layer, x, rotations[id(self._rotary[i])], batch, pool)
             x = self._mlp(layer, x)
         return x[:rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [R, vocab] in fp32 of ``hidden`` [R, hidden], the last layer's output."""
-        return self.read(self.weights.final_norm(hidden))
+        """Return logits [R, vocab] in fp32 of ``hidden`` [R, hidden], the last layer's output."""
+        return self.lm_head(self.weights.final_norm(hidden))
 
-    def read(self, features: Tensor) -> Tensor:
-        """The same of ``features``, which the final norm has made of it."""
+    def lm_head(self, normed: Tensor) -> Tensor:
+        """Return logits [R, vocab] in fp32 of ``normed`` [R, hidden], the final norm's output."""
         c = self.config
-        logits = self.weights.head(features).float()
+        logits = self.weights.head(normed).float()
         if c.logit_softcap:
             logits = logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
         return logits
 
     def _attention(
-        self, i: int, w: LayerWeights, x: Tensor, turn: Tensor, batch: Batch, pool: KVPool
+        self, i: int, w: LayerWeights, x: Tensor, rotation: Tensor, batch: PackedBatch, pool: KVPool
     ) -> Tensor:
         c = self.config
         rows = len(batch.tokens)
@@ -96,18 +98,12 @@ class Model:
         if w.q_norm is not None and w.k_norm is not None:
             q.copy_(w.q_norm(q))
             kv[:, 0].copy_(w.k_norm(kv[:, 0]))
-        rotate_(heads[:, : c.heads + c.kv_heads], turn)
+        apply_rotary_(heads[:, : c.heads + c.kv_heads], rotation)
         pool.store(i, batch.slots, kv)
         out = x.new_zeros(len(x), c.heads * c.head_dim)
-        attend(
-            q,
-            kv,
-            pool.layer(i),
-            batch.views[c.windows[i]],
-            out[:rows].view(rows, c.heads, c.head_dim),
-            scale=c.attention_scale,
-            softcap=c.attention_softcap,
-        )
+        attended, metadata = out[:rows].view(q.shape), batch.attention[c.windows[i]]
+        scale, softcap = c.attention_scale, c.attention_softcap
+        paged_attention(q, kv, pool.layer(i), metadata, attended, scale=scale, softcap=softcap)
         if w.attention_out_norm is None:
             return w.out.add(out, x)
         return x + w.attention_out_norm(w.out(out))
@@ -119,23 +115,17 @@ class Model:
         return x + w.mlp_out_norm(w.mlp(normed))
 
 
-# MERGED engine.warming
-# Products of a model on a CPU, made before a request needs them (engine/model/linear.py).
-
-WARM_S = 1.0
-"""Most that it may take; what is not ready is made when needed."""
-
-
-def warm_products(
-    model: Model,
+def warm_up_products(
+    model: DecoderModel,
     most_rows: int,
     progress: Callable[[float], None] = lambda _: None,
-    most_s: float = WARM_S,
+    most_s: float = WARM_UP_LIMIT_S,
 ) -> None:
-    """Make the products of all numbers of rows, the smallest first, as far as ``most_s`` goes."""
+    """Generate the kernels of a model on a CPU for all padded row counts up to ``most_rows``, the
+    smallest first, until ``most_s`` have passed."""
     began = time.perf_counter()
-    for rows in row_counts(most_rows):
+    for rows in padded_row_counts(most_rows):
         if (elapsed := time.perf_counter() - began) > most_s:
             break
         progress(elapsed / most_s)
-        model.warm(rows)
+        model.warm_up(rows)

@@ -1,4 +1,5 @@
-"""The weights of a model in the form that it multiplies with, built from a checkpoint's tensors."""
+"""The weights of a model in the form that the forward pass multiplies with, built from the tensors
+of a checkpoint in Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -8,15 +9,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.linear import Linear, linear
-from engine.model.mlp import DenseMlp, ExpertWeights, Mlp, MoeMlp
-from engine.model.norm_rotary import RmsNorm, interleave
+from engine.model.linear import Linear, make_linear
+from engine.model.mlp import DenseMlp, ExpertWeights, FeedForward, MoeMlp
+from engine.model.norm_rotary import RmsNorm, interleave_rotary_pairs
 from engine.model_config.config import ModelConfig
+
+TensorSource = Callable[[str, tuple[int, ...]], Tensor]
+"""Returns the tensor with a name and a shape, from a checkpoint or a generator."""
+
+LinearFactory = Callable[[Tensor, Tensor | None], Linear]
+"""Returns the linear layer of a weight [out, in] and its bias [out]."""
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Rows of q and k are interleaved for rotary pairs; norms carry their offset."""
+    """One layer. Rows of q and k are interleaved for rotary pairs; norms include their offset."""
 
     attention_norm: RmsNorm  # [hidden]
     qkv: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -25,12 +32,14 @@ class LayerWeights:
     out: Linear  # [hidden, heads * head_dim]
     attention_out_norm: RmsNorm | None  # [hidden]
     mlp_norm: RmsNorm  # [hidden]
-    mlp: Mlp
+    mlp: FeedForward
     mlp_out_norm: RmsNorm | None  # [hidden]
 
 
 @dataclass(frozen=True)
-class Weights:
+class ModelWeights:
+    """All weights of a decoder."""
+
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: RmsNorm  # [hidden]
@@ -38,52 +47,46 @@ class Weights:
 
     @property
     def bytes(self) -> int:
-        """Read in a decode step: everything but the embedding, of which a row is looked up."""
+        """Bytes read in a decode step: all but the embedding, of which single rows are read."""
         return self.head.bytes + sum(x.qkv.bytes + x.out.bytes + x.mlp.bytes for x in self.layers)
 
 
-Get = Callable[[str, tuple[int, ...]], Tensor]
-Product = Callable[[Tensor, Tensor | None], Linear]  # of a weight and its bias
-
-
-def projections(
-    get: Get, c: ModelConfig, module: str, product: Product = linear
+def build_attention_projections(
+    get: TensorSource, c: ModelConfig, module: str, linear: LinearFactory = make_linear
 ) -> tuple[Linear, Linear]:
-    """(query, key and value in one; output) of one layer's attention."""
+    """Return the fused qkv projection [(heads + 2 * kv_heads) * head_dim, hidden] and the output
+    projection [hidden, heads * head_dim] of the attention ``module``."""
     h, q, kv = c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
-    weights = [
-        interleave(get(module + "q_proj.weight", (q, h)), c.heads),
-        interleave(get(module + "k_proj.weight", (kv, h)), c.kv_heads),
-        get(module + "v_proj.weight", (kv, h)),
-    ]
-    bias = None
-    if c.qkv_bias:
+
+    def _qkv(kind: str, *inner: int) -> Tensor:
         parts = [
-            interleave(get(module + "q_proj.bias", (q,)), c.heads),
-            interleave(get(module + "k_proj.bias", (kv,)), c.kv_heads),
-            get(module + "v_proj.bias", (kv,)),
+            interleave_rotary_pairs(get(f"{module}q_proj.{kind}", (q, *inner)), c.heads),
+            interleave_rotary_pairs(get(f"{module}k_proj.{kind}", (kv, *inner)), c.kv_heads),
+            get(f"{module}v_proj.{kind}", (kv, *inner)),
         ]
-        bias = torch.cat(parts)
+        return torch.cat(parts)
+
+    weight = _qkv("weight", h)
+    bias = _qkv("bias") if c.qkv_bias else None
     out_bias = get(module + "o_proj.bias", (h,)) if c.out_bias else None
-    return (
-        product(torch.cat(weights), bias),
-        product(get(module + "o_proj.weight", (h, q)), out_bias),
-    )
+    return linear(weight, bias), linear(get(module + "o_proj.weight", (h, q)), out_bias)
 
 
-def dense(get: Get, c: ModelConfig, module: str, product: Product = linear) -> Mlp:
-    """One layer's MLP without experts."""
+def build_dense_mlp(
+    get: TensorSource, c: ModelConfig, module: str, linear: LinearFactory = make_linear
+) -> FeedForward:
+    """Return the gated MLP ``module`` of one layer, from [hidden] to [hidden]."""
     h, n = c.hidden_size, c.intermediate_size
     gate_up = [get(module + "gate_proj.weight", (n, h)), get(module + "up_proj.weight", (n, h))]
     gate_up_bias = down_bias = None
     if c.mlp_bias:
         parts = [get(module + "gate_proj.bias", (n,)), get(module + "up_proj.bias", (n,))]
         gate_up_bias, down_bias = torch.cat(parts), get(module + "down_proj.bias", (h,))
-    down = product(get(module + "down_proj.weight", (h, n)), down_bias)
-    return DenseMlp(product(torch.cat(gate_up), gate_up_bias), down, c.activation)
+    down = linear(get(module + "down_proj.weight", (h, n)), down_bias)
+    return DenseMlp(linear(torch.cat(gate_up), gate_up_bias), down, c.activation)
 
 
-def _experts(get: Get, c: ModelConfig, layer: str) -> Mlp:
+def _experts(get: TensorSource, c: ModelConfig, layer: str) -> FeedForward:
     moe = c.moe
     assert moe is not None
     h, n, module = c.hidden_size, moe.intermediate_size, f"{layer}{moe.module}."
@@ -98,47 +101,47 @@ def _experts(get: Get, c: ModelConfig, layer: str) -> Mlp:
     return MoeMlp(weights, moe, c.activation)
 
 
-def _layer(get: Get, c: ModelConfig, i: int, product: Product) -> LayerWeights:
+def _layer(get: TensorSource, c: ModelConfig, i: int, linear: LinearFactory) -> LayerWeights:
     p = f"model.layers.{i}."
 
-    def norm(name: str) -> RmsNorm:
+    def _norm(name: str) -> RmsNorm:
         return RmsNorm(get(f"{p}{name}.weight", (c.hidden_size,)) + c.norm_offset, c.norm_eps)
 
-    def head_norm(name: str) -> RmsNorm:
+    def _head_norm(name: str) -> RmsNorm:
         weight = get(f"{p}self_attn.{name}.weight", (c.head_dim,)) + c.norm_offset
-        return RmsNorm(interleave(weight, 1), c.norm_eps)
+        return RmsNorm(interleave_rotary_pairs(weight, 1), c.norm_eps)
 
     sandwich = c.sandwich_norms
-    qkv, out = projections(get, c, p + "self_attn.", product)
+    qkv, out = build_attention_projections(get, c, p + "self_attn.", linear)
     return LayerWeights(
-        attention_norm=norm("input_layernorm"),
+        attention_norm=_norm("input_layernorm"),
         qkv=qkv,
-        q_norm=head_norm("q_norm") if c.qk_norm else None,
-        k_norm=head_norm("k_norm") if c.qk_norm else None,
+        q_norm=_head_norm("q_norm") if c.qk_norm else None,
+        k_norm=_head_norm("k_norm") if c.qk_norm else None,
         out=out,
-        attention_out_norm=norm("post_attention_layernorm") if sandwich else None,
-        mlp_norm=norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"),
-        mlp=_experts(get, c, p) if c.is_sparse(i) else dense(get, c, p + "mlp.", product),
-        mlp_out_norm=norm("post_feedforward_layernorm") if sandwich else None,
+        attention_out_norm=_norm("post_attention_layernorm") if sandwich else None,
+        mlp_norm=_norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"),
+        mlp=_experts(get, c, p) if c.is_sparse(i) else build_dense_mlp(get, c, p + "mlp.", linear),
+        mlp_out_norm=_norm("post_feedforward_layernorm") if sandwich else None,
     )
 
 
-def assemble(
-    get: Get,
+def build_weights(
+    get: TensorSource,
     config: ModelConfig,
     progress: Callable[[float], None] = lambda _: None,
-    product: Product = linear,
-) -> Weights:
-    """Build the weights from ``get(name, shape)``, all but those of experts to be multiplied with
-    as ``product`` does; reports the fraction done."""
+    linear: LinearFactory = make_linear,
+) -> ModelWeights:
+    """Return the weights built from the tensors of ``get``, whose shapes it checks, and report the
+    fraction done in [0, 1]. ``linear`` makes all linear layers but those of experts."""
     shape = (config.vocab_size, config.hidden_size)
     embedding = get("model.embed_tokens.weight", shape)
     layers = []
     for i in range(config.layers):
-        layers.append(_layer(get, config, i, product))
+        layers.append(_layer(get, config, i, linear))
         progress((i + 1) / config.layers)
     head = embedding if config.tied_embeddings else get("lm_head.weight", shape)
     final_norm = get("model.norm.weight", (config.hidden_size,)) + config.norm_offset
-    return Weights(
-        embedding, tuple(layers), RmsNorm(final_norm, config.norm_eps), product(head, None)
+    return ModelWeights(
+        embedding, tuple(layers), RmsNorm(final_norm, config.norm_eps), linear(head, None)
     )

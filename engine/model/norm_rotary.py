@@ -1,4 +1,5 @@
-"""Root mean square norm (Zhang and Sennrich, 2019, equation 4)."""
+"""Root mean square norm (Zhang and Sennrich, 2019, equation 4) and rotary position embedding (Su et
+al., RoFormer, section 3.4.2)."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model_config.config import Rope
+from engine.model_config.config import RopeConfig
 
 
 class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; weight: [size]."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight
@@ -21,7 +22,7 @@ class RmsNorm:
         self._in_steps = weight.device.type == "cpu" and weight.dtype == torch.float32
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [..., size], normed: a new tensor of the same shape."""
+        """Return x [..., size] normalized, as a new tensor of the same shape."""
         if not self._in_steps:
             return F.rms_norm(x, self.weight.shape, self.weight, self._eps)
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -29,12 +30,8 @@ class RmsNorm:
         return (x * scale).mul_(self.weight)
 
 
-# MERGED engine.rotary
-# Rotary embedding (Su et al., RoFormer, section 3.4.2).
-
-
-def rotary_table(rope: Rope, head_dim: int, positions: int, device: torch.device) -> Tensor:
-    """cos + i sin of every angle: [positions, head_dim / 2] complex64."""
+def rotary_table(rope: RopeConfig, head_dim: int, positions: int, device: torch.device) -> Tensor:
+    """Compute cos + i sin of every angle: [positions, head_dim / 2] complex64."""
     half = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     frequency = rope.theta**-half
     if rope.kind == "linear":
@@ -50,22 +47,25 @@ def rotary_table(rope: Rope, head_dim: int, positions: int, device: torch.device
     return torch.polar(torch.ones_like(angles), angles).to(device)
 
 
-def rotate_(x: Tensor, turn: Tensor) -> None:
-    """Rotary embedding of x [T, heads, head_dim] in place, neighbours paired; turn:
-    [T, 1, head_dim / 2] complex64. Computed in fp32 whatever x is."""
+def apply_rotary_(x: Tensor, rotation: Tensor) -> None:
+    """Apply the rotary embedding to x [T, heads, head_dim] in place, in fp32 whatever x is.
+
+    rotation: [T, 1, head_dim / 2] complex64, rows of ``rotary_table``. A pair is two neighbours of
+    the last dimension: see ``interleave_rotary_pairs``.
+    """
     pairs = x.unflatten(-1, (-1, 2))
     if x.dtype == torch.float32:
-        torch.view_as_complex(pairs).mul_(turn)
+        torch.view_as_complex(pairs).mul_(rotation)
     else:
-        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turn))
+        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotation))
 
 
-def interleave(weight: Tensor, heads: int) -> Tensor:
+def interleave_rotary_pairs(weight: Tensor, heads: int) -> Tensor:
     """Reorder each head's rows [heads * head_dim, ...] from halves (i, i + d/2) to neighbours
     (2i, 2i + 1).
 
-    Rotary embedding then is one complex product. Queries and keys are permuted alike, so their dot
-    products, and with them the model, stay as they are.
+    The rotary embedding is one complex product then. Queries and keys are permuted alike, so their
+    dot products, and with them the model, stay the same.
     """
     dim = len(weight) // heads
     return weight.view(heads, 2, dim // 2, -1).transpose(1, 2).reshape(weight.shape)

@@ -1,25 +1,25 @@
-"""Where weights come from: safetensors, or a random generator."""
+"""Sources of model weights: safetensors files, or a random generator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.model.layers import Product, Weights, assemble
-from engine.model.linear import linear
+from engine.model.layers import LinearFactory, ModelWeights, build_weights
+from engine.model.linear import make_linear
 from engine.model_config.config import ModelConfig
 from protocol.errors import StartupError
 
 
-class Tensors:
-    """The tensors of ``folder/*.safetensors``, one file or many shards. ``finite``: values that are
-    not are refused.
+class CheckpointTensors:
+    """The tensors of ``folder/*.safetensors``, one file or many shards, converted to ``dtype`` on
+    ``device``. With ``finite``, values that are not finite are refused.
 
-    Raises StartupError where there are none, or where they cannot be read."""
+    Raises StartupError where there are no such files, or where they cannot be read."""
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, device: torch.device, *, finite: bool = False
@@ -37,17 +37,17 @@ class Tensors:
             raise StartupError(
                 f"{folder}: no *.safetensors file; expected the model's weights there"
             )
-        self._holder = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
     @property
     def names(self) -> Collection[str]:
-        return self._holder.keys()
+        return self._file_of.keys()
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Raises StartupError naming the tensor that is missing, has another shape, or is not
-        finite in the type that it is computed in."""
-        # On a CPU it lies in the mapped file, which must not be needed once it is loaded: who
-        # writes to the file would write to the model.
+        """Return a tensor of ``shape``. Raises StartupError with its name if it is missing, has
+        another shape, or is not finite in ``dtype``."""
+        # On a CPU the tensor is a view of the mapped file. It is copied, because a process that
+        # writes to the file would otherwise change the model.
         tensor = self.stored(name, shape).to(self._dtype, copy=self._device.type == "cpu")
         if self._finite and not bool(tensor.isfinite().all()):
             kind = str(self._dtype).removeprefix("torch.")
@@ -57,10 +57,10 @@ class Tensors:
         return tensor
 
     def stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The same in the type that it has in the file."""
-        if name not in self._holder:
+        """Return the same tensor [*shape] in the type that the file has."""
+        if name not in self._file_of:
             raise StartupError(f"{self._folder}: tensor {name} is missing from the weights")
-        tensor: Tensor = self._holder[name].get_tensor(name)
+        tensor: Tensor = self._file_of[name].get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise StartupError(
                 f"{self._folder}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}"
@@ -74,40 +74,41 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None] = lambda _: None,
-    product: Product = linear,
+    linear: LinearFactory = make_linear,
     *,
     finite: bool = False,
-) -> Weights:
-    """Load the model in ``folder``; ``product``: how its weights are multiplied with; ``finite``:
-    values that are not are refused.
+) -> ModelWeights:
+    """Load the model in ``folder``; ``linear`` makes its layers. With ``finite``, values that are
+    not finite are refused.
 
-    Raises StartupError naming the tensor that is missing or has another shape than expected.
+    Raises StartupError with the name of a tensor that is missing or has an unexpected shape.
     """
-    return assemble(Tensors(folder, dtype, device, finite=finite), config, progress, product)
+    source = CheckpointTensors(folder, dtype, device, finite=finite)
+    return build_weights(source, config, progress, linear)
 
 
-def names(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor that a checkpoint of this shape holds, with its shape."""
-    wanted: list[tuple[str, tuple[int, ...]]] = []
+def tensor_shapes(config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the name and shape of every tensor in a checkpoint of this model."""
+    shapes: list[tuple[str, tuple[int, ...]]] = []
 
-    def record(name: str, shape: tuple[int, ...]) -> Tensor:
-        wanted.append((name, shape))
+    def _record(name: str, shape: tuple[int, ...]) -> Tensor:
+        shapes.append((name, shape))
         return torch.empty(shape, device="meta")
 
-    assemble(record, config)
-    yield from wanted
+    build_weights(_record, config)
+    return shapes
 
 
 def random_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0, std: float = 0.05
-) -> Weights:
-    """Weights drawn from N(0, std^2), norms one: for benchmarks and tests."""
+) -> ModelWeights:
+    """Return weights drawn from N(0, std^2), with norms of one: for benchmarks and tests."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
-    def get(name: str, shape: tuple[int, ...]) -> Tensor:
+    def _draw(name: str, shape: tuple[int, ...]) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.full(shape, 1.0 - config.norm_offset, dtype=dtype, device=device)
         noise = torch.randn(shape, generator=generator, device=device)
         return noise.mul_(std).to(dtype)
 
-    return assemble(get, config)
+    return build_weights(_draw, config)

@@ -1,1 +1,1 @@
-"""What a model folder says: shapes, families, checkpoints. Torch-free."""
+"""The contents of a model folder: shape of the model, its family, its files. Torch-free."""

@@ -1,4 +1,9 @@
-"""What a model folder in Hugging Face layout says of itself. Torch-free."""
+"""Read a model folder in Hugging Face layout: its config, its fingerprint, and the headers of its
+safetensors files. No weight is read. Torch-free.
+
+A safetensors file is the length of its header (8 bytes, little endian), the header (JSON: dtype,
+shape and place of every tensor), and the tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from protocol.errors import StartupError
 def load_config(folder: Path) -> ModelConfig:
     """Read ``folder/config.json`` (and the end tokens of ``generation_config.json``).
 
-    Raises StartupError naming what is not supported or not usable."""
+    Raises StartupError with the name of what is not supported or not usable."""
     path = folder / "config.json"
     try:
         raw: dict[str, Any] = json.loads(path.read_text())
@@ -34,9 +39,11 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def fingerprint(folder: Path, dtype: str) -> str:
-    """Identity of the model's numbers: KV computed under one fingerprint is never read under
-    another. Covers config, tensor names, shapes and offsets, file sizes, and samples of the
-    weights' bytes (a hash of many gigabytes would take longer than loading them)."""
+    """Return the identity of the model's numbers: KV computed under one fingerprint is never read
+    under another.
+
+    It covers config, tensor names, shapes and offsets, file sizes, and samples of the weights'
+    bytes (a hash of many gigabytes would take longer than loading them)."""
     h = hashlib.blake2b(digest_size=16)
     h.update(dtype.encode())
     h.update((folder / "config.json").read_bytes())
@@ -50,14 +57,8 @@ def fingerprint(folder: Path, dtype: str) -> str:
     return h.hexdigest()
 
 
-# MERGED engine.shards
-# What the headers of a folder's safetensors files say; no weight is read. Torch-free.
-#
-# A file is the length of its header (8 bytes, little endian), the header (JSON: dtype, shape and
-# place of every tensor), and the tensors.
-
 _LARGEST_HEADER = 100 << 20  # the format's own limit
-_POINTER = b"version https://git-lfs"
+_LFS_POINTER = b"version https://git-lfs"
 
 
 class _Tensor(msgspec.Struct):
@@ -66,16 +67,17 @@ class _Tensor(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-class Shards(msgspec.Struct, frozen=True):
+class WeightShards(msgspec.Struct, frozen=True):
     """The tensors of a model folder, all files together."""
 
     files: int
     file_bytes: int
-    elements: dict[str, int]  # of each tensor
+    elements: dict[str, int]  # number of elements of each tensor
 
 
-def read_shards(folder: Path) -> Shards:
-    """Raises StartupError for files that are missing, cut short, or not what they should be."""
+def read_shards(folder: Path) -> WeightShards:
+    """Read the headers of all safetensors files. Raises StartupError for files that are missing,
+    cut short, or not safetensors."""
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise StartupError(f"{folder}: no *.safetensors file; expected the model's weights there")
@@ -84,15 +86,15 @@ def read_shards(folder: Path) -> Shards:
     try:
         for path in paths:
             elements |= _read(path)
-        return Shards(len(paths), sum(path.stat().st_size for path in paths), elements)
+        return WeightShards(len(paths), sum(path.stat().st_size for path in paths), elements)
     except OSError as error:
         reason = error.strerror
         raise StartupError(f"{folder}: cannot read the weights: {reason}") from error
 
 
-def kept_elements(shards: Shards, config: ModelConfig, *, on_cpu: bool) -> int:
-    """Elements of a model that are kept: on a CPU the head lies beside the embedding even where
-    they are tied, because it is laid out anew."""
+def resident_elements(shards: WeightShards, config: ModelConfig, *, on_cpu: bool) -> int:
+    """Return the number of elements that a loaded model keeps in memory. On a CPU the head is held
+    beside the embedding even where they are tied, because it is reordered for oneDNN."""
     elements = sum(shards.elements.values())
     if config.tied_embeddings:
         elements -= shards.elements.get("lm_head.weight", 0)
@@ -103,8 +105,8 @@ def kept_elements(shards: Shards, config: ModelConfig, *, on_cpu: bool) -> int:
 def _read(path: Path) -> dict[str, int]:
     size = path.stat().st_size
     with path.open("rb") as file:
-        start = file.read(len(_POINTER))
-        if start == _POINTER:
+        start = file.read(len(_LFS_POINTER))
+        if start == _LFS_POINTER:
             raise StartupError(
                 f"{path}: a Git LFS pointer, not the weights; `git lfs pull` there gets them"
             )
@@ -131,7 +133,7 @@ def _read(path: Path) -> dict[str, int]:
 
 
 def _check_index(folder: Path, present: set[str]) -> None:
-    """Raises StartupError when files that the index names are not there."""
+    """Raise StartupError when files that the index names are missing."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return

@@ -1,4 +1,4 @@
-"""Shape of a model. Torch-free."""
+"""The shape of a model, and the row counts that its products are made for. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 RopeKind: TypeAlias = Literal["default", "linear", "llama3"]
 
 
-class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding. ``linear`` divides all frequencies by ``factor``; ``llama3`` those whose
-    wavelength exceeds the original context, and blends those between the two borders."""
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary embedding. ``linear`` divides all frequencies by ``factor``; ``llama3`` divides those
+    whose wavelength exceeds the original context, and blends those between the two limits."""
 
     theta: float = 10000.0
     kind: RopeKind = "default"
@@ -24,14 +24,14 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     original_positions: int = 0
 
 
-class Moe(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers whose MLP is a mixture of experts, and how a checkpoint names its parts."""
+class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The layers whose MLP is a mixture of experts, and the names of its parts in a checkpoint."""
 
     experts: int
-    per_token: int  # experts that compute a token
+    per_token: int  # number of experts that compute a token
     intermediate_size: int  # of one expert
-    renormalize: bool  # the weights of the chosen experts add up to one
-    layers: tuple[bool, ...]  # which layers
+    renormalize: bool  # whether the weights of the chosen experts are scaled to a sum of one
+    layers: tuple[bool, ...]  # for each layer, whether it has experts
     module: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -53,31 +53,32 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_positions: int
     tied_embeddings: bool
     eos_token_ids: tuple[int, ...]
-    rope: Rope
-    windows: tuple[int, ...]  # tokens that each layer attends to, the own one included; 0: all
-    attention_scale: float  # of query times key
-    local_rope: Rope | None = None  # of layers with a window, where it differs
-    moe: Moe | None = None
+    rope: RopeConfig
+    windows: tuple[int, ...]  # tokens that each layer attends to, including itself; 0: all
+    attention_scale: float  # factor of query times key
+    local_rope: RopeConfig | None = None  # for layers with a window, where it differs
+    moe: MoeConfig | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # queries and keys are normed, head by head
-    sandwich_norms: bool = False  # what attention and MLP return is normed as well
+    qk_norm: bool = False  # queries and keys are normalized, head by head
+    sandwich_norms: bool = False  # the outputs of attention and MLP are normalized as well
     norm_offset: float = 0.0  # added to every norm's weight
     activation: Activation = "silu"
     embedding_scale: float = 1.0
-    attention_softcap: float = 0.0  # scores become cap * tanh(score / cap); 0: as they are
+    attention_softcap: float = 0.0  # scores become cap * tanh(score / cap); 0: off
     logit_softcap: float = 0.0
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether the MLP of ``layer`` is a mixture of experts."""
+        """Return whether the MLP of ``layer`` is a mixture of experts."""
         return self.moe is not None and self.moe.layers[layer]
 
-    def rope_of(self, layer: int) -> Rope:
+    def rope_of(self, layer: int) -> RopeConfig:
         return self.local_rope if self.local_rope is not None and self.windows[layer] else self.rope
 
     def kv_format(self, precision: Precision, storage: Storage, element_bytes: int) -> KVFormat:
-        """Sizes of this model's KV. Raises StartupError for a pool that cannot be exact."""
+        """Return the sizes of this model's KV. Raises StartupError where ``storage`` cannot hold it
+        exactly and ``precision`` requires that."""
         return KVFormat(
             precision=precision,
             storage=storage,
@@ -88,16 +89,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-# MERGED engine.rows
-# Numbers of rows that products with a weight are made for (engine/model/linear.py). Torch-free.
-
-
 def padded_rows(rows: int) -> int:
-    """The least of 1..8, 12, 16, ... 64, 96, 128, ... that is not below ``rows``."""
+    """Return the least of 1..8, 12, 16, ... 64, 96, 128, ... that is not below ``rows``. oneDNN
+    generates kernels for these row counts only: see engine/model/linear.py."""
     step = 1 if rows <= 8 else 4 if rows <= 32 else 8 if rows <= 64 else 32
     return -(-rows // step) * step
 
 
-def row_counts(most: int) -> list[int]:
-    """Every number of rows that ``padded_rows`` gives, up to the one for ``most``."""
+def padded_row_counts(most: int) -> list[int]:
+    """Return every result of ``padded_rows`` for 1 to ``most`` rows, in ascending order."""
     return sorted({padded_rows(rows) for rows in range(1, most + 1)})

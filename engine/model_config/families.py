@@ -1,7 +1,7 @@
-"""The supported model families: how each one's config sets the switches of ``ModelConfig``.
+"""The supported model families: how each one's ``config.json`` becomes a ``ModelConfig``.
 
-A family is one function from the raw config to the switches in which it departs from Llama. What
-no switch covers is refused by name, before anything is loaded. Torch-free.
+A family is one function from the raw config to the fields in which it differs from Llama. A feature
+that no field covers is refused by its name, before anything is loaded. Torch-free.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from engine.model_config.config import Activation, ModelConfig, Moe, Rope, RopeKind
+from engine.model_config.config import Activation, ModelConfig, MoeConfig, RopeConfig
 from protocol.errors import StartupError
 
-Raw: TypeAlias = dict[str, Any]
-Switches: TypeAlias = dict[str, Any]
+RawConfig: TypeAlias = dict[str, Any]
+ConfigFields: TypeAlias = dict[str, Any]
 
-_OF_MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "eos_token_id": 2}
-_OF_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
-_OF_GEMMA = {"num_key_value_heads": 4, "eos_token_id": 1, "sliding_window": 4096}
-ABSENT: dict[str, Raw] = {
+_MISTRAL_DEFAULTS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "eos_token_id": 2}
+_QWEN_DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+_GEMMA_DEFAULTS = {"num_key_value_heads": 4, "eos_token_id": 1, "sliding_window": 4096}
+DEFAULTS: dict[str, RawConfig] = {
     "LlamaForCausalLM": {"eos_token_id": 2},
-    "MistralForCausalLM": {**_OF_MISTRAL, "sliding_window": 4096},
-    "Qwen2ForCausalLM": {**_OF_QWEN, "sliding_window": 4096},
-    "Qwen3ForCausalLM": {**_OF_QWEN, "sliding_window": 4096},
+    "MistralForCausalLM": {**_MISTRAL_DEFAULTS, "sliding_window": 4096},
+    "Qwen2ForCausalLM": {**_QWEN_DEFAULTS, "sliding_window": 4096},
+    "Qwen3ForCausalLM": {**_QWEN_DEFAULTS, "sliding_window": 4096},
     "MixtralForCausalLM": {
-        **_OF_MISTRAL,
+        **_MISTRAL_DEFAULTS,
         "rope_theta": 1000000.0,
         "rms_norm_eps": 1e-5,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
     "Qwen3MoeForCausalLM": {
-        **_OF_QWEN,
+        **_QWEN_DEFAULTS,
         "num_key_value_heads": 4,
         "num_experts": 128,
         "num_experts_per_tok": 8,
@@ -39,26 +39,27 @@ ABSENT: dict[str, Raw] = {
         "sliding_window": 4096,
     },
     "Gemma2ForCausalLM": {
-        **_OF_GEMMA,
+        **_GEMMA_DEFAULTS,
         "max_position_embeddings": 8192,
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },
-    "Gemma3ForCausalLM": {**_OF_GEMMA, "max_position_embeddings": 131072},
+    "Gemma3ForCausalLM": {**_GEMMA_DEFAULTS, "max_position_embeddings": 131072},
 }
-"""What a key that is not there stands for, as in transformers, where it differs from Llama. A key
-that is null is there."""
+"""Values of absent keys, as in transformers, where they differ from Llama's. A key whose value is
+null is not absent."""
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 class _Unsupported(Exception):
-    """What this config asks for and no switch covers."""
+    """The config has a feature that no field of ``ModelConfig`` covers."""
 
 
-def parse_config(raw: Raw, source: str) -> ModelConfig:
-    """The shape in ``raw``. Raises StartupError, prefixed with ``source``, for what is not
-    supported; KeyError, TypeError or ValueError for what is missing or malformed."""
+def parse_config(raw: RawConfig, source: str) -> ModelConfig:
+    """Return the shape in ``raw``, the content of ``config.json``. Raises StartupError, prefixed
+    with ``source``, for what is not supported; KeyError, TypeError or ValueError for what is
+    missing or malformed."""
     architecture = (raw.get("architectures") or ["none"])[0]
     family = FAMILIES.get(architecture)
     if family is None:
@@ -66,7 +67,7 @@ def parse_config(raw: Raw, source: str) -> ModelConfig:
         raise StartupError(
             f"{source}: architecture {architecture} is not supported; expected one of {known}"
         )
-    raw = {**ABSENT[architecture], **raw}
+    raw = {**DEFAULTS[architecture], **raw}
     try:
         if raw.get("quantization_config"):
             method = raw["quantization_config"].get("quant_method", "unknown")
@@ -78,8 +79,8 @@ def parse_config(raw: Raw, source: str) -> ModelConfig:
     return config
 
 
-def _common(raw: Raw, architecture: str) -> Switches:
-    """What every family reads alike."""
+def _common(raw: RawConfig, architecture: str) -> ConfigFields:
+    """The fields that every family reads alike."""
     eos = raw.get("eos_token_id")
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
     heads, layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
@@ -106,7 +107,7 @@ def _common(raw: Raw, architecture: str) -> Switches:
 
 
 def _check(config: ModelConfig) -> None:
-    """Raises ValueError where sizes contradict each other."""
+    """Raise ValueError where sizes contradict each other."""
     if config.heads % config.kv_heads:
         raise ValueError(f"{config.heads} heads cannot share {config.kv_heads} key-value heads")
     if config.head_dim % 2:
@@ -127,43 +128,40 @@ def _activation(name: str) -> Activation:
 # ---- rotary embedding ------------------------------------------------------------------------
 
 
-def _rope_parameters(raw: Raw) -> Raw:
+def _rope_parameters(raw: RawConfig) -> RawConfig:
     # transformers 5 writes rope_parameters; older folders have rope_theta beside rope_scaling.
     return {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
 
 
-def _rope(parameters: Raw, raw: Raw) -> Rope:
+_ROPE_FACTORS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def _rope(parameters: RawConfig, raw: RawConfig) -> RopeConfig:
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    kind: str = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind == "default":
-        return Rope(theta=theta)
-    if kind == "linear":
-        return Rope(theta=theta, kind="linear", factor=float(parameters["factor"]))
-    if kind != "llama3":
+    kind: Any = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in _ROPE_FACTORS:
         raise _Unsupported(
             f"rope type {kind!r} is not supported; expected default, linear or llama3"
         )
-    llama3: RopeKind = "llama3"
-    return Rope(
-        theta=theta,
-        kind=llama3,
-        factor=float(parameters["factor"]),
-        low_freq_factor=float(parameters["low_freq_factor"]),
-        high_freq_factor=float(parameters["high_freq_factor"]),
-        original_positions=int(parameters["original_max_position_embeddings"]),
-    )
+    factors = {name: float(parameters[name]) for name in _ROPE_FACTORS[kind]}
+    llama3 = kind == "llama3"
+    positions = int(parameters["original_max_position_embeddings"]) if llama3 else 0
+    return RopeConfig(theta=theta, kind=kind, original_positions=positions, **factors)
 
 
 # ---- sliding windows -------------------------------------------------------------------------
 
 
-def _every_layer(raw: Raw) -> tuple[int, ...]:
-    """One window for all layers, where there is one."""
+def _uniform_windows(raw: RawConfig) -> tuple[int, ...]:
     return (int(raw.get("sliding_window") or 0),) * int(raw["num_hidden_layers"])
 
 
-def _by_layer(raw: Raw, slides: Callable[[int], bool]) -> tuple[int, ...]:
-    """The windows that ``layer_types`` gives, or where it is missing, ``slides``."""
+def _windows_by_layer(raw: RawConfig, slides: Callable[[int], bool]) -> tuple[int, ...]:
+    """The window of each layer: from ``layer_types``, or where it is missing, from ``slides``."""
     window = int(raw.get("sliding_window") or 0)
     layers = int(raw["num_hidden_layers"])
     types = raw.get("layer_types") or [
@@ -175,29 +173,29 @@ def _by_layer(raw: Raw, slides: Callable[[int], bool]) -> tuple[int, ...]:
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)
 
 
-def _qwen_windows(raw: Raw) -> tuple[int, ...]:
+def _qwen_windows(raw: RawConfig) -> tuple[int, ...]:
     if not raw.get("use_sliding_window"):
         return (0,) * int(raw["num_hidden_layers"])
-    return _by_layer(raw, lambda i: i >= int(raw.get("max_window_layers", 28)))
+    return _windows_by_layer(raw, lambda i: i >= int(raw.get("max_window_layers", 28)))
 
 
 # ---- families --------------------------------------------------------------------------------
 
 
-def _llama(raw: Raw) -> Switches:
+def _llama(raw: RawConfig) -> ConfigFields:
     bias = bool(raw.get("attention_bias"))
     return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bool(raw.get("mlp_bias"))}
 
 
-def _mistral(raw: Raw) -> Switches:
-    return {"windows": _every_layer(raw)}
+def _mistral(raw: RawConfig) -> ConfigFields:
+    return {"windows": _uniform_windows(raw)}
 
 
-def _qwen2(raw: Raw) -> Switches:
+def _qwen2(raw: RawConfig) -> ConfigFields:
     return {"qkv_bias": True, "windows": _qwen_windows(raw)}
 
 
-def _qwen3(raw: Raw) -> Switches:
+def _qwen3(raw: RawConfig) -> ConfigFields:
     bias = bool(raw.get("attention_bias"))
     return {
         "qk_norm": True,
@@ -209,8 +207,8 @@ def _qwen3(raw: Raw) -> Switches:
     }
 
 
-def _mixtral(raw: Raw) -> Switches:
-    moe = Moe(
+def _mixtral(raw: RawConfig) -> ConfigFields:
+    moe = MoeConfig(
         experts=int(raw["num_local_experts"]),
         per_token=int(raw["num_experts_per_tok"]),
         intermediate_size=int(raw["intermediate_size"]),
@@ -221,13 +219,13 @@ def _mixtral(raw: Raw) -> Switches:
         up="w3",
         down="w2",
     )
-    return {"moe": moe, "windows": _every_layer(raw)}
+    return {"moe": moe, "windows": _uniform_windows(raw)}
 
 
-def _qwen3_moe(raw: Raw) -> Switches:
+def _qwen3_moe(raw: RawConfig) -> ConfigFields:
     step, dense = int(raw.get("decoder_sparse_step") or 1), raw.get("mlp_only_layers") or []
     layers = range(int(raw["num_hidden_layers"]))
-    moe = Moe(
+    moe = MoeConfig(
         experts=int(raw.get("num_local_experts") or raw["num_experts"]),
         per_token=int(raw["num_experts_per_tok"]),
         intermediate_size=int(raw["moe_intermediate_size"]),
@@ -235,11 +233,11 @@ def _qwen3_moe(raw: Raw) -> Switches:
         layers=tuple(i not in dense and (i + 1) % step == 0 for i in layers),
     )
     # Unlike its dense sibling, every layer slides where sliding is on.
-    windows = _every_layer(raw) if raw.get("use_sliding_window") else (0,) * len(layers)
+    windows = _uniform_windows(raw) if raw.get("use_sliding_window") else (0,) * len(layers)
     return {**_qwen3(raw), "moe": moe, "windows": windows}
 
 
-def _gemma(raw: Raw) -> Switches:
+def _gemma(raw: RawConfig) -> ConfigFields:
     bias = bool(raw.get("attention_bias"))
     if raw.get("use_bidirectional_attention"):
         raise _Unsupported("bidirectional attention is not supported")
@@ -258,11 +256,11 @@ def _gemma(raw: Raw) -> Switches:
     }
 
 
-def _gemma2(raw: Raw) -> Switches:
-    return {**_gemma(raw), "windows": _by_layer(raw, lambda i: i % 2 == 0)}
+def _gemma2(raw: RawConfig) -> ConfigFields:
+    return {**_gemma(raw), "windows": _windows_by_layer(raw, lambda i: i % 2 == 0)}
 
 
-def _gemma3(raw: Raw) -> Switches:
+def _gemma3(raw: RawConfig) -> ConfigFields:
     parameters = _rope_parameters(raw)
     apart = "full_attention" in parameters  # transformers 5; before, the local theta lay beside it
     local = parameters["sliding_attention"] if apart else {}
@@ -270,7 +268,7 @@ def _gemma3(raw: Raw) -> Switches:
     return {
         **_gemma(raw),
         "qk_norm": True,
-        "windows": _by_layer(raw, lambda i: (i + 1) % pattern != 0),
+        "windows": _windows_by_layer(raw, lambda i: (i + 1) % pattern != 0),
         "rope": _rope(
             parameters["full_attention"] if apart else parameters,
             {"rope_theta": raw.get("rope_theta") or 1_000_000.0},
@@ -279,7 +277,7 @@ def _gemma3(raw: Raw) -> Switches:
     }
 
 
-FAMILIES: dict[str, Callable[[Raw], Switches]] = {
+FAMILIES: dict[str, Callable[[RawConfig], ConfigFields]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,

@@ -1,1 +1,1 @@
-"""The engine process and its client in the front."""
+"""The engine process, and its client in the front."""

@@ -1,8 +1,8 @@
-"""The front's hold on its engine: start it, watch it, replace it. Torch-free.
+"""The client of the engine process in its front: starts the process, watches it, and replaces it.
 
-    starting --Ready--> serving --died or silent--> starting ...      (until stop, or out of tries)
+    starting --EngineReady--> serving --died or silent--> starting ...   (until stop or MAX_DEATHS)
 
-``session()`` gives the session that serves now, or waits for the next one.
+``session()`` returns the session that serves now, or waits for the next one.
 """
 
 from __future__ import annotations
@@ -15,48 +15,49 @@ import time
 import msgspec
 
 from engine.ipc import messages as m
-from engine.ipc.counters import Counters, SpecFigures
-from engine.ipc.spec import EngineSpec
-from engine.process.session import CacheListener, Report, Session, spawn
+from engine.ipc.counters import EngineCounters, SpeculationStatus
+from engine.ipc.settings import EngineSettings
+from engine.process.session import CacheListener, EngineSession, ProgressReport, spawn_engine
 from protocol.errors import StartupError, Unavailable
 
 log = logging.getLogger("baton.engine")
 
 START_DEADLINE_S = 600.0
-SILENCE_S = 3.5
-"""An engine that says nothing for so long is stuck: seven beats. Longer for models whose own step
-takes longer, see ``_silence_limit``."""
+MIN_SILENCE_S = 3.5
+"""An engine that sends nothing for so long, seven beats, is stuck. ``_silence_limit`` allows more
+for models with longer steps."""
 
 MAX_DEATHS = 5
-"""Engines that may die within DEATH_WINDOW_S before the worker gives up."""
+"""Deaths of engines within DEATH_WINDOW_S after which the worker gives up."""
 
 DEATH_WINDOW_S = 60.0
 
 
 class EngineClient:
-    """Owns the engine process, one at a time."""
+    """Owns the engine process of one worker, and its successors. The worker creates it, and ends
+    the process with ``stop``."""
 
     def __init__(
         self,
         argv: list[str],
-        spec: EngineSpec,
-        report: Report,
+        settings: EngineSettings,
+        report: ProgressReport,
         cache: CacheListener | None = None,
     ) -> None:
         self._argv = argv
-        self._spec = spec
+        self._settings = settings
         self._report = report
         self._cache = cache
         self._handles = itertools.count(1)
-        self._session: Session | None = None
-        self._settled = asyncio.Event()  # an engine serves, or there will be none
+        self._session: EngineSession | None = None
+        self._settled = asyncio.Event()  # an engine serves, or the client has given up
         self._keeper: asyncio.Task[None] | None = None
         self._problem: str | None = None
-        self._past = Counters()  # of the engines that are gone
+        self._past = EngineCounters()  # sum over the engines that have died
         self.restarts = 0
 
-    async def start(self) -> m.Ready:
-        """Start the first engine; raises StartupError when it cannot load."""
+    async def start(self) -> m.EngineReady:
+        """Start the first engine. Raise StartupError when it cannot load."""
         session = await self._launch()
         self._keeper = asyncio.create_task(self._keep(session), name="engine-keeper")
         assert session.ready is not None
@@ -70,37 +71,37 @@ class EngineClient:
             self._session.end()
 
     def problem(self) -> str | None:
-        """Why this engine will not come back; None while there is hope."""
+        """Return why no engine will serve again, or None."""
         return self._problem
 
-    def counters(self) -> Counters:
-        """What the engines have done, all of them, up to the last beat."""
+    def counters(self) -> EngineCounters:
+        """Return the counters of all engines so far, up to the last beat."""
         session = self._session
         return self._past.plus(session.beat.counters) if session is not None else self._past
 
-    def speculation(self) -> SpecFigures:
-        """As it stands, by the last beat."""
+    def speculation(self) -> SpeculationStatus:
+        """Return the status of speculation at the last beat."""
         session = self.current
-        return session.beat.speculation if session is not None else SpecFigures()
+        return session.beat.speculation if session is not None else SpeculationStatus()
 
     def take_role(self, role: str) -> None:
-        """Of this engine from its next step on, and of all that come after it."""
-        self._spec = msgspec.structs.replace(self._spec, role=role)
+        """Change the role of this engine from its next step on, and of its successors."""
+        self._settings = msgspec.structs.replace(self._settings, role=role)
         if self._session is not None:
             self._session.send(m.TakeRole(role))
 
     def handle(self) -> int:
-        """A handle that no sequence has had."""
+        """Return a new handle for a sequence."""
         return next(self._handles)
 
     @property
-    def current(self) -> Session | None:
-        """The session that serves now."""
+    def current(self) -> EngineSession | None:
+        """The session that serves now, or None."""
         return self._session if self._settled.is_set() and self._problem is None else None
 
-    async def session(self, wait_s: float) -> Session:
-        """The session that serves, or the next one to. Raises Unavailable after ``wait_s``, or at
-        once when there will be none."""
+    async def session(self, wait_s: float) -> EngineSession:
+        """Return the session that serves, waiting up to ``wait_s`` for the next one. Raise
+        Unavailable if there is none by then, or if the client has given up."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._settled.wait()
@@ -113,9 +114,9 @@ class EngineClient:
 
     # ---- keeping one alive ------------------------------------------------------------------
 
-    async def _launch(self) -> Session:
-        spec = self._spec
-        session = spawn(self._argv, spec, self._cache)
+    async def _launch(self) -> EngineSession:
+        settings = self._settings
+        session = spawn_engine(self._argv, settings, self._cache)
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 await session.open(self._report)
@@ -126,13 +127,13 @@ class EngineClient:
             session.end()
             raise
         self._session = session
-        if self._spec.role != spec.role:  # it has changed while this one was loading
-            session.send(m.TakeRole(self._spec.role))
+        if self._settings.role != settings.role:  # changed while this engine was loading
+            session.send(m.TakeRole(self._settings.role))
         self._settled.set()
         return session
 
-    async def _keep(self, session: Session) -> None:
-        """Replace the engine whenever it is lost; whatever goes wrong here is the problem."""
+    async def _keep(self, session: EngineSession) -> None:
+        """Replace the engine whenever it is lost. An error here ends the client's attempts."""
         deaths: list[float] = []
         try:
             while True:
@@ -152,7 +153,7 @@ class EngineClient:
         self._problem = problem
         self._settled.set()
 
-    async def _replace(self, old: Session, why: str) -> Session:
+    async def _replace(self, old: EngineSession, why: str) -> EngineSession:
         log.warning("engine lost: %s; starting another", why)
         self._report(f"engine lost: {why}; starting another", 0.0)
         new = await self._launch()
@@ -163,11 +164,11 @@ class EngineClient:
             raise StartupError("the model on disk is not the one that was served before")
         return new
 
-    async def _attend(self, session: Session) -> str:
-        """Dispatch the session's events until it is lost; says how."""
+    async def _attend(self, session: EngineSession) -> str:
+        """Dispatch the session's events until it is lost; return the cause."""
         listening = asyncio.create_task(session.listen())
         limit = self._silence_limit(session)
-        silent = asyncio.create_task(session.silence.lasts(limit))
+        silent = asyncio.create_task(session.silence.wait_for_silence(limit))
         try:
             await asyncio.wait([listening, silent], return_when=asyncio.FIRST_COMPLETED)
             if listening.done():
@@ -178,6 +179,6 @@ class EngineClient:
             silent.cancel()
 
     @staticmethod
-    def _silence_limit(session: Session) -> float:
+    def _silence_limit(session: EngineSession) -> float:
         assert session.ready is not None
-        return max(SILENCE_S, 4.0 * session.ready.step_seconds)
+        return max(MIN_SILENCE_S, 4.0 * session.ready.step_seconds)

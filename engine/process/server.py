@@ -1,8 +1,8 @@
-"""The engine process: take commands, run a step, report; nothing else.
+"""The loop of the engine process: applies commands, runs steps, and reports events.
 
-    loop:  take what has arrived  ->  step  ->  fill slots with KV that may go  ->  one batch out
+    loop:  receive commands -> run a step -> fill slots with KV to send -> send one batch of events
 
-The loop never waits for I/O while there is work. It ends when the front does.
+The loop never waits for I/O while there is work. It ends when the front closes the socket.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ from typing import Any
 import torch
 
 from engine.execution.engine import Engine
-from engine.execution.kv_egress import Egress
+from engine.execution.kv_egress import KVEgress
 from engine.execution.stepper import TokenOut
 from engine.ipc import messages as m
-from engine.ipc.channel import Closed, EngineChannel
-from engine.ipc.counters import SpecFigures
+from engine.ipc.channel import ChannelClosed, EngineChannel
+from engine.ipc.counters import SpeculationStatus
 from engine.ipc.shared_memory import Arena
-from engine.kv_cache.kv_format import Codec, Piece, cut
-from engine.process.meter import Meter
+from engine.kv_cache.kv_format import Codec, KVPiece, split_into_pieces
+from engine.process.meter import StepMeter
 from engine.scheduling.sequence import blocks_for
-from engine.structured_output.compiler import Compiler
-from engine.structured_output.pending_commands import LOOK_S, Parking
+from engine.structured_output.compiler import GrammarCompiler
+from engine.structured_output.pending_commands import POLL_INTERVAL_S, PendingCommands
 from protocol.errors import InvalidRequest, TransferFailed, Unavailable
 
-# MERGED engine.reports
-# What an engine tells its front of a step.
 
-
-def tokens_of(drawn: Sequence[TokenOut]) -> list[m.Event]:
-    """Of the tokens of one step: log-probabilities of a prompt go before its first one."""
+def token_events(drawn: Sequence[TokenOut]) -> list[m.Event]:
+    """Return the events for the tokens of one step. Log-probabilities of a prompt precede the first
+    token of their sequence."""
     if not drawn:
         return []
     out: list[m.Event] = [
@@ -44,25 +42,26 @@ def tokens_of(drawn: Sequence[TokenOut]) -> list[m.Event]:
     )
     asked = any(entry is not None for entry in logprobs)
     reports = list(logprobs) if asked else []
-    out.append(m.Tokens(list(handles), list(tokens), list(finishes), reports))
+    out.append(m.TokensDrawn(list(handles), list(tokens), list(finishes), reports))
     return out
 
 
 class EngineServer:
-    """Serves one front over ``channel``."""
+    """Serves one front over ``channel``. ``cluster.worker.engine_main`` creates it and calls
+    ``run`` once."""
 
     def __init__(
         self,
         engine: Engine,
-        grammars: Compiler,
+        grammars: GrammarCompiler,
         channel: EngineChannel[m.Command],
         arena: Arena,
-        speculation: SpecFigures,
+        speculation: SpeculationStatus,
         take_role: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._parking = Parking(grammars)
+        self._pending = PendingCommands(grammars)
         self._channel = channel
         self._clock = clock
         self._take_role = take_role
@@ -70,44 +69,48 @@ class EngineServer:
         self._slots = torch.frombuffer(arena.map, dtype=torch.uint8).view(
             -1, arena.shape.slot_bytes
         )
-        self._egress = Egress(arena.shape.outbound_slots(), self._copy_out)
+        self._egress = KVEgress(arena.shape.outbound_slots(), self._copy_out)
         self._out: list[Any] = []
-        self._meter = Meter(engine, clock, speculation)
-        engine.manager.report()
+        self._meter = StepMeter(engine, clock, speculation)
+        engine.manager.record_changes()
 
     def run(self) -> None:
-        """Until the front is gone."""
+        """Run until the front has closed the channel."""
         last_beat = self._clock()
         busy = False
         try:
             while True:
-                wait_s = LOOK_S if self._parking.busy else m.BEAT_S
+                wait_s = POLL_INTERVAL_S if self._pending.busy else m.BEAT_S
                 for command in self._channel.receive(0.0 if busy else wait_s):
-                    if not self._parking.keeps(command):
+                    if not self._pending.hold(command):
                         self._take(command)
-                self._unpark()
+                self._apply_compiled()
                 busy = self._step()
                 if self._clock() - last_beat >= m.BEAT_S:
                     last_beat = self._clock()
                     self._out.append(self._meter.beat())
                 self._flush()
-        except Closed:
+        except ChannelClosed:
             return
 
     # ---- commands ---------------------------------------------------------------------------
 
     def _take(self, command: m.Command) -> None:
-        """A command about a sequence that has ended meanwhile is passed over."""
+        """Apply a command, unless its sequence has ended in the meantime."""
         handle = getattr(command, "handle", None)
         opens = isinstance(command, m.Generate | m.Prefill | m.Receive | m.Export | m.Import)
         if handle is None or opens or handle in self._engine.scheduler.sequences:
-            self._apply(command)
+            try:
+                self._apply(command)
+            except InvalidRequest as error:
+                assert handle is not None
+                self._refuse(handle, error)
         elif isinstance(command, m.Ingest):
             self._out.append(m.SlotsFree([command.slot]))
 
-    def _unpark(self) -> None:
-        """Go on with those whose grammar is compiled."""
-        for ready in self._parking.take() if self._parking.busy else ():
+    def _apply_compiled(self) -> None:
+        """Apply the commands whose grammar has been compiled, or refuse their requests."""
+        for ready in self._pending.take_released() if self._pending.busy else ():
             if ready.problem is not None:
                 self._refuse(ready.handle, ready.problem)
                 continue
@@ -120,60 +123,40 @@ class EngineServer:
 
     @_apply.register
     def _generate(self, command: m.Generate) -> None:
-        try:
-            grammar = self._parking.matcher(command.handle)
-            self._engine.generate(command.handle, command.request, grammar)
-        except InvalidRequest as error:
-            self._refuse(command.handle, error)
+        grammar = self._pending.take_matcher(command.handle)
+        self._engine.generate(command.handle, command.request, grammar)
 
     @_apply.register
     def _prefill(self, command: m.Prefill) -> None:
-        try:
-            grammar = self._parking.matcher(command.handle)
-            self._engine.prefill(command.handle, command.request, grammar)
-        except InvalidRequest as error:
-            return self._refuse(command.handle, error)
+        grammar = self._pending.take_matcher(command.handle)
+        self._engine.prefill(command.handle, command.request, grammar)
         self._offer(command, blocks_for(len(command.request.context)))
-        return None
 
     @_apply.register
     def _export(self, command: m.Export) -> None:
-        try:
-            blocks = self._engine.export(command.handle, command.request)
-        except InvalidRequest as error:
-            return self._refuse(command.handle, error)
-        self._offer(command, blocks)
-        return None
+        self._offer(command, self._engine.export(command.handle, command.request))
 
     def _offer(self, command: m.Prefill | m.Export, blocks: int) -> None:
-        """KV of the blocks from ``skip_blocks`` to ``blocks`` may go out when it is computed."""
+        """Send the KV of the blocks ``skip_blocks .. blocks`` as soon as it is computed."""
         size = self._engine.format.page_layer_bytes(command.codec)
         layers = self._engine.format.layers
-        pieces = cut(command.skip_blocks, blocks, layers, size, command.frame_bytes)
+        pieces = split_into_pieces(command.skip_blocks, blocks, layers, size, command.frame_bytes)
         self._egress.open(command.handle, pieces, command.codec)
 
     @_apply.register
     def _import(self, command: m.Import) -> None:
-        try:
-            cached, blocks = self._engine.import_(command.handle, command.request)
-        except InvalidRequest as error:
-            return self._refuse(command.handle, error)
-        self._out.append(m.Importing(command.handle, cached, blocks))
-        return None
+        cached, blocks = self._engine.import_(command.handle, command.request)
+        self._out.append(m.ImportStarted(command.handle, cached, blocks))
 
     @_apply.register
-    def _adopt(self, command: m.Adopt) -> None:
-        self._engine.adopt(command.handle)
+    def _end_import(self, command: m.EndImport) -> None:
+        self._engine.end_import(command.handle)
 
     @_apply.register
     def _receive(self, command: m.Receive) -> None:
-        try:
-            grammar = self._parking.matcher(command.handle)
-            cached = self._engine.receive(command.handle, command.request, grammar)
-        except InvalidRequest as error:
-            return self._refuse(command.handle, error)
-        self._out.append(m.Found(command.handle, cached))
-        return None
+        grammar = self._pending.take_matcher(command.handle)
+        cached = self._engine.receive(command.handle, command.request, grammar)
+        self._out.append(m.PrefixFound(command.handle, cached))
 
     @_apply.register
     def _reserve(self, command: m.Reserve) -> None:
@@ -185,15 +168,12 @@ class EngineServer:
         try:
             self._engine.write(command.handle, command.piece, data, command.codec)
         except TransferFailed as error:
-            self._out.append(m.Broken(command.handle, str(error)))
+            self._out.append(m.ReceiveFailed(command.handle, str(error)))
         self._out.append(m.SlotsFree([command.slot]))
 
     @_apply.register
     def _join(self, command: m.Join) -> None:
-        try:
-            self._engine.join(command.handle, command.token)
-        except InvalidRequest as error:
-            self._refuse(command.handle, error)
+        self._engine.join(command.handle, command.token)
 
     @_apply.register
     def _grant(self, command: m.Grant) -> None:
@@ -215,35 +195,41 @@ class EngineServer:
     def _refuse(self, handle: int, error: InvalidRequest | Unavailable) -> None:
         self._egress.close(handle)
         if isinstance(error, Unavailable):
-            self._out.append(m.Refused(handle, str(error), "", busy=True))
+            self._out.append(m.RequestRefused(handle, str(error), "", busy=True))
         else:
-            self._out.append(m.Refused(handle, str(error), error.param or "", error.code or ""))
+            self._out.append(
+                m.RequestRefused(handle, str(error), error.param or "", error.code or "")
+            )
 
-    # ---- one turn ---------------------------------------------------------------------------
+    # ---- one step ---------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """One engine step and the KV that it frees to go; whether anything was done."""
+        """Run one engine step and send the KV that is computed. Return whether it did anything."""
         scheduler = self._engine.scheduler
         plan = self._engine.plan()
         self._out += [m.Started(s.handle, s.cached) for s in scheduler.take_started()]
         self._out += [m.Reserved(s.handle) for s in scheduler.take_reserved()]
         self._out += [m.Joined(handle) for handle in scheduler.take_joined()]
-        self._out += [m.Broken(s.handle, "evicted meanwhile") for s in scheduler.take_evicted()]
-        self._out += [m.Adopted(handle, tokens) for handle, tokens in scheduler.take_adopted()]
-        # Credits that came during the last step: their frames do not wait for this one as well.
-        granted = self._egress.pump(self._engine.computed_blocks)
+        self._out += [
+            m.ReceiveFailed(s.handle, "evicted meanwhile") for s in scheduler.take_evicted()
+        ]
+        self._out += [
+            m.ImportEnded(handle, tokens) for handle, tokens in scheduler.take_ended_imports()
+        ]
+        # Frames granted during the last step do not have to wait for this step, too.
+        granted = self._egress.fill_slots(self._engine.computed_blocks)
         self._out += granted
         if plan:
-            self._flush()  # who waits for pages can open the way for KV while this step computes
+            self._flush()  # peers can start transfers into new pages while this step computes
             drawn = self._meter.run(plan)
-            self._out += tokens_of(drawn)
+            self._out += token_events(drawn)
             for handle, problem in self._engine.take_refused():
                 self._refuse(handle, problem)
         if changes := self._engine.manager.take_changes():
-            self._out.append(m.Cached(changes))
-        # Tokens leave before KV is copied: a first token never waits for the payload behind it.
+            self._out.append(m.CacheChanged(changes))
+        # Tokens are sent before KV is copied, so that a first token does not wait for the copy.
         self._flush()
-        frames = self._egress.pump(self._engine.computed_blocks)
+        frames = self._egress.fill_slots(self._engine.computed_blocks)
         self._out += frames
         return bool(plan or granted or frames)
 
@@ -251,5 +237,5 @@ class EngineServer:
         self._channel.send(self._out)
         self._out = []
 
-    def _copy_out(self, handle: int, piece: Piece, slot: int, codec: Codec) -> int:
+    def _copy_out(self, handle: int, piece: KVPiece, slot: int, codec: Codec) -> int:
         return self._engine.read(handle, piece, self._slots[slot], codec)

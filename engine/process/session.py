@@ -1,7 +1,7 @@
-"""One life of an engine process, as its front sees it: arena, socket, who listens for what.
+"""One engine process as its front sees it: the socket, the arena, and the listener of each handle.
 
-A session ends once and for all when the process dies, or when its front kills it because it stopped
-answering; whatever was in it is lost then, and every listener is told.
+A session ends for good when the process dies, or when the front kills it because it has stopped
+answering. All its sequences are lost then, and every listener is told.
 """
 
 from __future__ import annotations
@@ -17,48 +17,49 @@ from typing import Protocol
 import msgspec
 
 from engine.ipc import messages as m
-from engine.ipc.channel import Framer, pack
+from engine.ipc.channel import BatchDecoder, encode_batch
+from engine.ipc.settings import EngineSettings
 from engine.ipc.shared_memory import Arena
-from engine.ipc.spec import EngineSpec
 from protocol.block_keys import BLOCK_TOKENS, KEY_BYTES
 from protocol.errors import EngineDied, StartupError
-from protocol.liveness import Silence
+from protocol.liveness import SilenceDetector
 from protocol.requests import Finish, Logprobs
 
 log = logging.getLogger("baton.engine")
 
-Report = Callable[[str, float], None]
-"""(what is being done, fraction of it done)"""
+ProgressReport = Callable[[str, float], None]
+"""Called with (what is being done, fraction done)."""
 
 
 class CacheListener(Protocol):
-    """Who is told what the engine's prefix cache holds."""
+    """Is told about every change of the engine's prefix cache."""
 
     def stored(self, keys: list[bytes]) -> None:
-        """Blocks that came, parents before children."""
+        """Blocks were stored, parents before children."""
 
     def evicted(self, keys: list[bytes]) -> None:
-        """Blocks that went, children before parents."""
+        """Blocks were evicted, children before parents."""
 
     def cleared(self) -> None:
-        """Nothing is cached any more."""
+        """All cached blocks are gone."""
 
 
-class Listener(Protocol):
-    """Who owns a handle in the front."""
+class SequenceListener(Protocol):
+    """Owns one handle in the front, and is told about its sequence."""
 
     def on_event(self, event: m.Event) -> None:
-        """An event of this handle other than tokens."""
+        """Handle an event of the sequence other than tokens."""
 
     def on_token(self, token: int, finish: Finish, logprobs: Logprobs | None) -> None:
-        """The next token of this handle, with log-probabilities if it asked for them."""
+        """Handle the next token, with log-probabilities if the request wants them."""
 
     def on_lost(self) -> None:
-        """The engine is gone, and the sequence with it."""
+        """Handle the loss of the engine, and with it of the sequence."""
 
 
-class Session:
-    """Talks to one engine process. All methods belong to the event loop's thread."""
+class EngineSession:
+    """The connection to one engine process. ``spawn_engine`` creates it, and ``end`` destroys it.
+    All methods must be called in the event loop's thread."""
 
     def __init__(
         self,
@@ -69,14 +70,14 @@ class Session:
     ) -> None:
         self.process = process
         self.arena = arena
-        self.ready: m.Ready | None = None
-        self.beat = m.Beat(0, 0, 0, 0)
+        self.ready: m.EngineReady | None = None
+        self.beat = m.EngineBeat(0, 0, 0, 0)
         self.alive = True
         self.inbound = arena.shape.inbound_slots()
         self.on_inbound_free: Callable[[], None] = lambda: None
         self._cache = cache
-        self.silence = Silence()
-        self._listeners: dict[int, Listener] = {}
+        self.silence = SilenceDetector()
+        self._listeners: dict[int, SequenceListener] = {}
         self._outbox: list[m.Command] = []
         self._socket = sock
         self._writer: asyncio.StreamWriter | None = None
@@ -84,20 +85,20 @@ class Session:
 
     # ---- life -------------------------------------------------------------------------------
 
-    async def open(self, report: Report) -> m.Ready:
-        """Wait for the engine to load. Raises StartupError with its own words, or EngineDied."""
+    async def open(self, report: ProgressReport) -> m.EngineReady:
+        """Wait until the engine is loaded. Raise StartupError with its message, or EngineDied."""
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
-        framer: Framer[m.Event] = Framer(m.Event)
+        decoder: BatchDecoder[m.Event] = BatchDecoder(m.Event)
         while self.ready is None:
-            for event in framer.feed(await self._read()):
+            for event in decoder.feed(await self._read()):
                 if isinstance(event, m.Progress):
                     report(event.what, event.fraction)
-                elif isinstance(event, m.Failed):
+                elif isinstance(event, m.EngineFailed):
                     raise StartupError(event.why)
-                elif isinstance(event, m.Ready):
+                elif isinstance(event, m.EngineReady):
                     self.ready = event
-                    self.beat = m.Beat(0, 0, 0, event.kv_tokens // BLOCK_TOKENS)  # all free
-        self._framer = framer
+                    self.beat = m.EngineBeat(0, 0, 0, event.kv_tokens // BLOCK_TOKENS)  # all free
+        self._decoder = decoder
         return self.ready
 
     async def _read(self) -> bytes:
@@ -112,17 +113,17 @@ class Session:
         return data
 
     async def listen(self) -> None:
-        """Dispatch events until the engine is gone (EngineDied)."""
+        """Dispatch events until the engine process ends, and raise EngineDied."""
         while True:
-            for event in self._framer.feed(await self._read()):
+            for event in self._decoder.feed(await self._read()):
                 try:
                     self._dispatch(event)
                 except Exception:
-                    # A bug in whoever listens must not deafen the others.
+                    # A bug of one listener must not stop the others.
                     log.exception("event %s", type(event).__name__)
 
     def end(self) -> None:
-        """Kill the process if it lives, and tell every listener. Idempotent."""
+        """Kill the process if it still runs, and tell every listener. Idempotent."""
         if not self.alive:
             return
         self.alive = False
@@ -145,15 +146,15 @@ class Session:
 
     # ---- traffic ----------------------------------------------------------------------------
 
-    def attach(self, handle: int, listener: Listener) -> None:
+    def attach(self, handle: int, listener: SequenceListener) -> None:
         self._listeners[handle] = listener
 
     def detach(self, handle: int) -> None:
         self._listeners.pop(handle, None)
 
     def send(self, command: m.Command) -> None:
-        """Queue a command; all of one turn of the event loop go as one batch. After the end of the
-        session it is dropped: its listener has been told."""
+        """Queue a command; those of one iteration of the event loop are sent as one batch. Commands
+        after the end of the session are dropped, because their listeners have been told."""
         if not self.alive:
             return
         if not self._outbox:
@@ -163,30 +164,30 @@ class Session:
     def _flush(self) -> None:
         batch, self._outbox = self._outbox, []
         if self.alive and self._writer is not None:
-            self._writer.write(pack(batch))
+            self._writer.write(encode_batch(batch))
 
     def _dispatch(self, event: m.Event) -> None:
-        if isinstance(event, m.Tokens):
+        if isinstance(event, m.TokensDrawn):
             reports = event.logprobs or [None] * len(event.handles)
             columns = zip(event.handles, event.tokens, event.finishes, reports, strict=True)
             for handle, token, finish, logprobs in columns:
                 if (listener := self._listeners.get(handle)) is not None:
                     listener.on_token(token, finish, logprobs)
-        elif isinstance(event, m.Beat):
+        elif isinstance(event, m.EngineBeat):
             self.beat = event
-        elif isinstance(event, m.Cached):
+        elif isinstance(event, m.CacheChanged):
             self._tell_cache(event)
         elif isinstance(event, m.SlotsFree):
             self.inbound += event.slots
             self.on_inbound_free()
-        elif isinstance(event, m.Progress | m.Ready | m.Failed):
+        elif isinstance(event, m.Progress | m.EngineReady | m.EngineFailed):
             raise AssertionError(event)
         elif (listener := self._listeners.get(event.handle)) is not None:
             listener.on_event(event)
-        elif isinstance(event, m.Frame):
-            self.send(m.SlotsFree([event.slot]))  # its transfer has ended meanwhile
+        elif isinstance(event, m.KVFrame):
+            self.send(m.SlotsFree([event.slot]))  # its transfer has ended in the meantime
 
-    def _tell_cache(self, event: m.Cached) -> None:
+    def _tell_cache(self, event: m.CacheChanged) -> None:
         if self._cache is None:
             return
         for stored, packed in event.changes:
@@ -194,10 +195,12 @@ class Session:
             (self._cache.stored if stored else self._cache.evicted)(keys)
 
 
-def spawn(argv: list[str], spec: EngineSpec, cache: CacheListener | None = None) -> Session:
-    """Start an engine process that inherits its socket and arena; nothing has a name."""
+def spawn_engine(
+    argv: list[str], settings: EngineSettings, cache: CacheListener | None = None
+) -> EngineSession:
+    """Start an engine process that inherits its socket and its arena, both without a name."""
     ours, theirs = socket.socketpair()
-    arena = Arena.create(spec.arena)
+    arena = Arena.create(settings.arena)
     try:
         process = subprocess.Popen(
             [*argv, str(theirs.fileno()), str(arena.fd)],
@@ -211,6 +214,6 @@ def spawn(argv: list[str], spec: EngineSpec, cache: CacheListener | None = None)
         theirs.close()
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:
-        process.stdin.write(msgspec.json.encode(spec))
+        process.stdin.write(msgspec.json.encode(settings))
     arena.release_fd()
-    return Session(process, arena, ours, cache)
+    return EngineSession(process, arena, ours, cache)

@@ -1,17 +1,14 @@
-"""From logits to a token, as a function of (logits, request, tokens so far, position).
+"""Sampling: from logits to tokens, as a function of (logits, request, tokens so far, position).
 
-One line per module, in the order that logits meet them:
+The modules, in the order in which a step's logits pass through them:
 
-    logprobs   what the model itself says, before anything is changed
-    bias       logit bias, and the ban of end and stop tokens before ``min_tokens``
-    penalties  repetition, presence and frequency
-    filters    top-k, top-p and min-p: a cut-off, and a draw among the few above it
-    noise      counter-based Gumbel noise, and a draw over the whole vocabulary
-    table      every request's parameters, one row each
-    selection  what is to be done for the rows that draw, worked out once while they stay
-    draft_rows the rows of a step that verifies drafts: several of a sequence
-    spread     from what is to be done for sequences to what is to be done for such rows
-    draw       all of it, for one step
+    logprobs           log-probabilities of the model's unchanged logits
+    penalties          logit bias, penalties, and the ban of end tokens before ``min_tokens``
+    filters            top-k, top-p and min-p, and a draw among the few tokens above the threshold
+    noise              counter-based Gumbel noise, and a draw over the whole vocabulary
+    sampling_table     the parameters of every running request, one row each
+    sampling_metadata  which rows of the logits need which of these, cached while the rows stay
+    sampler            all of it, for one step
 
-Each function takes a batch of rows, and a row's result does not depend on the others.
+Every function takes a batch of rows, and the result of a row does not depend on the others.
 """

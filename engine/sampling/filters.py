@@ -1,11 +1,12 @@
-"""Filters: the tokens that may be drawn are those whose scaled logit reaches the row's cut-off.
+"""Top-k, top-p and min-p filters: a token is allowed if its scaled logit reaches a threshold.
 
-Min-p, then top-k, then top-p on the rest (in this order, as vLLM and transformers have it): each
-keeps a head of the tokens in order of probability, so one number says what is left. Tokens that are
-tied with the last one allowed are allowed, too: the set does not depend on how ties are sorted.
+Min-p is applied first, then top-k, then top-p on the rest (the order of vLLM and transformers).
+Each keeps the head of the tokens in order of probability, so one number describes what is left.
+Tokens that tie with the last allowed one are allowed, too: the set does not depend on how ties are
+sorted.
 
-Noise is needed at the allowed tokens only. They are looked for among the ``HEADS[0]`` most likely;
-rows whose set does not end there look further. What a row may draw is the same either way.
+Noise is needed at the allowed tokens only. They are searched among the ``TOP_COUNTS[0]`` most
+likely tokens; rows whose set does not end there search further. The result is the same either way.
 """
 
 from __future__ import annotations
@@ -15,39 +16,43 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.sampling.noise import NoiseRows, gumbel
+from engine.sampling.noise import NoiseRows, gumbel_noise
 
-HEADS = (64, 1024, 8192)
+TOP_COUNTS = (64, 1024, 8192)
 """On a CPU, it takes 4, 17 and 46 ms to find so many in 32 rows of 128k logits, 340 ms to sort."""
 
 
 @dataclass(frozen=True)
 class FilterRows:
-    """Filters of the rows, one element per row: [R]."""
+    """Filters of the rows, one element per row: [rows]."""
 
-    top_p: Tensor  # float32; 1: off
-    top_k: Tensor  # int64; the vocabulary's size or more: off
-    min_p: Tensor  # float32; 0: off
-    nucleus: bool  # whether any row has a top_p
-    alone: bool  # whether any row has a top_p and no other filter
+    top_p: Tensor  # [rows] float32; 1: off
+    top_k: Tensor  # [rows] int64; the vocabulary's size or more: off
+    min_p: Tensor  # [rows] float32; 0: off
+    any_top_p: bool  # whether any row has a top_p
+    any_only_top_p: bool  # whether any row has a top_p and no other filter
 
     @classmethod
-    def of_rows(cls, top_p: Tensor, top_k: Tensor, min_p: Tensor, vocab: int) -> FilterRows:
-        nucleus = top_p < 1.0
-        alone = nucleus & (top_k >= vocab) & (min_p == 0.0)
-        return cls(top_p, top_k, min_p, bool(nucleus.any()), bool(alone.any()))
+    def create(cls, top_p: Tensor, top_k: Tensor, min_p: Tensor, vocab: int) -> FilterRows:
+        """Return the filters of rows with these parameters, [rows] each."""
+        has_top_p = top_p < 1.0
+        only_top_p = has_top_p & (top_k >= vocab) & (min_p == 0.0)
+        return cls(top_p, top_k, min_p, bool(has_top_p.any()), bool(only_top_p.any()))
 
-    def of(self, rows: Tensor | slice) -> FilterRows:
+    def select(self, rows: Tensor | slice) -> FilterRows:
+        """Return the filters of ``rows``, [S] int64 or a slice."""
         return FilterRows(
-            self.top_p[rows], self.top_k[rows], self.min_p[rows], self.nucleus, self.alone
+            *(self.top_p[rows], self.top_k[rows], self.min_p[rows]),
+            *(self.any_top_p, self.any_only_top_p),
         )
 
 
-def cut_off(scaled: Tensor, head: Tensor, filters: FilterRows) -> Tensor:
-    """Least scaled logit that is allowed: [R, 1].
+def filter_threshold(scaled: Tensor, head: Tensor, filters: FilterRows) -> Tensor:
+    """Compute the least scaled logit that is allowed: [rows, 1].
 
-    scaled: [R, vocab] logits / temperature. head: [R, K], its K greatest values, greatest first.
-    Right where it is above the last of ``head`` or ``head`` is the whole row, else too high.
+    scaled: [rows, vocab], logits / temperature. head: [rows, k], the k greatest of these, greatest
+    first. The result is right where it is above the last of ``head`` or ``head`` is the whole row;
+    elsewhere it is too high.
 
     min-p: Nguyen et al., Turning Up the Heat, 2024, section 3. top-k: Fan et al., Hierarchical
     Neural Story Generation, 2018, section 5.4. top-p: Holtzman et al., The Curious Case of Neural
@@ -58,43 +63,52 @@ def cut_off(scaled: Tensor, head: Tensor, filters: FilterRows) -> Tensor:
     kth = head.gather(1, last)
     kth.masked_fill_(filters.top_k[:, None] >= scaled.shape[1], float("-inf"))
     floor = torch.maximum(peak + filters.min_p[:, None].log(), kth)
-    if not filters.nucleus:
+    if not filters.any_top_p:
         return floor
+    return torch.maximum(floor, _top_p_threshold(scaled, head, floor, filters))
+
+
+def _top_p_threshold(scaled: Tensor, head: Tensor, floor: Tensor, filters: FilterRows) -> Tensor:
+    """The least logit in the nucleus of the tokens that reach ``floor``, [rows, 1] each."""
+    peak = head[:, :1]
     weight = (head - peak).exp_().mul_(head >= floor)
-    upto = weight.cumsum(dim=-1)
-    mass = upto[:, -1:]  # of what the other filters leave: right where that ends within head
-    if filters.alone:
+    cumulative = weight.cumsum(dim=-1)
+    mass = cumulative[:, -1:]  # what the other filters leave: right where that ends within head
+    if filters.any_only_top_p:
         total = (scaled.logsumexp(dim=-1, keepdim=True) - peak).exp_()
         mass = torch.where(floor == float("-inf"), total, mass)
-    inside = upto - weight < filters.top_p[:, None] * mass  # the first one always
-    count = inside.sum(dim=-1, keepdim=True).clamp_(min=1)  # 0 only where logits are no numbers
-    nucleus = head.gather(1, count - 1)
+    inside = cumulative - weight < filters.top_p[:, None] * mass  # always includes the first token
+    count = inside.sum(dim=-1, keepdim=True).clamp_(min=1)  # 0 only where logits are NaN
+    threshold = head.gather(1, count - 1)
     off = filters.top_p[:, None] >= 1.0
     if head.shape[1] < scaled.shape[1]:
         off |= (floor > float("-inf")) & (floor <= head[:, -1:])  # mass was not right
-    nucleus.masked_fill_(off, float("-inf"))
-    return torch.maximum(floor, nucleus)
+    return threshold.masked_fill_(off, float("-inf"))
 
 
-def draw_filtered(logits: Tensor, rows: NoiseRows, filters: FilterRows) -> Tensor:
-    """Tokens [R] int64 drawn from the allowed ones of logits [R, vocab] fp32."""
+def sample_filtered(logits: Tensor, rows: NoiseRows, filters: FilterRows) -> Tensor:
+    """Draw one allowed token [rows] int64 per row of logits [rows, vocab] fp32."""
     vocab = logits.shape[1]
     scaled = logits / rows.temperature[:, None]
-    return _draw(scaled, rows, filters, [*(size for size in HEADS if size < vocab), vocab])
+    counts = [*(count for count in TOP_COUNTS if count < vocab), vocab]
+    return _sample_among_top(scaled, rows, filters, counts)
 
 
-def _draw(scaled: Tensor, rows: NoiseRows, filters: FilterRows, sizes: list[int]) -> Tensor:
-    """Draw from the ``sizes[0]`` most likely tokens; rows that need more go on to the next size."""
-    values, ids = scaled.topk(sizes[0], dim=-1)  # [R, sizes[0]], greatest first
-    cut = cut_off(scaled, values, filters)
-    score = gumbel(rows.keys, rows.positions, ids)
-    score.add_(values).masked_fill_(values < cut, float("-inf"))
+def _sample_among_top(
+    scaled: Tensor, rows: NoiseRows, filters: FilterRows, counts: list[int]
+) -> Tensor:
+    """Draw from the ``counts[0]`` most likely tokens; rows that need more take the next count."""
+    values, ids = scaled.topk(counts[0], dim=-1)  # [rows, counts[0]], greatest first
+    threshold = filter_threshold(scaled, values, filters)
+    score = gumbel_noise(rows.keys, rows.positions, ids)
+    score.add_(values).masked_fill_(values < threshold, float("-inf"))
     tokens = ids.gather(1, score.max(dim=-1, keepdim=True).indices)[:, 0]
-    if len(sizes) > 1:
-        # Where the last of the head may not be drawn at all, nothing beyond it may.
+    if len(counts) > 1:
+        # If the last of the head is at -inf, every token beyond it is, too.
         last = values[:, -1:]
-        short = ((cut <= last) & (last > float("-inf")))[:, 0].nonzero()[:, 0]
+        short = ((threshold <= last) & (last > float("-inf")))[:, 0].nonzero()[:, 0]
         if len(short):
-            further = _draw(scaled[short], rows.of(short), filters.of(short), sizes[1:])
-            tokens[short] = further
+            tokens[short] = _sample_among_top(
+                scaled[short], rows.select(short), filters.select(short), counts[1:]
+            )
     return tokens

@@ -1,7 +1,7 @@
-"""Log-probabilities for the rows that ask: of the model's own logits, before anything is changed.
+"""Log-probabilities of the model's own logits, for the rows whose requests want them.
 
-They are taken from the logits before bias, penalties, temperature and filters (as vLLM's default
-is), so they say what the model thinks, and not how it was asked to draw.
+They are computed from the logits before bias, penalties, temperature and filters (vLLM's default),
+so they describe the model and not the sampling parameters.
 """
 
 from __future__ import annotations
@@ -16,73 +16,73 @@ from engine.scheduling.sequence import Sequence
 from protocol.requests import Logprobs
 from protocol.sampling_params import MAX_LOGPROBS
 
+PROMPT_CHUNK = 64
+"""Prompt positions whose logits exist at a time: 32 MiB with a vocabulary of 128k."""
+
 
 @dataclass(frozen=True)
-class ReportRows:
-    """Rows of the logits that want log-probabilities."""
+class LogprobRows:
+    """Rows of the logits whose requests want log-probabilities."""
 
     at: Tensor  # [S] int64, rows of the logits
-    places: tuple[int, ...]  # the same, on the host
-    top: tuple[int, ...]  # [S] how many most likely tokens each wants
+    places: tuple[int, ...]  # [S] the same, on the host
+    top: tuple[int, ...]  # [S] number of most likely tokens that each wants
 
 
 @dataclass(frozen=True)
-class Report:
+class LogprobInputs:
     """What is kept of a step's logits until its tokens are drawn."""
 
-    rows: ReportRows
-    logits: Tensor  # [S, vocab] as the model gave them
-    total: Tensor  # [S] logsumexp of these
-    values: Tensor  # [S, N] greatest logits, best first
-    tokens: Tensor  # [S, N] int64, theirs
+    rows: LogprobRows
+    logits: Tensor  # [S, vocab] as the model computed them
+    total: Tensor  # [S] their logsumexp
+    values: Tensor  # [S, n] greatest logits, greatest first
+    tokens: Tensor  # [S, n] int64, the tokens of ``values``
 
 
-def prepare(logits: Tensor, rows: ReportRows) -> Report:
-    """Look at logits [R, vocab] fp32 before they are changed in place."""
+def gather_logprob_inputs(logits: Tensor, rows: LogprobRows) -> LogprobInputs:
+    """Copy what ``compute_logprobs`` needs from logits [R, vocab] fp32, before they change."""
     own = logits[rows.at]
-    # Always as many: how ties are sorted depends on the number, and must not on other rows.
+    # The count is always the same: how ties are sorted depends on it, and a row's result must not
+    # depend on other rows.
     count = min(MAX_LOGPROBS, own.shape[1]) if any(rows.top) else 0
     values, tokens = own.topk(count, dim=-1)
-    return Report(rows, own, own.logsumexp(dim=-1), values, tokens)
+    return LogprobInputs(rows, own, own.logsumexp(dim=-1), values, tokens)
 
 
-def finish(report: Report, drawn: Tensor) -> list[Logprobs]:
-    """Log-probabilities of the rows that asked, in their order. drawn: [R] int64, of all rows."""
-    chosen = report.logits.gather(1, drawn[report.rows.at][:, None])  # [S, 1]
-    rank = (report.logits > chosen).sum(dim=-1) + 1
-    total = report.total[:, None]
+def compute_logprobs(inputs: LogprobInputs, drawn: Tensor) -> list[Logprobs]:
+    """Return the log-probabilities of the rows in ``inputs``. drawn: [R] int64, of all rows."""
+    chosen = inputs.logits.gather(1, drawn[inputs.rows.at][:, None])  # [S, 1]
+    rank = (inputs.logits > chosen).sum(dim=-1) + 1
+    total = inputs.total[:, None]
     columns = zip(
         (chosen - total)[:, 0].tolist(),
         rank.tolist(),
-        report.tokens.tolist(),
-        (report.values - total).tolist(),
-        report.rows.top,
+        inputs.tokens.tolist(),
+        (inputs.values - total).tolist(),
+        inputs.rows.top,
         strict=True,
     )
     return [Logprobs(own, place, ids[:n], top[:n]) for own, place, ids, top, n in columns]
 
 
-# MERGED engine.sampling.prompt
-# Log-probabilities of a prompt's own tokens, as its chunks are computed.
+def add_prompt_logprobs(
+    sequence: Sequence, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor]
+) -> None:
+    """Append the log-probabilities of a chunk's prompt tokens to ``sequence.prompt_logprobs``.
 
-PIECE = 64
-"""Positions whose logits are there at a time: 32 MiB of a vocabulary of 128k."""
-
-
-def score_(sequence: Sequence, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> None:
-    """Add what the chunk tells of the prompt to ``sequence.prompt_logprobs``.
-
-    hidden: [n, hidden] of the tokens after the ``computed`` ones; the one at position p tells of
-    the token at p + 1. A sequence that was preempted has the first ones already.
+    hidden: [n, hidden] of the tokens after the ``computed`` ones; the one at position p predicts
+    the token at p + 1. A preempted sequence has the log-probabilities of its first tokens already.
     """
     prompt, known = sequence.request.prompt, len(sequence.prompt_logprobs)
     assert sequence.computed <= known, "all of the prompt is computed here"
     end = min(sequence.computed + len(hidden), len(prompt) - 1)
     top = sequence.request.sampling.prompt_logprobs or 0
-    for start in range(known, end, PIECE):
-        stop = min(end, start + PIECE)
-        piece = hidden[start - sequence.computed : stop - sequence.computed]
+    for start in range(known, end, PROMPT_CHUNK):
+        stop = min(end, start + PROMPT_CHUNK)
+        chunk = hidden[start - sequence.computed : stop - sequence.computed]
         rows = torch.arange(stop - start, device=hidden.device)
-        wanted = ReportRows(rows, tuple(range(stop - start)), (top,) * (stop - start))
+        wanted = LogprobRows(rows, tuple(range(stop - start)), (top,) * (stop - start))
         actual = torch.tensor(prompt[start + 1 : stop + 1], device=hidden.device)
-        sequence.prompt_logprobs += finish(prepare(logits_of(piece), wanted), actual)
+        inputs = gather_logprob_inputs(compute_logits(chunk), wanted)
+        sequence.prompt_logprobs += compute_logprobs(inputs, actual)

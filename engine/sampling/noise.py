@@ -1,4 +1,4 @@
-"""Sampling without state: noise is a function of (seed, choice, position, token).
+"""Stateless sampling noise: a function of (seed, choice, position, token).
 
     token = argmax over allowed tokens of  logits / temperature + Gumbel(seed, choice, position, t)
 
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 
-def _signed(value: int) -> int:
-    """``value`` mod 2**64 as torch's int64 holds it."""
+def _as_int64(value: int) -> int:
+    """Return ``value`` mod 2**64 in the two's complement of torch's int64."""
     value &= 2**64 - 1
     return value - 2**64 if value >= 2**63 else value
 
 
-_GAMMA = _signed(0x9E3779B97F4A7C15)
-_MIX1 = _signed(0xBF58476D1CE4E5B9)
-_MIX2 = _signed(0x94D049BB133111EB)
-_CACHED = 1 << 16
+_GAMMA = _as_int64(0x9E3779B97F4A7C15)
+_MIX1 = _as_int64(0xBF58476D1CE4E5B9)
+_MIX2 = _as_int64(0x94D049BB133111EB)
+_CPU_TILE = 1 << 16
 """Elements that are mixed at a time on a CPU: some fifty passes over them stay in its cache."""
 
 
@@ -41,17 +41,17 @@ def _mix_(x: Tensor) -> Tensor:
     return x.bitwise_xor_(_shift(x, 31))
 
 
-def row_key(seed: int, choice: int) -> int:
-    """Key of one choice of one request, as int64: computed once, at admission."""
-    key = torch.tensor([_signed(seed)]) + _GAMMA
-    return int(_mix_(_mix_(key) ^ _signed(choice * 0xD1B54A32D192ED03)))
+def noise_key(seed: int, choice: int) -> int:
+    """Return the int64 key of one choice of one request; computed once, when it gets its row."""
+    key = torch.tensor([_as_int64(seed)]) + _GAMMA
+    return int(_mix_(_mix_(key) ^ _as_int64(choice * 0xD1B54A32D192ED03)))
 
 
-def gumbel(keys: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Gumbel(0, 1) noise of ``tokens``, [R, K] float64.
+def gumbel_noise(keys: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """Compute Gumbel(0, 1) noise of ``tokens``: [rows, k] float64.
 
-    keys, positions: [R] int64; a position is the index of the token to draw in its sequence.
-    tokens: [R, K] int64, or [K] for all rows alike.
+    keys, positions: [rows] int64; a position is the index of the token to draw in its sequence.
+    tokens: [rows, k] int64, or [k] for all rows alike.
     """
     row = _mix_(keys ^ (positions * _MIX1))
     bits = _shift(_mix_(row[:, None] + (tokens + 1) * _GAMMA), 11)  # 53 random bits
@@ -61,30 +61,31 @@ def gumbel(keys: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NoiseRows:
-    """What a row's draw depends on beside its logits, one element per row: [R]."""
+    """Inputs of a row's draw beside its logits, one element per row: [rows]."""
 
-    temperature: Tensor  # float32
-    keys: Tensor  # int64, of row_key
-    positions: Tensor  # int64, index of the token to draw
+    temperature: Tensor  # [rows] float32
+    keys: Tensor  # [rows] int64, of ``noise_key``
+    positions: Tensor  # [rows] int64, index of the token to draw
 
-    def of(self, rows: Tensor) -> NoiseRows:
+    def select(self, rows: Tensor) -> NoiseRows:
+        """Return the inputs of ``rows`` [S] int64 only: [S]."""
         return NoiseRows(self.temperature[rows], self.keys[rows], self.positions[rows])
 
 
-def draw_all(logits: Tensor, rows: NoiseRows) -> Tensor:
-    """Tokens [R] int64 drawn from logits [R, vocab] fp32, each token allowed."""
+def sample_unfiltered(logits: Tensor, rows: NoiseRows) -> Tensor:
+    """Draw a token [rows] int64 per row of logits [rows, vocab] fp32; every token is allowed."""
     vocab = logits.shape[1]
-    width = max(1, _CACHED // len(logits)) if logits.device.type == "cpu" else vocab
-    every = torch.arange(vocab, device=logits.device)
+    width = max(1, _CPU_TILE // len(logits)) if logits.device.type == "cpu" else vocab
+    token_ids = torch.arange(vocab, device=logits.device)
     scores, tokens = [], []
     for start in range(0, vocab, width):
-        part = slice(start, start + width)
-        scaled = logits[:, part] / rows.temperature[:, None]
-        noise = gumbel(rows.keys, rows.positions, every[part])
+        tile = slice(start, start + width)
+        scaled = logits[:, tile] / rows.temperature[:, None]
+        noise = gumbel_noise(rows.keys, rows.positions, token_ids[tile])
         best = noise.add_(scaled).max(dim=-1)
         scores.append(best.values)
         tokens.append(best.indices.add_(start))
     if len(tokens) == 1:
         return tokens[0]
-    winner = torch.stack(scores, 1).max(dim=-1, keepdim=True).indices  # [R, 1]
+    winner = torch.stack(scores, 1).max(dim=-1, keepdim=True).indices  # [rows, 1]
     return torch.stack(tokens, 1).gather(1, winner)[:, 0]

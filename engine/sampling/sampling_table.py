@@ -1,41 +1,47 @@
-"""The parameters of every running request, one row each, as tensors.
+"""The sampling parameters of every running request, one row each, as tensors.
 
-    floats   [rows, 6] float32    temperature, top_p, min_p, repetition, presence, frequency
-    ints     [rows, 3] int64      key of the noise, top_k, tokens before which the text may not end
-    bias     [rows, 1024]         token ids (int64) and biases (float32), padded with (0, 0.0)
-    ends     [rows, ...] int64    tokens that end the text, padded with the first of them
+    floats   [rows, len(FLOAT_COLUMNS)] float32   the float fields of ``SamplingParams``
+    ints     [rows, len(INT_COLUMNS)] int64       values derived from its integer fields
+    bias     [rows, 1024] twice                   token ids (int64) and biases (float32), padded
+                                                  with (0, 0.0)
+    ends     [rows, 64 + eos tokens] int64        tokens that end the text, padded with the first
     history  see ``penalties``
 
-The last three are allocated when a request first asks for them.
+The last three are allocated when a request first needs them. The batcher's row state owns the
+table; ``sampling_metadata`` reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
 import torch
 from torch import Tensor
 
-from engine.sampling.noise import row_key
-from engine.sampling.penalties import History
+from engine.sampling.noise import noise_key
+from engine.sampling.penalties import TokenHistory
 from engine.scheduling.sequence import Sequence
 from protocol.errors import InvalidRequest
-from protocol.requests import Sampling
-from protocol.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
+from protocol.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
 
-TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
-KEY, TOP_K, MIN_LENGTH = range(3)
+FLOAT_COLUMNS = tuple(
+    field.name
+    for field in msgspec.structs.fields(SamplingParams)
+    if isinstance(field.default, float)
+)
+INT_COLUMNS = ("noise_key", "top_k", "min_length")
+"""``top_k`` is the vocabulary's size where it is off. A text may not end while its sequence has
+fewer than ``min_length`` tokens."""
 
 
-def penalises(s: Sampling) -> bool:
-    """Whether the tokens so far change the logits."""
-    return s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
-
-
-def check_tokens(s: Sampling, vocab: int) -> None:
-    """Raises InvalidRequest for a token id that the model does not have."""
-    named = {"stop_token_ids": s.stop_token_ids, "logit_bias": [t for t, _ in s.logit_bias]}
-    for field, tokens in named.items():
+def check_token_ids(params: SamplingParams, vocab: int) -> None:
+    """Raise InvalidRequest for a token id that the model does not have."""
+    fields = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": [token for token, _ in params.logit_bias],
+    }
+    for field, tokens in fields.items():
         if tokens and max(tokens) >= vocab:
             raise InvalidRequest(
                 f"{field} has token id {max(tokens)}; the vocabulary ends at {vocab - 1}", field
@@ -43,62 +49,66 @@ def check_tokens(s: Sampling, vocab: int) -> None:
 
 
 class SamplingTable:
-    """Rows are those of ``RowState``; ``length`` is the most tokens of a sequence."""
+    """Sampling parameters by row. The rows are those of ``RowState``; ``length`` is the greatest
+    number of tokens of a sequence, ``eos`` the model's end-of-text tokens."""
 
     def __init__(
         self, rows: int, length: int, vocab: int, eos: Collection[int], device: torch.device
     ) -> None:
         self.vocab = vocab
         self.device = device
-        self.floats = torch.zeros((rows, 6), device=device)
-        self.ints = torch.zeros((rows, 3), dtype=torch.int64, device=device)
+        self.floats = torch.zeros((rows, len(FLOAT_COLUMNS)), device=device)
+        self.ints = torch.zeros((rows, len(INT_COLUMNS)), dtype=torch.int64, device=device)
         self.bias: tuple[Tensor, Tensor] | None = None
         self.ends: Tensor | None = None
-        self.history: History | None = None
+        self.history: TokenHistory | None = None
         self._length = length
         self._eos = tuple(eos)
 
-    def seat(self, sequence: Sequence) -> None:
-        """Write the row of a sequence that has just got it."""
-        row, s, prompt = sequence.row, sequence.request.sampling, len(sequence.request.prompt)
-        floats = (
-            *(s.temperature, s.top_p, s.min_p),
-            *(s.repetition_penalty, s.presence_penalty, s.frequency_penalty),
-        )
-        ints = (row_key(s.seed, s.choice), s.top_k or self.vocab, prompt + s.min_tokens)
+    def column(self, name: str, rows: Tensor) -> Tensor:
+        """Return a copy of a column for ``rows`` [S] int64: [S] float32 for one of FLOAT_COLUMNS,
+        [S] int64 for one of INT_COLUMNS."""
+        if name in FLOAT_COLUMNS:
+            return self.floats[rows, FLOAT_COLUMNS.index(name)]
+        return self.ints[rows, INT_COLUMNS.index(name)]
+
+    def set_row(self, sequence: Sequence) -> None:
+        """Write the parameters of a sequence into the row that it has just been given."""
+        row, params = sequence.row, sequence.request.sampling
+        prompt = len(sequence.request.prompt)
+        floats = [getattr(params, name) for name in FLOAT_COLUMNS]
+        key = noise_key(params.seed, params.choice)
+        ints = (key, params.top_k or self.vocab, prompt + params.min_tokens)
         self.floats[row] = torch.tensor(floats, device=self.device)
         self.ints[row] = torch.tensor(ints, device=self.device)
-        if s.logit_bias:
-            self._seat_bias(row, s)
-        if s.min_tokens and self.ends_of(s):
-            self._seat_ends(row, s)
-        if penalises(s):
+        if params.logit_bias:
+            self._set_bias(row, params)
+        if params.min_tokens and self.end_tokens(params):
+            self._set_ends(row, params)
+        if params.has_penalties:
             if self.history is None:
                 rows = len(self.ints)
-                self.history = History(rows, self._length, self.vocab, self.device)
-            self.history.seat(row, sequence.tokens, prompt)
+                self.history = TokenHistory(rows, self._length, self.vocab, self.device)
+            self.history.set_row(row, sequence.tokens, prompt)
 
-    def ends_of(self, s: Sampling) -> tuple[int, ...]:
-        """Tokens that end the text of a request: engine/execution/stepper.py."""
-        ignored = s.ignore_eos and not s.grammar
-        return s.stop_token_ids if ignored else (*self._eos, *s.stop_token_ids)
+    def end_tokens(self, params: SamplingParams) -> tuple[int, ...]:
+        """Return the tokens that end the text of a request, as engine/execution/stepper.py does."""
+        ignore_eos = params.ignore_eos and not params.grammar
+        return params.stop_token_ids if ignore_eos else (*self._eos, *params.stop_token_ids)
 
-    def _seat_bias(self, row: int, s: Sampling) -> None:
+    def _set_bias(self, row: int, params: SamplingParams) -> None:
         if self.bias is None:
-            tokens = torch.zeros(
-                (len(self.ints), MAX_LOGIT_BIAS), dtype=torch.int64, device=self.device
-            )
+            shape = (len(self.ints), MAX_LOGIT_BIAS)
+            tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
             self.bias = (tokens, torch.zeros_like(tokens, dtype=torch.float32))
-        tokens, values = self.bias
-        tokens[row], values[row] = 0, 0.0
-        count = len(s.logit_bias)
-        tokens[row, :count] = torch.tensor([t for t, _ in s.logit_bias], device=self.device)
-        values[row, :count] = torch.tensor([b for _, b in s.logit_bias], device=self.device)
+        for column, values in zip(self.bias, zip(*params.logit_bias, strict=True), strict=True):
+            column[row] = 0
+            column[row, : len(values)] = torch.tensor(values, device=self.device)
 
-    def _seat_ends(self, row: int, s: Sampling) -> None:
+    def _set_ends(self, row: int, params: SamplingParams) -> None:
         if self.ends is None:
             width = MAX_STOP_TOKENS + len(self._eos)
             self.ends = torch.zeros((len(self.ints), width), dtype=torch.int64, device=self.device)
-        ends = torch.tensor(self.ends_of(s), device=self.device)
+        ends = torch.tensor(self.end_tokens(params), device=self.device)
         self.ends[row] = ends[0]
         self.ends[row, : len(ends)] = ends

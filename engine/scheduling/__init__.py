@@ -1,1 +1,1 @@
-"""Sequences, the scheduler, the step policy and the step-time model. Torch-free."""
+"""Sequences, the scheduler, the step policy and the step-time model, all without torch."""

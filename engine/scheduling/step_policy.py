@@ -1,4 +1,9 @@
-"""The decision of a step: how many prompt tokens go into it. One pure function for each role."""
+"""The step policy: how many prompt tokens of each prefill go into a step.
+
+A policy is a pure function of a ``StepState``. Each role has its own (``prefill_worker.policy``,
+``decode_worker.policy``), built from the functions here. The scheduler calls ``StepPlanner``, which
+shows the policy the running sequences and returns the ``StepPlan`` that the engine executes.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +15,31 @@ from typing import TypeAlias
 import msgspec
 
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step_time import Coefficients, StepTimeModel, Work
+from engine.scheduling.step_time import Coefficients, StepTimeModel, StepWork
 from protocol.block_keys import BLOCK_TOKENS
 
-UNKNOWN_SHARE = 4
-"""Share of the chunk (1/n) that a prompt may take of a step with a budget as long as nothing is
-known of how long steps take."""
+CHUNK_SHARE_BEFORE_FIT = 4
+"""A step with a budget gets 1/n of the chunk as prompt tokens until step times can be predicted."""
 
 
 class StepState(msgspec.Struct, frozen=True):
-    """What a policy may look at."""
+    """The snapshot that a policy decides from."""
 
     decoding: int  # sequences that decode one token in this step
     decode_kv_tokens: int  # tokens that they attend to
-    remaining: Seq[int]  # uncomputed tokens of each sequence in prefill, most urgent first
-    computed: Seq[int]  # computed tokens of the same
-    chunk: int  # most prompt tokens that the configuration allows in a step
-    budget_s: float | None = None  # seconds of a step as configured; None: the role's own choice
-    step_time: Coefficients | None = None  # None: nothing is known yet
+    remaining: Seq[int]  # [prefills] uncomputed tokens, the most urgent sequence first
+    computed: Seq[int]  # [prefills] computed tokens
+    chunk: int  # configured limit of prompt tokens in a step
+    budget_s: float | None = None  # configured seconds of a step; None: the role's own budget
+    step_time: Coefficients | None = None  # None: too few steps were observed
 
 
-Policy: TypeAlias = Callable[[StepState], list[int]]
-"""Tokens to compute for each entry of ``remaining``; zeros are allowed, more than remaining not."""
+StepPolicy: TypeAlias = Callable[[StepState], list[int]]
+"""Returns the tokens to compute [prefills], each at least 0 and at most its ``remaining``."""
 
 
-def fill_in_order(remaining: Seq[int], budget: int) -> list[int]:
-    """Give the budget to the most urgent first."""
+def chunks_in_order(remaining: Seq[int], budget: int) -> list[int]:
+    """Give ``budget`` tokens to the most urgent sequences first."""
     counts = []
     for tokens in remaining:
         count = min(tokens, budget)
@@ -44,14 +48,14 @@ def fill_in_order(remaining: Seq[int], budget: int) -> list[int]:
     return counts
 
 
-def fill_within(state: StepState, seconds: float) -> list[int]:
-    """As many prompt tokens, the most urgent first, as keep the predicted step within ``seconds``:
-    at most ``chunk``, and at least one block, so that prefill goes on however long decoding takes.
-    """
+def chunks_within_seconds(state: StepState, seconds: float) -> list[int]:
+    """Give prompt tokens to the most urgent sequences first while the predicted step stays within
+    ``seconds``: at most ``chunk``, and at least one block, so that prefill makes progress however
+    long decoding takes."""
     least = min(BLOCK_TOKENS, state.chunk)
     if state.step_time is None:
-        return fill_in_order(state.remaining, max(least, state.chunk // UNKNOWN_SHARE))
-    left = seconds - state.step_time.seconds(Work(state.decoding, state.decode_kv_tokens))
+        return chunks_in_order(state.remaining, max(least, state.chunk // CHUNK_SHARE_BEFORE_FIT))
+    left = seconds - state.step_time.seconds(StepWork(state.decoding, state.decode_kv_tokens))
     budget = state.chunk
     counts = []
     for tokens, computed in zip(state.remaining, state.computed, strict=True):
@@ -60,47 +64,44 @@ def fill_within(state: StepState, seconds: float) -> list[int]:
         counts.append(count)
         budget -= count
         if count < tokens:
-            left = 0.0  # the next ones do not pass it
+            left = 0.0  # later sequences do not overtake it
         else:
-            added = Work(0, 0, count, count * (computed + count / 2))
+            added = StepWork(0, 0, count, count * (computed + count / 2))
             left -= state.step_time.added_seconds(added)
     if sum(counts) < least:
-        return fill_in_order(state.remaining, least)
+        return chunks_in_order(state.remaining, least)
     return counts
 
 
-def fill(state: StepState, own_budget_s: float) -> list[int]:
-    """The chunks of a role whose budget is ``own_budget_s`` unless configured; 0: none. A budget is
-    for those that decode: a step without them takes the whole chunk."""
+def choose_chunks(state: StepState, own_budget_s: float) -> list[int]:
+    """Return the chunks of a role whose step budget is ``own_budget_s`` unless one is configured. A
+    budget of 0 means no bound. A step without decoding sequences always takes the whole chunk."""
     budget = own_budget_s if state.budget_s is None else state.budget_s
     if not state.decoding or budget == 0:
-        return fill_in_order(state.remaining, state.chunk)
-    return fill_within(state, budget)
-
-
-# MERGED engine.step_plan
-# What one step computes: the running sequences, as much of them as the policy says. Torch-free.
+        return chunks_in_order(state.remaining, state.chunk)
+    return chunks_within_seconds(state, budget)
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Sequences of one step: those that decode, and the prompt chunks (sequence, tokens)."""
+    """What one step computes. The scheduler creates it, the engine adds draft nodes, and the
+    stepper runs it."""
 
     decode: tuple[Sequence, ...]
     chunks: tuple[tuple[Sequence, int], ...]
-    work: Work
-    wanted: tuple[int, ...] = ()  # draft nodes for each that decodes, at most; empty: none
+    work: StepWork
+    draft_nodes: tuple[int, ...] = ()  # limit for each sequence in ``decode``; empty: no drafts
 
     def __bool__(self) -> bool:
         return bool(self.decode or self.chunks)
 
 
 class StepPlanner:
-    """Shows the policy what runs. ``policy`` may be replaced at any step boundary (a role flip).
-    ``budget_s``: seconds of a step; None: the policy's own, 0: no bound."""
+    """Asks the policy for each step. ``policy`` may be replaced between two steps (a role flip).
+    ``budget_s`` is the configured length of a step: None leaves it to the policy, 0 is no bound."""
 
     def __init__(
-        self, policy: Policy, chunk: int, budget_s: float | None, step_time: StepTimeModel
+        self, policy: StepPolicy, chunk: int, budget_s: float | None, step_time: StepTimeModel
     ) -> None:
         self.policy = policy
         self._chunk = chunk
@@ -115,7 +116,7 @@ class StepPlanner:
             chunks = tuple((s, n) for s, n in zip(prefilling, counts, strict=True) if n)
         tokens = sum(n for _, n in chunks)
         pairs = sum(n * (s.computed + n / 2) for s, n in chunks)
-        return StepPlan(tuple(decoding), chunks, Work(len(decoding), kv_tokens, tokens, pairs))
+        return StepPlan(tuple(decoding), chunks, StepWork(len(decoding), kv_tokens, tokens, pairs))
 
     def _state(
         self, decoding: Seq[Sequence], kv_tokens: int, prefilling: Seq[Sequence]

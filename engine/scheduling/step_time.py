@@ -1,15 +1,18 @@
-"""How long a step takes, learnt from the steps that ran. Torch-free.
+"""The step-time model: predicts how long a step takes, fitted to the steps that ran.
 
     seconds = c0 + c1*decode_rows + c2*decode_kv_tokens + c3*u + c4*u*(m + u/2)
 
 with ``u`` new prompt tokens of a chunk after ``m`` computed ones, summed over the chunks.
 
-Recursive least squares with forgetting, in information form: A = sum of forget^age x x^T, and b of
-x y. The coefficients are the c >= 0 that minimise c^T A c / 2 - b^T c + anchor |c - last c|^2 / 2:
-where recent steps bring no news the anchor holds what was known, so that hours of pure decoding
-leave prefill as it was (Gunnarsson, "Combining tracking and regularization in recursive least
-squares identification", CDC 1996). Each step counts by its relative error: the long ones do not
-drown the short ones.
+The fit is recursive least squares with forgetting, in information form: A = sum of forget^age x x^T
+and b = sum of forget^age x y. The coefficients are the c >= 0 that minimise
+c^T A c / 2 - b^T c + anchor |c - last c|^2 / 2. In directions without recent data the anchor keeps
+the last coefficients, so hours of pure decoding leave those of prefill unchanged (Gunnarsson,
+"Combining tracking and regularization in recursive least squares identification", CDC 1996). Each
+step is weighted by its relative error, so long steps do not dominate short ones.
+
+Each engine has one ``StepTimeModel``. The stepper feeds it through ``StepTimer``; the step policy
+and the speculation controller read its coefficients.
 """
 
 from __future__ import annotations
@@ -23,40 +26,40 @@ from numpy.typing import NDArray
 
 Vector: TypeAlias = NDArray[np.float64]
 
-FORGET = 0.98
-"""Weight of what is known when a step comes: memory is some 50 steps."""
+FORGETTING_FACTOR = 0.98
+"""Weight of all earlier steps when a new one arrives: a memory of about 50 steps."""
 
-ANCHOR = 0.3
-"""Steps that the last coefficients count as much as, in every direction, at each fit."""
+ANCHOR_STEPS = 0.3
+"""Weight of the last coefficients at each fit, in steps, in every direction."""
 
-OUTLIER = 3.0
-"""A step is taken to have lasted at most so many times what was predicted ..."""
+OUTLIER_RATIO = 3.0
+"""A longer step counts as this multiple of its prediction, after MIN_OBSERVATIONS steps."""
 
-SETTLED = 16
-"""... once so many steps have been seen."""
+MIN_OBSERVATIONS = 16
+"""Steps until the model is used for predictions."""
 
 FIT_EVERY = 4
-"""Steps between two fits, once settled."""
+"""Steps between two fits, after MIN_OBSERVATIONS steps."""
 
-FOLLOW = 0.1
-"""Weight of a step's features in their mean size, which is the unit of the anchor."""
+SIZE_FOLLOW_RATE = 0.1
+"""Weight of a step in the running mean of squared features, which is the unit of the anchor."""
 
-SHORTEST_S = 1e-5
-"""Below this, clocks and not steps are measured."""
+MIN_STEP_S = 1e-5
+"""Shorter durations measure the clock rather than the step."""
 
-_SIZES = np.array([1.0, 8.0, 4096.0, 256.0, 65536.0])  # a first guess at what the features are
+_SIZES = np.array([1.0, 8.0, 4096.0, 256.0, 65536.0])  # [5] typical features, for scaling
 
 
-class Work(NamedTuple):
-    """What a step has to do; sums of the model above."""
+class StepWork(NamedTuple):
+    """The features of one step or of several, summed over its chunks."""
 
     decode_rows: int = 0
-    decode_kv_tokens: int = 0  # tokens attended to by them
+    decode_kv_tokens: int = 0  # tokens that the decode rows attend to
     prompt_tokens: int = 0  # u
-    prompt_pairs: float = 0.0  # u * (m + u/2): pairs of query and key
+    prompt_pairs: float = 0.0  # u * (m + u/2), pairs of a query and a key
 
-    def plus(self, other: Work) -> Work:
-        return Work(
+    def plus(self, other: StepWork) -> StepWork:
+        return StepWork(
             self.decode_rows + other.decode_rows,
             self.decode_kv_tokens + other.decode_kv_tokens,
             self.prompt_tokens + other.prompt_tokens,
@@ -65,7 +68,7 @@ class Work(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """c0 .. c4 in seconds; none is negative."""
+    """The coefficients c0 .. c4 in seconds; none is negative."""
 
     step: float
     row: float
@@ -73,12 +76,12 @@ class Coefficients(NamedTuple):
     prompt_token: float
     prompt_pair: float
 
-    def seconds(self, work: Work) -> float:
-        """Predicted duration of a step."""
+    def seconds(self, work: StepWork) -> float:
+        """Return the predicted duration of a step."""
         return self.step + self.added_seconds(work)
 
-    def added_seconds(self, work: Work) -> float:
-        """What ``work`` adds to a step that takes place anyhow."""
+    def added_seconds(self, work: StepWork) -> float:
+        """Return the seconds that ``work`` adds to a step that runs in any case."""
         return (
             self.row * work.decode_rows
             + self.kv_token * work.decode_kv_tokens
@@ -87,8 +90,8 @@ class Coefficients(NamedTuple):
         )
 
     def prompt_tokens_within(self, seconds: float, computed: int) -> float:
-        """Tokens of a prompt, after ``computed`` ones, that add at most ``seconds`` to a step: the
-        root of c4/2 u^2 + (c3 + c4 m) u = seconds. Infinite where tokens cost nothing."""
+        """Return how many tokens of a prompt, after ``computed`` ones, add at most ``seconds`` to a
+        step: the root of c4/2 u^2 + (c3 + c4 m) u = seconds, or infinity if tokens are free."""
         if seconds <= 0:
             return 0.0
         slope = self.prompt_token + self.prompt_pair * computed
@@ -97,46 +100,46 @@ class Coefficients(NamedTuple):
 
 
 class StepTimeModel:
-    """The fit. One for each engine; ``observe`` after every step."""
+    """The fitted model of one engine; ``observe`` is called after every step."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Know nothing, as at the start."""
+    def reset(self) -> None:
+        """Forget all observations."""
         self.steps = 0
         self.coefficients = Coefficients(0.0, 0.0, 0.0, 0.0, 0.0)
-        self._information = np.zeros((5, 5))  # A, of scaled features
+        self._information = np.zeros((5, 5))  # A, for scaled features
         self._evidence = np.zeros(5)  # b
-        self._sizes = np.zeros(5)  # mean of x x over the steps that have the feature
+        self._sizes = np.zeros(5)  # mean of x^2 over the steps that have the feature
 
     @property
     def known(self) -> Coefficients | None:
-        """``coefficients``, or None as long as they rest on too little."""
-        return self.coefficients if self.steps >= SETTLED else None
+        """The coefficients, or None before MIN_OBSERVATIONS steps."""
+        return self.coefficients if self.steps >= MIN_OBSERVATIONS else None
 
-    def observe(self, work: Work, seconds: float, steps: int = 1) -> None:
-        """``work`` took ``seconds`` in ``steps`` steps (more than one where only their sum could be
-        measured: the model is linear, so sums fit it as well)."""
-        seconds = expected = max(seconds, SHORTEST_S)
-        if self.steps >= SETTLED:
+    def observe(self, work: StepWork, seconds: float, steps: int = 1) -> None:
+        """Add a measurement: ``steps`` steps with ``work`` in total took ``seconds``. Steps that
+        were measured only as a sum fit as well, because the model is linear."""
+        seconds = expected = max(seconds, MIN_STEP_S)
+        if self.steps >= MIN_OBSERVATIONS:
             last = self.coefficients
-            expected = max(SHORTEST_S, last.step * steps + last.added_seconds(work))
-            seconds = min(seconds, OUTLIER * expected)
-        # Relative error: features and duration are divided by what was expected.
+            expected = max(MIN_STEP_S, last.step * steps + last.added_seconds(work))
+            seconds = min(seconds, OUTLIER_RATIO * expected)
+        # Relative error: features and duration are divided by the expected duration.
         x = np.array((steps, *work)) / (_SIZES * expected)
-        self._information *= FORGET
+        self._information *= FORGETTING_FACTOR
         self._information += np.multiply.outer(x, x)
-        self._evidence *= FORGET
+        self._evidence *= FORGETTING_FACTOR
         self._evidence += x * (seconds / expected)
-        self._sizes += (x > 0) * (FOLLOW * (x * x - self._sizes))
+        self._sizes += (x > 0) * (SIZE_FOLLOW_RATE * (x * x - self._sizes))
         self.steps += 1
-        if self.steps < SETTLED or self.steps % FIT_EVERY == 0:
+        if self.steps < MIN_OBSERVATIONS or self.steps % FIT_EVERY == 0:
             self._fit()
 
     def _fit(self) -> None:
         last = np.array(self.coefficients) * _SIZES
-        anchor = ANCHOR * self._sizes + 1e-9 * self._sizes.max()
+        anchor = ANCHOR_STEPS * self._sizes + 1e-9 * self._sizes.max()
         scaled = _solve_non_negative(
             self._information + np.diag(anchor), self._evidence + anchor * last
         )
@@ -144,38 +147,39 @@ class StepTimeModel:
 
 
 class StepTimer:
-    """Times steps for a model. On a GPU a step that draws no token returns before it is computed;
-    its work counts together with that of the next one that does draw."""
+    """Measures steps for a model. On a GPU a step that draws no token returns before it has been
+    computed; its work is measured together with that of the next step that draws one."""
 
     def __init__(self, model: StepTimeModel, clock: Callable[[], float]) -> None:
         self._model = model
         self._clock = clock
         self._began = 0.0
-        self._work = Work()
-        self._steps = 0  # under way or done, but not seen to be done
+        self._work = StepWork()
+        self._steps = 0  # steps that have begun and are not known to be computed
 
     def begin(self) -> None:
         if not self._steps:
             self._began = self._clock()
-            self._work = Work()
+            self._work = StepWork()
         self._steps += 1
 
-    def end(self, work: Work, *, done: bool) -> None:
-        """The step that began last had ``work``; ``done``: it is known to be computed."""
+    def end(self, work: StepWork, *, done: bool) -> None:
+        """Record the ``work`` of the step that began last. ``done`` says that the device has
+        finished it, so that the time can be measured."""
         self._work = self._work.plus(work)
         if done:
             self._model.observe(self._work, self._clock() - self._began, self._steps)
             self._steps = 0
 
     def idle(self) -> None:
-        """There is no step to run: what is not seen to be done by now never will be."""
+        """Discard the steps that are not known to be computed: the engine has nothing to run."""
         self._steps = 0
 
 
 def _solve_non_negative(a: Vector, b: Vector) -> Vector:
-    """The minimum of x^T a x / 2 - b^T x over x >= 0, by active sets (Lawson and Hanson, Solving
-    Least Squares Problems, chapter 23, from the side of the unconstrained solution): variables that
-    come out negative are set to zero, and let go again when that would help."""
+    """Return the minimum [n] of x^T a x / 2 - b^T x over x >= 0 for a [n, n] and b [n], by active
+    sets (Lawson and Hanson, Solving Least Squares Problems, chapter 23), starting from the
+    unconstrained solution: negative variables are fixed at zero and released when that helps."""
     x: Vector = np.linalg.solve(a, b).astype(np.float64, copy=False)
     if x.min() >= 0:
         return x

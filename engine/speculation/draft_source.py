@@ -10,30 +10,30 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from engine.ipc.spec import SpeculationSpec
-from engine.model_config.checkpoint import kept_elements, load_config, read_shards
+from engine.ipc.settings import SpeculationSettings
+from engine.model_config.checkpoint import load_config, read_shards, resident_elements
 from engine.model_config.config import ModelConfig
 from protocol.errors import StartupError
 
 # MERGED engine.speculation.heads_layout
 # What a draft's folder holds: Medusa heads, an EAGLE head, or a model of its own. Torch-free.
 
-Kind: TypeAlias = Literal["medusa", "eagle", "draft"]
+DraftKind: TypeAlias = Literal["medusa", "eagle", "draft"]
 
 _MEDUSA = re.compile(r"^(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight$")
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
-def kind_of(folder: Path) -> Kind:
+def detect_draft_kind(folder: Path) -> DraftKind:
     """Told from the names of the tensors, because published EAGLE heads have the config of a Llama.
 
     Raises StartupError where there are no safetensors, or what they hold is not supported.
     """
     refuse_pickles(folder)
-    return kind_of_names(read_shards(folder).elements)
+    return draft_kind_of_tensors(read_shards(folder).elements)
 
 
-def kind_of_names(names: Collection[str]) -> Kind:
+def draft_kind_of_tensors(names: Collection[str]) -> DraftKind:
     """The same, of tensors with these names."""
     if any(_MEDUSA.match(name) for name in names):
         return "medusa"
@@ -60,7 +60,7 @@ def refuse_pickles(folder: Path) -> None:
         )
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_head_config(folder: Path) -> dict[str, Any]:
     """``config.json`` of a folder of heads; empty where there is none. Raises StartupError."""
     path = folder / "config.json"
     try:
@@ -74,13 +74,13 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-Method: TypeAlias = Literal["ngram"] | Kind
+DraftMethod: TypeAlias = Literal["ngram"] | DraftKind
 
 
-class Source(msgspec.Struct, frozen=True):
+class DraftSource(msgspec.Struct, frozen=True):
     """``folder`` is None for n-grams."""
 
-    method: Method
+    method: DraftMethod
     folder: Path | None = None
 
 
@@ -93,34 +93,36 @@ class DraftSize(msgspec.Struct, frozen=True):
     kv_bytes_per_token: int = 0
 
 
-def source(spec: SpeculationSpec) -> Source | None:
+def resolve_draft_source(spec: SpeculationSettings) -> DraftSource | None:
     """None where speculation is off. Raises StartupError for a folder that does not hold what it
     is asked for."""
     if spec.method == "off":
         return None
     if spec.method == "ngram" or (spec.method == "auto" and spec.model_path is None):
-        return Source("ngram")
+        return DraftSource("ngram")
     if spec.model_path is None:
         raise StartupError(f"speculation with {spec.method} takes a model; none is given")
     folder = Path(spec.model_path)
     if not folder.is_dir():
         raise StartupError(f"{folder}: no such folder; expected a draft model or heads")
-    found = kind_of(folder)
+    found = detect_draft_kind(folder)
     if spec.method not in ("auto", found):
-        raise StartupError(f"{folder}: holds {NAMES[found]}; expected {NAMES[spec.method]}")
-    return Source(found, folder)
+        raise StartupError(
+            f"{folder}: holds {DRAFT_KIND_TEXT[found]}; expected {DRAFT_KIND_TEXT[spec.method]}"
+        )
+    return DraftSource(found, folder)
 
 
-NAMES = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "an EAGLE head"}
+DRAFT_KIND_TEXT = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "an EAGLE head"}
 
 
 def draft_size(
-    spec: SpeculationSpec, target: ModelConfig, element: int, *, on_cpu: bool
+    spec: SpeculationSettings, target: ModelConfig, element: int, *, on_cpu: bool
 ) -> DraftSize:
     """``element``: bytes of one. Nothing where there is nothing to be had: the engine goes on
     without, then."""
     try:
-        of, most = source(spec), spec.max_tokens
+        of, most = resolve_draft_source(spec), spec.max_tokens
         if of is None:
             return DraftSize()
         if of.folder is None:
@@ -134,7 +136,7 @@ def draft_size(
             return DraftSize(most, elements, kv // target.layers)
         own = load_config(of.folder)
         kv = own.kv_format("exact", "wide", element).bytes_per_token
-        return DraftSize(most, kept_elements(shards, own, on_cpu=on_cpu), kv)
+        return DraftSize(most, resident_elements(shards, own, on_cpu=on_cpu), kv)
     except StartupError:
         return DraftSize()
 

@@ -32,7 +32,7 @@ class Drafts:
         return list(self.parents[start : start + count])
 
 
-def depths(parents: Sequence[int]) -> list[int]:
+def node_depths(parents: Sequence[int]) -> list[int]:
     """Of each node of one sequence's tree: 1 for those that follow its last token."""
     out: list[int] = []
     for parent in parents:

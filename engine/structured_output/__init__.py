@@ -1,1 +1,1 @@
-"""Output that matches a grammar: compilation, matchers, token masks."""
+"""Structured output: text that matches a grammar. Compilation, matchers and token masks."""

@@ -1,7 +1,7 @@
-"""Which tokens the grammars of a step's rows allow: packed on the host, applied on the device.
+"""Token masks of the grammars in a step: filled on the host, applied on the device.
 
-A bitmask is int32 [rows, words], 32 tokens a word, the lowest bit first. It is filled in a thread
-that needs no interpreter lock, while the model computes the logits that it is for.
+A bitmask is int32 [rows, words] with 32 tokens per word, the lowest bit first. A thread that needs
+no interpreter lock fills it while the model computes the logits that it is for.
 """
 
 from __future__ import annotations
@@ -15,86 +15,89 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from llguidance import LLExecutor, LLMatcher
-from llguidance import numpy as fill
+from llguidance import numpy as llguidance_masks
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.structured_output.matcher import Matcher
+from engine.structured_output.matcher import GrammarMatcher
 
-Bits = NDArray[np.int32]
+Bitmask = NDArray[np.int32]
 """[rows, words]"""
 
 MAX_THREADS = 8
 
 
-def words_for(vocab: int) -> int:
-    """int32 words that hold a bit for each of ``vocab`` tokens."""
+def bitmask_words(vocab: int) -> int:
+    """Return the number of int32 words that hold one bit for each of ``vocab`` tokens."""
     return -(-vocab // 32)
 
 
-def forbidden(bits: Bits, vocab: int, device: torch.device) -> Tensor:
-    """Tokens that may not be drawn: [rows, vocab] bool on ``device``."""
+def forbidden_mask(bits: Bitmask, vocab: int, device: torch.device) -> Tensor:
+    """Return the tokens that must not be drawn: [rows, vocab] bool on ``device``."""
     if device.type == "cpu":
         bytes_ = (~bits).view(np.uint8)
         unpacked = np.unpackbits(bytes_, axis=1, count=vocab, bitorder="little")
         return torch.from_numpy(unpacked).view(torch.bool)
-    return unpacked_on_device(torch.from_numpy(~bits).to(device), vocab)
+    return unpack_bits(torch.from_numpy(~bits).to(device), vocab)
 
 
-def unpacked_on_device(words: Tensor, vocab: int) -> Tensor:
-    """The first ``vocab`` bits of each row of words [rows, words] int32: [rows, vocab] bool."""
+def unpack_bits(words: Tensor, vocab: int) -> Tensor:
+    """Return the first ``vocab`` bits of each row of words [rows, words] int32: [rows, vocab]
+    bool, on the device of ``words``."""
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     return ((words[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab].bool()
 
 
-class Barred(NamedTuple):
-    """What may not be drawn in some rows of a step's logits, in order."""
+class ForbiddenTokens(NamedTuple):
+    """Tokens that must not be drawn in some rows of a step's logits, in order."""
 
     at: list[int]  # [S] rows of the logits
     tokens: Tensor  # [S, vocab] bool
 
 
-def forbid_(logits: Tensor, barred: Barred) -> None:
-    """Make it impossible, in place, to draw what is barred. logits: [R, vocab] fp32."""
-    if len(barred.at) == len(logits):
-        logits.masked_fill_(barred.tokens, float("-inf"))
+def mask_forbidden_(logits: Tensor, forbidden: ForbiddenTokens) -> None:
+    """Set the logits [R, vocab] fp32 of forbidden tokens to -inf, in place."""
+    if len(forbidden.at) == len(logits):
+        logits.masked_fill_(forbidden.tokens, float("-inf"))
     else:
-        rows = torch.tensor(barred.at, device=logits.device)
-        logits[rows] = logits[rows].masked_fill_(barred.tokens, float("-inf"))
+        rows = torch.tensor(forbidden.at, device=logits.device)
+        logits[rows] = logits[rows].masked_fill_(forbidden.tokens, float("-inf"))
 
 
-class Filling(NamedTuple):
-    """Masks that are being filled, for the rows ``at``."""
+class PendingMasks(NamedTuple):
+    """Masks that a thread is filling, for the rows ``at`` of the logits."""
 
     at: list[int]
-    bits: Future[Bits]
+    bits: Future[Bitmask]
 
-    def barred(self, vocab: int, device: torch.device) -> Barred:
-        """Waits for them."""
-        return Barred(self.at, forbidden(self.bits.result(), vocab, device))
+    def wait(self, vocab: int, device: torch.device) -> ForbiddenTokens:
+        """Wait for the masks and return the tokens that they forbid."""
+        return ForbiddenTokens(self.at, forbidden_mask(self.bits.result(), vocab, device))
 
 
-class Masker:
-    """Fills the masks of one engine; its matchers are all of one vocabulary."""
+class MaskFiller:
+    """Fills the masks of one engine; its matchers all have one vocabulary."""
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or min(MAX_THREADS, max(1, (os.cpu_count() or 2) // 2))
-        self._executor: LLExecutor | None = None  # it starts threads: only when it is needed
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._executor: LLExecutor | None = None  # starts threads, so it is created on first use
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
-    def start(self, grammars: Sequence[Matcher | None]) -> Filling | None:
-        """Begin to fill the masks of a step, given the grammar of each row of its logits; None
-        where no row has one. No matcher may move until they are there."""
-        return self.start_verification(grammars, [()] * len(grammars), range(len(grammars)))
-
-    def start_verification(
+    def start(
         self,
-        grammars: Sequence[Matcher | None],
-        drafts: Sequence[Sequence[int]],
-        starts: Sequence[int],
-    ) -> Filling | None:
-        """As ``start``, where sequences have several rows: from row ``starts`` [B] of the logits on
-        one after none, the first, ... all of its ``drafts`` [B], which fit its grammar."""
+        grammars: Sequence[GrammarMatcher | None],
+        drafts: Sequence[Sequence[int]] | None = None,
+        starts: Sequence[int] | None = None,
+    ) -> PendingMasks | None:
+        """Begin to fill the masks of a step, given the grammar of each sequence that draws; return
+        None where no sequence has one. No matcher may advance until the masks are complete.
+
+        Without drafts, row i of the logits is that of sequence i. With them, row ``starts[i]``
+        follows the text of sequence i, and the next rows follow one, two, ... all of its
+        ``drafts[i]``, which match its grammar.
+        """
+        drafts = [()] * len(grammars) if drafts is None else drafts
+        starts = range(len(grammars)) if starts is None else starts
         bound = [
             (grammar, chain, start)
             for grammar, chain, start in zip(grammars, drafts, starts, strict=True)
@@ -104,25 +107,29 @@ class Masker:
             return None
         at = [row for _, chain, start in bound for row in range(start, start + 1 + len(chain))]
         matchers, chains = [grammar for grammar, _, _ in bound], [chain for _, chain, _ in bound]
-        return Filling(at, self._beside.submit(self.fill, matchers, chains))
+        return PendingMasks(at, self._background.submit(self.fill, matchers, chains))
 
     def fill(
-        self, matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]] | None = None
-    ) -> Bits:
-        """Masks [rows, words] of the next tokens, one row for each matcher and for each of its
-        ``drafts``, which fit. A matcher with a problem allows only the end of the text."""
+        self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]] | None = None
+    ) -> Bitmask:
+        """Return masks [rows, words] of the next tokens: one row for each matcher and one for each
+        of its ``drafts``, which match. A matcher with a problem allows only the end of the text."""
         chains = [list(chain) for chain in drafts or [()] * len(matchers)]
         firsts = list(accumulate((1 + len(chain) for chain in chains), initial=0))
-        bits = np.zeros((firsts.pop(), words_for(matchers[0].vocab)), dtype=np.int32)
+        bits = np.zeros((firsts.pop(), bitmask_words(matchers[0].vocab)), dtype=np.int32)
         self._fill(matchers, chains, firsts, bits)
         for matcher, chain, first in zip(matchers, chains, firsts, strict=True):
-            matcher.go_on()
-            if matcher.recover():
-                self._walk(matcher, chain, bits[first : first + 1 + len(chain)])
+            matcher.clear_expected_problem()
+            if matcher.recover_from_drafts():
+                self._fill_stepwise(matcher, chain, bits[first : first + 1 + len(chain)])
         return bits
 
     def _fill(
-        self, matchers: Sequence[Matcher], chains: list[list[int]], firsts: list[int], bits: Bits
+        self,
+        matchers: Sequence[GrammarMatcher],
+        chains: list[list[int]],
+        firsts: list[int],
+        bits: Bitmask,
     ) -> None:
         single: list[tuple[LLMatcher, int]] = []
         several: list[tuple[LLMatcher, int, list[int]]] = []
@@ -131,12 +138,16 @@ class Masker:
                 several.append((matcher.inner, first, chain))
             else:
                 single.append((matcher.inner, first))
+        if self._executor is None:
+            self._executor = LLExecutor(self._threads)
         if single:
-            fill.fill_next_token_bitmask_par(self._executing(), single, bits)
+            llguidance_masks.fill_next_token_bitmask_par(self._executor, single, bits)
         if several:
-            fill.fill_next_token_bitmask_par_with_draft_tokens(self._executing(), several, bits)
+            llguidance_masks.fill_next_token_bitmask_par_with_draft_tokens(
+                self._executor, several, bits
+            )
 
-    def _walk(self, matcher: Matcher, chain: list[int], bits: Bits) -> None:
+    def _fill_stepwise(self, matcher: GrammarMatcher, chain: list[int], bits: Bitmask) -> None:
         """Fill bits [1 + drafts, words] as if the drafts were drawn, one step after the other."""
         walker = matcher.copy()
         for row in range(1 + len(chain)):
@@ -144,10 +155,5 @@ class Masker:
                 walker.advance(chain[row - 1])
             self._fill([walker], [[]], [0], bits[row : row + 1])
             if walker.problem:
-                matcher.expect(row, walker.problem)
+                matcher.expect_problem(row, walker.problem)
                 return
-
-    def _executing(self) -> LLExecutor:
-        if self._executor is None:
-            self._executor = LLExecutor(self._threads)
-        return self._executor

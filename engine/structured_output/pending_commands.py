@@ -1,8 +1,8 @@
-"""Commands about sequences whose grammar is being compiled: they wait, and nobody else does.
+"""Hold the commands of sequences whose grammar is being compiled, without delay for the others.
 
-opens a sequence, grammar known --------------------------------> go on
-opens a sequence, grammar new --> parked --compiled--> go on, in order, with those after it
-                                    |  wrong, or too late --> refused
+opens a sequence, grammar cached --------------------------------> passed on
+opens a sequence, grammar new --> held --compiled--> passed on, in order, with the later commands
+                                    |  invalid or too late --> refused
                                     +--Drop--> forgotten
 """
 
@@ -11,65 +11,68 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine.ipc import messages as m
-from engine.structured_output.compiler import Compiler
-from engine.structured_output.matcher import Matcher
+from engine.structured_output.compiler import GrammarCompiler
+from engine.structured_output.matcher import GrammarMatcher
 from protocol.errors import InvalidRequest, Unavailable
 
-LOOK_S = 0.002
-"""Between two looks of an idle engine whether a grammar is ready."""
+POLL_INTERVAL_S = 0.002
+"""Interval at which an idle engine checks whether a grammar is ready."""
 
 
-class Ready(NamedTuple):
-    """A sequence that need not wait any longer, and what has been said of it meanwhile."""
+class ReleasedCommands(NamedTuple):
+    """The commands of a sequence that need not wait any longer, or the problem that ends it."""
 
     handle: int
     commands: list[m.Command]
     problem: InvalidRequest | Unavailable | None
 
 
-class Parking:
-    """Keeps the commands, and the matchers of sequences that are about to be opened."""
+class PendingCommands:
+    """The held commands of one engine process, and the matchers of sequences that are about to be
+    opened."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._parked: dict[int, list[m.Command]] = {}
-        self._matchers: dict[int, Matcher] = {}
+        self._held: dict[int, list[m.Command]] = {}  # by handle
+        self._matchers: dict[int, GrammarMatcher] = {}
 
-    def keeps(self, command: m.Command) -> bool:
-        """Whether the command is to wait; it is kept here then."""
+    def hold(self, command: m.Command) -> bool:
+        """Return whether the command has to wait; it is held here then."""
         handle = getattr(command, "handle", None)
-        if handle in self._parked:
-            self._parked[handle].append(command)
+        if handle in self._held:
+            self._held[handle].append(command)
             if isinstance(command, m.Drop):
-                self._compiler.forget(handle)
-                del self._parked[handle]
+                self._compiler.cancel(handle)
+                del self._held[handle]
             return True
         if not isinstance(command, m.Generate | m.Prefill | m.Receive):
             return False
         grammar = command.request.sampling.grammar
         if not grammar:
             return False
-        if (known := self._compiler.get(grammar)) is not None:
+        if (known := self._compiler.get_cached(grammar)) is not None:
             self._matchers[command.handle] = known
             return False
-        self._compiler.ask(command.handle, grammar)
-        self._parked[command.handle] = [command]
+        self._compiler.submit(command.handle, grammar)
+        self._held[command.handle] = [command]
         return True
 
     @property
     def busy(self) -> bool:
-        return bool(self._parked)
+        """Whether any command is held."""
+        return bool(self._held)
 
-    def take(self) -> list[Ready]:
-        """Those that have waited for long enough."""
+    def take_released(self) -> list[ReleasedCommands]:
+        """Return, and forget, the commands of every sequence that need not wait any longer."""
         out = []
-        for handle, outcome in self._compiler.take():
-            problem = None if isinstance(outcome, Matcher) else outcome
-            if isinstance(outcome, Matcher):
-                self._matchers[handle] = outcome
-            out.append(Ready(handle, self._parked.pop(handle), problem))
+        for handle, result in self._compiler.take_finished():
+            problem = None if isinstance(result, GrammarMatcher) else result
+            if isinstance(result, GrammarMatcher):
+                self._matchers[handle] = result
+            out.append(ReleasedCommands(handle, self._held.pop(handle), problem))
         return out
 
-    def matcher(self, handle: int) -> Matcher | None:
-        """At the start of the grammar of a sequence that is opened now; only once."""
+    def take_matcher(self, handle: int) -> GrammarMatcher | None:
+        """Return, only once, the matcher of a sequence that is opened now, at the grammar's
+        start."""
         return self._matchers.pop(handle, None)

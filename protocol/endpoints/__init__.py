@@ -1,1 +1,1 @@
-"""gRPC and metrics endpoints that every process opens alike."""
+"""How processes open and dial their gRPC ports, and serve their metrics."""

@@ -1,7 +1,7 @@
-"""How the ends of gRPC are opened: mutual TLS, or plain where both are on this machine.
+"""Opens gRPC servers and channels: with mutual TLS, or in plain text on this machine only.
 
-Endpoints come from Redis or from a router. Without TLS only loopback is dialled, so that nobody who
-writes into Redis is sent the cluster's token, or prompts.
+Endpoints come from Redis or from a router. Without TLS only loopback is dialled, so that a forged
+record in Redis cannot attract the cluster token or prompts.
 """
 
 from __future__ import annotations
@@ -11,27 +11,23 @@ from typing import Protocol, TypeAlias
 import grpc
 
 from protocol.errors import StartupError, TransferFailed
-from protocol.security.certificates import Pems, check_names, not_after
-from protocol.security.cluster_token import check_bind, is_loopback
-from protocol.security.tls import Identity, TlsFiles
+from protocol.security.certificates import PemBundle, check_certificate_host, not_after
+from protocol.security.listen_hosts import check_worker_host, is_loopback
+from protocol.security.tls import TlsFiles, TlsIdentity
 
-# MERGED protocol.rpc
-# gRPC settings that every channel and server of Baton shares.
-
-Options: TypeAlias = list[tuple[str, int | str]]
+GrpcOptions: TypeAlias = list[tuple[str, int | str]]
 
 INSTANCE_KEY = "x-baton-instance"
-"""Metadata of Attach: the instance that the router means. Ports are used again, ids are not."""
+"""Metadata of Attach: the instance that the router expects. Ports are reused, ids are not."""
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Above any frame (engine/ipc/shared_memory.py) and any request (4 bytes a token)."""
-
+"""Larger than any frame (engine/ipc/shared_memory.py) and any request (4 bytes per token)."""
 
 # A peer that answers no ping for 3 s is gone; idle streams are pinged every 2 s.
-_SHARED: Options = [
+_SHARED: GrpcOptions = [
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
-    # Without this a ping is waited for 60 s, whatever keepalive_timeout_ms says (grpcio 1.85).
+    # Without this gRPC waits 60 s for a ping, whatever keepalive_timeout_ms is (grpcio 1.85).
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -40,8 +36,8 @@ _SHARED: Options = [
 ]
 
 
-def channel_options() -> Options:
-    """For a channel to another worker."""
+def channel_options() -> GrpcOptions:
+    """Return the options of a channel to another process."""
     return [
         *_SHARED,
         # A worker that comes back is found at once, not after a long back-off.
@@ -52,8 +48,9 @@ def channel_options() -> Options:
     ]
 
 
-def server_options() -> Options:
-    """For a worker's server: accept those pings, and never share a port with another process."""
+def server_options() -> GrpcOptions:
+    """Return the options of a server: it accepts those pings, and shares its port with no other
+    process."""
     return [
         *_SHARED,
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
@@ -63,64 +60,69 @@ def server_options() -> Options:
 
 
 class _Server(Protocol):
-    """What the asyncio server and the threaded one have in common."""
+    """The methods that the asyncio server and the threaded one share."""
 
     def add_insecure_port(self, address: str) -> int: ...
 
     def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int: ...
 
 
-class Security:
-    """Of all connections of a process. Raises StartupError for files that cannot be used."""
+class EndpointSecurity:
+    """Opens all gRPC servers and channels of one process, which creates it at its start.
+
+    Raises StartupError for TLS files that cannot be used."""
 
     def __init__(self, tls: TlsFiles | None = None) -> None:
-        self._identity = None if tls is None else Identity(tls)
+        self._identity = None if tls is None else TlsIdentity(tls)
         self._name = None if tls is None else tls.name
 
     @property
     def version(self) -> int:
-        """Another one when certificates were renewed: open new channels in place of the old."""
+        """Number of certificate renewals; after each, callers open new channels."""
         return 0 if self._identity is None else self._identity.version
 
     @property
     def not_after(self) -> float | None:
-        """When the certificate in use ends, seconds since the epoch; None: there is none."""
+        """When the certificate in use expires, in seconds since the epoch; None without TLS."""
         return None if self._identity is None else not_after(self._identity.current()[1].cert)
 
     def permits(self, endpoint: str) -> bool:
-        """Whether ``endpoint`` (host:port) may be dialled."""
+        """Return whether ``endpoint`` (host:port) may be dialled."""
         return self._identity is not None or is_loopback(host_of(endpoint))
 
     def channel(self, endpoint: str) -> grpc.Channel:
-        """Raises TransferFailed for an endpoint that may not be dialled."""
+        """Return a new channel. Raises TransferFailed for an endpoint that may not be dialled."""
         credentials = self._credentials(endpoint)
         if credentials is None:
             return grpc.insecure_channel(endpoint, options=channel_options())
-        return grpc.secure_channel(endpoint, credentials, options=self._options())
+        return grpc.secure_channel(endpoint, credentials, options=self._tls_options())
 
     def async_channel(self, endpoint: str) -> grpc.aio.Channel:
-        """Raises TransferFailed for an endpoint that may not be dialled."""
+        """Return a new channel. Raises TransferFailed for an endpoint that may not be dialled."""
         credentials = self._credentials(endpoint)
         if credentials is None:
             return grpc.aio.insecure_channel(endpoint, options=channel_options())
-        return grpc.aio.secure_channel(endpoint, credentials, options=self._options())
+        return grpc.aio.secure_channel(endpoint, credentials, options=self._tls_options())
 
     def listen(self, server: _Server, host: str, port: int, what: str = "calls") -> str:
-        """Listen on ``host:port``, 0 for any; returns the endpoint. Raises StartupError."""
-        check_bind(host, tls=self._identity is not None)
-        address = join(host, port)
+        """Listen on ``host:port`` (port 0: any free one) and return the endpoint.
+
+        Raises StartupError."""
+        check_worker_host(host, tls=self._identity is not None)
+        address = join_host_port(host, port)
         try:
             if self._identity is None:
                 bound = server.add_insecure_port(address)
             else:
-                check_names(self._identity.current()[1].cert, host, self._name)
+                check_certificate_host(self._identity.current()[1].cert, host, self._name)
                 bound = server.add_secure_port(address, _server_credentials(self._identity))
         except RuntimeError as error:
             raise StartupError(f"cannot listen for {what} on {address}: {error}") from error
-        return join(host, bound)
+        return join_host_port(host, bound)
 
-    def _options(self) -> Options:
-        """Of a channel with TLS: the server proves the cluster's name, where it has one."""
+    def _tls_options(self) -> GrpcOptions:
+        """Return channel options by which the server must prove the cluster's name, if it has
+        one."""
         options = channel_options()
         if self._name is not None:
             options.append(("grpc.ssl_target_name_override", self._name))
@@ -137,12 +139,13 @@ class Security:
         return None
 
 
-LOOPBACK = Security()
-"""Plain, and this machine only."""
+LOOPBACK_ONLY = EndpointSecurity()
+"""Plain text, on this machine only."""
 
 
-def _server_credentials(identity: Identity) -> grpc.ServerCredentials:
-    """Asked for at every handshake, so that a renewed certificate is used without a restart."""
+def _server_credentials(identity: TlsIdentity) -> grpc.ServerCredentials:
+    """Return credentials that gRPC asks for at every handshake, so that a renewed certificate is
+    used without a restart."""
     used, pems = identity.current()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -160,14 +163,15 @@ def _server_credentials(identity: Identity) -> grpc.ServerCredentials:
     )
 
 
-def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+def _configuration(pems: PemBundle) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], pems.ca)
 
 
 def host_of(endpoint: str) -> str:
-    """The host in ``host:port`` or ``[address]:port``."""
+    """Return the host of ``host:port`` or ``[address]:port``."""
     return endpoint.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
-def join(host: str, port: int) -> str:
+def join_host_port(host: str, port: int) -> str:
+    """Return host:port, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,8 +1,8 @@
-"""A process's own Prometheus page: ``GET /metrics`` on a port of its own. One registry a process.
+"""The Prometheus page of a process: ``GET /metrics`` on a port of its own.
 
-The page is made anew for each scrape. Connections are short: whoever sends nothing, or reads
-nothing, is cut after LIFE_S. On loopback it is open; beyond, only holders of a certificate of the
-cluster may read it; renewed files, the CA's too, are used from the next connection on.
+The page is rendered for each scrape. Every connection is closed after CONNECTION_S, so that clients
+that neither send nor read cannot pile up. On loopback the page is open; on other hosts clients need
+a certificate of the cluster. Renewed files, also of the CA, are used from the next connection on.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import Self
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from protocol.endpoints.grpc_endpoints import join
+from protocol.endpoints.grpc_endpoints import join_host_port
 from protocol.errors import StartupError
-from protocol.security.cluster_token import check_bind, is_loopback
-from protocol.security.tls import Identity, TlsFiles, mutual_context
+from protocol.security.listen_hosts import check_worker_host, is_loopback
+from protocol.security.tls import TlsFiles, TlsIdentity, mutual_tls_server_context
 
 log = logging.getLogger("baton.tls")
 
-LIFE_S = 10.0
+CONNECTION_S = 10.0
 
 
 class MetricsServer:
-    """start -> scrapes -> close. ``page`` is called on the event loop for each scrape."""
+    """Serves the page that ``page`` returns; it is called on the event loop for each scrape. Each
+    process creates one: start -> scrapes -> close."""
 
     def __init__(self, page: Callable[[], bytes]) -> None:
         self._page = page
@@ -35,19 +36,19 @@ class MetricsServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int, files: TlsFiles | None = None) -> str:
-        """Listen; returns host:port. Port 0: any free one. Raises StartupError where it cannot."""
-        check_bind(host, tls=files is not None)
-        context = None if files is None or is_loopback(host) else _Renewing(files)
+        """Listen and return host:port; port 0 is any free one. Raises StartupError."""
+        check_worker_host(host, tls=files is not None)
+        context = None if files is None or is_loopback(host) else _RenewingContext(files)
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(self._connection, host, port, ssl=context)
         except OSError as error:
-            where = join(host, port)
+            where = join_host_port(host, port)
             raise StartupError(f"cannot serve metrics on {where}: {error.strerror}") from error
-        return join(host, self._server.sockets[0].getsockname()[1])
+        return join_host_port(host, self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Stop listening. Idempotent."""
         if self._server is not None:
             self._server.close()
             await self._web.shutdown(timeout=1.0)
@@ -55,7 +56,7 @@ class MetricsServer:
 
     def _connection(self) -> asyncio.Protocol:
         connection = self._web()
-        asyncio.get_running_loop().call_later(LIFE_S, _cut, connection)
+        asyncio.get_running_loop().call_later(CONNECTION_S, _abort, connection)
         return connection
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
@@ -70,25 +71,25 @@ class MetricsServer:
         return response
 
 
-def _cut(connection: web.RequestHandler) -> None:
+def _abort(connection: web.RequestHandler) -> None:
     if connection.transport is not None:
         connection.transport.abort()
 
 
-class _Renewing(ssl.SSLContext):
-    """Each connection gets a context of what the files hold as it comes.
+class _RenewingContext(ssl.SSLContext):
+    """A context that gives each connection the present content of the TLS files.
 
-    A context cannot forget a CA once it has loaded it, and resumes sessions of whom it has let in
-    before; so a renewal makes another one, and this only passes connections on to it."""
+    An SSLContext cannot unload a CA, and resumes the sessions of clients it has accepted before. So
+    a renewal creates another context, and this one only passes connections on to it."""
 
     def __new__(cls, files: TlsFiles) -> Self:
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises StartupError for files that cannot be used."""
-        self._files, self._identity = files, Identity(files)
+        """Raise StartupError for files that cannot be used."""
+        self._files, self._identity = files, TlsIdentity(files)
         self._used = self._identity.version
-        self._context = mutual_context(files)
+        self._context = mutual_tls_server_context(files)
 
     def wrap_bio(
         self,
@@ -98,7 +99,7 @@ class _Renewing(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """What asyncio and uvloop ask for before each handshake."""
+        """Start a TLS connection; asyncio and uvloop call this before each handshake."""
         self._renew()
         return self._context.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
@@ -106,8 +107,8 @@ class _Renewing(ssl.SSLContext):
         if (version := self._identity.version) == self._used:
             return
         try:
-            self._context = mutual_context(self._files)
-        except StartupError as error:  # replaced once more, and half so far: the next one sees
+            self._context = mutual_tls_server_context(self._files)
+        except StartupError as error:  # half replaced; the next connection tries again
             log.warning("metrics go on with the last TLS files: %s", error)
             return
         self._used = version

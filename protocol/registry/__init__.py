@@ -1,1 +1,1 @@
-"""Records of live processes in Redis: directory, leases, utilisation of workers."""
+"""Records of live processes in Redis: who is registered, for how long, and how busy."""

@@ -1,7 +1,7 @@
-"""Records in Redis that expire unless they are renewed: who is there.
+"""Records in Redis that expire unless they are renewed.
 
-A set of instance ids, and a key for each with its record as msgpack, which expires LEASE_S after it
-was renewed.
+Each kind of record has a set of instance ids, and for each id a key with the record as msgpack,
+which expires LEASE_S after its last renewal.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ LEASE_S = 5.0
 RENEW_S = 1.0
 
 
-class Record(Protocol):
-    """A msgspec struct."""
+class RegistryRecord(Protocol):
+    """Any msgspec struct that names its process."""
 
     @property
     def instance(self) -> str:
-        """Id of this start of the process."""
+        """Id drawn at the start of the process."""
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=RegistryRecord)
 
 
 class Leases(Generic[R]):
-    """Writer and reader of one kind of record. Raises RedisError when Redis does not answer.
+    """Reads and writes one kind of record. Raises RedisError when Redis does not answer.
 
-    ``is_sane``: whether a record that could be decoded can be of anybody."""
+    Keys are ``{name}s`` and ``{name}:{instance}``. Records that can be decoded, but for which
+    ``is_valid`` returns False, are ignored."""
 
     def __init__(
         self,
         client: redis.Redis,
-        members: str,
-        prefix: str,
+        name: str,
         kind: type[R],
-        is_sane: Callable[[R], bool],
+        is_valid: Callable[[R], bool],
     ) -> None:
         self._redis = client
-        self._members = members
-        self._prefix = prefix
+        self._members = f"{name}s"
+        self._prefix = f"{name}:"
         self._decoder = msgspec.msgpack.Decoder(kind)
-        self._is_sane = is_sane
+        self._is_valid = is_valid
 
     async def renew(self, record: R) -> None:
-        """Register, or extend the lease and refresh what the record says."""
+        """Write the record for LEASE_S more: register its process, or extend the lease."""
         blob = msgspec.msgpack.encode(record)
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.set(self._prefix + record.instance, blob, px=int(LEASE_S * 1000))
             pipe.sadd(self._members, record.instance)
             replies = await pipe.execute(raise_on_error=False)
         if any(_is_wrong_type(reply) for reply in replies):
-            # Somebody wrote something else there; the others come back as they renew.
+            # The key holds something that is not a set; other processes come back as they renew.
             await self._redis.unlink(self._members)
             await self._redis.sadd(self._members, record.instance)
             return
@@ -70,13 +70,15 @@ class Leases(Generic[R]):
                 raise reply
 
     async def remove(self, instance: str) -> None:
+        """Delete the record of a process that ends."""
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.delete(self._prefix + instance)
             pipe.srem(self._members, instance)
             await pipe.execute()
 
     async def all(self) -> list[R]:
-        """Every one with a live lease. Garbage is passed over; ids without a lease are swept."""
+        """Return every record with a live lease. Invalid records are skipped; ids without a lease
+        are removed from the set."""
         raw = await self._redis.smembers(self._members)
         members = sorted(m for m in raw if isinstance(m, bytes))
         if not members:
@@ -92,17 +94,18 @@ class Leases(Generic[R]):
                 record = self._decoder.decode(blob)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            if record.instance.encode() == member and self._is_sane(record):
+            if record.instance.encode() == member and self._is_valid(record):
                 records.append(record)
         if gone:
             await self._redis.srem(self._members, *gone)
         return records
 
 
-class Presence(Generic[R]):
-    """Keeps one record alive: start -> renewed each RENEW_S -> end.
+class LeaseRenewer(Generic[R]):
+    """Keeps one record alive: start -> renewed every RENEW_S -> end. Each registered process has
+    one.
 
-    Redis may be away for a while: nobody waits for it but ``start``."""
+    Redis may be down for a while: only ``start`` waits for it."""
 
     def __init__(self, leases: Leases[R], record: Callable[[], R]) -> None:
         self._leases = leases
@@ -113,13 +116,13 @@ class Presence(Generic[R]):
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Register. Raises RedisError when Redis does not answer."""
+        """Register at once. Raises RedisError when Redis does not answer."""
         record = self._record()
         await self._leases.renew(record)
         self._begin(record.instance)
 
     def start_later(self, instance: str) -> None:
-        """Register when Redis answers; until then nobody waits."""
+        """Register as soon as Redis answers, in the background."""
         self._now.set()
         self._begin(instance)
 
@@ -128,11 +131,11 @@ class Presence(Generic[R]):
         self._task = asyncio.create_task(self._renew(), name="lease")
 
     def renew_now(self) -> None:
-        """The record has changed: others had better know."""
+        """Write the record now, because it has changed."""
         self._now.set()
 
     async def end(self) -> None:
-        """Take the record away. Idempotent."""
+        """Delete the record and stop renewing it. Idempotent."""
         self._gone = True  # a client library may swallow a cancellation
         if self._task is not None:
             self._task.cancel()
@@ -154,7 +157,7 @@ class Presence(Generic[R]):
                     log.warning("the lease is not renewed, Redis does not answer: %s", error)
                     lost_s = time.monotonic()
                 continue
-            if lost_s is not None:  # as loud as the loss: who has read of that waits for this
+            if lost_s is not None:  # logged at the same level as the loss
                 away_s = time.monotonic() - lost_s
                 log.warning("the lease is renewed, Redis answers again after %.1f s", away_s)
                 lost_s = None

@@ -1,13 +1,14 @@
-"""How far from its ceilings a worker was over the last seconds, as its record tells it.
+"""How close a worker came to each ceiling ("wall") of its machine over the last seconds.
 
-    compute     FLOPs done, of those that the machine could have done while steps ran
+    compute     FLOPs done, as a share of what the machine could have done while steps ran
     bandwidth   bytes moved in memory, likewise
-    capacity    pages of the KV pool in use, of all the time; all of them while a sequence that is
-                next waits for pages
-    network     KV received, of what the link could have brought in all the time
+    capacity    pages of the KV pool in use, over the whole time; counted as all pages while the
+                next sequence waits for pages
+    network     KV received, as a share of what the link could have carried in the whole time
 
-The first two are of the time in which steps ran: they say what bounds a step. How much of the time
-that was is ``busy``: who is idle is bound by nothing, however slow its steps.
+Compute and bandwidth refer to the time in which steps ran, so they show what bounds a step.
+``busy`` is the share of that time in the whole: an idle worker is bound by nothing, however slow
+its steps. cluster/worker/utilisation.py measures it; router/walls and the planner read it.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ Wall: TypeAlias = Literal["compute", "bandwidth", "capacity", "network"]
 WALLS: tuple[Wall, ...] = get_args(Wall)
 
 
-class Walls(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one worker. Shares are 0 .. 1."""
+class WorkerUtilisation(msgspec.Struct, frozen=True, kw_only=True):
+    """Utilisation of one worker, part of its record. Shares are 0 .. 1."""
 
-    seconds: float  # that this is of
-    busy: float  # share of them in which a step ran
+    seconds: float  # that were measured
+    busy: float  # share of the time in which a step ran
     compute: float
     bandwidth: float
     capacity: float
     network: float
     starved: float  # share of the time in which the next sequence waited for pages
-    kv_wait: float  # sequences, on average, that waited for nothing but KV on its way
-    batch: float  # sequences that decoded, of the steps in which any did
-    kv_share: float  # of the bytes moved: KV; the rest is weights
+    kv_wait: float  # sequences, on average, that waited only for KV on its way
+    batch: float  # sequences that decoded, on average over steps in which any did
+    kv_share: float  # share of KV in the bytes moved; the rest is weights
     element_bytes: int  # of a weight
-    kv_shrink: float  # what KV of the pool would be divided by in fp8; 1: it is
-    wire_shrink: float  # the same of KV on the wire
+    kv_shrink: float  # factor by which fp8 would shrink the KV pool; 1: it is fp8
+    wire_shrink: float  # the same for KV on the wire
     gpu: bool
-    drafts: bool  # speculates
+    drafts: bool  # it speculates
 
-    def of(self, wall: Wall) -> float:
-        """Utilisation of the wall's ceiling."""
+    def share_of(self, wall: Wall) -> float:
+        """Return the utilisation of one ceiling, 0 .. 1."""
         return float(getattr(self, wall))
 
     @property
-    def sane(self) -> bool:
-        """Whether these can be a worker's own figures: what a directory holds may be garbage."""
-        shares = (self.busy, self.starved, self.kv_share, *(self.of(wall) for wall in WALLS))
+    def is_valid(self) -> bool:
+        """Whether a worker can have measured this; records from Redis are not trusted."""
+        shares = (self.busy, self.starved, self.kv_share, *(self.share_of(wall) for wall in WALLS))
         others = (self.seconds, self.kv_wait, self.batch)
         return (
             all(0.0 <= share <= 1.0 for share in shares)

@@ -1,1 +1,1 @@
-"""The cluster token, certificates and mutual TLS."""
+"""How the processes of a cluster prove who they are, and on which hosts they may listen."""

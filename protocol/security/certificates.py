@@ -1,4 +1,4 @@
-"""Reads and judges certificates: who issued them, for whom, until when (RFC 5280)."""
+"""Reads and checks X.509 certificates (RFC 5280): issuer, host names, dates. Called by ``tls``."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from protocol.errors import StartupError
 WARN_DAYS = 14
 
 
-class Pems(NamedTuple):
-    """What an end of a connection needs, as PEM."""
+class PemBundle(NamedTuple):
+    """PEM contents that one end of a mutual TLS connection needs."""
 
     ca: bytes
     cert: bytes  # with intermediate certificates after it, where there are any
     key: bytes
 
 
-def check(pems: Pems, now: float, names: Mapping[str, str]) -> None:
-    """Raises StartupError for what no connection could be made with. ``now``: seconds since the
-    epoch; ``names``: what to call ca, cert and key in the message."""
+def check_certificates(pems: PemBundle, now: float, names: Mapping[str, str]) -> None:
+    """Raise StartupError for files with which no connection could be made. ``now`` is in seconds
+    since the epoch; ``names`` is how the message calls ca, cert and key."""
     cas = _parse(pems.ca, names["ca"])
     chain = _parse(pems.cert, names["cert"])
     _check_key(chain[0], pems.key, names["cert"], names["key"])
@@ -46,10 +46,10 @@ def check(pems: Pems, now: float, names: Mapping[str, str]) -> None:
     _check_dates(issuer, now, names["ca"])
 
 
-def check_names(cert: bytes, host: str, name: str | None) -> None:
-    """Raises StartupError unless the certificate is for ``host`` or, where the cluster has one, for
-    its ``name``: nobody would believe who listens there."""
-    names = hosts_of(x509.load_pem_x509_certificates(cert)[0])
+def check_certificate_host(cert: bytes, host: str, name: str | None) -> None:
+    """Raise StartupError unless clients will accept the certificate of a server on ``host``: it
+    must be for ``name`` if the cluster has one, else for ``host``."""
+    names = certificate_hosts(x509.load_pem_x509_certificates(cert)[0])
     if any(_covers(each, name or host) for each in names):
         return
     given = f"the certificate is for {', '.join(names) or 'no host'}, and not for"
@@ -64,8 +64,8 @@ def check_names(cert: bytes, host: str, name: str | None) -> None:
     )
 
 
-def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """DNS names and IP addresses that a certificate is for."""
+def certificate_hosts(certificate: x509.Certificate) -> list[str]:
+    """Return the DNS names and IP addresses that a certificate is for."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -75,7 +75,8 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def is_ca(certificate: x509.Certificate) -> bool:
-    """CA:TRUE (RFC 5280, 4.2.1.9). Raises ValueError for extensions that cannot be read."""
+    """Return whether it says CA:TRUE (RFC 5280, 4.2.1.9). Raises ValueError for extensions that
+    cannot be read."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     except x509.ExtensionNotFound:
@@ -84,7 +85,8 @@ def is_ca(certificate: x509.Certificate) -> bool:
 
 
 def may_sign(certificate: x509.Certificate) -> bool:
-    """A CA whose key is for certificates (RFC 5280, 4.2.1.3). Raises ValueError as ``is_ca``."""
+    """Return whether it is a CA whose key may sign certificates (RFC 5280, 4.2.1.3). Raises
+    ValueError like ``is_ca``."""
     try:
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage)
     except x509.ExtensionNotFound:
@@ -93,12 +95,13 @@ def may_sign(certificate: x509.Certificate) -> bool:
 
 
 def not_after(pem: bytes) -> float:
-    """When the first of these certificates ends: seconds since the epoch. Raises ValueError."""
+    """Return when the first of these certificates expires, in seconds since the epoch. Raises
+    ValueError."""
     return min(c.not_valid_after_utc for c in x509.load_pem_x509_certificates(pem)).timestamp()
 
 
-def warning_of(pems: Pems, now: float) -> str | None:
-    """What to say of a certificate that ends within WARN_DAYS."""
+def expiry_warning(pems: PemBundle, now: float) -> str | None:
+    """Return the warning for a certificate that expires within WARN_DAYS; None for any other."""
     end = not_after(pems.cert)
     ends, days = datetime.fromtimestamp(end, UTC), (end - now) / 86_400
     if days > WARN_DAYS:
@@ -138,7 +141,8 @@ def _check_dates(certificate: x509.Certificate, now: float, name: str) -> None:
 
 
 def _issuer(chain: list[x509.Certificate], cas: list[x509.Certificate]) -> x509.Certificate | None:
-    """The CA at the end of the chain; each certificate is issued by the next."""
+    """Return the CA at the end of the chain, in which the next certificate issues each; None if
+    the chain is broken."""
     for certificate, by in itertools.pairwise(chain):
         if not _issued(certificate, by):
             return None
@@ -154,7 +158,8 @@ def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
 
 
 def _covers(name: str, host: str) -> bool:
-    """A wildcard stands for one whole label, the leftmost (RFC 9525, 6.3)."""
+    """Return whether a certificate name covers the host. A wildcard stands for the whole leftmost
+    label (RFC 9525, 6.3)."""
     try:
         return ipaddress.ip_address(name) == ipaddress.ip_address(host)
     except ValueError:

@@ -1,14 +1,14 @@
-"""Mutual TLS between Baton's processes: the files, and what they hold now.
+"""Mutual TLS between the processes of a cluster: its files, and the contexts made from them.
 
-    files --checked--> Identity --each connection--> unchanged: the same certificate
-                                                 +-> renewed:   read again, and used from now on
-                                                 +-> unusable:  a warning; the last good one stays
+    files --checked--> TlsIdentity --each connection--> unchanged: the same certificate
+                                                    +-> renewed:   read again, used from now on
+                                                    +-> unusable:  a warning; the last one stays
 
-A certificate is good for both ends of a connection, is issued by the cluster's CA, and names the
-host that its worker listens on, by DNS name or IP address, in its subject alternative names. A
-client believes a server that proves the name it was dialled by (RFC 9525) or, where the cluster has
-a name of its own, that one: nodes whose addresses nobody knows beforehand can share a certificate.
-A server believes every client whom the CA vouches for, and asks for the cluster token besides.
+A certificate serves both ends of a connection. The cluster's CA issues it, and its subject
+alternative names hold the host on which its worker listens, as DNS name or IP address. A client
+accepts a server that proves the name by which it was dialled (RFC 9525) or, if the cluster has a
+name of its own, that name: nodes with unknown addresses can share such a certificate. A server
+accepts every client with a certificate of the CA, and requires the cluster token as well.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ from pathlib import Path
 import msgspec
 
 from protocol.errors import StartupError
-from protocol.security.certificates import Pems, check, check_names, not_after, warning_of
+from protocol.security.certificates import (
+    PemBundle,
+    check_certificate_host,
+    check_certificates,
+    expiry_warning,
+    not_after,
+)
 
 log = logging.getLogger("baton.tls")
 
-LOOK_S = 1.0
-"""How often at most the files are looked at."""
+CHECK_FILES_S = 1.0
+"""Least time between two checks of the files for a renewal."""
 
 _WARN_EVERY_S = 86_400.0
 
@@ -36,12 +42,12 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Mutual TLS between Baton's processes: paths of PEM files, and who is believed."""
+    """Paths of the PEM files for mutual TLS, and the name that servers must prove."""
 
-    ca: str  # certificate of the cluster's CA: who may connect, and who is connected to
+    ca: str  # certificate of the cluster's CA, which must have issued that of every peer
     cert: str  # this node's certificate, for both ends of a connection
-    key: str  # its private key; not readable by everybody
-    name: str | None = None  # DNS name that every server proves; None: the address it is dialled by
+    key: str  # its private key; not readable by other users
+    name: str | None = None  # DNS name that every server proves; None: the host that was dialled
 
 
 class HttpTls(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +57,11 @@ class HttpTls(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
 
-class Identity:
-    """What this process proves itself with. Raises StartupError for files that cannot be used.
+class TlsIdentity:
+    """The certificate of this process, read again when its files are renewed. Raises StartupError
+    for files that cannot be used.
 
-    Thread-safe: gRPC asks from threads of its own."""
+    Thread-safe, because gRPC calls it from its own threads."""
 
     def __init__(
         self,
@@ -65,33 +72,33 @@ class Identity:
         self._files, self._clock, self._now = files, clock, now
         self._lock = threading.Lock()
         self._stamp = _stamp(files)
-        self._pems = read(files, now())
+        self._pems = read_pem_bundle(files, now())
         self._version = 0
-        self._looked = clock()
+        self._checked_at = clock()
         self._warned = -_WARN_EVERY_S
         self._warn()
 
     @property
     def version(self) -> int:
-        """Counts renewals."""
+        """Number of renewals so far."""
         return self.current()[0]
 
-    def current(self) -> tuple[int, Pems]:
-        """The version, and what it holds; reads the files again when they have changed."""
+    def current(self) -> tuple[int, PemBundle]:
+        """Return version and content; read the files again if they have changed."""
         with self._lock:
-            if self._clock() - self._looked >= LOOK_S:
-                self._looked = self._clock()
-                self._look()
+            if self._clock() - self._checked_at >= CHECK_FILES_S:
+                self._checked_at = self._clock()
+                self._reload()
                 self._warn()
             return self._version, self._pems
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         stamp = _stamp(self._files)
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._pems = read(self._files, self._now())
+            self._pems = read_pem_bundle(self._files, self._now())
         except StartupError as error:  # one file of two has been replaced, perhaps
             log.warning("the TLS files that came are not used, the last ones are: %s", error)
             return
@@ -99,27 +106,29 @@ class Identity:
         log.info("the TLS files have changed, and are used from now on")
 
     def _warn(self) -> None:
-        text = warning_of(self._pems, self._now())
+        text = expiry_warning(self._pems, self._now())
         if text and self._clock() - self._warned >= _WARN_EVERY_S:
             self._warned = self._clock()
             log.warning("%s: %s", self._files.cert, text)
 
 
-def read(files: TlsFiles, now: float) -> Pems:
-    """The content of the files, checked (``now``: seconds since the epoch). Raises StartupError."""
+def read_pem_bundle(files: TlsFiles, now: float) -> PemBundle:
+    """Return the checked content of the files; ``now`` is in seconds since the epoch.
+
+    Raises StartupError."""
     ca, cert = read_file(files.ca, "tls.ca"), read_file(files.cert, "tls.cert")
-    pems = Pems(ca, cert, read_key(files.key, "tls.key"))
-    check(pems, now, {"ca": files.ca, "cert": files.cert, "key": files.key})
+    pems = PemBundle(ca, cert, read_key(files.key, "tls.key"))
+    check_certificates(pems, now, {"ca": files.ca, "cert": files.cert, "key": files.key})
     return pems
 
 
 def check_files(files: TlsFiles, host: str) -> None:
-    """Raises StartupError for files that what listens on ``host`` cannot use."""
-    check_names(read(files, time.time()).cert, host, files.name)
+    """Raise StartupError for files that a server on ``host`` cannot use."""
+    check_certificate_host(read_pem_bundle(files, time.time()).cert, host, files.name)
 
 
 def read_file(path: str, name: str) -> bytes:
-    """Raises StartupError; ``name`` is the setting."""
+    """Return the content of a file; ``name`` is its setting. Raises StartupError."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -127,14 +136,14 @@ def read_file(path: str, name: str) -> bytes:
 
 
 def read_key(path: str, name: str) -> bytes:
-    """A private key. Raises StartupError also when everybody on the machine could read it."""
+    """Return a private key. Raises StartupError also when other users may read it."""
     content = read_file(path, name)
     check_private(path, name)
     return content
 
 
 def check_private(path: str, name: str) -> None:
-    """Raises StartupError for a file of secrets that other users may read."""
+    """Raise StartupError for a file of secrets that other users may read."""
     mode = Path(path).stat().st_mode & 0o777
     if mode & 0o007:
         raise StartupError(
@@ -143,59 +152,62 @@ def check_private(path: str, name: str) -> None:
         )
 
 
-def http_context(files: HttpTls) -> ssl.SSLContext:
-    """For an HTTPS server. Raises StartupError."""
+def https_server_context(files: HttpTls) -> ssl.SSLContext:
+    """Return a context for an HTTPS server without client certificates. Raises StartupError."""
     read_file(files.cert, "http_tls.cert")
     read_key(files.key, "http_tls.key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load(context, files.cert, files.key, "http_tls")
+    load_cert_chain(context, files.cert, files.key, "http_tls")
     return context
 
 
 def http_not_after(files: HttpTls) -> float | None:
-    """When the certificate in the file ends, seconds since the epoch; None: it cannot be read."""
+    """Return when the certificate in the file expires, in seconds since the epoch; None if it
+    cannot be read."""
     try:
         return not_after(read_file(files.cert, "http_tls.cert"))
     except (StartupError, ValueError):
         return None
 
 
-def renew(context: ssl.SSLContext, files: HttpTls) -> None:
-    """Read the files again, for connections to come; the last ones stay where these are no use."""
+def reload_certificate(context: ssl.SSLContext, files: HttpTls) -> None:
+    """Read the files again for new connections; keep the old ones if the new ones are unusable."""
     try:
-        # Apart first: a pair that does not match would leave ``context`` without a key.
+        # In a fresh context first: a pair that does not match would leave ``context`` without key.
         for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
-            load(each, files.cert, files.key, "http_tls")
+            load_cert_chain(each, files.cert, files.key, "http_tls")
     except StartupError as error:
         log.warning("%s", error)
 
 
-def mutual_context(files: TlsFiles) -> ssl.SSLContext:
-    """For a server whose clients must show a certificate of the cluster. Raises StartupError."""
-    pems = read(files, time.time())
+def mutual_tls_server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return a context for a server whose clients must have a certificate of the cluster. Raises
+    StartupError."""
+    pems = read_pem_bundle(files, time.time())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load(context, files.cert, files.key, "tls")
-    context.load_verify_locations(cadata=pems.ca.decode("ascii", "ignore"))  # less comments
+    load_cert_chain(context, files.cert, files.key, "tls")
+    context.load_verify_locations(cadata=pems.ca.decode("ascii", "ignore"))  # without comments
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """For HTTPS to the cluster's processes; public CAs are believed, too, as a router's certificate
-    for clients may be of one. ``files.name`` is for the caller to ask for, as ``server_hostname``.
+def mutual_tls_client_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return a context for HTTPS to processes of the cluster. It accepts public CAs, too, because
+    one may have issued the certificate that a router shows its clients. The caller must pass
+    ``files.name`` as ``server_hostname``.
 
     Raises StartupError."""
-    pems = read(files, time.time())
+    pems = read_pem_bundle(files, time.time())
     context = ssl.create_default_context()
     context.load_verify_locations(cadata=pems.ca.decode("ascii", "ignore"))
-    load(context, files.cert, files.key, "tls")
+    load_cert_chain(context, files.cert, files.key, "tls")
     return context
 
 
-def load(context: ssl.SSLContext, cert: str, key: str, name: str) -> None:
-    """Use this certificate from the next handshake on. Raises StartupError."""
+def load_cert_chain(context: ssl.SSLContext, cert: str, key: str, name: str) -> None:
+    """Make ``context`` use this certificate from the next handshake on. Raises StartupError."""
     try:
-        context.load_cert_chain(cert, key, password="")  # an encrypted key fails, and asks nobody
+        context.load_cert_chain(cert, key, password="")  # an encrypted key fails without a prompt
     except (ssl.SSLError, OSError, ValueError):
         raise StartupError(
             f"{name}: {cert} and {key} cannot be used: expected a PEM certificate (with its chain)"
@@ -204,7 +216,7 @@ def load(context: ssl.SSLContext, cert: str, key: str, name: str) -> None:
 
 
 def _stamp(files: TlsFiles) -> Stamp:
-    """Changes when a file does; a file that is missing for a moment has one of its own."""
+    """Return a value that changes with any of the files, also when one is missing for a moment."""
     return tuple(_file_stamp(path) for path in (files.ca, files.cert, files.key))
 
 

@@ -1,1 +1,1 @@
-"""What all parts of the router share: errors, tenants, tokenizer, request bodies."""
+"""Parts of the router that several folders use: errors, tenants, tokenizer, request bodies."""

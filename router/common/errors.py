@@ -1,4 +1,7 @@
-"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``, all keys set."""
+"""``ApiError``: errors in OpenAI's format, ``{"error": {"message", "type", "param", "code"}}``.
+
+The functions below it make the errors of each status; all parts of the router raise them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ MAX_RETRY_AFTER_S = 60
 
 
 class ApiError(BatonError):
-    """An error to show to the caller. ``param`` is the field of the request, where there is one."""
+    """An error that is sent to the client. ``param``: the wrong field of the request, if any."""
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class ApiError(BatonError):
         self.headers = dict(headers or {})
 
     def body(self) -> bytes:
-        """The JSON of it: a response body, or the payload of an SSE frame."""
+        """Return the JSON of a response body or of an SSE event."""
         error = {
             "message": self.message,
             "type": self.type,
@@ -56,17 +59,17 @@ class ApiError(BatonError):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The request itself is wrong: 400."""
+    """Return a 400: the request itself is wrong."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unavailable(message: str) -> ApiError:
-    """Nobody can take the request now: 503, and when to come back."""
+    """Return a 503 with Retry-After: no worker can take the request now."""
     return ApiError(503, message, type="service_unavailable", code="no_worker", headers=RETRY_AFTER)
 
 
 def overloaded(message: str, retry_after_s: float) -> ApiError:
-    """Too much work is here already: 429, and when to come back."""
+    """Return a 429 with Retry-After: the router has too much work."""
     headers = {"retry-after": str(max(1, min(MAX_RETRY_AFTER_S, math.ceil(retry_after_s))))}
     return ApiError(429, message, type="rate_limit_error", code="overloaded", headers=headers)
 
@@ -80,7 +83,7 @@ def timed_out(message: str) -> ApiError:
     return ApiError(504, message, type="timeout_error", code="timeout")
 
 
-def failed(message: str, code: str = "internal_error") -> ApiError:
+def internal_error(message: str, code: str = "internal_error") -> ApiError:
     return ApiError(500, message, type="server_error", code=code)
 
 
@@ -92,7 +95,7 @@ async def _on_api_error(_request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
-    # Not request.url: it is made of the Host header, too, which may be anything.
+    # Not request.url: it contains the Host header, which may be anything.
     what = f"{request.method} {request.scope['path'][:200]}"
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     allowed = headers.get("allow", "")
@@ -106,13 +109,13 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     return ApiError(error.status_code, message, code=code, headers=headers).response()
 
 
-async def _on_bug(request: Request, error: Exception) -> Response:
+async def _on_exception(request: Request, error: Exception) -> Response:
     log.error("%s %r failed", request.method, request.scope["path"][:200], exc_info=error)
-    return failed("the router failed on this request; its log says more").response()
+    return internal_error("the router failed on this request; its log says more").response()
 
 
-def install(app: FastAPI) -> None:
-    """Give every error of the app that shape."""
+def install_error_handlers(app: FastAPI) -> None:
+    """Make the app return all errors in OpenAI's format."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(Exception, _on_bug)
+    app.add_exception_handler(Exception, _on_exception)

@@ -1,6 +1,7 @@
-"""Reads the body of a request: bounded in size and time, and JSON or refused.
+"""``read_json_object``: reads a request's JSON body within limits of size, time and complexity.
 
-Of a name that comes twice in an object the last one counts, as with Python's own parser.
+Called by ``accept_request``. Of a name that occurs twice in an object the last one counts, as in
+Python's own parser.
 """
 
 from __future__ import annotations
@@ -16,44 +17,46 @@ from starlette.requests import ClientDisconnect
 
 from router.common.errors import ApiError, invalid
 
-# MERGED router.json_items
-# How many things a JSON text holds, told before it is decoded.
-#
-# Numbers are cheap, and a prompt may be a million of them. Strings, names, arrays and objects each
-# take memory and, for the last two, the time of the garbage collector: 8 MiB of ``[],[],...`` would
-# keep the event loop for seconds.
-
 MAX_ITEMS = 1 << 18
+"""Strings, names, arrays and objects in one body. Each takes memory, and containers take time of
+the garbage collector: 8 MiB of ``[],[],...`` would block the event loop for seconds. Numbers are
+cheap, and a prompt may have a million of them."""
 
 _MARKS = (b'"', b"[", b"{", b":")
 _ITEM = re.compile(rb'"[^"]*"?|[\[{:]')
-"""A string, or what begins an array, an object or a member; escapes have been taken out."""
+"""A string, or the beginning of an array, an object or a member, in text without escapes."""
 
 
 def too_many_items(data: bytes) -> bool:
-    """Whether ``data`` has more than ``MAX_ITEMS`` strings, arrays, objects and members. Takes some
-    60 ms at most for 8 MiB; what is not JSON is counted somehow."""
-    if sum(map(data.count, _MARKS)) <= MAX_ITEMS:  # most bodies, whatever is in their strings
+    """Return whether ``data`` has more than ``MAX_ITEMS`` strings, arrays, objects and members.
+
+    It runs before the text is decoded, takes at most some 60 ms for 8 MiB, and returns either value
+    for text that is not JSON.
+    """
+    if sum(map(data.count, _MARKS)) <= MAX_ITEMS:  # most bodies: an upper bound of the items
         return False
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     return next(islice(_ITEM.finditer(data), MAX_ITEMS, None), None) is not None
 
 
-_THROWN_AWAY = 8
-"""Times the limit. A client that is cut off while it sends hardly ever sees the answer."""
+_DISCARD_FACTOR = 8
+"""A body is read and discarded up to this factor of the limit: a client that is cut off while it
+sends hardly ever sees the response."""
 
 _HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _CLOSE = {"connection": "close"}
 
 
-class ClientGone(Exception):
-    """The client hung up: there is nobody to answer."""
+class ClientDisconnected(Exception):
+    """The client has closed the connection, so that no response can be sent."""
 
 
-async def read_object(request: Request, limit: int, timeout_s: float) -> dict[str, Any]:
-    """The JSON object in the body, of at most ``limit`` bytes that come within ``timeout_s``.
-    Raises ApiError or ClientGone."""
+async def read_json_object(request: Request, limit: int, timeout_s: float) -> dict[str, Any]:
+    """Return the JSON object in the body, of at most ``limit`` bytes within ``timeout_s``.
+
+    Raises ApiError or ClientDisconnected.
+    """
     _check_type(request)
     data = await _read(request, limit, timeout_s)
     if too_many_items(data):
@@ -66,7 +69,9 @@ async def read_object(request: Request, limit: int, timeout_s: float) -> dict[st
     except ValueError as error:  # msgspec.DecodeError and UnicodeDecodeError
         raise invalid(_not_json(data, error), code="invalid_json") from None
     if not isinstance(value, dict):
-        raise invalid(f"the body must be a JSON object, not {_kind(value)}", code="invalid_json")
+        raise invalid(
+            f"the body must be a JSON object, not {_json_type(value)}", code="invalid_json"
+        )
     return value
 
 
@@ -81,8 +86,7 @@ def _not_json(data: bytes, error: ValueError) -> str:
     return f"the body is not valid JSON: {what}{hint}"
 
 
-def _kind(value: object) -> str:
-    """As JSON calls it."""
+def _json_type(value: object) -> str:
     kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
     return {**kinds, list: "an array", type(None): "null"}[type(value)]
 
@@ -92,7 +96,7 @@ def _check_type(request: Request) -> None:
     if encoding != "identity":
         raise _unsupported(f"content-encoding {encoding[:80]!r} is not supported: send it as it is")
     given = request.headers.get("content-type")
-    if given is None:  # any web page can make a browser send such a one
+    if given is None:  # any web page can make a browser send such a request
         raise _unsupported("expected content-type application/json, and there is none")
     kind, *parameters = (part.strip().lower() for part in given.split(";"))
     if kind != "application/json":
@@ -107,12 +111,12 @@ async def _read(request: Request, limit: int, timeout_s: float) -> bytes:
     announced = request.headers.get("content-length", "")
     too_long = announced.isdecimal() and int(announced[:20]) > limit
     if too_long and "expect" in request.headers:
-        raise _too_large(limit)  # it is not sent yet
+        raise _too_large(limit)  # the body has not been sent yet
     try:
         async with asyncio.timeout(timeout_s):
             return await _collect(request, limit)
     except ClientDisconnect:
-        raise ClientGone from None
+        raise ClientDisconnected from None
     except TimeoutError:
         if too_long:
             raise _too_large(limit) from None
@@ -129,7 +133,7 @@ async def _collect(request: Request, limit: int) -> bytes:
             parts.append(part)
             continue
         parts.clear()
-        if size > _THROWN_AWAY * limit:
+        if size > _DISCARD_FACTOR * limit:
             break
     if size > limit:
         raise _too_large(limit)
@@ -141,6 +145,6 @@ def _unsupported(message: str) -> ApiError:
 
 
 def _too_large(limit: int) -> ApiError:
-    # Some of the body may still be on its way: without this header it would be read to its end.
+    # Without this header the rest of the body would be read to its end.
     message = f"the body is too large: at most {limit} bytes are taken"
     return ApiError(413, message, code="request_too_large", headers=_CLOSE)

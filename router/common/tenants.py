@@ -1,7 +1,7 @@
-"""API keys and whose they are. A tenant's cached prefixes are its own.
+"""API keys and their tenants. Tenants do not share cached prefixes.
 
-The file is YAML, of which JSON is a part: a mapping from keys to tenants. A key stands there as it
-is, or as ``sha256:<64 hex digits>`` of it.
+``read_tenants`` reads the file at the router's start: a YAML (or JSON) mapping from keys to
+tenants. A key is written as it is, or as ``sha256:<64 hex digits>``.
 
     sk-alpha: acme
     sha256:2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683:
@@ -29,11 +29,13 @@ _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})\Z")
 
 
 class Tenant(NamedTuple):
+    """One customer of the cluster; several API keys may belong to it."""
+
     name: str
     priority: int = PRIORITIES[0]  # most urgent one allowed
 
-    def check(self, priority: int) -> None:
-        """Raises ApiError (400) for a priority that is not this tenant's to ask for."""
+    def check_priority(self, priority: int) -> None:
+        """Raises ApiError (400) for a priority that this tenant may not use."""
         if priority < self.priority:
             raise invalid(
                 f"priority must be at least {self.priority} with this API key, not {priority}",
@@ -41,20 +43,20 @@ class Tenant(NamedTuple):
             )
 
 
-ANYBODY = Tenant("default")
-"""Where there is no file of keys."""
+DEFAULT_TENANT = Tenant("default")
+"""The tenant of all requests where there is no file of keys."""
 
 
 class Tenants:
-    """Keys by their digest. None: any key is good, and none is needed."""
+    """Tenants by the digest of their keys. None: no key is required, and any key is accepted."""
 
     def __init__(self, by_digest: Mapping[bytes, Tenant] | None) -> None:
         self._by_digest = by_digest
 
-    def of(self, authorization: str | None) -> Tenant:
-        """The tenant of an ``Authorization`` header. Raises ApiError (401)."""
+    def authenticate(self, authorization: str | None) -> Tenant:
+        """Return the tenant of an ``Authorization`` header. Raises ApiError (401)."""
         if self._by_digest is None:
-            return ANYBODY
+            return DEFAULT_TENANT
         scheme, _, key = (authorization or "").partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
@@ -63,23 +65,26 @@ class Tenants:
             )
         given = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         found = None
-        for digest, tenant in self._by_digest.items():  # all of them: time tells nothing
+        for (
+            digest,
+            tenant,
+        ) in self._by_digest.items():  # all of them, so that the time does not depend on the key
             if hmac.compare_digest(given, digest):
                 found = tenant
         if found is None:
-            # OpenAI's words: litellm tells an AuthenticationError by them.
+            # litellm recognises an AuthenticationError by OpenAI's words.
             raise unauthorized("Incorrect API key provided: it is not known here")
         return found
 
 
 def read_tenants(path: str | None) -> Tenants:
-    """Raises StartupError for a file that cannot be read or means nothing."""
+    """Read the file of API keys. Raises StartupError for a file that is not valid."""
     if path is None:
         return Tenants(None)
     try:
         raw = yaml.safe_load(Path(path).read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        # Not the text around the mistake: it may be a key.
+        # The message must not quote the text: it may be a key.
         kind = error.strerror if isinstance(error, OSError) else "it is not YAML"
         raise StartupError(f"cannot read API keys from {path}: {kind}") from None
     if not isinstance(raw, dict) or not raw:

@@ -1,47 +1,71 @@
-"""The tokenizer of the model that is served, and what its tokens say."""
+"""The served model's tokenizer: prompts to token ids, and token ids to text as they arrive.
+
+``load_tokenizer`` and ``load_vocabulary`` run at the router's start, ``encode`` per completion;
+each choice has one ``Detokenizer``. The pieces of its text join to exactly
+``tokenizer.decode(all_ids, skip_special_tokens=True)``, and each token is processed once. The
+common method, which decodes a window again and compares, has neither property: a character of four
+bytes or a run of invalid bytes makes the window grow or the pieces differ. This module implements
+the two decoders that language models use:
+
+    ByteLevel (GPT-2, Llama 3, Qwen)     token -> bytes -> UTF-8, incomplete tail held back
+    SentencePiece (Llama 2, Mistral)     token -> text, or one byte <0xNN>; a run of bytes is text
+                                         if all of it is UTF-8, else a replacement character each
+"""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from tokenizers import Tokenizer
 
 from protocol.errors import StartupError
-from router.common.detokenizer import Detokenizer, detokenizers
 
-_NAMES = 1 << 15
+LONG_PROMPT = 8192
+"""Characters from which a prompt is tokenized in a thread (some 8 ms): streams must not wait."""
+
+_CACHED_TOKENS = 1 << 15
 """Tokens whose names are kept."""
+
+_REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 class Vocabulary:
-    """Its tables are built at the start: large vocabularies take some 100 ms."""
+    """Tokenizer and detokenizers of the served model. One per router.
+
+    Its tables are built at the start: large vocabularies take some 100 ms.
+    """
 
     def __init__(self, tokenizer: Tokenizer, eos: frozenset[int] = frozenset()) -> None:
-        """Raises StartupError for a tokenizer whose decoder is not known."""
+        """Raises StartupError for a tokenizer whose decoder is not supported."""
         self.tokenizer = tokenizer
         self.eos = eos  # tokens that end a text, special or not
-        self._plain = detokenizers(tokenizer)
-        self._all = detokenizers(tokenizer, skip_special=False)
-        self.name_of: Callable[[int], str] = lru_cache(_NAMES)(self._name)
+        self._without_special = detokenizer_factory(tokenizer)
+        self._with_special = detokenizer_factory(tokenizer, skip_special=False)
+        self.name_of: Callable[[int], str] = lru_cache(_CACHED_TOKENS)(self._name)
         """A token as text, part of a character as ``bytes:\\xf0``: as OpenAI names it."""
-        self.octets_of: Callable[[int], list[int]] = lru_cache(_NAMES)(self._octets)
-        """The numbers of its bytes; not to be changed."""
+        self.octets_of: Callable[[int], list[int]] = lru_cache(_CACHED_TOKENS)(self._octets)
+        """The values of the token's bytes; the list must not be changed."""
 
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        return self._plain() if skip_special else self._all()
+        """Return a new detokenizer for one text."""
+        return self._without_special() if skip_special else self._with_special()
 
-    def says_nothing(self, token: int, *, skip_special: bool = True) -> bool:
-        """The token is no part of any text."""
-        return not (self._plain if skip_special else self._all).bytes_of(token)
+    def is_textless(self, token: int, *, skip_special: bool = True) -> bool:
+        """Whether the token is no part of any text."""
+        factory = self._without_special if skip_special else self._with_special
+        return not factory.bytes_of(token)
 
     def bytes_of(self, token: int) -> bytes:
-        """What a token stands for by itself; a special one for its name."""
-        return self._all.bytes_of(token)
+        """Return the bytes of a token by itself; those of its name for a special token."""
+        return self._with_special.bytes_of(token)
 
     def _name(self, token: int) -> str:
         data = self.bytes_of(token)
@@ -55,21 +79,21 @@ class Vocabulary:
 
 
 def load_vocabulary(tokenizer: Tokenizer, model_path: str) -> Vocabulary:
-    """Raises StartupError for a folder whose files cannot be used."""
-    return Vocabulary(tokenizer, _eos(Path(model_path)))
+    """Raises StartupError for a model folder whose files cannot be used."""
+    return Vocabulary(tokenizer, _eos_tokens(Path(model_path)))
 
 
-def _eos(folder: Path) -> frozenset[int]:
-    """As the engine reads them: of ``generation_config.json``, else of ``config.json``."""
+def _eos_tokens(folder: Path) -> frozenset[int]:
+    """The engine reads the same files: ``generation_config.json``, else ``config.json``."""
     for name in ("generation_config.json", "config.json"):
-        ids = _read(folder / name).get("eos_token_id")
+        ids = _read_json(folder / name).get("eos_token_id")
         if ids is not None:
             listed = ids if isinstance(ids, list) else [ids]
             return frozenset(i for i in listed if type(i) is int)
     return frozenset()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -79,21 +103,14 @@ def _read(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# MERGED router.tokens
-# Prompts to token ids.
-
-LONG_PROMPT = 8192
-"""Characters from which a prompt is tokenized in a thread (some 8 ms): streams must not wait."""
-
-
 def load_tokenizer(model_path: str) -> Tokenizer:
-    """The tokenizer in a model's folder. Raises StartupError when there is none to read."""
+    """Load the tokenizer of a model folder. Raises StartupError when it cannot be read."""
     path = Path(model_path) / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
         raise StartupError(f"cannot read the tokenizer at {path}: {error}") from error
-    # A file may carry the settings of its training; a prompt is never cut or filled up here.
+    # A file may carry settings of its training; a prompt is never truncated or padded here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -104,22 +121,196 @@ async def encode(
     prompt: str,
     *,
     special: bool = True,
-    room: Callable[[int], None] | None = None,
+    check_length: Callable[[int], None] | None = None,
 ) -> list[int]:
-    """Token ids of a prompt. ``special``: with the tokens that the model wants in front. ``room``
-    gets their number, and may raise: making a list of millions keeps the interpreter lock.
+    """Return the token ids of a prompt. ``special``: with the tokens that the model puts in front.
 
-    Raises UnicodeEncodeError for what is no text, where tokenizers say that it is no string."""
+    ``check_length`` gets their number and may raise before the list is made: a list of millions of
+    ids holds the interpreter lock. Raises UnicodeEncodeError for a string that is not valid
+    Unicode, which the tokenizers library would report as a wrong type.
+    """
     if not prompt.isascii():
         prompt.encode()
     if len(prompt) < LONG_PROMPT:
         ids: list[int] = tokenizer.encode(prompt, add_special_tokens=special).ids
         return ids
-    # Only the batch call lets go of the interpreter lock.
+    # Only the batch call releases the interpreter lock.
     [encoding] = await asyncio.to_thread(
         tokenizer.encode_batch_fast, [prompt], add_special_tokens=special
     )
-    if room is not None:
-        room(len(encoding))
-    of_long: list[int] = encoding.ids
-    return of_long
+    if check_length is not None:
+        check_length(len(encoding))
+    long_ids: list[int] = encoding.ids
+    return long_ids
+
+
+class Detokenizer(Protocol):
+    """The state of one text."""
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """Return the text that these tokens complete."""
+
+    def push_one(self, token: int) -> tuple[str, int]:
+        """Return the text that one token completes, and how many characters at its beginning belong
+        to earlier tokens only: they left a character incomplete that this token does not continue.
+        """
+
+    def flush(self) -> str:
+        """Return the text of an incomplete end. Nothing may be pushed after it."""
+
+
+class ByteLevelDetokenizer:
+    """Detokenizer of byte-level BPE. ``table[token]`` is the token's bytes."""
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, tokens: Iterable[int]) -> str:
+        table = self._table
+        size = len(table)
+        return self._decoder.decode(b"".join([table[t] for t in tokens if t < size]))
+
+    def push_one(self, token: int) -> tuple[str, int]:
+        held: bytes = self._decoder.getstate()[0]
+        text = self.push((token,))
+        if not held or not text.startswith(_REPLACEMENT):
+            return text, 0
+        # The model may have written the character itself; else it stands for held bytes.
+        written = (held + self._table[token]).startswith(_REPLACEMENT.encode())
+        return text, 0 if written else 1
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class SentencePieceDetokenizer:
+    """Detokenizer of SentencePiece. ``table[token]`` is text, bytes for a byte token, or None for a
+    token without text."""
+
+    def __init__(self, table: list[str | bytes | None], strip: int) -> None:
+        self._table = table
+        self._strip = strip  # leading spaces of the whole text that are still to be dropped
+        self._run = bytearray()
+
+    def push(self, tokens: Iterable[int]) -> str:
+        out = []
+        for token in tokens:
+            piece = self._table[token] if token < len(self._table) else None
+            if isinstance(piece, bytes):
+                self._run += piece
+            elif piece is not None:
+                out.append(self._end_run())
+                out.append(piece)
+        return self._stripped("".join(out))
+
+    def push_one(self, token: int) -> tuple[str, int]:
+        piece = self._table[token] if token < len(self._table) else None
+        if not isinstance(piece, str):
+            return self.push((token,)), 0
+        before = self._stripped(self._end_run())
+        return before + self.push((token,)), len(before)
+
+    def flush(self) -> str:
+        return self._stripped(self._end_run())
+
+    def _end_run(self) -> str:
+        run = bytes(self._run)
+        self._run.clear()
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return _REPLACEMENT * len(run)
+
+    def _stripped(self, text: str) -> str:
+        while self._strip and text:
+            if text[0] != " ":
+                self._strip = 0
+                break
+            self._strip -= 1
+            text = text[1:]
+        return text
+
+
+class DetokenizerFactory(NamedTuple):
+    """Makes detokenizers that share one table."""
+
+    new: Callable[[], Detokenizer]
+    bytes_of: Callable[[int], bytes]  # what a token stands for by itself
+
+    def __call__(self) -> Detokenizer:
+        return self.new()
+
+
+def detokenizer_factory(tokenizer: Tokenizer, *, skip_special: bool = True) -> DetokenizerFactory:
+    """Return the factory for a tokenizer. Raises StartupError for an unsupported decoder."""
+    stages = _stages(tokenizer)
+    names = [stage["type"] for stage in stages]
+    if names == ["ByteLevel"]:
+        unicode_to_byte = _byte_alphabet()
+        byte_table = [_bytes_of(t, unicode_to_byte) for t in _pieces(tokenizer, skip_special)]
+        return DetokenizerFactory(
+            lambda: ByteLevelDetokenizer(byte_table),
+            lambda t: byte_table[t] if t < len(byte_table) else b"",
+        )
+    if names[:3] == ["Replace", "ByteFallback", "Fuse"] and names[3:] in ([], ["Strip"]):
+        old, new = stages[0]["pattern"].get("String"), stages[0]["content"]
+        no_strip: dict[str, Any] = {"content": " ", "start": 0, "stop": 0}
+        strip = stages[3] if len(stages) == 4 else no_strip
+        if old is not None and strip["content"] == " " and strip["stop"] == 0:
+            table = [_text_of(t, old, new) for t in _pieces(tokenizer, skip_special)]
+            return DetokenizerFactory(
+                lambda: SentencePieceDetokenizer(table, strip["start"]),
+                lambda t: _encoded(table[t]) if t < len(table) else b"",
+            )
+    raise StartupError(
+        f"the tokenizer's decoder is {names or 'missing'}; expected ByteLevel, or Replace,"
+        " ByteFallback, Fuse and Strip"
+    )
+
+
+def _stages(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    if tokenizer.decoder is None:
+        return []
+    spec = json.loads(tokenizer.decoder.__getstate__())
+    if spec["type"] != "Sequence":
+        return [spec]
+    return list(spec["decoders"])
+
+
+def _pieces(tokenizer: Tokenizer, skip_special: bool) -> list[str | None]:
+    """The string of each token id; None for unused ids and for special tokens to be skipped."""
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    special = {i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
+    skipped = special if skip_special else set()
+    return [None if i in skipped else tokenizer.id_to_token(i) for i in range(size)]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Map GPT-2's printable character for each byte back to the byte."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(plain)]
+    stand_ins = {chr(b): b for b in plain}
+    stand_ins.update({chr(256 + i): b for i, b in enumerate(others)})
+    return stand_ins
+
+
+def _bytes_of(piece: str | None, alphabet: dict[str, int]) -> bytes:
+    if piece is None:
+        return b""
+    try:
+        return bytes([alphabet[c] for c in piece])
+    except KeyError:  # an added token is its own text
+        return piece.encode()
+
+
+def _text_of(piece: str | None, old: str, new: str) -> str | bytes | None:
+    if piece is None:
+        return None
+    piece = piece.replace(old, new)
+    byte = _BYTE_TOKEN.match(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece
+
+
+def _encoded(piece: str | bytes | None) -> bytes:
+    return piece.encode() if isinstance(piece, str) else piece or b""

@@ -1,1 +1,1 @@
-"""One request across workers: placed, streamed, retried, measured."""
+"""One choice of a request: placed on workers, streamed, retried and measured."""

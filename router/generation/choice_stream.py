@@ -1,298 +1,378 @@
-"""One choice of a response: tokens of one generation, as the text that a client gets.
+"""One choice's stream: tokens of a decode worker become the text that its client gets.
 
-generation --ids, logprobs--> text (stop strings, characters) --> Delta, Delta, ... finish
+    DecodeLink --output--> Submission --> TokenQueue --tokens--> ChoiceStream
+        --ChoiceDelta--> GenerationResponse --bytes--> client
+
+``ChoiceStream`` owns everything from the worker's tokens to the deltas, including retries at other
+workers. ``router/http/response.py`` owns the choices of one HTTP request, and its ``_send_stream``
+is the one place where the bytes of a stream are sent to a client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Literal, NamedTuple
 
-from protocol.requests import Finish, Logprobs
-from router.common.detokenizer import Detokenizer
-from router.common.errors import failed
+import msgspec
+
+from protocol.liveness import MAX_DEATHS
+from protocol.requests import Finish, Logprobs, Request
+from router.common.errors import ApiError, internal_error, invalid, timed_out, unavailable
+from router.common.request_body import ClientDisconnected
 from router.common.tokenizer import Vocabulary
-from router.generation.generation import Generation, Tokens
-from router.generation.pending_logprobs import Shown, Waiting
-from router.generation.stopwatch import Meter
+from router.generation.metrics import ChoiceMetrics, RouterMetrics
+from router.generation.output_text import (
+    OutputText,
+    PendingLogprobs,
+    SentToken,
+    SharedPromptLogprobs,
+)
+from router.generation.placer import PlacedRequest, Placer
+from router.generation.submission import Interruption, Submission, TokenBatch, TokenQueue
+from router.placement.admission import AdmissionController, AdmissionLimits
+from router.settings import RouterSettings
+from router.workers.pool import WorkerPool
 
-# MERGED router.stop
-# Stop strings: find them as text comes, and never let go of a character that may belong to one.
-#
-# A hit is the stop string that is complete first, character by character; of several complete at
-# the
-# same character, the longest. So the result does not depend on how the text was cut into pieces.
+log = logging.getLogger(__name__)
 
+MAX_SUBMISSIONS = 32
+"""Bound for workers that only hand a request back, which counts as no death."""
 
-class StopMatcher:
-    """Passes text through until a stop string.
-
-    Held back is the longest end of the text that is a proper beginning of some stop string.
-    ``keep``: a stop string that came is text, too.
-    """
-
-    def __init__(self, stops: tuple[str, ...], *, keep: bool = False) -> None:
-        self._stops = stops
-        self._keep = keep
-        self._held = ""
-
-    def push(self, piece: str) -> tuple[str, bool]:
-        """The text that is safe to send, and whether a stop string came. None may follow a hit."""
-        text = self._held + piece
-        hits = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
-        if hits:
-            self._held = ""
-            end, begin = min(hits)
-            return text[: end if self._keep else begin], True
-        keep = max((overlap(text, s) for s in self._stops), default=0)
-        cut = len(text) - keep
-        self._held = text[cut:]
-        return text[:cut], False
-
-    def flush(self) -> str:
-        """What is held back, when no more text will come."""
-        held, self._held = self._held, ""
-        return held
-
-
-def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a proper beginning of ``stop``."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
-
-
-# MERGED router.text
-# Tokens of one request to the text that may be sent: detokenize, then stop.
-
-
-class Piece(NamedTuple):
-    text: str
-    used: int  # tokens taken in, the one that completed a stop string included
-    stopped: bool
-
-
-class TextStream:
-    """``free``: so many tokens at the start cannot stop (``min_tokens``); a stop string lies wholly
-    behind them. ``keep``: a stop string stays in the text. ``tracked``: see ``spans``."""
-
-    def __init__(
-        self,
-        detokenizer: Detokenizer,
-        stops: tuple[str, ...] = (),
-        *,
-        free: int = 0,
-        keep: bool = False,
-        tracked: bool = False,
-    ) -> None:
-        self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops, keep=keep) if stops else None
-        self._free = free
-        self._tracked = tracked
-        self.made = 0  # characters, sent or held back
-        self.spans: list[tuple[int, int]] = []  # of each token, in characters; if tracked
-
-    def prefix(self, tokens: Sequence[int]) -> str:
-        """Text in front of the output, in which nothing is looked for."""
-        if not self._tracked:
-            return self._detokenizer.push(tokens)
-        return "".join([self._one(token) for token in tokens])
-
-    def push(self, tokens: Sequence[int]) -> Piece:
-        if self._matcher is None and not self._tracked:
-            return Piece(self._detokenizer.push(tokens), len(tokens), False)
-        # One by one: the token that completes a stop string is the last that counts.
-        texts = []
-        for used, token in enumerate(tokens, 1):
-            text, stopped = self._match(self._one(token))
-            texts.append(text)
-            if stopped:
-                return Piece("".join(texts), used, True)
-        return Piece("".join(texts), len(tokens), False)
-
-    def flush(self) -> Piece:
-        """The end of the text. An incomplete character at it may still complete a stop string."""
-        tail = self._detokenizer.flush()
-        if self._matcher is None or self._free >= 0:
-            return Piece(tail, 0, False)
-        text, stopped = self._matcher.push(tail)
-        return Piece(text if stopped else text + self._matcher.flush(), 0, stopped)
-
-    def _one(self, token: int) -> str:
-        if not self._tracked:
-            return self._detokenizer.push((token,))
-        text, before = self._detokenizer.push_one(token)
-        start, self.made = self.made + before, self.made + len(text)
-        self.spans.append((start, self.made))
-        return text
-
-    def _match(self, text: str) -> tuple[str, bool]:
-        self._free -= 1
-        if self._matcher is None or self._free >= 0:
-            return text, False
-        return self._matcher.push(text)
-
-
-# MERGED router.scores
-# What is known of a prompt's tokens: one of its choices asks for it, all of them show it.
-
-
-class PromptScores:
-    """``values``: of each token from the second on; empty until they are known. They come with the
-    first tokens of the choice that asks; its deadlines end the others, too."""
-
-    def __init__(self) -> None:
-        self.values: list[Logprobs] = []
-        self._known = asyncio.Event()
-
-    def tell(self, values: list[Logprobs]) -> None:
-        if not self._known.is_set():
-            self.values = values
-            self._known.set()
-
-    async def known(self) -> None:
-        await self._known.wait()
-
+_RETRY_PAUSE_S = 0.05  # before asking the only worker again, which has just refused
+_POLL_S = 0.1  # between two checks whether the client of a waiting request is still there
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
-REASONS: dict[Finish, FinishReason] = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+FINISH_REASONS: dict[Finish, FinishReason] = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
-class Delta(NamedTuple):
-    """What came of one choice. ``shown``: tokens whose text has now gone out in full."""
+class ChoiceDelta(NamedTuple):
+    """What has been added to one choice since its last delta."""
 
-    choice: int  # its index
+    choice: int  # index of the choice in the response
     text: str
     ids: list[int]
-    shown: list[Shown]
+    shown: list[SentToken]  # tokens whose text has now been sent in full, if requested
     finish: FinishReason | None
 
 
-class Manner(NamedTuple):
-    """How the tokens of a request are shown; the same for all of its choices."""
+class OutputOptions(NamedTuple):
+    """How the tokens of a request become text; the same for all of its choices."""
 
-    tracked: bool = False  # log-probabilities are wanted
-    echo: bool = False  # the prompt's text stands in front
-    stops: frozenset[int] = frozenset()  # tokens that end a text
-    shows_stops: bool = False  # as part of the text
+    logprobs: bool = False  # each token is reported with its log-probabilities
+    echo: bool = False  # the text begins with the prompt
+    stop_strings: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()  # tokens that end a text
+    min_tokens: int = 0  # tokens at the start that cannot stop
+    keep_stops: bool = False  # stop strings and stop tokens are part of the text
     skip_special: bool = True
-    scored_only: bool = False  # max_tokens is 0: nothing of the output is wanted
+    prompt_only: bool = False  # max_tokens is 0: the output is not reported
 
 
-class Choice:
-    """Owns its generation; ``end()`` gives that up, and is called once."""
+class GenerationRequest(NamedTuple):
+    """One choice to generate, and the limits that its client set."""
+
+    request: Request
+    keys: Sequence[bytes]  # of the prompt's full blocks
+    arrived: float  # on time.perf_counter
+    limits: AdmissionLimits
+    streamed: bool = True  # to a client, who may be slow
+
+
+class RoutingServices(NamedTuple):
+    """Parts of the router that all choices use."""
+
+    pool: WorkerPool
+    placer: Placer
+    admission: AdmissionController
+    settings: RouterSettings
+    metrics: RouterMetrics
+    vocabulary: Vocabulary
+
+
+class ChoiceStream:
+    """One choice of a response. Created by ``create_response``, closed by ``GenerationResponse``.
+
+    created --start()--> submitted --tokens--> streaming --finish, stop string--> finished
+                            |  ^                   |
+                            |  +--- resubmitted <--+  link lost, or an error that another worker
+                            |  |                   |  may not have: three deaths at most
+                            |  +--- resubmitted <--+  handed back by a worker that drains or
+                            |                         waits for an engine: this is no death
+                            +--> failed: disconnect, deadline, client too slow, fatal error
+    any state --close()--> closed: work cancelled at the worker, metrics recorded
+
+    A resubmitted request carries the tokens so far. The numerics contract makes another worker
+    continue with the tokens that the first one would have produced.
+    """
 
     def __init__(
         self,
+        services: RoutingServices,
         index: int,
-        prompt: tuple[int, ...],
-        generation: Generation,
-        text: TextStream,
-        meter: Meter,
-        vocabulary: Vocabulary,
-        manner: Manner,
-        scores: PromptScores,
+        generation: GenerationRequest,
+        output: OutputOptions,
+        shared_prompt_logprobs: SharedPromptLogprobs,
     ) -> None:
+        request, vocabulary = generation.request, services.vocabulary
         self.index = index
-        self.prompt = prompt
-        self.generation = generation
-        self.used = 0  # output tokens that count
-        self.logprob = 0.0  # of the output; 0 where none was asked for
-        self._text = text
-        self._meter = meter
-        self._vocabulary = vocabulary
-        self._manner = manner
-        self.scores = scores  # of the prompt, shared among its choices
-        self._waiting = Waiting()
-        self._sent = 0  # characters
-        self._begun = False
+        self.prompt = request.prompt
+        self.submissions: list[Submission] = []  # the last one may still run
+        self.output_tokens = 0  # tokens up to the stop string, if one came
+        self.output_logprob = 0.0  # sum over them; 0 where log-probabilities were not requested
+        self.shared_prompt_logprobs = shared_prompt_logprobs
+        self._services = services
+        self._generation = generation
+        self._request = request
+        model = services.pool.model
+        self._fingerprint = model.fingerprint if model else ""
+        buffer = services.settings.client_buffer_tokens
+        self._queue = TokenQueue(buffer if generation.streamed else request.sampling.max_tokens)
+        self._received: list[int] = []  # output tokens of all submissions
+        self._failed_instances: set[str] = set()
+        self._later: TokenBatch | None = None  # interruption that came together with tokens
+        self._leave: Callable[[], None] | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._output = output
+        self._text = OutputText(
+            vocabulary.detokenizer(skip_special=output.skip_special),
+            output.stop_strings,
+            min_tokens=output.min_tokens,
+            keep_stop=output.keep_stops,
+            tracked=output.logprobs,
+        )
+        self._pending_logprobs = PendingLogprobs()
+        self._sent_length = 0  # characters
+        self._has_begun = False
+        self._metrics = ChoiceMetrics(services.metrics, generation.arrived, len(request.prompt))
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """Text as it comes; the last one has a finish reason. Raises ApiError or ClientGone."""
+    @property
+    def cached_tokens(self) -> int:
+        return min(self._queue.cached_tokens or 0, len(self.prompt))
+
+    def start(self) -> None:
+        """Submit the request. Raises ApiError: 503 without a decode worker, 429 when there is too
+        much work already."""
+        services, settings = self._services, self._services.settings
+        self._leave = services.admission.enter(self._request.priority)
+        placed = services.placer.place(self._request, self._generation.keys)
+        if placed is None:
+            raise unavailable("no decode worker is attached; try again shortly")
+        waited_s = time.perf_counter() - self._generation.arrived
+        chosen = placed.choice.chosen
+        services.admission.check_limits(chosen, self._generation.limits, waited_s)
+        self._set_timer("first token", settings.first_token_timeout_s)
+        self._set_timer("end of the request", settings.request_timeout_s)
+        self._submit(placed)
+
+    async def deltas(self) -> AsyncIterator[ChoiceDelta]:
+        """Yield text as it comes; the last delta has a finish reason.
+
+        Raises ApiError or ClientDisconnected.
+        """
         while True:
-            tokens = await self.generation.next()
-            if not self._begun:
-                await self._scored()
-            delta = self._delta(tokens)
+            batch = await self._next_tokens()
+            if not self._has_begun:
+                await self._share_prompt_logprobs()
+            delta = self._delta(batch)
             yield delta
             if delta.finish:
                 return
 
-    async def _scored(self) -> None:
-        """Tell the other choices what came of the prompt, or wait to be told."""
-        if self.generation.asks_for_prompt:
-            self.scores.tell(self.generation.prompt_logprobs)
-        elif self._manner.echo and self._manner.tracked:
-            await self.scores.known()
+    def disconnect(self) -> None:
+        """Stop the work at once: the client has hung up."""
+        self._interrupt(Interruption.DISCONNECTED, "the client is gone")
 
-    def end(self, status: str) -> None:
-        """Let go of the work, wherever it stands, and account for it."""
-        generation = self.generation
-        generation.close()
-        self._meter.ended(status, generation.attempts)
+    def close(self, status: str) -> None:
+        """Release the work in whatever state it is, and record ``status`` in metrics. Call once."""
+        self._stop_work()
+        self._metrics.record_end(status, self.submissions)
 
-    def _delta(self, tokens: Tokens) -> Delta:
-        front = "" if self._begun else self._front()
-        self._begun = True
-        if self._manner.scored_only:
-            self.generation.close()
-            return self._shown(front + self._text.flush().text, [], "length")
-        ids = tokens.ids
-        unshown = tokens.finish is Finish.STOP and self._unshown(ids)
-        piece = self._text.push(ids[:-1] if unshown else ids)
+    # ---- Tokens from workers ----------------------------------------------------------------
+
+    async def _next_tokens(self) -> TokenBatch:
+        """Return the next tokens, from another worker if the present one fails."""
+        while True:
+            batch = self._later or await self._queue.take()
+            self._later = None
+            if batch.tokens or batch.finish:
+                return self._received_batch(batch)
+            await self._recover(batch)
+
+    def _received_batch(self, batch: TokenBatch) -> TokenBatch:
+        if not self._received:
+            self._timers["first token"].cancel()
+        self.submissions[-1].record_tokens()
+        left = self._request.sampling.max_tokens - len(self._received)
+        received = batch._replace(tokens=batch.tokens[:left], logprobs=batch.logprobs[:left])
+        if len(batch.tokens) >= left:  # finished, whether or not the worker has sent that yet
+            received = received._replace(finish=batch.finish or Finish.LENGTH)
+        self._received.extend(received.tokens)
+        if received.finish:
+            self.submissions[-1].record_finish()
+            self._services.placer.estimates.record_output(len(self._received))
+        elif batch.interruption:
+            self._later = batch._replace(tokens=[], logprobs=[])
+        return received
+
+    async def _recover(self, batch: TokenBatch) -> None:
+        """Submit the request to another worker after an interruption, or raise."""
+        assert batch.interruption is not None
+        if not batch.interruption.can_resubmit:
+            raise _final_error(batch)
+        is_death = batch.interruption is not Interruption.MOVED
+        failed = self.submissions[-1].placed.link
+        if is_death or failed.ready:  # a worker that drained may come back unharmed
+            self._failed_instances.add(failed.record.instance)
+        self._release_submission()
+        count = len(self.submissions)
+        log.warning("request %s, attempt %d: %s", self._request.id, count, batch.reason)
+        self._queue.deaths += is_death
+        if self._queue.deaths >= MAX_DEATHS or count >= MAX_SUBMISSIONS:
+            raise unavailable(f"failed at {count} attempts, the last time with: {batch.reason}")
+        await self._resubmit()
+
+    async def _resubmit(self) -> None:
+        services, keys = self._services, self._generation.keys
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + services.settings.resubmit_wait_s
+        while not self._queue.failed:
+            await self._pause_before_retry()
+            resumed = self._request.resumed(self._received)
+            placed = services.placer.place(resumed, keys, self._failed_instances)
+            if placed is not None and not self._queue.failed:
+                model = services.pool.model
+                if model is None or model.fingerprint != self._fingerprint:
+                    raise unavailable("the decode worker was lost, and the model has changed since")
+                return self._submit(placed)
+            if loop.time() >= deadline:
+                raise unavailable("the decode worker was lost, and no other came in time")
+            await services.pool.wait_change(_POLL_S)
+        return None
+
+    async def _pause_before_retry(self) -> None:
+        """Wait when only workers that have just refused are attached."""
+        links = self._services.pool.links
+        attached = {instance for instance, link in links.items() if link.ready}
+        if attached and attached <= self._failed_instances:
+            await asyncio.sleep(_RETRY_PAUSE_S * len(self.submissions))
+
+    def _submit(self, placed: PlacedRequest) -> None:
+        # Each submission has its own id: the same worker may still be forgetting the last one.
+        name = f"{self._request.id}.{len(self.submissions) + 1}"
+        request = msgspec.structs.replace(self._request.resumed(self._received), id=name)
+        self.submissions.append(Submission(self._services.placer, placed, request, self._queue))
+
+    def _set_timer(self, what: str, seconds: float) -> None:
+        reason = f"the {what} did not come within {seconds:g} s"
+        loop = asyncio.get_running_loop()
+        self._timers[what] = loop.call_later(seconds, self._interrupt, Interruption.TIMEOUT, reason)
+
+    def _interrupt(self, cause: Interruption, reason: str) -> None:
+        self._queue.interrupt(cause, reason)
+        self._release_submission()
+
+    def _release_submission(self) -> None:
+        if self.submissions:
+            self.submissions[-1].release()
+
+    def _stop_work(self) -> None:
+        """Cancel what still runs and leave admission. May be called again."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._release_submission()
+        if self._leave is not None:
+            self._leave()
+
+    # ---- Text for the client ----------------------------------------------------------------
+
+    async def _share_prompt_logprobs(self) -> None:
+        """Hand the prompt's log-probabilities to the other choices, or wait for them."""
+        if self._request.sampling.prompt_logprobs is not None:
+            self.shared_prompt_logprobs.set(self._queue.prompt_logprobs)
+        elif self._output.echo and self._output.logprobs:
+            await self.shared_prompt_logprobs.wait()
+
+    def _delta(self, batch: TokenBatch) -> ChoiceDelta:
+        echoed = "" if self._has_begun else self._echoed_prompt()
+        self._has_begun = True
+        if self._output.prompt_only:
+            self._stop_work()
+            return self._finished_delta(echoed + self._text.flush().text, [], "length")
+        ids = batch.tokens
+        hides_last = batch.finish is Finish.STOP and self._hides_last(ids)
+        piece = self._text.push(ids[:-1] if hides_last else ids)
         text, stopped = piece.text, piece.stopped
-        if not unshown or stopped:
+        if not hides_last or stopped:
             ids = ids[: piece.used]
-        self._count(ids, tokens.logprobs)
+        self._count(ids, batch.logprobs)
         if stopped:
-            self.generation.close()  # the worker would go on
-        elif tokens.finish:
+            self._stop_work()  # the worker would go on
+        elif batch.finish:
             tail = self._text.flush()
             text, stopped = text + tail.text, tail.stopped
-        return self._shown(front + text, ids, "stop" if stopped else REASONS.get(tokens.finish))
+        finish = "stop" if stopped else FINISH_REASONS.get(batch.finish)
+        return self._finished_delta(echoed + text, ids, finish)
 
-    def _unshown(self, ids: list[int]) -> bool:
-        """The last of the tokens ended the text, and is no part of it."""
-        if not ids or self._manner.shows_stops:
+    def _hides_last(self, ids: list[int]) -> bool:
+        """Whether the last token ended the text and is not part of it."""
+        if not ids or self._output.keep_stops:
             return False
-        return ids[-1] in self._manner.stops or self._vocabulary.says_nothing(ids[-1])
+        vocabulary = self._services.vocabulary
+        return ids[-1] in self._output.stop_tokens or vocabulary.is_textless(ids[-1])
 
     def _count(self, ids: list[int], logprobs: list[Logprobs]) -> None:
-        self._meter.tokens(len(ids), self.generation.cached_tokens)
-        self.used += len(ids)
-        self.logprob += sum(value.logprob for value in logprobs[: len(ids)])
-        if self._manner.tracked:
-            self._await(ids, logprobs)
+        self._metrics.record_tokens(len(ids), self.cached_tokens)
+        self.output_tokens += len(ids)
+        self.output_logprob += sum(value.logprob for value in logprobs[: len(ids)])
+        if self._output.logprobs:
+            self._add_pending_logprobs(ids, logprobs)
 
-    def _await(self, ids: Sequence[int], logprobs: Sequence[Logprobs | None]) -> None:
-        """Each token waits for its text, whose place in characters ``spans`` tells."""
-        spans, vocabulary = self._text.spans, self._vocabulary
+    def _add_pending_logprobs(
+        self, ids: Sequence[int], logprobs: Sequence[Logprobs | None]
+    ) -> None:
+        text, output, vocabulary = self._text, self._output, self._services.vocabulary
         for place, (token, value) in enumerate(zip(ids, logprobs, strict=False)):
-            span = spans[place] if place < len(spans) else (self._text.made, self._text.made)
-            silent = vocabulary.says_nothing(token, skip_special=self._manner.skip_special)
-            self._waiting.add(token, value, span, silent=silent)
-        spans.clear()
+            span = text.spans[place] if place < len(text.spans) else (text.length, text.length)
+            textless = vocabulary.is_textless(token, skip_special=output.skip_special)
+            self._pending_logprobs.add(token, value, span, textless=textless)
+        text.spans.clear()
 
-    def _front(self) -> str:
-        """The prompt, where it is wanted: the first tokens bring what is known of it."""
-        if not self._manner.echo:
+    def _echoed_prompt(self) -> str:
+        """Return the prompt's text where it is requested, now that its log-probabilities came."""
+        if not self._output.echo:
             return ""
-        text = self._text.prefix(self.prompt)
-        if self._manner.tracked:
-            values = self.scores.values
+        text = self._text.push_prompt(self.prompt)
+        if self._output.logprobs:
+            values = self.shared_prompt_logprobs.values
             if len(values) != len(self.prompt) - 1:
-                raise failed("the worker did not tell the prompt's log-probabilities")
-            self._await(self.prompt, [None, *values])
+                raise internal_error("the worker did not tell the prompt's log-probabilities")
+            self._add_pending_logprobs(self.prompt, [None, *values])
         return text
 
-    def _shown(self, text: str, ids: list[int], finish: FinishReason | None) -> Delta:
-        self._sent += len(text)
+    def _finished_delta(
+        self, text: str, ids: list[int], finish: FinishReason | None
+    ) -> ChoiceDelta:
+        self._sent_length += len(text)
         if finish:
-            self._meter.complete()
-        ready: list[Shown] = []
-        if self._manner.tracked:
-            ready = self._waiting.all() if finish else self._waiting.up_to(self._sent)
-        return Delta(self.index, text, ids, ready, finish)
+            self._metrics.record_completion()
+        shown: list[SentToken] = []
+        if self._output.logprobs:
+            pending = self._pending_logprobs
+            shown = pending.take_all() if finish else pending.take_sent(self._sent_length)
+        return ChoiceDelta(self.index, text, ids, shown, finish)
+
+
+def _final_error(batch: TokenBatch) -> ApiError | ClientDisconnected:
+    if batch.invalid is not None:
+        return invalid(batch.reason, batch.invalid.param, batch.invalid.code)
+    if batch.interruption is Interruption.DISCONNECTED:
+        return ClientDisconnected()
+    if batch.interruption is Interruption.TIMEOUT:
+        return timed_out(batch.reason)
+    if batch.interruption is Interruption.OVERFLOW:
+        return internal_error(batch.reason, "client_too_slow")
+    return internal_error(batch.reason, "worker_error")

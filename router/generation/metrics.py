@@ -1,8 +1,13 @@
-"""Prometheus metrics of one router. Names and bucket edges follow vLLM's, with finer ones below."""
+"""Prometheus metrics of one router.
+
+``RouterMetrics`` holds all series; ``DemandMetrics`` those of arriving requests; ``ChoiceMetrics``
+is the stopwatch of one choice. Names and bucket edges follow vLLM's, with finer edges below.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,13 +18,10 @@ from prometheus_client import (
     generate_latest,
 )
 
-from router.generation.attempt import Attempt
-from router.generation.timeline import SLOS, Times, weighed
+from router.generation.submission import Submission
+from router.generation.timeline import SLOS, RequestTimes, slo_verdicts, ttft_stages
 from router.placement.snapshot import Objectives
 from router.walls.binding import WallGauges
-
-# MERGED router.buckets
-# Edges of the histograms. Those in seconds are vLLM's, with finer ones below.
 
 TTFT = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
@@ -35,24 +37,22 @@ DURATION = (
 )
 DECISION = (*(25e-6, 50e-6, 1e-4, 2e-4, 3e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.1),)
 RATIO = (*(0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0),)
-TOKENS = tuple(float(round(16 * 2 ** (i / 2))) for i in range(27))
-"""16 .. 131072 tokens of a request, a factor of sqrt(2) apart: means of squares are right to some
-percent then (``cluster/observation/request_lengths.py``), and a page has 28 lines for each."""
+TOKEN_BUCKETS = tuple(float(round(16 * 2 ** (i / 2))) for i in range(27))
+"""Edges from 16 to 131072 tokens, a factor of sqrt(2) apart. Means of squares computed from them
+are right to a few percent (``cluster/observation/request_lengths.py``), at 28 lines per page."""
 
-
-# MERGED router.demand
-# What is asked of the cluster, as metrics: how many requests came, and what they are made of.
-#
-# arrival: received, prompt --> first token: uncached --> end: output
-#
-# Refused and queued requests count as they arrive: who sizes the pools must not see only what they
-# could take. Each choice of a request is one.
 
 _LABELS = ["model", "role"]
 
 
-class Demand:
-    """``labels``: the model, and the router's role."""
+class DemandMetrics:
+    """Load that clients put on the cluster: number of requests and their lengths.
+
+    at arrival: received, prompt --> at the first token: uncached --> at the end: output
+
+    Refused and queued requests count when they arrive, because the pools must not be sized by
+    what they could accept. Each choice counts as one request. ``labels``: model and role.
+    """
 
     def __init__(self, registry: CollectorRegistry, labels: tuple[str, str]) -> None:
         self._received = Counter(
@@ -64,7 +64,7 @@ class Demand:
 
         def histogram(name: str, text: str) -> Histogram:
             name = f"baton_request_{name}_tokens"
-            metric = Histogram(name, text, _LABELS, buckets=TOKENS, registry=registry)
+            metric = Histogram(name, text, _LABELS, buckets=TOKEN_BUCKETS, registry=registry)
             return metric.labels(*labels)
 
         self._prompt = histogram("prompt", "Tokens in the prompt of a request that arrived")
@@ -73,37 +73,38 @@ class Demand:
         )
         self._output = histogram("output", "Tokens that a request brought, at its end")
 
-    def refused(self, requests: int) -> None:
-        """So many came, and their prompts were not looked at."""
+    def count_refused(self, requests: int) -> None:
+        """Count requests that were refused before their prompts were read."""
         self._received.inc(requests)
 
-    def arrived(self, prompts: Iterable[int], choices: int) -> None:
-        """``choices`` requests for each prompt of so many tokens."""
+    def count_arrived(self, prompts: Iterable[int], choices: int) -> None:
+        """Count ``choices`` requests for each length in ``prompts`` (tokens)."""
         for tokens in prompts:
             self._received.inc(choices)
             for _ in range(choices):
                 self._prompt.observe(tokens)
 
-    def computed(self, uncached: int) -> None:
-        """A first token has come."""
+    def observe_uncached(self, uncached: int) -> None:
         self._uncached.observe(uncached)
 
-    def answered(self, tokens: int) -> None:
-        """A request has ended after its first token."""
+    def observe_output(self, tokens: int) -> None:
         self._output.observe(tokens)
 
 
 ROLE = "router"
 REPLICA_CHARS = 12  # of an instance id
 _STATUSES = ("ok", "cancelled", "429", "500", "503", "504")
-_WEIGHED = "Requests weighed by an objective, those that waited in vain as well"
-_NO_TIMES = Times()  # it got no further than being checked
-_MET = "Those of them within it; all: within both, and ended well"
+_SLO_REQUESTS_HELP = "Requests weighed by an objective, those that waited in vain as well"
+_NO_TIMES = RequestTimes()  # of a request that was refused
+_SLO_MET_HELP = "Those of them within it; all: within both, and ended well"
 
 
-class Metrics:
-    """A registry of its own: several routers may live in one process. ``goals``: the buckets have
-    an edge at each, so that who met them can be read off. ``replica``: the router's instance."""
+class RouterMetrics:
+    """All metrics of one router, in its own registry: a process may hold several routers.
+
+    ``goals``: histograms have an edge at each objective, so that the share of requests within it
+    can be read off. ``replica``: the router's instance.
+    """
 
     def __init__(self, model: str, goals: Objectives, replica: str = "") -> None:
         self.registry = CollectorRegistry()
@@ -112,9 +113,15 @@ class Metrics:
         self._replica = replica[:REPLICA_CHARS]
         self.goals = goals
         self.walls = WallGauges(self.registry, model, self._replica)
-        self.demand = Demand(self.registry, (model, ROLE))
+        self.demand = DemandMetrics(self.registry, (model, ROLE))
         ttft = tuple(sorted({*TTFT, goals.ttft_s}))
         tpot = tuple(sorted({*ITL, goals.tpot_s}))
+        self._add_request_metrics(ttft, tpot)
+        self._add_routing_metrics()
+        self._add_objective_metrics(ttft)
+        self._add_event_counts()
+
+    def _add_request_metrics(self, ttft: tuple[float, ...], tpot: tuple[float, ...]) -> None:
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From the request's arrival to its first token", ttft
         )
@@ -134,6 +141,8 @@ class Metrics:
         self.output_tokens = self._counter("output_tokens", "Tokens sent to clients")
         self.running = self._gauge("requests_running", "Requests that have brought a token")
         self.waiting = self._gauge("requests_waiting", "Requests before their first token")
+
+    def _add_routing_metrics(self) -> None:
         self.decode_workers = self._gauge("router_decode_workers", "Decode workers attached")
         self.decision = self._histogram(
             "router_decision_seconds", "To choose a request's workers", DECISION
@@ -156,9 +165,16 @@ class Metrics:
         self.queued_prefill_tokens = self._gauge(
             "queued_prefill_tokens", "Prompt tokens of this router's that are to be computed"
         )
-        objectives = self._gauge_by("objective_seconds", "Of the service, as configured", "slo")
-        objectives.labels(model, ROLE, "ttft").set(goals.ttft_s)
-        objectives.labels(model, ROLE, "tpot").set(goals.tpot_s)
+
+    def _add_objective_metrics(self, ttft: tuple[float, ...]) -> None:
+        objectives = Gauge(
+            "baton_objective_seconds",
+            "Of the service, as configured",
+            ["model", "role", "slo"],
+            registry=self.registry,
+        )
+        objectives.labels(self._model, ROLE, "ttft").set(self.goals.ttft_s)
+        objectives.labels(self._model, ROLE, "tpot").set(self.goals.tpot_s)
         self._stages = Histogram(
             "baton_ttft_stage_seconds",
             "Parts of the time to first token; wire and scatter come after it",
@@ -166,11 +182,15 @@ class Metrics:
             buckets=ttft,
             registry=self.registry,
         )
-        self._slo_of = self._by("slo_requests", _WEIGHED, "slo", SLOS)
-        self._slo_met = self._by("slo_met", _MET, "slo", SLOS)
-        self._requests = self._by("requests", "Requests ended", "status", _STATUSES)
+        self._slo_requests = self._counter_by("slo_requests", _SLO_REQUESTS_HELP, "slo", SLOS)
+        self._slo_met = self._counter_by("slo_met", _SLO_MET_HELP, "slo", SLOS)
+
+    def _add_event_counts(self) -> None:
+        self._requests = self._counter_by("requests", "Requests ended", "status", _STATUSES)
         reasons = ("requests", "ttft", "queue")
-        self._refusals = self._by("admission_refusals", "Requests not let in", "reason", reasons)
+        self._refusals = self._counter_by(
+            "admission_refusals", "Requests not let in", "reason", reasons
+        )
         self._not_after = Gauge(
             "baton_certificate_not_after_seconds",
             "When a certificate ends, in seconds since the epoch; use: between processes, or HTTPS",
@@ -184,39 +204,38 @@ class Metrics:
             registry=self.registry,
         )
 
-    def ended(self, status: str, times: Times = _NO_TIMES) -> None:
-        """Count a request: ok, cancelled, or the HTTP status of its error."""
+    def count_request(self, status: str, times: RequestTimes = _NO_TIMES) -> None:
+        """Count an ended request. ``status``: ok, cancelled, or the HTTP status of its error."""
         self._requests.labels(self._model, ROLE, status).inc()
-        for name, met in weighed(status, times, self.goals).items():
-            self._slo_of.labels(self._model, ROLE, name).inc()
+        for name, met in slo_verdicts(status, times, self.goals).items():
+            self._slo_requests.labels(self._model, ROLE, name).inc()
             self._slo_met.labels(self._model, ROLE, name).inc(met)
 
-    def refused(self, reason: str) -> None:
-        """Count a refusal: by the number of ``requests``, by ``ttft`` or by ``queue``."""
+    def count_refusal(self, reason: str) -> None:
+        """Count a refusal by admission. ``reason``: requests, ttft or queue."""
         self._refusals.labels(self._model, ROLE, reason).inc()
 
-    def replicas(self, counts: Mapping[tuple[str, str], int]) -> None:
-        """Workers by role and state."""
+    def set_replicas(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Set the numbers of workers by (role, state)."""
         self._replicas.clear()
         for (role, state), count in counts.items():
             self._replicas.labels(self._model, role, state, self._replica).set(count)
 
-    def certificate(self, use: str, ends: float | None) -> None:
-        """When it ends (seconds since the epoch); None: there is none to be read."""
+    def set_certificate_end(self, use: str, ends: float | None) -> None:
+        """Set when a certificate ends (seconds since the epoch); None: there is none."""
         if ends is not None:
             self._not_after.labels(self._model, ROLE, self._replica, use).set(ends)
 
-    def stage(self, name: str, seconds: float) -> None:
+    def observe_stage(self, name: str, seconds: float) -> None:
         self._stages.labels(self._model, ROLE, name).observe(seconds)
 
-    def routed(self, attempts: Sequence[Attempt]) -> None:
-        """A request has ended; its attempts."""
-        for attempt in attempts:
-            self.decision.observe(attempt.placed.seconds)
-        if not attempts or attempts[0].first_token_s is None:
+    def observe_submissions(self, submissions: Sequence[Submission]) -> None:
+        """Observe decision times and the TTFT prediction of an ended choice."""
+        for submission in submissions:
+            self.decision.observe(submission.placed.seconds)
+        first = submissions[0] if submissions else None
+        if first is None or first.first_token_s is None:
             return
-        first = attempts[0]
-        assert first.first_token_s is not None
         self.prediction.observe(first.first_token_s / max(1e-6, first.chosen.ttft_s))
 
     def page(self) -> bytes:
@@ -231,19 +250,102 @@ class Metrics:
         metric = Counter(f"baton_{name}", text, ["model", "role"], registry=self.registry)
         return metric.labels(self._model, ROLE)
 
-    def _by(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
-        """``values``: those known beforehand start at 0, or a rate would miss the first of each."""
+    def _counter_by(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+        # Values known beforehand start at 0: a rate would miss the first event of each otherwise.
         labels = ["model", "role", label]
         metric = Counter(f"baton_{name}", text, labels, registry=self.registry)
         for value in values:
             metric.labels(self._model, ROLE, value)
         return metric
 
-    def _gauge_by(self, name: str, text: str, label: str) -> Gauge:
-        """Of what is the same at all routers."""
-        return Gauge(f"baton_{name}", text, ["model", "role", label], registry=self.registry)
-
     def _gauge(self, name: str, text: str) -> Gauge:
         labels = ["model", "role", "replica"]
         metric = Gauge(f"baton_{name}", text, labels, registry=self.registry)
         return metric.labels(self._model, ROLE, self._replica)
+
+
+class ChoiceMetrics:
+    """Stopwatch of one choice; its ``ChoiceStream`` reports each event once.
+
+    ``arrived`` is a time of ``clock`` in seconds, ``prompt`` a number of tokens.
+    """
+
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        arrived: float,
+        prompt: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._metrics = metrics
+        self._arrived = arrived
+        self._prompt = prompt
+        self._clock = clock
+        self._first = self._last = 0.0
+        self._tokens = 0
+        self._complete = False
+        metrics.waiting.inc()
+
+    def record_tokens(self, count: int, cached: int) -> None:
+        """Record ``count`` output tokens; ``cached`` prompt tokens came from a prefix cache.
+
+        Tokens that came together share the time since the previous ones equally. Those that came
+        with the first token have no time between tokens.
+        """
+        if not count:
+            return
+        now = self._clock()
+        if not self._tokens:
+            self._first = self._last = now
+            self._metrics.time_to_first_token.observe(now - self._arrived)
+            self._metrics.waiting.dec()
+            self._metrics.running.inc()
+            self._record_prompt(cached)
+        else:
+            for _ in range(count):
+                self._metrics.inter_token_latency.observe((now - self._last) / count)
+        self._tokens += count
+        self._last = now
+
+    def record_completion(self) -> None:
+        """Record that this choice is complete; other choices may go on."""
+        self._complete = True
+
+    def _record_prompt(self, cached: int) -> None:
+        metrics, prompt = self._metrics, self._prompt
+        metrics.prompt_tokens.inc(prompt)
+        metrics.uncached_prompt_tokens.inc(prompt - cached)
+        metrics.cache_queries.inc(prompt)
+        metrics.cache_hits.inc(cached)
+        metrics.demand.observe_uncached(prompt - cached)
+
+    def record_end(self, status: str, submissions: Sequence[Submission]) -> None:
+        """Record the end. ``status``: ok, cancelled, or the HTTP status of its error. Call once."""
+        metrics, now = self._metrics, self._clock()
+        metrics.observe_submissions(submissions)
+        first_s = self._first - self._arrived if self._tokens else None
+        (metrics.waiting if first_s is None else metrics.running).dec()
+        metrics.duration.observe(now - self._arrived)
+        metrics.output_tokens.inc(self._tokens)
+        if first_s is not None:
+            metrics.demand.observe_output(self._tokens)
+            for name, seconds in ttft_stages(self._arrived, first_s, submissions).items():
+                metrics.observe_stage(name, seconds)
+        is_due = status != "ok" and not self._complete
+        times = RequestTimes(now - self._arrived, first_s, self._tpot_s(now, is_due))
+        metrics.count_request(status, times)
+
+    def _tpot_s(self, now: float, is_due: bool) -> float | None:
+        """Return the mean seconds per token after the first; None without such tokens.
+
+        ``is_due``: another token is being waited for. It counts as soon as the mean would miss the
+        objective if it came now.
+        """
+        mean = None
+        if self._tokens > 1:
+            mean = (self._last - self._first) / (self._tokens - 1)
+            self._metrics.time_per_output_token.observe(mean)
+        if is_due and self._tokens:
+            at_least = (now - self._first) / self._tokens
+            return at_least if at_least > self._metrics.goals.tpot_s else mean
+        return mean

@@ -1,7 +1,9 @@
-"""From a request to its workers: what is known now, the policy's choice, and the books on it.
+"""``Placer`` chooses the workers of a request from what the router knows now.
 
-pool (who, load) + index (cached) + ledger (own work) + learned (links, outputs)
-    --snapshot--> policy --choice--> ticket, and the message for the decode worker
+    pool (workers, load) + index (cached blocks) + ledger (own work) + estimates (links, outputs)
+        --PlacementSnapshot--> choose_placement --PlacementChoice--> ticket, Submit message
+
+Called by ``ChoiceStream`` and ``Submission``.
 """
 
 from __future__ import annotations
@@ -13,65 +15,73 @@ from typing import NamedTuple
 
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.registry.directory import WorkerRecord
-from protocol.requests import Request, to_wire
+from protocol.requests import Request, request_to_wire
 from protocol.wire import wire_pb2 as pb
-from router.placement.choose import Choice
+from router.placement.choose import PlacementChoice, choose_placement
 from router.placement.cost import Placement
-from router.placement.learned import Learned
-from router.placement.ledger import Ledger, Ticket
-from router.placement.policies import PolicyName, policy
+from router.placement.estimates import RoutingEstimates
+from router.placement.ledger import PlacementTicket, WorkLedger
 from router.placement.prefix_index import PrefixIndex
-from router.placement.snapshot import DecodeState, Fetch, Objectives, PrefillState, Query, Snapshot
-from router.placement.step_model import CHUNK
+from router.placement.snapshot import (
+    DecodeState,
+    Objectives,
+    PlacementQuery,
+    PlacementSnapshot,
+    PrefillState,
+    PrefixFetch,
+)
+from router.placement.step_model import DEFAULT_CHUNK
 from router.workers.decode_link import DecodeLink
-from router.workers.pool import Pool
+from router.workers.pool import WorkerPool
 
 
-class Placed(NamedTuple):
-    """A decision, before it is acted on."""
+class PlacedRequest(NamedTuple):
+    """A request's workers, chosen but not yet used."""
 
     link: DecodeLink
-    choice: Choice
-    query: Query
-    seconds: float  # that the decision took
+    choice: PlacementChoice
+    query: PlacementQuery
+    seconds: float  # duration of the decision
 
 
 class Placer:
+    """Places the requests of one router. Created with the router, holds no state of its own."""
+
     def __init__(
         self,
-        pool: Pool,
+        pool: WorkerPool,
         index: PrefixIndex,
-        ledger: Ledger,
-        learned: Learned,
+        ledger: WorkLedger,
+        estimates: RoutingEstimates,
         goals: Objectives,
-        name: PolicyName,
     ) -> None:
-        self.learned = learned
-        self.name: PolicyName = name
+        self.estimates = estimates
         self._pool = pool
         self._index = index
         self._ledger = ledger
         self._goals = goals
-        # A generator of its own for each router: equals are not equal for all of them alike.
-        self._policy = policy(name, random.Random(random.SystemRandom().getrandbits(64)))
+        # Each router has its own generator, so that routers break ties differently.
+        self._rng = random.Random(random.SystemRandom().getrandbits(64))
 
     def place(
         self, request: Request, keys: Sequence[bytes], avoid: Collection[str] = ()
-    ) -> Placed | None:
-        """Where the request should go; None when no decode worker is attached. A decode worker in
-        ``avoid`` (it failed this very request) is taken only when there is no other. ``keys``: of
-        the prompt's blocks."""
+    ) -> PlacedRequest | None:
+        """Return the request's workers; None when no decode worker is attached.
+
+        ``keys``: block keys of the prompt. A decode worker in ``avoid`` (it failed this request) is
+        used only when there is no other.
+        """
         began = time.perf_counter()
         query = self._query(request)
         snapshot = self._snapshot(request.priority, self._index.match(keys), avoid)
-        choice = self._policy(query, snapshot, self._goals)
+        choice = choose_placement(query, snapshot, self._goals, self._rng)
         if choice is None:
             return None
         link = self._pool.links[choice.chosen.decode]
-        return Placed(link, choice, query, time.perf_counter() - began)
+        return PlacedRequest(link, choice, query, time.perf_counter() - began)
 
-    def open(self, placed: Placed, priority: int) -> Ticket:
-        """Enter it into the books. The caller releases the ticket."""
+    def open_ticket(self, placed: PlacedRequest, priority: int) -> PlacementTicket:
+        """Enter the work into the ledger. The caller releases the ticket."""
         chosen, query = placed.choice.chosen, placed.query
         return self._ledger.open(
             *(chosen.prefill, chosen.decode),
@@ -81,10 +91,10 @@ class Placer:
             priority=priority,
         )
 
-    def message(self, placed: Placed, request: Request) -> pb.Submit:
-        """What the decode worker is told."""
+    def submit_message(self, placed: PlacedRequest, request: Request) -> pb.Submit:
+        """Return the message that submits the request to its decode worker."""
         choice = placed.choice
-        submit = pb.Submit(request=to_wire(request))
+        submit = pb.Submit(request=request_to_wire(request))
         chosen = choice.chosen
         if chosen.prefill is None:
             if chosen.p.fetch is not None:
@@ -92,10 +102,9 @@ class Placer:
             return submit
         for candidate in (chosen, *choice.others):
             self._add_candidate(submit, candidate)
-        if self.name == "cost":
-            # The choice stands, unless D turns out to lack next to nothing.
-            missing = placed.query.tokens - chosen.d.cached
-            submit.local_prefill_tokens = min(BLOCK_TOKENS, missing - 1)
+        # The decode worker computes the prompt itself only if all but one block is cached by then.
+        missing = placed.query.tokens - chosen.d.cached
+        submit.local_prefill_tokens = min(BLOCK_TOKENS, missing - 1)
         return submit
 
     def _add_candidate(self, submit: pb.Submit, placement: Placement) -> None:
@@ -108,7 +117,7 @@ class Placer:
             if placement.p.fetch is not None:
                 self._set_fetch(candidate.fetch, placement.p.fetch)
 
-    def _set_fetch(self, message: pb.Fetch, fetch: Fetch) -> None:
+    def _set_fetch(self, message: pb.Fetch, fetch: PrefixFetch) -> None:
         record = self._pool.record(fetch.source)
         if record is not None:
             message.instance = record.instance
@@ -116,35 +125,37 @@ class Placer:
             message.kv_endpoint = record.kv_endpoint
             message.blocks = fetch.tokens // BLOCK_TOKENS
 
-    # ---- what is known ----------------------------------------------------------------------
+    # ---- Snapshot ---------------------------------------------------------------------------
 
-    def _query(self, request: Request) -> Query:
+    def _query(self, request: Request) -> PlacementQuery:
         tokens = len(request.context)
         left = request.length_limit - tokens
-        expected = left if request.sampling.ignore_eos else min(left, self.learned.output)
+        expected = left if request.sampling.ignore_eos else min(left, self.estimates.output)
         model = self._pool.model
         nominal = model.kv_bytes_per_token if model else 0
-        return Query(tokens, max(2.0, expected), self.learned.kv_bytes(nominal))
+        return PlacementQuery(tokens, max(2.0, expected), self.estimates.kv_bytes(nominal))
 
-    def _snapshot(self, priority: int, matches: dict[str, int], avoid: Collection[str]) -> Snapshot:
+    def _snapshot(
+        self, priority: int, matches: dict[str, int], avoid: Collection[str]
+    ) -> PlacementSnapshot:
         prefill = [
-            self._computing(record, priority, matches)
+            self._prefill_state(record, priority, matches)
             for record in self._pool.prefill.values()
             if not record.draining
         ]
         ready = [link for link in self._pool.links.values() if link.ready]
         able = [link for link in ready if not link.down] or ready
         fresh = [link for link in able if link.record.instance not in avoid]
-        decode = [self._decoding(link, priority, matches) for link in fresh or able]
-        network = self.learned.network(self._ledger.active)
-        return Snapshot(prefill, decode, network, self.learned.output)
+        decode = [self._decode_state(link, priority, matches) for link in fresh or able]
+        network = self.estimates.network(self._ledger.active)
+        return PlacementSnapshot(prefill, decode, network, self.estimates.output)
 
-    def _computing(
+    def _prefill_state(
         self, record: WorkerRecord, priority: int, matches: dict[str, int]
     ) -> PrefillState:
         instance = record.instance
         model = self._pool.step_model(instance)
-        chunk = record.prefill_chunk or CHUNK
+        chunk = record.prefill_chunk or DEFAULT_CHUNK
         queue = self._ledger.queues.get(instance)
         queue_s = 0.0
         if queue is not None:
@@ -152,15 +163,17 @@ class Placer:
             if queue.others:
                 queue_s += model.prefill_s(0, queue.others, chunk)
         cached = matches.get(instance, 0) * BLOCK_TOKENS
-        correction = self.learned.correction(instance)
+        correction = self.estimates.correction(instance)
         return PrefillState(instance, model, chunk, queue_s, correction, cached)
 
-    def _decoding(self, link: DecodeLink, priority: int, matches: dict[str, int]) -> DecodeState:
+    def _decode_state(
+        self, link: DecodeLink, priority: int, matches: dict[str, int]
+    ) -> DecodeState:
         record = link.record
         load = link.load()
         free = max(0, load.kv_free - self._ledger.pending_kv.get(record.instance, 0))
         return DecodeState(
-            self._computing(record, priority, matches),
+            self._prefill_state(record, priority, matches),
             load.requests,
             record.max_batch,
             load.kv_total - load.kv_free,

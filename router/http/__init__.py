@@ -1,1 +1,1 @@
-"""The ASGI application: routes, limits, a request's job, its response."""
+"""The router's HTTP server: routes, checks of requests, responses and their streams."""

@@ -1,8 +1,11 @@
-"""The router as an ASGI application.
+"""``create_app``: the router as an ASGI application with its routes.
 
-startup     tokenizer, directory, a stream to every decode worker
-requests    see ``intake`` and ``respond``
-shutdown    streams and directory closed
+    startup     tokenizer, directory, a link to every decode worker (``router.http.state``)
+    request     read and checked (``router.http.intake``), then answered: a streamed token is sent
+                to its client by ``GenerationResponse._send_stream`` (``router.http.response``)
+    shutdown    links and directory closed
+
+Served by ``router.http.server``.
 """
 
 from __future__ import annotations
@@ -20,30 +23,32 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.common import errors
 from router.common.errors import ApiError
-from router.common.request_body import ClientGone
-from router.http import ui_routes as ui
+from router.common.request_body import ClientDisconnected
+from router.http import ui_routes
 from router.http.generation_plan import plan_chat, plan_completion
-from router.http.intake import Body, Parse, Prepare, check_model, take_in
+from router.http.intake import (
+    Body,
+    ParseBody,
+    PlanGeneration,
+    accept_request,
+    check_served_model,
+)
 from router.http.limits import HeadLimits
-from router.http.response import GenerationResponse
-from router.http.state import RouterState, opened
-from router.openai.answers.openapi import document
+from router.http.state import RouterState, open_router_state
+from router.openai.answers.openapi import openapi_document
 from router.openai.answers.wire_json import ModelCard
 from router.openai.bodies.generation_body import parse_chat, parse_completion
 from router.settings import RouterSettings
 from router.workers.pool import ListWorkers
 
-# MERGED router.request_id
-# An ``x-request-id`` header on every response: the client's own, where it sent a sane one.
-
-SANE = "^[A-Za-z0-9._:-]{1,128}$"
-"""What an id must be like to come back, as a regular expression for lines without an end."""
-
-_SANE = re.compile(SANE[:-1].encode() + rb"\Z")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 
 
 class RequestIdMiddleware:
-    """Plain ASGI: a wrapper with queues and tasks would cost every chunk of every stream."""
+    """Adds ``x-request-id`` to every response: the client's own id, if it is valid.
+
+    Plain ASGI, because Starlette's wrapper has a queue and a task that cost every chunk.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -53,7 +58,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"")
-        request_id = given if _SANE.match(given) else secrets.token_hex(16).encode()
+        request_id = given if _REQUEST_ID.match(given) else secrets.token_hex(16).encode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -64,22 +69,22 @@ class RequestIdMiddleware:
 
 
 def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None) -> FastAPI:
-    """The application. It holds nothing until its lifespan starts.
+    """Return the application, which holds nothing until its lifespan starts.
 
     ``list_workers`` replaces the directory in Redis.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opened(settings, list_workers) as state:
+        async with open_router_state(settings, list_workers) as state:
             app.state.router = state
             yield
 
     no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = FastAPI(title="Baton", lifespan=lifespan, redirect_slashes=False, **no_pages)
-    app.add_middleware(HeadLimits)  # inside of the next: its answers have an id, too
+    app.add_middleware(HeadLimits)  # inside the next one: its errors have an id, too
     app.add_middleware(RequestIdMiddleware)
-    errors.install(app)
+    errors.install_error_handlers(app)
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", chats, methods=["POST"])
     app.add_api_route("/v1/models", models, methods=["GET", "HEAD"])
@@ -89,7 +94,7 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
     app.add_api_route("/ready", ready, methods=["GET", "HEAD"])
     app.add_api_route("/metrics", metrics, methods=["GET", "HEAD"])
     app.add_api_route("/sd", sd, methods=["GET", "HEAD"])
-    ui.install(app)
+    ui_routes.install_ui_routes(app)
     return app
 
 
@@ -104,25 +109,27 @@ def _json(value: object) -> Response:
 
 
 async def completions(request: Request) -> Response:
-    return await _generated(request, parse_completion, plan_completion)
+    return await _generate(request, parse_completion, plan_completion)
 
 
 async def chats(request: Request) -> Response:
-    return await _generated(request, parse_chat, plan_chat)
+    return await _generate(request, parse_chat, plan_chat)
 
 
-async def _generated(request: Request, parse: Parse[Body], prepare: Prepare[Body]) -> Response:
+async def _generate(
+    request: Request, parse: ParseBody[Body], plan: PlanGeneration[Body]
+) -> Response:
     state = _state(request)
     try:
-        return GenerationResponse(await take_in(state, request, parse, prepare))
+        return await accept_request(state, request, parse, plan)
     except ApiError as error:
-        state.metrics.ended(str(error.status))
+        state.metrics.count_request(str(error.status))
         raise
-    except ClientGone:
-        state.metrics.ended("cancelled")
-        return Response(status_code=499)  # nobody will see it
+    except ClientDisconnected:
+        state.metrics.count_request("cancelled")
+        return Response(status_code=499)  # is not sent: the connection is closed
     except Exception:
-        state.metrics.ended("500")
+        state.metrics.count_request("500")
         raise
 
 
@@ -133,7 +140,7 @@ def _card(state: RouterState) -> ModelCard:
 
 
 def _authenticate(request: Request) -> None:
-    _state(request).tenants.of(request.headers.get("authorization"))
+    _state(request).tenants.authenticate(request.headers.get("authorization"))
 
 
 async def models(request: Request) -> Response:
@@ -144,23 +151,23 @@ async def models(request: Request) -> Response:
 async def model(request: Request, name: str) -> Response:
     _authenticate(request)
     state = _state(request)
-    check_model(state, name)
+    check_served_model(state, name)
     return _json(_card(state))
 
 
 async def openapi(request: Request) -> Response:
     _authenticate(request)
     settings = _state(request).settings
-    return _json(document(settings.model_id, keys=settings.api_keys is not None))
+    return _json(openapi_document(settings.model_id, keys=settings.api_keys is not None))
 
 
 async def health() -> Response:
-    """This process is alive; nothing is said of the others."""
+    """This process is alive, whatever the state of the workers is."""
     return _json({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
-    """A completion would find a decode worker."""
+    """A request would find a decode worker."""
     state = _state(request)
     attached = state.pool.attached
     if not attached:
@@ -172,11 +179,11 @@ async def ready(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     _authenticate(request)
-    page = _state(request).page()
+    page = _state(request).metrics_page()
     return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def sd(request: Request) -> Response:
-    """Where every process has its metrics (Prometheus ``http_sd_configs``)."""
+    """List the metrics addresses of all processes (Prometheus ``http_sd_configs``)."""
     _authenticate(request)
-    return _json(await _state(request).discovered())
+    return _json(await _state(request).scrape_targets())

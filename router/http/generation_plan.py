@@ -1,4 +1,8 @@
-"""A completion's body to its plan."""
+"""A checked body becomes a ``GenerationPlan``: prompts as token ids, sampling, output options.
+
+``plan_completion`` and ``plan_chat`` are called by ``router.http.intake``, which makes the plan's
+choices and their response.
+"""
 
 from __future__ import annotations
 
@@ -7,175 +11,209 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from protocol.registry.directory import ModelInfo
+from protocol.sampling_params import SamplingParams
 from router.common import tokenizer
 from router.common.errors import ApiError, invalid
-from router.http.job import Plan, Prompt, manner_of
+from router.generation.choice_stream import OutputOptions
 from router.http.state import RouterState
-from router.openai.answers.answer_form import Form, Head, Naming
-from router.openai.answers.chat_answer import ChatForm, ChatShows
-from router.openai.answers.completion_answer import CompletionForm, CompletionShows
-from router.openai.bodies.generation_body import ChatBody, CompletionBody
-from router.openai.bodies.tools import ToolWish
+from router.openai.answers.chat_formatter import ChatFormatter, ChatResponseOptions
+from router.openai.answers.completion_formatter import (
+    CompletionFormatter,
+    CompletionResponseOptions,
+)
+from router.openai.answers.formatter import ResponseFormatter, ResponseHeader, TokenNaming
+from router.openai.bodies.generation_body import ChatBody, CompletionBody, GenerationBody
+from router.openai.bodies.tools import ToolOptions
 
-# MERGED router.room
-# Whether prompt and output fit the model.
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Log-probabilities of prompts in one response: some 20 MB of JSON."""
+
+Prompt = tuple[int, ...]
 
 
-class Room(NamedTuple):
-    """Names the fields that a message about too long a request speaks of."""
+class GenerationPlan(NamedTuple):
+    """What one request asks for, in the terms of the router."""
 
-    prompt: str
-    output: str
+    id_prefix: str  # of the response's id
+    prompts: list[Prompt]
+    sampling: SamplingParams  # of the first choice of each prompt
+    new_formatter: Callable[[ResponseHeader, list[Prompt]], ResponseFormatter]
+    """Takes the header of the response and the prompt of each choice."""
+    output: OutputOptions
+    candidates: int  # choices of each prompt, of which the best ``n`` are returned
+
+    def check_vocabulary(self, body: GenerationBody, model: ModelInfo) -> None:
+        """Raises ApiError (400) for token ids beyond the vocabulary."""
+        ids_by_field = {
+            "prompt": [max(prompt) for prompt in self.prompts],
+            "logit_bias": [token for token, _ in body.logit_bias],
+            "stop_token_ids": body.stop_token_ids,
+        }
+        for field, ids in ids_by_field.items():
+            highest = max(ids, default=0)
+            if highest >= model.vocab_size:
+                raise invalid(
+                    f"{field} holds token id {highest}; the vocabulary ends at"
+                    f" {model.vocab_size - 1}",
+                    field,
+                )
+
+
+class ContextLimit(NamedTuple):
+    """Checks that prompt and output fit the model; holds the field names for the error message."""
+
+    prompt_field: str
+    output_field: str
 
     def check(self, prompt: int, output: int, model: ModelInfo) -> None:
         """Raises ApiError (400) when so many tokens do not fit the model together."""
         if not prompt:
-            raise invalid(f"{self.prompt} holds no tokens", self.prompt)
+            raise invalid(f"{self.prompt_field} holds no tokens", self.prompt_field)
         if prompt + output > model.max_model_len:
             raise invalid(
                 f"the model takes {model.max_model_len} tokens, prompt and output together; this"
-                f" request has {prompt} in the prompt and asks for {output} ({self.output})",
-                self.prompt if prompt >= model.max_model_len else self.output,
+                f" request has {prompt} in the prompt and asks for {output} ({self.output_field})",
+                self.prompt_field if prompt >= model.max_model_len else self.output_field,
                 "context_length_exceeded",
             )
 
 
-_ROOM = Room("prompt", "max_tokens")
-
-MAX_PROMPT_SCORES = 1 << 18
-"""Log-probabilities of prompts in an answer: some 20 MB of JSON."""
+COMPLETION_LIMIT = ContextLimit("prompt", "max_tokens")
 
 
 async def plan_completion(
     state: RouterState, body: CompletionBody, model: ModelInfo, tenant: str
-) -> Plan:
-    """Raises ApiError (400) for prompts that do not fit the model."""
-    prompts = [await _ids(state, body, prompt, model) for prompt in body.prompt]
-    _check_scores(body, prompts)
+) -> GenerationPlan:
+    """Plan a completion. Raises ApiError (400) for prompts that do not fit the model."""
+    prompts = [await _prompt_ids(state, body, prompt, model) for prompt in body.prompt]
+    _check_prompt_logprobs(body, prompts)
     output = await state.formats.plan(body, tenant)
-    tracked = body.logprobs is not None
-    shows = CompletionShows(tracked, body.return_token_ids, body.prompt_logprobs)
-    naming = Naming(state.vocabulary, body.return_tokens_as_token_ids)
-    scored_only = body.max_tokens == 0
+    logprobs = body.logprobs is not None
+    options = CompletionResponseOptions(logprobs, body.return_token_ids, body.prompt_logprobs)
+    naming = TokenNaming(state.vocabulary, body.return_tokens_as_token_ids)
 
-    def form(head: Head, of_choices: list[Prompt]) -> Form:
-        return CompletionForm(head, naming, shows, of_choices)
+    def new_formatter(header: ResponseHeader, of_choices: list[Prompt]) -> ResponseFormatter:
+        return CompletionFormatter(header, naming, options, of_choices)
 
-    return Plan(
-        prefix="cmpl",
+    return GenerationPlan(
+        id_prefix="cmpl",
         prompts=prompts,
-        max_tokens=body.max_tokens,
-        form=form,
-        manner=manner_of(state, body, tracked=tracked, echo=body.echo, scored_only=scored_only),
+        sampling=body.sampling_params(
+            max_tokens=max(body.max_tokens, 1),  # workers always draw one
+            logprobs=_logprobs(body),
+            prompt_logprobs=_prompt_logprobs(body),
+            grammar=output.grammar,
+        ),
+        new_formatter=new_formatter,
+        output=_output_options(state, body, logprobs=logprobs)._replace(
+            echo=body.echo, prompt_only=body.max_tokens == 0
+        ),
         candidates=body.candidates,
-        logprobs=_logprobs(body),
-        prompt_logprobs=_prompt_logprobs(body),
-        grammar=output.grammar,
     )
 
 
 def _logprobs(body: CompletionBody) -> int | None:
-    """The best of many are found by their log-probabilities, whether or not they are shown."""
+    """The best of many candidates are found by log-probabilities that need not be shown."""
     if body.logprobs is None and body.candidates > body.n:
         return 0
     return body.logprobs
 
 
 def _prompt_logprobs(body: CompletionBody) -> int | None:
-    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
-    return max((count for count in wanted if count is not None), default=None)
+    counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return max((count for count in counts if count is not None), default=None)
 
 
-def _check_scores(body: CompletionBody, prompts: list[Prompt]) -> None:
-    """Raises ApiError (400) for an answer with too many log-probabilities of prompts."""
+def _check_prompt_logprobs(body: CompletionBody, prompts: list[Prompt]) -> None:
+    """Raises ApiError (400) for a response with too many log-probabilities of prompts."""
     of_echo = body.logprobs if body.echo else None
     each = sum(count + 1 for count in (body.prompt_logprobs, of_echo) if count is not None)
     total = each * body.n * sum(map(len, prompts))
-    if total > MAX_PROMPT_SCORES:
+    if total > MAX_PROMPT_LOGPROBS:
         field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         raise invalid(
             f"{field}: the answer would hold {total} log-probabilities of prompts (tokens of all"
-            f" prompts times n times {each}); at most {MAX_PROMPT_SCORES} are given",
+            f" prompts times n times {each}); at most {MAX_PROMPT_LOGPROBS} are given",
             field,
         )
 
 
-async def _ids(
+async def _prompt_ids(
     state: RouterState, body: CompletionBody, prompt: str | list[int], model: ModelInfo
 ) -> Prompt:
     kept = body.truncate_prompt_tokens
 
-    def room(count: int) -> None:
-        _ROOM.check(min(count, kept or count), max(body.max_tokens, 1), model)
+    def check_length(count: int) -> None:
+        COMPLETION_LIMIT.check(min(count, kept or count), max(body.max_tokens, 1), model)
 
-    ids = prompt if isinstance(prompt, list) else await _encoded(state, body, prompt, room)
-    room(len(ids))
+    if isinstance(prompt, list):
+        ids = prompt
+    else:
+        try:
+            ids = await tokenizer.encode(
+                state.vocabulary.tokenizer,
+                prompt,
+                special=body.add_special_tokens,
+                check_length=check_length,
+            )
+        except UnicodeEncodeError:
+            message = "prompt must be text, but holds half of a surrogate pair"
+            raise invalid(message, "prompt") from None
+    check_length(len(ids))
     if len(body.prompt) > 1:
         await asyncio.sleep(0)  # many prompts take a while; streams go on
     return tuple(ids if kept is None else ids[-kept:])
 
 
-async def _encoded(
-    state: RouterState, body: CompletionBody, prompt: str, room: Callable[[int], None]
-) -> list[int]:
-    try:
-        return await tokenizer.encode(
-            state.vocabulary.tokenizer, prompt, special=body.add_special_tokens, room=room
-        )
-    except UnicodeEncodeError:
-        raise invalid("prompt must be text, but holds half of a surrogate pair", "prompt") from None
-
-
-# MERGED router.chat_plan
-# A chat's body to its plan.
-
-
-async def plan_chat(state: RouterState, body: ChatBody, model: ModelInfo, tenant: str) -> Plan:
-    """Raises ApiError (400) for a chat that the model's template or context does not take."""
+async def plan_chat(
+    state: RouterState, body: ChatBody, model: ModelInfo, tenant: str
+) -> GenerationPlan:
+    """Plan a chat. Raises ApiError (400) for what the model's template or context cannot take."""
     template = state.formats.template
     if template is None:
         raise _no_template(state)
-    wish = ToolWish(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    output = await state.formats.plan(body, tenant, wish)
+    tools = ToolOptions(body.tools or (), body.tool_choice, body.parallel_tool_calls)
+    output = await state.formats.plan(body, tenant, tools)
     ids = await template.prompt(
         body.messages,
         output.tools,
         add_generation_prompt=body.add_generation_prompt,
         options=body.chat_template_kwargs,
     )
-    most = _most(state, body, len(ids), model)
-    shows = ChatShows(body.logprobs, body.return_token_ids)
-    naming = Naming(state.vocabulary, body.return_tokens_as_token_ids)
-    manner = manner_of(state, body, tracked=body.logprobs)
+    options = ChatResponseOptions(body.logprobs, body.return_token_ids)
+    naming = TokenNaming(state.vocabulary, body.return_tokens_as_token_ids)
+    shown = _output_options(state, body, logprobs=body.logprobs)
     if output.show_special:
-        manner = manner._replace(skip_special=False)
+        shown = shown._replace(skip_special=False)
 
-    def form(head: Head, of_choices: list[Prompt]) -> Form:
-        return ChatForm(head, naming, shows, output, of_choices[0])
+    def new_formatter(header: ResponseHeader, of_choices: list[Prompt]) -> ResponseFormatter:
+        return ChatFormatter(header, naming, options, output, of_choices[0])
 
-    return Plan(
-        prefix="chatcmpl",
+    return GenerationPlan(
+        id_prefix="chatcmpl",
         prompts=[tuple(ids)],
-        max_tokens=most,
-        form=form,
-        manner=manner,
+        sampling=body.sampling_params(
+            max_tokens=_max_chat_tokens(state, body, len(ids), model),
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            grammar=output.grammar,
+        ),
+        new_formatter=new_formatter,
+        output=shown,
         candidates=body.n,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=output.grammar,
     )
 
 
-def _most(state: RouterState, body: ChatBody, prompt: int, model: ModelInfo) -> int:
-    """Output tokens: what fits the model and every decode worker, where the client does not say."""
-    room = Room("messages", body.output_field)
-    if body.most is not None:
-        room.check(prompt, body.most, model)
-        return body.most
+def _max_chat_tokens(state: RouterState, body: ChatBody, prompt: int, model: ModelInfo) -> int:
+    """Output tokens: what fits the model and every decode worker where the client sets no limit."""
+    limit = ContextLimit("messages", body.output_field)
+    if body.max_output_tokens is not None:
+        limit.check(prompt, body.max_output_tokens, model)
+        return body.max_output_tokens
     least = max(1, body.min_tokens)
-    room._replace(output="min_tokens").check(prompt, least, model)
-    pools = [link.load().kv_total for link in state.pool.links.values() if link.attached]
-    held = min((tokens for tokens in pools if tokens), default=model.max_model_len)
-    return max(least, min(model.max_model_len, held) - prompt)
+    limit._replace(output_field="min_tokens").check(prompt, least, model)
+    totals = [link.load().kv_total for link in state.pool.links.values() if link.attached]
+    smallest = min((tokens for tokens in totals if tokens), default=model.max_model_len)
+    return max(least, min(model.max_model_len, smallest) - prompt)
 
 
 def _no_template(state: RouterState) -> ApiError:
@@ -184,4 +222,15 @@ def _no_template(state: RouterState) -> ApiError:
         " /v1/completions only",
         "messages",
         "chat_template_missing",
+    )
+
+
+def _output_options(state: RouterState, body: GenerationBody, *, logprobs: bool) -> OutputOptions:
+    return OutputOptions(
+        logprobs=logprobs,
+        stop_strings=body.stop,
+        stop_tokens=state.vocabulary.eos | frozenset(body.stop_token_ids),
+        min_tokens=body.min_tokens,
+        keep_stops=body.include_stop_str_in_output,
+        skip_special=body.skip_special_tokens,
     )

@@ -1,69 +1,88 @@
-"""From an HTTP request to a job: everything that can be wrong is found here."""
+"""An HTTP request becomes a ``GenerationResponse``; all errors of the client are found here.
+
+    head, API key -> body -> model, priority -> GenerationPlan -> admission -> ChoiceStreams
+
+The routes of ``router.http.app`` call ``accept_request``. Nothing is submitted to workers before
+the response that it returns is called.
+"""
 
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
+from msgspec.structs import replace
 
+from protocol.block_keys import block_keys, cache_root
 from protocol.registry.directory import ModelInfo
+from protocol.requests import Request
 from router.common.errors import ApiError, invalid, unavailable
-from router.common.request_body import read_object
-from router.http.job import Job, Origin, Plan, check_vocabulary, job_of
+from router.common.request_body import read_json_object
+from router.common.tenants import Tenant
+from router.generation.choice_stream import ChoiceStream, GenerationRequest
+from router.generation.output_text import SharedPromptLogprobs
+from router.http.generation_plan import GenerationPlan
+from router.http.response import GenerationResponse, ResponseOptions
 from router.http.state import RouterState
+from router.openai.answers.formatter import ResponseHeader
 from router.openai.bodies.generation_body import GenerationBody
-from router.placement.admission import Patience
-from router.settings import RouterSettings
+from router.placement.admission import AdmissionLimits
 
-EXPLAIN = "x-baton-explain"
-TIMELINE = "x-baton-timeline"
-TTFT_DEADLINE = "x-baton-ttft-deadline-ms"
+EXPLAIN_HEADER = "x-baton-explain"
+TIMELINE_HEADER = "x-baton-timeline"
+TTFT_DEADLINE_HEADER = "x-baton-ttft-deadline-ms"
 
 Body = TypeVar("Body", bound=GenerationBody)
-Parse = Callable[[Mapping[str, Any]], Body]
-Prepare = Callable[[RouterState, Body, ModelInfo, str], Awaitable[Plan]]  # str: the tenant
+ParseBody = Callable[[Mapping[str, Any]], Body]
+PlanGeneration = Callable[[RouterState, Body, ModelInfo, str], Awaitable[GenerationPlan]]
+"""The string is the name of the tenant."""
 
 
-async def take_in(
-    state: RouterState, http: HttpRequest, parse: Parse[Body], prepare: Prepare[Body]
-) -> Job:
-    """Read and check a request for generated tokens: ``parse`` checks what can be told from the
-    body alone, ``prepare`` the rest. Raises ApiError or ClientGone."""
+async def accept_request(
+    state: RouterState, http: HttpRequest, parse: ParseBody[Body], plan: PlanGeneration[Body]
+) -> GenerationResponse:
+    """Read and check a request for generated tokens.
+
+    ``parse`` checks what the body alone can tell, ``plan`` the rest. Raises ApiError or
+    ClientDisconnected.
+    """
     arrived = time.perf_counter()
     settings = state.settings
-    tenant = state.tenants.of(http.headers.get("authorization"))
-    patience = _patience(http, settings)
-    raw = await read_object(http, settings.max_body_bytes, settings.body_timeout_s)
+    tenant = state.tenants.authenticate(http.headers.get("authorization"))
+    limits = _admission_limits(http, state.default_limits)
+    raw = await read_json_object(http, settings.max_body_bytes, settings.body_timeout_s)
     body = parse(raw)
-    check_model(state, body.model)
-    tenant.check(body.priority)
-    model = _let_in(state, body)
-    plan = await prepare(state, body, model, tenant.name)
-    check_vocabulary(body, plan, model)
-    state.metrics.demand.arrived([len(prompt) for prompt in plan.prompts], plan.candidates)
-    state.admission.check(body.priority, len(plan.prompts) * plan.candidates)
-    explain, timeline = (http.headers.get(name) == "1" for name in (EXPLAIN, TIMELINE))
-    origin = Origin(arrived, patience, tenant, explain, timeline)
-    return job_of(state, body, plan, model, origin)
+    check_served_model(state, body.model)
+    tenant.check_priority(body.priority)
+    model = _model_with_capacity(state, body)
+    planned = await plan(state, body, model, tenant.name)
+    planned.check_vocabulary(body, model)
+    state.metrics.demand.count_arrived(map(len, planned.prompts), planned.candidates)
+    state.admission.check(body.priority, len(planned.prompts) * planned.candidates)
+    options = ResponseOptions(
+        id=f"{planned.id_prefix}-{secrets.token_hex(16)}",
+        stream=body.stream,
+        include_usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
+        arrived=arrived,
+        explain=http.headers.get(EXPLAIN_HEADER) == "1",
+        timeline=http.headers.get(TIMELINE_HEADER) == "1",
+        n=body.n,
+        candidates=planned.candidates,
+    )
+    requests = _create_requests(state, options.id, body, planned, model, tenant)
+    created, fingerprint = int(time.time()), f"fp_{model.fingerprint[:16]}"
+    header = ResponseHeader(options.id, created, settings.model_id, fingerprint)
+    formatter = planned.new_formatter(header, [request.prompt for request in requests])
+    choices = _create_choices(state, options, planned, requests, limits)
+    return GenerationResponse(settings, options, formatter, choices)
 
 
-def _let_in(state: RouterState, body: GenerationBody) -> ModelInfo:
-    """The model. Raises ApiError (503, 429) where there is no use in looking at the prompts."""
-    model = state.pool.model
-    try:
-        if model is None or not state.pool.attached:
-            raise unavailable("no decode worker is attached; try again shortly")
-        state.admission.check(body.priority)
-    except ApiError:
-        state.metrics.demand.refused(body.generations)
-        raise
-    return model
-
-
-def check_model(state: RouterState, name: str) -> None:
+def check_served_model(state: RouterState, name: str) -> None:
     """Raises ApiError (404) for a model that is not served here."""
     served = state.settings.model_id
     if name != served:
@@ -75,17 +94,81 @@ def check_model(state: RouterState, name: str) -> None:
         )
 
 
-def _patience(http: HttpRequest, settings: RouterSettings) -> Patience:
-    given = http.headers.get(TTFT_DEADLINE)
+def _model_with_capacity(state: RouterState, body: GenerationBody) -> ModelInfo:
+    """Raises ApiError (503, 429) where the request would be refused whatever its prompts are."""
+    model = state.pool.model
+    try:
+        if model is None or not state.pool.attached:
+            raise unavailable("no decode worker is attached; try again shortly")
+        state.admission.check(body.priority)
+    except ApiError:
+        state.metrics.demand.count_refused(body.generations)
+        raise
+    return model
+
+
+def _admission_limits(http: HttpRequest, default: AdmissionLimits) -> AdmissionLimits:
+    given = http.headers.get(TTFT_DEADLINE_HEADER)
     if given is None:
-        return settings.patience
+        return default
     try:
         milliseconds = float(given)
     except ValueError:
         milliseconds = -1.0
     if not 0 < milliseconds < math.inf:
         raise invalid(
-            f"{TTFT_DEADLINE} must be a number of milliseconds above 0, not {given[:80]!r}",
-            TTFT_DEADLINE,
+            f"{TTFT_DEADLINE_HEADER} must be a number of milliseconds above 0, not {given[:80]!r}",
+            TTFT_DEADLINE_HEADER,
         )
-    return Patience(milliseconds / 1000)
+    return AdmissionLimits(milliseconds / 1000)
+
+
+def _create_requests(
+    state: RouterState,
+    response_id: str,
+    body: GenerationBody,
+    plan: GenerationPlan,
+    model: ModelInfo,
+    tenant: Tenant,
+) -> list[Request]:
+    """Return one request for each choice.
+
+    Those of one prompt share a seed and differ in ``choice`` only, so that a prompt among others
+    gets what it would get alone. The first of them requests log-probabilities of the prompt.
+    """
+    salt = body.cache_salt or ""
+    secret = state.settings.secret
+    root = cache_root(secret, tenant.name, model.fingerprint, model.precision, salt)
+    several = len(plan.prompts) * plan.candidates > 1
+    others = replace(plan.sampling, prompt_logprobs=None)
+    samplings = [plan.sampling]
+    samplings += [replace(others, choice=choice) for choice in range(1, plan.candidates)]
+    return [
+        Request(
+            id=f"{response_id}-{place * plan.candidates + choice}" if several else response_id,
+            prompt=prompt,
+            sampling=sampling,
+            cache_root=root,
+            priority=body.priority,
+        )
+        for place, prompt in enumerate(plan.prompts)
+        for choice, sampling in enumerate(samplings)
+    ]
+
+
+def _create_choices(
+    state: RouterState,
+    options: ResponseOptions,
+    plan: GenerationPlan,
+    requests: list[Request],
+    limits: AdmissionLimits,
+) -> list[ChoiceStream]:
+    services, choices = state.routing_services, []
+    keys, prompt_logprobs = list[bytes](), SharedPromptLogprobs()
+    for index, request in enumerate(requests):
+        if index % plan.candidates == 0:  # the choices of a prompt share these
+            keys = block_keys(request.cache_root, request.prompt)
+            prompt_logprobs = SharedPromptLogprobs()
+        generation = GenerationRequest(request, keys, options.arrived, limits, options.stream)
+        choices.append(ChoiceStream(services, index, generation, plan.output, prompt_logprobs))
+    return choices

@@ -1,6 +1,8 @@
-"""Bounds on the head of a request: what comes before anybody looks at its path or its body.
+"""Limits of HTTP connections: size of heads, time for heads, time for unread responses.
 
-Uvicorn and Serve's proxy take heads of other sizes; here the answer is the same behind both.
+``HeadLimits`` is ASGI middleware of ``create_app``: uvicorn and Serve's proxy have other limits of
+their own, and behind both the router must answer alike. ``limited_protocol`` is the uvicorn
+protocol of ``RouterServer``.
 """
 
 from __future__ import annotations
@@ -18,11 +20,24 @@ MAX_TARGET = 8 * 1024
 MAX_HEADERS = 32 * 1024
 """Bytes of all header lines."""
 
-_BESIDE = 4  # bytes of a header line that are neither name nor value
+_HEADER_OVERHEAD = 4  # bytes of a header line that are neither name nor value
+
+MAX_HEAD = 2 * (MAX_TARGET + MAX_HEADERS)
+"""Bytes after which a connection is refused without an end of the head, or between two pieces of a
+body. Smaller heads that are still too large get a better error from ``HeadLimits``."""
+
+LINGER_S = 1.0
+"""Time before a refused connection is closed: closing at once with unread data would reset it, and
+the client would lose the response."""
+
+FIRST_REQUEST_S = 1.0
+"""Time for the first request of a client that is connected when the server stops."""
+
+_PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 class HeadLimits:
-    """Plain ASGI. 414 for a URL that is too long, 431 for headers that are too large."""
+    """ASGI middleware: 414 for a URL that is too long, 431 for headers that are too large."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -36,11 +51,11 @@ class HeadLimits:
 
 
 def check_head(scope: Scope) -> ApiError | None:
-    """What is too large of it, if anything."""
+    """Return the error of a head that is too large, else None."""
     target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
     if target > MAX_TARGET:
         return _refused(414, "URL", target, MAX_TARGET, "uri_too_long")
-    size = sum(len(name) + len(value) + _BESIDE for name, value in scope["headers"])
+    size = sum(len(name) + len(value) + _HEADER_OVERHEAD for name, value in scope["headers"])
     if size > MAX_HEADERS:
         return _refused(431, "headers", size, MAX_HEADERS, "headers_too_large")
     return None
@@ -48,27 +63,24 @@ def check_head(scope: Scope) -> ApiError | None:
 
 def _refused(status: int, what: str, size: int, limit: int, code: str) -> ApiError:
     verb = "is" if what == "URL" else "are"
-    # What may still come of the request is not worth reading.
-    headers = {"connection": "close"}
+    headers = {"connection": "close"}  # the rest of the request is not read
     message = f"the {what} {verb} too large: {size} bytes, at most {limit} are taken"
     return ApiError(status, message, code=code, headers=headers)
 
 
-# MERGED router.limits_unread
-# An end to answers that nobody reads: uvicorn's protocol, with a bound on how long it may wait.
-#
-#     writing --64 KiB wait beside what the system holds--> paused --read by then--> writing
-#                                                             | nothing of it within
-#                                                             unread_timeout_s
-#                                                             +--> cut: the connection is reset
-#
-# By itself uvicorn waits as long as the client does not hang up, and with it the request's place in
-# the router and all that was computed for it. To be cut a client must read very slowly: in this
-# time
-# not what separates the marks of the transport's buffer (48 KiB).
+class UnreadTimeoutProtocol(HttpToolsProtocol):
+    """Uvicorn's protocol, with a limit on the time that a response may wait to be read.
 
+    writing --64 KiB wait beyond the socket's buffers--> paused --read in time--> writing
+                                                            | nothing read within
+                                                            | unread_timeout_s
+                                                            +--> aborted: the connection is reset
 
-class UnreadLimit(HttpToolsProtocol):
+    Uvicorn itself waits as long as the client stays connected, and keeps the request's place in the
+    router and its KV meanwhile. A client is cut only if it reads less than the distance between
+    the marks of the transport's buffer (48 KiB) in that time.
+    """
+
     unread_timeout_s = 30.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -80,9 +92,9 @@ class UnreadLimit(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The application's next ``send`` waits from here on."""
+        """Make the application's next ``send`` wait."""
         super().pause_writing()
-        # Not close(): that would wait until the rest is read, too.
+        # Not close(): that would wait until the rest is read.
         self._unread = self.loop.call_later(self.unread_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -95,45 +107,23 @@ class UnreadLimit(HttpToolsProtocol):
             self._unread = None
 
 
-# MERGED router.limits_connection
-# Bounds on a connection: uvicorn's protocol, with an end to what is neither body nor request.
-#
-#     open ---head complete within head_timeout_s--> uvicorn's
-#      | not HTTP: 400    too large: 431    too slow: 408
-#      +--> refused: the answer is sent, what still comes is thrown away for LINGER_S, closed
-#
-# By itself uvicorn waits for a head for ever, keeps all of it, and answers in plain text.
-
-MAX_HEAD = 2 * (MAX_TARGET + MAX_HEADERS)
-"""Bytes after which nobody waits for the end of a head, or of what is sent between two pieces of a
-body. Smaller ones that are still too large get a better answer (``limits``)."""
-
-LINGER_S = 1.0
-"""To close at once, with something unread, would take the answer from the client, too."""
-
-FIRST_S = 1.0
-"""For a first request to come from who is connected when the server stops."""
-
-_PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
-
-
-class GuardedProtocol(UnreadLimit):
-    """``head_timeout_s``: set by ``guarded``."""
+class LimitedHttpProtocol(UnreadTimeoutProtocol):
+    """``head_timeout_s``: set by ``limited_protocol``."""
 
     head_timeout_s = 30.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._since = 0  # bytes since the last piece of a body, or the end of a head or a request
-        self._refused = False
+        self._unparsed = 0  # bytes since the last piece of a body, or the end of a head or request
+        self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._wait_for_head()
 
     def shutdown(self) -> None:
-        """The server stops: who has not sent a request yet may be about to."""
+        """The server stops: a client that has not sent its first request gets a moment to do so."""
         cycle: object = self.cycle  # None before the first, whatever its type says
-        if cycle is None and not self._refused:
-            self.loop.call_later(FIRST_S, super().shutdown)
+        if cycle is None and not self._is_refused:
+            self.loop.call_later(FIRST_REQUEST_S, super().shutdown)
         else:
             super().shutdown()
 
@@ -142,16 +132,16 @@ class GuardedProtocol(UnreadLimit):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._is_refused:
             return
-        self._since += len(data)
+        self._unparsed += len(data)
         super().data_received(data)
-        if self._since > MAX_HEAD and not self._refused:
+        if self._unparsed > MAX_HEAD and not self._is_refused:
             message = f"the headers are too large: more than {MAX_HEAD} bytes came without an end"
             self._refuse(ApiError(431, message, code="headers_too_large"))
 
     def eof_received(self) -> None:
-        if self._refused:
+        if self._is_refused:
             self.transport.close()
         return super().eof_received()
 
@@ -164,15 +154,15 @@ class GuardedProtocol(UnreadLimit):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
-        self._since = 0
+        self._unparsed = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._since = 0
+        self._unparsed = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._since = 0
+        self._unparsed = 0
         super().on_message_complete()
 
     def _wait_for_head(self) -> None:
@@ -185,24 +175,24 @@ class GuardedProtocol(UnreadLimit):
             self._timer = None
 
     def _too_slow(self) -> None:
-        if not self._since:
-            self.transport.close()  # nothing was asked
+        if not self._unparsed:
+            self.transport.close()  # no request has begun
             return
         message = f"the headers did not come within {self.head_timeout_s:g} s"
         self._refuse(ApiError(408, message, code="request_timeout"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer, unless another answer is on its way, and hang up."""
-        if self._refused or self.transport.is_closing():
+        """Respond, unless another response is on its way, and close the connection."""
+        if self._is_refused or self.transport.is_closing():
             return
-        self._refused = True
+        self._is_refused = True
         self._stop_timer()
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started or not cycle.more_body:
                 self.transport.close()  # uvicorn tells the application
                 return
-            cycle.disconnected = True  # it waits for a body that nobody can read
+            cycle.disconnected = True  # it waits for a body that cannot be parsed
             cycle.message_event.set()
         body = error.body()
         head = (
@@ -216,7 +206,7 @@ class GuardedProtocol(UnreadLimit):
         self.loop.call_later(LINGER_S, self.transport.close)
 
 
-def guarded(head_timeout_s: float) -> type[GuardedProtocol]:
-    """For uvicorn's ``http``."""
-    name = GuardedProtocol.__name__
-    return type(name, (GuardedProtocol,), {"head_timeout_s": head_timeout_s})
+def limited_protocol(head_timeout_s: float) -> type[LimitedHttpProtocol]:
+    """Return the protocol for uvicorn's ``http`` setting."""
+    name = LimitedHttpProtocol.__name__
+    return type(name, (LimitedHttpProtocol,), {"head_timeout_s": head_timeout_s})

@@ -1,128 +1,291 @@
-"""The answer to a request for generated tokens: whole, or streamed as server-sent events.
+"""The response to a request for generated tokens: whole, or streamed as server-sent events.
 
-Nothing is sent before the first text, so that an error before it has its HTTP status. After it, an
-error is a frame of its own and the stream ends without ``[DONE]``: never silently short.
+    ChoiceStream.deltas() of each choice --merge_streams--> ResponseFormatter --bytes--> send()
+
+``GenerationResponse._send_stream`` is where the bytes of a token are sent to the client; the
+tokens come from ``router/generation/choice_stream.py``. Nothing is sent before the first text, so
+that an earlier error has its HTTP status. A later error is an event of its own, and the stream
+ends without ``[DONE]``: a client can always tell that it is not complete.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from itertools import groupby
+from typing import NamedTuple, TypeVar
 
+import msgspec
 from fastapi import Response
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.types import Message, Receive, Scope, Send
 
-from router.common.errors import ApiError, failed
-from router.common.merge_streams import merged
-from router.common.request_body import ClientGone
-from router.http.job import Job
-from router.openai.answers.wire_json import DONE, UsageField, frame
+from router.common.errors import ApiError, internal_error
+from router.common.request_body import ClientDisconnected
+from router.generation.choice_stream import ChoiceDelta, ChoiceStream
+from router.generation.explain import Explanation, explain_submissions
+from router.generation.timeline import event_timeline
+from router.openai.answers.formatter import FinishedChoice, ResponseFormatter
+from router.openai.answers.wire_json import Usage, UsageField
+from router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_MANY = 256  # tokens with log-probabilities, from which an answer is laid out in a thread
+SSE_DONE = b"data: [DONE]\n\n"
+_THREAD_TOKENS = 256  # with log-probabilities, from which a response is formatted in a thread
 _STUCK_S = 30.0  # beyond its deadline: for a client that neither reads nor hangs up
 
 
-class GenerationResponse(Response):
-    """Runs the job when called, and ends it however the call ends."""
+class ResponseOptions(NamedTuple):
+    """What the client asked about its response."""
 
-    def __init__(self, job: Job) -> None:
+    id: str
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    arrived: float  # on time.perf_counter
+    explain: bool
+    timeline: bool
+    n: int  # choices of each prompt that are returned: the best of ``candidates``
+    candidates: int
+
+
+class GenerationResponse(Response):
+    """One response with all of its choices. Created by ``accept_request``, run by the server.
+
+    created --__call__--> choices started --> deltas sent --> choices closed, whatever happened
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        options: ResponseOptions,
+        formatter: ResponseFormatter,
+        choices: list[ChoiceStream],
+    ) -> None:
         super().__init__()
-        self._job = job
-        self._started = False
+        self._settings = settings
+        self._options = options
+        self._formatter = formatter
+        self._choices = choices
+        self._has_started = False  # the HTTP head has been sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job = self._job
         status = "cancelled"
-        watcher = asyncio.create_task(_watch(receive, job))
+        watcher = asyncio.create_task(self._watch_disconnect(receive))
         try:
-            async with asyncio.timeout(job.timeout_s + _STUCK_S):
-                await job.start()
-                await (self._stream(send) if job.stream else self._whole(send))
+            async with asyncio.timeout(self._settings.request_timeout_s + _STUCK_S):
+                await self._start_choices()
+                await (self._send_stream(send) if self._options.stream else self._send_whole(send))
             status = "ok"
-        except ClientGone:
+        except ClientDisconnected:
             pass
         except TimeoutError:  # stuck in a send: leaving the response unfinished closes it
             status = "504"
         except ApiError as error:
             status = str(error.status)
-            await self._show(error, scope, receive, send)
+            await self._send_error(error, scope, receive, send)
         except Exception as error:
             status = "500"
-            log.error("request %s failed", job.id, exc_info=error)
-            await self._show(failed("the router failed on this request"), scope, receive, send)
+            log.error("request %s failed", self._options.id, exc_info=error)
+            shown = internal_error("the router failed on this request")
+            await self._send_error(shown, scope, receive, send)
         finally:
             watcher.cancel()
-            job.end(status)
+            for choice in self._choices:
+                choice.close(status)
 
-    async def _whole(self, send: Send) -> None:
-        job = self._job
-        answers = await job.answers()
-        given = (answers, job.usage(), job.explanation())
-        if sum(len(answer.shown) + len(answer.prompt_logprobs) for answer in answers) > _MANY:
-            body = await asyncio.to_thread(job.form.whole, *given)
+    async def _start_choices(self) -> None:
+        """Submit all choices. Raises ApiError for the first that cannot be submitted."""
+        for choice in self._choices:
+            choice.start()
+            if len(self._choices) > 1:
+                await asyncio.sleep(0)  # placing many takes a while; streams go on
+
+    async def _watch_disconnect(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        for choice in self._choices:
+            choice.disconnect()
+
+    async def _send_stream(self, send: Send) -> None:
+        unfinished = len(self._choices)
+        deltas = [choice.deltas() for choice in self._choices]
+        async with aclosing(merge_streams(deltas)) as batches:
+            async for batch in batches:
+                unfinished -= sum(delta.finish is not None for delta in batch)
+                usage = self._usage_so_far()
+                chunks = [c for delta in batch for c in self._formatter.chunks(delta, usage)]
+                data = b"".join([sse_event(chunk) for chunk in chunks])
+                if not unfinished:
+                    data += self._closing_events()
+                if not data:
+                    continue
+                if not self._has_started:
+                    await self._send_head(send, STREAM_HEADERS)
+                more = unfinished > 0
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _send_whole(self, send: Send) -> None:
+        choices = await self._finished_choices()
+        content = (choices, self._usage(), self._explanation())
+        if sum(len(c.shown) + len(c.prompt_logprobs) for c in choices) > _THREAD_TOKENS:
+            body = await asyncio.to_thread(self._formatter.response, *content)
         else:
-            body = job.form.whole(*given)
+            body = self._formatter.response(*content)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
         ]
-        await self._start(send, headers)
+        await self._send_head(send, headers)
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _stream(self, send: Send) -> None:
-        job = self._job
-        left = len(job.choices)
-        async with aclosing(merged([choice.deltas() for choice in job.choices])) as batches:
+    async def _finished_choices(self) -> list[FinishedChoice]:
+        """Wait for the end of all choices and return the best ``n`` of each prompt."""
+        deltas: list[list[ChoiceDelta]] = [[] for _ in self._choices]
+        streams = [choice.deltas() for choice in self._choices]
+        async with aclosing(merge_streams(streams)) as batches:
             async for batch in batches:
-                left -= sum(delta.finish is not None for delta in batch)
-                usage = self._usage_so_far()
-                chunks = [c for delta in batch for c in job.form.chunks(delta, usage)]
-                data = b"".join([frame(chunk) for chunk in chunks])
-                if not left:
-                    data += self._closing()
-                if not data:
-                    continue
-                if not self._started:
-                    await self._start(send, STREAM_HEADERS)
-                await send({"type": "http.response.body", "body": data, "more_body": left > 0})
+                for delta in batch:
+                    deltas[delta.choice].append(delta)
+        finished = [
+            _finished(choice, parts) for choice, parts in zip(self._choices, deltas, strict=True)
+        ]
+        return best_choices(finished, self._options.n, self._options.candidates)
 
-    def _usage_so_far(self) -> UsageField:
-        job = self._job
-        if job.continuous_usage:
-            return job.usage()
-        return None if job.include_usage else UNSET
-
-    def _closing(self) -> bytes:
-        job, data = self._job, b""
-        if job.include_usage:
-            data += frame(job.form.closing(job.usage()))
-        if (told := job.explanation()) is not UNSET:
-            blank = None if job.include_usage else UNSET
-            data += frame(job.form.closing(blank, told))
-        return data + DONE
-
-    async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-        self._started = True
+    async def _send_head(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self._has_started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def _show(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._started:
+    async def _send_error(
+        self, error: ApiError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if not self._has_started:
             await error.response()(scope, receive, send)
             return
-        last: Message = {"type": "http.response.body", "body": frame(error.body())}
+        last: Message = {"type": "http.response.body", "body": sse_event(error.body())}
         await send({**last, "more_body": False})
 
+    def _usage_so_far(self) -> UsageField:
+        if self._options.continuous_usage:
+            return self._usage()
+        return None if self._options.include_usage else UNSET
 
-async def _watch(receive: Receive, job: Job) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    job.abandon()
+    def _closing_events(self) -> bytes:
+        data, formatter = b"", self._formatter
+        if self._options.include_usage:
+            data += sse_event(formatter.final_chunk(self._usage()))
+        if (explanation := self._explanation()) is not UNSET:
+            blank = None if self._options.include_usage else UNSET
+            data += sse_event(formatter.final_chunk(blank, explanation))
+        return data + SSE_DONE
+
+    def _usage(self) -> Usage:
+        """Each prompt counts once; all tokens that were generated count."""
+        firsts = self._choices[:: self._options.candidates]
+        return Usage.of(
+            sum(len(choice.prompt) for choice in firsts),
+            sum(choice.output_tokens for choice in self._choices),
+            sum(choice.cached_tokens for choice in firsts),
+        )
+
+    def _explanation(self) -> Explanation | UnsetType:
+        """Return the field ``baton``, as far as the client asked for it."""
+        settings, options = self._settings, self._options
+        if not (options.explain or options.timeline):
+            return UNSET
+        explanation = Explanation()
+        if options.explain:
+            submissions = [(c.index, s) for c in self._choices for s in c.submissions]
+            explanation = explain_submissions(settings.goals, submissions)
+        if options.timeline:
+            events = [event_timeline(options.arrived, c.submissions) for c in self._choices]
+            explanation = msgspec.structs.replace(explanation, timeline=events)
+        return explanation
+
+
+def sse_event(payload: bytes) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + payload + b"\n\n"
+
+
+def _finished(choice: ChoiceStream, deltas: Sequence[ChoiceDelta]) -> FinishedChoice:
+    finish = deltas[-1].finish
+    assert finish is not None
+    return FinishedChoice(
+        choice.index,
+        choice.prompt,
+        "".join([delta.text for delta in deltas]),
+        [token for delta in deltas for token in delta.ids],
+        [token for delta in deltas for token in delta.shown],
+        finish,
+        choice.output_logprob / max(1, choice.output_tokens),
+        choice.shared_prompt_logprobs.values,
+    )
+
+
+def best_choices(
+    choices: Sequence[FinishedChoice], n: int, candidates: int
+) -> list[FinishedChoice]:
+    """Return the ``n`` best of each prompt's ``candidates``, best first, with new indexes.
+
+    The best has the greatest log-probability per token, as in OpenAI's ``best_of``.
+    """
+    if n == candidates:
+        return list(choices)
+    kept = []
+    for _, group in groupby(choices, lambda choice: choice.choice // candidates):
+        kept += sorted(group, key=lambda choice: -choice.logprob)[:n]
+    return [choice._replace(choice=index) for index, choice in enumerate(kept)]
+
+
+async def merge_streams(sources: Sequence[AsyncIterator[Item]]) -> AsyncGenerator[list[Item]]:
+    """Yield what has arrived from any source since the last item, until all sources have ended.
+
+    Raises what the first source raises. The queue holds as many items as there are sources: a slow
+    reader makes the sources wait. Close it (``aclosing``) when it is left early.
+    """
+    if len(sources) == 1:
+        async for item in sources[0]:
+            yield [item]
+        return
+    queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(len(sources))
+    pumps = [asyncio.create_task(_pump(source, queue)) for source in sources]
+    running = len(pumps)
+    try:
+        while running:
+            entries = [await queue.get()]
+            while not queue.empty():
+                entries.append(queue.get_nowait())
+            items: list[Item] = []
+            for entry in entries:
+                if isinstance(entry, Exception):
+                    raise entry
+                if entry is None:
+                    running -= 1
+                else:
+                    items.append(entry)
+            if items:
+                yield items
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(source: AsyncIterator[Item], queue: asyncio.Queue[Item | Exception | None]) -> None:
+    try:
+        async for item in source:
+            await queue.put(item)
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)

@@ -1,9 +1,9 @@
-"""``/sd``: every live process as Prometheus wants it (``http_sd_configs``), and this router's place
-among them.
+"""``/sd``: every live process as a Prometheus target (``http_sd_configs``), and the registration
+of this router among them. Called by the routes and the state of the router, and by the autoscaler.
 
 https://prometheus.io/docs/prometheus/latest/http_sd/ fixes the shape: a list of groups, each with
-``targets`` (host:port) and ``labels``. Labels with ``__meta_`` in front are for relabelling and do
-not reach the series, which have a role of their own.
+``targets`` (host:port) and ``labels``. Labels that begin with ``__meta_`` are for relabelling
+and do not reach the series, which have their own role label.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ from protocol.registry.directory import (
     WorkerRecord,
     new_instance_id,
 )
-from protocol.registry.leases import Presence
-from protocol.security.cluster_token import is_loopback
+from protocol.registry.leases import LeaseRenewer
+from protocol.security.listen_hosts import is_loopback
 from router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # for Redis to say which other routers there are
+_LIST_S = 1.0  # time limit of Redis for a list of routers
 
 
-def groups(
+def target_groups(
     workers: Iterable[WorkerRecord],
     others: Iterable[RouterRecord | AutoscalerRecord],
     cluster: str,
     *,
     tls: bool,
 ) -> list[dict[str, Any]]:
-    """A group for each process that serves metrics; ``tls``: beyond loopback they want
-    certificates."""
+    """Return one target group for each process that serves metrics, sorted by address.
+
+    ``tls``: metrics beyond loopback are served over HTTPS.
+    """
     processes: list[WorkerRecord | RouterRecord | AutoscalerRecord] = [*workers, *others]
     found = []
     for process in processes:
@@ -57,16 +59,17 @@ def groups(
             role = "router" if isinstance(process, RouterRecord) else "autoscaler"
             about |= {"role": role, "model": process.model}
         labels = {f"__meta_baton_{name}": value for name, value in about.items()}
-        beyond = not is_loopback(host_of(process.metrics_endpoint))
-        labels["__scheme__"] = "https" if tls and beyond else "http"
+        is_remote = not is_loopback(host_of(process.metrics_endpoint))
+        labels["__scheme__"] = "https" if tls and is_remote else "http"
         found.append({"targets": [process.metrics_endpoint], "labels": labels})
     return sorted(found, key=lambda group: str(group["targets"]))
 
 
-class Published:
-    """A router's own metrics port, and its record in the directory: start -> close.
+class RouterRegistration:
+    """A router's own metrics port and its record in the directory: start -> close.
 
-    An ingress that several routers share leads to any of them; this port to one."""
+    An address that several routers share leads to any of them; this port leads to one.
+    """
 
     def __init__(self, settings: RouterSettings, page: Callable[[], bytes]) -> None:
         self.instance = new_instance_id()
@@ -74,12 +77,15 @@ class Published:
         self._server = MetricsServer(page)
         self._record: RouterRecord | None = None
         self._directory: Directory | None = None
-        self._presence: Presence[RouterRecord] | None = None
+        self._presence: LeaseRenewer[RouterRecord] | None = None
         self._others: list[RouterRecord] = []
         self._autoscalers: list[AutoscalerRecord] = []
 
     async def start(self, client: redis.Redis | None) -> None:
-        """Listen, and register when Redis answers (None: there is none). Raises StartupError."""
+        """Listen, and register as soon as Redis is available. Raises StartupError.
+
+        ``client`` is None where there is no Redis.
+        """
         settings = self._settings
         endpoint = await self._server.start(
             settings.metrics_host, settings.metrics_port, settings.tls
@@ -93,7 +99,7 @@ class Published:
         )
         if client is not None:
             self._directory = Directory(client, settings.cluster)
-            self._presence = Presence(self._directory.routers, lambda: record)
+            self._presence = LeaseRenewer(self._directory.routers, lambda: record)
             self._presence.start_later(self.instance)
 
     async def close(self) -> None:
@@ -101,13 +107,12 @@ class Published:
             await self._presence.end()
         await self._server.close()
 
-    async def listed(self) -> list[RouterRecord | AutoscalerRecord]:
-        """This router, the others, and autoscalers; where Redis does not answer, those last
-        known."""
+    async def list_processes(self) -> list[RouterRecord | AutoscalerRecord]:
+        """Return this router, the others and autoscalers; without Redis, those last known."""
         assert self._record is not None
         if self._directory is not None:
             try:
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_LIST_S):
                     self._others = await self._directory.routers.all()
                     self._autoscalers = await self._directory.autoscalers.all()
             except (RedisError, OSError, TimeoutError) as error:

@@ -1,4 +1,7 @@
-"""All that a running router holds. One per application; nothing is global."""
+"""``RouterState``: everything that a running router holds. One per application; nothing is global.
+
+``open_router_state`` is called by the lifespan of ``router.http.app``.
+"""
 
 from __future__ import annotations
 
@@ -12,195 +15,122 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from protocol.endpoints.grpc_endpoints import Security
-from protocol.registry.directory import Directory, WorkerRecord, connect
+from protocol.endpoints.grpc_endpoints import EndpointSecurity
+from protocol.registry.directory import Directory, WorkerRecord
+from protocol.registry.redis_client import connect
 from protocol.security.tls import http_not_after
 from router.common.tenants import Tenants, read_tenants
 from router.common.tokenizer import Vocabulary, load_tokenizer, load_vocabulary
-from router.generation.generation import Routing
-from router.generation.metrics import Metrics
+from router.generation.choice_stream import RoutingServices
+from router.generation.metrics import RouterMetrics
 from router.generation.placer import Placer
-from router.http.service_discovery import Published, groups
+from router.http.service_discovery import RouterRegistration, target_groups
 from router.openai.bodies.generation_body import GenerationBody
-from router.openai.bodies.tools import ToolWish
-from router.openai.chat.call_grammar import detect
-from router.openai.chat.control_tokens import AddedTokens
+from router.openai.bodies.tools import ToolOptions
+from router.openai.chat.call_grammar import AddedTokenVocabulary
 from router.openai.chat.grammar_checker import GrammarChecker
-from router.openai.chat.output_plan import OutputPlan, Planner
+from router.openai.chat.output_plan import OutputPlan, OutputPlanner
 from router.openai.chat.template import ChatTemplate, load_template
-from router.overview.live_overview import Viewing
-from router.placement.admission import Admission
-from router.placement.index_reader import Follower
-from router.placement.learned import Learned
-from router.placement.ledger import Ledger
+from router.openai.chat.tool_syntax import detect_syntax
+from router.overview.live_overview import LiveOverview
+from router.placement.admission import AdmissionController, AdmissionLimits
+from router.placement.estimates import RoutingEstimates
+from router.placement.index_reader import IndexReader
+from router.placement.ledger import WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.settings import RouterSettings
 from router.walls.binding import pool_walls
-from router.workers.pool import ListWorkers, Pool
-
-# MERGED router.watch
-# What the router keeps of each worker follows who is there.
-
-
-class Watch:
-    """The Pool's Watcher. ``follower``: None where there is no Redis to read cache events from."""
-
-    def __init__(
-        self, index: PrefixIndex, ledger: Ledger, learned: Learned, follower: Follower | None
-    ) -> None:
-        self._index = index
-        self._ledger = ledger
-        self._learned = learned
-        self._follower = follower
-        self._known: set[str] = set()
-
-    def on_workers(self, records: Sequence[WorkerRecord]) -> None:
-        known = {record.instance for record in records}
-        for gone in self._known - known:
-            self._index.remove(gone)
-            self._ledger.forget(gone)
-        if known != self._known:
-            self._learned.keep(known)
-            if self._follower is not None:
-                self._follower.follow(known)
-        self._known = known
-
-    def on_load(self, instance: str, queued_tokens: int) -> None:
-        self._ledger.report(instance, queued_tokens)
-
-
-# MERGED router.formats
-# What the model that is served makes of chats, formats and tools: built once.
-
-
-class Formats:
-    """``template``: None where the model has none. ``close`` at the end."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, model_path: str
-    ) -> None:
-        self.template = template
-        syntax = detect(template.source if template else "")
-        self._planner = Planner(AddedTokens.of(tokenizer), syntax)
-        self.checker = GrammarChecker(Path(model_path).absolute() / "tokenizer.json")
-
-    async def plan(
-        self, body: GenerationBody, tenant: str, wish: ToolWish | None = None
-    ) -> OutputPlan:
-        """What the output must be like. Raises ApiError: 400 for what no grammar can hold, 429
-        where there is no time for this tenant's grammar."""
-        field, structured = body.structured
-        plan = self._planner.plan(wish, body.response_format, structured, field)
-        return await self.checker.check(plan, tenant)
-
-    def close(self) -> None:
-        self.checker.close()
-
-
-def load_formats(tokenizer: Tokenizer, model_path: str) -> Formats:
-    """Raises StartupError for a chat template that cannot be used."""
-    return Formats(tokenizer, load_template(model_path, tokenizer), model_path)
-
+from router.workers.pool import ListWorkers, WorkerPool
 
 ROLES = ("prefill", "decode")
 STATES = ("ready", "draining", "down")
 
 
-def worker_states(pool: Pool) -> Counter[tuple[str, str]]:
-    """Workers by role and state; a decode worker without stream or engine is down."""
-    found = Counter({(role, state): 0 for role in ROLES for state in STATES})
-    found.update(("decode", link.state) for link in pool.links.values())
-    found.update(
-        ("prefill", "draining" if record.draining else "ready") for record in pool.prefill.values()
-    )
-    return found
-
-
 @dataclass(frozen=True)
 class RouterState:
+    """The parts of one router. Created and closed by ``open_router_state``."""
+
     settings: RouterSettings
     vocabulary: Vocabulary
-    formats: Formats
-    metrics: Metrics
-    pool: Pool
+    formats: ModelFormats
+    metrics: RouterMetrics
+    pool: WorkerPool
     index: PrefixIndex
-    follower: Follower | None
-    ledger: Ledger
-    learned: Learned
-    admission: Admission
+    index_reader: IndexReader | None
+    ledger: WorkLedger
+    estimates: RoutingEstimates
+    admission: AdmissionController
     placer: Placer
     tenants: Tenants
-    published: Published
-    viewing: Viewing
-    security: Security
+    registration: RouterRegistration
+    live_overview: LiveOverview
+    security: EndpointSecurity
+    default_limits: AdmissionLimits  # of requests without their own deadline
     started: int  # seconds since the epoch
 
-    def show(self) -> None:
-        """Set the gauges to what is now."""
-        show = self.metrics
-        show.decode_workers.set(self.pool.attached)
-        show.index_entries.set(self.index.entries)
-        show.index_staleness.set(self.follower.staleness_s if self.follower else 0.0)
-        show.queued_prefill_tokens.set(sum(q.tokens for q in self.ledger.queues.values()))
-        show.replicas(worker_states(self.pool))
-        show.walls.show(pool_walls(self.pool.records))
-        show.certificate("cluster", self.security.not_after)
+    def metrics_page(self) -> bytes:
+        """Return the metrics as Prometheus reads them, with the gauges set to their values now."""
+        metrics = self.metrics
+        metrics.decode_workers.set(self.pool.attached)
+        metrics.index_entries.set(self.index.entries)
+        reader = self.index_reader
+        metrics.index_staleness.set(reader.staleness_s if reader else 0.0)
+        metrics.queued_prefill_tokens.set(sum(q.tokens for q in self.ledger.queues.values()))
+        metrics.set_replicas(worker_states(self.pool))
+        metrics.walls.show(pool_walls(self.pool.records))
+        metrics.set_certificate_end("cluster", self.security.not_after)
         https = self.settings.http_tls
-        show.certificate("https", None if https is None else http_not_after(https))
+        metrics.set_certificate_end("https", None if https is None else http_not_after(https))
+        return metrics.page()
 
-    def page(self) -> bytes:
-        """What Prometheus reads."""
-        self.show()
-        return self.metrics.page()
-
-    async def discovered(self) -> list[dict[str, Any]]:
-        """Every live process with metrics, as ``http_sd_configs`` wants it."""
-        links = [link.record for link in self.pool.links.values()]
-        workers = [*links, *self.pool.prefill.values()]
-        tls = self.settings.tls is not None
-        return groups(workers, await self.published.listed(), self.settings.cluster, tls=tls)
+    async def scrape_targets(self) -> list[dict[str, Any]]:
+        """Return every live process with metrics in the format of ``http_sd_configs``."""
+        settings, processes = self.settings, await self.registration.list_processes()
+        has_tls = settings.tls is not None
+        return target_groups(self.pool.records, processes, settings.cluster, tls=has_tls)
 
     @property
-    def routing(self) -> Routing:
-        return Routing(self.pool, self.placer, self.admission, self.settings)
+    def routing_services(self) -> RoutingServices:
+        return RoutingServices(
+            *(self.pool, self.placer, self.admission, self.settings),
+            *(self.metrics, self.vocabulary),
+        )
 
 
 @asynccontextmanager
-async def opened(
+async def open_router_state(
     settings: RouterSettings, list_workers: ListWorkers | None = None
 ) -> AsyncIterator[RouterState]:
-    """Load, connect, and close it all in the end. ``list_workers`` stands in for Redis.
+    """Load the tokenizer, connect to Redis and workers, and close everything in the end.
 
-    Raises StartupError when there is no tokenizer to use, or another setting cannot work. A Redis
-    that does not answer yet is waited for while running.
+    ``list_workers`` replaces Redis, which need not be available yet. Raises StartupError.
     """
     settings.check()
-    tokenizer = load_tokenizer(settings.model_path)
+    tokenizer, tenants = load_tokenizer(settings.model_path), read_tenants(settings.api_keys)
     vocabulary = load_vocabulary(tokenizer, settings.model_path)
-    tenants = read_tenants(settings.api_keys)
-    index, ledger, learned = PrefixIndex(), Ledger(time.monotonic), Learned()
-    follower = client = None
+    index, ledger, estimates = PrefixIndex(), WorkLedger(time.monotonic), RoutingEstimates()
+    index_reader = client = None
     state: RouterState
-    published = Published(settings, lambda: state.page())
-    viewing = Viewing(lambda: state.discovered(), settings.tls)
-    metrics = Metrics(settings.model_id, settings.goals, published.instance)
+    registration = RouterRegistration(settings, lambda: state.metrics_page())
+    live_overview = LiveOverview(lambda: state.scrape_targets(), settings.tls)
+    metrics = RouterMetrics(settings.model_id, settings.goals, registration.instance)
     async with AsyncExitStack() as stack:
-        formats = load_formats(tokenizer, settings.model_path)
+        formats = load_model_formats(tokenizer, settings.model_path)
         stack.callback(formats.close)
         if list_workers is None:
             client = connect(settings.redis_url)
             stack.push_async_callback(client.aclose)
-            list_workers = Directory(client, settings.cluster).workers
-            follower = Follower(client, settings.cluster, index)
-            stack.push_async_callback(follower.close)
-            follower.start()
-        security = Security(settings.tls)
-        pool = Pool(
+            list_workers = Directory(client, settings.cluster).workers.all
+            index_reader = IndexReader(client, settings.cluster, index)
+            stack.push_async_callback(index_reader.close)
+            index_reader.start()
+        security = EndpointSecurity(settings.tls)
+        pool = WorkerPool(
             list_workers,
             model_id=settings.model_id,
             token=settings.token,
             refresh_s=settings.refresh_s,
-            watcher=Watch(index, ledger, learned, follower),
+            listener=WorkerTracker(index, ledger, estimates, index_reader),
             security=security,
         )
         stack.push_async_callback(pool.close)
@@ -212,18 +142,98 @@ async def opened(
             metrics=metrics,
             pool=pool,
             index=index,
-            follower=follower,
+            index_reader=index_reader,
             ledger=ledger,
-            learned=learned,
-            admission=Admission(settings.max_requests, metrics.refused),
-            placer=Placer(pool, index, ledger, learned, settings.goals, settings.routing_policy),
+            estimates=estimates,
+            admission=AdmissionController(settings.max_requests, metrics.count_refusal),
+            placer=Placer(pool, index, ledger, estimates, settings.goals),
             tenants=tenants,
-            published=published,
-            viewing=viewing,
+            registration=registration,
+            live_overview=live_overview,
             security=security,
+            default_limits=settings.admission_limits,
             started=int(time.time()),
         )
-        stack.push_async_callback(published.close)
-        stack.push_async_callback(viewing.close)
-        await published.start(client)
+        stack.push_async_callback(registration.close)
+        stack.push_async_callback(live_overview.close)
+        await registration.start(client)
         yield state
+
+
+class WorkerTracker:
+    """Tells index, ledger and estimates which workers are in use. One router's ``WorkerListener``.
+
+    ``index_reader`` is None where there is no Redis to read cache events from.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        ledger: WorkLedger,
+        estimates: RoutingEstimates,
+        index_reader: IndexReader | None,
+    ) -> None:
+        self._index = index
+        self._ledger = ledger
+        self._estimates = estimates
+        self._index_reader = index_reader
+        self._known: set[str] = set()
+
+    def on_workers(self, records: Sequence[WorkerRecord]) -> None:
+        known = {record.instance for record in records}
+        for gone in self._known - known:
+            self._index.clear(gone)
+            self._ledger.forget(gone)
+        if known != self._known:
+            self._estimates.retain(known)
+            if self._index_reader is not None:
+                self._index_reader.follow(known)
+        self._known = known
+
+    def on_load(self, instance: str, queued_tokens: int) -> None:
+        self._ledger.report(instance, queued_tokens)
+
+
+class ModelFormats:
+    """Chat template and grammars of the served model; built once per router, closed with it.
+
+    ``template`` is None where the model has none.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, model_path: str
+    ) -> None:
+        self.template = template
+        syntax = detect_syntax(template.source if template else "")
+        self._planner = OutputPlanner(AddedTokenVocabulary.of(tokenizer), syntax)
+        self.checker = GrammarChecker(Path(model_path).absolute() / "tokenizer.json")
+
+    async def plan(
+        self, body: GenerationBody, tenant: str, tools: ToolOptions | None = None
+    ) -> OutputPlan:
+        """Return what constrains the output.
+
+        Raises ApiError: 400 for what no grammar can express, 429 where there is no time for this
+        tenant's grammar.
+        """
+        field, structured = body.structured
+        plan = self._planner.plan(tools, body.response_format, structured, field)
+        return await self.checker.check(plan, tenant)
+
+    def close(self) -> None:
+        self.checker.close()
+
+
+def load_model_formats(tokenizer: Tokenizer, model_path: str) -> ModelFormats:
+    """Raises StartupError for a chat template that cannot be used."""
+    return ModelFormats(tokenizer, load_template(model_path, tokenizer), model_path)
+
+
+def worker_states(pool: WorkerPool) -> Counter[tuple[str, str]]:
+    """Return worker counts by (role, state). A decode worker without link or engine is down."""
+    counts = Counter({(role, state): 0 for role in ROLES for state in STATES})
+    counts.update(("decode", link.state) for link in pool.links.values())
+    counts.update(
+        ("prefill", "draining" if record.draining else "ready") for record in pool.prefill.values()
+    )
+    return counts

@@ -1,7 +1,7 @@
-"""The page and its parts over HTTP.
+"""Routes of the live page ``/ui`` and its files; installed by ``create_app``.
 
-Nothing is taken from elsewhere, and nothing in the page but its own script runs (CSP, level 3:
-https://www.w3.org/TR/CSP3/): what workers call themselves is text, whatever they write there.
+The page loads nothing from other hosts and runs only its own script (CSP level 3,
+https://www.w3.org/TR/CSP3/), because the names of workers in it are not trusted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from router.http.state import RouterState
 
-SECURITY = {
+SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self';"
     " img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
@@ -30,7 +30,7 @@ SECURITY = {
 }
 
 PAGE = "page.html"
-KINDS = {
+CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -38,55 +38,63 @@ KINDS = {
 }
 
 
-class File(NamedTuple):
+class StaticFile(NamedTuple):
+    """One file of the page, as it is sent."""
+
     body: bytes
-    small: bytes  # the same by gzip
-    kind: str
-    tag: str  # changes with the body
+    compressed: bytes  # by gzip
+    content_type: str
+    etag: str
 
 
 @cache
-def files() -> dict[str, File]:
-    """All parts of the page by name."""
+def static_files() -> dict[str, StaticFile]:
+    """Return the files of the page by name."""
     found = {}
     for entry in resources.files("router.ui").joinpath("static").iterdir():
-        kind = KINDS.get(entry.name[entry.name.rfind(".") :])
-        if kind is not None:
+        content_type = CONTENT_TYPES.get(entry.name[entry.name.rfind(".") :])
+        if content_type is not None:
             body = entry.read_bytes()
             tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-            found[entry.name] = File(body, gzip.compress(body, mtime=0), kind, tag)
+            found[entry.name] = StaticFile(body, gzip.compress(body, mtime=0), content_type, tag)
     return found
 
 
-def install(app: FastAPI) -> None:
-    for path, answer in (("/ui", page), ("/ui/overview", overview), ("/ui/{file}", part)):
+def install_ui_routes(app: FastAPI) -> None:
+    for path, answer in (("/ui", page), ("/ui/overview", overview), ("/ui/{file}", static_file)):
         app.add_api_route(path, answer, methods=["GET", "HEAD"])
 
 
 async def page(request: Request) -> Response:
-    return _sent(request, files()[PAGE])
+    return _file_response(request, static_files()[PAGE])
 
 
-async def part(request: Request, file: str) -> Response:
-    found = files().get(file)
+async def static_file(request: Request, file: str) -> Response:
+    found = static_files().get(file)
     if found is None or file == PAGE:
         raise HTTPException(404)
-    return _sent(request, found)
+    return _file_response(request, found)
 
 
 async def overview(request: Request) -> Response:
     state = request.app.state.router
     assert isinstance(state, RouterState)
-    state.tenants.of(request.headers.get("authorization"))
-    headers = {**SECURITY, "cache-control": "no-store"}
-    return Response(await state.viewing.overview(), headers=headers, media_type="application/json")
+    state.tenants.authenticate(request.headers.get("authorization"))
+    headers = {**SECURITY_HEADERS, "cache-control": "no-store"}
+    body = await state.live_overview.overview()
+    return Response(body, headers=headers, media_type="application/json")
 
 
-def _sent(request: Request, file: File) -> Response:
-    headers = {**SECURITY, "cache-control": "no-cache", "etag": file.tag, "vary": "accept-encoding"}
-    if request.headers.get("if-none-match") == file.tag:
+def _file_response(request: Request, file: StaticFile) -> Response:
+    headers = {
+        **SECURITY_HEADERS,
+        "cache-control": "no-cache",
+        "etag": file.etag,
+        "vary": "accept-encoding",
+    }
+    if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
-    headers["content-type"] = file.kind
+    headers["content-type"] = file.content_type
     if "gzip" not in request.headers.get("accept-encoding", ""):
         return Response(file.body, headers=headers)
-    return Response(file.small, headers={**headers, "content-encoding": "gzip"})
+    return Response(file.compressed, headers={**headers, "content-encoding": "gzip"})

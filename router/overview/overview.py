@@ -1,6 +1,14 @@
-"""What `baton status` and ``/ui`` show, worked out from the pages: an Overview.
+"""The overview that ``baton status`` and ``/ui`` show, computed from one scrape.
 
-``None`` stands for what was not observed, or cannot be told from one look. Times in seconds.
+``None`` stands for a value that was not observed or cannot be told from one scrape. Times are in
+seconds. The health verdict is a pure function of the views:
+
+    down       no router reaches a decode worker that is ready: no request can be answered
+    strained   something is lost: objectives, requests, workers
+    fine       neither
+
+Routers report the workers that they reach. The workers' own pages count only where no router can be
+asked: a worker without a page may still work.
 """
 
 from __future__ import annotations
@@ -11,40 +19,74 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from router.overview.metrics_pages import Seen
 from router.overview.pool_view import AutoscalerView, WallView, autoscaler_view, wall_views
-from router.overview.prometheus_text import Moment
-from router.overview.rates import Window
+from router.overview.prometheus_text import MetricsSnapshot
+from router.overview.rates import RateWindow
 from router.overview.router_view import RouterView, router_view
+from router.overview.scraper import ScrapeResult
 from router.overview.worker_view import WorkerView, worker_view
 
-# MERGED router.overview.verdict
-# Is it fine? A pure function of what was seen, with the reasons in words.
-#
-# down       no router reaches a decode worker that is ready: nothing can be answered
-# strained   something is lost: objectives, requests, workers
-# fine       neither
-#
-# Routers know whom they reach. What is seen of workers decides only where no router can be asked: a
-# page that cannot be had is no worker that does not work.
+HealthLevel: TypeAlias = Literal["fine", "strained", "down"]
 
-Level: TypeAlias = Literal["fine", "strained", "down"]
-
-IN_TIME = 0.99
-"""Of the requests in the window: what should be within both objectives."""
+ATTAINMENT_TARGET = 0.99
+"""Share of the requests in the window that should meet both objectives."""
 
 _OBJECTIVES = {"ttft": "TTFT", "tpot": "TPOT"}
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """``reasons``: whole clauses, most urgent first; those of a fine cluster are empty."""
+class HealthVerdict(msgspec.Struct, frozen=True):
+    """The health of a cluster; ``reasons`` are clauses, most urgent first, none for a fine
+    cluster."""
 
-    level: Level
+    level: HealthLevel
     reasons: list[str]
 
 
-def verdict(router: RouterView, workers: list[WorkerView], window_s: float | None) -> Verdict:
-    """Requests count only of a window: what went wrong at the start may be long over."""
+class ClusterOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster at one moment. Rates, times and ratios are over ``window_s``; None: since the start
+    of each process."""
+
+    cluster: str
+    model: str
+    url: str
+    window_s: float | None
+    verdict: HealthVerdict
+    router: RouterView
+    workers: list[WorkerView]
+    walls: list[WallView] = []  # of both pools
+    autoscaler: AutoscalerView | None = None  # None: there is none
+
+
+def cluster_overview(
+    url: str, scraped: ScrapeResult, before: MetricsSnapshot | None, now_s: float
+) -> ClusterOverview:
+    """Compute the overview; ``before``: start of the window; ``now_s``: seconds since the epoch."""
+    window = RateWindow(scraped.snapshot, before, now_s)
+    routers = [g.target for g in scraped.groups if g.label("role") == "router"]
+    router = router_view(routers, scraped.snapshot, window, now_s)
+    workers = [
+        worker_view(g, scraped, window)
+        for g in scraped.groups
+        if g.label("role") in ("prefill", "decode")
+    ]
+    first = scraped.groups[0] if scraped.groups else None
+    return ClusterOverview(
+        cluster=first.label("cluster") if first else "",
+        model=first.label("model") if first else "",
+        url=url,
+        window_s=window.seconds,
+        verdict=health_verdict(router, workers, window.seconds),
+        router=router,
+        walls=wall_views([p for r in routers if (p := scraped.snapshot.pages.get(r))]),
+        autoscaler=autoscaler_view(scraped),
+        workers=sorted(workers, key=lambda w: (w.role != "prefill", w.instance)),
+    )
+
+
+def health_verdict(
+    router: RouterView, workers: list[WorkerView], window_s: float | None
+) -> HealthVerdict:
+    """Judge the cluster. Without a window requests do not count: a failure may be long ago."""
     decode, prefill = (_reached(router, workers, role) for role in ("decode", "prefill"))
     reasons = [*_missing(decode, prefill, workers), *_absent(workers)]
     if router.silent:
@@ -53,11 +95,11 @@ def verdict(router: RouterView, workers: list[WorkerView], window_s: float | Non
         reasons.append(f"{_count(router.cut_off, 'router')} without a decode worker")
     if window_s is not None:
         reasons += [*_lost(router), *_late(router)]
-    return Verdict("down" if not decode else "strained" if reasons else "fine", reasons)
+    return HealthVerdict("down" if not decode else "strained" if reasons else "fine", reasons)
 
 
 def _reached(router: RouterView, workers: list[WorkerView], role: str) -> bool:
-    """Whether a worker is ready, for all that is known."""
+    """Return whether a worker of this role is ready, as far as is known."""
     if role in router.ready:
         return router.ready[role] > 0
     return any(w.role == role and w.state in ("ready", "silent") for w in workers)
@@ -89,11 +131,11 @@ def _lost(router: RouterView) -> Iterator[str]:
 
 
 def _late(router: RouterView) -> Iterator[str]:
-    if router.slo.get("all", 1.0) >= IN_TIME:
+    if router.slo.get("all", 1.0) >= ATTAINMENT_TARGET:
         return
     over = {shown: 1 - router.slo.get(name, 1.0) for name, shown in _OBJECTIVES.items()}
     late = [f"{_percent(p)} over the {shown} objective" for shown, p in over.items() if p > 0]
-    if late:  # else they failed, which has been said
+    if late:  # otherwise they failed, which is another reason
         yield "requests: " + ", ".join(late)
 
 
@@ -103,38 +145,3 @@ def _percent(part: float) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
-
-
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """``window_s``: what rates, times and ratios are of; None: since each process started."""
-
-    cluster: str
-    model: str
-    url: str
-    window_s: float | None
-    verdict: Verdict
-    router: RouterView
-    workers: list[WorkerView]
-    walls: list[WallView] = []  # of the pools
-    autoscaler: AutoscalerView | None = None  # None: there is none
-
-
-def overview(url: str, seen: Seen, before: Moment | None, now_s: float) -> Overview:
-    """``before``: the beginning of the window. ``now_s``: since the epoch."""
-    window = Window(seen.moment, before, now_s)
-    of = [group for group in seen.groups if group.about("role") == "router"]
-    router = router_view([group.target for group in of], seen.moment, window, now_s)
-    among = [group for group in seen.groups if group.about("role") in ("prefill", "decode")]
-    workers = [worker_view(group, seen, window) for group in among]
-    first = seen.groups[0] if seen.groups else None
-    return Overview(
-        cluster=first.about("cluster") if first else "",
-        model=first.about("model") if first else "",
-        url=url,
-        window_s=window.seconds,
-        verdict=verdict(router, workers, window.seconds),
-        router=router,
-        walls=wall_views([p for g in of if (p := seen.moment.pages.get(g.target))]),
-        autoscaler=autoscaler_view(seen.groups, seen),
-        workers=sorted(workers, key=lambda w: (w.role != "prefill", w.instance)),
-    )

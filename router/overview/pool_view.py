@@ -1,4 +1,7 @@
-"""Which wall binds each pool, as an overview shows it: what the first router that answers says."""
+"""The pools in an overview: their walls, and what the autoscaler wants for them.
+
+Walls are those of the first router that answers; of several autoscalers the one that acts is shown.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from collections.abc import Sequence
 import msgspec
 
 from protocol.registry.worker_utilisation import WALLS
-from router.overview.metrics_pages import Group, Seen
-from router.overview.prometheus_text import Page, gauge, matching, whole
-from router.walls.binding import IDLE, NONE, ROLES
+from router.overview.prometheus_text import MetricsPage, matching_samples, sum_samples, to_count
+from router.overview.scraper import ScrapeResult, TargetGroup
+from router.walls.binding import IDLE, NO_WALL, ROLES
 from router.walls.techniques import TRAPS
+
+_MODES = ("act", "advise", "watch", "")  # in the order of preference
+_MODE_TEXT = {"act": "wants", "advise": "advises", "watch": "watches; would want"}
 
 
 class TechniqueView(msgspec.Struct, frozen=True):
@@ -22,36 +28,56 @@ class TechniqueView(msgspec.Struct, frozen=True):
 
 
 class WallView(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool. ``wall`` None: none binds. ``text``: all of it in words."""
+    """The wall of one pool; ``wall`` is None where none binds, ``text`` says all of it in words."""
 
     role: str
     wall: str | None
     busy: float  # share of the time in which steps ran
     utilization: dict[str, float]  # of each wall's ceiling
-    techniques: list[TechniqueView]  # that would relax it, the best first
+    techniques: list[TechniqueView]  # that would relax it, best first
     text: str
 
 
-def wall_views(pages: Sequence[Page]) -> list[WallView]:
-    """``pages``: of routers. Pools of which nothing is known yet are not there."""
+class PoolView(msgspec.Struct, frozen=True):
+    """Worker counts of a role: wanted, running, and starting."""
+
+    desired: int
+    actual: int
+    starting: int
+
+
+class AutoscalerView(msgspec.Struct, frozen=True, kw_only=True):
+    """The autoscaler. ``mode`` is act, advise or watch; it is empty before the first decision and
+    where there is no page (``why``). ``text`` says all of it in words."""
+
+    mode: str
+    reason: str
+    pools: dict[str, PoolView]
+    infeasible: list[str]  # objectives that no number of workers meets
+    why: str = ""
+    text: str
+
+
+def wall_views(pages: Sequence[MetricsPage]) -> list[WallView]:
+    """Return the pools' walls from routers' ``pages``, without pools of which nothing is known."""
     for page in pages:
-        found = [view for role in ROLES if (view := _view(page, role)) is not None]
+        found = [view for role in ROLES if (view := _wall_view(page, role)) is not None]
         if found:
             return found
     return []
 
 
-def _view(page: Page, role: str) -> WallView | None:
-    of = list(matching(page, "baton_pool_wall_utilization_ratio", {"role": role}))
-    used = {s.labels.get("wall", ""): s.value for s in of}
+def _wall_view(page: MetricsPage, role: str) -> WallView | None:
+    samples = matching_samples(page, "baton_pool_wall_utilization_ratio", {"role": role})
+    used = {s.labels.get("wall", ""): s.value for s in samples}
     if not used.keys() >= set(WALLS):
         return None
-    bound = (s for s in matching(page, "baton_binding_wall", {"role": role}) if s.value)
-    wall = next((s.labels.get("wall", "") for s in bound), NONE)
-    busy = gauge(page, "baton_pool_busy_ratio", role=role)
+    bound = (s for s in matching_samples(page, "baton_binding_wall", {"role": role}) if s.value)
+    wall = next((s.labels.get("wall", "") for s in bound), NO_WALL)
+    busy = sum_samples(page, "baton_pool_busy_ratio", role=role)
     gains = [
         TechniqueView(name, s.value, TRAPS.get(name, ""))
-        for s in matching(page, "baton_wall_gain_ratio", {"role": role})
+        for s in matching_samples(page, "baton_wall_gain_ratio", {"role": role})
         if (name := s.labels.get("technique", ""))
     ]
     gains.sort(key=lambda technique: -technique.gain)
@@ -62,11 +88,11 @@ def _view(page: Page, role: str) -> WallView | None:
         busy=busy,
         utilization=used,
         techniques=gains,
-        text=_text(known, busy, used, gains),
+        text=_wall_text(known, busy, used, gains),
     )
 
 
-def _text(
+def _wall_text(
     wall: str | None, busy: float, used: dict[str, float], gains: Sequence[TechniqueView]
 ) -> str:
     if wall is not None:
@@ -81,74 +107,45 @@ def _text(
     return f"none binds, steps are mostly overhead ({both})"
 
 
-# MERGED router.overview.autoscaler_view
-# The autoscaler, as an overview shows it: the one that acts, where there are several.
+def autoscaler_view(scraped: ScrapeResult) -> AutoscalerView | None:
+    """Return the view of the autoscaler; None where there is none."""
+    groups = [group for group in scraped.groups if group.label("role") == "autoscaler"]
+    views = [_autoscaler_view(group, scraped) for group in groups]
+    return min(views, key=lambda view: _mode_order(view.mode), default=None)
 
 
-class PoolView(msgspec.Struct, frozen=True):
-    """Workers of a role: wanted, there, asked for and not there yet."""
-
-    desired: int
-    actual: int
-    starting: int
+def _mode_order(mode: str) -> int:
+    return _MODES.index(mode) if mode in _MODES else len(_MODES)
 
 
-class AutoscalerView(msgspec.Struct, frozen=True, kw_only=True):
-    """``mode``: act, advise, watch; empty before its first decision, and where its page cannot be
-    had (``why``). ``text``: all of it in words."""
-
-    mode: str
-    reason: str
-    pools: dict[str, PoolView]
-    infeasible: list[str]  # objectives that no number of workers meets
-    why: str = ""
-    text: str
-
-
-_ROLES = ("prefill", "decode")
-_FIRST = ("act", "advise", "watch", "")
-
-
-def autoscaler_view(groups: list[Group], seen: Seen) -> AutoscalerView | None:
-    """None: there is no autoscaler."""
-    found = [
-        _view_autoscaler_view(group, seen)
-        for group in groups
-        if group.about("role") == "autoscaler"
-    ]
-    return min(found, key=lambda view: _order(view.mode), default=None)
-
-
-def _order(mode: str) -> int:
-    return _FIRST.index(mode) if mode in _FIRST else len(_FIRST)
-
-
-def _view_autoscaler_view(group: Group, seen: Seen) -> AutoscalerView:
-    page = seen.moment.pages.get(group.target)
+def _autoscaler_view(group: TargetGroup, scraped: ScrapeResult) -> AutoscalerView:
+    page = scraped.snapshot.pages.get(group.target)
     if page is None:
-        why = seen.silent.get(group.target, "")
+        why = scraped.silent.get(group.target, "")
         text = f"{group.target} {why}"
         return AutoscalerView(mode="", reason="", pools={}, infeasible=[], why=why, text=text)
-    mode = _one(page, "baton_autoscaler_mode", "mode")
-    reason = _one(page, "baton_scaling_reason", "reason")
-    pools = {role: _pool(page, role) for role in _ROLES} if mode else {}
-    missed = matching(page, "baton_slo_infeasible", {})
+    mode = _active_label(page, "baton_autoscaler_mode", "mode")
+    reason = _active_label(page, "baton_scaling_reason", "reason")
+    pools = {role: _pool_view(page, role) for role in ROLES} if mode else {}
+    missed = matching_samples(page, "baton_slo_infeasible", {})
     infeasible = [sample.labels.get("slo", "") for sample in missed if sample.value]
-    text = _text_autoscaler_view(mode, reason, pools, infeasible)
+    text = _autoscaler_text(mode, reason, pools, infeasible)
     return AutoscalerView(mode=mode, reason=reason, pools=pools, infeasible=infeasible, text=text)
 
 
-def _one(page: Page, name: str, label: str) -> str:
-    """The label of the series that is 1."""
-    return next((s.labels.get(label, "") for s in matching(page, name, {}) if s.value), "")
+def _active_label(page: MetricsPage, name: str, label: str) -> str:
+    """Return the label of the series whose value is not 0."""
+    return next((s.labels.get(label, "") for s in matching_samples(page, name, {}) if s.value), "")
 
 
-def _pool(page: Page, role: str) -> PoolView:
+def _pool_view(page: MetricsPage, role: str) -> PoolView:
     names = ("desired", "actual", "starting")
-    return PoolView(*(whole(gauge(page, f"baton_{name}_replicas", role=role)) for name in names))
+    return PoolView(
+        *(to_count(sum_samples(page, f"baton_{name}_replicas", role=role)) for name in names)
+    )
 
 
-def _text_autoscaler_view(
+def _autoscaler_text(
     mode: str, reason: str, pools: dict[str, PoolView], infeasible: list[str]
 ) -> str:
     if not mode:
@@ -159,7 +156,4 @@ def _text_autoscaler_view(
         for role, pool in pools.items()
     ]
     missed = "".join(f"; no number of workers meets {slo.upper()}" for slo in infeasible)
-    return f"{_DOES.get(mode, mode)} {', '.join(parts)}: {reason.replace('_', ' ')}{missed}"
-
-
-_DOES = {"act": "wants", "advise": "advises", "watch": "watches; would want"}
+    return f"{_MODE_TEXT.get(mode, mode)} {', '.join(parts)}: {reason.replace('_', ' ')}{missed}"

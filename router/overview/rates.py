@@ -1,4 +1,4 @@
-"""What happened between two moments of all processes, or since the start of each. Pure."""
+"""What happened between two scrapes of all processes, or since the start of each process."""
 
 from __future__ import annotations
 
@@ -6,43 +6,56 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
-from router.overview.prometheus_text import Buckets, Moment, Page, gauge, matching
+from router.overview.prometheus_text import (
+    Buckets,
+    MetricsPage,
+    MetricsSnapshot,
+    matching_samples,
+    sum_samples,
+)
+
+WINDOW_S = 30.0
+MIN_SPACING_S = 2.0
+"""Of scrapes closer than this not all are kept: pages are large."""
 
 
-class Window:
-    """What happened between two moments; ``before`` None: since each process started.
+class RateWindow:
+    """Increases, rates and means between two snapshots; ``before`` None: since each process
+    started.
 
-    A counter that is lower than before belongs to a process that started anew: all of it counts, as
-    of a process that is younger than the window. Of any other that ``before`` has no page of it is
-    not known what came in the window: it has no figures, and is in no sum.
+    A counter that is lower than before belongs to a restarted process: all of it counts, as for a
+    process that is younger than the window. For any other process without a page in ``before`` the
+    increase is unknown: it has no figures and is in no sum.
 
-    ``now_s``: since the epoch, as processes say when they started.
+    ``now_s``: seconds since the epoch, as in the start times of processes.
     """
 
-    def __init__(self, now: Moment, before: Moment | None, now_s: float = math.inf) -> None:
+    def __init__(
+        self, now: MetricsSnapshot, before: MetricsSnapshot | None, now_s: float = math.inf
+    ) -> None:
         self._now = now
         self._before = before
         self._now_s = now_s
 
     @property
     def seconds(self) -> float | None:
-        """None: since the start."""
+        """Return the window's length; None: since the start of each process."""
         return None if self._before is None else self._now.at - self._before.at
 
     def count(self, targets: Iterable[str], name: str, **labels: str) -> float:
-        """The increase of a counter, over all its series at these targets."""
+        """Return the increase of a counter, over all its series at these targets."""
         found = self._increases(targets, name, labels)
         return math.fsum(increase for _, increase in found)
 
     def rate(self, targets: Iterable[str], name: str, **labels: str) -> float | None:
-        """Per second, of those that have figures; None where nobody has, and since the start, which
-        is not the same for all."""
+        """Return the increase per second over the targets with figures; None where there is none,
+        and since the start, as processes start at different times."""
         spans = {target: s for target in targets if (s := self._span(target))}
         rates = [self.count([target], name, **labels) / s for target, s in spans.items()]
         return math.fsum(rates) if rates else None
 
     def by(self, targets: Iterable[str], name: str, label: str) -> dict[str, float]:
-        """The increase of a counter by one of its labels."""
+        """Return the increase of a counter by the values of one label."""
         found: dict[str, float] = {}
         for labels, increase in self._increases(targets, name, {}):
             value = labels.get(label, "")
@@ -50,19 +63,19 @@ class Window:
         return found
 
     def ratio(self, targets: list[str], part: str, whole: str) -> float | None:
-        """Of two counters; None where nothing was counted."""
-        of = self.count(targets, whole)
-        return self.count(targets, part) / of if of else None
+        """Return the ratio of two counters' increases; None where nothing was counted."""
+        total = self.count(targets, whole)
+        return self.count(targets, part) / total if total else None
 
     def mean(self, targets: list[str], name: str, **labels: str) -> float | None:
-        """Of a histogram's observations."""
+        """Return the mean of a histogram's observations."""
         count = self.count(targets, f"{name}_count", **labels)
         return self.count(targets, f"{name}_sum", **labels) / count if count else None
 
     def buckets(self, targets: Iterable[str], name: str, **labels: str) -> Buckets:
         found: dict[float, float] = {}
-        for of, increase in self._increases(targets, f"{name}_bucket", labels):
-            edge = float(of["le"])
+        for sample_labels, increase in self._increases(targets, f"{name}_bucket", labels):
+            edge = float(sample_labels["le"])
             found[edge] = found.get(edge, 0.0) + increase
         return sorted(found.items())
 
@@ -70,84 +83,85 @@ class Window:
         self, targets: Iterable[str], name: str, labels: Mapping[str, str]
     ) -> Iterator[tuple[Mapping[str, str], float]]:
         for target in targets:
-            old = self._begin(target)
+            old = self._page_before(target)
             if old is None:
                 continue
-            known = {tuple(sorted(s.labels.items())): s.value for s in matching(old, name, labels)}
-            for sample in matching(self._now.pages.get(target, {}), name, labels):
+            known = {
+                tuple(sorted(s.labels.items())): s.value
+                for s in matching_samples(old, name, labels)
+            }
+            for sample in matching_samples(self._now.pages.get(target, {}), name, labels):
                 last = known.get(tuple(sorted(sample.labels.items())), 0.0)
                 restarted = sample.value < last
                 yield sample.labels, sample.value - (0.0 if restarted else last)
 
-    def _begin(self, target: str) -> Page | None:
-        """What its counters began with; None: nobody knows."""
+    def _page_before(self, target: str) -> MetricsPage | None:
+        """Return the page at the window's start; None where it is unknown."""
         if self._before is None or self._is_young(target):
             return {}
         return self._before.pages.get(target)
 
     def _span(self, target: str) -> float | None:
-        """Seconds in which its counters grew."""
-        if self._before is None or target not in self._now.pages or self._begin(target) is None:
+        """Return the seconds over which the target's counters grew."""
+        if (
+            self._before is None
+            or target not in self._now.pages
+            or self._page_before(target) is None
+        ):
             return None
         if self._is_young(target):
             return self.seconds
         return self._now.at - self._before.later.get(target, self._before.at)
 
     def _is_young(self, target: str) -> bool:
-        """Whether it started in the window, and was not there before."""
+        """Return whether the process started in the window, and was not there before."""
         before = self._before
         assert before is not None
         late = target not in before.pages or target in before.later
         if not late or target in before.silent:
             return False
-        start = gauge(self._now.pages.get(target, {}), "process_start_time_seconds")
+        start = sum_samples(self._now.pages.get(target, {}), "process_start_time_seconds")
         return start > 0 and self._now_s - start < self._now.at - before.at
 
 
-# MERGED router.overview.past
-# The looks of the last half minute: what a window of rates begins with.
+class ScrapeHistory:
+    """The scrapes of the last WINDOW_S, one of which starts the window that rates are computed
+    over."""
 
-WINDOW_S = 30.0
-APART_S = 2.0
-"""Looks that are closer than this are not all kept: pages are large."""
-
-
-class Past:
     def __init__(self) -> None:
-        self._looks: deque[Moment] = deque()
+        self._snapshots: deque[MetricsSnapshot] = deque()
 
-    def take(self, moment: Moment) -> Moment | None:
-        """The beginning of the window that ends with this look; None where it is the first.
+    def add(self, snapshot: MetricsSnapshot) -> MetricsSnapshot | None:
+        """Return the start of the window that ends with this scrape; None for the first scrape.
 
-        Where looks are further apart than WINDOW_S, it is the one before.
+        Where scrapes are further apart than WINDOW_S, the window starts at the previous one.
         """
-        while len(self._looks) > 1 and moment.at - self._looks[0].at > WINDOW_S:
-            self._looks.popleft()
-        before = beginning(self._looks)
-        if before is None or moment.at - self._looks[-1].at >= APART_S:
-            self._looks.append(moment)
+        kept = self._snapshots
+        while len(kept) > 1 and snapshot.at - kept[0].at > WINDOW_S:
+            kept.popleft()
+        before = window_start(kept)
+        if before is None or snapshot.at - kept[-1].at >= MIN_SPACING_S:
+            kept.append(snapshot)
         return before
 
-    @property
-    def kept(self) -> int:
-        """Looks that are held."""
-        return len(self._looks)
+    def __len__(self) -> int:
+        return len(self._snapshots)
 
     def clear(self) -> None:
-        self._looks.clear()
+        self._snapshots.clear()
 
 
-def beginning(looks: Iterable[Moment]) -> Moment | None:
-    """The oldest of these, with the oldest page of each process that it has none of."""
-    first: Moment | None = None
-    pages: dict[str, Page] = {}
+def window_start(snapshots: Iterable[MetricsSnapshot]) -> MetricsSnapshot | None:
+    """Return the oldest snapshot, completed by the oldest page of each process that it lacks."""
+    first: MetricsSnapshot | None = None
+    pages: dict[str, MetricsPage] = {}
     silent: set[str] = set()
     later: dict[str, float] = {}
-    for look in looks:
-        first = first or look
-        for target in look.pages.keys() - pages.keys():
-            pages[target] = look.pages[target]
-            if look is not first:
-                later[target] = look.at
-        silent |= look.silent - pages.keys()
-    return None if first is None else Moment(first.at, pages, frozenset(silent), later)
+    for snapshot in snapshots:
+        first = first or snapshot
+        for target in snapshot.pages.keys() - pages.keys():
+            pages[target] = snapshot.pages[target]
+            if snapshot is not first:
+                later[target] = snapshot.at
+        silent |= snapshot.silent - pages.keys()
+    return None if first is None else MetricsSnapshot(first.at, pages, frozenset(silent), later)

@@ -1,15 +1,16 @@
-"""What it costs to place a request: pure functions of a snapshot. Seconds, tokens, bytes.
+"""The predicted cost of a placement: pure functions of a snapshot, in seconds, tokens and bytes.
 
     u      = n - m_p                            uncached tokens at P
     TTFT   = k*(path + max(queue, fetch) + prefill(m_p, u))      k: the worker's correction
-    ready  = max(TTFT + tail/bw, queue + bytes/bw, wait for room at D)
+    ready  = max(TTFT + tail/bw, queue + bytes/bw, wait for KV pages and a row at D)
     TPOT   = (ready - TTFT + (E[out] - 1)*step/tau) / (E[out] - 1)     tau: pace of D
     cost   = h(TTFT/TTFT_SLO) + h(TPOT/TPOT_SLO) + delay imposed on D's residents + eviction
     h(x)   = x + 10*max(0, x - 1)               a missed objective outweighs any gain below it
 
-P alone (``PrefillTerms``) and D alone (``DecodeTerms``) are worked out once for each worker, so
-that a pair costs a few operations. Local prefill is P = D without a wire, and with the stall
-that its residents see. Fetching the prefix from a peer replaces computing it where that is sooner.
+The terms of P alone (``PrefillTerms``) and of D alone (``DecodeTerms``) are computed once per
+worker, so that a pair costs a few operations. Local prefill is P = D without a transfer, and with
+the stall that the worker's residents see. Fetching the prefix from a peer replaces computing it
+where that is sooner.
 """
 
 from __future__ import annotations
@@ -18,65 +19,61 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from protocol.block_keys import BLOCK_TOKENS
-from router.placement.snapshot import DecodeState, Fetch, Network, Objectives, PrefillState, Query
+from router.placement.snapshot import (
+    DecodeState,
+    LinkEstimates,
+    Objectives,
+    PlacementQuery,
+    PrefillState,
+    PrefixFetch,
+)
 
-# MERGED router.terms
-# What is predicted: of a worker alone, and of a placement. Seconds; costs have no unit.
+MISS_WEIGHT = 10.0
+PATH_S = 0.004
+"""Latency to P and back without queue and compute, before any measurement."""
+LOCAL_PATH_S = 0.001
+STEP_BUDGET_S = 0.05
+"""Longest step of a decode worker with a prompt in it, unless configured otherwise."""
+REUSE_SHARE = 0.1
+"""Share of evicted tokens that will have to be computed again."""
+FETCH_GAIN = 0.9
+"""A fetch must bring the first token within this share of the time without it."""
 
 
 class PrefillTerms(NamedTuple):
-    """One prefill worker, whatever the decode worker."""
+    """Prediction for one prefill worker, independent of the decode worker."""
 
     instance: str
     cached: int
-    fetch: Fetch | None
+    fetch: PrefixFetch | None
     queue_s: float
     prefill_s: float
     ttft_s: float  # without the path
     correction: float
-    tail: int  # tokens of the last chunk: their KV is still to go when the first token is out
+    tail: int  # tokens of the last chunk: their KV is still to be sent when the first token is out
     load: float  # its queue, as a share of the objective
 
 
 class DecodeTerms(NamedTuple):
-    """One decode worker, whatever the prefill worker."""
+    """Prediction for one decode worker, independent of the prefill worker."""
 
     instance: str
     cached: int
     missing: int  # tokens whose KV it lacks
     batch: int
-    busy: float  # its batch, as a share of what it takes
-    step_s: float  # of one token of each sequence
+    busy: float  # its batch, as a share of the rows
+    step_s: float  # seconds per token of each sequence
     wait_s: float  # for pages and a row
     imposed: float
     eviction: float
     fits: bool
 
 
-class Terms(NamedTuple):
-    """What is predicted of a placement. ``cost`` is the sum of the four before it."""
-
-    queue_s: float
-    fetch_s: float
-    prefill_s: float
-    ttft_s: float
-    wire_s: float
-    wait_s: float
-    ready_s: float
-    step_s: float
-    tpot_s: float
-    ttft_cost: float
-    tpot_cost: float
-    imposed: float
-    eviction: float
-    cost: float
-
-
 class Placement(NamedTuple):
     """One candidate. ``prefill`` is None where D computes the prompt itself."""
 
     prefill: str | None
-    p: PrefillTerms  # of who computes
+    p: PrefillTerms  # of the worker that computes the prompt
     d: DecodeTerms
     load: float
     ttft_s: float
@@ -93,43 +90,47 @@ class Placement(NamedTuple):
         return self.d.instance
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> dict[str, float]:
+        """Return all terms for an explanation. ``cost`` is the sum of the four before it."""
         p, d = self.p, self.d
-        fetch_s = p.fetch.seconds if p.fetch else 0.0
-        return Terms(
-            *(p.queue_s, fetch_s, p.prefill_s, self.ttft_s, self.wire_s, d.wait_s),
-            *(self.ready_s, d.step_s, self.tpot_s),
-            *(self.ttft_cost, self.tpot_cost, self.imposed, d.eviction, self.cost),
-        )
+        return {
+            "queue_s": p.queue_s,
+            "fetch_s": p.fetch.seconds if p.fetch else 0.0,
+            "prefill_s": p.prefill_s,
+            "ttft_s": self.ttft_s,
+            "wire_s": self.wire_s,
+            "wait_s": d.wait_s,
+            "ready_s": self.ready_s,
+            "step_s": d.step_s,
+            "tpot_s": self.tpot_s,
+            "ttft_cost": self.ttft_cost,
+            "tpot_cost": self.tpot_cost,
+            "imposed": self.imposed,
+            "eviction": d.eviction,
+            "cost": self.cost,
+        }
 
 
-MISS_WEIGHT = 10.0
-PATH_S = 0.004
-"""To P and back beyond queue and computing, as long as nothing has been measured."""
-LOCAL_PATH_S = 0.001
-STEP_BUDGET_S = 0.05
-"""Longest step of a decode worker with a prompt in it, unless configured otherwise."""
-REUSE = 0.1
-"""Share of evicted tokens that somebody will have to compute again."""
-FETCH_GAIN = 0.9
-"""A fetch must bring the first token within this share of the time without it."""
-
-
-def h(x: float) -> float:
+def objective_cost(x: float) -> float:
+    """Return h(x) for a predicted latency that is ``x`` times its objective."""
     return x + MISS_WEIGHT * (x - 1) if x > 1 else x
 
 
-def usable(cached: int, tokens: int) -> int:
-    """Tokens that need no computing: whole blocks, and never the last token."""
+def usable_tokens(cached: int, tokens: int) -> int:
+    """Return the cached tokens that need no compute: whole blocks, and never the last token."""
     return min(cached, (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
 
 
-def fetch_for(worker: PrefillState, best: Fetch | None, query: Query, net: Network) -> Fetch | None:
-    """The fetch of the longest prefix there is (``best``) to this worker, if it is the shorter
-    way."""
+def find_fetch(
+    worker: PrefillState, best: PrefixFetch | None, query: PlacementQuery, net: LinkEstimates
+) -> PrefixFetch | None:
+    """Return the fetch of the prefix ``best`` to this worker; None where computing is sooner."""
     if best is None or best.source == worker.instance:
         return None
-    tokens, held = usable(best.tokens, query.tokens), usable(worker.cached, query.tokens)
+    tokens, held = (
+        usable_tokens(best.tokens, query.tokens),
+        usable_tokens(worker.cached, query.tokens),
+    )
     if tokens <= held:
         return None
     seconds = PATH_S + (tokens - held) * query.kv_bytes / net.share(best.source, worker.instance)
@@ -137,14 +138,19 @@ def fetch_for(worker: PrefillState, best: Fetch | None, query: Query, net: Netwo
     rest = worker.model.prefill_s(tokens, query.tokens - tokens, worker.chunk)
     if max(worker.queue_s, seconds) + rest > FETCH_GAIN * without:
         return None
-    return Fetch(best.source, tokens, seconds)
+    return PrefixFetch(best.source, tokens, seconds)
 
 
 def prefill_terms(
-    worker: PrefillState, best: Fetch | None, query: Query, net: Network, goals: Objectives
+    worker: PrefillState,
+    best: PrefixFetch | None,
+    query: PlacementQuery,
+    net: LinkEstimates,
+    goals: Objectives,
 ) -> PrefillTerms:
-    fetch = fetch_for(worker, best, query, net)
-    cached = fetch.tokens if fetch else usable(worker.cached, query.tokens)
+    """Predict the prefill of the request on one worker, with a fetch where that is sooner."""
+    fetch = find_fetch(worker, best, query, net)
+    cached = fetch.tokens if fetch else usable_tokens(worker.cached, query.tokens)
     missing = query.tokens - cached
     prefill_s = worker.model.prefill_s(cached, missing, worker.chunk)
     begins = max(worker.queue_s, fetch.seconds) if fetch else worker.queue_s
@@ -156,10 +162,10 @@ def prefill_terms(
 
 
 def decode_terms(
-    worker: DecodeState, query: Query, goals: Objectives, resident_output: float
+    worker: DecodeState, query: PlacementQuery, goals: Objectives, resident_output: float
 ) -> DecodeTerms:
-    """``resident_output``: what a request takes in all on average."""
-    model, cached = worker.own.model, usable(worker.own.cached, query.tokens)
+    """Predict the decode of the request on one worker; ``resident_output``: mean output tokens."""
+    model, cached = worker.own.model, usable_tokens(worker.own.cached, query.tokens)
     need = query.tokens + query.output - cached
     batch = min(worker.batch, worker.rows) if worker.rows else worker.batch
     before = model.decode_s(batch, worker.kv_used) / worker.pace
@@ -171,9 +177,9 @@ def decode_terms(
     wait = short / worker.kv_used * turn_s if worker.kv_used else 0.0
     if worker.rows and worker.batch >= worker.rows:
         wait = max(wait, (worker.batch + 1 - worker.rows) * turn_s / worker.rows)
-    imposed = batch * (h(step / goals.tpot_s) - h(before / goals.tpot_s))
+    imposed = batch * (objective_cost(step / goals.tpot_s) - objective_cost(before / goals.tpot_s))
     crowded = need * min(1.0, worker.kv_used / worker.kv_total) if known else 0.0
-    eviction = REUSE * crowded * model.prompt_token / goals.ttft_s
+    eviction = REUSE_SHARE * crowded * model.prompt_token / goals.ttft_s
     busy = worker.batch / worker.rows if worker.rows else worker.batch * step / goals.tpot_s
     return DecodeTerms(
         *(worker.own.instance, cached, query.tokens - cached, batch, busy, step, wait),
@@ -181,24 +187,24 @@ def decode_terms(
     )
 
 
-def local_terms(
+def local_prefill_terms(
     worker: DecodeState,
     decode: DecodeTerms,
-    best: Fetch | None,
-    query: Query,
-    net: Network,
+    best: PrefixFetch | None,
+    query: PlacementQuery,
+    net: LinkEstimates,
     goals: Objectives,
     resident_output: float,
 ) -> tuple[PrefillTerms, float]:
-    """The decode worker as its own prefill worker, and the delay that this imposes beside that of
-    decoding. Prompts take what decoding leaves of a step's budget."""
+    """Predict the prefill on the decode worker itself, and the cost that its stall adds to the
+    residents beside that of decoding. Prompts get what decoding leaves of a step's budget."""
     own = worker.own
     alone = prefill_terms(own, best, query, net, goals)
     if not worker.batch:
         return alone, 0.0
     stall_s = own.model.prompt_s(alone.cached, query.tokens - alone.cached)
     decode_s = own.model.decode_s(worker.batch, worker.kv_used)
-    # Residents see a longer step as a hitch: of their objective a prompt gets half a step.
+    # Residents see a longer step as a stall, so a prompt may use half of their objective.
     budget_s = min(STEP_BUDGET_S, goals.tpot_s / 2)
     steps = max(
         (query.tokens - alone.cached) / own.chunk,
@@ -207,28 +213,24 @@ def local_terms(
     begins = alone.ttft_s - alone.prefill_s
     prefill_s = stall_s + max(1.0, steps) * decode_s
     per_token = decode.step_s + stall_s / max(1.0, resident_output / 2)
-    imposed = h(per_token / goals.tpot_s) - h(decode.step_s / goals.tpot_s)
+    imposed = objective_cost(per_token / goals.tpot_s) - objective_cost(
+        decode.step_s / goals.tpot_s
+    )
     return (
         alone._replace(prefill_s=prefill_s, ttft_s=max(begins, decode.wait_s) + prefill_s),
         worker.batch * imposed,
     )
 
 
-def remote(
-    p: PrefillTerms, d: DecodeTerms, query: Query, net: Network, goals: Objectives
-) -> Placement:
-    """Prefill on P, decode on D."""
-    return remotes([p], d, query, net, goals)[0]
-
-
-def remotes(
+def remote_placements(
     prefill: Sequence[PrefillTerms],
     d: DecodeTerms,
-    query: Query,
-    net: Network,
+    query: PlacementQuery,
+    net: LinkEstimates,
     goals: Objectives,
 ) -> list[Placement]:
-    """Prefill on each of these, decode on D. Written out, since a choice prices 64 of them."""
+    """Predict prefill on each of these workers and decode on D. Inlined, as a decision prices
+    64."""
     decode, missing, busy, wait_s, imposed = d.instance, d.missing, d.busy, d.wait_s, d.imposed
     step_s, eviction, gaps = d.step_s, d.eviction, query.output - 1
     kv_bytes, ttft_goal_s, tpot_goal_s = query.kv_bytes, goals.ttft_s, goals.tpot_s
@@ -243,7 +245,10 @@ def remotes(
         tail_s = (p.tail if p.tail < missing else missing) * per_token
         ready_s = max(ttft_s + tail_s, p.queue_s + wire_s, wait_s)
         tpot_s = (ready_s - ttft_s) / gaps + step_s
-        ttft_cost, tpot_cost = h(ttft_s / ttft_goal_s), h(tpot_s / tpot_goal_s)
+        ttft_cost, tpot_cost = (
+            objective_cost(ttft_s / ttft_goal_s),
+            objective_cost(tpot_s / tpot_goal_s),
+        )
         cost = ttft_cost + tpot_cost + imposed + eviction
         values = (
             p.instance, p, d, busy + p.load, ttft_s, wire_s, ready_s, tpot_s, ttft_cost, tpot_cost,
@@ -253,13 +258,17 @@ def remotes(
     return found
 
 
-def local(
-    p: PrefillTerms, d: DecodeTerms, stall: float, query: Query, goals: Objectives
+def local_placement(
+    p: PrefillTerms, d: DecodeTerms, stall: float, query: PlacementQuery, goals: Objectives
 ) -> Placement:
-    """Prefill and decode on D."""
+    """Predict prefill and decode on D; ``stall``: the cost that the prefill adds to its
+    residents."""
     ttft_s = p.correction * (LOCAL_PATH_S + p.ttft_s)
     tpot_s = d.step_s
-    ttft_cost, tpot_cost = h(ttft_s / goals.ttft_s), h(tpot_s / goals.tpot_s)
+    ttft_cost, tpot_cost = (
+        objective_cost(ttft_s / goals.ttft_s),
+        objective_cost(tpot_s / goals.tpot_s),
+    )
     imposed = d.imposed + stall
     cost = ttft_cost + tpot_cost + imposed + d.eviction
     return Placement(

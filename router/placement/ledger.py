@@ -1,14 +1,15 @@
-"""What this router has under way, by worker: counted when it is sent, forgotten exactly once.
+"""A router's record of the work that it has sent to each worker and that is still in progress.
 
-    Ticket:  placed --first token--> receiving --second--> decoding
-                |                        |                    |
-                +------------------------+--------------------+--> released (once, however often)
+    PlacementTicket:  placed --first token--> receiving --second--> decoding
+                        |                        |                    |
+                        +------------------------+--------------------+--> released (idempotent)
 
-    until the first token      prompt tokens and predicted seconds in the queue of who computes it
-    from there to the second   a transfer on the link P -> D, where there is one
-    until released             a request at D
+    until the first token      prompt tokens and predicted seconds in the queue of the prefill
+    worker from there to the second   a transfer on the link P -> D, if the prefill is remote until
+    released             a request at D
 
-Every request has one ticket for each attempt; whatever ends the attempt releases it.
+A request has one ticket for each attempt; the end of the attempt releases it. The placer reads the
+record for every decision, so that requests sent since a worker's last report count, too.
 """
 
 from __future__ import annotations
@@ -19,23 +20,44 @@ from typing import NamedTuple, TypeVar
 
 K = TypeVar("K", str, tuple[str, str])
 
-REPORTS = 3
-"""Own work is taken out of a worker's report at its highest of so many reports: a report may be
-older than what has since been answered, and own work must not look like somebody else's."""
+REPORT_WINDOW = 3
+"""Own work is subtracted from a worker's report at its maximum over this many reports: a report may
+be older than what has since been answered, and own work must not look like that of other
+routers."""
 
 
-class Queue:
-    """Prompts that one worker is to compute: our own, and what it reports of others'."""
+class DecodeLoad(NamedTuple):
+    """Load of a decode worker, in which no request counts twice.
+
+    Own work is counted exactly; the work of other routers is what the worker reports minus what of
+    it was this router's at the time of the report."""
+
+    own: int  # requests this router has in it
+    reported: int  # requests it last reported, running and waiting
+    own_at_report: int  # those of them that were this router's
+    kv_free: int  # tokens that fit its KV pool
+    kv_total: int  # 0: not reported yet
+    pace: float = 1.0  # tokens that a sequence gets in the time of a step without drafts
+
+    @property
+    def requests(self) -> int:
+        """Return the estimated number of requests in the worker."""
+        return self.own + max(0, self.reported - self.own_at_report)
+
+
+class PromptQueue:
+    """Prompts that one worker still has to compute: this router's, and the reported ones of
+    others."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._seconds: dict[int, float] = {}  # by priority; lower is computed earlier
+        self._seconds: dict[int, float] = {}  # by priority; lower is computed first
         self.requests = 0
-        self.gone = False  # the worker is; the queue stays for the tickets that are open
-        self._since = 0.0  # when the one under way began, as far as can be told
-        self._seen: deque[int] = deque(maxlen=REPORTS)
-        self.tokens = 0  # own
-        self.others = 0  # tokens
+        self.gone = False  # the worker has left; the queue stays for the open tickets
+        self._since = 0.0  # estimated start of the prompt in progress
+        self._seen: deque[int] = deque(maxlen=REPORT_WINDOW)
+        self.tokens = 0  # of this router
+        self.others = 0  # tokens of other routers
 
     def add(self, tokens: int, seconds: float, priority: int) -> None:
         if not self.requests:
@@ -53,13 +75,14 @@ class Queue:
             self._seconds.clear()  # sums of floats leave a remainder
 
     def report(self, tokens: int) -> None:
-        """The worker says that so many tokens are queued, everybody's."""
+        """Record the worker's report of queued tokens over all routers."""
         self._seen.append(self.tokens)
         self.others = max(0, tokens - max(self._seen))
 
     def seconds(self, priority: int) -> float:
-        """Predicted time of own work that goes before a request of this priority. The one under
-        way is taken to be as far as its time; when it takes longer, it is about to end."""
+        """Return the predicted seconds of own work ahead of a request of this priority. The prompt
+        in progress counts as done in proportion to its time; one that takes longer, as almost
+        done."""
         if not self.requests:
             return 0.0
         ahead = everything = 0.0
@@ -71,23 +94,24 @@ class Queue:
         return max(0.0, ahead - under_way)
 
 
-class Ledger:
-    """Own work by worker. Nothing is kept of a worker that is gone and has nothing under way."""
+class WorkLedger:
+    """Own work by worker. Nothing is kept of a worker that has left once its tickets are
+    released."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.queues: dict[str, Queue] = {}
-        self.pending_kv: Counter[str] = Counter()  # tokens due at D before their first token
-        self.active: Counter[tuple[str, str]] = Counter()  # transfers under way, by (P, D)
+        self.queues: dict[str, PromptQueue] = {}
+        self.pending_kv: Counter[str] = Counter()  # tokens that D will need, before the first token
+        self.active: Counter[tuple[str, str]] = Counter()  # transfers in flight, by (P, D)
 
     def report(self, instance: str, queued_tokens: int) -> None:
-        """A worker's own word."""
+        """Record a worker's report of its queued prompt tokens."""
         queue = self.queue(instance)
         queue.gone = False
         queue.report(queued_tokens)
 
     def forget(self, instance: str) -> None:
-        """The worker is gone: what it reported goes; tickets still release what is theirs."""
+        """Drop the report of a worker that has left; open tickets still release their own part."""
         if instance in self.queues:
             self.queues[instance].gone = True
             self.queues[instance].others = 0
@@ -95,14 +119,14 @@ class Ledger:
 
     @property
     def prompts(self) -> int:
-        """Requests whose prompts are to be computed."""
+        """Return the number of requests whose prompts are not computed yet."""
         return sum(queue.requests for queue in self.queues.values())
 
-    def queue(self, instance: str) -> Queue:
-        """To add to."""
+    def queue(self, instance: str) -> PromptQueue:
+        """Return the worker's queue, created if there is none."""
         found = self.queues.get(instance)
         if found is None:
-            found = self.queues[instance] = Queue(self._clock)
+            found = self.queues[instance] = PromptQueue(self._clock)
         return found
 
     def _drop_if_gone(self, instance: str) -> None:
@@ -119,18 +143,18 @@ class Ledger:
         seconds: float,
         kv_tokens: int,
         priority: int,
-    ) -> Ticket:
-        """Count an attempt: ``tokens`` to compute in predicted ``seconds`` at P (None: at D), room
-        for ``kv_tokens`` at D."""
-        return Ticket(self, prefill, decode, tokens, seconds, kv_tokens, priority)
+    ) -> PlacementTicket:
+        """Record an attempt: ``tokens`` to compute in predicted ``seconds`` at P (None: at D), and
+        ``kv_tokens`` to store at D. The caller releases the ticket."""
+        return PlacementTicket(self, prefill, decode, tokens, seconds, kv_tokens, priority)
 
 
-class Ticket:
-    """One attempt's work. Owned by the request; every method may be called at any time."""
+class PlacementTicket:
+    """The work of one attempt. Every method may be called at any time, also after ``release``."""
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: WorkLedger,
         prefill: str | None,
         decode: str,
         tokens: int,
@@ -148,8 +172,8 @@ class Ticket:
         ledger.queue(self._computing).add(*self._queued)
         ledger.pending_kv[decode] += kv_tokens
 
-    def tokens_came(self) -> None:
-        """The first time the prompt is computed, the second time its KV is at D."""
+    def on_tokens(self) -> None:
+        """Advance: at the first tokens the prompt is computed, at the second its KV is at D."""
         if self._phase == "placed":
             self._leave_queue()
             self._phase = "decoding"
@@ -182,24 +206,3 @@ def _subtract(counter: Counter[K], key: K, count: int) -> None:
     counter[key] -= count
     if not counter[key]:
         del counter[key]
-
-
-# MERGED router.load
-# The load of a decode worker, so that nothing counts twice.
-#
-# Own work is counted exactly; what other routers have in a worker is what it reports minus what of
-# it was our own when it reported.
-
-
-class DecodeLoad(NamedTuple):
-    own: int  # requests this router has in it
-    reported: int  # requests it last reported, running and waiting
-    own_at_report: int  # those of them that were this router's
-    kv_free: int  # tokens its pool can take
-    kv_total: int  # 0: it has not said yet
-    pace: float = 1.0  # tokens that a sequence gets in the time of a plain step
-
-    @property
-    def requests(self) -> int:
-        """In the worker, as well as this router can tell."""
-        return self.own + max(0, self.reported - self.own_at_report)

@@ -1,13 +1,15 @@
-"""Which worker holds which blocks: block key -> bitmask of workers.
+"""The prefix index of a router: block key -> bitmask of the workers whose cache holds the block.
 
-Prefixes are closed: a worker that holds a block holds all before it, as its cache evicts children
-first. So along a prompt a mask only loses bits, and where it does is found by bisection, for all
-workers at once. While reports of a change are on their way, this may be untrue for a moment; then a
-match is too long or too short, never more.
+A worker that holds a block holds all blocks before it, as its cache evicts leaves first. So along a
+prompt a mask only loses bits, and where it does is found by bisection, for all workers at once.
+While events are still in flight this may be untrue for a moment; then a match is too long or too
+short, and nothing worse.
 
-    slot (a bit):  free --store--> in use --clear, remove--> dead --sweep of every entry--> free
+    slot (one bit per worker):  free --store--> in use --clear--> dead --sweep of all entries-->
+    free
 
-A dead slot's blocks match nobody from that moment on; their entries go later, some at a time.
+Blocks of a dead slot match no worker from then on; their entries are removed later, a portion at a
+time. ``index_reader`` keeps the index up to date, and the placer looks prompts up in it.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Sequence
 
-# MERGED router.slots
-# Bits for workers: who has which, and whose is free again.
-#
-# free --take--> in use --retire--> dead --bury--> swept, by whom holds masks --free--> free
-
-_MASKS = 4096  # whose names are kept
+_MAX_NAMED_MASKS = 4096  # masks whose worker names are kept
+SHARDS = 256  # by the first byte of a key; a sweep looks at one shard at least
+_KEY_OBJECT_BYTES = 64  # a bytes object of length 16, rounded up by the allocator
+_MAX_DEAD = 256  # slots
 
 
-class Slots:
-    """``live``: bits in use. ``dead``: bits that masks may still have, of nobody any more."""
+class WorkerSlots:
+    """Assigns a bit to each worker. ``live``: bits in use; ``dead``: bits without a worker that
+    masks may still contain.
+
+        free --take--> in use --retire--> dead --take_dead--> being swept --free--> free
+    """
 
     def __init__(self) -> None:
         self.live = 0
@@ -32,21 +36,21 @@ class Slots:
         self.count = 0
         self.bits: dict[str, int] = {}  # by instance
         self._names: dict[int, str] = {}  # by bit
-        # Naming many workers one by one is slow. So names are kept by mask; where the mask is new,
-        # by the mask of some of eight slots.
-        self._together: dict[int, list[str]] = {}
-        self._eights: list[dict[int, list[str]]] = []
+        # Naming many workers one by one is slow. So names are kept by mask, and for the parts of a
+        # new mask by byte (eight slots).
+        self._names_by_mask: dict[int, list[str]] = {}
+        self._names_by_byte: list[dict[int, list[str]]] = []
         self._free: list[int] = []
 
     def take(self, instance: str) -> int:
-        """A bit for a new instance."""
+        """Return a bit for a new instance."""
         assert instance not in self.bits
         if self._free:
             bit = self._free.pop()
         else:
             bit = 1 << self.count
             if self.count % 8 == 0:
-                self._eights.append({})
+                self._names_by_byte.append({})
             self.count += 1
         self.bits[instance] = bit
         self._names[bit] = instance
@@ -54,17 +58,18 @@ class Slots:
         return bit
 
     def retire(self, instance: str) -> None:
-        """The instance, if there is one, has no bit any more."""
+        """Turn the bit of the instance, if it has one, into a dead bit."""
         bit = self.bits.pop(instance, 0)
         if bit:
             del self._names[bit]
-            self._together.clear()
-            self._eights[(bit.bit_length() - 1) >> 3].clear()
+            self._names_by_mask.clear()
+            self._names_by_byte[(bit.bit_length() - 1) >> 3].clear()
             self.live ^= bit
             self.dead |= bit
 
-    def bury(self) -> int:
-        """Hand the dead bits over, to be taken out of every mask and then given to ``free``."""
+    def take_dead(self) -> int:
+        """Return the dead bits, for the caller to remove from every mask and to pass to
+        ``free``."""
         mask, self.dead = self.dead, 0
         return mask
 
@@ -73,66 +78,53 @@ class Slots:
         self._free.sort(reverse=True)  # the lowest goes next, so that masks stay narrow
 
     def mask(self, instances: Collection[str]) -> int:
-        """The bits of those that have one."""
+        """Return the bits of these instances."""
         mask = 0
         for instance in instances:
             mask |= self.bits.get(instance, 0)
         return mask
 
-    def name(self, mask: int, value: int, found: dict[str, int]) -> None:
-        """Put ``value`` into ``found`` for each instance of ``mask``, all of them live."""
-        names = self._together.get(mask)
+    def assign(self, mask: int, value: int, found: dict[str, int]) -> None:
+        """Set ``found[instance] = value`` for each instance of ``mask``, all of them live."""
+        names = self._names_by_mask.get(mask)
         if names is None:
             names = self._all_names(mask)
-            if len(self._together) >= _MASKS:
-                self._together.clear()
-            self._together[mask] = names
+            if len(self._names_by_mask) >= _MAX_NAMED_MASKS:
+                self._names_by_mask.clear()
+            self._names_by_mask[mask] = names
         found.update(dict.fromkeys(names, value))
 
     def _all_names(self, mask: int) -> list[str]:
         names = []
-        for at, byte in enumerate(mask.to_bytes(len(self._eights), "little")):
+        for at, byte in enumerate(mask.to_bytes(len(self._names_by_byte), "little")):
             if byte:
-                eight = self._eights[at]
-                if byte not in eight:
-                    eight[byte] = [self._names[bit << 8 * at] for bit in _bits(byte)]
-                names += eight[byte]
+                known = self._names_by_byte[at]
+                if byte not in known:
+                    known[byte] = [self._names[bit << 8 * at] for bit in _bits(byte)]
+                names += known[byte]
         return names
 
 
-def _bits(mask: int) -> Iterator[int]:
-    """The single bits that make up the mask, lowest first."""
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit
-
-
-SHARDS = 256  # by the first byte of a key; a portion of a sweep is one of them at least
-_KEY_OBJECT_BYTES = 64  # a bytes object of 16, rounded up by the allocator
-_MANY_DEAD = 256  # slots
-
-
 class PrefixIndex:
-    """At most ``max_blocks`` entries: what is stored beyond them is passed over and counted."""
+    """The index of one router. Blocks beyond ``max_blocks`` entries are skipped and counted."""
 
     def __init__(self, max_blocks: int = 16_000_000) -> None:
         self.passed_over = 0
         self._max_blocks = max_blocks
         self._shards: list[dict[bytes, int]] = [{} for _ in range(SHARDS)]
         self._entries = 0
-        self._slots = Slots()
-        self._sweeping = 0  # dead bits that the sweep under way takes out
-        self._swept = 0  # shards that it is through with
+        self._slots = WorkerSlots()
+        self._sweeping = 0  # dead bits that the current sweep removes
+        self._swept = 0  # shards that the current sweep has finished
 
     # ---- lookup -----------------------------------------------------------------------------
 
     def match(
         self, keys: Sequence[bytes], instances: Collection[str] | None = None
     ) -> dict[str, int]:
-        """Of each worker that holds the first of ``keys``, how many of them it holds from there
-        on. ``instances``: look at these only. About log2(keys) probes for each depth at which the
-        prefix of some worker ends."""
+        """Return the number of leading ``keys`` that each worker holds; workers without the first
+        are left out. ``instances``: consider only these. Takes about log2(keys) probes for each
+        depth at which the prefix of some worker ends."""
         found: dict[str, int] = {}
         if not keys:
             return found
@@ -158,7 +150,7 @@ class PrefixIndex:
                         if mask != after:
                             rest.append((high, after))
                         high, after = middle, mask
-                self._slots.name(held ^ after, high, found)
+                self._slots.assign(held ^ after, high, found)
                 held = after
                 if not held:
                     return found
@@ -167,13 +159,13 @@ class PrefixIndex:
             low = high
             high, after = rest.pop()
             after &= held
-        self._slots.name(held, len(keys), found)
+        self._slots.assign(held, len(keys), found)
         return found
 
     # ---- changes ----------------------------------------------------------------------------
 
     def store(self, instance: str, keys: Sequence[bytes]) -> None:
-        """The worker holds these blocks; a prefix before what extends it."""
+        """Add blocks that the worker holds now, parents first."""
         bit = self._slots.bits.get(instance) or self._slots.take(instance)
         room = self._max_blocks - self._entries
         shards = self._shards
@@ -195,7 +187,7 @@ class PrefixIndex:
         self._entries += new
 
     def evict(self, instance: str, keys: Sequence[bytes]) -> None:
-        """The worker holds these blocks no more. Unknown ones are passed over."""
+        """Remove blocks that the worker has evicted; unknown ones are ignored."""
         bit = self._slots.bits.get(instance)
         if bit is None:
             return
@@ -216,28 +208,19 @@ class PrefixIndex:
         self._entries -= gone
 
     def clear(self, instance: str) -> None:
-        """The worker holds nothing. O(1); ``sweep`` does the rest."""
+        """Remove all blocks of the worker, known or gone. O(1); ``sweep`` does the rest."""
         self._slots.retire(instance)
-        if self._slots.dead.bit_count() > _MANY_DEAD:  # who clears without end pays at once
+        if self._slots.dead.bit_count() > _MAX_DEAD:  # bounds the garbage of repeated clears
             while self.sweep(self._entries + SHARDS):
                 pass
-
-    remove = clear
-    """The worker is gone. A worker is known as long as something was stored for it."""
-
-    def load(self, instance: str, keys: Sequence[bytes]) -> None:
-        """The worker holds exactly these blocks."""
-        self.clear(instance)
-        self.store(instance, keys)
 
     # ---- sweeping ---------------------------------------------------------------------------
 
     def sweep(self, budget: int) -> bool:
-        """Look at about ``budget`` entries, at a shard's at least, for blocks of dead slots.
-
-        Returns whether there is more to sweep."""
+        """Remove dead bits from about ``budget`` entries, from those of one shard at least. Return
+        whether there is more to sweep."""
         if not self._sweeping:
-            self._sweeping, self._swept = self._slots.bury(), 0
+            self._sweeping, self._swept = self._slots.take_dead(), 0
             if not self._sweeping:
                 return False
         while budget > 0 and self._swept < SHARDS:
@@ -266,11 +249,19 @@ class PrefixIndex:
 
     @property
     def entries(self) -> int:
-        """Blocks known, those of dead slots included until they are swept."""
+        """Return the number of known blocks, those of dead slots included until they are swept."""
         return self._entries
 
     @property
     def memory_bytes(self) -> int:
-        """About what the entries take: tables and keys. Masks are shared, and not counted."""
+        """Estimate the bytes of tables and keys. Masks are shared, and not counted."""
         tables = sum(sys.getsizeof(shard) for shard in self._shards)
         return tables + self._entries * _KEY_OBJECT_BYTES
+
+
+def _bits(mask: int) -> Iterator[int]:
+    """Yield the single bits of the mask, lowest first."""
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit

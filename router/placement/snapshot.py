@@ -1,4 +1,9 @@
-"""All that a routing policy may look at: seconds, tokens, bytes. Frozen values, no behaviour."""
+"""The input of a placement decision: frozen values in seconds, tokens and bytes, without behaviour.
+
+``router.generation.placer`` builds a ``PlacementSnapshot`` and a ``PlacementQuery`` for every
+request; ``choose.py`` reads nothing else, so that a decision can be repeated in a test or in the
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +14,41 @@ from router.placement.step_model import StepModel
 
 
 class Objectives(NamedTuple):
+    """Latency objectives that the cost function weighs placements by."""
+
     ttft_s: float
     tpot_s: float
 
 
-class Query(NamedTuple):
-    """A request to place."""
+class PlacementQuery(NamedTuple):
+    """One request to place."""
 
     tokens: int  # n: prompt and tokens already emitted
-    output: float  # E[out], at least 2
-    kv_bytes: float  # on the wire, of one token
+    output: float  # E[out], expected output tokens, at least 2
+    kv_bytes: float  # KV bytes of one token on the wire
 
 
 class PrefillState(NamedTuple):
-    """A worker as one to prefill on. ``cached``: tokens of this prompt that it holds."""
+    """One worker, seen as a candidate for the prefill."""
 
     instance: str
     model: StepModel
-    chunk: int
+    chunk: int  # prompt tokens in a step
     queue_s: float
-    correction: float
-    cached: int
+    correction: float  # observed over predicted TTFT
+    cached: int  # tokens of this prompt in the worker's prefix cache
 
 
 class DecodeState(NamedTuple):
-    """A worker as one to decode on. ``own``: as one to prefill on by the way."""
+    """One worker, seen as a candidate for the decode; ``own`` describes it as a prefill worker."""
 
     own: PrefillState
-    batch: int  # requests in it
-    rows: int  # sequences in a step at most; 0: not known
+    batch: int  # requests in the worker
+    rows: int  # most sequences in a step; 0: unknown
     kv_used: int  # tokens of live sequences
-    kv_free: int  # tokens it can still take
-    kv_total: int  # 0: not known
-    pace: float = 1.0  # tokens that a sequence gets in the time of a plain step
+    kv_free: int  # tokens that still fit
+    kv_total: int  # 0: unknown
+    pace: float = 1.0  # tokens that a sequence gets in the time of a step without drafts
 
     @property
     def instance(self) -> str:
@@ -52,33 +59,33 @@ class DecodeState(NamedTuple):
         return self.own.cached
 
 
-class Network(NamedTuple):
-    """What is known of links, by (from, to)."""
+class LinkEstimates(NamedTuple):
+    """Estimates of the links between workers; each mapping has keys (source, target)."""
 
     bandwidth: Mapping[tuple[str, str], float]  # bytes/s
     path_s: Mapping[tuple[str, str], float]
-    active: Mapping[tuple[str, str], int]  # transfers under way
+    active: Mapping[tuple[str, str], int]  # transfers in flight
     default_bandwidth: float
 
     def share(self, source: str, target: str) -> float:
-        """Bytes/s for one more transfer."""
+        """Return the bytes/s that one more transfer would get."""
         link = (source, target)
         found = self.bandwidth.get(link, self.default_bandwidth)
         return found / (1 + self.active[link]) if link in self.active else found
 
 
-class Fetch(NamedTuple):
-    """A prefix to be taken from a peer first. ``tokens``: of the prefix, whole blocks."""
+class PrefixFetch(NamedTuple):
+    """A cached prefix that the prefill worker fetches from a peer before it computes the rest."""
 
     source: str
-    tokens: int
+    tokens: int  # length of the prefix, whole blocks
     seconds: float
 
 
-class Snapshot(NamedTuple):
-    """All that the choice may look at."""
+class PlacementSnapshot(NamedTuple):
+    """State of all workers and links at the time of one decision."""
 
     prefill: Sequence[PrefillState]
     decode: Sequence[DecodeState]
-    network: Network
-    resident_output: float  # tokens that a request takes on average
+    network: LinkEstimates
+    resident_output: float  # mean output tokens of a request

@@ -1,11 +1,12 @@
-"""How long a worker's steps take, as the worker fits and reports it.
+"""The linear model of a worker's step time, as workers fit and report it.
 
     seconds = step + row*decode_rows + kv_token*decode_kv_tokens
               + prompt_token*u + prompt_pair*u*(m + u/2)
 
-for ``u`` prompt tokens after ``m`` computed ones. A coefficient is zero where a worker has not seen
-that kind of work: a decode worker may never have computed a prompt. Such a half is taken from
-the other workers, so that the unknown never looks free.
+for ``u`` prompt tokens computed after ``m`` tokens. A coefficient is zero where the worker has not
+seen that kind of work: a decode worker may never have computed a prompt. Such a half is replaced by
+the mean of the other workers, so that unknown work never looks free. Used by the cost function, the
+planner, the autoscaler's sizing and the simulator.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-CHUNK = 512
-"""Prompt tokens in a step, for a worker that does not say."""
+DEFAULT_CHUNK = 512
+"""Prompt tokens in a step, for a worker that does not report it."""
+
+MAX_PACE = 17
+"""Most tokens of a sequence in one step: its own, and the most drafts that a worker can be set
+to."""
+
+MAX_COEFFICIENT_S = 60.0
+"""Reports with a larger coefficient are garbage."""
 
 
 class StepModel(NamedTuple):
-    """Coefficients in seconds; none is negative."""
+    """Coefficients in seconds, none negative."""
 
     step: float
     row: float
@@ -28,58 +36,51 @@ class StepModel(NamedTuple):
     prompt_pair: float
 
     def decode_s(self, rows: float, kv_tokens: float) -> float:
-        """A step that decodes ``rows`` sequences over ``kv_tokens`` tokens in all."""
+        """Return the seconds of a step that decodes ``rows`` sequences over ``kv_tokens`` in
+        all."""
         return self.step + self.row * rows + self.kv_token * kv_tokens
 
     def prompt_s(self, computed: int, tokens: int) -> float:
-        """What ``tokens`` prompt tokens after ``computed`` ones add to the steps they are in."""
+        """Return the seconds that ``tokens`` prompt tokens after ``computed`` ones add to steps."""
         pairs = tokens * (computed + tokens / 2)
         return self.prompt_token * tokens + self.prompt_pair * pairs
 
     def prefill_s(self, computed: int, tokens: int, chunk: int) -> float:
-        """A prompt alone: its steps and what it adds to them."""
+        """Return the seconds of a prompt on an idle worker, its steps included."""
         return self.step * math.ceil(tokens / chunk) + self.prompt_s(computed, tokens)
 
 
-PRIOR = StepModel(5e-3, 5e-5, 5e-8, 5e-5, 1e-9)
-"""As long as no worker has said anything."""
+PRIOR_STEP_MODEL = StepModel(5e-3, 5e-5, 5e-8, 5e-5, 1e-9)
+"""Used until a worker has reported."""
 
 
-MOST_TOKENS = 17
-"""Of a sequence in one step: its own, and the most drafts that a worker is configured for."""
-
-LONGEST_S = 60.0
-"""More than any coefficient can be; what claims more is garbage."""
-
-
-def parse(coefficients: Sequence[float]) -> StepModel | None:
-    """The model in a record or heartbeat; None for none, or for what cannot be one."""
+def parse_step_model(coefficients: Sequence[float]) -> StepModel | None:
+    """Return the model in a record or heartbeat; None if it has none or an impossible one."""
     if len(coefficients) != len(StepModel._fields):
         return None
-    if not all(0 <= c <= LONGEST_S for c in coefficients):  # also refuses NaN
+    if not all(0 <= c <= MAX_COEFFICIENT_S for c in coefficients):  # also refuses NaN
         return None
     return StepModel(*coefficients)
 
 
-def pace(told: float) -> float:
-    """Tokens that a sequence gets in the time of a plain step, as a worker says; 1 where it says
-    what cannot be."""
-    return told if 1 <= told <= MOST_TOKENS else 1.0  # NaN: 1
+def parse_pace(reported: float) -> float:
+    """Return the reported tokens per sequence and plain step; 1 for an impossible value."""
+    return reported if 1 <= reported <= MAX_PACE else 1.0  # NaN: 1
 
 
-def pooled(models: Iterable[StepModel | None]) -> StepModel:
-    """What to take for a worker that does not know: the mean of those that do, half by half."""
+def mean_step_model(models: Iterable[StepModel | None]) -> StepModel:
+    """Return the model of a worker that reports none: the mean over those that do, half by half."""
     known = [m for m in models if m is not None]
-    decoding = [m for m in known if _decodes(m)] or [PRIOR]
-    prefilling = [m for m in known if _prefills(m)] or [PRIOR]
+    decoding = [m for m in known if _decodes(m)] or [PRIOR_STEP_MODEL]
+    prefilling = [m for m in known if _prefills(m)] or [PRIOR_STEP_MODEL]
     return StepModel(
         *(sum(c) / len(decoding) for c in list(zip(*decoding, strict=True))[:3]),
         *(sum(c) / len(prefilling) for c in list(zip(*prefilling, strict=True))[3:]),
     )
 
 
-def completed(model: StepModel | None, others: StepModel) -> StepModel:
-    """``model`` with the half that it does not know taken from ``others``."""
+def complete_step_model(model: StepModel | None, others: StepModel) -> StepModel:
+    """Return ``model`` with its unknown half, if any, taken from ``others``."""
     if model is None:
         return others
     if not _decodes(model):

@@ -1,1 +1,1 @@
-"""The live page: static files."""
+"""Static files of the live page ``/ui``, served by ``router.http.ui_routes``."""

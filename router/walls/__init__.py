@@ -1,1 +1,1 @@
-"""Which wall binds a pool of workers, what would relax it, and how much that would bring."""
+"""The resource that limits each pool, the techniques that would relax it, and their gain."""

@@ -1,18 +1,18 @@
-"""What would relax the wall that binds a pool, and by how much: from the pool's own figures.
+"""Estimates which techniques would relax the wall that binds a pool, from the pool's own figures.
 
-With ``b`` and ``c`` the utilisations of bandwidth and compute while steps run, and ``k`` the share
-of the bytes that KV is, a step is 1 long, of which moving bytes takes ``b``. What moves the share
-``s`` of the bytes less takes ``1 - s b`` (Amdahl, 1967), but no less than compute does: ``c``.
-Gains are in tokens per second of a pool that has enough to do.
+Let ``b`` and ``c`` be the utilisations of bandwidth and compute while steps run, and ``k`` the
+share of KV in the bytes read. A step has length 1, of which reading bytes takes ``b``. A technique
+that saves the share ``s`` of the bytes gives a step of ``1 - s b`` (Amdahl, 1967), but not less
+than the compute ``c``. Gains are factors of the tokens per second of a saturated pool.
 
     fp8 weights       s = (1 - k)(1 - 1/e), e the bytes of a weight now
-    fp8 KV            s = k (1 - 1/r), r by what it shrinks; where pages lack, r times the sequences
-                      for the same bytes: r / max(1, r c)
+    fp8 KV            s = k (1 - 1/r), r the factor by which KV shrinks; where pages lack, r times
+                      the sequences for the same bytes: r / max(1, r c)
     speculation       (1 - a^(K+1)) / (1 - a) tokens (Leviathan et al., 2023), for a pass of K + 1
                       rows and K draft tokens: max(1, (K + 1) c) + K d
     larger batch      twice the sequences in max(1 + k b, 2 c)
     fp8 activations   compute takes half: 1 / max(1 - c / 2, b)
-    fp8 wire          r times less to bring
+    fp8 wire          r times fewer bytes to transfer
     another worker    (n + 1) / n
 """
 
@@ -21,32 +21,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from protocol.registry.worker_utilisation import Wall, Walls
+from protocol.registry.worker_utilisation import Wall, WorkerUtilisation
 
-LEAST = 1.05
-"""Gains below are not worth a word."""
+MIN_GAIN = 1.05
+"""Smaller gains are not reported."""
 
 DRAFTED, ACCEPTED, DRAFT_COST = 4, 0.6, 0.1
-"""Of a draft model ten times smaller that agrees moderately well: a pool that does not speculate
-cannot tell."""
+"""Assumed for a draft model ten times smaller with moderate acceptance: a pool that does not
+speculate cannot measure it."""
 
 
 class Technique(NamedTuple):
-    """``gain``: expected, as a factor. ``trap``: what it may cost."""
+    """A technique with its expected gain as a factor, and ``trap``: what it may cost."""
 
     name: str
     gain: float
     trap: str
 
 
-class Pool(NamedTuple):
-    """``figures``: of all its workers together."""
+class PoolProfile(NamedTuple):
+    """A pool, as the estimates see it; ``figures`` combine all its workers."""
 
     role: str
     workers: int
-    figures: Walls
+    figures: WorkerUtilisation
     waiting: int = 0  # sequences
-    max_batch: int = 0  # of a worker; 0: not known
+    max_batch: int = 0  # sequences per worker; 0: unknown
 
 
 TRAPS = {
@@ -60,11 +60,11 @@ TRAPS = {
 }
 
 
-def techniques(pool: Pool, wall: Wall | None) -> list[Technique]:
-    """Those that relax ``wall``, are not on, and bring something; the best first."""
-    found = [] if wall is None else list(_OF[wall](pool))
+def rank_techniques(pool: PoolProfile, wall: Wall | None) -> list[Technique]:
+    """Return the techniques that relax ``wall``, are not on, and gain enough; best first."""
+    found = [] if wall is None else list(_BY_WALL[wall](pool))
     return sorted(
-        (Technique(name, gain, TRAPS[name]) for name, gain in found if gain >= LEAST),
+        (Technique(name, gain, TRAPS[name]) for name, gain in found if gain >= MIN_GAIN),
         key=lambda technique: -technique.gain,
     )
 
@@ -72,7 +72,7 @@ def techniques(pool: Pool, wall: Wall | None) -> list[Technique]:
 Gains = Iterator[tuple[str, float]]
 
 
-def _bandwidth(pool: Pool) -> Gains:
+def _bandwidth(pool: PoolProfile) -> Gains:
     now = pool.figures
     k, b, c = now.kv_share, now.bandwidth, now.compute
     yield "fp8 weights", 1.0 / max(1.0 - (1.0 - k) * (1.0 - 1.0 / now.element_bytes) * b, c)
@@ -84,29 +84,29 @@ def _bandwidth(pool: Pool) -> Gains:
         yield "larger batch", 2.0 / max(1.0 + k * b, 2.0 * c)
 
 
-def _compute(pool: Pool) -> Gains:
+def _compute(pool: PoolProfile) -> Gains:
     now = pool.figures
-    if now.gpu and now.element_bytes == 2:  # elsewhere fp8 is not multiplied any faster
+    if now.gpu and now.element_bytes == 2:  # elsewhere fp8 products are not faster
         yield "fp8 activations", 1.0 / max(1.0 - now.compute / 2.0, now.bandwidth)
-    yield _another(pool)
+    yield _another_worker(pool)
 
 
-def _capacity(pool: Pool) -> Gains:
+def _capacity(pool: PoolProfile) -> Gains:
     r = pool.figures.kv_shrink
     yield "fp8 KV", r / max(1.0, r * pool.figures.compute)
-    yield _another(pool)
+    yield _another_worker(pool)
 
 
-def _network(pool: Pool) -> Gains:
+def _network(pool: PoolProfile) -> Gains:
     yield "fp8 wire", pool.figures.wire_shrink
-    yield _another(pool)
+    yield _another_worker(pool)
 
 
-def _another(pool: Pool) -> tuple[str, float]:
+def _another_worker(pool: PoolProfile) -> tuple[str, float]:
     return "another worker", (pool.workers + 1) / pool.workers
 
 
-_OF = {
+_BY_WALL = {
     "compute": _compute,
     "bandwidth": _bandwidth,
     "capacity": _capacity,

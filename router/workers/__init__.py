@@ -1,1 +1,1 @@
-"""The pool of workers and the streams to decode workers."""
+"""The router's view of the workers and its gRPC links to decode workers."""

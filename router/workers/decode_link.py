@@ -1,11 +1,12 @@
-"""The stream to one decode worker: all requests of this router share it.
+"""``DecodeLink``: the gRPC stream to one decode worker, which all requests of this router share.
 
     down --headers of the worker arrive--> attached --stream ends or falls silent--> down --> closed
                                               |
-    submit, cancel --> outbox --writer: one message for all that waits-->  worker
-    mailboxes <-- reader: always reads, never waits for a client <--       worker
+    submit, cancel --> outbox --writer: one message for all that waits-->   worker
+    OutputSink.on_output() <-- reader: never waits for a client <--         worker
 
-When the stream ends, each request on it hears of it once (Trouble.BROKEN) and is forgotten here.
+A ``WorkerPool`` makes one link for each decode worker. When the stream ends, each request on it
+gets ``on_link_lost()`` once and is forgotten here.
 """
 
 from __future__ import annotations
@@ -16,35 +17,47 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from protocol.endpoints.grpc_endpoints import INSTANCE_KEY, LOOPBACK, Security
-from protocol.liveness import SILENCE_S, Silence
+from protocol.endpoints.grpc_endpoints import INSTANCE_KEY, LOOPBACK_ONLY, EndpointSecurity
+from protocol.liveness import SILENCE_S, SilenceDetector
 from protocol.registry.directory import WorkerRecord
 from protocol.security import cluster_token
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
 from router.placement.ledger import DecodeLoad
-from router.placement.step_model import pace
-from router.workers.mailbox import Flight, Mailbox, Trouble, deliver
+from router.placement.step_model import parse_pace
 
 log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
-_MESSAGE_BYTES = 4 << 20  # of submits in one message, well within what gRPC takes
-_STALE_S = 1.0  # a heartbeat's age from which the directory's word is newer
-_WHY_S = 0.2  # for the reason of an end to arrive
+_MESSAGE_BYTES = 4 << 20  # of submits in one message, well below the limit of gRPC
+_STALE_S = 1.0  # age of a heartbeat from which the directory's load is preferred
+_REASON_S = 0.2  # for the reason of an end to arrive
 _RETRY_S = (0.05, 1.0)  # first and longest pause between two attempts
 
 Call = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
 
 
+class OutputSink(Protocol):
+    """Receives what a worker sends for one request; see ``router/generation/submission.py``."""
+
+    def on_output(self, output: pb.Output) -> bool:
+        """Return False when the worker should stop."""
+
+    def on_link_lost(self, reason: str) -> None:
+        """No more output comes: the stream has ended."""
+
+
 class DecodeLink:
-    """``on_change`` is called whenever ``attached`` changes; ``on_load`` with the prompt tokens
-    that are queued there, whenever the worker says so."""
+    """The link to one decode worker: ``start`` -> attached and down by turns -> ``close``.
+
+    ``on_change`` is called whenever ``attached`` changes; ``on_load`` with the instance and the
+    prompt tokens queued there, whenever the worker reports them.
+    """
 
     def __init__(
         self,
@@ -52,15 +65,15 @@ class DecodeLink:
         token: str,
         on_change: Callable[[], None],
         on_load: Callable[[str, int], None] = lambda instance, queued_tokens: None,
-        security: Security = LOOPBACK,
+        security: EndpointSecurity = LOOPBACK_ONLY,
     ) -> None:
         self.record = record
         self.attached = False
-        self._metadata = (*cluster_token.metadata(token), (INSTANCE_KEY, record.instance))
+        self._metadata = (*cluster_token.token_metadata(token), (INSTANCE_KEY, record.instance))
         self._security = security
         self._on_change = on_change
         self._on_load = on_load
-        self._inflight: dict[str, Flight] = {}
+        self._sinks: dict[str, OutputSink] = {}  # requests at the worker, by id
         self._load: pb.Load | WorkerRecord = record
         self._own_at_report = 0
         self._draining = False
@@ -77,61 +90,61 @@ class DecodeLink:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def submit(self, message: pb.Submit, mailbox: Mailbox) -> None:
-        """Hand a request over. Its outputs go to ``mailbox`` until it ends or is cancelled."""
+    def submit(self, message: pb.Submit, sink: OutputSink) -> None:
+        """Send a request. Its outputs go to ``sink`` until it ends or is cancelled."""
         assert self.attached
-        self._inflight[message.request.id] = Flight.of(message.request, mailbox)
+        self._sinks[message.request.id] = sink
         self._outbox.submit.append(message)
         self._written.set()
 
     def cancel(self, wire_id: str) -> None:
         """Tell the worker to stop. Does nothing for a request that has ended."""
-        if self._inflight.pop(wire_id, None) is not None:
+        if self._sinks.pop(wire_id, None) is not None:
             self._outbox.cancel.append(wire_id)
             self._written.set()
 
     def update(self, record: WorkerRecord) -> None:
-        """What the directory now says of this instance."""
+        """Take a newer record of the directory."""
         self.record = record
         if time.monotonic() - self._heard_at > _STALE_S:
             self.report(record)
 
     @property
     def ready(self) -> bool:
-        """It takes new requests."""
+        """Whether the worker takes new requests."""
         return self.attached and not (self._draining or self.record.draining)
 
     @property
     def idle(self) -> bool:
-        """No request of this router is there."""
-        return not self._inflight
+        """Whether no request of this router is at the worker."""
+        return not self._sinks
 
     @property
     def down(self) -> bool:
-        """Its engine is being replaced: what it is given waits."""
+        """Whether the worker's engine is being replaced: requests wait there."""
         return isinstance(self._load, pb.Load) and self._load.down
 
     @property
     def state(self) -> str:
-        """As metrics show it."""
+        """Return the state for metrics: ready, draining or down."""
         if not self.attached or self.down:
             return "down"
         return "ready" if self.ready else "draining"
 
     def load(self) -> DecodeLoad:
         return DecodeLoad(
-            own=len(self._inflight),
+            own=len(self._sinks),
             reported=self._load.running + self._load.waiting,
             own_at_report=self._own_at_report,
             kv_free=self._load.kv_tokens_free,
             kv_total=self._load.kv_tokens_total,
-            pace=pace(self._load.pace),
+            pace=parse_pace(self._load.pace),
         )
 
     def report(self, load: pb.Load | WorkerRecord) -> None:
-        """The worker's load, as it says."""
+        """Take the load that the worker reports."""
         self._load = load
-        self._own_at_report = len(self._inflight)
+        self._own_at_report = len(self._sinks)
         self._on_load(self.record.instance, load.queued_tokens)
 
     async def _run(self) -> None:
@@ -154,10 +167,10 @@ class DecodeLink:
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 reason = _reason(error)
             except Exception as error:
-                log.exception("decode worker %s: a bug", self.record.endpoint)
+                log.exception("decode worker %s: internal error", self.record.endpoint)
                 reason = repr(error)
             if self.attached:
-                level = logging.INFO if self._draining else logging.WARNING  # it has said so
+                level = logging.INFO if self._draining else logging.WARNING
                 log.log(level, "decode worker %s: stream ended: %s", self.record.endpoint, reason)
                 pause = _RETRY_S[0]
             self._detach(reason)
@@ -165,11 +178,11 @@ class DecodeLink:
             pause = min(2 * pause, _RETRY_S[1])
 
     async def _attach(self, call: Call) -> str:
-        """Serve one stream to its end; returns or raises why it ended."""
+        """Serve one stream to its end; return or raise the reason."""
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await call.initial_metadata()
-            if call.done():  # then there were none: it could not connect, or was refused
+            if call.done():  # no headers came: it could not connect, or was refused
                 return f"{(await call.code()).name} {await call.details()}"
             self.attached, self._draining = True, False
             self._on_change()
@@ -178,45 +191,45 @@ class DecodeLink:
             call.cancel()
 
     async def _serve(self, call: Call) -> str:
-        """Until the stream ends, or the worker falls silent: its heartbeats are due always."""
-        silence = Silence()
+        """Serve until the stream ends or misses the worker's heartbeats; return the reason."""
+        silence = SilenceDetector()
         reading = asyncio.create_task(self._read(call, silence))
-        writing = asyncio.create_task(self._write(call))  # a mute stream is no stream
-        silent = asyncio.create_task(silence.lasts(SILENCE_S))
+        writing = asyncio.create_task(self._write(call))
+        silent = asyncio.create_task(silence.wait_for_silence(SILENCE_S))
         tasks: list[asyncio.Task[Any]] = [reading, writing, silent]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if silent.done():
                 return f"silent for {SILENCE_S:g} s"
-            await asyncio.wait([reading], timeout=_WHY_S)
+            await asyncio.wait([reading], timeout=_REASON_S)
             return reading.result() if reading.done() else "cannot be written to"
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _read(self, call: Call, silence: Silence) -> str:
+    async def _read(self, call: Call, silence: SilenceDetector) -> str:
         while isinstance(message := await call.read(), pb.WorkerMessage):
             silence.heard()
             self._dispatch(message)
         return f"closed by the worker ({(await call.code()).name}) {await call.details()}"
 
     async def _write(self, call: Call) -> None:
-        # A write fails when the stream has ended: the reader hears of that.
+        # A write fails when the stream has ended: the reader gets the reason.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while await self._written.wait():
                 self._written.clear()
                 await call.write(self._next_message())
 
     def _next_message(self) -> pb.RouterMessage:
-        """All that waits, as far as one message may hold it; the rest follows in the next ones."""
+        """Return what waits, up to the size limit of one message; the rest stays in the outbox."""
         waiting, self._outbox = self._outbox, pb.RouterMessage()
         message = pb.RouterMessage(cancel=waiting.cancel)
         room = _MESSAGE_BYTES
         for submit in waiting.submit:
             size = submit.ByteSize()
             fits = size <= room or not message.submit
-            room = room - size if fits else 0  # whoever came first goes first
+            room = room - size if fits else 0  # keeps the order of arrival
             (message if fits else self._outbox).submit.append(submit)
         if self._outbox.submit:
             self._written.set()
@@ -224,13 +237,13 @@ class DecodeLink:
 
     def _dispatch(self, message: pb.WorkerMessage) -> None:
         for output in message.outputs:
-            flight = self._inflight.get(output.id)
-            if flight is None:  # cancelled, and this was under way
+            sink = self._sinks.get(output.id)
+            if sink is None:  # was cancelled while this output was on its way
                 continue
-            if not deliver(output, flight):
+            if not sink.on_output(output):
                 self.cancel(output.id)
             elif output.finish != pb.FINISH_NONE:
-                del self._inflight[output.id]
+                del self._sinks[output.id]
         if message.HasField("load"):
             self._heard_at = time.monotonic()
             self.report(message.load)
@@ -241,13 +254,13 @@ class DecodeLink:
         self._outbox = pb.RouterMessage()
         self._written.clear()
         self._heard_at = -math.inf
-        lost = list(self._inflight.values())
-        self._inflight.clear()
+        lost = list(self._sinks.values())
+        self._sinks.clear()
         if self.attached:
             self.attached = False
             self._on_change()
-        for flight in lost:
-            flight.mailbox.fail(Trouble.BROKEN, reason)
+        for sink in lost:
+            sink.on_link_lost(reason)
 
 
 def _reason(error: grpc.aio.AioRpcError | TimeoutError) -> str:

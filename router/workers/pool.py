@@ -1,11 +1,12 @@
-"""The pool of workers: who the directory says there is, and whose stream is up.
+"""``WorkerPool``: the workers that the directory lists, with a link to each decode worker.
 
-    directory --every 0.5 s--> refresh: new decode worker   -> open a link, for good
+    directory --every 0.5 s--> refresh: new decode worker   -> open a link
                                         record gone         -> close the link, if its stream is down
                                         lent to prefill     -> close the link, when it is empty
-                                        directory silent    -> keep what was known
+                                        no answer           -> keep the last view
 
-A lost lease alone removes no decode worker: a stream that is up knows better.
+A lost lease alone removes no decode worker: a stream that is up proves that the worker runs. One
+pool per router; ``Placer`` reads it for each request.
 """
 
 from __future__ import annotations
@@ -18,88 +19,39 @@ from typing import Protocol
 
 from redis.exceptions import RedisError
 
-from protocol.endpoints.grpc_endpoints import LOOPBACK, Security
+from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY, EndpointSecurity
 from protocol.registry.directory import ModelInfo, WorkerRecord
-from router.placement.step_model import PRIOR, StepModel, completed, parse, pooled
+from router.placement.step_model import (
+    PRIOR_STEP_MODEL,
+    StepModel,
+    complete_step_model,
+    mean_step_model,
+    parse_step_model,
+)
 from router.workers.decode_link import DecodeLink
-
-# MERGED router.lately
-# Prefill workers that the directory lists, and those that it did until a moment ago.
-
-GRACE_S = 2.5
-"""How long a prefill worker counts that the directory no longer lists: twice, and some, what it
-takes a living one to register again."""
-
-
-class Lately:
-    """A lease is lost by a directory that was emptied, too, and then its worker will be back;
-    decode workers pass over the dead."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._known: dict[str, WorkerRecord] = {}
-        self._seen: dict[str, float] = {}  # when each of them was last listed
-
-    def update(self, records: Sequence[WorkerRecord]) -> dict[str, WorkerRecord]:
-        """All prefill workers in use, by instance. ``records``: all that are listed; who is there
-        in another role, or has the port of one that is not, ends the wait for it at once."""
-        now = self._clock()
-        listed = {r.instance: r for r in records if r.role == "prefill"}
-        self._seen |= dict.fromkeys(listed, now)
-        there = {r.instance for r in records}
-        taken = {r.endpoint for r in records}
-        missed = {
-            instance: record
-            for instance, record in self._known.items()
-            if instance not in there
-            and record.endpoint not in taken
-            and now - self._seen[instance] < GRACE_S
-        }
-        self._known = {**listed, **missed}
-        self._seen = {i: at for i, at in self._seen.items() if i in self._known}
-        return dict(self._known)
-
-
-# MERGED router.refusals
-# Workers that the directory lists and a router does not use: each is named once in the log.
 
 log = logging.getLogger(__name__)
 
-
-class Refusals:
-    """By instance; of one router."""
-
-    def __init__(self) -> None:
-        self._named: set[str] = set()
-
-    def add(self, record: WorkerRecord, why: str) -> None:
-        if record.instance not in self._named:
-            self._named.add(record.instance)
-            log.warning("ignoring %s worker %s: %s", record.role, record.endpoint, why)
-
-    def other_model(self, record: WorkerRecord, expected: ModelInfo) -> None:
-        has, due = _shown(record.model), _shown(expected)
-        self.add(record, f"its {record.model.id} has {has}, expected {due}")
-
-
-def _shown(model: ModelInfo) -> str:
-    return f"fingerprint {model.fingerprint} ({model.precision})"
-
+GRACE_S = 2.5
+"""How long a prefill worker counts that the directory no longer lists: somewhat more than twice the
+time in which a living worker registers again."""
 
 ListWorkers = Callable[[], Awaitable[list[WorkerRecord]]]
 
 
-class Watcher(Protocol):
-    """Who wants to know of the workers."""
+class WorkerListener(Protocol):
+    """Is notified of workers and their load."""
 
     def on_workers(self, records: Sequence[WorkerRecord]) -> None:
-        """All that are in use, whenever the directory has been looked into."""
+        """All workers in use, after each refresh."""
 
     def on_load(self, instance: str, queued_tokens: int) -> None:
-        """Prompt tokens queued at a worker, as it says."""
+        """Prompt tokens that a worker reports in its queue."""
 
 
-class Pool:
+class WorkerPool:
+    """The workers of one router: ``start`` -> refreshed in the background -> ``close``."""
+
     def __init__(
         self,
         list_workers: ListWorkers,
@@ -107,8 +59,8 @@ class Pool:
         model_id: str,
         token: str,
         refresh_s: float,
-        watcher: Watcher | None = None,
-        security: Security = LOOPBACK,
+        listener: WorkerListener | None = None,
+        security: EndpointSecurity = LOOPBACK_ONLY,
     ) -> None:
         self._list = list_workers
         self._model_id = model_id
@@ -116,15 +68,15 @@ class Pool:
         self._refresh_s = refresh_s
         self.links: dict[str, DecodeLink] = {}
         self.prefill: dict[str, WorkerRecord] = {}
-        self._lately = Lately()
-        self._parting: dict[str, DecodeLink] = {}  # links to workers that decode no more
-        self._watcher = watcher
+        self._prefill_registry = PrefillRegistry()
+        self._closing_links: dict[str, DecodeLink] = {}  # to workers that decode no more
+        self._listener = listener
         self._step_models: dict[str, StepModel] = {}
-        self._typical_step = PRIOR
+        self._typical_step = PRIOR_STEP_MODEL
         self._model: ModelInfo | None = None
         self._security = security
-        self._refusals = Refusals()
-        self._silent = self._closing = False
+        self._ignored = IgnoredWorkers()
+        self._is_silent = self._is_closing = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -133,22 +85,22 @@ class Pool:
         self._task = asyncio.create_task(self._follow(), name="directory")
 
     async def close(self) -> None:
-        self._closing = True  # a client library may swallow a cancellation
+        self._is_closing = True  # a client library may swallow a cancellation
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        links = [*self.links.values(), *self._parting.values()]
+        links = [*self.links.values(), *self._closing_links.values()]
         await asyncio.gather(*(link.close() for link in links))
         self.links.clear()
 
     @property
     def model(self) -> ModelInfo | None:
-        """The model of the workers that are or were last known; None before the first."""
+        """The model of the workers; the last known one without workers, None before the first."""
         return self._model
 
     @property
     def attached(self) -> int:
-        """Decode workers whose stream is up."""
+        """Number of decode workers whose stream is up."""
         return sum(link.attached for link in self.links.values())
 
     @property
@@ -157,16 +109,16 @@ class Pool:
         return [*self.prefill.values(), *(link.record for link in self.links.values())]
 
     def record(self, instance: str) -> WorkerRecord | None:
-        """A worker of either role."""
+        """Return a worker of either role."""
         link = self.links.get(instance)
         return link.record if link is not None else self.prefill.get(instance)
 
     def step_model(self, instance: str) -> StepModel:
-        """How long the worker's steps take; what others say where it does not."""
+        """Return the worker's step times, or the mean of the others where it reports none."""
         return self._step_models.get(instance, self._typical_step)
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Until a stream comes up or goes down, or the time is over."""
+        """Wait until a stream comes up or goes down, or the time is over."""
         self._changed.clear()
         try:
             async with asyncio.timeout(timeout_s):
@@ -175,71 +127,73 @@ class Pool:
             pass
 
     async def refresh(self) -> None:
-        """One look into the directory. When it does not answer, what was known stands."""
+        """Read the directory once; keep the last view when it does not answer."""
         try:
             records = await self._list()
         except (RedisError, OSError, TimeoutError) as error:
-            if not self._silent:
+            if not self._is_silent:
                 log.warning("directory does not answer; keeping the last view: %s", error)
-            self._silent = True
+            self._is_silent = True
             return
-        if self._silent:
+        if self._is_silent:
             log.info("directory answers again")
-        self._silent = False
+        self._is_silent = False
         await self._apply([r for r in records if r.model.id == self._model_id])
 
     async def _follow(self) -> None:
-        while not self._closing:
+        while not self._is_closing:
             await asyncio.sleep(self._refresh_s)
             try:
                 await self.refresh()
-            except Exception:  # whatever one look brings, the next may be good
-                log.exception("looking into the directory failed")
+            except Exception:  # the next refresh may succeed
+                log.exception("reading the directory failed")
 
     async def _apply(self, records: list[WorkerRecord]) -> None:
         await self._drop_gone(records)
         records = self._same_model(self._reachable(records))
-        self.prefill = self._lately.update(records)
-        await self._part(records)
+        self.prefill = self._prefill_registry.update(records)
+        await self._close_lent_links(records)
         for record in records:
             if record.role == "decode":
-                self._link(record).update(record)
-        self.told()
+                self._open_link(record).update(record)
+        self.apply_records()
 
-    async def _part(self, records: list[WorkerRecord]) -> None:
-        """From workers that decode no more: a link ends when nothing is left on it. What was handed
-        back may still be on its way."""
+    async def _close_lent_links(self, records: list[WorkerRecord]) -> None:
+        """Close links to workers that decode no more, once no request is left on them: what the
+        worker handed back may still be on its way."""
         for record in records:
             if record.role != "decode" and record.instance in self.links:
-                self._parting[record.instance] = self.links.pop(record.instance)
-        for instance, link in list(self._parting.items()):
+                self._closing_links[record.instance] = self.links.pop(record.instance)
+        for instance, link in list(self._closing_links.items()):
             if link.idle:
-                del self._parting[instance]
+                del self._closing_links[instance]
                 await link.close()
 
-    def _link(self, record: WorkerRecord) -> DecodeLink:
-        """That to a decode worker; the old one where it had lent itself, and nothing has ended."""
-        link = self.links.get(record.instance) or self._parting.pop(record.instance, None)
+    def _open_link(self, record: WorkerRecord) -> DecodeLink:
+        """Return the link to a decode worker; the old one where it was lent and is still open."""
+        link = self.links.get(record.instance) or self._closing_links.pop(record.instance, None)
         if link is None:
             link = DecodeLink(record, self._token, self._changed.set, self._on_load, self._security)
             link.start()
         self.links[record.instance] = link
         return link
 
-    def told(self) -> None:
-        """The records in use may have changed: work out what follows from them."""
+    def apply_records(self) -> None:
+        """Derive step models from the records in use, and notify the listener."""
         records = self.records
-        models = {r.instance: parse(r.step_model) for r in records}
-        self._typical_step = pooled(models.values())
-        self._step_models = {i: completed(m, self._typical_step) for i, m in models.items()}
-        if self._watcher is not None:
-            self._watcher.on_workers(records)
+        models = {r.instance: parse_step_model(r.step_model) for r in records}
+        self._typical_step = mean_step_model(models.values())
+        self._step_models = {
+            i: complete_step_model(m, self._typical_step) for i, m in models.items()
+        }
+        if self._listener is not None:
+            self._listener.on_workers(records)
             for record in self.prefill.values():
-                self._watcher.on_load(record.instance, record.queued_tokens)
+                self._listener.on_load(record.instance, record.queued_tokens)
 
     def _on_load(self, instance: str, queued_tokens: int) -> None:
-        if self._watcher is not None:
-            self._watcher.on_load(instance, queued_tokens)
+        if self._listener is not None:
+            self._listener.on_load(instance, queued_tokens)
 
     async def _drop_gone(self, records: list[WorkerRecord]) -> None:
         listed = {r.instance for r in records}
@@ -252,17 +206,17 @@ class Pool:
                 await link.close()
 
     def _reachable(self, records: list[WorkerRecord]) -> list[WorkerRecord]:
-        """Those that this router may talk to: anybody who writes into Redis can name a host."""
+        """Return those that this router may connect to: a record in Redis can name any host."""
         reachable = []
         for record in records:
             if self._security.permits(record.endpoint):
                 reachable.append(record)
             else:
-                self._refusals.add(record, "it is not on this machine, and there is no TLS")
+                self._ignored.add(record, "it is not on this machine, and there is no TLS")
         return reachable
 
     def _same_model(self, records: list[WorkerRecord]) -> list[WorkerRecord]:
-        """Those that serve what the workers in use serve, bit by bit."""
+        """Return those that serve exactly the model of the workers in use."""
         if not self.links:
             first = next((r.model for r in records if r.role == "decode"), None)
             self._model = first or self._model
@@ -271,9 +225,64 @@ class Pool:
             if self._model is None or _identity(record.model) == _identity(self._model):
                 same.append(record)
             else:
-                self._refusals.other_model(record, self._model)
+                self._ignored.add_other_model(record, self._model)
         return same
 
 
 def _identity(model: ModelInfo) -> tuple[str, str]:
     return model.fingerprint, model.precision
+
+
+class PrefillRegistry:
+    """Prefill workers that the directory lists, or listed until ``GRACE_S`` ago.
+
+    A directory that was emptied loses leases, too, and then the workers will be back. A dead one
+    does no harm meanwhile: decode workers skip it. Owned by the ``WorkerPool``.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[str, WorkerRecord] = {}
+        self._seen: dict[str, float] = {}  # when each of them was last listed
+
+    def update(self, records: Sequence[WorkerRecord]) -> dict[str, WorkerRecord]:
+        """Return all prefill workers in use, by instance. ``records``: all that are listed.
+
+        A worker that is not listed is dropped at once when its instance has another role or its
+        port belongs to another instance.
+        """
+        now = self._clock()
+        listed = {r.instance: r for r in records if r.role == "prefill"}
+        self._seen |= dict.fromkeys(listed, now)
+        instances = {r.instance for r in records}
+        endpoints = {r.endpoint for r in records}
+        missed = {
+            instance: record
+            for instance, record in self._known.items()
+            if instance not in instances
+            and record.endpoint not in endpoints
+            and now - self._seen[instance] < GRACE_S
+        }
+        self._known = {**listed, **missed}
+        self._seen = {i: at for i, at in self._seen.items() if i in self._known}
+        return dict(self._known)
+
+
+class IgnoredWorkers:
+    """Workers that the directory lists and this router does not use; logs each one once."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def add(self, record: WorkerRecord, why: str) -> None:
+        if record.instance not in self._logged:
+            self._logged.add(record.instance)
+            log.warning("ignoring %s worker %s: %s", record.role, record.endpoint, why)
+
+    def add_other_model(self, record: WorkerRecord, expected: ModelInfo) -> None:
+        has, due = _model_text(record.model), _model_text(expected)
+        self.add(record, f"its {record.model.id} has {has}, expected {due}")
+
+
+def _model_text(model: ModelInfo) -> str:
+    return f"fingerprint {model.fingerprint} ({model.precision})"

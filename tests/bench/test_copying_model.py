@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from bench.lib.random_model import SHAPE_100M
+from bench.lib.settings import engine_config
 from bench.speculation.copying_model import PERIOD, make_copying
 from bench.speculation.targets import HeldOutTexts
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
+from engine.execution.engine import Engine
 from tests.engine.conftest import drain, load_model, request
 
 
@@ -21,7 +22,7 @@ from tests.engine.conftest import drain, load_model, request
 )
 def test_it_copies(shape: dict[str, int], tmp_path: Path) -> None:
     model = load_model(make_copying(demo_path(), tmp_path, shape))
-    engine = Engine(model, EngineConfig(pages=64, max_batch=4, chunk=512, max_model_len=512), plan)
+    engine = Engine(model, engine_config(pages=64, max_batch=4, chunk=512, max_model_len=512), plan)
     files = list(itertools.islice(HeldOutTexts().stretches(PERIOD), 4))
     for handle, tokens in enumerate(files):
         engine.generate(handle, request("a", list(tokens), max_tokens=128))

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 from bench.lib.random_model import SHAPE_100M
 from bench.speculation.grown_model import grow, grow_heads
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 from engine.batching.attention_metadata import decode_groups
-from engine.batching.batch import View
-from engine.model.decoder import Model
+from engine.batching.batch import AttentionMetadata
+from engine.model.decoder import DecoderModel
 from engine.speculation.proposers.eagle_heads import EagleHead
 from engine.speculation.proposers.medusa import MedusaHeads
 from tests.engine.conftest import load_model
@@ -24,7 +24,7 @@ SMALL, WIDE = 256, SHAPE_100M["hidden_size"]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Model]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[DecoderModel, DecoderModel]:
     grown = grow(demo_path(), tmp_path_factory.mktemp("grown"), {**SHAPE_100M, **LAYERS})
     return load_model(demo_path()), load_model(grown)
 
@@ -45,7 +45,7 @@ EAGLE = {
 }
 
 
-def test_medusa(models: tuple[Model, Model], tmp_path: Path) -> None:
+def test_medusa(models: tuple[DecoderModel, DecoderModel], tmp_path: Path) -> None:
     small = write(tmp_path / "small", medusa_state(models[0]), {"medusa_num_heads": 3})
     grown = grow_heads(small, tmp_path / "grown", SHAPE_100M)
     features = torch.randn(4, SMALL, generator=torch.Generator().manual_seed(1))
@@ -64,11 +64,11 @@ def run(head: EagleHead, tokens: list[int], features: torch.Tensor) -> torch.Ten
         at = torch.tensor([i])
         groups = decode_groups(torch.zeros(1, 1, dtype=torch.int64), at + 1, 0, torch.float32)
         args = torch.tensor([token]), features[i : i + 1], at, at
-        out.append(head(*args, View(1, groups, ())))
+        out.append(head(*args, AttentionMetadata(1, groups, ())))
     return torch.cat(out)
 
 
-def test_eagle(models: tuple[Model, Model], tmp_path: Path) -> None:
+def test_eagle(models: tuple[DecoderModel, DecoderModel], tmp_path: Path) -> None:
     config = json.loads((demo_path() / "config.json").read_text())
     small = write(tmp_path / "small", random_state(EAGLE), {**config, "num_hidden_layers": 1})
     grown = grow_heads(small, tmp_path / "grown", {**SHAPE_100M, **LAYERS})

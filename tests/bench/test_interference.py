@@ -15,7 +15,7 @@ from bench.interference import (
     summarize,
 )
 from bench.lib.http_load import Objective, StreamTiming
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 
 
 def test_every_fourth_request_is_long() -> None:

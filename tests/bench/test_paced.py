@@ -16,10 +16,10 @@ from bench.lib.paced import (
     lateness,
     open_lateness_file,
 )
-from engine.scheduling.step_time import Coefficients, StepTimeModel, Work
+from engine.scheduling.step_time import Coefficients, StepTimeModel, StepWork
 
 DEVICE = Coefficients(0.03, 3e-3, 2e-6, 1e-3, 1e-7)
-FOUR = Work(4, 1000)
+FOUR = StepWork(4, 1000)
 
 
 class Time:
@@ -92,9 +92,9 @@ def test_the_engines_model_learns_the_declared_device() -> None:
         paced.begin()
         time.now += 0.001
         chunk = 64 * (i % 3)
-        paced.end(Work(i % 7, 90 * (i % 5), chunk, chunk * chunk / 2), done=True)
+        paced.end(StepWork(i % 7, 90 * (i % 5), chunk, chunk * chunk / 2), done=True)
     assert model.known is not None
-    for work in (FOUR, Work(0, 0, 128, 128 * 64), Work(8, 4000)):
+    for work in (FOUR, StepWork(0, 0, 128, 128 * 64), StepWork(8, 4000)):
         assert model.known.seconds(work) == pytest.approx(DEVICE.seconds(work), rel=0.05)
 
 

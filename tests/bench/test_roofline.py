@@ -6,8 +6,8 @@ import torch
 
 from bench.engine.gpu import TINY
 from bench.lib.roofline import MachineLimits, ModelCost, bandwidth, gemm_rate
-from engine.model.decoder import Model
-from engine.model.weights import names, random_weights
+from engine.model.decoder import DecoderModel
+from engine.model.weights import random_weights, tensor_shapes
 from engine.model_config.families import parse_config
 
 CPU = torch.device("cpu")
@@ -32,8 +32,10 @@ def test_a_prefill_by_hand() -> None:
 
 def test_the_parameters_are_those_of_the_matrices() -> None:
     config = parse_config({**TINY, "tie_word_embeddings": False}, "test")
-    cost = ModelCost.of(Model(config, random_weights(config, torch.float32, CPU), 64), kv_bytes=1.0)
-    matrices = {name: a * b for name, (a, *rest) in names(config) for b in rest}
+    cost = ModelCost.of(
+        DecoderModel(config, random_weights(config, torch.float32, CPU), 64), kv_bytes=1.0
+    )
+    matrices = {name: a * b for name, (a, *rest) in tensor_shapes(config) for b in rest}
     head = matrices["lm_head.weight"]
     assert matrices.pop("model.embed_tokens.weight") == head == cost.head_parameters
     assert cost.parameters == sum(matrices.values()) == cost.weight_bytes / 4

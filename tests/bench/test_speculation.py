@@ -19,10 +19,10 @@ from bench.speculation.measurements import (
     tables,
 )
 from bench.speculation.targets import HeldOutTexts, RandomProposer, SyntheticProposer
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
-from engine.speculation.control.draft_lengths import FixedLength
+from engine.speculation.control.draft_lengths import FixedDraftLength
 
 CPU = torch.device("cpu")
 
@@ -74,7 +74,7 @@ def contestants() -> list[DecodingContestant]:
 def test_contestants_say_the_same(contestants: list[DecodingContestant]) -> None:
     plain, fixed, controlled = contestants
     prompts = list(itertools.islice(HeldOutTexts().stretches(65), 4))
-    fixed.equip(lambda engine, most: RandomProposer(most, 4096), 2, FixedLength(2))
+    fixed.equip(lambda engine, most: RandomProposer(most, 4096), 2, FixedDraftLength(2))
     controlled.equip(lambda engine, most: RandomProposer(most, 4096), 4, None)
     loads = [DecodingLoad(prompts[:2], 16), DecodingLoad(prompts[2:], 16, 0.8)]
     found = compete(contestants, loads, Slices(count=4, tokens=8))
@@ -109,7 +109,7 @@ def test_synthetic_drafts_are_accepted_as_often_as_they_should(
     text = [*load.prompts[0], *plain.texts[0]]
     plain.stop()
     fixed.equip(
-        lambda engine, most: SyntheticProposer(most, lambda _: text, 0.75), 1, FixedLength(1)
+        lambda engine, most: SyntheticProposer(most, lambda _: text, 0.75), 1, FixedDraftLength(1)
     )
     compete([plain, fixed], [load], Slices(8, 16))
     assert 0.6 < fixed.seen.acceptance < 0.9

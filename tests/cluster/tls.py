@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.local.ports import any_free
+from cluster.local.ports import free_ports
 from cluster.local.redis_server import EmbeddedRedis
 
 PASSWORD = "s3cr+t/p%w"
@@ -22,7 +22,7 @@ class TcpRedis(EmbeddedRedis):
 
     def __init__(self, folder: Path, tls_port: int | None = None) -> None:
         super().__init__(folder)
-        [self.port] = any_free("127.0.0.1", 1)
+        [self.port] = free_ports("127.0.0.1", 1)
         self._tls_port = tls_port
 
     @property

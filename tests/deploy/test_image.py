@@ -54,7 +54,7 @@ def test_it_is_not_run_by_root() -> None:
     assert {stage.split()[0] for stage in stages[1:]} == {"python:3.11-slim-bookworm"}
 
 
-def test_commands_are_ones() -> None:
+def test_commands_of_the_image_exist() -> None:
     joined = re.sub(r"\\\n\s*", "", DOCKERFILE)
     runs = re.findall(r"^RUN (.*)$", joined, re.M)
     assert len(runs) >= 4

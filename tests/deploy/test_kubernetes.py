@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.credentials.init import init
-from cluster.serve.replica_kinds import KINDS, resource
+from cluster.credentials.init import create_cluster_folder
+from cluster.serve.replica_kinds import SCALABLE_KINDS, resource_name
 from tests.deploy.commands import DEPLOY, ROOT, baton_calls, check_baton, check_ray_start
 
 PATH = DEPLOY / "kuberay.yaml"
@@ -46,7 +46,7 @@ def groups(documents: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home, with the mounted folder in it."""
     home = tmp_path_factory.mktemp("home")
-    made = init(home / "c", ["h"], "redis://:p@10.0.0.9", "acme", "baton.cluster")
+    made = create_cluster_folder(home / "c", ["h"], "redis://:p@10.0.0.9", "acme", "baton.cluster")
     made.node.rename(home / "baton")
     return home / "baton"
 
@@ -57,7 +57,7 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_only_fields_that_there_are(
+def test_only_known_fields_are_used(
     documents: dict[str, dict[str, Any]], groups: dict[str, dict[str, Any]]
 ) -> None:
     cluster = documents["RayCluster"]
@@ -85,11 +85,11 @@ def test_token_and_fault_tolerance_are_declared(documents: dict[str, dict[str, A
         assert f"--from-literal={literal}=" in text
 
 
-def test_each_group_takes_its_kind(groups: dict[str, dict[str, Any]]) -> None:
-    assert set(groups) == {"head", *KINDS}
-    for kind in KINDS:
+def test_each_group_declares_its_resource(groups: dict[str, dict[str, Any]]) -> None:
+    assert set(groups) == {"head", *SCALABLE_KINDS}
+    for kind in SCALABLE_KINDS:
         params = groups[kind]["rayStartParams"]
-        assert yaml.safe_load(yaml.safe_load(params["resources"])) == {resource(kind): 1}
+        assert yaml.safe_load(yaml.safe_load(params["resources"])) == {resource_name(kind): 1}
     for role in ("prefill", "decode"):
         assert container(groups[role])["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert groups[role]["minReplicas"] < groups[role]["maxReplicas"]
@@ -129,8 +129,8 @@ def test_only_routers_are_reached(
         assert group["rayStartParams"]["dashboard-host"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("name", ["head", *KINDS])
-def test_what_the_command_comes_to(
+@pytest.mark.parametrize("name", ["head", *SCALABLE_KINDS])
+def test_ray_start_command_is_expanded(
     name: str, groups: dict[str, dict[str, Any]], node: Path, tmp_path: Path
 ) -> None:
     """With a start command as KubeRay makes them, and a password that is hard on a shell."""
@@ -172,7 +172,7 @@ def test_every_key_of_the_secret_is_a_file(
         assert (node / key).is_file(), key
 
 
-def test_prometheus_is_told_what_it_is_told_elsewhere(node: Path) -> None:
+def test_scrape_config_matches_prometheus_yml(node: Path) -> None:
     there = yaml.safe_load((DEPLOY / "kuberay-prometheus.yaml").read_text())["spec"]
     [here] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())[
         "scrape_configs"
@@ -186,7 +186,7 @@ def test_prometheus_is_told_what_it_is_told_elsewhere(node: Path) -> None:
     assert f"BATON_TLS_NAME={there['tlsConfig']['serverName']}\n" in (node / "node.env").read_text()
 
 
-def test_commands_are_ones() -> None:
+def test_commands_in_the_comments_exist() -> None:
     calls = baton_calls(PATH.read_text())
     assert {words[0] for words in calls} == {"init", "up"}
     for words in calls:

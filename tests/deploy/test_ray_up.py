@@ -11,8 +11,8 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from cluster.credentials.init import init
-from cluster.serve.replica_kinds import KINDS, resource
+from cluster.credentials.init import create_cluster_folder
+from cluster.serve.replica_kinds import SCALABLE_KINDS, resource_name
 from tests.deploy.commands import (
     DEPLOY,
     ROOT,
@@ -47,20 +47,20 @@ pytestmark = pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSinc
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("init") / "c"
-    return init(folder, ["h"], "redis://:p@10.0.0.9", "acme", "baton.cluster").node
+    return create_cluster_folder(folder, ["h"], "redis://:p@10.0.0.9", "acme", "baton.cluster").node
 
 
-def test_there_are_three() -> None:
+def test_all_cluster_files_are_tested() -> None:
     assert IDS == ["ray-aws", "ray-gcp", "ray-local"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_ray_takes_it(path: Path) -> None:
+def test_ray_accepts_the_file(path: Path) -> None:
     validate_config(config(path))
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_commands_are_ones(path: Path) -> None:
+def test_commands_in_the_comments_exist(path: Path) -> None:
     made = config(path)
     for name in ("head_setup_commands", "worker_setup_commands"):
         assert made[name]
@@ -91,7 +91,7 @@ def test_ray_starts_closed_and_fault_tolerant(path: Path, node: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_files_that_are_named_travel(path: Path, node: Path) -> None:
+def test_named_files_are_copied_to_nodes(path: Path, node: Path) -> None:
     made = config(path)
     assert list(made["file_mounts"]) == ["~/baton"]
     text = re.sub(r"^\s*#.*$", "", path.read_text(), flags=re.M)
@@ -105,9 +105,12 @@ def test_files_that_are_named_travel(path: Path, node: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CLOUDS, ids=[path.stem for path in CLOUDS])
-def test_node_types_take_their_kind(path: Path) -> None:
+def test_node_types_declare_their_resources(path: Path) -> None:
     types = config(path)["available_node_types"]
-    takes = {name: {k for k in KINDS if resource(k) in types[name]["resources"]} for name in types}
+    takes = {
+        name: {k for k in SCALABLE_KINDS if resource_name(k) in types[name]["resources"]}
+        for name in types
+    }
     assert takes == {
         "head": {"router"},
         "prefill": {"prefill", "router"},

@@ -11,7 +11,8 @@ import pytest
 from bench.lib.local_cluster import LocalCluster
 from bench.lib.oracle import BUSY_ROUTER, EXACT, Oracle
 from bench.lib.standalone import Standalone
-from protocol.registry.directory import Directory, WorkerRecord, connect
+from protocol.registry.directory import Directory, WorkerRecord
+from protocol.registry.redis_client import connect
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +24,7 @@ async def workers(cluster: LocalCluster) -> list[WorkerRecord]:
     """What the directory says now."""
     client = connect(f"unix://{Path(cluster.state.run_dir) / 'redis.sock'}")
     try:
-        return await Directory(client, "default").workers()
+        return await Directory(client, "default").workers.all()
     finally:
         await client.aclose()
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import aiohttp
 
-from cluster.cli.monitoring import Wanted, watched
-from cluster.local.ports import any_free
-from cluster.monitoring.alerts import alerts
-from cluster.monitoring.files import Rules, write_prometheus
+from cluster.cli.monitoring import MonitoringOptions, scrape_config
+from cluster.local.ports import free_ports
+from cluster.monitoring.alerts import alert_rules
+from cluster.monitoring.files import RuleOptions, write_prometheus
 from cluster.monitoring.rules import Windows
 from tests.e2e.watched_pool import KEY, WatchedPool
 from tests.system import program
@@ -52,9 +52,9 @@ class Prometheus:
 @contextlib.contextmanager
 def prometheus(pool: WatchedPool, folder: Path, scale: float) -> Iterator[str]:
     """Its URL, on loopback."""
-    made = watched(Wanted(urls=tuple(pool.urls), interval_s=1), pool.config())
-    write_prometheus(folder, made, Rules(windows=Windows(scale)), KEY)
-    [port] = any_free("127.0.0.1", 1)
+    made = scrape_config(MonitoringOptions(urls=tuple(pool.urls), interval_s=1), pool.config())
+    write_prometheus(folder, made, RuleOptions(windows=Windows(scale)), KEY)
+    [port] = free_ports("127.0.0.1", 1)
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [
@@ -114,4 +114,4 @@ def _is_number(text: str) -> bool:
 
 
 def every_alert() -> set[tuple[str, str]]:
-    return {(alert.name, alert.severity) for alert in alerts(Windows())}
+    return {(alert.name, alert.severity) for alert in alert_rules(Windows())}

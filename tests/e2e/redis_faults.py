@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 from bench.lib.standalone import Standalone
-from protocol.registry.directory import connect
+from protocol.registry.redis_client import connect
 
 Fault: TypeAlias = Callable[[Standalone], Coroutine[Any, Any, None]]
 

@@ -14,9 +14,9 @@ import pytest
 
 from bench.lib.local_cluster import LocalCluster, baton, local_cluster
 from bench.lib.oracle import Oracle
-from cluster.sizing.decision import Record, from_line
+from cluster.sizing.decision import DecisionRecord, decode_record
 from cluster.sizing.policy import decide
-from cluster.sizing.snapshot import Counts
+from cluster.sizing.snapshot import WorkerCounts
 from protocol.registry.directory import WorkerRecord
 from tests.e2e.conftest import workers
 from tests.e2e.up.test_cluster import as_request, body, http, prompts, stream
@@ -41,9 +41,9 @@ def scaled() -> Iterator[LocalCluster]:
         yield running
 
 
-def decisions(cluster: LocalCluster) -> list[Record]:
+def decisions(cluster: LocalCluster) -> list[DecisionRecord]:
     whole = (Path(cluster.state.run_dir) / "decisions.jsonl").read_bytes().rpartition(b"\n")[0]
-    return [from_line(line) for line in whole.splitlines()]
+    return [decode_record(line) for line in whole.splitlines()]
 
 
 async def until(cluster: LocalCluster, seen: Callable[[list[WorkerRecord]], bool]) -> None:
@@ -99,7 +99,7 @@ def test_every_decision_can_be_made_again(scaled: LocalCluster) -> None:
     assert "surplus" in {record.decision.reason for record in records}
     grown = [r for r in records if r.decision.targets.decode > r.snapshot.targets.decode]
     assert {r.decision.reason for r in grown} <= {"demand", "limit"} and grown
-    assert records[0].snapshot.targets == Counts(prefill=1, decode=1)
+    assert records[0].snapshot.targets == WorkerCounts(prefill=1, decode=1)
     assert records[-1].snapshot.tuning.start_s < 60.0, "it was timed"
     for record in records:
         assert record.acted and decide(record.snapshot) == record.decision

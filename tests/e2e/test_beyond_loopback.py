@@ -36,7 +36,7 @@ class Open(NamedTuple):
 @pytest.fixture(scope="module")
 def everybody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     folder = tmp_path_factory.mktemp("tls")
-    certificates.init(folder, [])
+    certificates.create_ca(folder, [])
     keys = folder / "keys.yaml"
     keys.write_text(f"{KEY}: acme\n")
     keys.chmod(0o600)

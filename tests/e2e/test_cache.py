@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 from openai import AsyncOpenAI
+from redis.exceptions import RedisError
 
 from bench.lib.oracle import EXACT
 from bench.lib.standalone import Standalone
-from protocol.registry.directory import RedisError
 from tests.e2e.asking import (
     Asker,
     Sent,

@@ -19,7 +19,7 @@ import pytest
 
 from bench.lib.oracle import EXACT
 from bench.lib.standalone import Standalone
-from cluster.local.ports import any_free
+from cluster.local.ports import free_ports
 from tests.cluster.tls import PASSWORD, QUOTED, TcpRedis, certificate, tls_in_front
 from tests.e2e.asking import Asker, cached, prompt
 
@@ -31,7 +31,7 @@ async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     if not shutil.which("openssl"):
         pytest.skip("no openssl to make a key")
     with contextlib.ExitStack() as stack:
-        [port] = any_free("127.0.0.1", 1)
+        [port] = free_ports("127.0.0.1", 1)
         redis = TcpRedis(tmp_path, port)
         cert, key = certificate(tmp_path)
         monkeypatch.setenv("SSL_CERT_FILE", str(cert))  # whom this machine trusts

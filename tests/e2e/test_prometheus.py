@@ -18,7 +18,7 @@ import aiohttp
 import psutil
 import pytest
 
-from cluster.monitoring.rules import seconds
+from cluster.monitoring.rules import duration_seconds
 from tests.e2e.prometheus_queries import marks, panels, rules
 from tests.e2e.prometheus_server import Prometheus, Watch, every_alert, prometheus
 from tests.e2e.watched_pool import STRICT, WELL, WatchedPool, load
@@ -76,7 +76,7 @@ async def workers_die(pool: WatchedPool, server: Prometheus) -> None:
     """The prefill worker; another one is started each time, until three in a row, the first not
     being one of them, came within the window of the alert. The last one stays dead."""
     came: list[float] = []
-    while len(came) < 3 or time.time() - came[-3] > 0.7 * seconds("30m") * SCALE:
+    while len(came) < 3 or time.time() - came[-3] > 0.7 * duration_seconds("30m") * SCALE:
         assert len(came) < MOST_DEATHS
         replicas = {s["metric"]["replica"] for s in await server.query('up{role="prefill"}')}
         pool.workers[0].kill()
@@ -165,7 +165,7 @@ async def trouble(
     async with load(session, well, clients=10, prompt=200, tokens=400):
         await watch.fires("BatonNoPrefillWorker", "BatonKvPoolFull", "BatonSloInfeasible")
         # Not before Prometheus is as old as the alert's window.
-        await watch.fires("BatonWorkerFlapping", within_s=seconds("30m") * SCALE)
+        await watch.fires("BatonWorkerFlapping", within_s=duration_seconds("30m") * SCALE)
 
 
 async def the_end(pool: WatchedPool, watch: Watch) -> None:

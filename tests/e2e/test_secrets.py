@@ -14,11 +14,10 @@ import httpx
 import psutil
 import pytest
 
+from bench.lib.settings import router_settings, worker_settings
 from bench.lib.standalone import Standalone
-from cluster.settings.worker_settings import WorkerSettings
 from protocol.security import cluster_token
 from protocol.wire import wire_pb2_grpc as rpc
-from router.settings import RouterSettings
 from tests.cluster.tls import PASSWORD, QUOTED, TcpRedis
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -77,7 +76,7 @@ async def _asked(pool: Standalone) -> str:
 async def _refused(endpoint: str) -> str:
     async with grpc.aio.insecure_channel(endpoint) as channel:
         call = rpc.PrefillStub(channel).Run(
-            metadata=cluster_token.metadata("nearly the token"), timeout=5
+            metadata=cluster_token.token_metadata("nearly the token"), timeout=5
         )
         await call.done_writing()
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -94,8 +93,8 @@ def _command_lines(pool: Standalone) -> str:
 def test_settings_do_not_show_theirs() -> None:
     url = f"redis://:{QUOTED}@127.0.0.1:1/0"
     common = {"cluster": "c", "redis_url": url, "token": TOKEN, "model_path": "/m", "model_id": "m"}
-    worker = WorkerSettings(role="decode", **common)  # type: ignore[arg-type]
-    router = RouterSettings(secret=SECRET.encode(), **common)  # type: ignore[arg-type]
+    worker = worker_settings("decode", **common)
+    router = router_settings(secret=SECRET.encode(), **common)
     for settings in (worker, router):
         for text in (repr(settings), str(settings), f"{settings}"):
             assert not any(secret in text for secret in SECRETS)

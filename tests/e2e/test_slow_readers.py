@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bench.lib.slow_clients import (
+from bench.lib.standalone import Standalone
+from tests.e2e.slow_clients import (
     ResidentMemory,
     gaps,
     heavy_bodies,
@@ -15,7 +16,6 @@ from bench.lib.slow_clients import (
     stream_bodies,
     wait_until_idle,
 )
-from bench.lib.standalone import Standalone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
 

@@ -17,8 +17,9 @@ from aiohttp import ClientTimeout
 
 from bench.lib.oracle import BUSY_ROUTER, EXACT, Oracle
 from bench.lib.standalone import Standalone
-from protocol.requests import Request, Sampling
-from router.overview.prometheus_text import Page, gauge, parse
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
+from router.overview.prometheus_text import MetricsPage, parse_page, sum_samples
 from tests.e2e.asking import prompt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -89,14 +90,14 @@ async def answers(pool: Mixed) -> list[list[int]]:
     return list(found)
 
 
-async def pages(pool: Mixed) -> dict[str, Page]:
+async def pages(pool: Mixed) -> dict[str, MetricsPage]:
     """Metrics of those that decode, by what proposes; of none: ''."""
     found = {}
     async with aiohttp.ClientSession() as session:
         for record in await pool.records():
             if record.role == "decode":
                 async with session.get(f"http://{record.metrics_endpoint}/metrics") as reply:
-                    page = parse(await reply.text())
+                    page = parse_page(await reply.text())
                 active = page.get("baton_spec_decode_active", [])
                 found["".join(s.labels["proposer"] for s in active)] = page
     return found
@@ -113,7 +114,9 @@ async def test_texts_are_those_of_a_plain_engine(
 ) -> None:
     asked = []
     for i, (tokens, temperature) in enumerate(REQUESTS):
-        sampling = Sampling(temperature=temperature, seed=i, max_tokens=TOKENS, ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=temperature, seed=i, max_tokens=TOKENS, ignore_eos=True
+        )
         asked.append(
             Request(id=str(i), prompt=tuple(tokens), sampling=sampling, cache_root=bytes(16))
         )
@@ -124,15 +127,15 @@ async def test_metrics_tell_what_was_drafted(pool: Mixed, answers: list[list[int
     found = await pages(pool)
     assert sorted(found) == ["", "draft", "ngram"]
     for name, page in found.items():
-        drafts = gauge(page, "baton_spec_decode_num_drafts_total")
-        drafted = gauge(page, "baton_spec_decode_num_draft_tokens_total")
-        accepted = gauge(page, "baton_spec_decode_num_accepted_tokens_total")
-        by_place = gauge(page, "baton_spec_decode_num_accepted_tokens_per_pos_total")
-        assert gauge(page, "baton_generation_tokens_total") > TOKENS, "it had its share"
+        drafts = sum_samples(page, "baton_spec_decode_num_drafts_total")
+        drafted = sum_samples(page, "baton_spec_decode_num_draft_tokens_total")
+        accepted = sum_samples(page, "baton_spec_decode_num_accepted_tokens_total")
+        by_place = sum_samples(page, "baton_spec_decode_num_accepted_tokens_per_pos_total")
+        assert sum_samples(page, "baton_generation_tokens_total") > TOKENS, "it had its share"
         assert drafted >= drafts >= 0 and drafted >= accepted == by_place
         assert (drafts > 0) == (name != "")
-        assert gauge(page, "baton_spec_decode_drops_total", reason="load") == (name == "")
-        assert gauge(page, "baton_spec_decode_drops_total", reason="crash") == 0
+        assert sum_samples(page, "baton_spec_decode_drops_total", reason="load") == (name == "")
+        assert sum_samples(page, "baton_spec_decode_drops_total", reason="crash") == 0
 
 
 async def test_status_tells_it_too(pool: Mixed, answers: list[list[int]]) -> None:

@@ -21,10 +21,10 @@ import aiohttp
 
 from bench.lib.oracle import BUSY_ROUTER
 from bench.lib.standalone import Standalone
-from cluster.autoscale.loans import set_role
+from cluster.autoscale.loans import request_role_change
 from cluster.config.schema import Config
 from cluster.credentials import certificates
-from protocol.endpoints.grpc_endpoints import Security
+from protocol.endpoints.grpc_endpoints import EndpointSecurity
 from protocol.errors import Unavailable
 from protocol.security.tls import TlsFiles
 
@@ -105,11 +105,11 @@ class WatchedPool(Standalone):
         tls = TlsFiles(**self.files, name=NAME)
         for role in ("decode", "prefill"):
             with contextlib.suppress(Unavailable):
-                await set_role(
+                await request_role_change(
                     *(record.endpoint, record.instance, role),
                     drain_s=0.5,
                     token=self._env["BATON_TOKEN"],
-                    security=Security(tls),
+                    security=EndpointSecurity(tls),
                 )
         await self.whole()
 
@@ -164,7 +164,7 @@ def _certificates(folder: Path, host: str) -> dict[str, str]:
     """For the pool's name and host, by their keys in the configuration; they end in a day."""
     days, certificates.NODE_DAYS = certificates.NODE_DAYS, 1
     try:
-        certificates.init(folder, [NAME, host])
+        certificates.create_ca(folder, [NAME, host])
     finally:
         certificates.NODE_DAYS = days
     files = {"ca": "ca.pem", "cert": f"{NAME}.pem", "key": f"{NAME}.key"}

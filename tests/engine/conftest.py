@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
-from engine.model.decoder import Model
+from engine.execution.engine import Engine
+from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
 from engine.model_config.config import ModelConfig
-from protocol.requests import Request, Sampling
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 from tests.engine.families import save
 
 ROOT = bytes(16)
@@ -26,29 +28,31 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("tiny"))
 
 
-def load_model(folder: Path, max_positions: int = 1024) -> Model:
+def load_model(folder: Path, max_positions: int = 1024) -> DecoderModel:
     config: ModelConfig = load_config(folder)
     weights = load_weights(folder, config, torch.float32, torch.device("cpu"))
-    return Model(config, weights, max_positions)
+    return DecoderModel(config, weights, max_positions)
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_folder: Path) -> Model:
+def tiny(tiny_folder: Path) -> DecoderModel:
     return load_model(tiny_folder)
 
 
 @pytest.fixture
-def make_engine(tiny: Model) -> Callable[..., Engine]:
+def make_engine(tiny: DecoderModel) -> Callable[..., Engine]:
     def make(**changes: Any) -> Engine:
         sizes = {"pages": 64, "max_batch": 8, "chunk": 64, "max_model_len": 1024, **changes}
-        return Engine(tiny, EngineConfig(**sizes), plan)
+        return Engine(tiny, engine_config(**sizes), plan)
 
     return make
 
 
 def request(name: str, prompt: list[int], **sampling: Any) -> Request:
     options = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, **sampling}
-    return Request(id=name, prompt=tuple(prompt), sampling=Sampling(**options), cache_root=ROOT)
+    return Request(
+        id=name, prompt=tuple(prompt), sampling=SamplingParams(**options), cache_root=ROOT
+    )
 
 
 def drain(engine: Engine, steps: int = 10_000) -> dict[int, list[int]]:

@@ -9,13 +9,14 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.sampling.drawer import DraftRows, Drawer
+from engine.sampling.sampler import DraftRows, Sampler
 from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Phase
 from engine.scheduling.sequence import Sequence as Running
-from engine.structured_output.masks import Barred
-from protocol.requests import Logprobs, Request, Sampling
-from tests.engine.sampling import EOS, options
+from engine.structured_output.masks import ForbiddenTokens
+from protocol.requests import Logprobs, Request
+from protocol.sampling_params import SamplingParams
+from tests.engine.sampling_oracle import EOS, options
 
 VOCAB = 150
 LENGTH = 64
@@ -28,14 +29,14 @@ Tree = list[tuple[int, int]]
 class Case:
     """A sequence, and the drafts of some steps."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     prompt: tuple[int, ...]
     steps: tuple[Tree, ...]
     bound: bool  # whether a grammar bars tokens
 
 
 @st.composite
-def samplings(draw: st.DrawFn) -> Sampling:
+def samplings(draw: st.DrawFn) -> SamplingParams:
     """Often plain, and any mixture of parameters."""
 
     def sometimes(values: st.SearchStrategy[Any], off: Any) -> Any:
@@ -108,9 +109,11 @@ def barred_after(output: list[int]) -> Tensor:
     return torch.rand(VOCAB, generator=torch.Generator().manual_seed(seed)) < 0.6
 
 
-def bars(cases_: list[tuple[Case, list[int]]]) -> Barred | None:
+def bars(cases_: list[tuple[Case, list[int]]]) -> ForbiddenTokens | None:
     at = [i for i, (case, _) in enumerate(cases_) if case.bound]
-    return Barred(at, torch.stack([barred_after(cases_[i][1]) for i in at])) if at else None
+    return (
+        ForbiddenTokens(at, torch.stack([barred_after(cases_[i][1]) for i in at])) if at else None
+    )
 
 
 def new_table(rows: int) -> SamplingTable:
@@ -121,10 +124,10 @@ def drawn_alone(case: Case, output: list[int]) -> tuple[int, Logprobs | None]:
     """The plain path's draw for a sequence that has this output."""
     sequence, table = sequence_of(case, 0, output), new_table(1)
     sequence.take_row(0, 1)
-    table.seat(sequence)
+    table.set_row(sequence)
     at = torch.tensor([len(sequence.tokens)])
     logits = logits_after(case, output)[None]
-    tokens, reports = Drawer(table)([sequence], logits, at * 0, at, bars([(case, output)]))
+    tokens, reports = Sampler(table)([sequence], logits, at * 0, at, bars([(case, output)]))
     return int(tokens), reports[0] if reports else None
 
 
@@ -134,11 +137,11 @@ class Verified:
     def __init__(self, cases_: list[Case]) -> None:
         self.cases = cases_
         self.table = new_table(len(cases_) + 2)
-        self.draw = Drawer(self.table)
+        self.draw = Sampler(self.table)
         self.sequences = [sequence_of(case, i, []) for i, case in enumerate(cases_)]
         for i, sequence in enumerate(self.sequences):
             sequence.take_row(len(cases_) + 1 - i, i + 1)
-            self.table.seat(sequence)
+            self.table.set_row(sequence)
         self.rows = torch.tensor([s.row for s in self.sequences])
 
     def output(self, index: int) -> list[int]:

@@ -12,9 +12,9 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.execution.engine import Engine
-from engine.structured_output.compiler import read_tokenizer
-from engine.structured_output.masks import Masker, forbidden
-from engine.structured_output.matcher import Matcher
+from engine.structured_output.compiler import load_grammar_tokenizer
+from engine.structured_output.masks import MaskFiller, forbidden_mask
+from engine.structured_output.matcher import GrammarMatcher
 from protocol.requests import Request
 
 MERGES = [('"', ":"), (",", '"'), ("t", "r"), ("u", "e"), ("tr", "ue"), ("}", "}"), ("1", "2")]
@@ -52,12 +52,12 @@ class Constrained:
 
     def __init__(self, folder: Path, vocab: int, eos: Sequence[int]) -> None:
         self.text = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.inner = read_tokenizer(folder / "tokenizer.json", vocab, eos)
+        self.inner = load_grammar_tokenizer(folder / "tokenizer.json", vocab, eos)
 
-    def matcher(self, grammar: str) -> Matcher:
-        return Matcher.compile(self.inner, grammar)
+    def matcher(self, grammar: str) -> GrammarMatcher:
+        return GrammarMatcher.compile(self.inner, grammar)
 
-    def of(self, request: Request) -> Matcher | None:
+    def of(self, request: Request) -> GrammarMatcher | None:
         grammar = request.sampling.grammar
         return self.matcher(grammar) if grammar else None
 
@@ -72,9 +72,9 @@ class Constrained:
 CPU = torch.device("cpu")
 
 
-def allowed(matcher: Matcher, vocab: int = 320) -> list[int]:
+def allowed(matcher: GrammarMatcher, vocab: int = 320) -> list[int]:
     """Tokens that may come next."""
-    barred = forbidden(Masker(1).fill([matcher]), vocab, CPU)
+    barred = forbidden_mask(MaskFiller(1).fill([matcher]), vocab, CPU)
     return (~barred)[0].nonzero()[:, 0].tolist()
 
 

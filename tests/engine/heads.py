@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.model.decoder import Model
+from engine.model.decoder import DecoderModel
 from tests.engine.families import SIZES
 
 State = dict[str, Tensor]
@@ -67,7 +67,7 @@ def write(folder: Path, state: State, config: dict[str, Any]) -> Path:
 # ---- Medusa ----------------------------------------------------------------------------------
 
 
-def medusa_state(model: Model, heads: int = 3, blocks: int = 1) -> State:
+def medusa_state(model: DecoderModel, heads: int = 3, blocks: int = 1) -> State:
     """In the published layout."""
     h, vocab = model.config.hidden_size, model.config.vocab_size
     shapes: dict[str, tuple[int, ...]] = {}
@@ -107,7 +107,7 @@ EAGLE_CONFIG: dict[str, Any] = {
 }
 
 
-def eagle_state(model: Model, bias: bool = True) -> State:
+def eagle_state(model: DecoderModel, bias: bool = True) -> State:
     c = EAGLE_CONFIG
     h, n = model.config.hidden_size, c["intermediate_size"]
     q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
@@ -196,7 +196,7 @@ EAGLE3_CONFIG: dict[str, Any] = {
 }
 
 
-def eagle3_state(model: Model) -> State:
+def eagle3_state(model: DecoderModel) -> State:
     c, h = EAGLE3_CONFIG, model.config.hidden_size
     old = {n: t.shape for n, t in eagle_state(model, bias=False).items() if n.startswith("layers")}
     shapes: dict[str, tuple[int, ...]] = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.drafts import ROOT, Drafts
-from engine.speculation.proposers.proposer import Advance
+from engine.speculation.proposers.proposer import VerifiedStep
 
 Text = Callable[[Running], Sequence[int]]
 """All tokens of a sequence, prompt and output, as it will turn out to be."""
@@ -64,7 +64,7 @@ class _Trees:
     def _known(self, sequence: Running, place: int, draw: random.Random) -> int | None:
         return None
 
-    def saw(self, advance: Advance) -> None:
+    def saw(self, advance: VerifiedStep) -> None:
         pass
 
     def forget(self, seatings: Sequence[int]) -> None:

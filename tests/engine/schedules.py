@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
-from engine.model.decoder import Model
+from engine.execution.engine import Engine
+from engine.model.decoder import DecoderModel
 from protocol.requests import Request
 from tests.engine.conftest import drain, request
 
@@ -107,10 +108,10 @@ def schedules(draw: st.DrawFn, most: int = 32) -> Schedule:
     )  # fmt: skip
 
 
-class Lives:
+class ScheduleRunner:
     """Runs schedules on engines of one model, and knows what every request says alone."""
 
-    def __init__(self, model: Model, **config: Any) -> None:
+    def __init__(self, model: DecoderModel, **config: Any) -> None:
         self._model = model
         self._config = config
         self.requests = pool(model.config.vocab_size)
@@ -120,7 +121,7 @@ class Lives:
 
     def engine(self, clock: Callable[[], float] = lambda: 0.0, **sizes: Any) -> Engine:
         base = {"pages": 64, "max_batch": 8, "chunk": 64, "max_model_len": 1024, **self._config}
-        return Engine(self._model, EngineConfig(**{**base, **sizes}), plan, clock)
+        return Engine(self._model, engine_config(**{**base, **sizes}), plan, clock)
 
     def _alone(self, wanted: Request) -> list[int]:
         engine = self.engine()

@@ -10,20 +10,25 @@ from typing import Any
 
 import pytest
 
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
+from engine.execution.engine import Engine
 from engine.execution.stepper import TokenOut
-from engine.model.decoder import Model
+from engine.model.decoder import DecoderModel
 from engine.scheduling.sequence import Sequence as Running
 from engine.scheduling.sequence import blocks_for
 from engine.scheduling.step_policy import StepPlan
-from engine.speculation.control.draft_lengths import EveryStep, Lengths, Outcome
+from engine.speculation.control.draft_lengths import (
+    DraftLengthPolicy,
+    ObserveEveryStep,
+    StepOutcome,
+)
 from engine.speculation.control.speculator import Speculator
 from engine.speculation.proposers.proposer import Proposer
 from protocol.requests import Request
 from tests.engine.conftest import request
 from tests.engine.grammars import Constrained, regex, schema
-from tests.engine.schedules import POOL, Lives, Schedule
+from tests.engine.schedules import POOL, Schedule, ScheduleRunner
 
 EOS = 2
 ITEM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["xy", "xz"]}}}
@@ -59,18 +64,18 @@ def wishes(vocab: int, grammars: bool, count: int) -> list[Request]:
         lambda: whole,
         lambda: tokens(9) * draw.choice([3, 7]),
     ]
-    return [
-        request(
-            f"r{i}",
-            prompts[i % 4](),
-            **{
-                **{"max_tokens": draw.randrange(2, 45), "temperature": 1.0, "seed": i // 3},
-                **{"choice": i % 3},
-                **kinds[i % len(kinds)],
-            },
-        )
-        for i in range(count)
-    ]
+    made = []
+    for i in range(count):
+        prompt = prompts[i % 4]()
+        options: dict[str, Any] = {
+            **{"max_tokens": draw.randrange(2, 45), "temperature": 1.0, "seed": i // 3},
+            **{"choice": i % 3},
+            **kinds[i % len(kinds)],
+        }
+        if "min_tokens" in options:
+            options["min_tokens"] = min(options["min_tokens"], options["max_tokens"])
+        made.append(request(f"r{i}", prompt, **options))
+    return made
 
 
 class Watched(Engine):
@@ -104,20 +109,20 @@ class Watched(Engine):
             assert blocks_for(s.computed) <= len(s.pages) <= blocks_for(len(s.tokens))
 
 
-class AnyLengths(EveryStep):
+class AnyLengths(ObserveEveryStep):
     """Another number for each sequence in each step, up to ``most``; in some steps none."""
 
     def __init__(self, most: int, seed: int = 0) -> None:
         self._most = most
         self._draw = random.Random(seed)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[StepOutcome] = []
 
     def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         if self._draw.random() < 0.15:
             return ()
         return [self._draw.choice([0, 1, self._most, self._most]) for _ in decoding]
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: StepOutcome) -> None:
         self.outcomes.append(outcome)
 
     def speedups(self) -> tuple[float, float]:
@@ -127,16 +132,16 @@ class AnyLengths(EveryStep):
 Make = Callable[[Engine], Proposer]
 
 
-class Speculating(Lives):
+class Speculating(ScheduleRunner):
     """Lives whose engines speculate with what ``proposer`` makes; None: plain ones. What each
     request says alone is found once, by a plain engine."""
 
     def __init__(
-        self, model: Model, grammars: Constrained | None, count: int = POOL, **config: Any
+        self, model: DecoderModel, grammars: Constrained | None, count: int = POOL, **config: Any
     ) -> None:
         self._model, self._grammars, self._config = model, grammars, config
         self.proposer: Make | None = None
-        self.lengths: Callable[[], Lengths] = lambda: AnyLengths(4)
+        self.lengths: Callable[[], DraftLengthPolicy] = lambda: AnyLengths(4)
         self.preempted = self.shared_tokens = 0
         self.drafted = self.accepted = 0
         self.dropped = ""  # why the last engine's proposer was, if it was
@@ -153,7 +158,9 @@ class Speculating(Lives):
         wanted = sequence.request
         return self._texts[wanted.id, wanted.sampling.choice]
 
-    def with_(self, proposer: Make, lengths: Callable[[], Lengths] | None = None) -> Speculating:
+    def with_(
+        self, proposer: Make, lengths: Callable[[], DraftLengthPolicy] | None = None
+    ) -> Speculating:
         """The same, with this proposer from now on, and counted anew."""
         self.drafted = self.accepted = self.preempted = 0
         self.proposer = proposer
@@ -163,7 +170,7 @@ class Speculating(Lives):
 
     def engine(self, clock: Callable[[], float] = lambda: 0.0, **sizes: Any) -> Watched:
         base = {"pages": 64, "max_batch": 8, "chunk": 64, "max_model_len": 1024, **self._config}
-        config = EngineConfig(**{**base, **sizes})
+        config = engine_config(**{**base, **sizes})
         engine = Watched(self._grammars, self._model, config, plan, clock)
         if self.proposer is not None:
             vocab = self._model.config.vocab_size

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from engine.model_config.config import padded_rows
 from engine.scheduling.sequence import Phase, Sequence
-from engine.speculation.control.draft_lengths import Lengths, Outcome
+from engine.speculation.control.draft_lengths import DraftLengthPolicy, StepOutcome
 from protocol.requests import Request
-from protocol.sampling_params import Sampling
+from protocol.sampling_params import SamplingParams
 
 Acceptance = Callable[[Sequence, int], float]
 """Of a sequence's nodes, each once its parent is, at a step."""
@@ -64,18 +64,18 @@ class World:
 
     def _join(self, tokens: int) -> None:
         self._handles += 1
-        sampling = Sampling(temperature=self.temperature(self._handles), max_tokens=tokens)
+        sampling = SamplingParams(temperature=self.temperature(self._handles), max_tokens=tokens)
         request = Request(id="", prompt=(1,) * 8, sampling=sampling, cache_root=b"")
         self.running.append(Sequence(self._handles, request, Phase.DECODE))
 
-    def run(self, lengths: Lengths, tokens: int) -> float:
+    def run(self, lengths: DraftLengthPolicy, tokens: int) -> float:
         """Tokens per second of the next ``tokens`` tokens."""
         began, had = self.time, self.tokens
         while self.tokens < had + tokens:
             self._advance(lengths)
         return (self.tokens - had) / (self.time - began)
 
-    def _advance(self, lengths: Lengths) -> None:
+    def _advance(self, lengths: DraftLengthPolicy) -> None:
         sequences = list(self.running)
         wanted = list(lengths.wanted(sequences, 0))
         asked = wanted if any(wanted) else []
@@ -89,7 +89,7 @@ class World:
         step_s = draft_s + self.machine.seconds(len(sequences) + nodes) * slower
         step_s += self.machine.overhead * slower * bool(nodes)
         lengths.observe(
-            Outcome(
+            StepOutcome(
                 sequences,
                 proposed if nodes else (),
                 accepted if nodes else (),

@@ -9,7 +9,7 @@ import torch
 
 from engine.execution.engine import Engine
 from engine.execution.loading import warm_up
-from engine.kv_cache.kv_format import Codec, Piece
+from engine.kv_cache.kv_format import Codec, KVPiece
 from protocol.block_keys import KEY_BYTES, block_keys
 from tests.engine.conftest import ROOT, drain, request
 
@@ -25,11 +25,11 @@ def stored(engine: Engine) -> list[bytes]:
 # 40 tokens of prompt. The KV of an answer's last token is never computed: with 24 tokens of answer
 # the second block lacks it, with 25 it is full.
 @pytest.mark.parametrize(("answer", "blocks"), [(23, 1), (24, 1), (25, 2), (56, 2), (57, 3)])
-def test_an_answers_last_full_block_is_cached_and_its_last_token_is_not(
+def test_last_full_block_of_an_answer_is_cached_without_its_last_token(
     make_engine: Callable[..., Engine], answer: int, blocks: int
 ) -> None:
     engine = make_engine()
-    engine.manager.report()
+    engine.manager.record_changes()
     prompt = list(range(3, 43))
     engine.generate(1, request("1", prompt, max_tokens=answer))
     text = prompt + drain(engine)[1]
@@ -37,18 +37,18 @@ def test_an_answers_last_full_block_is_cached_and_its_last_token_is_not(
 
 
 @pytest.mark.parametrize(("answer", "blocks"), [(24, 1), (25, 2)])
-def test_the_same_holds_for_an_answer_whose_prompt_was_received(
+def test_answer_to_a_received_prompt_is_cached(
     make_engine: Callable[..., Engine], answer: int, blocks: int
 ) -> None:
     source, target = make_engine(), make_engine()
-    target.manager.report()
+    target.manager.record_changes()
     wanted = request("1", list(range(3, 43)), max_tokens=answer)
     source.prefill(1, wanted)
     first = drain(source)[1]
     assert target.receive(1, wanted) == 0
     target.reserve(1)
     target.plan()
-    piece = Piece(0, source.format.layers, 0, 2)
+    piece = KVPiece(0, source.format.layers, 0, 2)
     data = torch.empty(piece.bytes(source.format.page_layer_bytes(Codec.RAW)), dtype=torch.uint8)
     source.read(1, piece, data)
     target.write(1, piece, data)
@@ -57,10 +57,10 @@ def test_the_same_holds_for_an_answer_whose_prompt_was_received(
     assert stored(target) == block_keys(ROOT, text)[:blocks]
 
 
-def test_blocks_of_the_warm_up_are_neither_kept_nor_told(
+def test_warm_up_blocks_are_neither_kept_nor_reported(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine()
-    engine.manager.report()
+    engine.manager.record_changes()
     warm_up(engine)
     assert not engine.manager._page and engine.manager.available == 64

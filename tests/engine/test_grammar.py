@@ -10,15 +10,16 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits
 
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
+from engine.execution.engine import Engine
 from engine.execution.stepper import TokenOut
-from engine.model.decoder import Model
-from engine.structured_output.matcher import Matcher
+from engine.model.decoder import DecoderModel
+from engine.structured_output.matcher import GrammarMatcher
 from protocol.errors import InvalidRequest
 from protocol.requests import Finish, Request
 from tests.engine.conftest import drain, load_model, request
@@ -59,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Model:
+def model(folder: Path) -> DecoderModel:
     return load_model(folder)
 
 
@@ -69,10 +70,10 @@ def constrained(folder: Path) -> Constrained:
 
 
 @pytest.fixture
-def make(model: Model) -> Make:
+def make(model: DecoderModel) -> Make:
     def build(**changes: Any) -> Engine:
         sizes = {"pages": 64, "max_batch": 8, "chunk": 64, "max_model_len": 1024, **changes}
-        return Engine(model, EngineConfig(**sizes), plan)
+        return Engine(model, engine_config(**sizes), plan)
 
     return build
 
@@ -96,22 +97,25 @@ def assert_fits(constrained: Constrained, tokens: list[int], wanted: dict[str, A
     jsonschema.validate(json.loads(constrained.decode(tokens[:-1])), wanted)
 
 
-@settings(max_examples=60, deadline=None)
 @given(wanted=schemas, seed=st.integers(0, 2**63 - 1), kind=st.sampled_from(KINDS))
-def test_output_fits_random_schemas(
-    model: Model, constrained: Constrained, wanted: dict[str, Any], seed: int, kind: dict[str, Any]
+def test_output_matches_random_schemas(
+    model: DecoderModel,
+    constrained: Constrained,
+    wanted: dict[str, Any],
+    seed: int,
+    kind: dict[str, Any],
 ) -> None:
-    engine = Engine(model, EngineConfig(pages=64, max_model_len=1024), plan)
+    engine = Engine(model, engine_config(pages=64, max_model_len=1024), plan)
     constrained.generate(engine, 0, wish("r", wanted, seed=seed, **kind))
     tokens, finish = finishes(engine)[0]
     assert finish is Finish.STOP
     assert_fits(constrained, tokens, wanted)
 
 
-def test_the_demo_model_fits_a_schema() -> None:
+def test_demo_model_output_matches_a_schema() -> None:
     model = load_model(DEMO, 512)
     constrained = Constrained(DEMO, 4096, (1,))
-    engine = Engine(model, EngineConfig(pages=64, max_model_len=512), plan)
+    engine = Engine(model, engine_config(pages=64, max_model_len=512), plan)
     prompt = constrained.text.encode("def person():\n    return ").ids
     for i, kind in enumerate(k for k in KINDS if "stop_token_ids" not in k):
         constrained.generate(engine, i, wish(f"r{i}", PERSON, prompt, seed=i, **kind))
@@ -146,7 +150,7 @@ def alone(make: Make, constrained: Constrained, r: Request) -> list[int]:
 @pytest.mark.parametrize(
     "sizes", [{}, {"pages": 14, "chunk": 32}, {"chunk": 16}], ids=["batch", "preempted", "chunked"]
 )
-def test_text_does_not_depend_on_the_machinery(
+def test_constrained_text_does_not_depend_on_batching_or_speculation(
     make: Make, constrained: Constrained, sizes: dict[str, int]
 ) -> None:
     engine = make(**sizes)
@@ -158,7 +162,7 @@ def test_text_does_not_depend_on_the_machinery(
         assert together[i] == alone(make, constrained, r)
 
 
-def test_resumed_at_every_token_it_goes_on_as_it_would_have(
+def test_constrained_text_resumes_identically_at_every_token(
     make: Make, constrained: Constrained
 ) -> None:
     for kind in ({}, {"temperature": 0.0}, {"min_tokens": 20, "ignore_eos": False}):
@@ -170,7 +174,7 @@ def test_resumed_at_every_token_it_goes_on_as_it_would_have(
             assert drain(engine)[cut] == whole[cut:]
 
 
-def test_text_without_a_grammar_is_what_it_was(make: Make, constrained: Constrained) -> None:
+def test_text_without_a_grammar_is_unchanged(make: Make, constrained: Constrained) -> None:
     """A grammar that allows everything draws what no grammar draws, up to the end."""
     anything = regex(r"(?s:.*)")
     r = request("r", [5, 6, 7], temperature=1.0, max_tokens=60, seed=3, logit_bias=ASCII)
@@ -188,7 +192,7 @@ ASCII = tuple((t, 40.0) for t in range(36, 90))
 # ---- ends and refusals ------------------------------------------------------------------------
 
 
-def test_a_grammar_ends_its_text_whatever_is_ignored(make: Make, constrained: Constrained) -> None:
+def test_grammar_ends_the_text_under_ignore_eos(make: Make, constrained: Constrained) -> None:
     engine = make()
     asked = {"ignore_eos": True, "min_tokens": 50, "stop_token_ids": (EOS,)}
     constrained.generate(engine, 0, wish("r", {"enum": ["ab"]}, **asked))
@@ -197,9 +201,7 @@ def test_a_grammar_ends_its_text_whatever_is_ignored(make: Make, constrained: Co
     assert constrained.decode(tokens[:-1]) == '"ab"'
 
 
-def test_min_tokens_holds_where_the_grammar_leaves_a_choice(
-    make: Make, constrained: Constrained
-) -> None:
+def test_min_tokens_holds_if_the_grammar_allows_it(make: Make, constrained: Constrained) -> None:
     engine = make()
     bias = ((EOS, 100.0),)
     r = request("r", [5], grammar=regex("a+"), min_tokens=9, max_tokens=20, logit_bias=bias)
@@ -208,7 +210,7 @@ def test_min_tokens_holds_where_the_grammar_leaves_a_choice(
     assert (constrained.decode(tokens[:-1]), finish) == ("a" * 9, Finish.STOP)
 
 
-def test_log_probabilities_are_those_of_the_model_itself(
+def test_logprobs_under_a_grammar_are_those_of_the_model(
     make: Make, constrained: Constrained
 ) -> None:
     def first(grammar: str) -> TokenOut:
@@ -224,7 +226,9 @@ def test_log_probabilities_are_those_of_the_model_itself(
     assert bound.token != free.token and bound.logprobs.rank > 1
 
 
-def test_emitted_tokens_that_do_not_fit_are_refused(make: Make, constrained: Constrained) -> None:
+def test_emitted_tokens_outside_the_grammar_are_refused(
+    make: Make, constrained: Constrained
+) -> None:
     engine = make()
     r = wish("r", {"enum": ["ab"]}).resumed((50, 51))
     with pytest.raises(InvalidRequest, match="not what the grammar allows") as caught:
@@ -233,7 +237,7 @@ def test_emitted_tokens_that_do_not_fit_are_refused(make: Make, constrained: Con
     assert not engine.scheduler.sequences
 
 
-def test_a_first_token_that_does_not_fit_is_refused(make: Make, constrained: Constrained) -> None:
+def test_first_token_outside_the_grammar_is_refused(make: Make, constrained: Constrained) -> None:
     engine = make()
     r = wish("r", {"enum": ["ab"]})
     engine.receive(0, r, constrained.of(r))
@@ -244,7 +248,7 @@ def test_a_first_token_that_does_not_fit_is_refused(make: Make, constrained: Con
     assert engine.manager.available == 64
 
 
-def test_a_grammar_that_gets_too_complex_ends_its_own_request_only(
+def test_too_complex_grammar_ends_only_its_own_request(
     make: Make, constrained: Constrained
 ) -> None:
     engine = make()
@@ -254,7 +258,7 @@ def test_a_grammar_that_gets_too_complex_ends_its_own_request_only(
         constrained.inner, LLMatcher.grammar_from_lark(deep), log_level=0, limits=limits
     )
     r = request("r", [5], grammar=LLMatcher.grammar_from_lark(deep))
-    engine.generate(0, r, Matcher(inner, constrained.inner.vocab_size))
+    engine.generate(0, r, GrammarMatcher(inner, constrained.inner.vocab_size))
     other = request("o", [5, 6], max_tokens=5)
     constrained.generate(engine, 1, other)
     assert drain(engine) == {1: alone(make, constrained, other)}

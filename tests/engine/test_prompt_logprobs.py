@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
+from engine.execution.engine import Engine
 from engine.execution.stepper import TokenOut
-from engine.model.decoder import Model
-from engine.process.server import tokens_of
+from engine.model.decoder import DecoderModel
+from engine.process.server import token_events
 from protocol.requests import Logprobs
 from tests.engine.conftest import request
 
@@ -28,9 +29,9 @@ def outputs(engine: Engine, handle: int) -> list[TokenOut]:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny: Model) -> torch.Tensor:
+def whole(tiny: DecoderModel) -> torch.Tensor:
     """Log-probabilities [150, vocab] after each token of the prompt, of one pass over it."""
-    engine = Engine(tiny, EngineConfig(pages=64, chunk=256, max_model_len=1024), plan)
+    engine = Engine(tiny, engine_config(pages=64, chunk=256, max_model_len=1024), plan)
     engine.generate(0, request("x", PROMPT, max_tokens=1))
     step = engine.plan()
     batch, _ = engine._stepper._batcher.build(step)
@@ -53,7 +54,7 @@ def check(came: list[Logprobs], scores: torch.Tensor, prompt: list[int], top: in
 
 @pytest.mark.parametrize("chunk", [16, 64, 512])
 @pytest.mark.parametrize("top", [0, 5])
-def test_they_are_those_of_one_pass(
+def test_prompt_logprobs_equal_those_of_one_pass(
     make_engine: Make, whole: torch.Tensor, chunk: int, top: int
 ) -> None:
     engine = make_engine(chunk=chunk)
@@ -64,9 +65,7 @@ def test_they_are_those_of_one_pass(
     assert [t.prompt_logprobs for t in rest] == [[], [], []]
 
 
-def test_a_cached_prefix_is_computed_again_and_the_text_is_the_same(
-    make_engine: Make, whole: torch.Tensor
-) -> None:
+def test_prompt_logprobs_recompute_a_cached_prefix(make_engine: Make, whole: torch.Tensor) -> None:
     engine = make_engine()
     engine.generate(0, request("before", PROMPT, max_tokens=4))
     plain = [t.token for t in outputs(engine, 0)]
@@ -79,7 +78,7 @@ def test_a_cached_prefix_is_computed_again_and_the_text_is_the_same(
     assert engine.scheduler.sequences[2].cached == 128, "what it computed is cached"
 
 
-def test_a_resumed_request_reports_nothing_again(make_engine: Make) -> None:
+def test_resumed_request_does_not_report_prompt_logprobs_again(make_engine: Make) -> None:
     engine = make_engine()
     r = request("r", PROMPT, prompt_logprobs=2, max_tokens=6)
     engine.generate(0, r)
@@ -89,7 +88,9 @@ def test_a_resumed_request_reports_nothing_again(make_engine: Make) -> None:
     assert engine.scheduler.sequences[1].cached == 128
 
 
-def test_preempted_while_its_prompt_is_computed(make_engine: Make, whole: torch.Tensor) -> None:
+def test_prompt_logprobs_survive_a_preemption_during_prefill(
+    make_engine: Make, whole: torch.Tensor
+) -> None:
     engine = make_engine(pages=8, chunk=32)
     engine.generate(0, request("r", PROMPT, prompt_logprobs=1, max_tokens=2))
     for _ in range(3):
@@ -101,10 +102,10 @@ def test_preempted_while_its_prompt_is_computed(make_engine: Make, whole: torch.
     check(first.prompt_logprobs, whole, PROMPT, 1)
 
 
-def test_they_go_before_the_first_token(make_engine: Make) -> None:
+def test_prompt_logprobs_precede_the_first_token(make_engine: Make) -> None:
     engine = make_engine()
     engine.prefill(4, request("r", [5, 6, 7], prompt_logprobs=1))
-    events = tokens_of(engine.run(engine.plan()))
-    assert [type(event).__name__ for event in events] == ["PromptLogprobs", "Tokens"]
+    events = token_events(engine.run(engine.plan()))
+    assert [type(event).__name__ for event in events] == ["PromptLogprobs", "TokensDrawn"]
     engine.generate(5, request("one", [5], prompt_logprobs=1, max_tokens=1))
     assert outputs(engine, 5)[0].prompt_logprobs == []

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from engine.execution.engine import Engine
-from engine.kv_cache.kv_format import Codec, cut
+from engine.kv_cache.kv_format import Codec, split_into_pieces
 from engine.scheduling.sequence import Phase
 from protocol.errors import InvalidRequest
 from protocol.requests import Finish, Logprobs, Request
 from tests.engine.conftest import drain, request
-from tests.engine.sampling import EOS
+from tests.engine.sampling_oracle import EOS
 
 Make = Callable[..., Engine]
 
@@ -59,7 +59,7 @@ def alone(make_engine: Make) -> Callable[[Request], list[int]]:
 Alone = Callable[[Request], list[int]]
 
 
-def test_a_row_alone_is_as_in_a_mixed_batch(make_engine: Make, alone: Alone) -> None:
+def test_sampling_alone_equals_sampling_in_a_mixed_batch(make_engine: Make, alone: Alone) -> None:
     """32 requests of every kind, coming and going; with few pages some are preempted."""
     wanted = {i: alone(r) for i, r in enumerate(requests(32))}
     for pages in (256, 20):
@@ -77,7 +77,7 @@ def test_a_row_alone_is_as_in_a_mixed_batch(make_engine: Make, alone: Alone) -> 
         assert (preempted > 0) == (pages == 20)
 
 
-def test_resumed_and_handed_over_with_penalties(make_engine: Make, alone: Alone) -> None:
+def test_penalties_hold_after_resume_and_transfer(make_engine: Make, alone: Alone) -> None:
     for r in requests(12, longest=12):
         whole = alone(r)
         for at in (1, len(whole) // 2):
@@ -88,14 +88,16 @@ def test_resumed_and_handed_over_with_penalties(make_engine: Make, alone: Alone)
         p.prefill(0, r)
         first = drain(p)[0]
         d.plan()
-        for piece in cut(0, p.computed_blocks(0), 3, p.format.page_layer_bytes(Codec.RAW), 1 << 20):
+        for piece in split_into_pieces(
+            0, p.computed_blocks(0), 3, p.format.page_layer_bytes(Codec.RAW), 1 << 20
+        ):
             frame = torch.zeros(1 << 20, dtype=torch.uint8)
             d.write(0, piece, frame[: p.read(0, piece, frame)])
         d.join(0, first[0])
         assert first + drain(d)[0] == whole
 
 
-def test_penalties_and_filters_do_something(alone: Alone) -> None:
+def test_penalties_and_filters_change_the_text(alone: Alone) -> None:
     plain = alone(request("a", [5, 6], max_tokens=60))
     liked = {"max_tokens": 60, "logit_bias": ((9, 40.0),)}
     assert alone(request("a", [5, 6], **liked)) == [9] * 60
@@ -108,7 +110,7 @@ def test_penalties_and_filters_do_something(alone: Alone) -> None:
     assert alone(request("a", [5, 6], **drawn)) != plain
 
 
-def test_choices_have_noise_of_their_own(alone: Alone) -> None:
+def test_choices_of_a_request_have_their_own_noise(alone: Alone) -> None:
     texts = [
         tuple(alone(request("a", [5, 6], temperature=1.0, seed=3, choice=choice)))
         for choice in range(5)
@@ -117,7 +119,7 @@ def test_choices_have_noise_of_their_own(alone: Alone) -> None:
 
 
 @pytest.mark.parametrize("ends", [{"logit_bias": ((EOS, 100.0),)}, {"stop_token_ids": (7,)}])
-def test_min_tokens(make_engine: Make, ends: dict[str, Any]) -> None:
+def test_min_tokens_delays_the_end(make_engine: Make, ends: dict[str, Any]) -> None:
     if "stop_token_ids" in ends:
         ends = {**ends, "logit_bias": ((7, 100.0),), "ignore_eos": True}
     else:
@@ -182,7 +184,7 @@ def test_logprobs_are_those_of_transformers(make_engine: Make, tiny_folder: Path
             assert entry.top_logprobs == pytest.approx(top.values.tolist(), abs=1e-3)
 
 
-def test_big_tables_are_made_when_asked_for(make_engine: Make) -> None:
+def test_large_sampling_tables_are_allocated_on_first_use(make_engine: Make) -> None:
     engine = make_engine()
     engine.generate(0, request("a", [5], temperature=1.0, top_p=0.5, top_k=3, logprobs=2))
     drain(engine)
@@ -190,7 +192,7 @@ def test_big_tables_are_made_when_asked_for(make_engine: Make) -> None:
     assert (table.history, table.bias, table.ends) == (None, None, None)
 
 
-def test_a_step_does_nothing_for_each_row_while_the_batch_stays(make_engine: Make) -> None:
+def test_step_does_no_work_per_row_for_an_unchanged_batch(make_engine: Make) -> None:
     engine = make_engine()
     for i, r in enumerate(requests(8)):
         engine.generate(i, r)
@@ -199,5 +201,5 @@ def test_a_step_does_nothing_for_each_row_while_the_batch_stays(make_engine: Mak
     while len(engine.scheduler.decoding) == 8 or engine.scheduler.prefilling:
         engine.run(engine.plan())
         if len(engine.scheduler.decoding) == 8:
-            kept.add(id(engine._stepper._verifier._draw._chosen))
+            kept.add(id(engine._stepper._verifier._draw._metadata))
     assert len(kept) == 1

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.decoder import Model
+from engine.model.decoder import DecoderModel
 from engine.scheduling.sequence import Phase
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.control.draft_lengths import FixedLength, Outcome
+from engine.speculation.control.draft_lengths import FixedDraftLength, StepOutcome
 from engine.speculation.control.speculator import Speculator
 from engine.speculation.drafts import Drafts
-from engine.speculation.proposers.proposer import Advance, Proposer
+from engine.speculation.proposers.proposer import Proposer, VerifiedStep
 from tests.engine.conftest import drain, request
 from tests.engine.proposers import RandomDraft
 from tests.engine.schedules import Arrival, Schedule
@@ -57,7 +57,7 @@ class Faulty(RandomDraft):
             return drafts
         return super().propose(sequences, rows, wanted)
 
-    def saw(self, advance: Advance) -> None:
+    def saw(self, advance: VerifiedStep) -> None:
         if self._fails("saw"):
             raise FloatingPointError("dazzled")
 
@@ -66,7 +66,7 @@ class Faulty(RandomDraft):
             raise KeyError(seatings[0])
 
 
-class FaultyLengths(FixedLength):
+class FaultyLengths(FixedDraftLength):
     """Goes wrong in ``where``; ``lengths`` is what it then decides."""
 
     def __init__(self, where: str, lengths: Any = None) -> None:
@@ -94,7 +94,7 @@ class FaultyLengths(FixedLength):
         self._fail("resting")
         return False
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: StepOutcome) -> None:
         self._fail("observe")
 
     def speedups(self) -> tuple[float, float]:
@@ -123,7 +123,7 @@ NONSENSE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def lives(tiny: Model) -> Speculating:
+def lives(tiny: DecoderModel) -> Speculating:
     return Speculating(tiny, None, count=10)
 
 
@@ -133,12 +133,12 @@ def everybody() -> Schedule:
 
 def dropped(lives: Speculating, faulty: Faulty) -> str:
     """Live with it; why it was dropped."""
-    lives.with_(lambda engine: faulty, lambda: FixedLength(4)).check(everybody())
+    lives.with_(lambda engine: faulty, lambda: FixedDraftLength(4)).check(everybody())
     return lives.dropped
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_who_proposes_nonsense_is_dropped(lives: Speculating, name: str) -> None:
+def test_proposer_with_invalid_drafts_is_dropped(lives: Speculating, name: str) -> None:
     reason = dropped(lives, Faulty("propose", NONSENSE[name]))
     assert ("out of ideas" in reason) if name == "raises" else reason
 
@@ -146,22 +146,28 @@ def test_who_proposes_nonsense_is_dropped(lives: Speculating, name: str) -> None
 @pytest.mark.parametrize(
     ("where", "why"), [("saw", "dazzled"), ("forget", "KeyError"), ("passes", "too many")]
 )
-def test_who_fails_elsewhere_is_dropped(lives: Speculating, where: str, why: str) -> None:
+def test_proposer_that_fails_outside_propose_is_dropped(
+    lives: Speculating, where: str, why: str
+) -> None:
     assert why in dropped(lives, Faulty(where))
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB, 2**40, -(2**40)])
-def test_tokens_that_there_are_not_are_wrong_drafts(lives: Speculating, token: int) -> None:
+def test_token_ids_outside_the_vocabulary_are_rejected_drafts(
+    lives: Speculating, token: int
+) -> None:
     assert not dropped(lives, Faulty("propose", lambda w: drafts(w, torch.full((sum(w),), token))))
 
 
-def test_the_same_token_again_below_one_parent(lives: Speculating) -> None:
+def test_repeated_token_below_one_parent_gives_the_same_text(lives: Speculating) -> None:
     again = Faulty("propose", lambda w: drafts(w, torch.full((sum(w),), 9), [-1] * sum(w)))
     assert not dropped(lives, again)
 
 
 @pytest.mark.parametrize("where", ["wanted", "passes_by", "resting", "observe"])
-def test_who_fails_to_decide_is_dropped_with_the_proposer(lives: Speculating, where: str) -> None:
+def test_length_policy_that_fails_is_dropped_with_the_proposer(
+    lives: Speculating, where: str
+) -> None:
     proposer = Faulty("")
     proposer.wants_hidden = True
     lives.with_(lambda engine: proposer, lambda: FaultyLengths(where)).check(everybody())
@@ -169,23 +175,23 @@ def test_who_fails_to_decide_is_dropped_with_the_proposer(lives: Speculating, wh
 
 
 @pytest.mark.parametrize("decided", [[1] * 99, [None, "x"], 7])
-def test_who_decides_nonsense_is_dropped(lives: Speculating, decided: Any) -> None:
+def test_length_policy_with_invalid_lengths_is_dropped(lives: Speculating, decided: Any) -> None:
     lives.with_(lambda engine: Faulty(""), lambda: FaultyLengths("wanted", decided))
     lives.check(everybody())
     assert lives.dropped
 
 
-def test_who_cannot_tell_what_it_brings_is_dropped() -> None:
+def test_length_policy_that_cannot_report_is_dropped() -> None:
     speculator = Speculator(Faulty(""), FaultyLengths("speedups"), VOCAB)
     told = [speculator.figures() for _ in range(CALLS + 2)]
     assert told[CALLS - 1].active and not told[CALLS].active
     assert str(told[-1]) == "dropped: ZeroDivisionError: speedups" and told[-1].proposer == "random"
 
 
-def test_without_who_decides_there_is_no_proposer() -> None:
-    speculator = Speculator(Faulty(""), FixedLength(4), VOCAB)
+def test_proposer_without_length_policy_is_dropped() -> None:
+    speculator = Speculator(Faulty(""), FixedDraftLength(4), VOCAB)
 
-    def fails(proposer: Proposer) -> FixedLength:
+    def fails(proposer: Proposer) -> FixedDraftLength:
         raise MemoryError(proposer.name)
 
     speculator.decide_by(fails)
@@ -193,8 +199,8 @@ def test_without_who_decides_there_is_no_proposer() -> None:
 
 
 @pytest.mark.parametrize("where", ["propose", "saw", "forget", "passes", "lengths"])
-def test_what_is_dropped_is_gone(
-    where: str, tiny: Model, lives: Speculating, monkeypatch: pytest.MonkeyPatch
+def test_dropped_proposer_is_released(
+    where: str, tiny: DecoderModel, lives: Speculating, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory is free for what is served, without waiting for the collector of cycles."""
     monkeypatch.setattr(logging.getLogger("baton.engine"), "disabled", True)  # keeps the traceback
@@ -221,9 +227,9 @@ class Noting(RandomDraft):
         self.forgot += seatings
 
 
-def test_only_stays_that_are_over_are_forgotten() -> None:
+def test_only_ended_row_leases_are_forgotten() -> None:
     proposer = Noting()
-    speculator = Speculator(proposer, FixedLength(1), VOCAB)
+    speculator = Speculator(proposer, FixedDraftLength(1), VOCAB)
     running = [Running(i, request(f"{i}", [5] * 40), Phase.DECODE) for i in range(4)]
     for row, sequence in enumerate(running):
         sequence.take_row(row, 10 + row)

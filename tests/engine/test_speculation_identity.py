@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.execution.engine import Engine
-from engine.model.decoder import Model
+from engine.model.decoder import DecoderModel
 from engine.speculation.proposers.draft_model import load_draft
-from engine.speculation.proposers.eagle import Eagle
-from engine.speculation.proposers.medusa import Medusa
-from engine.speculation.proposers.ngram import NGram
+from engine.speculation.proposers.eagle import EagleProposer
+from engine.speculation.proposers.medusa import MedusaProposer
+from engine.speculation.proposers.ngram import NgramProposer
 from engine.speculation.proposers.proposer import Proposer
 from tests.engine.conftest import load_model
 from tests.engine.families import save
@@ -32,17 +32,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Model:
+def model(folder: Path) -> DecoderModel:
     return load_model(folder)
 
 
 @pytest.fixture(scope="module")
-def lives(model: Model, folder: Path) -> Speculating:
+def lives(model: DecoderModel, folder: Path) -> Speculating:
     return Speculating(model, constrained(folder))
 
 
 @pytest.fixture(scope="module")
-def heads(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def heads(model: DecoderModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random ones, which are right now and then."""
     home = tmp_path_factory.mktemp("heads")
     return {
@@ -63,11 +63,11 @@ def maker(lives: Speculating, heads: dict[str, Path], folder: Path, name: str) -
 
     return {
         "draft": draft,
-        "medusa": lambda engine: Medusa(engine.model, engine.state, heads["medusa"], 8),
-        "eagle": lambda engine: Eagle(
+        "medusa": lambda engine: MedusaProposer(engine.model, engine.state, heads["medusa"], 8),
+        "eagle": lambda engine: EagleProposer(
             engine.model, engine.state, heads["eagle"], engine.config.pages, 8
         ),
-        "ngram": lambda engine: NGram(8),
+        "ngram": lambda engine: NgramProposer(8),
         "random": lambda engine: RandomDraft(VOCAB, 8),
         "random tree": lambda engine: RandomDraft(VOCAB, 8, width=3),
         "oracle": lambda engine: Oracle(lives.text, VOCAB, 8, right=0.8),
@@ -91,7 +91,7 @@ def everybody(step: int = 0, **changes: int) -> tuple[Arrival, ...]:
 
 
 @pytest.mark.parametrize("chosen", NAMES, indirect=True)
-def test_full_batches(chosen: tuple[str, Speculating]) -> None:
+def test_speculation_in_full_batches_gives_the_same_text(chosen: tuple[str, Speculating]) -> None:
     name, lives = chosen
     lives.check(Schedule(everybody(), 300, 64, 32, (1.0,)))
     lives.check(Schedule(everybody(2)[:24], 300, 16, 8, (1.0, 60.0)))
@@ -101,7 +101,9 @@ def test_full_batches(chosen: tuple[str, Speculating]) -> None:
 
 
 @pytest.mark.parametrize("chosen", ["ngram", "oracle tree", "draft", "eagle"], indirect=True)
-def test_few_pages_and_rows(chosen: tuple[str, Speculating]) -> None:
+def test_speculation_with_few_pages_and_rows_gives_the_same_text(
+    chosen: tuple[str, Speculating],
+) -> None:
     _, lives = chosen
     lives.check(Schedule(everybody()[:24], 12, 64, 8, (1.0,)))
     assert lives.preempted
@@ -112,9 +114,7 @@ def test_few_pages_and_rows(chosen: tuple[str, Speculating]) -> None:
     assert lives.preempted and not lives.dropped
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(
     schedule=schedules(),
     most=st.sampled_from([1, 3, 16]),
@@ -134,7 +134,9 @@ def test_any_schedule_with_any_drafts(
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "qwen3-moe"])
-def test_windows_and_experts(family: str, tmp_path: Path) -> None:
+def test_speculation_with_windows_and_experts_gives_the_same_text(
+    family: str, tmp_path: Path
+) -> None:
     others = Speculating(load_model(save(tmp_path, family)), None, count=16)
     others.with_(lambda e: Oracle(others.text, VOCAB, 8, 0.8, 2), lambda: AnyLengths(8))
     others.check(Schedule(everybody()[:16], 12, 64, 8, (1.0,)))

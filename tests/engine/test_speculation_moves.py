@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from decode_worker import policy as decode_policy
-from engine.model.decoder import Model
-from engine.speculation.control.draft_lengths import FixedLength
+from engine.model.decoder import DecoderModel
+from engine.speculation.control.draft_lengths import FixedDraftLength
 from engine.speculation.proposers.draft_model import load_draft
 from prefill_worker import policy as prefill_policy
 from protocol.requests import Request
 from tests.engine.conftest import request
 from tests.engine.proposers import Oracle, RandomDraft
-from tests.engine.sampling import p_value
+from tests.engine.sampling_oracle import p_value
 from tests.engine.speculating import AnyLengths, Make, Speculating, Watched
 from tests.engine.test_identity import hand_over
 from tests.gpu.reference import logits_of
@@ -30,7 +30,7 @@ DRAWS = 2000
 
 
 @pytest.fixture(scope="module")
-def lives(tiny: Model) -> Speculating:
+def lives(tiny: DecoderModel) -> Speculating:
     return Speculating(tiny, None, count=20)
 
 
@@ -66,7 +66,9 @@ def accepted(engine: Watched) -> int:
 
 
 @pytest.mark.parametrize("with_drafts", ["after", "both"])
-def test_handed_over_after_the_prompt(lives: Speculating, make: Make, with_drafts: str) -> None:
+def test_speculation_after_a_transfer_gives_the_same_text(
+    lives: Speculating, make: Make, with_drafts: str
+) -> None:
     p, d = engines(lives, make, with_drafts)
     for wanted, whole in list(zip(lives.requests, lives.alone, strict=True))[:5]:
         for _ in "12":  # then only what is missing travels
@@ -76,7 +78,9 @@ def test_handed_over_after_the_prompt(lives: Speculating, make: Make, with_draft
 
 
 @pytest.mark.parametrize("with_drafts", ["before", "after", "both"])
-def test_moved_in_the_middle_of_the_text(lives: Speculating, make: Make, with_drafts: str) -> None:
+def test_speculation_after_a_move_during_decode_gives_the_same_text(
+    lives: Speculating, make: Make, with_drafts: str
+) -> None:
     """As when a worker is drained: the other one computes what the first had said."""
     before, after = engines(lives, make, with_drafts)
     for wanted, whole in list(zip(lives.requests, lives.alone, strict=True))[12:20]:
@@ -94,9 +98,9 @@ def test_moved_in_the_middle_of_the_text(lives: Speculating, make: Make, with_dr
     assert all(accepted(engine) for engine in (before, after) if engine.speculator is not None)
 
 
-def test_a_proposer_rests_while_its_worker_is_lent(lives: Speculating, make: Make) -> None:
+def test_proposer_pauses_while_its_worker_is_lent(lives: Speculating, make: Make) -> None:
     """The text is the same, and afterwards drafts come true again."""
-    lives.with_(make, lambda: FixedLength(4))
+    lives.with_(make, lambda: FixedDraftLength(4))
     engine = lives.engine()
     for handle in range(8):
         engine.generate(handle, lives.requests[handle])
@@ -138,7 +142,7 @@ def drawn(lives: Speculating) -> dict[tuple[int, ...], int]:
     return counts
 
 
-def chances(model: Model, texts: list[tuple[int, ...]], temperature: float) -> list[float]:
+def chances(model: DecoderModel, texts: list[tuple[int, ...]], temperature: float) -> list[float]:
     """Of each text, by the model's own softmax."""
     found = []
     for text in texts:
@@ -148,7 +152,7 @@ def chances(model: Model, texts: list[tuple[int, ...]], temperature: float) -> l
     return found
 
 
-def test_texts_follow_the_models_distribution(lives: Speculating, tiny: Model) -> None:
+def test_texts_follow_the_models_distribution(lives: Speculating, tiny: DecoderModel) -> None:
     counts = drawn(lives)
     texts = list(itertools.product(range(SOME), repeat=LENGTH))
     assert set(counts) <= set(texts)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.decoder import Model
-from engine.model.layers import assemble
+from engine.model.decoder import DecoderModel
+from engine.model.layers import build_weights
 from engine.model_config.families import parse_config
 
 POSITIONS = 512
@@ -66,11 +66,11 @@ def _tensors(family: str) -> Callable[[str, tuple[int, ...]], Tensor]:
 
 
 @cache
-def model_of(family: str, dtype: torch.dtype, device: str) -> Model:
+def model_of(family: str, dtype: torch.dtype, device: str) -> DecoderModel:
     """The same weights for every type and device."""
     get, config = _tensors(family), parse_config(FAMILIES[family], "test")
-    weights = assemble(lambda name, shape: get(name, shape).to(device, dtype), config)
-    return Model(config, weights, POSITIONS)
+    weights = build_weights(lambda name, shape: get(name, shape).to(device, dtype), config)
+    return DecoderModel(config, weights, POSITIONS)
 
 
 @pytest.fixture(

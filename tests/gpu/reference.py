@@ -9,15 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.batching.attention_metadata import chunk_reach
-from engine.batching.batch import Batch, View
+from engine.batching.attention_metadata import chunk_attention
+from engine.batching.batch import AttentionMetadata, PackedBatch
 from engine.kv_cache.kv_format import Precision
 from engine.kv_cache.kv_pool import make_pool
-from engine.model.decoder import Model
-from engine.sampling.noise import gumbel, row_key
+from engine.model.decoder import DecoderModel
+from engine.sampling.noise import gumbel_noise, noise_key
 from engine.scheduling.sequence import blocks_for
 from protocol.block_keys import BLOCK_TOKENS
-from protocol.requests import Sampling
+from protocol.sampling_params import SamplingParams
 
 EPSILON = {
     (torch.float32, "exact"): 1e-3,
@@ -44,7 +44,9 @@ def assert_within(short: Tensor, dtype: torch.dtype, precision: Precision, route
 
 
 @torch.inference_mode()
-def logits_of(model: Model, prompt: list[int], text: list[int], precision: Precision) -> Tensor:
+def logits_of(
+    model: DecoderModel, prompt: list[int], text: list[int], precision: Precision
+) -> Tensor:
     """Logits [len(text), vocab] that each token of ``text`` was to be drawn from."""
     tokens = [*prompt, *text[:-1]]
     pages = blocks_for(len(tokens))
@@ -53,22 +55,24 @@ def logits_of(model: Model, prompt: list[int], text: list[int], precision: Preci
     positions = torch.arange(len(tokens))
     like = torch.empty(0, dtype=model.dtype)
     views = {
-        window: View(0, (), (chunk_reach(torch.arange(pages), 0, 0, len(tokens), window, like),))
+        window: AttentionMetadata(
+            0, (), (chunk_attention(torch.arange(pages), 0, 0, len(tokens), window, like),)
+        )
         for window in set(model.config.windows)
     }
     assert pages * BLOCK_TOKENS >= len(tokens)
-    batch = Batch(torch.tensor(tokens), positions, positions, views, None)
+    batch = PackedBatch(torch.tensor(tokens), positions, positions, views, None)
     return model.forward(batch, pool)[len(prompt) - 1 :]
 
 
-def shortfall(logits: Tensor, text: list[int], prompt: int, sampling: Sampling) -> Tensor:
+def shortfall(logits: Tensor, text: list[int], prompt: int, sampling: SamplingParams) -> Tensor:
     """By how much each token's score is below the best, in standard deviations of the logits:
     [len(text)]. ``prompt``: tokens before the text."""
     score, spread = logits.double(), logits.double().std(-1)
     if sampling.temperature > 0:
-        keys = torch.full((len(text),), row_key(sampling.seed, sampling.choice))
+        keys = torch.full((len(text),), noise_key(sampling.seed, sampling.choice))
         positions = torch.arange(prompt, prompt + len(text))
-        noise = gumbel(keys, positions, torch.arange(logits.shape[1]))
+        noise = gumbel_noise(keys, positions, torch.arange(logits.shape[1]))
         score, spread = score / sampling.temperature + noise, spread / sampling.temperature
     chosen = score.gather(1, torch.tensor(text)[:, None])[:, 0]
     return (score.max(-1).values - chosen) / spread

@@ -6,13 +6,13 @@ import time
 
 import torch
 
-from engine.execution.machine_costs import ceilings
-from engine.ipc.spec import Ceilings
+from engine.execution.machine_ceilings import measure_ceilings
+from engine.ipc.settings import MachineCeilings
 
 
 def test_ceilings_are_those_of_such_a_device(device: str) -> None:
     began = time.perf_counter()
-    found = ceilings(Ceilings(), torch.device(device), torch.bfloat16, 1 << 30)
+    found = measure_ceilings(MachineCeilings(), torch.device(device), torch.bfloat16, 1 << 30)
     assert time.perf_counter() - began < 5.0
     flops, bytes_ = (1e13, 2e11) if device == "cuda" else (1e8, 1e8)
     assert flops < found.flops < 1e16

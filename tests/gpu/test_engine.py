@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
-from engine.kv_cache.kv_format import Codec, Precision, cut
+from engine.execution.engine import Engine
+from engine.kv_cache.kv_format import Codec, Precision, split_into_pieces
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.requests import Request
 from tests.engine.conftest import drain, request
@@ -28,7 +29,7 @@ def engine_on(
     """As a worker would have it there: on a GPU, fp8 KV is stored as bytes."""
     base = {"pages": 400, "max_batch": 32, "chunk": 64, "max_model_len": 400, **sizes}
     storage = "fp8" if precision == "fp8" and device == "cuda" else "wide"
-    config = EngineConfig(**{"kv_precision": precision, "kv_storage": storage, **base})
+    config = engine_config(**{"kv_precision": precision, "kv_storage": storage, **base})
     return Engine(model_of(family, dtype, device), config, plan)
 
 
@@ -109,7 +110,9 @@ def hand_over(p: Engine, d: Engine, wanted: Request, codec: Codec) -> list[int]:
     d.plan()
     page_layer = p.format.page_layer_bytes(codec)
     frame = torch.zeros(1 << 18, dtype=torch.uint8)  # some blocks
-    for piece in cut(cached, p.computed_blocks(0), p.format.layers, page_layer, len(frame)):
+    for piece in split_into_pieces(
+        cached, p.computed_blocks(0), p.format.layers, page_layer, len(frame)
+    ):
         size = p.read(0, piece, frame, codec)
         d.write(0, piece, frame[:size], codec)
     p.drop(0)

@@ -13,9 +13,9 @@ import torch
 from engine.execution.engine import Engine
 from engine.kv_cache.kv_format import Precision
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.control.draft_lengths import FixedLength
+from engine.speculation.control.draft_lengths import FixedDraftLength
 from engine.speculation.control.speculator import Speculator
-from engine.speculation.proposers.ngram import NGram
+from engine.speculation.proposers.ngram import NgramProposer
 from engine.speculation.proposers.proposer import Proposer
 from protocol.requests import Request
 from tests.engine.conftest import request
@@ -28,7 +28,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 
 def speculating(engine: Engine, proposer: Proposer, fixed: int = 0) -> Engine:
-    lengths = FixedLength(fixed) if fixed else AnyLengths(6)
+    lengths = FixedDraftLength(fixed) if fixed else AnyLengths(6)
     engine.speculate(Speculator(proposer, lengths, VOCAB))
     return engine
 
@@ -87,7 +87,7 @@ def test_a_batch_with_drafts(
 def test_preempted_with_drafts(device: str, precision: Precision) -> None:
     engine = engine_on(device, BF16, precision, pages=16)
     wanted = requests(12, new_tokens=60)
-    texts = run(speculating(engine, NGram(8)), wanted)
+    texts = run(speculating(engine, NgramProposer(8)), wanted)
     assert engine.scheduler.counters.preemptions and engine.manager.available == 16
     assert accepted(engine)
     hold(engine, zip(wanted, texts, strict=True))

@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.exceptions import RedisError
 
 from cluster.local.redis_server import EmbeddedRedis
-from protocol.block_keys import BLOCK_TOKENS, block_key, block_keys, cache_root
+from protocol.block_keys import BLOCK_TOKENS, block_keys, cache_root
 from protocol.errors import InvalidRequest, StartupError
 from protocol.registry.directory import (
     Directory,
     ModelInfo,
-    RedisError,
     WorkerRecord,
-    connect,
     new_instance_id,
 )
-from protocol.requests import Request, Sampling, from_wire, to_wire
-from protocol.security.cluster_token import check_bind
+from protocol.registry.redis_client import connect
+from protocol.requests import Request, request_from_wire, request_to_wire
+from protocol.sampling_params import SamplingParams
+from protocol.security.listen_hosts import check_worker_host
 from protocol.wire import wire_pb2 as pb
 
 ROOT = cache_root(b"secret", "tenant", "model", "exact")
@@ -34,7 +35,7 @@ def test_keys_chain(tokens: list[int]) -> None:
     assert len(keys) == len(tokens) // BLOCK_TOKENS
     parent = ROOT
     for i, key in enumerate(keys):
-        parent = block_key(parent, tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS])
+        [parent] = block_keys(parent, tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS])
         assert key == parent
 
 
@@ -53,14 +54,19 @@ def test_keys_depend_on_everything_before_and_on_the_namespace() -> None:
 
 
 def request(**changes: object) -> Request:
-    sampling = Sampling(temperature=0.5, top_p=0.9, seed=2**62, max_tokens=9, stop_token_ids=(3,))
+    sampling = SamplingParams(
+        temperature=0.5, top_p=0.9, seed=2**62, max_tokens=9, stop_token_ids=(3,)
+    )
     fields: dict[str, object] = {"id": "a", "prompt": (1, 2, 3), "emitted": (4,)}
     fields |= {"sampling": sampling, "cache_root": ROOT}
     return Request(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_a_request_survives_the_wire() -> None:
-    assert from_wire(pb.Request.FromString(to_wire(request()).SerializeToString())) == request()
+    assert (
+        request_from_wire(pb.Request.FromString(request_to_wire(request()).SerializeToString()))
+        == request()
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,29 +77,23 @@ def test_a_request_survives_the_wire() -> None:
         ({"prompt": ()}, "prompt"),
         ({"cache_root": b"short"}, "cache_root"),
         ({"emitted": tuple(range(9))}, "max_tokens"),
-        ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
-        ({"sampling": Sampling(temperature=-1.0)}, "temperature"),
-        ({"sampling": Sampling(top_p=0.0)}, "top_p"),
-        ({"sampling": Sampling(top_p=float("nan"))}, "top_p"),
-        ({"sampling": Sampling(seed=2**63)}, "seed"),
-        ({"sampling": Sampling(stop_token_ids=tuple(range(65)))}, "stop_token_ids"),
     ],
 )
 def test_out_of_range_is_refused_by_name(changes: dict[str, object], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        from_wire(to_wire(request(**changes)))
+        request_from_wire(request_to_wire(request(**changes)))
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
 def test_loopback_may_be_bound(host: str) -> None:
-    check_bind(host)
+    check_worker_host(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
 def test_nothing_else_may_be_bound(host: str) -> None:
     with pytest.raises(StartupError):
-        check_bind(host)
+        check_worker_host(host)
 
 
 @pytest.fixture
@@ -128,17 +128,17 @@ async def test_directory_passes_over_garbage_and_sweeps_the_dead(redis: Embedded
     client = connect(redis.url)
     directory = Directory(client, "c")
     good, forged, garbage, dead = (new_instance_id() for _ in range(4))
-    await directory.renew(record(good))
+    await directory.workers.renew(record(good))
     await client.sadd("baton:c:workers", forged, garbage, dead, b"\xff\xfe")
     blob = await client.get(f"baton:c:worker:{good}")
     await client.set(f"baton:c:worker:{forged}", blob)  # says that it is another
     await client.set(f"baton:c:worker:{garbage}", b"\xc1garbage")
-    assert await directory.workers() == [record(good)]
+    assert await directory.workers.all() == [record(good)]
     members = await client.smembers("baton:c:workers")
     assert dead.encode() not in members and good.encode() in members
     assert b"\xff\xfe" not in members
-    await directory.remove(good)
-    assert await directory.workers() == []
+    await directory.workers.remove(good)
+    assert await directory.workers.all() == []
     await client.aclose()
 
 
@@ -146,12 +146,12 @@ async def test_a_directory_that_holds_something_else_is_written_anew(redis: Embe
     async with connect(redis.url) as client:
         directory = Directory(client, "d")
         one, other = (record(new_instance_id()) for _ in range(2))
-        await directory.renew(one)
+        await directory.workers.renew(one)
         await client.set("baton:d:workers", "not a set")
         with pytest.raises(RedisError):
-            await directory.workers()
+            await directory.workers.all()
         for again in (one, other):
-            await directory.renew(again)
-        assert sorted(await directory.workers(), key=lambda r: r.instance) == sorted(
+            await directory.workers.renew(again)
+        assert sorted(await directory.workers.all(), key=lambda r: r.instance) == sorted(
             (one, other), key=lambda r: r.instance
         )

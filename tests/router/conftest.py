@@ -15,8 +15,11 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from bench.lib.routing_policies import least_loaded
+from bench.lib.settings import router_settings
 from protocol.registry.directory import ModelInfo, WorkerRecord
 from router.http.app import create_app
+from router.placement.choose import ChoosePlacement
 from router.settings import RouterSettings
 from tests.router.fake_worker import TOKEN, FakeWorker, Script, outputs
 
@@ -74,7 +77,7 @@ def model_info(tokenizer: Tokenizer) -> ModelInfo:
 
 @pytest.fixture
 def settings(model_path: Path) -> RouterSettings:
-    return RouterSettings(
+    return router_settings(
         cluster="test",
         redis_url="redis://127.0.0.1:1/0",
         token=TOKEN,
@@ -82,8 +85,13 @@ def settings(model_path: Path) -> RouterSettings:
         model_path=str(model_path),
         model_id=MODEL,
         refresh_s=0.05,
-        routing_policy="least-loaded",  # equals in the order of their names: no chance in tests
     )
+
+
+@pytest.fixture(autouse=True)
+def deterministic_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose equally loaded workers in the order of their names instead of at random."""
+    monkeypatch.setattr("router.generation.placer.choose_placement", least_loaded)
 
 
 class Cluster:
@@ -142,11 +150,18 @@ Start = Callable[..., Awaitable[Cluster]]
 
 
 @pytest.fixture
-async def start(settings: RouterSettings, model_info: ModelInfo) -> AsyncIterator[Start]:
-    """Starts a cluster of fake workers, one for each script; keywords change the settings."""
+async def start(
+    settings: RouterSettings, model_info: ModelInfo, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Start]:
+    """Start a cluster of fake workers, one for each script; keywords change the settings.
+
+    ``choose`` replaces ``choose_placement`` of all routers in this process."""
     async with AsyncExitStack() as stack:
 
-        async def run(*scripts: Script, **changes: Any) -> Cluster:
+        async def run(
+            *scripts: Script, choose: ChoosePlacement = least_loaded, **changes: Any
+        ) -> Cluster:
+            monkeypatch.setattr("router.generation.placer.choose_placement", choose)
             changed = msgspec.structs.replace(settings, **changes)
             return await stack.enter_async_context(running(changed, model_info, *scripts))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from router.http.limits import guarded
+from router.http.limits import limited_protocol
 from tests.router.conftest import Cluster, until
 
 HOST = b"host: x\r\n"
@@ -77,7 +77,7 @@ async def guarded_server(cluster: Cluster, head_timeout_s: float = 10.0) -> Asyn
         lifespan="off",
         ws="none",
         log_level="error",
-        http=guarded(head_timeout_s),
+        http=limited_protocol(head_timeout_s),
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)

@@ -7,11 +7,11 @@ from typing import Any
 
 from router.placement.snapshot import (
     DecodeState,
-    Network,
+    LinkEstimates,
     Objectives,
+    PlacementQuery,
+    PlacementSnapshot,
     PrefillState,
-    Query,
-    Snapshot,
 )
 from router.placement.step_model import StepModel
 
@@ -33,15 +33,17 @@ def decode(
     return state._replace(**rest)
 
 
-def network(bandwidth: float = 1e9, active: Mapping[tuple[str, str], int] | None = None) -> Network:
-    return Network({}, {}, active or {}, bandwidth)
+def network(
+    bandwidth: float = 1e9, active: Mapping[tuple[str, str], int] | None = None
+) -> LinkEstimates:
+    return LinkEstimates({}, {}, active or {}, bandwidth)
 
 
 def snapshot(
-    prefills: list[PrefillState], decodes: list[DecodeState], net: Network | None = None
-) -> Snapshot:
-    return Snapshot(prefills, decodes, net or network(), 100.0)
+    prefills: list[PrefillState], decodes: list[DecodeState], net: LinkEstimates | None = None
+) -> PlacementSnapshot:
+    return PlacementSnapshot(prefills, decodes, net or network(), 100.0)
 
 
-def query(tokens: int, output: float = 100.0, kv_bytes: float = 1000.0) -> Query:
-    return Query(tokens, output, kv_bytes)
+def query(tokens: int, output: float = 100.0, kv_bytes: float = 1000.0) -> PlacementQuery:
+    return PlacementQuery(tokens, output, kv_bytes)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.lib.settings import engine_config
 from cluster.local.redis_server import EmbeddedRedis
-from engine.execution.engine import Engine, EngineConfig
+from engine.execution.engine import Engine
 from prefill_worker.policy import plan
 from protocol.requests import Request
 from tests.engine.conftest import drain, load_model
@@ -49,7 +50,7 @@ class Oracle:
         self._model = load_model(folder)
 
     def __call__(self, request: Request) -> list[int]:
-        engine = Engine(self._model, EngineConfig(pages=64, max_model_len=1024), plan)
+        engine = Engine(self._model, engine_config(pages=64, max_model_len=1024), plan)
         engine.generate(0, request)
         return drain(engine)[0]
 

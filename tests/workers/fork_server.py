@@ -20,7 +20,9 @@ from typing import IO, Any
 
 import pytest
 
-from cluster.settings.choices import ENGINE
+from cluster.config.schema import Config
+
+ENGINE = Config().worker.engine
 
 
 class ForkedEngine:

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from bench.lib.settings import NO_SPECULATION, worker_settings
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.settings.worker_settings import WorkerSettings
 from cluster.worker.worker import Worker
-from engine.ipc.settings import SpeculationSettings
-from protocol.endpoints.grpc_endpoints import LOOPBACK, Security
-from protocol.requests import Request, to_wire
+from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY, EndpointSecurity
+from protocol.requests import Request, request_to_wire
+from protocol.roles import Role
 from protocol.security import cluster_token
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
@@ -22,10 +23,10 @@ from protocol.wire import wire_pb2_grpc as rpc
 TOKEN = "t" * 32
 
 
-def settings(role: str, redis: EmbeddedRedis, model: Path, **changes: Any) -> WorkerSettings:
-    return WorkerSettings(
+def settings(role: Role, redis: EmbeddedRedis, model: Path, **changes: Any) -> WorkerSettings:
+    return worker_settings(
+        role,
         **{
-            "role": role,
             "cluster": "test",
             "redis_url": redis.url,
             "token": TOKEN,
@@ -35,9 +36,8 @@ def settings(role: str, redis: EmbeddedRedis, model: Path, **changes: Any) -> Wo
             "kv_tokens": 4096,
             "max_batch": 16,
             "prefill_chunk": 64,
-            "local_prefill_tokens": 8,
             "kv_precision": "exact",
-            "speculation": SpeculationSettings(),  # what it costs takes a second to measure
+            "speculation": NO_SPECULATION,  # what it costs takes a second to measure
             **changes,
         }
     )
@@ -96,17 +96,22 @@ class Client:
     """One router's stream to one decode worker."""
 
     def __init__(
-        self, decode: Worker, prefill: Iterable[Worker] = (), security: Security = LOOPBACK
+        self,
+        decode: Worker,
+        prefill: Iterable[Worker] = (),
+        security: EndpointSecurity = LOOPBACK_ONLY,
     ) -> None:
         self.candidates = [candidate(w) for w in prefill]
         self.fetch: pb.Fetch | None = None
         self.answers: dict[str, Answer] = {}
         self.load = pb.Load()
-        self.local_prefill_tokens: int | None = None
+        self.local_prefill_tokens = 8
         self.draining = False
         self._names = itertools.count()
         self._channel = security.async_channel(decode.record().endpoint)
-        self._call = rpc.DecodeStub(self._channel).Attach(metadata=cluster_token.metadata(TOKEN))
+        self._call = rpc.DecodeStub(self._channel).Attach(
+            metadata=cluster_token.token_metadata(TOKEN)
+        )
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._reading = asyncio.create_task(self._read())
 
@@ -121,7 +126,7 @@ class Client:
     async def submit(self, request: Request, deaths: int = 0) -> Answer:
         self.answers[request.id] = answer = Answer()
         submit = pb.Submit(
-            request=to_wire(request),
+            request=request_to_wire(request),
             prefill=self.candidates,
             fetch=self.fetch,
             deaths=deaths,
@@ -157,7 +162,7 @@ def candidate(worker: Worker) -> pb.PrefillCandidate:
 
 @contextlib.asynccontextmanager
 async def attached(
-    decode: Worker, *prefill: Worker, security: Security = LOOPBACK
+    decode: Worker, *prefill: Worker, security: EndpointSecurity = LOOPBACK_ONLY
 ) -> AsyncIterator[Client]:
     client = Client(decode, prefill, security)
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from playwright.async_api import Page
 
-from engine.ipc.settings import SpeculationSettings
+from bench.lib.settings import speculation_settings
 from tests.workers import watched
 from tests.workers.browser import PHONE, chromium, tab
 
@@ -20,7 +20,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MAX_BYTES = 160 * 1024
 SECONDS = 100
 SMALL = {"width": 1180, "height": 800}  # a laptop's window, less the bytes of a whole screen
-DRAFTS = SpeculationSettings(method="ngram")
+DRAFTS = speculation_settings("ngram")
 ROLES = ("prefill", "decode", "decode")
 
 SHOTS: dict[str, dict[str, Any]] = {

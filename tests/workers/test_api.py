@@ -14,11 +14,12 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
+from bench.lib.settings import router_settings
 from cluster.local.redis_server import EmbeddedRedis
-from cluster.models.models import demo_path
-from protocol.requests import Request, Sampling
+from cluster.models.locate import demo_path
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 from router.http.app import create_app
-from router.settings import RouterSettings
 from tests.router.conftest import served, until
 from tests.workers.harness import TOKEN, Client, running, settings
 
@@ -59,7 +60,7 @@ async def whole(tmp_path_factory: Any) -> AsyncIterator[Whole]:
         wanted = [settings(r, redis, demo_path(), model_id=MODEL) for r in ("prefill", "decode")]
         _, decode = await stack.enter_async_context(running(*wanted))
         app = create_app(
-            RouterSettings(
+            router_settings(
                 cluster="test",
                 redis_url=redis.url,
                 token=TOKEN,
@@ -89,7 +90,7 @@ async def test_a_choice_is_the_same_however_it_is_asked_for(whole: Whole) -> Non
     assert len({tuple(ids) for ids in got}) == 3
     prompt = three["choices"][0]["prompt_token_ids"]
     for index, ids in enumerate(got):
-        sampling = Sampling(seed=11, choice=index, max_tokens=12, ignore_eos=True)
+        sampling = SamplingParams(seed=11, choice=index, max_tokens=12, ignore_eos=True)
         request = Request(
             id=f"alone-{index}", prompt=tuple(prompt), sampling=sampling, cache_root=bytes(16)
         )

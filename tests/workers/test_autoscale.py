@@ -8,18 +8,19 @@ from pathlib import Path
 import aiohttp
 from msgspec.structs import replace
 
-from cluster.autoscale.process import Autoscaler
-from cluster.autoscale.replica_counts import NoReplicas
+from bench.lib.settings import autoscaler_settings
+from cluster.autoscale.process import AutoscalerService
+from cluster.autoscale.replica_counts import FixedReplicas
 from cluster.local.redis_server import EmbeddedRedis
-from cluster.settings.autoscaler_settings import AutoscalerSettings
-from cluster.sizing.decision import Decision, Loan, from_line
+from cluster.sizing.decision import Loan, ScalingDecision, decode_record
 from cluster.sizing.policy import decide
-from cluster.sizing.snapshot import Snapshot
-from protocol.registry.directory import Directory, connect
+from cluster.sizing.snapshot import SizingSnapshot
+from protocol.registry.directory import Directory
+from protocol.registry.redis_client import connect
 from tests.workers.harness import TOKEN, running, settings
 
 
-def lend_all(snapshot: Snapshot) -> Decision:
+def lend_all(snapshot: SizingSnapshot) -> ScalingDecision:
     """Every prefill worker is wanted for decode; and one that is not there."""
     names = [w.instance for w in snapshot.workers if w.role == "prefill"]
     loans = tuple(Loan(instance=name, role="decode") for name in [*names, "nobody"])
@@ -31,7 +32,7 @@ async def test_it_lends_and_takes_back(model: Path, tmp_path: Path) -> None:
     redis.start()
     client = connect(redis.url)
     said: list[str] = []
-    wanted = AutoscalerSettings(
+    wanted = autoscaler_settings(
         cluster="test",
         redis_url=redis.url,
         token=TOKEN,
@@ -40,8 +41,10 @@ async def test_it_lends_and_takes_back(model: Path, tmp_path: Path) -> None:
         loan_drain_s=0.2,
         log=str(tmp_path / "decisions.jsonl"),
     )
-    one = Autoscaler(wanted, NoReplicas(), said.append, lend_all)
-    two = Autoscaler(replace(wanted, log=str(tmp_path / "two")), NoReplicas(), said.append)
+    one = AutoscalerService(wanted, FixedReplicas(), said.append, lend_all)
+    two = AutoscalerService(
+        replace(wanted, log=str(tmp_path / "two")), FixedReplicas(), said.append
+    )
     async with running(settings("prefill", redis, model)) as [worker], asyncio.timeout(60):
         await one.start()
         while worker.record().role != "decode":
@@ -59,7 +62,7 @@ async def test_it_lends_and_takes_back(model: Path, tmp_path: Path) -> None:
         while 'mode="act"' not in await mode(two._endpoint):  # what was given back is taken
             await asyncio.sleep(0.05)
         await two.stop()
-    records = [from_line(line) for line in one.log_path.read_bytes().splitlines()]
+    records = [decode_record(line) for line in one.log_path.read_bytes().splitlines()]
     assert all(lend_all(record.snapshot) == record.decision for record in records)
     assert f"{worker.instance[:8]} prefill->decode" in said[0]
     assert not await Directory(client, "test").autoscalers.all()

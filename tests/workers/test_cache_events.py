@@ -15,7 +15,7 @@ from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
 from protocol.block_keys import block_keys
 from protocol.kv_events import (
-    Kind,
+    CacheChangeKind,
     decode_fields,
     decode_snapshot,
     parse_id,
@@ -23,7 +23,7 @@ from protocol.kv_events import (
     split_keys,
     stream_key,
 )
-from protocol.registry.directory import connect
+from protocol.registry.redis_client import connect
 from protocol.requests import Request
 from tests.engine.conftest import ROOT, request
 from tests.workers.harness import attached, running, settings, until
@@ -50,9 +50,9 @@ async def told(reader: redis.asyncio.Redis, worker: Worker) -> set[bytes] | None
     keys = set(split_keys(snapshot.packed))
     for entry, fields in entries:
         for change in decode_fields(fields) if parse_id(entry) > snapshot.seq else []:
-            if change.kind is Kind.CLEARED:
+            if change.kind is CacheChangeKind.CLEARED:
                 keys.clear()
-            elif change.kind is Kind.STORED:
+            elif change.kind is CacheChangeKind.STORED:
                 keys |= set(split_keys(change.packed))
             else:
                 keys -= set(split_keys(change.packed))

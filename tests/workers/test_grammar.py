@@ -11,9 +11,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from bench.lib.settings import engine_config
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
-from engine.execution.engine import Engine, EngineConfig
+from engine.execution.engine import Engine
 from prefill_worker.policy import plan
 from protocol.requests import Request
 from protocol.wire import wire_pb2 as pb
@@ -39,7 +40,7 @@ class Oracle:
         self._model = load_model(folder)
 
     def __call__(self, r: Request) -> list[int]:
-        engine = Engine(self._model, EngineConfig(pages=64, max_model_len=1024), plan)
+        engine = Engine(self._model, engine_config(pages=64, max_model_len=1024), plan)
         self.constrained.generate(engine, 0, r)
         return drain(engine)[0]
 

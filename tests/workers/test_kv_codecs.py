@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from cluster.local.redis_server import EmbeddedRedis
-from cluster.worker.worker import Worker
 from engine.kv_cache.kv_format import Codec
-from kvtransfer.codec_choice import Traffic
 from kvtransfer.frames import HEADER_BYTES
+from kvtransfer.transfer_metrics import CodecTraffic
 from protocol.errors import StartupError
 from protocol.wire import wire_pb2 as pb
 from tests.workers.harness import attached, running, settings
@@ -22,10 +21,10 @@ FP8 = {"kv_precision": "fp8"}
 
 async def texts(
     redis: EmbeddedRedis, model: Path, pools: tuple[str, str], codec: str
-) -> tuple[list[list[int]], dict[Codec, Traffic]]:
+) -> tuple[list[list[int]], dict[Codec, CodecTraffic]]:
     """Six prompts one after another, so that every run has the same batches."""
-    p_settings = settings("prefill", redis, model, **FP8, kv_pool=pools[0])
-    d_settings = settings("decode", redis, model, **FP8, kv_pool=pools[1], kv_codec=codec)
+    p_settings = settings("prefill", redis, model, **FP8, kv_storage=pools[0])
+    d_settings = settings("decode", redis, model, **FP8, kv_storage=pools[1], kv_codec=codec)
     async with running(p_settings, d_settings) as (p, d), attached(d, p) as client:
         answers = [await client.ask(r) for r in mixed(6)]
         assert all(a.finish == pb.FINISH_LENGTH and "kv_ready" in a.timeline for a in answers)
@@ -47,7 +46,10 @@ async def test_pools_and_codecs_change_bytes_but_no_token(
         assert packed.raw_bytes == packed.frames * HEADER_BYTES + BLOCKS * 32 * 3 * 2 * 2 * 16 * 4
 
 
-def test_what_would_round_exact_kv_is_refused_at_once(redis: EmbeddedRedis, model: Path) -> None:
-    for name in ("kv_pool", "kv_codec"):
-        with pytest.raises(StartupError, match=f"{name} fp8 would round"):
-            Worker(settings("decode", redis, model, **{name: "fp8"}))
+@pytest.mark.parametrize("change", [{"kv_storage": "fp8"}, {"kv_codec": "fp8"}])
+async def test_settings_that_would_round_exact_kv_are_refused(
+    redis: EmbeddedRedis, model: Path, change: dict[str, str]
+) -> None:
+    with pytest.raises(StartupError, match="would round"):
+        async with running(settings("decode", redis, model, **change)) as [worker]:
+            worker._receiver.context()

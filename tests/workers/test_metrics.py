@@ -15,11 +15,11 @@ from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
 from protocol.errors import StartupError
 from protocol.requests import Request
-from protocol.sampling_params import Sampling
+from protocol.sampling_params import SamplingParams
 from tests.workers.harness import attached, running, settings
 
 PROMPT = tuple(range(1, 101))
-SAMPLING = Sampling(max_tokens=9, ignore_eos=True)
+SAMPLING = SamplingParams(max_tokens=9, ignore_eos=True)
 REQUEST = Request(id="a", prompt=PROMPT, sampling=SAMPLING, cache_root=b"r" * 16)
 Samples = dict[str, dict[frozenset[tuple[str, str]], float]]
 

@@ -14,8 +14,8 @@ import pytest_asyncio
 from cluster.credentials import certificates
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
-from kvtransfer.sender import PULL
-from protocol.endpoints.grpc_endpoints import LOOPBACK, Security
+from kvtransfer.sender import PULL_METHOD
+from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY, EndpointSecurity
 from protocol.errors import StartupError
 from protocol.security import cluster_token
 from protocol.security.tls import TlsFiles
@@ -40,7 +40,7 @@ def node(folder: Path, name: str | None = NAME) -> TlsFiles:
 @pytest_asyncio.fixture(scope="module")
 async def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tls")
-    certificates.init(made, [NAME])
+    certificates.create_ca(made, [NAME])
     return made
 
 
@@ -61,7 +61,7 @@ async def test_kv_is_handed_over_and_fetched(
     pair: tuple[Worker, Worker], folder: Path, oracle: Oracle
 ) -> None:
     p, d = pair
-    async with attached(d, p, security=Security(node(folder))) as client:
+    async with attached(d, p, security=EndpointSecurity(node(folder))) as client:
         asked = first(1)
         answer = await client.ask(asked)
         assert answer.tokens == oracle(asked)
@@ -78,14 +78,14 @@ async def test_who_is_turned_away(
     pair: tuple[Worker, Worker], folder: Path, tmp_path: Path
 ) -> None:
     p, _ = pair
-    certificates.init(tmp_path / "other", [NAME])
-    mine, other = Security(node(folder)), Security(node(tmp_path / "other"))
+    certificates.create_ca(tmp_path / "other", [NAME])
+    mine, other = EndpointSecurity(node(folder)), EndpointSecurity(node(tmp_path / "other"))
     anonymous = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes())
     endpoint, kv_endpoint = p.record().endpoint, p.record().kv_endpoint
     refused = {
-        "plain": LOOPBACK.channel,
+        "plain": LOOPBACK_ONLY.channel,
         "of another CA": other.channel,
-        "who asks for its address": Security(node(folder, name=None)).channel,
+        "who asks for its address": EndpointSecurity(node(folder, name=None)).channel,
         "without a certificate": lambda e: grpc.secure_channel(e, anonymous),
     }
     for who, dial in refused.items():
@@ -102,14 +102,14 @@ async def test_renewal_needs_no_restart(
     pair: tuple[Worker, Worker], folder: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All get certificates of a new CA, which nobody has met before."""
-    monkeypatch.setattr("protocol.security.tls.LOOK_S", 0.0)
+    monkeypatch.setattr("protocol.security.tls.CHECK_FILES_S", 0.0)
     p, d = pair
-    old = Security(node(folder))
-    certificates.init(folder / "new", [NAME])
+    old = EndpointSecurity(node(folder))
+    certificates.create_ca(folder / "new", [NAME])
     for name in ("ca.pem", f"{NAME}.pem", f"{NAME}.key"):
         (folder / "new" / name).replace(folder / name)
     assert old.version == 1
-    async with attached(d, p, security=Security(node(folder))) as client:
+    async with attached(d, p, security=EndpointSecurity(node(folder))) as client:
         asked = request("new", prompt(150, 7), max_tokens=20)
         answer = await client.ask(asked)
     assert answer.tokens == oracle(asked)
@@ -119,7 +119,7 @@ async def test_renewal_needs_no_restart(
 def test_workers_name_what_is_wrong(
     folder: Path, redis: EmbeddedRedis, model: Path, tmp_path: Path
 ) -> None:
-    certificates.init(tmp_path, ["10.9.8.7"])
+    certificates.create_ca(tmp_path, ["10.9.8.7"])
     paths = [str(tmp_path / name) for name in ("ca.pem", "10.9.8.7.pem", "10.9.8.7.key")]
     tls = TlsFiles(ca=paths[0], cert=paths[1], key=paths[2])
     with pytest.raises(StartupError, match="need TLS"):
@@ -136,7 +136,7 @@ async def _run(channel: grpc.Channel, token: str) -> grpc.StatusCode:
     def call() -> grpc.StatusCode:
         with channel:
             events = rpc.PrefillStub(channel).Run(
-                iter([pb.PrefillCall()]), metadata=cluster_token.metadata(token), timeout=10
+                iter([pb.PrefillCall()]), metadata=cluster_token.token_metadata(token), timeout=10
             )
             return _end(events)
 
@@ -146,8 +146,8 @@ async def _run(channel: grpc.Channel, token: str) -> grpc.StatusCode:
 async def _pull(channel: grpc.Channel, token: str) -> grpc.StatusCode:
     def call() -> grpc.StatusCode:
         with channel:
-            method: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PULL)
-            return _end(method(b"x" * 16, metadata=cluster_token.metadata(token), timeout=10))
+            method: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PULL_METHOD)
+            return _end(method(b"x" * 16, metadata=cluster_token.token_metadata(token), timeout=10))
 
     return await asyncio.to_thread(call)
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from cluster.local.ports import any_free
+from cluster.local.ports import free_ports
 from cluster.local.redis_server import EmbeddedRedis
 from tests.router.conftest import served
 from tests.system import needs
@@ -267,7 +267,7 @@ async def test_a_key_is_asked_for(browser: Browser, redis: EmbeddedRedis, tmp_pa
 async def test_a_router_that_dies_and_comes_back(
     browser: Browser, redis: EmbeddedRedis, router: Served
 ) -> None:
-    [port] = any_free("127.0.0.1", 1)
+    [port] = free_ports("127.0.0.1", 1)
     url = f"http://127.0.0.1:{port}"
     async with contextlib.AsyncExitStack() as stack:
         async with served(router.app, port):

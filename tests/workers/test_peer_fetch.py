@@ -17,10 +17,10 @@ import pytest_asyncio
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
 from engine.kv_cache.kv_format import Codec
-from kvtransfer.codec_choice import Traffic
-from kvtransfer.frames import FrameHeader, pack
-from kvtransfer.prefill_channels import Prefillers
-from protocol.requests import Request, to_wire
+from kvtransfer.frames import FrameHeader, pack_frame
+from kvtransfer.prefill_channels import PrefillChannels
+from kvtransfer.transfer_metrics import CodecTraffic
+from protocol.requests import Request, request_to_wire
 from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import request
 from tests.workers.conftest import Oracle
@@ -84,7 +84,7 @@ async def export(trio: Trio) -> AsyncIterator[Export]:
     session = worker._engine.current
     assert session is not None and session.ready is not None
     right = pb.PrefillStart(
-        request=to_wire(request("r", prompt(64, 60))),
+        request=request_to_wire(request("r", prompt(64, 60))),
         instance=worker.instance,
         transfer="00" * 16,
         frame_bytes=1 << 20,
@@ -98,7 +98,7 @@ async def export(trio: Trio) -> AsyncIterator[Export]:
         for field, value in changes.items():
             setattr(start, field, value)
         events = []
-        call = prefillers.run(worker.record().endpoint)
+        call = prefillers.open_call(worker.record().endpoint)
         try:
             await call.write(pb.PrefillCall(start=start))
             while "sent" not in events:
@@ -108,7 +108,7 @@ async def export(trio: Trio) -> AsyncIterator[Export]:
         call.cancel()
         return events
 
-    prefillers = Prefillers(TOKEN)
+    prefillers = PrefillChannels(TOKEN)
     yield ask
     await prefillers.close()
 
@@ -142,7 +142,7 @@ async def test_prefill_fetches_the_answer_from_where_it_was_given(
 async def test_decode_fetches_itself_and_only_what_is_missing(trio: Trio, oracle: Oracle) -> None:
     _, d1, d2 = trio
     turn = await second(2, d1)
-    traffic = d2._receiver.traffic.by_codec.setdefault(Codec.RAW, Traffic())
+    traffic = d2._receiver.traffic.by_codec.setdefault(Codec.RAW, CodecTraffic())
     async with attached(d2) as client:
         await client.ask(request("before", list(turn.prompt[:100]), max_tokens=1))
         before = traffic.bytes
@@ -198,8 +198,8 @@ async def test_what_the_source_has_evicted_is_computed(
 def with_small_slots(worker: Worker) -> Worker:
     """Its engine, not started yet, will have slots of one block: many frames."""
     client = worker._engine
-    shape = msgspec.structs.replace(client._spec.arena, slot_bytes=BLOCK_BYTES)
-    client._spec = msgspec.structs.replace(client._spec, arena=shape)
+    shape = msgspec.structs.replace(client._settings.arena, slot_bytes=BLOCK_BYTES)
+    client._settings = msgspec.structs.replace(client._settings, arena=shape)
     return worker
 
 
@@ -237,9 +237,9 @@ async def test_kv_that_is_not_finite_is_of_no_use(
         if stops.pop():
             os.kill(pid, signal.SIGSTOP)
             loop.call_soon_threadsafe(loop.call_later, 0.3, os.kill, pid, signal.SIGCONT)
-        return pack(header, b"\xff" * len(payload))
+        return pack_frame(header, b"\xff" * len(payload))
 
-    monkeypatch.setattr("kvtransfer.sender.pack", garbage)
+    monkeypatch.setattr("kvtransfer.sender.pack_frame", garbage)
     for stop in (False, True):
         stops, r = [stop], request(f"handed over {stop}", prompt(150, 50 + stop))
         async with attached(d, p) as client:

@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from cluster.autoscale.loans import Lent, set_role
+from cluster.autoscale.loans import RoleChange, request_role_change
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
-from protocol.endpoints.grpc_endpoints import LOOPBACK
+from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY
 from protocol.registry.directory import WorkerRecord
 from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import request
@@ -46,10 +46,10 @@ class Trio(NamedTuple):
         return self.p, self.d1, self.d2
 
 
-async def lend(worker: Worker, role: str, drain_s: float = 0.0) -> Lent:
+async def lend(worker: Worker, role: str, drain_s: float = 0.0) -> RoleChange:
     endpoint = worker.record().endpoint
-    return await set_role(
-        endpoint, worker.instance, role, drain_s=drain_s, token=TOKEN, security=LOOPBACK
+    return await request_role_change(
+        endpoint, worker.instance, role, drain_s=drain_s, token=TOKEN, security=LOOPBACK_ONLY
     )
 
 
@@ -108,8 +108,8 @@ async def test_streams_run_through_ten_changes(
     assert len(said) >= CLIENTS
     for number, text in said:
         assert text == quiet[number]
-    assert sum(sum(w._roles.flips.values()) for w in trio.workers) == 2 * LOANS
-    moved = [r.getMessage() for r in caplog.records if r.name == "router.generation.generation"]
+    assert sum(sum(w._roles.role_changes.values()) for w in trio.workers) == 2 * LOANS
+    moved = [r.getMessage() for r in caplog.records if r.name == "router.generation.choice_stream"]
     assert moved and all("lent to" in why or "is draining" in why for why in moved), moved
 
 
@@ -188,7 +188,7 @@ async def test_a_router_without_its_directory_loses_nothing(trio: Trio) -> None:
         pool._list = silent
         expected = tokens(await router.ask(prompt(60, 150), 200))
         asking = [asyncio.create_task(router.ask(prompt(60, 150), 200)) for _ in range(4)]
-        await until(lambda: trio.d1._decode.jobs + trio.d2._decode.jobs == 4)
+        await until(lambda: trio.d1._decode.request_count + trio.d2._decode.request_count == 4)
         await lend(trio.d1, "prefill")
         await until(lambda: not pool.links[trio.d1.instance].ready)
         await lend(trio.p, "decode")
@@ -205,7 +205,7 @@ async def test_a_router_without_its_directory_loses_nothing(trio: Trio) -> None:
 async def test_what_the_record_and_the_page_say(trio: Trio) -> None:
     async with attached(trio.d1) as client:
         await client.submit(request("long", prompt(40, 130), max_tokens=900))
-        await until(lambda: trio.d1._decode.jobs == 1)
+        await until(lambda: trio.d1._decode.request_count == 1)
         change = asyncio.create_task(lend(trio.d1, "prefill", 0.2))
         await until(lambda: trio.d1.record().changing)
         record = trio.d1.record()
@@ -219,7 +219,7 @@ async def test_what_the_record_and_the_page_say(trio: Trio) -> None:
     assert record.lent and not record.draining
     page = trio.d1._metrics._page().decode()
     counted = 'baton_role_flips_total{from="decode",model="demo",role="decode",to="prefill"}'
-    assert f"{counted} {float(trio.d1._roles.flips['decode', 'prefill'])}" in page
+    assert f"{counted} {float(trio.d1._roles.role_changes['decode', 'prefill'])}" in page
     assert 'baton_draining{model="demo",replica=' in page
     assert 'role="decode"' not in page.replace(counted, "").replace(
         'baton_role_flips_total{from="prefill",model="demo",role="decode",to="decode"}', ""

@@ -12,13 +12,13 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from bench.lib.settings import router_settings
 from cluster.local.redis_server import EmbeddedRedis
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 from protocol.block_keys import block_keys, cache_root
-from router.common.tenants import ANYBODY
+from router.common.tenants import DEFAULT_TENANT
 from router.http.app import create_app
 from router.http.state import RouterState
-from router.settings import RouterSettings
 from tests.router.conftest import until
 from tests.workers.harness import TOKEN, running, settings
 
@@ -48,7 +48,7 @@ class Front:
         """Of the whole blocks of a prompt."""
         model = self.state.pool.model
         assert model is not None
-        root = cache_root(SECRET, ANYBODY.name, model.fingerprint, model.precision)
+        root = cache_root(SECRET, DEFAULT_TENANT.name, model.fingerprint, model.precision)
         return block_keys(root, tokens)
 
     async def knows(self, tokens: list[int]) -> None:
@@ -64,7 +64,7 @@ def cached(answer: dict[str, Any]) -> int:
 @contextlib.asynccontextmanager
 async def front(redis: EmbeddedRedis, workers: int = WORKERS) -> AsyncIterator[Front]:
     app = create_app(
-        RouterSettings(
+        router_settings(
             cluster="test",
             redis_url=redis.url,
             token=TOKEN,

@@ -10,10 +10,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.lib.routing_policies import least_loaded
+from bench.lib.settings import router_settings
 from cluster.local.redis_server import EmbeddedRedis
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 from router.http.app import create_app
-from router.settings import RouterSettings
 from tests.router.conftest import until
 from tests.workers.harness import TOKEN, running, settings
 
@@ -35,14 +36,15 @@ def sums(page: str) -> dict[str, float]:
     return found
 
 
-async def test_stages_add_up(redis: EmbeddedRedis) -> None:
+async def test_stages_add_up(redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.generation.placer.choose_placement", least_loaded)
     model = demo_path()
     wanted = (
         settings("prefill", redis, model, model_id="demo"),
         settings("decode", redis, model, model_id="demo"),
     )
     app = create_app(
-        RouterSettings(
+        router_settings(
             cluster="test",
             redis_url=redis.url,
             token=TOKEN,
@@ -50,7 +52,6 @@ async def test_stages_add_up(redis: EmbeddedRedis) -> None:
             model_path=str(model),
             model_id="demo",
             refresh_s=0.1,
-            routing_policy="least-loaded",
         )
     )
     transport = httpx.ASGITransport(app)

@@ -15,9 +15,9 @@ import pytest
 import kvtransfer.sender
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
-from kvtransfer.frames import FrameHeader, pack
+from kvtransfer.frames import FrameHeader, pack_frame
 from protocol.requests import Request
-from protocol.sampling_params import Sampling
+from protocol.sampling_params import SamplingParams
 from router.walls.binding import STARVED, PoolWall, pool_walls
 from tests.workers.harness import Client, attached, running, settings
 from tests.workers.test_metrics import scrape, value
@@ -29,7 +29,7 @@ SLOW = 1_000_000  # bytes per second
 
 def request(name: str, prompt: int, tokens: int) -> Request:
     """One that meets nothing in a cache."""
-    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     context = tuple(1 + i % 250 for i in range(prompt))
     return Request(id=name, prompt=context, sampling=sampling, cache_root=os.urandom(16))
 
@@ -59,7 +59,7 @@ async def loaded(
 
 
 async def test_few_pages_for_many(redis: EmbeddedRedis, model: Path) -> None:
-    small = settings("decode", redis, model, kv_tokens=256, kv_precision="fp8", kv_pool="wide")
+    small = settings("decode", redis, model, kv_tokens=256, kv_precision="fp8", kv_storage="wide")
     async with running(small) as [d], attached(d) as client:
         pool = await loaded(client, d, 8, lambda name: request(name, 60, 60), "capacity")
         found = await scrape(d)
@@ -76,9 +76,9 @@ async def test_few_pages_for_many(redis: EmbeddedRedis, model: Path) -> None:
     assert 0 < value(found, "baton_engine_busy_ratio", **replica) <= 1
 
 
-@pytest.mark.parametrize("declared", [None, SLOW / 1e9])
+@pytest.mark.parametrize("declared", [0.0, SLOW])
 async def test_a_slow_link(
-    redis: EmbeddedRedis, model: Path, monkeypatch: pytest.MonkeyPatch, declared: float | None
+    redis: EmbeddedRedis, model: Path, monkeypatch: pytest.MonkeyPatch, declared: float
 ) -> None:
     """KV leaves a prefill worker at SLOW, whoever it is for."""
     one_at_a_time = threading.Lock()
@@ -86,10 +86,10 @@ async def test_a_slow_link(
     def slowly(header: FrameHeader, payload: memoryview | bytes) -> bytes:
         with one_at_a_time:
             time.sleep(len(payload) / SLOW)
-        return pack(header, payload)
+        return pack_frame(header, payload)
 
-    monkeypatch.setattr(kvtransfer.sender, "pack", slowly)
-    more = {"kv_precision": "fp8", "kv_codec": "raw", "link_gb_per_s": declared}
+    monkeypatch.setattr(kvtransfer.sender, "pack_frame", slowly)
+    more = {"kv_precision": "fp8", "kv_codec": "raw", "link_bytes_s": declared}
     at_p = settings("prefill", redis, model, kv_precision="fp8")
     wanted = at_p, settings("decode", redis, model, **more)
     async with running(*wanted) as [p, d], attached(d, p) as client:

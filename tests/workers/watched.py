@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from bench.lib import settings as default_settings
 from cluster.local.redis_server import EmbeddedRedis
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 from router.http.app import create_app
 from router.settings import RouterSettings
 from tests.router.conftest import served, until
@@ -25,7 +26,7 @@ HEADS = [f"# {n}\n" + "from collections import deque\nimport os, sys, json\n" * 
 
 
 def router_settings(redis: EmbeddedRedis, **changes: Any) -> RouterSettings:
-    return RouterSettings(
+    return default_settings.router_settings(
         **{
             "cluster": "test",
             "redis_url": redis.url,
@@ -74,7 +75,7 @@ class Served:
     @property
     def looks(self) -> int:
         """Of all who watch, so far."""
-        return int(self.app.state.router.viewing.looks)
+        return int(self.app.state.router.live_overview.looks)
 
 
 @contextlib.asynccontextmanager

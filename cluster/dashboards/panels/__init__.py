@@ -1,1 +1,1 @@
-"""The rows of panels, and the PromQL they ask."""
+"""Defines the panels of the dashboards in rows, and the PromQL that they query."""

@@ -1,5 +1,6 @@
-"""Every metric that dashboards draw: its name on the pages, what it is in, and what it is called
-there. Tests hold this against the pages of a real router and of real workers.
+"""Lists every metric that dashboards draw, with its kind, its unit and a description.
+
+Tests compare the list with the metrics pages of a real router and of real workers.
 """
 
 from __future__ import annotations
@@ -7,33 +8,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
-Unit: TypeAlias = Literal["seconds", "bytes", "tokens", "requests", "flops", "ratio", "count"]
+MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
+MetricUnit: TypeAlias = Literal["seconds", "bytes", "tokens", "requests", "flops", "ratio", "count"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """``name``: without the suffix of its kind (``_total``; ``_bucket``, ``_sum``, ``_count``).
-    ``labels``: those that tell its series apart, but for model, role and replica. ``bare``: it has
-    not even those, and only what Prometheus adds."""
+    """One metric. ``name`` is without the suffix of its kind (``_total``, ``_bucket``, ...).
+
+    ``labels``: its labels beside model, role and replica. ``bare``: it has only the labels that
+    Prometheus adds."""
 
     name: str
-    kind: Kind
-    unit: Unit
+    kind: MetricKind
+    unit: MetricUnit
     about: str
     labels: tuple[str, ...] = ()
     bare: bool = False
 
 
-def _counter(name: str, unit: Unit, about: str, *labels: str) -> Metric:
+def _counter(name: str, unit: MetricUnit, about: str, *labels: str) -> Metric:
     return Metric(f"baton_{name}", "counter", unit, about, labels)
 
 
-def _gauge(name: str, unit: Unit, about: str, *labels: str) -> Metric:
+def _gauge(name: str, unit: MetricUnit, about: str, *labels: str) -> Metric:
     return Metric(f"baton_{name}", "gauge", unit, about, labels)
 
 
-def _histogram(name: str, unit: Unit, about: str, *labels: str) -> Metric:
+def _histogram(name: str, unit: MetricUnit, about: str, *labels: str) -> Metric:
     return Metric(f"baton_{name}", "histogram", unit, about, labels)
 
 

@@ -1,28 +1,30 @@
-"""What a dashboard is, before anything is said of Grafana: rows of panels, panels of queries.
+"""Describes dashboards independently of Grafana: rows of panels, and the queries of each panel.
 
-Grafana's grid is 24 wide; a unit of height is 30 pixels, and a bit between.
+Grafana's grid is 24 units wide; a unit of height is 30 pixels plus a gap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from cluster.dashboards.panels import catalog as m
-from cluster.dashboards.panels.promql import Expr, highest, quantile
+from cluster.dashboards.panels.palette import ROLES, Colours, Limits
+from cluster.dashboards.panels.promql import Expr, max_of, quantile
 
-Kind: TypeAlias = Literal["lines", "stack", "bars", "stat", "heatmap", "states"]
-Colours: TypeAlias = tuple[tuple[str, str], ...]
-"""(legend, colour). A regular expression, which has a dot in it, gives shades of the colour. The
-last that fits counts."""
+PanelKind: TypeAlias = Literal["lines", "stack", "bars", "stat", "heatmap", "states"]
 
 WIDTH = 24
+ROUTERS = 'role="router"'
+WORKERS = 'role=~"prefill|decode"'
+EACH_WORKER = "{{role}} {{replica}}"
+QUANTILES = (0.5, 0.9, 0.99)
 
 
-@dataclass(frozen=True)
-class Query:
-    """``legend``: with ``{{label}}`` for a label's value."""
+class PanelQuery(NamedTuple):
+    """One query of a panel. ``legend`` may contain a label's value as ``{{label}}``."""
 
     expr: Expr
     legend: str
@@ -30,41 +32,43 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """``about``: what to see in it, and what to do. ``limits``: (from here on, colour), ascending;
-    before the first one ``calm`` counts. ``states``: what the values of a kind "states" mean."""
+    """One panel. ``about`` says what it shows, and what to do about it.
+
+    ``calm`` is the colour below the first of ``limits``, ``idle`` the text without data, and
+    ``states`` the meaning of the values of kind "states"."""
 
     title: str
     about: str
-    queries: tuple[Query, ...]
-    kind: Kind = "lines"
+    queries: tuple[PanelQuery, ...]
+    kind: PanelKind = "lines"
     width: int = 8
     height: int = 7
-    colours: Colours = ()
+    colours: Colours = ROLES
     calm: str = "green"
-    limits: tuple[tuple[float, str], ...] = ()
+    limits: Limits = ()
     low: float | None = 0.0
     high: float | None = None
     decimals: int | None = None
     idle: str = "-"
-    states: tuple[tuple[str, str], ...] = ()
+    states: Colours = ()
 
     @property
     def unit(self) -> str:
-        """That of its queries; they have one."""
+        """The unit of all queries of the panel."""
         units = {query.expr.unit for query in self.queries}
         assert len(units) == 1, f"{self.title}: {units}"
         return units.pop()
 
 
 @dataclass(frozen=True)
-class Row:
+class DashboardRow:
     title: str
     panels: tuple[Panel, ...]
 
 
 @dataclass(frozen=True)
-class Note:
-    """Something that happened, drawn across all panels."""
+class DashboardAnnotation:
+    """A kind of event that is drawn across all panels of a dashboard."""
 
     name: str
     expr: Expr
@@ -77,16 +81,47 @@ class Dashboard:
     uid: str
     title: str
     about: str
-    rows: tuple[Row, ...]
-    notes: tuple[Note, ...] = field(default=())
+    rows: tuple[DashboardRow, ...]
+    annotations: tuple[DashboardAnnotation, ...] = ()
 
     def panels(self) -> Iterator[Panel]:
-        for row in self.rows:
-            yield from row.panels
+        for each in self.rows:
+            yield from each.panels
 
 
-class Place(NamedTuple):
-    """On the grid, from the left and from the top."""
+def row(title: str, *panels: Panel) -> DashboardRow:
+    return DashboardRow(title, panels)
+
+
+def graph(
+    title: str, about: str, *queries: tuple[Expr, str], kind: PanelKind = "lines", **fields: Any
+) -> Panel:
+    """Return a panel of (expression, legend) pairs; ``fields`` are those of ``Panel``."""
+    return Panel(title, about, tuple(PanelQuery(*query) for query in queries), kind, **fields)
+
+
+stack = partial(graph, kind="stack")
+bars = partial(graph, kind="bars")
+heatmap = partial(graph, kind="heatmap")
+states = partial(graph, kind="states")
+
+
+def stat(title: str, about: str, expr: Expr, legend: str = "", **fields: Any) -> Panel:
+    """Return a panel with the last value of one series, or of a few."""
+    shape: dict[str, Any] = {"width": 4, "height": 4} | fields
+    return graph(title, about, (expr, legend or title), kind="stat", **shape)
+
+
+def quantile_queries(metric: m.Metric, slo: str = "") -> tuple[PanelQuery, ...]:
+    """Return queries for p50, p90 and p99 of a histogram, and for its objective if it has one."""
+    found = [PanelQuery(quantile(q, metric), f"p{100 * q:.0f}") for q in QUANTILES]
+    if slo:
+        found.append(PanelQuery(max_of(m.OBJECTIVE, match=f'slo="{slo}"'), "objective"))
+    return tuple(found)
+
+
+class GridPosition(NamedTuple):
+    """Position of a panel on the grid, counted from the left and from the top."""
 
     x: int
     y: int
@@ -94,43 +129,21 @@ class Place(NamedTuple):
     height: int
 
 
-def places(row: Row, top: int) -> list[Place]:
-    """Of a row's panels, the row's own line being at ``top``: from left to right, then below the
-    highest of the line."""
-    found: list[Place] = []
+def grid_positions(of: DashboardRow, top: int) -> list[GridPosition]:
+    """Return the positions of a row's panels; the row's own line is at ``top``.
+
+    Panels are placed from left to right; a new line begins below the highest panel."""
+    found: list[GridPosition] = []
     x, y, line = 0, top + 1, 0
-    for panel in row.panels:
+    for panel in of.panels:
         assert panel.width <= WIDTH, panel.title
         if x + panel.width > WIDTH:
             x, y, line = 0, y + line, 0
-        found.append(Place(x, y, panel.width, panel.height))
+        found.append(GridPosition(x, y, panel.width, panel.height))
         x, line = x + panel.width, max(line, panel.height)
     return found
 
 
-def below(row: Row, top: int) -> int:
-    """Where the next row begins."""
-    return max(place.y + place.height for place in places(row, top))
-
-
-# MERGED cluster.monitoring.dashboards.rows.parts
-# Queries and panels that several rows have.
-
-ROUTERS = 'role="router"'
-WORKERS = 'role=~"prefill|decode"'
-EACH_WORKER = "{{role}} {{replica}}"
-QUANTILES = (0.5, 0.9, 0.99)
-
-
-def spread(metric: m.Metric, slo: str = "") -> tuple[Query, ...]:
-    """Quantiles, and the objective where there is one."""
-    found = [Query(quantile(q, metric), f"p{100 * q:.0f}") for q in QUANTILES]
-    if slo:
-        found.append(Query(highest(m.OBJECTIVE, match=f'slo="{slo}"'), "objective"))
-    return tuple(found)
-
-
-def number(title: str, about: str, expr: Expr, legend: str = "", **rest: Any) -> Panel:
-    """The last value of one series, or a few; ``rest``: Panel's."""
-    shape: dict[str, Any] = {"width": 4, "height": 4} | rest
-    return Panel(title, about, (Query(expr, legend or title),), "stat", **shape)
+def row_bottom(of: DashboardRow, top: int) -> int:
+    """Return the grid line at which the next row begins."""
+    return max(position.y + position.height for position in grid_positions(of, top))

@@ -1,4 +1,4 @@
-"""Simulated time: events in its order, those of one moment in the order in which they were made."""
+"""Simulated time: an event queue in time order; events of one time run in the order of creation."""
 
 from __future__ import annotations
 
@@ -7,41 +7,38 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-Act = Callable[..., None]
+EventHandler = Callable[..., None]
 
 
-class Clock:
-    """``now`` in seconds since the beginning. An event that no longer matters has to notice that
-    itself: none is taken back."""
+class SimulatedClock:
+    """``now`` is in seconds since the beginning.
+
+    Events cannot be cancelled: a handler has to notice itself that it is out of date.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
-        self._due: list[tuple[float, int, Act, tuple[Any, ...]]] = []
+        self._due: list[tuple[float, int, EventHandler, tuple[Any, ...]]] = []
 
-    def at(self, when: float, act: Act, *args: Any) -> None:
-        """Call ``act`` with ``args`` then; what lies in the past is due at once."""
+    def at(self, when: float, handler: EventHandler, *args: Any) -> None:
+        """Call ``handler(*args)`` at ``when``; a time in the past is due at once."""
         assert not math.isnan(when)
         self.events += 1
-        heapq.heappush(self._due, (max(when, self.now), self.events, act, args))
-
-    @property
-    def next(self) -> float:
-        """When the next event is due; infinite when there is none."""
-        return self._due[0][0] if self._due else math.inf
+        heapq.heappush(self._due, (max(when, self.now), self.events, handler, args))
 
     def run_before(self, until: float) -> None:
-        """All events before ``until``, which is now then."""
+        """Run all events before ``until``, then set the clock to it."""
         due = self._due
         while due and due[0][0] < until:
-            self.now, _, act, args = heapq.heappop(due)
-            act(*args)
+            self.now, _, handler, args = heapq.heappop(due)
+            handler(*args)
         self.now = max(self.now, until)
 
     def step(self) -> bool:
-        """The next event; False when there is none."""
+        """Run the next event; return False when there is none."""
         if not self._due:
             return False
-        self.now, _, act, args = heapq.heappop(self._due)
-        act(*args)
+        self.now, _, handler, args = heapq.heappop(self._due)
+        handler(*args)
         return True

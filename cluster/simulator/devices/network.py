@@ -1,8 +1,8 @@
-"""Links between workers. A worker sends, and receives, over one card: what is under way at either
-end shares it evenly.
+"""Links between simulated workers.
 
-The share of a transfer is taken for what goes while the prompt is computed, again for the rest once
-it is, and then every second; not whenever another one begins or ends.
+A worker sends and receives over one network card, and the transfers at either end share it evenly.
+The share of a transfer is computed for what goes while the prompt is computed, again for the rest
+once it is, and then every second; it is not computed anew whenever another transfer begins or ends.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import math
 from collections import Counter
 
 
-class Network:
-    """``rates``: bytes/s of a worker's card, by its number; 0: without bound."""
+class SimulatedNetwork:
+    """``rates``: bytes/s of each worker's card, by the worker's number; 0 means unlimited."""
 
     def __init__(self) -> None:
         self.rates: dict[int, float] = {}
-        self.active: Counter[tuple[str, str]] = Counter()  # as a router counts them
         self._out: Counter[int] = Counter()
         self._in: Counter[int] = Counter()
 
     def rate(self, source: int, target: int) -> float:
-        """Bytes/s of a transfer that is among those under way."""
-        out = self._speed(source) / max(1, self._out[source])
-        return min(out, self._speed(target) / max(1, self._in[target]))
+        """Return the bytes/s of one of the open transfers between two workers."""
+        out = self._card_rate(source) / max(1, self._out[source])
+        return min(out, self._card_rate(target) / max(1, self._in[target]))
 
-    def _speed(self, number: int) -> float:
+    def _card_rate(self, number: int) -> float:
         return self.rates.get(number, 0.0) or math.inf
 
     def open(self, source: int, target: int) -> None:
@@ -38,12 +37,5 @@ class Network:
 
     @property
     def open_ends(self) -> int:
-        """Of transfers under way, for checks."""
+        """Number of ends of open transfers, for tests."""
         return self._out.total() + self._in.total()
-
-    def receiving(self, link: tuple[str, str], count: int) -> None:
-        """A hand-over began (1) or ended (-1), as a router sees it: from the first token to the
-        second."""
-        self.active[link] += count
-        if not self.active[link]:
-            del self.active[link]

@@ -1,91 +1,95 @@
-"""KV on its way from P to D.
+"""The transfer of a request's KV from its prefill worker to its decode worker.
 
-It goes as it is computed, from when there is room for it at D; what is left when the first token is
-out, the last chunk at least, takes its time over the link.
+KV is sent while it is computed, from when the decode worker has room for it. What is left when the
+first token exists, the last chunk at least, then takes its time over the link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from cluster.simulator.devices.clock import Clock
-from cluster.simulator.devices.job import Job
-from cluster.simulator.devices.network import Network
-from cluster.simulator.devices.routing import Router
+from cluster.simulator.devices.clock import SimulatedClock
+from cluster.simulator.devices.network import SimulatedNetwork
+from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.devices.routing import SimulatedRouter
 from protocol.wire import wire_pb2 as pb
-from router.placement.learned import LEAST_TAIL_S
+from router.placement.estimates import MIN_TAIL_S
 
 SLICE_S = 1.0
-"""A transfer that takes longer looks again how much of the link it has."""
+"""Seconds after which a long transfer computes its share of the link anew."""
 
 
-class Carrier:
-    """``received`` is told when all of a job's KV is at D."""
+class KvCarrier:
+    """Moves KV over the simulated network; calls ``on_received`` when all of it is at D."""
 
     def __init__(
-        self, clock: Clock, router: Router, network: Network, received: Callable[[Job], None]
+        self,
+        clock: SimulatedClock,
+        router: SimulatedRouter,
+        network: SimulatedNetwork,
+        on_received: Callable[[SimulatedRequest], None],
     ) -> None:
         self._clock = clock
         self._router = router
         self._network = network
-        self._received = received
+        self._on_received = on_received
 
-    def open(self, job: Job) -> None:
-        """There is room at D."""
-        assert job.p is not None and job.d is not None
-        self._network.open(job.p.number, job.d.number)
-        if job.computed_s is not None:
-            self._carry(job)
+    def open(self, request: SimulatedRequest) -> None:
+        """Open the transfer when the decode worker has room."""
+        self._network.open(*_link(request))
+        if request.computed_s is not None:
+            self._send_rest(request)
 
-    def computed(self, job: Job) -> None:
-        """The first token is out, and is not the last."""
-        assert job.p is not None and job.d is not None
-        self._network.receiving((job.p.name, job.d.name), 1)
-        if job.reserved_s is not None:
-            self._carry(job)
+    def prompt_computed(self, request: SimulatedRequest) -> None:
+        """Send the rest once the first token exists, which is not the last."""
+        if request.reserved_s is not None:
+            self._send_rest(request)
 
-    def give_up(self, job: Job) -> None:
-        """Let go of the link, however far it is."""
-        assert job.p is not None and job.d is not None
-        if job.reserved_s is not None:
-            self._network.close(job.p.number, job.d.number)
-        if job.computed_s is not None and job.left > 1:
-            self._network.receiving((job.p.name, job.d.name), -1)
+    def close(self, request: SimulatedRequest) -> None:
+        """Release the link, whatever has been sent."""
+        if request.reserved_s is not None:
+            self._network.close(*_link(request))
 
-    def _carry(self, job: Job) -> None:
-        """What has not come yet, from when there is room for it and the prompt is computed."""
-        assert job.reserved_s is not None and job.computed_s is not None
+    def _send_rest(self, request: SimulatedRequest) -> None:
+        assert request.reserved_s is not None and request.computed_s is not None
         per_token = self._router.terms.kv_bytes
-        missing = job.context - job.kv_cached
-        ahead = max(0, missing - job.tail) * per_token  # may go before the first token
-        sent = min(ahead, self._rate(job) * max(0.0, job.computed_s - job.reserved_s))
+        missing = request.context - request.kv_cached
+        early = max(0, missing - request.tail) * per_token  # may go before the first token
+        rate = self._network.rate(*_link(request))
+        sent = min(early, rate * max(0.0, request.computed_s - request.reserved_s))
         left = missing * per_token - sent
-        self._carry_on(job, job.attempt, left, left, self._clock.now)
+        self._send(request, request.attempt, left, left, self._clock.now)
 
-    def _carry_on(self, job: Job, attempt: int, tail: float, left: float, since_s: float) -> None:
-        """``left`` bytes of ``tail``; the link's share is taken anew every SLICE_S."""
-        if job.attempt != attempt:
+    def _send(
+        self, request: SimulatedRequest, attempt: int, tail: float, left: float, since_s: float
+    ) -> None:
+        """Send the last ``left`` of ``tail`` bytes at the current share of the link."""
+        if request.attempt != attempt:
             return
-        now, rate = self._clock.now, self._rate(job)
+        now, rate = self._clock.now, self._network.rate(*_link(request))
         if left > rate * SLICE_S:
             rest = left - rate * SLICE_S
-            self._clock.at(now + SLICE_S, self._carry_on, job, attempt, tail, rest, since_s)
+            self._clock.at(now + SLICE_S, self._send, request, attempt, tail, rest, since_s)
         else:
             ends = now + left / rate
-            self._clock.at(ends, self._arrived, job, attempt, tail, ends - since_s)
+            self._clock.at(ends, self._arrived, request, attempt, tail, ends - since_s)
 
-    def _rate(self, job: Job) -> float:
-        assert job.p is not None and job.d is not None
-        return self._network.rate(job.p.number, job.d.number)
-
-    def _arrived(self, job: Job, attempt: int, tail: float, seconds: float) -> None:
-        if job.attempt != attempt:
+    def _arrived(
+        self, request: SimulatedRequest, attempt: int, tail: float, seconds: float
+    ) -> None:
+        if request.attempt != attempt:
             return
-        self.give_up(job)
-        assert job.p is not None and job.d is not None
-        if seconds > LEAST_TAIL_S:
+        self.close(request)
+        assert request.prefill is not None and request.decode is not None
+        if seconds > MIN_TAIL_S:
             measured = pb.Measured(
-                prefill_instance=job.p.name, tail_bytes=int(tail), tail_seconds=seconds
+                prefill_instance=request.prefill.name, tail_bytes=int(tail), tail_seconds=seconds
             )
-            self._router.learned.handed_over(job.d.name, measured)
-        self._received(job)
+            self._router.estimates.record_transfer(request.decode.name, measured)
+        self._on_received(request)
+
+
+def _link(request: SimulatedRequest) -> tuple[int, int]:
+    """Return the numbers of the two workers."""
+    assert request.prefill is not None and request.decode is not None
+    return request.prefill.number, request.decode.number

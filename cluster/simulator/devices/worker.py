@@ -1,12 +1,13 @@
-"""A worker of either role: its prompts, its steps, its pool.
+"""A simulated worker of either role: its prompts, its steps, its KV pool.
 
-    prefill   queue --room--> serving (one after the other, in closed form) --> KV held till taken
-    decode    queue --room, row--> prompts in steps (steps.py) --+
-              reserving --room--> (KV comes) --> joining --row---+--> batch --> gone
+    prefill   queue --KV room--> computing (one prompt at a time, in closed form) --> KV held
+              until D has it
+    decode    queue --KV room, row--> prompts in steps (steps.py) --+
+              reserving --KV room--> (KV arrives) --> joining --row-+--> batch --> finished
 
 Prompts on a decode worker go through its real step policy, step by step. A sequence that decodes
-holds its context and half of the answer that it is to get, from the beginning to the end: so much
-it takes on average, and nobody is preempted.
+holds its context and half of its output from the beginning to the end: this is what it takes on
+average, and no sequence is preempted.
 """
 
 from __future__ import annotations
@@ -14,230 +15,240 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from cluster.simulator.devices.cache import BLOCK, Cache
-from cluster.simulator.devices.clock import Clock
-from cluster.simulator.devices.job import Job, Standing, Told
-from cluster.simulator.devices.steps import Steps
-from cluster.sizing.snapshot import Machine
+from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
+from cluster.simulator.devices.clock import SimulatedClock
+from cluster.simulator.devices.request import (
+    RequestListener,
+    SimulatedRequest,
+    SimulatedWorkerState,
+)
+from cluster.simulator.devices.steps import StepRunner
+from cluster.sizing.snapshot import MachineModel
 from protocol.roles import Role
-from router.placement.cost import usable
+from router.placement.cost import usable_tokens
 from router.placement.prefix_index import PrefixIndex
 from router.placement.step_model import StepModel
 
-# MERGED cluster.simulate.room
-# A worker's pool of KV: what live sequences hold, and who waits for room; the rest is cache.
 
+class KvReservations:
+    """What live sequences hold of a worker's KV pool, and the requests that wait for room.
 
-class Room:
-    """``jobs``: all that have to do with the worker, and the tokens that they hold. ``tokens``: of
-    the pool; 0: without bound. ``reserved`` is told who has room, in the order in which they
-    asked."""
+    ``requests``: the tokens of each request of the worker. ``tokens``: size of the pool; 0 means
+    unlimited. ``on_reserved`` is called for each request that gets room, in the order in which
+    they asked. The rest of the pool is prefix cache.
+    """
 
-    def __init__(self, tokens: int, cache: Cache, reserved: Callable[[Job], None]) -> None:
-        self.jobs: dict[Job, int] = {}
-        self.used = 0
+    def __init__(
+        self, tokens: int, cache: SimulatedCache, on_reserved: Callable[[SimulatedRequest], None]
+    ) -> None:
+        self.requests: dict[SimulatedRequest, int] = {}
+        self.used_tokens = 0
         self.cache = cache
         self._tokens = tokens
-        self._reserved = reserved
-        self._waiting: deque[Job] = deque()
+        self._on_reserved = on_reserved
+        self._waiting: deque[SimulatedRequest] = deque()
 
     def fits(self, tokens: int) -> bool:
-        """One alone always does: what is too long for a pool is refused before."""
-        return not self.used or not self._tokens or self.used + tokens <= self._tokens
+        """Return whether ``tokens`` fit; a single request does, as admission checked its length."""
+        used = self.used_tokens
+        return not used or not self._tokens or used + tokens <= self._tokens
 
-    def take(self, job: Job, tokens: int) -> None:
-        self.jobs[job] = tokens
-        self.used += tokens
-        self.cache.take(tokens - min(tokens, len(job.blocks) * BLOCK))
+    def take(self, request: SimulatedRequest, tokens: int) -> None:
+        self.requests[request] = tokens
+        self.used_tokens += tokens
+        self.cache.reserve(tokens - min(tokens, len(request.blocks) * CACHE_BLOCK_TOKENS))
 
-    def give_back(self, job: Job) -> bool:
-        """The job has nothing to do with the worker any more. Whether that freed anything: then
-        those that waited have it."""
-        tokens = self.jobs.pop(job, 0)
+    def release(self, request: SimulatedRequest) -> bool:
+        """Drop a request; return whether this freed tokens, which waiting requests then get."""
+        tokens = self.requests.pop(request, 0)
         if not tokens:
             return False
-        self.used -= tokens
-        self.cache.take(min(tokens, len(job.blocks) * BLOCK) - tokens)
-        while self._waiting and self.fits(self._waiting[0].need):
+        self.used_tokens -= tokens
+        self.cache.reserve(min(tokens, len(request.blocks) * CACHE_BLOCK_TOKENS) - tokens)
+        while self._waiting and self.fits(self._waiting[0].pool_tokens):
             self._reserve(self._waiting.popleft())
         return True
 
-    def reserve(self, job: Job) -> None:
-        """All that it will hold, now or later."""
-        if not self._waiting and self.fits(job.need):
-            self._reserve(job)
+    def reserve(self, request: SimulatedRequest) -> None:
+        """Reserve all tokens that the request will hold, now or when there is room."""
+        if not self._waiting and self.fits(request.pool_tokens):
+            self._reserve(request)
         else:
-            self._waiting.append(job)
+            self._waiting.append(request)
 
-    def _reserve(self, job: Job) -> None:
-        self.take(job, job.need)
-        self._reserved(job)
+    def _reserve(self, request: SimulatedRequest) -> None:
+        self.take(request, request.pool_tokens)
+        self._on_reserved(request)
 
-    def forget(self, job: Job) -> None:
-        """It waits for no room any more."""
-        if job in self._waiting:
-            self._waiting.remove(job)
+    def stop_waiting(self, request: SimulatedRequest) -> None:
+        if request in self._waiting:
+            self._waiting.remove(request)
 
 
-class Worker:
-    """``role`` as routers see it; ``jobs``: all that have to do with it."""
+class SimulatedWorker:
+    """One worker; ``SimulatedFleet`` creates and removes it.
+
+    ``home`` is the pool it was started for, ``role`` what routers see, ``next_role`` its role after
+    a change. ``requests`` holds every request that is at the worker or on its way to it.
+    """
 
     def __init__(
-        self, number: int, home: Role, machine: Machine, clock: Clock, told: Told,
-        index: PrefixIndex, pace: float = 1.0,
+        self, number: int, home: Role, machine: MachineModel, clock: SimulatedClock,
+        listener: RequestListener, index: PrefixIndex, pace: float = 1.0,
     ) -> None:  # fmt: skip
         self.number = number
         self.name = f"{home}-{number}"
         self.home: Role = home
         self.role: Role = home
-        self.heading: Role = home  # while it changes: to which role
+        self.next_role: Role = home
         self.machine = machine
         self.model = StepModel(*machine.step)
-        self.standing: Standing = "serving"
+        self.state: SimulatedWorkerState = "serving"
         self.asked_s = self.since_s = clock.now
         self.gone_s: float | None = None
-        self.queue: deque[Job] = deque()
+        self.queue: deque[SimulatedRequest] = deque()
         self.queued_tokens = 0
-        self.computing_s = 0.0  # prompts, in closed form
-        self.free_s = 0.0  # until then
-        self.cache = Cache(self.name, index, machine.kv_tokens)
-        self._room = Room(machine.kv_tokens, self.cache, self._reserved)
-        self.jobs = self._room.jobs
-        self._steps = Steps(self, clock, machine, self.model, pace)
+        self.free_s = 0.0  # until then it computes a prompt in closed form
+        self.cache = SimulatedCache(self.name, index, machine.kv_tokens)
+        self._pool = KvReservations(machine.kv_tokens, self.cache, self._on_reserved)
+        self.requests = self._pool.requests
+        self._steps = StepRunner(self, clock, machine, self.model, pace)
         self.batch = self._steps.batch
+        self._prefill_busy_s = 0.0
         self._clock = clock
-        self._told = told
-        self._serving: Job | None = None
+        self._listener = listener
+        self._computing: SimulatedRequest | None = None
 
     @property
     def busy_s(self) -> float:
-        return self.computing_s + self.batch.busy_s
+        return self._prefill_busy_s + self.batch.busy_s
 
     @property
-    def prompts(self) -> int:
-        """Requests whose prompts are not computed."""
-        return len(self.queue) + (self._serving is not None) + len(self._steps.prompts.jobs)
+    def uncomputed_prompts(self) -> int:
+        in_steps = len(self._steps.prompts.requests)
+        return len(self.queue) + (self._computing is not None) + in_steps
 
     @property
-    def used(self) -> int:
-        """Tokens of the pool that live sequences hold."""
-        return self._room.used
+    def used_tokens(self) -> int:
+        """Tokens of the KV pool that live sequences hold."""
+        return self._pool.used_tokens
 
     # ---- prompts ----------------------------------------------------------------------------
 
-    def submit(self, job: Job) -> None:
-        """Compute its context."""
-        self.jobs.setdefault(job, 0)
-        self.queue.append(job)
-        self.queued_tokens += job.context
+    def submit(self, request: SimulatedRequest) -> None:
+        """Queue the request's context to be computed here."""
+        self.requests.setdefault(request, 0)
+        self.queue.append(request)
+        self.queued_tokens += request.context
         self.pump()
 
     def pump(self) -> None:
-        """Begin what can begin."""
-        if self._serving is not None or self.standing == "gone":
+        """Start the work that can start."""
+        if self._computing is not None or self.state == "gone":
             return
         if self.role == "decode":
-            self._steps.change()
-        elif self.queue and self._room.fits(self._wanted(self.queue[0])):
-            job = self._serving = self.start()
-            seconds = self.model.prefill_s(job.cached, job.context - job.cached, self.machine.chunk)
-            self.computing_s += seconds
+            self._steps.reschedule()
+        elif self.queue and self._pool.fits(self._pool_tokens(self.queue[0])):
+            request = self._computing = self.start_prompt()
+            missing = request.context - request.cached
+            seconds = self.model.prefill_s(request.cached, missing, self.machine.chunk)
+            self._prefill_busy_s += seconds
             self.free_s = self._clock.now + seconds
-            self._clock.at(self.free_s, self._served, job, job.attempt)
+            self._clock.at(self.free_s, self._on_prefilled, request, request.attempt)
 
     @property
-    def startable(self) -> bool:
+    def can_start_prompt(self) -> bool:
+        """Whether the first queued prompt can take part in decode steps now."""
         return (
             bool(self.queue)
-            and self._serving is None
+            and self._computing is None
             and self.role == "decode"
-            and self._steps.rows_free > 0
-            and self._room.fits(self._wanted(self.queue[0]))
+            and self._steps.free_rows > 0
+            and self._pool.fits(self._pool_tokens(self.queue[0]))
         )
 
-    def start(self) -> Job:
-        """Its prefix is looked up. At least one token is left to compute."""
-        job = self.queue.popleft()
-        self._room.take(job, self._wanted(job))
-        held = self.cache.held(job.blocks) if job.blocks else 0
-        job.cached = usable(max(held, job.fetched), job.context)
-        job.tail = (job.context - job.cached - 1) % self.machine.chunk + 1
-        job.started_s = self._clock.now
-        job.stage = "computing"
-        if job.d is not self:
-            self._told.started(job)
-        return job
+    def start_prompt(self) -> SimulatedRequest:
+        """Take the first queued prompt, look up its prefix, and leave one token to compute."""
+        request = self.queue.popleft()
+        self._pool.take(request, self._pool_tokens(request))
+        held = self.cache.cached_tokens(request.blocks) if request.blocks else 0
+        request.cached = usable_tokens(max(held, request.fetched), request.context)
+        request.tail = (request.context - request.cached - 1) % self.machine.chunk + 1
+        request.stage = "computing"
+        if request.decode is not self:
+            self._listener.on_started(request)
+        return request
 
-    def _wanted(self, job: Job) -> int:
-        """Tokens of the pool: a prompt that decodes elsewhere is here for a while only."""
-        return job.need if job.d is self else job.context
+    def _pool_tokens(self, request: SimulatedRequest) -> int:
+        """Return the pool tokens of a prompt; one that decodes elsewhere leaves soon."""
+        return request.pool_tokens if request.decode is self else request.context
 
-    def _served(self, job: Job, attempt: int) -> None:
-        if self._serving is not job or job.attempt != attempt:
+    def _on_prefilled(self, request: SimulatedRequest, attempt: int) -> None:
+        if self._computing is not request or request.attempt != attempt:
             return
-        self._serving = None
-        self.computed(job)
+        self._computing = None
+        self.on_computed(request)
         self.pump()
 
-    def computed(self, job: Job) -> bool:
-        self.queued_tokens -= job.context
-        job.stage = "computed"
-        if job.blocks:
-            self.cache.use(job.blocks)
-        self._told.computed(job)
-        return job.d is self and job.left > 1
+    def on_computed(self, request: SimulatedRequest) -> bool:
+        self.queued_tokens -= request.context
+        request.stage = "computed"
+        if request.blocks:
+            self.cache.insert(request.blocks)
+        self._listener.on_computed(request)
+        return request.decode is self and request.left > 1
 
-    # ---- KV from elsewhere ------------------------------------------------------------------
+    # ---- KV from a prefill worker -----------------------------------------------------------
 
-    def reserve(self, job: Job) -> None:
-        """Room for what it will hold; ``reserved`` is told, now or later."""
-        self._room.reserve(job)
+    def reserve(self, request: SimulatedRequest) -> None:
+        """Reserve room for the request's KV; the listener hears of it, now or later."""
+        self._pool.reserve(request)
 
-    def _reserved(self, job: Job) -> None:
-        job.reserved_s = self._clock.now
-        self._told.reserved(job)
+    def _on_reserved(self, request: SimulatedRequest) -> None:
+        request.reserved_s = self._clock.now
+        self._listener.on_reserved(request)
 
-    def join(self, job: Job) -> None:
-        """All its KV is here."""
-        if job.blocks:
-            self.cache.use(job.blocks)
-        self._steps.join(job)
+    def join(self, request: SimulatedRequest) -> None:
+        """Decode a request whose whole KV has arrived."""
+        if request.blocks:
+            self.cache.insert(request.blocks)
+        self._steps.join(request)
 
-    # ---- going ------------------------------------------------------------------------------
+    # ---- the end of a request ---------------------------------------------------------------
 
-    def finished(self, job: Job) -> None:
-        self._told.finished(job)
+    def on_finished(self, request: SimulatedRequest) -> None:
+        self._listener.on_finished(request)
 
-    def forget(self, job: Job) -> None:
-        """It has nothing to do with this worker any more. What waits for room is looked at."""
-        if self._room.give_back(job) and self.queue:
+    def release(self, request: SimulatedRequest) -> None:
+        """Forget a request that is done here; queued work may get its room."""
+        if self._pool.release(request) and self.queue:
             self.pump()
-        if self.standing != "serving" and not self.jobs:
-            self._told.idle(self)
+        if self.state != "serving" and not self.requests:
+            self._listener.on_idle(self)
 
-    def drop(self, job: Job) -> int:
-        """Give a job up, wherever it stands here. Returns the tokens that it was given."""
+    def drop(self, request: SimulatedRequest) -> int:
+        """Give up a request in whatever stage it is here; return the tokens it was given."""
         given = 0
-        if job.stage == "decoding" and job.d is self:
-            given = self._steps.leave(job)
-        elif self._give_up_prompt(job):
-            self.queued_tokens -= job.context
+        if request.stage == "decoding" and request.decode is self:
+            given = self._steps.leave(request)
+        elif self._drop_prompt(request):
+            self.queued_tokens -= request.context
         else:
-            self._room.forget(job)
-            self._steps.forget(job)
-        self.forget(job)
+            self._pool.stop_waiting(request)
+            self._steps.stop_waiting(request)
+        self.release(request)
         self.pump()
         return max(0, given)
 
-    def _give_up_prompt(self, job: Job) -> bool:
-        """Whether it was to be computed here."""
+    def _drop_prompt(self, request: SimulatedRequest) -> bool:
+        """Return whether the request's prompt was to be computed here."""
         prompts = self._steps.prompts
-        if self._serving is job:
-            self._serving = None
-        elif job in self.queue:
-            self.queue.remove(job)
-        elif job in prompts.jobs:
-            prompts.remove(job)
+        if self._computing is request:
+            self._computing = None
+        elif request in self.queue:
+            self.queue.remove(request)
+        elif request in prompts.requests:
+            prompts.remove(request)
         else:
             return False
         return True

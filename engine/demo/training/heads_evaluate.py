@@ -22,15 +22,16 @@ from engine.demo.training.heads_networks import (
 )
 from engine.demo.training.networks import Llama
 from engine.execution.engine import Engine, EngineConfig
-from engine.model.decoder import Model
+from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
-from engine.sampling.noise import gumbel, row_key
+from engine.sampling.noise import gumbel_noise, noise_key
 from engine.scheduling.sequence import blocks_for
-from engine.scheduling.step_policy import StepState, fill_in_order
+from engine.scheduling.step_policy import StepState, chunks_in_order
 from engine.speculation.drafts import ROOT
-from engine.speculation.proposers.draft_tree import Prior, Tree, best_tree
-from protocol.requests import Request, Sampling
+from engine.speculation.proposers.draft_tree import DraftTree, TreePrior, best_tree
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 
 # MERGED engine.demo.heads_text
 # The target's own continuations: what heads meet in use, to train and to measure them on.
@@ -65,7 +66,7 @@ def continued(
     engine = _engine(folder, PROMPT[1] + tokens)
     texts = [prompt.tolist() for prompt in prompts]
     for i, prompt in enumerate(texts):
-        sampling = Sampling(
+        sampling = SamplingParams(
             temperature=temperatures[i % len(temperatures)], seed=i, max_tokens=tokens
         )
         engine.generate(i, Request(id=f"{i}", prompt=tuple(prompt), sampling=sampling))
@@ -79,12 +80,20 @@ def _engine(folder: Path, length: int) -> Engine:
     config = load_config(folder)
     weights = load_weights(folder, config, torch.float32, torch.device("cpu"))
     pages = BATCH * (blocks_for(length) + 1)
-    sizes = EngineConfig(pages=pages, max_batch=BATCH, max_model_len=length)
-    return Engine(Model(config, weights, length), sizes, _prompts_first)
+    sizes = EngineConfig(
+        pages=pages,
+        max_batch=BATCH,
+        max_model_len=length,
+        prefill_chunk=512,
+        step_budget_ms=None,
+        kv_precision="exact",
+        kv_storage="wide",
+    )
+    return Engine(DecoderModel(config, weights, length), sizes, _prompts_first)
 
 
 def _prompts_first(state: StepState) -> list[int]:
-    return fill_in_order(state.remaining, state.chunk)
+    return chunks_in_order(state.remaining, state.chunk)
 
 
 RANKS = 8
@@ -157,8 +166,8 @@ def _ranks(logits: Tensor, tokens: Tensor, first: int, seed: int, temperature: f
     """Of ``tokens`` [n], at positions from ``first`` on, among the scores of all: [n]."""
     scores = logits.double()
     if temperature:
-        keys = torch.full((len(tokens),), row_key(seed, 0))
-        noise = gumbel(keys, torch.arange(len(tokens)) + first, torch.arange(logits.shape[1]))
+        keys = torch.full((len(tokens),), noise_key(seed, 0))
+        noise = gumbel_noise(keys, torch.arange(len(tokens)) + first, torch.arange(logits.shape[1]))
         scores = scores / temperature + noise
     return (scores > scores.gather(1, tokens[:, None])).sum(-1)
 
@@ -178,7 +187,7 @@ def agreement(foretell: Foretell, target: Llama, docs: list[Tokens], length: int
     return [float(np.mean(column)) for column in zip(*hits, strict=True)]
 
 
-def prior_of(ranks: Tensor, *, spine_only: bool) -> Prior:
+def prior_of(ranks: Tensor, *, spine_only: bool) -> TreePrior:
     """How often each rank was met where the path before was, from ``met_ranks``."""
     alive = torch.ones_like(ranks[0], dtype=torch.bool)
     prior = []
@@ -190,7 +199,7 @@ def prior_of(ranks: Tensor, *, spine_only: bool) -> Prior:
     return prior
 
 
-def tokens_per_step(ranks: Tensor, tree: Tree) -> float:
+def tokens_per_step(ranks: Tensor, tree: DraftTree) -> float:
     """Mean length of what a step says with this tree, the draw of its own included."""
     nodes = {(p, d, r): i for i, (d, r, p) in enumerate(_nodes(tree))}
     total = 0
@@ -203,7 +212,7 @@ def tokens_per_step(ranks: Tensor, tree: Tree) -> float:
     return total / max(1, ranks.shape[1])
 
 
-def _nodes(tree: Tree) -> Sequence[tuple[int, int, int]]:
+def _nodes(tree: DraftTree) -> Sequence[tuple[int, int, int]]:
     return list(zip(tree.depths, tree.ranks, tree.parents, strict=True))
 
 
@@ -217,7 +226,7 @@ class Measured:
     per_step: dict[int, float]  # tokens of a step, by nodes of the tree
 
 
-def measure(ranks: Tensor, prior: Prior, temperature: float, *, spine_only: bool) -> Measured:
+def measure(ranks: Tensor, prior: TreePrior, temperature: float, *, spine_only: bool) -> Measured:
     """From ``met_ranks``; the trees are those of the prior."""
     return Measured(
         temperature,

@@ -48,14 +48,14 @@ from engine.demo.training.heads_recipe import (
     train_head,
 )
 from engine.demo.training.networks import DRAFT, TARGET, Llama, Recipe, parameter_count
-from engine.speculation.proposers.draft_tree import Prior
+from engine.speculation.proposers.draft_tree import TreePrior
 
 # MERGED engine.demo.heads_export
 # Folders of trained heads, in the published layouts.
 
 
 def export_head(
-    head: nn.Module, target: Llama, recipe: HeadRecipe, prior: Prior, folder: Path
+    head: nn.Module, target: Llama, recipe: HeadRecipe, prior: TreePrior, folder: Path
 ) -> None:
     """Write weights in bfloat16, and the config. ``prior``: see engine/speculation/heads_tree."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ def trained(trainer: HeadTrainer, text: Text) -> float:
     return spent or trainer.restore()[1]
 
 
-def learned_prior(foretell: Foretell, text: Text, pieces: int, *, spine_only: bool) -> Prior:
+def learned_prior(foretell: Foretell, text: Text, pieces: int, *, spine_only: bool) -> TreePrior:
     """From continuations of the training text, at the temperatures that trees are made for."""
     ranks = [
         met_ranks(foretell, text.pieces(text.docs, pieces, [heat]), heat) for heat in LOOKED_AT

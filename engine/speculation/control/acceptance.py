@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 
 from engine.speculation.control.draft_choice import Vector
 
-MEMORY = 200.0
+CLASS_MEMORY = 200.0
 """Drafts that a class remembers."""
 
 CLASS_FORGET_STEPS = 512.0
 """Steps after which it is a third as sure: an old verdict does not outweigh what is seen anew."""
 
-LUCK_MEMORY = 16.0
+SEQUENCE_MEMORY = 16.0
 """Drafts that a sequence remembers ..."""
 
-FORGET_STEPS = 128.0
+SEQUENCE_FORGET_STEPS = 128.0
 """... and steps: one that is not asked becomes like its class again."""
 
-PRIOR = 1.0
+PLACE_PRIOR = 1.0
 """Drafts that the guess for a place counts as much as: the place before, one step on."""
 
-LUCK_PRIOR = 3.0
+SEQUENCE_PRIOR = 3.0
 """Drafts of its class that a sequence begins with."""
 
 EXPONENTS: Vector = np.concatenate(
@@ -42,7 +42,7 @@ EXPONENTS: Vector = np.concatenate(
 """What a sequence may be, the luckiest first."""
 
 
-class ClassGains:
+class AcceptanceModel:
     """One class of requests: frequencies of each place, of ``most`` nodes."""
 
     def __init__(self, most: int) -> None:
@@ -67,7 +67,7 @@ class ClassGains:
     def observe(self, asked: Vector, proposed: Vector, accepted: Vector, steps: int) -> None:
         """Of the drafts of some steps: how many reached each place [most], of those asked for, of
         those proposed, and of those accepted; ``steps`` since the last ones."""
-        keep = math.exp(-float(asked[0]) / MEMORY - steps / CLASS_FORGET_STEPS)
+        keep = math.exp(-float(asked[0]) / CLASS_MEMORY - steps / CLASS_FORGET_STEPS)
         for counts, news in (
             (self._asked, asked),
             (self._proposed, proposed),
@@ -93,8 +93,8 @@ class ClassGains:
         gain = row = 1.0
         for place, count in enumerate(asked.tolist()):
             guess = gain * (0.5 if place == 0 else falls)
-            gain = min(gain, (float(accepted[place]) + PRIOR * guess) / (count + PRIOR))
-            row = min(row, (float(proposed[place]) + PRIOR * row) / (count + PRIOR))
+            gain = min(gain, (float(accepted[place]) + PLACE_PRIOR * guess) / (count + PLACE_PRIOR))
+            row = min(row, (float(proposed[place]) + PLACE_PRIOR * row) / (count + PLACE_PRIOR))
             gains.append(gain)
             rows.append(max(gain, row))
         return np.asarray(gains), np.asarray(rows)
@@ -108,11 +108,11 @@ def _ratio(asked: list[float], accepted: list[float], proposed: float) -> float:
         share = asked[place] / max(asked[place - 1], 1e-9)
         before += accepted[place - 1] * min(1.0, share)
         after += accepted[place]
-    first = (accepted[0] + 0.5 * PRIOR) / (proposed + PRIOR)
+    first = (accepted[0] + 0.5 * PLACE_PRIOR) / (proposed + PLACE_PRIOR)
     return min(1.0, (after + 2.0 * first) / (before + 2.0))
 
 
-class Luck:
+class SequenceAcceptance:
     """Sequences against their classes. A place in the arrays belongs to one sequence."""
 
     def __init__(self, most: int) -> None:
@@ -152,18 +152,20 @@ class Luck:
         self, places: NDArray[np.int64], asked: Vector, accepted: Vector, step: int
     ) -> None:
         """Drafts of these sequences: asked [B, most] how many reached each place, accepted [B]."""
-        keep = np.exp(-asked[:, 0] / LUCK_MEMORY - (step - self._at[places]) / FORGET_STEPS)
+        keep = np.exp(
+            -asked[:, 0] / SEQUENCE_MEMORY - (step - self._at[places]) / SEQUENCE_FORGET_STEPS
+        )
         self._asked[places] = self._asked[places] * keep[:, None] + asked
         self._accepted[places] = self._accepted[places] * keep + accepted
         self._at[places] = step
 
     def exponents(
-        self, places: NDArray[np.int64], known: ClassGains, step: int
+        self, places: NDArray[np.int64], known: AcceptanceModel, step: int
     ) -> NDArray[np.int64]:
         """[B] indices into EXPONENTS: that with which the class would expect what was accepted."""
-        keep = np.exp((self._at[places] - step) / FORGET_STEPS)
+        keep = np.exp((self._at[places] - step) / SEQUENCE_FORGET_STEPS)
         one = int(np.flatnonzero(EXPONENTS == 1.0)[0])
-        prior = LUCK_PRIOR * known.profile
+        prior = SEQUENCE_PRIOR * known.profile
         asked = self._asked[places] * keep[:, None] + prior
         accepted = self._accepted[places] * keep + float(prior @ known.powers[one])
         expected = asked @ known.powers.T  # [B, exponents], falling
@@ -178,6 +180,6 @@ class Luck:
 
     def tested(self, places: NDArray[np.int64], step: int) -> Vector:
         """[B] drafts that are remembered of each."""
-        keep = np.exp((self._at[places] - step) / FORGET_STEPS)
+        keep = np.exp((self._at[places] - step) / SEQUENCE_FORGET_STEPS)
         tested: Vector = self._asked[places, 0] * keep
         return tested

@@ -15,25 +15,30 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.scheduling.sequence import MOST_NODES
+from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.control.draft_choice import Choice, Curve, Prices, choose
-from engine.speculation.control.draft_lengths import REST, Measured, Outcome
-from engine.speculation.control.exploration import Tries
-from engine.speculation.control.sequence_knowledge import Cohort, Knowledge
-from engine.speculation.control.step_costs import Costs
+from engine.speculation.control.draft_choice import (
+    BatchCosts,
+    DraftChoice,
+    LatencyCurve,
+    choose_draft_lengths,
+)
+from engine.speculation.control.draft_lengths import IDLE_STEPS, SpeculationAverages, StepOutcome
+from engine.speculation.control.exploration import Exploration
+from engine.speculation.control.sequence_knowledge import AcceptanceTracker, BatchGroup
+from engine.speculation.control.step_costs import StepCostModel
 
-MARGIN, MOST_MARGIN = 0.02, 0.04
+MARGIN, MAX_MARGIN = 0.02, 0.04
 """What speculation has to bring before it begins: as much as the estimates may err, within these.
 Once it is on it goes on as long as it brings anything: what it does not bring is learned then."""
 
-AGAIN, AGAIN_STEADY = 8, 16
+DECISION_STEPS, STEADY_DECISION_STEPS = 8, 16
 """Steps between two decisions: while speculating, and when the last two came to the same."""
 
-GLANCE = 4
+IDLE_SAMPLE_STEPS = 4
 """Of plain steps one of so many is looked at, while nothing pays: looking costs, too."""
 
-PLAIN_GAP, LONGEST_PLAIN_GAP = 8, 128
+PLAIN_GAP, MAX_PLAIN_GAP = 8, 128
 """Steps of speculation between two plain ones, which tell whether it still pays: at first, and in
 the end."""
 
@@ -42,13 +47,13 @@ class Controller:
     """Lengths of the drafts of one engine, of ``most`` nodes for a sequence at most. ``passes``:
     the forward passes of the proposer for so many nodes (Proposer.passes)."""
 
-    def __init__(self, costs: Costs, most: int, passes: Callable[[int], int]) -> None:
+    def __init__(self, costs: StepCostModel, most: int, passes: Callable[[int], int]) -> None:
         self._costs = costs
         self._most = most
         self._passes = np.array([0] + [max(1, passes(n)) for n in range(1, most + 1)])
-        self._knowledge = Knowledge(most)
-        self._tries = Tries(self._knowledge, most)
-        self._measured = Measured()
+        self._knowledge = AcceptanceTracker(most)
+        self._tries = Exploration(self._knowledge, most)
+        self._measured = SpeculationAverages()
         self._step = 0  # that decoded, so far
         self._decided = 0  # the step of the last decision
         self._again = 0  # and of the next one
@@ -64,7 +69,7 @@ class Controller:
         """The first choice of a process takes milliseconds; no step shall wait for them."""
         gains = np.full((2, self._most), 0.5)
         verify = np.ones(2 * self._most + 1)
-        choose(gains, gains, Prices(1.0, verify, self._passes))
+        choose_draft_lengths(gains, gains, BatchCosts(1.0, verify, self._passes))
 
     # ---- figures ----------------------------------------------------------------------------
 
@@ -103,7 +108,7 @@ class Controller:
             return False
         known = dict(zip(cohort.handles, self._counts, strict=True))
         counts = [known.get(s.handle, -1) for s in decoding]
-        if self._step >= self._decided + AGAIN // 2 or max(counts) < 0:
+        if self._step >= self._decided + DECISION_STEPS // 2 or max(counts) < 0:
             return True
         mean = round(sum(self._counts) / len(self._counts))
         self._counts = [mean if n < 0 else n for n in counts]
@@ -112,7 +117,7 @@ class Controller:
 
     def _decide(self, decoding: Sequence[Running], chunk_tokens: int) -> list[int]:
         curve = self._costs.curve()
-        self._again = self._step + AGAIN_STEADY
+        self._again = self._step + STEADY_DECISION_STEPS
         if curve is None or self._nothing_new(decoding):
             return []
         if not self._costs.pace(len(decoding)).known:  # a plain step to compare with, first
@@ -121,7 +126,7 @@ class Controller:
         self._decided, self._chunk = self._step, chunk_tokens
         cohort = self._knowledge.about(decoding, self._step)
         prices = self._prices(curve, decoding, chunk_tokens)
-        choice = choose(*self._knowledge.expected(cohort, self._step), prices)
+        choice = choose_draft_lengths(*self._knowledge.expected(cohort, self._step), prices)
         self._tries.judge(cohort, choice, self._step)
         margin = 0.0 if self._pays else self._margin(cohort, choice)
         pays = self._pays = choice.speedup > 1.0 + margin
@@ -140,7 +145,7 @@ class Controller:
         """``counts``, or none when it is time for a plain step."""
         if self._step < self._plain_at:
             return counts
-        self._plain_gap = min(2 * self._plain_gap, LONGEST_PLAIN_GAP)
+        self._plain_gap = min(2 * self._plain_gap, MAX_PLAIN_GAP)
         self._plain_at = self._step + self._plain_gap
         return []
 
@@ -150,7 +155,7 @@ class Controller:
             return self._step + self._tries.steps
         if not (pays or self._idle_batch):
             return self._step + 1
-        again = self._step + (AGAIN if pays and not steady else AGAIN_STEADY)
+        again = self._step + (DECISION_STEPS if pays and not steady else STEADY_DECISION_STEPS)
         return min(again, max(self._tries.due, self._step + 1))
 
     def _nothing_new(self, decoding: Sequence[Running]) -> bool:
@@ -161,32 +166,34 @@ class Controller:
         self._again = min(self._again, self._tries.due)
         return self._tries.due > self._step
 
-    def _prices(self, curve: Curve, decoding: Sequence[Running], chunk_tokens: int) -> Prices:
+    def _prices(
+        self, curve: LatencyCurve, decoding: Sequence[Running], chunk_tokens: int
+    ) -> BatchCosts:
         batch, costs = len(decoding), self._costs
         kv_tokens = sum([s.computed for s in decoding])
-        return Prices(
+        return BatchCosts(
             plain=costs.plain(curve, batch, kv_tokens),
             verify=costs.verify(curve, batch, batch * self._most, chunk_tokens, kv_tokens),
             passes=self._passes,
             a_pass=costs.proposing.a_pass,
             row=costs.proposing.row,
             caught_up=costs.catching_up.a_step,
-            most=MOST_NODES,
+            most=MAX_DRAFT_NODES,
         )
 
-    def _margin(self, cohort: Cohort, choice: Choice) -> float:
+    def _margin(self, cohort: BatchGroup, choice: DraftChoice) -> float:
         """What the choice has to bring: the standard error of its speed-up, as a share."""
         batch = len(cohort.handles)
         variance = self._knowledge.variance(cohort, (choice.tokens - batch) / batch)
         of_tokens = math.sqrt(variance) / choice.tokens
         error = math.hypot(of_tokens, self._costs.pace(batch).error)
-        return min(max(MARGIN, error), MOST_MARGIN)
+        return min(max(MARGIN, error), MAX_MARGIN)
 
     # ---- after a step -----------------------------------------------------------------------
 
     def passes_by(self) -> bool:
         """Whether nothing needs to be known of a plain step; it is counted then."""
-        if not self._idle_batch or (self._step + 1) % GLANCE == 0:
+        if not self._idle_batch or (self._step + 1) % IDLE_SAMPLE_STEPS == 0:
             return False
         self._step += 1
         return True
@@ -194,9 +201,9 @@ class Controller:
     @property
     def resting(self) -> bool:
         """Whether the next try is far away."""
-        return self._idle_batch > 0 and self._tries.due > self._step + REST
+        return self._idle_batch > 0 and self._tries.due > self._step + IDLE_STEPS
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: StepOutcome) -> None:
         """Learn from a step that decoded."""
         self._step += 1
         batch = len(outcome.sequences)
@@ -213,7 +220,7 @@ class Controller:
             self._knowledge.see(outcome)
             self._compare(outcome)
 
-    def _compare(self, outcome: Outcome) -> None:
+    def _compare(self, outcome: StepOutcome) -> None:
         """With a plain step over the same batch."""
         curve, batch = self._costs.curve(), len(outcome.sequences)
         if curve is None:

@@ -20,12 +20,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.model_config.config import padded_rows, row_counts
+from engine.model_config.config import padded_row_counts, padded_rows
 from engine.scheduling.step_time import Coefficients
 
 Vector: TypeAlias = NDArray[np.float64]
 
-_NEVER = 1e-4
+MIN_GAIN = 1e-4
 """Gains below it are none: such nodes are not even weighed."""
 
 
@@ -43,7 +43,7 @@ def speedup(acceptance: float, nodes: int, cost: float, verification: float = 1.
 
 
 @dataclass(frozen=True)
-class Prices:
+class BatchCosts:
     """Seconds of one step over its batch."""
 
     plain: float  # that proposes nothing
@@ -62,7 +62,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Choice:
+class DraftChoice:
     """What to propose, and what comes of it; all zero where there is nothing to gain."""
 
     counts: list[int]  # [B] nodes of each sequence
@@ -71,7 +71,7 @@ class Choice:
     speedup: float  # in tokens per second, over a step that proposes nothing
 
 
-def choose(gains: Vector, rows: Vector, prices: Prices) -> Choice:
+def choose_draft_lengths(gains: Vector, rows: Vector, prices: BatchCosts) -> DraftChoice:
     """The best counts that are not all zero, however bad; whether they pay tells ``speedup``.
 
     gains: [B, most] probability that each node is asked for, proposed and accepted; rows: the same,
@@ -81,17 +81,17 @@ def choose(gains: Vector, rows: Vector, prices: Prices) -> Choice:
     before it, no other counts are better.
     """
     batch, most = gains.shape
-    worth = np.minimum.accumulate(gains / np.maximum(rows, _NEVER), axis=1).ravel()
+    worth = np.minimum.accumulate(gains / np.maximum(rows, MIN_GAIN), axis=1).ravel()
     order = np.argsort(-worth, kind="stable")
-    order = order[: min(int(np.count_nonzero(worth > _NEVER)), prices.most)]
+    order = order[: min(int(np.count_nonzero(worth > MIN_GAIN)), prices.most)]
     if not len(order):
-        return Choice([0] * batch, float(batch), prices.plain, 1.0)
+        return DraftChoice([0] * batch, float(batch), prices.plain, 1.0)
     node = order % most
     limits = prices.limits()
     taken = node < limits[:, None]  # [limits, nodes in order]
     tokens = batch + np.cumsum(gains.ravel()[order] * taken, axis=1)
     verified = np.cumsum(rows.ravel()[order] * taken, axis=1)
-    seconds = at(prices.verify, verified) + prices.row * verified
+    seconds = interpolate(prices.verify, verified) + prices.row * verified
     seconds += (prices.a_pass * prices.passes[limits])[:, None]
     seconds += prices.caught_up * np.cumsum(node == 0)
     rate = np.where(taken, tokens / seconds, 0.0)
@@ -100,10 +100,10 @@ def choose(gains: Vector, rows: Vector, prices: Prices) -> Choice:
     chosen = order[: cut + 1][taken[limit, : cut + 1]]
     counts = np.bincount(chosen // most, minlength=batch).tolist()
     brings, takes = float(tokens[limit, cut]), float(seconds[limit, cut])
-    return Choice(counts, brings, takes, brings / takes * prices.plain / batch)
+    return DraftChoice(counts, brings, takes, brings / takes * prices.plain / batch)
 
 
-def at(seconds: Vector, rows: Vector) -> Vector:
+def interpolate(seconds: Vector, rows: Vector) -> Vector:
     """Of an expected number of rows, between those of the whole numbers beside it: exact where one
     row is uncertain."""
     whole = rows.astype(np.int64)
@@ -126,11 +126,11 @@ BUDGET_S = 1.0
 REPEATS = 3
 """Of each number of rows; the shortest counts: whatever disturbs a pass makes it longer."""
 
-FIRST = (1, 32, 8, 2, 128, 4, 16, 64)
+FIRST_ROW_COUNTS = (1, 32, 8, 2, 128, 4, 16, 64)
 """Rows that come first: the three that are measured in any case, and what matters most."""
 
 
-class Curve:
+class LatencyCurve:
     """``seconds`` [R] of passes with 1 .. R rows, never falling; beyond R it goes on as a line."""
 
     def __init__(self, seconds: Sequence[float] | Vector) -> None:
@@ -158,12 +158,12 @@ def calibrate(
     most_rows: int,
     clock: Callable[[], float],
     budget_s: float = BUDGET_S,
-) -> Curve:
+) -> LatencyCurve:
     """Measure ``run(rows)``, one pass of the model over so many rows, which has ended when it
     returns, as far as ``budget_s`` goes; what is not measured lies on lines."""
     ends = clock() + budget_s
-    counts = row_counts(max(most_rows, FIRST[1]))
-    first = [rows for rows in FIRST if rows <= counts[-1]]
+    counts = padded_row_counts(max(most_rows, FIRST_ROW_COUNTS[1]))
+    first = [rows for rows in FIRST_ROW_COUNTS if rows <= counts[-1]]
     measured: dict[int, float] = {}
     run(1)
     for rows in first + [rows for rows in counts if rows not in first]:
@@ -173,7 +173,7 @@ def calibrate(
         if len(measured) < 3 or clock() + repeats * longest < ends:
             measured[rows] = min(_timed(run, rows, clock) for _ in range(repeats))
     knots = sorted(measured)
-    return from_knots(knots, [measured[rows] for rows in knots])
+    return curve_from_knots(knots, [measured[rows] for rows in knots])
 
 
 def _timed(run: Callable[[int], None], rows: int, clock: Callable[[], float]) -> float:
@@ -182,16 +182,16 @@ def _timed(run: Callable[[int], None], rows: int, clock: Callable[[], float]) ->
     return max(clock() - began, 1e-7)
 
 
-def from_knots(knots: Sequence[int], seconds: Sequence[float]) -> Curve:
+def curve_from_knots(knots: Sequence[int], seconds: Sequence[float]) -> LatencyCurve:
     """Each number of rows is computed as the next one that products are made for, and takes as
     long; between ``knots`` [K] (ascending) those lie on lines."""
     # What is longer than a pass over more rows was disturbed.
     times = np.minimum.accumulate(np.asarray(seconds, dtype=np.float64)[::-1])[::-1]
     padded = [padded_rows(rows) for rows in range(1, knots[-1] + 1)]
-    return Curve(np.interp(padded, knots, times))
+    return LatencyCurve(np.interp(padded, knots, times))
 
 
-def linear(known: Coefficients, most_rows: int) -> Curve:
+def linear_curve(known: Coefficients, most_rows: int) -> LatencyCurve:
     """From the fitted model of a step's duration, where nothing was measured."""
     rows = np.arange(1, most_rows + 1)
-    return Curve(np.maximum(known.step + known.row * rows, 1e-7))
+    return LatencyCurve(np.maximum(known.step + known.row * rows, 1e-7))

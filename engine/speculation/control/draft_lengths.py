@@ -11,12 +11,12 @@ import numpy as np
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.control.draft_choice import Vector
 
-REST = 64
+IDLE_STEPS = 64
 """Steps that a proposer gets to see before it is asked again, where it was not asked for long."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """One step that decoded, as it turned out."""
 
     sequences: Sequence[Running]  # [B] that decoded
@@ -32,7 +32,7 @@ class Outcome:
     caught_up_s: float = 0.0  # seconds of proposing that catching up with texts took
 
 
-class Lengths(Protocol):
+class DraftLengthPolicy(Protocol):
     """Decides the nodes of each sequence, step by step."""
 
     def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
@@ -48,7 +48,7 @@ class Lengths(Protocol):
         """Whether nothing is going to be wanted for the sequences there are, for more than REST
         steps: proposers need not see what the model computes."""
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: StepOutcome) -> None:
         """Called after every other step that decoded, speculating or not."""
 
     def speedups(self) -> tuple[float, float]:
@@ -56,7 +56,7 @@ class Lengths(Protocol):
         plain ones; 1.0 where there are none."""
 
 
-class EveryStep:
+class ObserveEveryStep:
     """Of lengths that want to know of every step."""
 
     resting = False
@@ -65,7 +65,7 @@ class EveryStep:
         return False
 
 
-class FixedLength(EveryStep):
+class FixedDraftLength(ObserveEveryStep):
     """Always as many: for tests and measurements."""
 
     def __init__(self, nodes: int) -> None:
@@ -74,7 +74,7 @@ class FixedLength(EveryStep):
     def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         return [self._nodes] * len(decoding)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: StepOutcome) -> None:
         pass
 
     def speedups(self) -> tuple[float, float]:
@@ -89,7 +89,7 @@ FOLLOW = 1.0 / 64
 
 
 @dataclass
-class Measured:
+class SpeculationAverages:
     """Figures of the steps that speculated of late, as ratios of decayed sums."""
 
     _plain_s: float = 0.0  # that plain steps would have taken for the same tokens
@@ -107,7 +107,7 @@ class Measured:
         """Of the proposed nodes."""
         return self._accepted / self._proposed if self._proposed > 0 else 0.0
 
-    def observe(self, outcome: Outcome, plain_s: float) -> None:
+    def observe(self, outcome: StepOutcome, plain_s: float) -> None:
         """``plain_s``: of a plain step of this batch."""
         batch, accepted = len(outcome.sequences), sum(map(len, outcome.accepted))
         keep = 1.0 - FOLLOW
@@ -117,7 +117,7 @@ class Measured:
         self._accepted = keep * self._accepted + accepted
 
 
-class Evidence:
+class AcceptanceSamples:
     """What became of the drafts of steps over the same B sequences, until it is ``taken``."""
 
     def __init__(self, most: int) -> None:
@@ -132,7 +132,7 @@ class Evidence:
     def __bool__(self) -> bool:
         return bool(self._asked)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: StepOutcome) -> None:
         self._asked.append(outcome.asked)
         self._proposed.append(outcome.proposed or [0] * len(outcome.asked))
         for index, nodes in enumerate(outcome.accepted):

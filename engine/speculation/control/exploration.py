@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.speculation.control.draft_choice import Choice
-from engine.speculation.control.sequence_knowledge import Cohort, Knowledge
+from engine.speculation.control.draft_choice import DraftChoice
+from engine.speculation.control.sequence_knowledge import AcceptanceTracker, BatchGroup
 
 # MERGED engine.speculation.probing
 # When to try out what does not seem to pay. Torch-free.
@@ -28,28 +28,28 @@ SHARE = 0.005
 NEW_SHARE = 0.02
 """Of the time, that tries of new texts may cost ..."""
 
-LATELY = 8
+RECENT_FAILURES = 8
 """... as long as no more tries have failed since the class paid."""
 
-GROWTH = 2.0**0.5
+WAIT_GROWTH = 2.0**0.5
 """Of the wait, from one try that fails to the next."""
 
-LEAST_SHARE = 0.0005
+MIN_SHARE = 0.0005
 """... and in the end."""
 
-LONGEST = 2048
+MAX_WAIT_STEPS = 2048
 """Steps between two tries at most."""
 
 CREDIT = 1.5
 """Plain steps that the first tries of a class may lose, and those after a wait."""
 
 
-GIFT = 1.0
+FIRST_CREDIT = 1.0
 """Plain steps that the very first tries may lose before anything is made of them."""
 
 
 @dataclass
-class Probing:
+class ExplorationSchedule:
     """The tries of one class of requests."""
 
     due: int = 0  # the step from which on the next one may be
@@ -71,13 +71,13 @@ class Probing:
         to be done again counts as brought. ``unknown``: it takes more tries to tell."""
         self.lost += cost - brought
         self.last, self.cost = step, cost
-        unknown = unknown or (not self.failed and self.lost < GIFT)
+        unknown = unknown or (not self.failed and self.lost < FIRST_CREDIT)
         if (promising or unknown) and self.lost < CREDIT:
             self.due = step
             self.promising += promising
             return
-        gap = max(self.lost - CREDIT, cost) / SHARE * GROWTH ** min(self.failed, 64)
-        self.due = step + max(1, int(min(gap, cost / LEAST_SHARE, LONGEST)))
+        gap = max(self.lost - CREDIT, cost) / SHARE * WAIT_GROWTH ** min(self.failed, 64)
+        self.due = step + max(1, int(min(gap, cost / MIN_SHARE, MAX_WAIT_STEPS)))
         self.failed += 1
         self.lost = 0.0
         self.promising = 0
@@ -90,30 +90,30 @@ class Probing:
 
     def renewed(self) -> None:
         """There is a new text of the class."""
-        if self.paid and self.failed <= LATELY:
+        if self.paid and self.failed <= RECENT_FAILURES:
             self.due = min(self.due, self.last + int(self.cost / NEW_SHARE) + 1)
 
 
-NODES = 2
+DEFAULT_NODES = 2
 """For each sequence, where there is no better guess."""
 
-LONG = 4
+PROMISING_STEPS = 4
 """Steps of a try of what looked good before."""
 
-PROMISING = 1.02
+PROMISING_SPEEDUP = 1.02
 """Speed-up from which on it is worth learning more: less would not be enough to begin."""
 
 NEVER = 1 << 62
 
 
-class Tries:
+class Exploration:
     """One at a time: ``pick`` before it, ``saw`` after each of its ``steps``, ``judge`` at
     its end."""
 
-    def __init__(self, knowledge: Knowledge, most: int) -> None:
+    def __init__(self, knowledge: AcceptanceTracker, most: int) -> None:
         self._knowledge = knowledge
-        self._nodes = min(NODES, most)
-        self._kinds: dict[int, Probing] = {}
+        self._nodes = min(DEFAULT_NODES, most)
+        self._kinds: dict[int, ExplorationSchedule] = {}
         self._handles: dict[int, list[int]] = {}  # by kind: sequences without a verdict yet
         self._cost = self._once = self._brought = 0.0  # of their steps, in plain steps
         self._known: set[int] = set()  # handles of those that were looked at last
@@ -126,14 +126,16 @@ class Tries:
     @property
     def steps(self) -> int:
         """Of what is under way: more where it looks good, so that deciding costs little."""
-        return LONG if any(self._kind(key).promising for key in self._handles) else 1
+        return PROMISING_STEPS if any(self._kind(key).promising for key in self._handles) else 1
 
-    def _kind(self, key: int) -> Probing:
+    def _kind(self, key: int) -> ExplorationSchedule:
         if key not in self._kinds:
-            self._kinds[key] = Probing()
+            self._kinds[key] = ExplorationSchedule()
         return self._kinds[key]
 
-    def pick(self, cohort: Cohort, counts: list[int], choice: Choice, step: int) -> list[int]:
+    def pick(
+        self, cohort: BatchGroup, counts: list[int], choice: DraftChoice, step: int
+    ) -> list[int]:
         """``counts`` [B], with nodes for some of those that have none."""
         self.due = NEVER
         out = list(counts)
@@ -164,13 +166,13 @@ class Tries:
         self._once += once
         self._brought += brought
 
-    def judge(self, cohort: Cohort, choice: Choice, step: int) -> None:
+    def judge(self, cohort: BatchGroup, choice: DraftChoice, step: int) -> None:
         """They are promising where ``choice``, which knows of them, gives nodes to those who were
         tried, and brings enough to begin with."""
         if not self._handles:
             return
         likely: set[int] = set()
-        if choice.speedup >= PROMISING:
+        if choice.speedup >= PROMISING_SPEEDUP:
             likely = {h for h, n in zip(cohort.handles, choice.counts, strict=True) if n}
         for key, handles in self._handles.items():
             self._kind(key).verdict(

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.control.acceptance import ClassGains, Luck
+from engine.speculation.control.acceptance import AcceptanceModel, SequenceAcceptance
 from engine.speculation.control.draft_choice import Vector
-from engine.speculation.control.draft_lengths import Evidence, Outcome
+from engine.speculation.control.draft_lengths import AcceptanceSamples, StepOutcome
 
 # MERGED engine.speculation.cohort
 # The sequences of a step, sorted into classes of requests. Torch-free.
@@ -27,7 +27,7 @@ COOL = 0.7
 """Up to this temperature, most draws are still the most likely token."""
 
 
-def kind_of(sequence: Running) -> int:
+def request_class(sequence: Running) -> int:
     """Its class: how hot it is drawn, and whether under a grammar."""
     sampling = sequence.request.sampling
     heat = sampling.temperature
@@ -36,7 +36,7 @@ def kind_of(sequence: Running) -> int:
 
 
 @dataclass(frozen=True)
-class Cohort:
+class BatchGroup:
     """B sequences in the order of the step."""
 
     last: Running
@@ -50,39 +50,39 @@ class Cohort:
         return len(sequences) == len(self.handles) and sequences[-1] is self.last
 
 
-def gather(sequences: Sequence[Running], luck: Luck) -> Cohort:
+def group_batch(sequences: Sequence[Running], luck: SequenceAcceptance) -> BatchGroup:
     handles = [s.handle for s in sequences]
     found: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
-        found.setdefault(kind_of(sequence), []).append(index)
+        found.setdefault(request_class(sequence), []).append(index)
     members = {kind: np.array(indices, dtype=np.int64) for kind, indices in found.items()}
-    return Cohort(sequences[-1], handles, luck.places(handles), members)
+    return BatchGroup(sequences[-1], handles, luck.places(handles), members)
 
 
-ENOUGH = 3.0
+MIN_DRAFTS = 3.0
 """Drafts of a class, or of a sequence, before which nothing is said of it."""
 
 
-class Knowledge:
+class AcceptanceTracker:
     """Learns in portions: steps over the same cohort are kept as evidence until somebody asks."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kinds: dict[int, ClassGains] = {}
+        self._kinds: dict[int, AcceptanceModel] = {}
         self._seen: dict[int, int] = {}  # by kind: the step up to which it has learned
-        self._luck = Luck(most)
-        self._evidence = Evidence(most)  # of the cohort
-        self.cohort: Cohort | None = None  # who was asked about last
+        self._luck = SequenceAcceptance(most)
+        self._evidence = AcceptanceSamples(most)  # of the cohort
+        self.cohort: BatchGroup | None = None  # who was asked about last
 
-    def about(self, decoding: Sequence[Running], step: int) -> Cohort:
+    def about(self, decoding: Sequence[Running], step: int) -> BatchGroup:
         """The cohort of these, and everything learned that was seen before ``step``."""
         self._learn(step)
         cohort = self.cohort
         if cohort is None or not cohort.still(decoding):
-            cohort = self.cohort = gather(decoding, self._luck)
+            cohort = self.cohort = group_batch(decoding, self._luck)
         return cohort
 
-    def see(self, outcome: Outcome) -> None:
+    def see(self, outcome: StepOutcome) -> None:
         """A step for which nodes were asked, of the cohort."""
         if self.cohort is not None and self.cohort.still(outcome.sequences):
             self._evidence.add(outcome)
@@ -99,16 +99,16 @@ class Knowledge:
             self._kind(key).observe(news[0], news[1], news[2], steps)
             self._seen[key] = step
 
-    def _kind(self, key: int) -> ClassGains:
+    def _kind(self, key: int) -> AcceptanceModel:
         if key not in self._kinds:
-            self._kinds[key] = ClassGains(self._most)
+            self._kinds[key] = AcceptanceModel(self._most)
         return self._kinds[key]
 
     def unknown(self, key: int) -> bool:
         """Whether too little is known of this class of requests."""
-        return self._kind(key).drafts < ENOUGH
+        return self._kind(key).drafts < MIN_DRAFTS
 
-    def expected(self, cohort: Cohort, step: int) -> tuple[Vector, Vector]:
+    def expected(self, cohort: BatchGroup, step: int) -> tuple[Vector, Vector]:
         """[B, most] each: gains and rows of every node; nothing of a class that is not known."""
         gains = np.zeros((len(cohort.handles), self._most))
         rows = np.ones_like(gains)
@@ -121,7 +121,7 @@ class Knowledge:
                 rows[members] = known.rows[exponents]
         return gains, rows
 
-    def variance(self, cohort: Cohort, mean: float) -> float:
+    def variance(self, cohort: BatchGroup, mean: float) -> float:
         """Of the tokens expected to be accepted, ``mean`` of each sequence, because the frequencies
         rest on so many drafts only. How many of a chain are accepted is as good as geometrically
         distributed: of mean E, its variance is E (1 + E)."""
@@ -129,9 +129,9 @@ class Knowledge:
         shares = (len(cohort.members[k]) ** 2 / self._kind(k).drafts for k in known)
         return mean * (1.0 + mean) * sum(shares)
 
-    def least_tested(self, cohort: Cohort, indices: Indices, step: int) -> Indices:
+    def least_tested(self, cohort: BatchGroup, indices: Indices, step: int) -> Indices:
         """Those that have been begun with first, then the new ones: a proposer may have to catch up
         with a text before it can propose."""
         tested = self._luck.tested(cohort.places[indices], step)
-        rank = np.where((tested > 0.1) & (tested < ENOUGH), -1.0, tested)
+        rank = np.where((tested > 0.1) & (tested < MIN_DRAFTS), -1.0, tested)
         return indices[np.argsort(rank, kind="stable")]

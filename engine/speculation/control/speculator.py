@@ -13,19 +13,23 @@ from typing import NamedTuple
 
 import torch
 
-from engine.ipc.counters import SpecCounts, SpecFigures
+from engine.ipc.counters import SpeculationCounters, SpeculationStatus
 from engine.scheduling.sequence import Sequence as Running
 from engine.scheduling.step_policy import StepPlan
-from engine.scheduling.step_time import Work
-from engine.speculation.control.draft_lengths import FixedLength, Lengths, Outcome
+from engine.scheduling.step_time import StepWork
+from engine.speculation.control.draft_lengths import (
+    DraftLengthPolicy,
+    FixedDraftLength,
+    StepOutcome,
+)
 from engine.speculation.drafts import ROOT, Drafts, first_path
-from engine.speculation.proposers.proposer import Advance, Proposer, Tapping
+from engine.speculation.proposers.proposer import LayerTapProposer, Proposer, VerifiedStep
 
 # MERGED engine.speculation.fitting
 # What a grammar leaves of what is proposed.
 
 
-def fitting(drafts: Drafts, sequences: Sequence[Running]) -> Drafts:
+def trim_to_grammar(drafts: Drafts, sequences: Sequence[Running]) -> Drafts:
     """Sequences with a grammar keep the first path of their tree, as far as the grammar takes it:
     beyond, nothing could be met."""
     tokens = drafts.tokens.tolist()
@@ -39,7 +43,7 @@ def fitting(drafts: Drafts, sequences: Sequence[Running]) -> Drafts:
         if sequence.grammar is not None and count:
             nodes = first_path(own)
             path = [tokens[start + node] for node in nodes]
-            nodes = nodes[: sequence.grammar.fitting(path)]
+            nodes = nodes[: sequence.grammar.count_matching(path)]
             own = list(range(ROOT, len(nodes) - 1))
         kept += [start + node for node in nodes]
         parents += own
@@ -52,13 +56,13 @@ def fitting(drafts: Drafts, sequences: Sequence[Running]) -> Drafts:
 log = logging.getLogger("baton.engine")
 
 
-class Ran(NamedTuple):
+class DecodedStep(NamedTuple):
     """A step that decoded."""
 
     plan: StepPlan
     drafts: Drafts | None
     accepted: Sequence[Sequence[int]]  # [B] draft nodes
-    work: Work
+    work: StepWork
 
 
 class Speculator:
@@ -68,7 +72,7 @@ class Speculator:
     def __init__(
         self,
         proposer: Proposer,
-        lengths: Lengths,
+        lengths: DraftLengthPolicy,
         vocab: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -78,14 +82,16 @@ class Speculator:
         self.dropped = ""  # why the proposer is gone
         # Layers whose inputs it wants to see. Found out once: asking a protocol takes longer than
         # all the rest of a step that is off.
-        self.taps: Sequence[int] = tuple(proposer.taps) if isinstance(proposer, Tapping) else ()
+        self.taps: Sequence[int] = (
+            tuple(proposer.taps) if isinstance(proposer, LayerTapProposer) else ()
+        )
         self._name = proposer.name
         self._vocab = vocab
         self._seatings: list[int] = []  # of whom it was last asked about
         self._stays: dict[int, Running] = {}  # by seating, that it may know of
         self._began = self._draft_s = 0.0
 
-    def decide_by(self, make: Callable[[Proposer], Lengths]) -> None:
+    def decide_by(self, make: Callable[[Proposer], DraftLengthPolicy]) -> None:
         """Lengths are decided by what ``make`` makes for the proposer, if it still is there."""
         if self.proposer is None:
             return
@@ -94,13 +100,13 @@ class Speculator:
         except Exception as error:
             self._drop(error)
 
-    def figures(self) -> SpecFigures:
+    def figures(self) -> SpeculationStatus:
         try:
             predicted, measured = self.lengths.speedups()
         except Exception as error:
             self._drop(error)
             predicted = measured = 1.0
-        return SpecFigures(self._name, self.dropped, predicted, measured)
+        return SpeculationStatus(self._name, self.dropped, predicted, measured)
 
     @property
     def sees(self) -> bool:
@@ -147,10 +153,10 @@ class Speculator:
         finally:
             self._draft_s = self.clock() - began
         if any(s.grammar is not None for s in sequences):
-            drafts = fitting(drafts, sequences)
+            drafts = trim_to_grammar(drafts, sequences)
         return drafts if any(drafts.counts) else None
 
-    def saw(self, advance: Advance) -> None:
+    def saw(self, advance: VerifiedStep) -> None:
         """Show the proposer what the model has computed."""
         if self.proposer is None:
             return
@@ -162,7 +168,7 @@ class Speculator:
     def begins(self, plan: StepPlan) -> bool:
         """A step that decodes begins; whether ``end`` is to be called."""
         try:
-            if not plan.wanted and (self.proposer is None or self.lengths.passes_by()):
+            if not plan.draft_nodes and (self.proposer is None or self.lengths.passes_by()):
                 return False
         except Exception as error:
             self._drop(error)
@@ -170,7 +176,7 @@ class Speculator:
         self._draft_s = 0.0
         return True
 
-    def end(self, step: Ran, counts: SpecCounts) -> None:
+    def end(self, step: DecodedStep, counts: SpeculationCounters) -> None:
         """It has ended as ``step``."""
         proposed = () if step.drafts is None else tuple(step.drafts.counts)
         if self.proposer is not None:
@@ -178,12 +184,14 @@ class Speculator:
                 self.lengths.observe(self._outcome(self.proposer, step, proposed))
             except Exception as error:
                 self._drop(error)
-        if step.plan.wanted:
+        if step.plan.draft_nodes:
             counts.step(proposed, [len(nodes) for nodes in step.accepted], self._draft_s)
 
-    def _outcome(self, proposer: Proposer, step: Ran, proposed: Sequence[int]) -> Outcome:
+    def _outcome(
+        self, proposer: Proposer, step: DecodedStep, proposed: Sequence[int]
+    ) -> StepOutcome:
         plan = step.plan
-        return Outcome(
+        return StepOutcome(
             sequences=plan.decode,
             proposed=proposed,
             accepted=step.accepted if proposed else (),
@@ -193,18 +201,18 @@ class Speculator:
             step_s=self.clock() - self._began,
             passes=proposer.passes(max(proposed)) if proposed else 0,
             chunked=bool(plan.chunks),
-            asked=plan.wanted,
-            caught_up_s=proposer.caught_up_s if plan.wanted else 0.0,
+            asked=plan.draft_nodes,
+            caught_up_s=proposer.caught_up_s if plan.draft_nodes else 0.0,
         )
 
     def _forget(self, proposer: Proposer, sequences: Sequence[Running]) -> None:
         """Tell it which stays are over. Whoever is merely not asked about now keeps its own."""
-        seatings = [s.seating for s in sequences]
+        seatings = [s.row_lease for s in sequences]
         if seatings == self._seatings:
             return
         self._seatings = seatings
         self._stays.update(zip(seatings, sequences, strict=True))
-        over = [i for i, s in self._stays.items() if s.row < 0 or s.seating != i]
+        over = [i for i, s in self._stays.items() if s.row < 0 or s.row_lease != i]
         for seating in over:
             del self._stays[seating]
         if over:
@@ -232,5 +240,5 @@ class Speculator:
         self.dropped = f"{type(error).__name__}: {error}"
         log.warning("the %s proposer is dropped", self._name, exc_info=error)
         self.proposer = None
-        self.lengths, self.taps = FixedLength(0), ()
+        self.lengths, self.taps = FixedDraftLength(0), ()
         self._stays.clear()

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.scheduling.step_time import Coefficients
-from engine.speculation.control.draft_choice import Curve, Vector, linear
-from engine.speculation.control.draft_lengths import Outcome
+from engine.speculation.control.draft_choice import LatencyCurve, Vector, linear_curve
+from engine.speculation.control.draft_lengths import StepOutcome
 
 # MERGED engine.speculation.pace
 # How long steps take against what was predicted, plain and speculating ones. Torch-free.
@@ -50,14 +50,14 @@ LEAST_NOISE = 0.02**2
 FOLLOW = 1.0 / 32
 """Weight of a step in the noise that is known."""
 
-CUT = 2.5
+OUTLIER_CUT = 2.5
 
-BEGIN = 9
+MIN_STEPS = 9
 """Plain steps before which nothing is compared with them."""
 
 
 @dataclass
-class Pace:
+class StepTimeFilter:
     """At one size of the batch."""
 
     s: float = 0.0
@@ -71,7 +71,7 @@ class Pace:
     @property
     def known(self) -> bool:
         """Whether there is anything to compare with."""
-        return self.steps >= BEGIN
+        return self.steps >= MIN_STEPS
 
     @property
     def plain(self) -> float:
@@ -103,7 +103,7 @@ class Pace:
         self.rr += DRIFT_R
         with_s, with_r = self.ss + of_r * self.sr, self.sr + of_r * self.rr
         known = with_s + of_r * with_r
-        most = CUT * math.sqrt(known + self.noise)
+        most = OUTLIER_CUT * math.sqrt(known + self.noise)
         error = min(max(error, -most), most)
         self.noise += FOLLOW * (max(LEAST_NOISE, error * error - known) - self.noise)
         gain_s, gain_r = with_s / (known + self.noise), with_r / (known + self.noise)
@@ -113,18 +113,20 @@ class Pace:
         self.sr -= gain_s * with_r
         self.rr -= gain_r * with_r
 
-    def another(self) -> Pace:
+    def another(self) -> StepTimeFilter:
         """For a size of the batch that is new: guessed to be alike."""
         noise = max(self.noise, NOISE)
-        return Pace(self.s, self.r, self.ss + 0.1**2, self.sr, self.rr + 0.05**2, noise, self.steps)
+        return StepTimeFilter(
+            self.s, self.r, self.ss + 0.1**2, self.sr, self.rr + 0.05**2, noise, self.steps
+        )
 
 
-FORGET = 1.0 - 1.0 / 16
+KEEP = 1.0 - 1.0 / 16
 """Weight of what is known of proposing when it is done again."""
 
 
 @dataclass
-class Proposing:
+class ProposalCost:
     """Seconds of proposing: a * x + b * nodes by least squares with forgetting, for relative errors
     (a slow first call counts little); x is the number of passes, and one where there is none."""
 
@@ -139,7 +141,7 @@ class Proposing:
 
     def observe(self, passes: int, nodes: int, seconds: float) -> None:
         seconds = max(seconds, 1e-7)
-        x, n, keep = max(1, passes) / seconds, nodes / seconds, FORGET
+        x, n, keep = max(1, passes) / seconds, nodes / seconds, KEEP
         self._xx = keep * self._xx + x * x
         self._xn = keep * self._xn + x * n
         self._nn = keep * self._nn + n * n
@@ -159,7 +161,7 @@ class Proposing:
 
 
 @dataclass
-class CatchingUp:
+class CatchUpCost:
     """Seconds of catching up with texts, spread over the steps in which they are proposed to: of
     the last texts. Where texts are short, and long ones stand before them, drafts may not pay."""
 
@@ -169,8 +171,8 @@ class CatchingUp:
     def observe(self, sequences: int, seconds: float) -> None:
         """A step in which so many sequences were to be proposed to."""
         if seconds > 0.0:
-            self._seconds = FORGET * self._seconds + seconds
-            self._steps *= FORGET
+            self._seconds = KEEP * self._seconds + seconds
+            self._steps *= KEEP
         self._steps += sequences
 
     @property
@@ -180,30 +182,30 @@ class CatchingUp:
 
 
 @dataclass
-class Costs:
+class StepCostModel:
     """``curve``: calibrated; None: the line of ``known``, the fitted model of the step's duration,
     as long as there is one, and no curve at all before."""
 
-    calibrated: Curve | None
+    calibrated: LatencyCurve | None
     known: Callable[[], Coefficients | None] = lambda: None
-    proposing: Proposing = field(default_factory=Proposing)
-    catching_up: CatchingUp = field(default_factory=CatchingUp)
-    _paces: dict[int, Pace] = field(default_factory=dict)
-    _last: Pace | None = None
+    proposing: ProposalCost = field(default_factory=ProposalCost)
+    catching_up: CatchUpCost = field(default_factory=CatchUpCost)
+    _paces: dict[int, StepTimeFilter] = field(default_factory=dict)
+    _last: StepTimeFilter | None = None
 
-    def curve(self) -> Curve | None:
+    def curve(self) -> LatencyCurve | None:
         if self.calibrated is not None:
             return self.calibrated
         known = self.known()
-        return linear(known, 64) if known is not None and known.step > 0 else None
+        return linear_curve(known, 64) if known is not None and known.step > 0 else None
 
-    def pace(self, batch: int) -> Pace:
+    def pace(self, batch: int) -> StepTimeFilter:
         """At this size of the batch; one that is new begins as the last."""
         size = (batch - 1).bit_length()
         pace = self._paces.get(size)
         if pace is None:
             last = self._last
-            pace = self._paces[size] = Pace() if last is None else last.another()
+            pace = self._paces[size] = StepTimeFilter() if last is None else last.another()
         self._last = pace
         return pace
 
@@ -212,12 +214,12 @@ class Costs:
         known = self.known()
         return 0.0 if known is None else known.kv_token * kv_tokens
 
-    def plain(self, curve: Curve, batch: int, kv_tokens: int) -> float:
+    def plain(self, curve: LatencyCurve, batch: int, kv_tokens: int) -> float:
         """Of a plain step."""
         return self.pace(batch).plain * (curve(batch) + self.kv_seconds(kv_tokens))
 
     def verify(
-        self, curve: Curve, batch: int, nodes: int, chunk_tokens: int, kv_tokens: int
+        self, curve: LatencyCurve, batch: int, nodes: int, chunk_tokens: int, kv_tokens: int
     ) -> Vector:
         """[nodes + 1] of the model's pass with 0 .. nodes. What a chunk beside it takes counts for
         the prompts, not for the nodes; they cost more beside it, where rows cost more."""
@@ -237,7 +239,7 @@ class Costs:
         else:
             self.pace(batch).saw_verify(ratio)
 
-    def more(self, curve: Curve, outcome: Outcome, plain: float) -> float:
+    def more(self, curve: LatencyCurve, outcome: StepOutcome, plain: float) -> float:
         """Seconds that a step with drafts took beyond ``plain``: as predicted; more where it took
         more, within reason. One of one step is no measurement where it takes hardly any more."""
         batch, nodes = len(outcome.sequences), sum(outcome.proposed)

@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batching.batcher import RowState
-from engine.model.decoder import Model, warm_products
-from engine.model.linear import draft_linear
+from engine.batching.row_state import RowState
+from engine.model.decoder import DecoderModel, warm_up_products
+from engine.model.linear import make_draft_linear
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.draft_source import check_vocabularies
 from engine.speculation.drafts import Drafts
-from engine.speculation.proposers.draft_runner import Ready, Runner
-from engine.speculation.proposers.proposer import Advance
+from engine.speculation.proposers.draft_runner import DraftModelRunner, DraftRequest
+from engine.speculation.proposers.proposer import VerifiedStep
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
 
@@ -45,52 +45,52 @@ from protocol.errors import StartupError
 
 
 @dataclass
-class _Stay:
+class _DraftKvState:
     tokens: int = 0  # leading tokens of the text whose KV is there
     blocks: int = 0  # leading blocks of these that are known by their keys
     start: int = 0  # of what was guessed beyond the text
     guessed: Sequence[int] = field(default_factory=tuple)  # and is there, if it came true
 
 
-class Known:
+class DraftKvIndex:
     """Counts KV by stay and by page. Wrong where somebody else writes to the pool."""
 
     def __init__(self, pages: int) -> None:
         self._writer = [0] * pages
         self._key: list[bytes | None] = [None] * pages
-        self._stays: dict[int, _Stay] = {}
+        self._stays: dict[int, _DraftKvState] = {}
 
     def tokens(self, sequence: Running) -> int:
         """Leading tokens of ``sequence`` whose KV is in the pool."""
-        stay = self._stays.get(sequence.seating)
+        stay = self._stays.get(sequence.row_lease)
         if stay is None:
-            stay = self._stays[sequence.seating] = _Stay()
+            stay = self._stays[sequence.row_lease] = _DraftKvState()
         if stay.guessed:
             self._resolve(sequence, stay)
         if stay.blocks < sequence.committed:
             self._look(sequence, stay)
         return stay.tokens
 
-    def _resolve(self, sequence: Running, stay: _Stay) -> None:
+    def _resolve(self, sequence: Running, stay: _DraftKvState) -> None:
         """Keep what came true, on pages that have not been given back meanwhile."""
         came = _common(sequence.tokens, stay.start, stay.guessed)
         stay.tokens, stay.guessed = stay.start + came, ()
         for block in range(stay.start // BLOCK_TOKENS, -(-stay.tokens // BLOCK_TOKENS)):
-            if self._writer[sequence.pages[block]] != sequence.seating:
+            if self._writer[sequence.pages[block]] != sequence.row_lease:
                 stay.tokens = min(stay.tokens, max(stay.start, block * BLOCK_TOKENS))
 
-    def _look(self, sequence: Running, stay: _Stay) -> None:
+    def _look(self, sequence: Running, stay: _DraftKvState) -> None:
         """At the blocks that have got a key since: a page may have been replaced by another one of
         the same key, and may hold what another stay computed."""
         for block in range(stay.blocks, sequence.committed):
             page, key = sequence.pages[block], sequence.keys[block]
             end = (block + 1) * BLOCK_TOKENS
-            if self._writer[page] == sequence.seating and end <= stay.tokens:
+            if self._writer[page] == sequence.row_lease and end <= stay.tokens:
                 self._key[page] = key
             elif self._key[page] == key:
                 stay.tokens = max(stay.tokens, end)
             else:
-                if self._writer[page] != sequence.seating:
+                if self._writer[page] != sequence.row_lease:
                     stay.tokens = min(stay.tokens, end - BLOCK_TOKENS)
                 return
             stay.blocks = block + 1
@@ -98,10 +98,10 @@ class Known:
     def write(self, sequence: Running, tokens: int, guesses: int = 0) -> None:
         """The KV of the first ``tokens`` tokens of its text is there with this step, and that of
         ``guesses`` tokens that may follow the text, to be told by ``guess``."""
-        stay = self._stays[sequence.seating]
+        stay = self._stays[sequence.row_lease]
         for block in range(stay.tokens // BLOCK_TOKENS, -(-(tokens + guesses) // BLOCK_TOKENS)):
             page = sequence.pages[block]
-            self._writer[page], self._key[page] = sequence.seating, None
+            self._writer[page], self._key[page] = sequence.row_lease, None
         stay.tokens = tokens
         self._look(sequence, stay)
 
@@ -124,20 +124,20 @@ def _common(text: Sequence[int], start: int, guessed: Sequence[int]) -> int:
     return len(guessed)
 
 
-NEAR = 4
+MAX_INLINE_TOKENS = 4
 """Tokens that a pass takes as rows of their own; who lacks more catches up in a chunk first."""
 
-WORTH = 16
+CATCH_UP_WORTH = 16
 """A token that may still come is worth so many of catching up: a draft computes a prompt's token in
 about a hundredth of the time that its target takes for a step."""
 
 
-PORTION = 12
-LEAST, MOST = 32, 512
+SIZE_RATIO_TOKENS = 12
+MIN_CATCH_UP, MAX_CATCH_UP = 32, 512
 """Tokens that are caught up in a step at most: so many times what the target is larger, between
 these two. On a CPU they take about a step of the target alone with one sequence."""
 
-WARM_S = 0.5
+WARM_UP_S = 0.5
 """Most that making products ready on a CPU may take; what is not ready is made when needed."""
 
 
@@ -151,20 +151,20 @@ class DraftModel:
 
     def __init__(
         self,
-        model: Model,
+        model: DecoderModel,
         state: RowState,
         *,
         pages: int,
         positions: int,
         most: int,
-        chunk: int = MOST,
+        chunk: int = MAX_CATCH_UP,
     ) -> None:
         self.most = most
         self._state = state
         self._positions, self._chunk = positions, chunk
-        self._runner = Runner(model, state, pages)
-        self._known = Known(pages)
-        self._told: tuple[list[Ready], Tensor] | None = None  # the last drafts: [b, nodes]
+        self._runner = DraftModelRunner(model, state, pages)
+        self._known = DraftKvIndex(pages)
+        self._told: tuple[list[DraftRequest], Tensor] | None = None  # the last drafts: [b, nodes]
 
     def passes(self, nodes: int) -> int:
         return nodes
@@ -185,7 +185,7 @@ class DraftModel:
         self._told = ready, drawn
         return _packed(ready, drawn, len(sequences))
 
-    def saw(self, advance: Advance) -> None:
+    def saw(self, advance: VerifiedStep) -> None:
         pass
 
     def forget(self, seatings: Sequence[int]) -> None:
@@ -198,16 +198,16 @@ class DraftModel:
             ready, drawn = self._told
             self._told = None
             for r, tokens in zip(ready, drawn.tolist(), strict=True):
-                self._known.guess(r.sequence.seating, tokens[: r.nodes - 1])
+                self._known.guess(r.sequence.row_lease, tokens[: r.nodes - 1])
 
     # ---- catching up ------------------------------------------------------------------------
 
     def _catch_up(
         self, sequences: Sequence[Running], wanted: Sequence[int]
-    ) -> tuple[list[Ready], bool]:
+    ) -> tuple[list[DraftRequest], bool]:
         """Those that can be proposed to in this step, after some more have come closer to it; and
         whether any had to."""
-        ready: list[Ready] = []
+        ready: list[DraftRequest] = []
         chunks: list[tuple[Running, int, int]] = []  # tokens known, and to compute
         left = self._chunk
         for place, (sequence, nodes) in enumerate(zip(sequences, wanted, strict=True)):
@@ -215,10 +215,10 @@ class DraftModel:
             nodes = min(nodes, self.most, self._positions - length + 1)
             if nodes <= 0:
                 continue
-            if sequence.seated_pages != len(sequence.pages):
+            if sequence.row_pages != len(sequence.pages):
                 self._state.seat(sequence)
             known = min(self._known.tokens(sequence), length - 1)
-            if length - known > NEAR:
+            if length - known > MAX_INLINE_TOKENS:
                 missing = length - 1 - known
                 count = min(missing, left) if _pays(sequence, missing) else 0
                 if count:
@@ -228,7 +228,7 @@ class DraftModel:
                 if count < missing:
                     continue
                 known += count
-            ready.append(Ready(place, sequence, known, nodes))
+            ready.append(DraftRequest(place, sequence, known, nodes))
         if chunks:
             self._runner.compute(chunks)
         return ready, bool(chunks)
@@ -236,7 +236,7 @@ class DraftModel:
 
 def load_draft(
     folder: Path,
-    target: Model,
+    target: DecoderModel,
     state: RowState,
     *,
     pages: int,
@@ -258,24 +258,24 @@ def load_draft(
             f" of {target.config.vocab_size}"
         )
     weights = load_weights(
-        folder, config, target.dtype, target.device, product=draft_linear, finite=True
+        folder, config, target.dtype, target.device, linear=make_draft_linear, finite=True
     )
     longest = state.block_table.shape[1] * BLOCK_TOKENS
     positions = min(config.max_positions, longest)
-    model = Model(config, weights, positions)
-    portion = PORTION * target.weights.bytes // model.weights.bytes
-    chunk = min(MOST, max(LEAST, portion))
+    model = DecoderModel(config, weights, positions)
+    portion = SIZE_RATIO_TOKENS * target.weights.bytes // model.weights.bytes
+    chunk = min(MAX_CATCH_UP, max(MIN_CATCH_UP, portion))
     if model.device.type == "cpu":
-        warm_products(model, max(chunk, NEAR * len(state.length)), most_s=WARM_S)
+        warm_up_products(model, max(chunk, MAX_INLINE_TOKENS * len(state.length)), most_s=WARM_UP_S)
     return DraftModel(model, state, pages=pages, positions=positions, most=most, chunk=chunk)
 
 
 def _pays(sequence: Running, missing: int) -> bool:
     """Whether what may still come is worth computing ``missing`` tokens."""
-    return missing <= WORTH * (sequence.request.length_limit - len(sequence.tokens))
+    return missing <= CATCH_UP_WORTH * (sequence.request.length_limit - len(sequence.tokens))
 
 
-def _packed(ready: Sequence[Ready], drawn: Tensor, sequences: int) -> Drafts:
+def _packed(ready: Sequence[DraftRequest], drawn: Tensor, sequences: int) -> Drafts:
     """In the order that they were asked for."""
     nodes = drawn.shape[1]
     counts = np.zeros(sequences, dtype=np.int64)

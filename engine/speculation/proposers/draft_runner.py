@@ -11,17 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batching.attention_metadata import alike, chunk_reach
-from engine.batching.batch import Batch, DecodeGroup, View
-from engine.batching.batcher import RowState, slots_of
+from engine.batching.attention_metadata import chunk_attention, group_by_pages
+from engine.batching.batch import AttentionMetadata, DecodeGroup, PackedBatch
+from engine.batching.row_state import RowState, kv_slots
 from engine.kv_cache.kv_pool import make_pool
-from engine.model.decoder import Model
-from engine.sampling.filters import FilterRows, cut_off
-from engine.sampling.noise import gumbel
-from engine.sampling.sampling_table import KEY, MIN_P, TEMPERATURE, TOP_K, TOP_P, SamplingTable
-from engine.sampling.selection import GREEDY_BELOW, filtered_by
+from engine.model.decoder import DecoderModel
+from engine.sampling.filters import FilterRows, filter_threshold
+from engine.sampling.noise import gumbel_noise
+from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Sequence as Running
 from protocol.block_keys import BLOCK_TOKENS
+from protocol.sampling_params import GREEDY_BELOW
 
 # MERGED engine.speculation.draft_reach
 # What the rows of a draft model attend to, for several passes at once.
@@ -35,37 +35,37 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Rows:
+class DraftRows:
     """Rows of one query each, one more token of text in each pass."""
 
     table: Ints  # [b, pages] page ids of each row's sequence
     lengths: Ints  # [b] tokens attended to in the first pass, itself included, without a window
     passes: int
 
-    def of(self, rows: Ints) -> Rows:
-        return Rows(self.table[rows], self.lengths[rows], self.passes)
+    def of(self, rows: Ints) -> DraftRows:
+        return DraftRows(self.table[rows], self.lengths[rows], self.passes)
 
 
-def reaches(
-    rows: Rows, windows: Collection[int], dtype: torch.dtype, device: torch.device
-) -> list[dict[int, View]]:
+def attention_per_pass(
+    rows: DraftRows, windows: Collection[int], dtype: torch.dtype, device: torch.device
+) -> list[dict[int, AttentionMetadata]]:
     """Views by window, for each pass."""
     groups = {w: list(_groups(rows, w, dtype, device)) for w in windows}
     count = len(rows.lengths)
     return [
-        {w: View(count, tuple(group[i] for group in groups[w]), ()) for w in windows}
+        {w: AttentionMetadata(count, tuple(group[i] for group in groups[w]), ()) for w in windows}
         for i in range(rows.passes)
     ]
 
 
 def _groups(
-    rows: Rows, window: int, dtype: torch.dtype, device: torch.device
+    rows: DraftRows, window: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[list[DecodeGroup]]:
     """Rows that read about as many pages, together, so that padding stays below half; each for
     every pass."""
     first = np.maximum(rows.lengths - window, 0) // BLOCK_TOKENS if window else rows.lengths * 0
     pages = -(-(rows.lengths + rows.passes - 1) // BLOCK_TOKENS) - first
-    for own in alike(pages):
+    for own in group_by_pages(pages):
         everybody = len(own) == len(pages)
         at = slice(None) if everybody else torch.from_numpy(own).to(device)
         width = int(pages[own].max())
@@ -73,7 +73,7 @@ def _groups(
 
 
 def _group(
-    rows: Rows,
+    rows: DraftRows,
     at: torch.Tensor | slice,
     first: Ints,
     width: int,
@@ -99,32 +99,32 @@ def _group(
 # MERGED engine.speculation.draft_draw
 # What a draft model draws: with the noise that the target will draw with, so that they meet.
 
-HEAD = 32
+TOP_TOKENS = 32
 """Most likely tokens that noise is drawn for. Beyond them, draft and target seldom agree."""
 
 
-class Draws:
+class DraftSampler:
     """The draws of some sequences, in their order."""
 
     def __init__(self, sequences: Sequence[Running], rows: Tensor, table: SamplingTable) -> None:
         """rows: [b] int64, rows of ``table``."""
         wanted = [s.request.sampling for s in sequences]
-        noisy = [s for s in wanted if s.temperature >= GREEDY_BELOW]
+        noisy = [s for s in wanted if not s.is_greedy]
         self._noisy = bool(noisy)
         self._filters: FilterRows | None = None
         if self._noisy:
-            temperature = table.floats[rows, TEMPERATURE]
+            temperature = table.column("temperature", rows)
             greedy = temperature < GREEDY_BELOW
             self._temperature = temperature.masked_fill_(greedy, 1.0)[:, None]
             self._scale = (~greedy).double()[:, None]  # of the noise
-            self._keys = table.ints[rows, KEY]
-            if any(filtered_by(s) for s in noisy):
+            self._keys = table.column("noise_key", rows)
+            if any(s.has_filters for s in noisy):
                 self._filters = FilterRows(
-                    top_p=table.floats[rows, TOP_P].masked_fill_(greedy, 1.0),
-                    top_k=table.ints[rows, TOP_K].masked_fill_(greedy, table.vocab),
-                    min_p=table.floats[rows, MIN_P].masked_fill_(greedy, 0.0),
-                    nucleus=any(s.top_p < 1.0 for s in noisy),
-                    alone=False,  # the mass of the head is taken for that of all tokens
+                    top_p=table.column("top_p", rows).masked_fill_(greedy, 1.0),
+                    top_k=table.column("top_k", rows).masked_fill_(greedy, table.vocab),
+                    min_p=table.column("min_p", rows).masked_fill_(greedy, 0.0),
+                    any_top_p=any(s.top_p < 1.0 for s in noisy),
+                    any_only_top_p=False,  # the mass of the head is taken for that of all tokens
                 )
 
     def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Draws:
         """
         if not self._noisy:
             return logits.max(dim=-1).indices  # a third of argmax's time on a CPU
-        scores, ids = self._scores(logits, positions, HEAD)
+        scores, ids = self._scores(logits, positions, TOP_TOKENS)
         best = scores.max(dim=-1, keepdim=True).indices
         return ids.gather(1, best)[:, 0]
 
@@ -148,7 +148,7 @@ class Draws:
         if not self._noisy:
             first = logits.max(-1).indices[:, None] if most == 1 else logits.topk(most).indices
             return first if tokens is None else tokens[first]
-        scores, ids = self._scores(logits, positions, max(HEAD, most), tokens)
+        scores, ids = self._scores(logits, positions, max(TOP_TOKENS, most), tokens)
         return ids.gather(1, scores.topk(most, dim=-1).indices)
 
     def _scores(
@@ -159,14 +159,16 @@ class Draws:
         values, ids = logits.topk(min(head, vocab), dim=-1)
         ids = ids if tokens is None else tokens[ids]
         values.div_(self._temperature[:count])
-        scores = gumbel(self._keys[:count], positions, ids).mul_(self._scale[:count]).add_(values)
+        scores = (
+            gumbel_noise(self._keys[:count], positions, ids).mul_(self._scale[:count]).add_(values)
+        )
         if self._filters is not None:
-            cut = cut_off(values, values, self._filters.of(slice(count)))
+            cut = filter_threshold(values, values, self._filters.select(slice(count)))
             scores.masked_fill_(values < cut, float("-inf"))
         return scores, ids
 
 
-class Ready(NamedTuple):
+class DraftRequest(NamedTuple):
     """A sequence that drafts are drawn for."""
 
     place: int  # among those asked for
@@ -175,10 +177,10 @@ class Ready(NamedTuple):
     nodes: int  # drafts to draw
 
 
-class Runner:
+class DraftModelRunner:
     """A model with a pool of its own, over the pages of ``state``."""
 
-    def __init__(self, model: Model, state: RowState, pages: int) -> None:
+    def __init__(self, model: DecoderModel, state: RowState, pages: int) -> None:
         self._model = model
         self._state = state
         format_ = model.config.kv_format("exact", "wide", model.dtype.itemsize)
@@ -195,23 +197,25 @@ class Runner:
             tokens += sequence.tokens[known : known + count]
             at = torch.arange(known, known + count, device=self._state.device)
             places.append(at)
-            slots.append(slots_of(self._state.block_table[sequence.row][at // BLOCK_TOKENS], at))
+            slots.append(kv_slots(self._state.block_table[sequence.row][at // BLOCK_TOKENS], at))
         views = {}
         for window in self._windows:
             reach = [
-                chunk_reach(self._state.block_table[s.row], start, known, count, window, self._like)
+                chunk_attention(
+                    self._state.block_table[s.row], start, known, count, window, self._like
+                )
                 for (s, known, count), start in zip(chunks, starts, strict=True)
             ]
-            views[window] = View(0, (), tuple(reach))
-        batch = Batch(self._tokens(tokens), torch.cat(places), torch.cat(slots), views, None)
+            views[window] = AttentionMetadata(0, (), tuple(reach))
+        batch = PackedBatch(self._tokens(tokens), torch.cat(places), torch.cat(slots), views, None)
         self._model.hidden(batch, self._pool)
 
-    def draw(self, ready: Sequence[Ready], rows: Tensor) -> Tensor:
+    def draw(self, ready: Sequence[DraftRequest], rows: Tensor) -> Tensor:
         """Chains for all of ``ready``, the longest first: [b, nodes of the first], undefined beyond
         a sequence's own. rows: [b] int64, their rows in the state."""
         nodes = ready[0].nodes
         going = [sum(r.nodes > i for r in ready) for i in range(nodes)]
-        draws = Draws([r.sequence for r in ready], rows, self._state.sampling)
+        draws = DraftSampler([r.sequence for r in ready], rows, self._state.sampling)
         lengths = np.array([len(r.sequence.tokens) for r in ready])
         table = _table(ready)
         # [nodes, b]: of the last token, then of the drafts
@@ -222,22 +226,22 @@ class Runner:
         drawn = torch.empty(len(ready), nodes, dtype=torch.int64, device=at.device)
         if views[0]:
             tokens = self._tokens([r.sequence.tokens[-1] for r in ready])
-            logits = self._logits(Batch(tokens, at[0], slots[0], views[0], None))
+            logits = self._logits(PackedBatch(tokens, at[0], slots[0], views[0], None))
         else:
             logits = self._first(ready, table, fresh)
         tokens = draws.draw(logits, at[0] + 1)
         drawn[:, 0] = tokens
         for i in range(1, nodes):
             own = slice(going[i])
-            batch = Batch(tokens[own], at[i, own], slots[i, own], views[i], None)
+            batch = PackedBatch(tokens[own], at[i, own], slots[i, own], views[i], None)
             tokens = draws.draw(self._logits(batch), at[i, own] + 1)
             drawn[own, i] = tokens
         return drawn
 
-    def _logits(self, batch: Batch) -> Tensor:
+    def _logits(self, batch: PackedBatch) -> Tensor:
         return self._model.logits(self._model.hidden(batch, self._pool))
 
-    def _first(self, ready: Sequence[Ready], table: Ints, fresh: Ints) -> Tensor:
+    def _first(self, ready: Sequence[DraftRequest], table: Ints, fresh: Ints) -> Tensor:
         """Logits [b, vocab] after the last tokens, from a pass over the ``fresh`` [b] tokens of
         each that have come since the last one."""
         tokens = [token for r in ready for token in r.sequence.tokens[r.known :]]
@@ -246,26 +250,28 @@ class Runner:
         place = np.arange(len(tokens)) + np.array([r.known for r in ready])[owner]
         place -= (ends - fresh)[owner]
         own = table[owner]
-        view = self._reaches(Rows(own, place + 1, 1))[0]
+        view = self._reaches(DraftRows(own, place + 1, 1))[0]
         at, slots = self._on_device(place), self._on_device(_slots(own, place[None])[0])
-        hidden = self._model.hidden(Batch(self._tokens(tokens), at, slots, view, None), self._pool)
+        hidden = self._model.hidden(
+            PackedBatch(self._tokens(tokens), at, slots, view, None), self._pool
+        )
         return self._model.logits(hidden[self._on_device(ends - 1)])
 
     def _views(
         self, table: Ints, lengths: Ints, going: Sequence[int], *, alone: bool
-    ) -> list[dict[int, View]]:
+    ) -> list[dict[int, AttentionMetadata]]:
         """Of every pass, the first one empty if it is not over last tokens ``alone``. Passes over
         the same sequences share what they can."""
-        views: list[dict[int, View]] = [] if alone else [{}]
+        views: list[dict[int, AttentionMetadata]] = [] if alone else [{}]
         while len(views) < len(going):
             start = len(views)
             own = slice(going[start])
             passes = going[start:].count(going[start])
-            views += self._reaches(Rows(table[own], lengths[own] + start, passes))
+            views += self._reaches(DraftRows(table[own], lengths[own] + start, passes))
         return views
 
-    def _reaches(self, rows: Rows) -> list[dict[int, View]]:
-        return reaches(rows, self._windows, self._like.dtype, self._like.device)
+    def _reaches(self, rows: DraftRows) -> list[dict[int, AttentionMetadata]]:
+        return attention_per_pass(rows, self._windows, self._like.dtype, self._like.device)
 
     def _on_device(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self._like.device)
@@ -279,7 +285,7 @@ class Runner:
         return torch.tensor(values, dtype=torch.int64, device=self._state.device)
 
 
-def _table(ready: Sequence[Ready]) -> Ints:
+def _table(ready: Sequence[DraftRequest]) -> Ints:
     """Pages of each sequence: [b, pages], padded with page 0."""
     pages = [r.sequence.pages for r in ready]
     table = np.zeros((len(ready), max(map(len, pages))), dtype=np.int64)

@@ -22,14 +22,14 @@ from torch import Tensor
 from engine.speculation.drafts import ROOT, Drafts
 from protocol.errors import StartupError
 
-Prior: TypeAlias = Sequence[Sequence[float]]
+TreePrior: TypeAlias = Sequence[Sequence[float]]
 """[depth][rank], each between 0 and 1."""
 
 _TYPICAL = tuple(tuple(0.6 * 0.85**depth * 0.35**rank for rank in range(6)) for depth in range(8))
 
 
 @dataclass(frozen=True)
-class Tree:
+class DraftTree:
     """Nodes in the order of their chance, so parents come before their children."""
 
     depths: tuple[int, ...]  # 0: those that follow the last token
@@ -52,7 +52,7 @@ class Tree:
         return depths[:, None], torch.tensor(self.ranks, device=device)[:, None]
 
 
-def best_tree(prior: Prior, nodes: int, *, spine_only: bool = False) -> Tree:
+def best_tree(prior: TreePrior, nodes: int, *, spine_only: bool = False) -> DraftTree:
     """The ``nodes`` nodes of greatest chance; fewer where the prior has no more of them.
     ``spine_only``: only the first of each depth has children."""
     depths: list[int] = []
@@ -72,10 +72,10 @@ def best_tree(prior: Prior, nodes: int, *, spine_only: bool = False) -> Tree:
         if depth + 1 < len(prior) and (rank == 0 or not spine_only):
             chance = -negative * prior[depth + 1][0]
             heapq.heappush(heap, (-chance, 2 * node + 2, depth + 1, 0, node, -negative))
-    return Tree(tuple(depths), tuple(ranks), tuple(parents))
+    return DraftTree(tuple(depths), tuple(ranks), tuple(parents))
 
 
-def pack(tokens: Tensor, counts: Sequence[int], tree: Tree) -> Drafts:
+def pack_tree_drafts(tokens: Tensor, counts: Sequence[int], tree: DraftTree) -> Drafts:
     """Drafts of which sequence b takes the first ``counts[b]`` nodes; tokens: [B, nodes]."""
     parents = [parent for count in counts for parent in tree.parents[:count]]
     nodes = tokens.shape[1]
@@ -86,7 +86,7 @@ def pack(tokens: Tensor, counts: Sequence[int], tree: Tree) -> Drafts:
     return Drafts(counts, tokens.flatten()[torch.from_numpy(at).to(tokens.device)], parents)
 
 
-def read_prior(settings: dict[str, Any], depths: int, source: str) -> Prior:
+def read_tree_prior(settings: dict[str, Any], depths: int, source: str) -> TreePrior:
     """The prior in ``settings``, or a typical one, of ``depths`` depths; those beyond the last one
     that is given are like it. Raises StartupError."""
     given = settings.get("tree_prior")

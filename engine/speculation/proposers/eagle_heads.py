@@ -21,24 +21,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batching.batch import View
-from engine.model.decoder import Model
-from engine.model.linear import Linear, draft_linear, linear
+from engine.batching.batch import AttentionMetadata
+from engine.model.decoder import DecoderModel
+from engine.model.linear import Linear, make_draft_linear, make_linear
 from engine.model.norm_rotary import RmsNorm
-from engine.model.weights import Tensors
+from engine.model.weights import CheckpointTensors
 from engine.model_config.config import ModelConfig
 from engine.model_config.families import parse_config
-from engine.speculation.draft_source import read_settings, refuse_pickles
+from engine.speculation.draft_source import read_head_config, refuse_pickles
 from engine.speculation.proposers.eagle_layer import HeadLayer
 from protocol.errors import StartupError
 
-_KNOWN = re.compile(
+EAGLE_TENSORS = re.compile(
     r"(model\.)?(fc\.(weight|bias)|embed_tokens\.weight|layers\.0\.(self_attn|mlp)\..*"
     r"|layers\.0\.post_attention_layernorm\.weight)|lm_head\.weight"
 )
 
 
-class Head(Protocol):
+class AnyEagleHead(Protocol):
     """An EAGLE head of any kind. What it keeps of a token, it makes a feature of; its pass takes a
     token and the feature before it to the next feature; and from that it reads logits."""
 
@@ -51,7 +51,12 @@ class Head(Protocol):
         """Of what the target made of tokens, [T, kept]: [T, hidden]."""
 
     def __call__(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor, view: View
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionMetadata,
     ) -> Tensor:
         """The features [T, hidden] after ``tokens`` [T], each given the one before its token.
 
@@ -68,43 +73,50 @@ class EagleHead:
     taps: tuple[int, ...] = ()
     tokens: Tensor | None = None
 
-    def __init__(self, model: Model, folder: Path, pages: int, positions: int) -> None:
+    def __init__(self, model: DecoderModel, folder: Path, pages: int, positions: int) -> None:
         """``positions``: of the longest text. Raises StartupError naming what is missing, or does
         not fit the target."""
         refuse_pickles(folder)
-        self.config = c = head_config(folder, model.config)
+        self.config = c = load_head_config(folder, model.config)
         self._model, self.kept = model, c.hidden_size
-        tensors = Tensors(folder, model.dtype, model.device, finite=True)
-        check_names(tensors.names, _KNOWN, folder, "an EAGLE-1 or EAGLE-2 head of one layer")
+        tensors = CheckpointTensors(folder, model.dtype, model.device, finite=True)
+        check_tensor_names(
+            tensors.names, EAGLE_TENSORS, folder, "an EAGLE-1 or EAGLE-2 head of one layer"
+        )
         prefix = "model." if "model.fc.weight" in tensors.names else ""
 
         def get(name: str, shape: tuple[int, ...]) -> Tensor:
             return tensors(f"{prefix}layers.0.{name}", shape)
 
         self._join = _join(tensors, prefix, c.hidden_size)
-        self._embedding = own_embedding(tensors, prefix + "embed_tokens.weight", model)
+        self._embedding = load_head_embedding(tensors, prefix + "embed_tokens.weight", model)
         self._layer = HeadLayer(get, c, model, pages=pages, positions=positions)
 
     def features(self, kept: Tensor) -> Tensor:
         return self._model.weights.final_norm(kept)
 
     def __call__(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor, view: View
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionMetadata,
     ) -> Tensor:
         x = self._join(torch.cat((F.embedding(tokens, self._embedding), features), -1))
         return self._layer(x, x, positions, slots, view)
 
     def read(self, features: Tensor) -> Tensor:
-        return self._model.read(features)
+        return self._model.lm_head(features)
 
 
-def head_config(folder: Path, target: ModelConfig) -> ModelConfig:
+def load_head_config(folder: Path, target: ModelConfig) -> ModelConfig:
     """Of the head's layer. Raises StartupError where there is none, or the head is none for the
     target."""
     path = folder / "config.json"
     try:
         c = parse_config(
-            {**read_settings(folder), "architectures": ["LlamaForCausalLM"]}, str(path)
+            {**read_head_config(folder), "architectures": ["LlamaForCausalLM"]}, str(path)
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise StartupError(f"{path}: not a usable config of a head: {error!r}") from error
@@ -117,7 +129,7 @@ def head_config(folder: Path, target: ModelConfig) -> ModelConfig:
     return c
 
 
-def check_names(
+def check_tensor_names(
     names: Collection[str], known: re.Pattern[str], folder: Path, expected: str
 ) -> None:
     """Raises StartupError for a tensor that is none of the head's."""
@@ -126,7 +138,7 @@ def check_names(
         raise StartupError(f"{folder}: tensor {unknown[0]} is none of {expected}")
 
 
-def own_embedding(tensors: Tensors, name: str, model: Model) -> Tensor:
+def load_head_embedding(tensors: CheckpointTensors, name: str, model: DecoderModel) -> Tensor:
     """Its own where it has one that is not the target's."""
     shared = model.weights.embedding
     if name not in tensors.names:
@@ -135,9 +147,9 @@ def own_embedding(tensors: Tensors, name: str, model: Model) -> Tensor:
     return shared if torch.equal(own, shared) else own
 
 
-def _join(tensors: Tensors, prefix: str, hidden: int) -> Linear:
+def _join(tensors: CheckpointTensors, prefix: str, hidden: int) -> Linear:
     bias = prefix + "fc.bias"
-    return draft_linear(
+    return make_draft_linear(
         tensors(prefix + "fc.weight", (hidden, 2 * hidden)),
         tensors(bias, (hidden,)) if bias in tensors.names else None,
     )
@@ -159,7 +171,7 @@ def _join(tensors: Tensors, prefix: str, hidden: int) -> Linear:
 # normed, what the head's own reading sees (Li et al. 2025, EAGLE-3, section 3.1). Which layers: 2,
 # the middle and the last but two, or ``eagle_aux_hidden_state_layer_ids`` in config.json.
 
-_KNOWN_heads_eagle3 = re.compile(
+EAGLE3_TENSORS = re.compile(
     r"fc\.weight|(midlayer|layers\.0)\.(self_attn|mlp)\..*|(norm|lm_head|embed_tokens)\.weight"
     r"|(midlayer|layers\.0)\.(input_layernorm|hidden_norm|post_attention_layernorm)\.weight|d2t|t2d"
 )
@@ -168,16 +180,16 @@ _KNOWN_heads_eagle3 = re.compile(
 class Eagle3Head:
     """The head in ``folder``."""
 
-    def __init__(self, model: Model, folder: Path, pages: int, positions: int) -> None:
+    def __init__(self, model: DecoderModel, folder: Path, pages: int, positions: int) -> None:
         """``positions``: of the longest text. Raises StartupError naming what is missing, or does
         not fit the target."""
         refuse_pickles(folder)
-        settings = read_settings(folder)
-        self.config = c = head_config(folder, model.config)
+        settings = read_head_config(folder)
+        self.config = c = load_head_config(folder, model.config)
         self.taps = _taps(settings, model.config.layers, folder)
         h, self.kept = c.hidden_size, len(self.taps) * c.hidden_size
-        tensors = Tensors(folder, model.dtype, model.device, finite=True)
-        check_names(tensors.names, _KNOWN_heads_eagle3, folder, "an EAGLE-3 head of one layer")
+        tensors = CheckpointTensors(folder, model.dtype, model.device, finite=True)
+        check_tensor_names(tensors.names, EAGLE3_TENSORS, folder, "an EAGLE-3 head of one layer")
         published = any(name.startswith("midlayer.") for name in tensors.names)
         module = "midlayer." if published else "layers.0."
 
@@ -187,21 +199,26 @@ class Eagle3Head:
         def norm(name: str) -> RmsNorm:
             return RmsNorm(tensors(name, (h,)), c.norm_eps)
 
-        self._join = draft_linear(tensors("fc.weight", (h, self.kept)))
-        self._embedding = own_embedding(tensors, "embed_tokens.weight", model)
+        self._join = make_draft_linear(tensors("fc.weight", (h, self.kept)))
+        self._embedding = load_head_embedding(tensors, "embed_tokens.weight", model)
         self._token_norm = norm(module + "input_layernorm.weight")
         self._feature_norm = norm(module + "hidden_norm.weight")
         self._layer = HeadLayer(get, c, model, pages=pages, positions=positions, inputs=2)
         self._norm = norm("norm.weight")
         columns = int(settings.get("draft_vocab_size") or c.vocab_size)
-        self._reading = linear(tensors("lm_head.weight", (columns, h)))
+        self._reading = make_linear(tensors("lm_head.weight", (columns, h)))
         self.tokens = _tokens(tensors, columns, c.vocab_size, folder)
 
     def features(self, kept: Tensor) -> Tensor:
         return self._join(kept)
 
     def __call__(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor, view: View
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionMetadata,
     ) -> Tensor:
         embedded = self._token_norm(F.embedding(tokens, self._embedding))
         x = torch.cat((embedded, self._feature_norm(features)), -1)
@@ -225,7 +242,7 @@ def _taps(settings: dict[str, Any], layers: int, folder: Path) -> tuple[int, ...
     return taps
 
 
-def _tokens(tensors: Tensors, columns: int, vocab: int, folder: Path) -> Tensor | None:
+def _tokens(tensors: CheckpointTensors, columns: int, vocab: int, folder: Path) -> Tensor | None:
     """The token that each column of the logits stands for; None: its own index."""
     if "d2t" not in tensors.names:
         if columns != vocab:

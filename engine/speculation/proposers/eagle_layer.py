@@ -10,17 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batching.batch import DecodeGroup, View
+from engine.batching.batch import AttentionMetadata, DecodeGroup
 from engine.kv_cache.kv_pool import make_pool
-from engine.model.attention import attend
-from engine.model.decoder import Model
-from engine.model.layers import Get, dense, projections
-from engine.model.linear import draft_linear
-from engine.model.norm_rotary import RmsNorm, rotary_table, rotate_
+from engine.model.attention import paged_attention
+from engine.model.decoder import DecoderModel
+from engine.model.layers import TensorSource, build_attention_projections, build_dense_mlp
+from engine.model.linear import make_draft_linear
+from engine.model.norm_rotary import RmsNorm, apply_rotary_, rotary_table
 from engine.model_config.config import ModelConfig
 from protocol.block_keys import BLOCK_TOKENS
 
-_WIDENED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+_WIDENED_PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 
 
 class HeadLayer:
@@ -28,9 +28,9 @@ class HeadLayer:
 
     def __init__(
         self,
-        get: Get,
+        get: TensorSource,
         config: ModelConfig,
-        model: Model,
+        model: DecoderModel,
         *,
         pages: int,
         positions: int,
@@ -41,19 +41,21 @@ class HeadLayer:
         self._config = c = config
 
         def widened(name: str, shape: tuple[int, ...]) -> Tensor:
-            wide = (shape[0], shape[1] * inputs) if name.endswith(_WIDENED) else shape
+            wide = (shape[0], shape[1] * inputs) if name.endswith(_WIDENED_PROJECTIONS) else shape
             return get(name, wide)
 
-        self._qkv, self._out = projections(widened, c, "self_attn.", draft_linear)
+        self._qkv, self._out = build_attention_projections(
+            widened, c, "self_attn.", make_draft_linear
+        )
         norm = get("post_attention_layernorm.weight", (c.hidden_size,))
         self._mlp_norm = RmsNorm(norm, c.norm_eps)
-        self._mlp = dense(get, c, "mlp.", draft_linear)
+        self._mlp = build_dense_mlp(get, c, "mlp.", make_draft_linear)
         self._turns = rotary_table(c.rope, c.head_dim, positions, model.device)
         format_ = c.kv_format("exact", "wide", model.dtype.itemsize)
         self._pool = make_pool(format_, pages, model.dtype, model.device)
 
     def __call__(
-        self, x: Tensor, residual: Tensor, positions: Tensor, slots: Tensor, view: View
+        self, x: Tensor, residual: Tensor, positions: Tensor, slots: Tensor, view: AttentionMetadata
     ) -> Tensor:
         """The layer's output [T, hidden]. x: [T, inputs * hidden], what attention reads; residual:
         [T, hidden], what its output is added to. positions, slots: [T]. All rows are decode rows of
@@ -61,10 +63,10 @@ class HeadLayer:
         c, rows = self._config, len(x)
         heads = self._qkv(x).view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
         q, kv = heads[:, : c.heads], heads[:, c.heads :].unflatten(1, (2, c.kv_heads))
-        rotate_(heads[:, : c.heads + c.kv_heads], self._turns[positions][:, None])
+        apply_rotary_(heads[:, : c.heads + c.kv_heads], self._turns[positions][:, None])
         self._pool.store(0, slots, kv)
         out = torch.empty_like(q)
-        attend(q, kv, self._pool.layer(0), view, out, scale=c.attention_scale, softcap=0.0)
+        paged_attention(q, kv, self._pool.layer(0), view, out, scale=c.attention_scale, softcap=0.0)
         y = self._out.add(out.flatten(1), residual)
         return self._mlp.add(self._mlp_norm(y), y)
 
@@ -81,7 +83,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Spans:
+class EagleSpans:
     """Of ``b`` sequences, on the host."""
 
     start: Ints  # [b] first position that the head has seen
@@ -106,11 +108,11 @@ class Spans:
         return np.arange(len(owner)) - first[owner]
 
 
-class Reach:
+class EagleAttention:
     """The pages of ``b`` sequences that all passes read, and what their rows see of them."""
 
     def __init__(
-        self, spans: Spans, table: Tensor, passes: int, shared: int, dtype: torch.dtype
+        self, spans: EagleSpans, table: Tensor, passes: int, shared: int, dtype: torch.dtype
     ) -> None:
         """table: [b, max_pages] page ids. shared: query heads that share a key."""
         self._spans, self._shared, self._dtype = spans, shared, dtype
@@ -123,7 +125,7 @@ class Reach:
         self._at = self._base[:, None] + torch.arange(width * BLOCK_TOKENS, device=device)
         self._before = self._at < torch.from_numpy(spans.start).to(device)[:, None]  # [b, span]
 
-    def first(self) -> View:
+    def first(self) -> AttentionMetadata:
         """All rows that are not computed yet. Where a sequence has fewer than another, its first
         one stands again."""
         spans = self._spans
@@ -139,7 +141,7 @@ class Reach:
             rows = torch.from_numpy((spans.ends[:, None] - back).ravel()).to(self._device)
         return self._view(mask, rows, total, queries)
 
-    def later(self, going: Sequence[int]) -> list[View]:
+    def later(self, going: Sequence[int]) -> list[AttentionMetadata]:
         """Of the passes after the first one: one row of each of the first ``going[i]`` sequences, a
         token further on in each pass."""
         if not going:
@@ -156,8 +158,10 @@ class Reach:
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(hidden, float("-inf"))
 
-    def _view(self, mask: Tensor, rows: Tensor | slice, total: int, queries: int = 1) -> View:
+    def _view(
+        self, mask: Tensor, rows: Tensor | slice, total: int, queries: int = 1
+    ) -> AttentionMetadata:
         """mask: [c, 1, queries or one for all heads, span], of the first c sequences."""
         count = len(mask)
         group = DecodeGroup(rows, self._pages[:count], self._base[:count], mask, queries)
-        return View(total, (group,), ())
+        return AttentionMetadata(total, (group,), ())

@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batching.batcher import RowState
-from engine.model.decoder import Model
-from engine.model.linear import Linear, linear
-from engine.model.weights import Tensors
+from engine.batching.row_state import RowState
+from engine.model.decoder import DecoderModel
+from engine.model.linear import Linear, make_linear
+from engine.model.weights import CheckpointTensors
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.draft_source import read_settings, refuse_pickles
+from engine.speculation.draft_source import read_head_config, refuse_pickles
 from engine.speculation.drafts import Drafts
-from engine.speculation.proposers.draft_runner import Draws
-from engine.speculation.proposers.draft_tree import best_tree, pack, read_prior
-from engine.speculation.proposers.proposer import Advance
+from engine.speculation.proposers.draft_runner import DraftSampler
+from engine.speculation.proposers.draft_tree import best_tree, pack_tree_drafts, read_tree_prior
+from engine.speculation.proposers.proposer import VerifiedStep
 from protocol.errors import StartupError
 
 # MERGED engine.speculation.heads_medusa
@@ -48,7 +48,7 @@ _PREFIXES = ("", "medusa_heads.", "medusa_head.")
 
 
 @dataclass(frozen=True)
-class Names:
+class MedusaTensorNames:
     """Of the tensors in one checkpoint."""
 
     heads: int
@@ -75,7 +75,7 @@ class Names:
             )
 
 
-def find_names(names: Collection[str], folder: Path) -> Names:
+def find_medusa_names(names: Collection[str], folder: Path) -> MedusaTensorNames:
     """Which layout it is, and of how many heads. Raises StartupError where it is none of them."""
     if "token_map" in names:
         raise StartupError(f"{folder}: heads of a cut vocabulary (token_map) are not supported")
@@ -88,7 +88,7 @@ def find_names(names: Collection[str], folder: Path) -> Names:
                 heads, blocks = max(h for h, _ in at) + 1, max(b for _, b in at) + 1
                 name = block.format(prefix=prefix, head="{head}", block="{block}")
                 own = reading.format(prefix=prefix, head="{head}", blocks=blocks)
-                return Names(heads, blocks, name, own)
+                return MedusaTensorNames(heads, blocks, name, own)
     shown = ", ".join(sorted(names)[:4])
     raise StartupError(
         f"{folder}: no Medusa heads; expected 0.0.linear.weight or blocks.0.layers.0.weight,"
@@ -99,11 +99,11 @@ def find_names(names: Collection[str], folder: Path) -> Names:
 class MedusaHeads:
     """All heads of a checkpoint; the blocks of all heads are multiplied at once."""
 
-    def __init__(self, model: Model, folder: Path) -> None:
+    def __init__(self, model: DecoderModel, folder: Path) -> None:
         """Raises StartupError naming what is missing, or does not fit the target."""
         refuse_pickles(folder)
-        tensors = Tensors(folder, model.dtype, model.device, finite=True)
-        names = find_names(tensors.names, folder)
+        tensors = CheckpointTensors(folder, model.dtype, model.device, finite=True)
+        names = find_medusa_names(tensors.names, folder)
         names.check(tensors.names, folder)
         self.heads = names.heads
         self._model = model
@@ -118,12 +118,14 @@ class MedusaHeads:
         for weight, bias in self._blocks:
             x = x + F.silu(torch.baddbmm(bias[:depths], x, weight[:depths]))
         if not self._readings:
-            return self._model.read(x.flatten(0, 1))
+            return self._model.lm_head(x.flatten(0, 1))
         read = [reading(rows) for reading, rows in zip(self._readings, x, strict=False)]
         return torch.cat(read).float()
 
 
-def _block(tensors: Tensors, names: Names, block: int, hidden: int) -> tuple[Tensor, Tensor]:
+def _block(
+    tensors: CheckpointTensors, names: MedusaTensorNames, block: int, hidden: int
+) -> tuple[Tensor, Tensor]:
     weights, biases = [], []
     for head in range(names.heads):
         weight = tensors(names.of_block(head, block, "weight"), (hidden, hidden))
@@ -134,7 +136,9 @@ def _block(tensors: Tensors, names: Names, block: int, hidden: int) -> tuple[Ten
     return torch.stack(weights), torch.stack(biases)[:, None]
 
 
-def _readings(tensors: Tensors, names: Names, model: Model) -> list[Linear]:
+def _readings(
+    tensors: CheckpointTensors, names: MedusaTensorNames, model: DecoderModel
+) -> list[Linear]:
     """One for each head; none: the target's head reads."""
     shape = (model.config.vocab_size, model.config.hidden_size)
     own = [names.of_reading(head) for head in range(names.heads)]
@@ -142,28 +146,30 @@ def _readings(tensors: Tensors, names: Names, model: Model) -> list[Linear]:
     if len(missing) == names.heads:
         return []
     if missing == own[1:]:
-        return [linear(tensors(own[0], shape))] * names.heads
-    return [linear(tensors(name, shape)) for name in own]
+        return [make_linear(tensors(own[0], shape))] * names.heads
+    return [make_linear(tensors(name, shape)) for name in own]
 
 
-MOST = 32
+MAX_NODES = 32
 """Nodes of a tree at most."""
 
 
-class Medusa:
+class MedusaProposer:
     """Proposes what the heads in ``folder`` foretell."""
 
     name = "medusa"
     wants_hidden = True
     caught_up_s = 0.0
 
-    def __init__(self, model: Model, state: RowState, folder: Path, most: int = MOST) -> None:
+    def __init__(
+        self, model: DecoderModel, state: RowState, folder: Path, most: int = MAX_NODES
+    ) -> None:
         """Raises StartupError for heads that cannot be loaded or do not fit ``model``."""
         self._model = model
         self._state = state
         self._heads = MedusaHeads(model, folder)
-        prior = read_prior(read_settings(folder), self._heads.heads, str(folder))
-        self._tree = best_tree(prior, min(most, MOST))
+        prior = read_tree_prior(read_head_config(folder), self._heads.heads, str(folder))
+        self._tree = best_tree(prior, min(most, MAX_NODES))
         self._place = self._tree.place(model.device)
         self.most = len(self._tree.ranks)
         rows, hidden = len(state.length), model.config.hidden_size
@@ -176,7 +182,7 @@ class Medusa:
 
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
         counts = [
-            min(nodes, self.most) if self._seen[s.row] == s.seating else 0
+            min(nodes, self.most) if self._seen[s.row] == s.row_lease else 0
             for s, nodes in zip(sequences, wanted, strict=True)
         ]
         asked = [i for i, count in enumerate(counts) if count]
@@ -186,7 +192,7 @@ class Medusa:
             rows = rows[torch.tensor(asked, device=rows.device)]
         most = max(counts)
         tokens = self._tokens([sequences[i] for i in asked], rows, most)
-        drafts = pack(tokens, [counts[i] for i in asked], self._tree)
+        drafts = pack_tree_drafts(tokens, [counts[i] for i in asked], self._tree)
         return Drafts(counts, drafts.tokens, drafts.parents)
 
     def _tokens(self, sequences: Sequence[Running], rows: Tensor, nodes: int) -> Tensor:
@@ -196,16 +202,16 @@ class Medusa:
         logits = self._heads(features, depths)  # [depths * B, vocab]
         ahead = torch.arange(depths, device=rows.device)[:, None]
         positions = (self._state.length[rows] + ahead).flatten()
-        draws = Draws(sequences, rows.repeat(depths), self._state.sampling)
+        draws = DraftSampler(sequences, rows.repeat(depths), self._state.sampling)
         best = draws.ranked(logits, positions, width).view(depths, len(rows), width)
         depth, rank = self._place
         at = torch.arange(len(rows), device=rows.device)
         return best[depth[:nodes], at, rank[:nodes]].t()  # [B, nodes]
 
-    def saw(self, advance: Advance) -> None:
+    def saw(self, advance: VerifiedStep) -> None:
         self._hidden.index_copy_(0, advance.rows, advance.hidden[advance.at[:, -1]])
         for sequence in advance.sequences:
-            self._seen[sequence.row] = sequence.seating
+            self._seen[sequence.row] = sequence.row_lease
 
     def forget(self, seatings: Sequence[int]) -> None:
         """Whoever comes next to a row has another seating: there is nothing to do."""

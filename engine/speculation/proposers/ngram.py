@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.drafts import Drafts
-from engine.speculation.proposers.proposer import Advance
+from engine.speculation.proposers.proposer import VerifiedStep
 
 # MERGED engine.speculation.lookup
 # A text that looks up its own end: what followed the last time that these tokens stood here.
@@ -21,26 +21,26 @@ from engine.speculation.proposers.proposer import Advance
 # instead of
 # a search, and with a match that is followed as long as it is right. Torch-free.
 
-SIZES = (4, 2, 1)
+NGRAM_SIZES = (4, 2, 1)
 """Lengths n of the n-grams that are looked up, the longest first. Measured on the demo model's
 answers to held-out code, at 8 tokens a step: from 4 down to 2 without 1, it proposes half as often
 where text is drawn at random, and 3 adds nothing between 4 and 2."""
 
-FOLLOWED = 16
+MAX_MATCH_TOKENS = 16
 """Tokens that a new match is compared backwards for at most."""
 
-FEW = 8
+SMALL_UPDATE = 8
 """Tokens of a step or so: taken into the index one by one."""
 
 
-class Lookup:
+class NgramIndex:
     """The index over one text. It belongs to whoever appends to ``tokens``; nothing is removed."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
         # n -> hash of an n-gram -> its latest end. Not the n-gram: tuples would have the garbage
         # collector run, and two that share a hash cost a wrong guess.
-        self._ends: dict[int, dict[int, int]] = {n: {} for n in SIZES}
+        self._ends: dict[int, dict[int, int]] = {n: {} for n in NGRAM_SIZES}
         self._indexed = 1  # n-grams that end before this place are in the index
         self._source = -1  # where the tokens that should come next stand; -1: nowhere
         self._length = 0  # of the text when ``_source`` was found
@@ -50,7 +50,7 @@ class Lookup:
         """Take up to ``most`` more tokens into the index; returns how many. Only an n-gram that
         something follows is of use, so the last one of the text is not."""
         first, end = self._indexed, min(len(self._tokens), self._indexed + most)
-        take = self._take_few if end - first <= FEW else self._take_many
+        take = self._take_few if end - first <= SMALL_UPDATE else self._take_many
         for n, ends in self._ends.items():
             take(n, ends, max(first, n), end)
         self._indexed = max(first, end)
@@ -107,20 +107,20 @@ class Lookup:
                 return
 
     def _common(self, place: int, length: int, known: int) -> int:
-        """Equal tokens before ``place`` and before the end of the text, ``FOLLOWED`` at most."""
+        """Equal tokens before ``place`` and before the end of the text, ``MAX_MATCH_TOKENS`` at most."""
         tokens = self._tokens
-        most = min(FOLLOWED, place)
+        most = min(MAX_MATCH_TOKENS, place)
         while known < most and tokens[place - known - 1] == tokens[length - known - 1]:
             known += 1
         return known
 
 
-PORTION = 1024
+INDEX_TOKENS_PER_STEP = 1024
 """Tokens of text that are indexed in a step at most: about 0.3 ms. A long prompt takes some steps,
 and what is indexed of it is of use meanwhile."""
 
 
-class NGram:
+class NgramProposer:
     """Proposes chains of what followed the same tokens earlier in prompt and output."""
 
     name = "ngram"
@@ -129,20 +129,20 @@ class NGram:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._lookups: dict[int, Lookup] = {}  # by seating
+        self._lookups: dict[int, NgramIndex] = {}  # by seating
 
     def passes(self, nodes: int) -> int:
         return 0
 
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
-        budget = PORTION
+        budget = INDEX_TOKENS_PER_STEP
         counts, tokens = [0] * len(sequences), []
         for i, (sequence, count) in enumerate(zip(sequences, wanted, strict=True)):
             if count <= 0:
                 continue
-            lookup = self._lookups.get(sequence.seating)
+            lookup = self._lookups.get(sequence.row_lease)
             if lookup is None:
-                lookup = self._lookups[sequence.seating] = Lookup(sequence.tokens)
+                lookup = self._lookups[sequence.row_lease] = NgramIndex(sequence.tokens)
             if budget > 0:
                 budget -= lookup.index(budget)
             found = lookup.propose(min(count, self.most))
@@ -150,7 +150,7 @@ class NGram:
             tokens += found
         return Drafts(counts, torch.tensor(tokens, dtype=torch.int64, device=rows.device))
 
-    def saw(self, advance: Advance) -> None:
+    def saw(self, advance: VerifiedStep) -> None:
         pass
 
     def forget(self, seatings: Sequence[int]) -> None:

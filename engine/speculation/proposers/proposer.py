@@ -13,7 +13,7 @@ from engine.speculation.drafts import Drafts
 
 
 @dataclass(frozen=True)
-class Advance:
+class VerifiedStep:
     """What the model has computed for the sequences of a step that drew tokens, ``D`` at most.
 
     A path row is a row of the step that turned out to be on the text: that of the sequence's last
@@ -36,7 +36,7 @@ class Advance:
 
 class Proposer(Protocol):
     """Proposes to the decoding sequences of one engine. It may raise anything: it is dropped then,
-    and decoding goes on without it. Its state of a sequence is found by ``sequence.seating``, the
+    and decoding goes on without it. Its state of a sequence is found by ``sequence.row_lease``, the
     number of its stay on its row: a preempted sequence comes back with another one."""
 
     name: str  # ngram, draft, medusa, eagle
@@ -53,7 +53,7 @@ class Proposer(Protocol):
         first. rows: [B] int64, their rows in the state. All pages are there that the nodes need:
         node i of a sequence will be computed in slot ``len(sequence.tokens) + i``."""
 
-    def saw(self, advance: Advance) -> None:
+    def saw(self, advance: VerifiedStep) -> None:
         """The model's pass, in every step in which tokens were drawn: the state's ``length`` counts
         them, ``sequence.tokens`` gets them after this call."""
 
@@ -63,7 +63,7 @@ class Proposer(Protocol):
 
 
 @runtime_checkable
-class Tapping(Proposer, Protocol):
+class LayerTapProposer(Proposer, Protocol):
     """A proposer that wants to see the inputs of some of the model's layers as well."""
 
     taps: tuple[int, ...]  # these layers, in ascending order; empty: none

@@ -1,1 +1,1 @@
-"""Response objects and chunks."""
+"""Responses of the OpenAI API: JSON objects, stream chunks, and the OpenAPI document."""

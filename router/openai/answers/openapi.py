@@ -1,7 +1,9 @@
-"""The server's OpenAPI document: what it takes, and all that it may answer."""
+"""The server's OpenAPI document, made from the types that check bodies and write responses."""
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import msgspec
@@ -9,10 +11,7 @@ from pydantic import BaseModel
 
 from router.openai.answers.wire_json import Chat, ChatChunk, Completion, ModelCard, ModelList
 from router.openai.bodies.generation_body import ChatBody, CompletionBody
-from router.openai.bodies.unsupported import OF_CHATS, OF_COMPLETIONS, Neutral
-
-# MERGED router.api.schemas
-# JSON schemas of bodies and responses, from the types that check and write them.
+from router.openai.bodies.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, NeutralValues
 
 Schema = dict[str, Any]
 REF = "#/components/schemas/"
@@ -43,52 +42,15 @@ ERROR: Schema = {
     "additionalProperties": False,
 }
 
-
-def components(model_id: str) -> dict[str, Schema]:
-    """By name: ``CompletionBody``, ``ChatBody``, ``Completion``, ... and ``Error``."""
-    answers = (Completion, Chat, ChatChunk, ModelCard, ModelList)
-    _, found = msgspec.json.schema_components(answers, ref_template=REF + "{name}")
-    bodies: tuple[tuple[type[BaseModel], Neutral], ...] = (
-        (CompletionBody, OF_COMPLETIONS),
-        (ChatBody, OF_CHATS),
-    )
-    for model, neutral in bodies:
-        body = model.model_json_schema(ref_template=f"{REF}{model.__name__}.{{model}}")
-        for name, inner in body.pop("$defs", {}).items():
-            found[f"{model.__name__}.{name}"] = inner
-        found[model.__name__] = _body(body, neutral, model_id)
-    found["Error"] = ERROR
-    return found
-
-
-def _body(schema: Schema, neutral: Neutral, model_id: str) -> Schema:
-    """``null`` is the default; what is not supported is taken where it changes nothing."""
-    required = schema["required"]
-    given = {name: _spelled(inner) for name, inner in schema["properties"].items()}
-    properties = {
-        name: inner if name in required else _or_null(inner) for name, inner in given.items()
-    }
-    properties["model"] = {"type": "string", "enum": [model_id]}
-    for name, values in neutral.items():
-        properties[name] = {"enum": [*values, None]}
-    return {**schema, "properties": properties}
-
-
-def _spelled(schema: Schema) -> Schema:
-    """Bounds as JSON schema has them: pydantic leaves its own names in optional integers."""
-    named = {_BOUNDS.get(name, name): value for name, value in schema.items()}
-    if "anyOf" in named:
-        named["anyOf"] = [_spelled(inner) for inner in named["anyOf"]]
-    return named
-
-
-def _or_null(schema: Schema) -> Schema:
-    if {"type": "null"} in schema.get("anyOf", ()):
-        return schema
-    apart = {k: v for k, v in schema.items() if k not in ("default", "title", "description")}
-    about = {k: v for k, v in schema.items() if k not in apart}
-    return {"anyOf": [apart, {"type": "null"}], **about}
-
+_PUBLISHED_NAMES = {
+    "AttemptOutcome": "Observed",
+    "AttemptReport": "Tried",
+    "CandidateReport": "Candidate",
+    "MessageToolCall": "ToolCall",
+    "NamedFunction": "FunctionByName",
+    "ToolFunction": "Function",
+}
+"""Class name -> name of its component. Published names stay when a class is renamed."""
 
 _STATUS = {
     "400": "The request is wrong; `param` names the field",
@@ -104,8 +66,8 @@ _STATUS = {
     "503": "No worker can take the request now",
     "504": "The answer did not come in time",
 }
-_OF_EVERY = ("400", "401", "405", "408", "413", "431", "500")
-_OF_WORK = ("404", "415", "429", "503", "504")
+_COMMON_ERRORS = ("400", "401", "405", "408", "413", "431", "500")
+_GENERATION_ERRORS = ("404", "415", "429", "503", "504")
 _HEADERS: list[Schema] = [
     {
         "name": "x-baton-explain",
@@ -128,13 +90,13 @@ _HEADERS: list[Schema] = [
 ]
 
 
-def document(model_id: str, *, keys: bool) -> Schema:
-    """``keys``: whether requests need one."""
+def openapi_document(model_id: str, *, keys: bool) -> Schema:
+    """Return the document; ``keys``: whether requests need an API key."""
     found: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": "1", "description": "An OpenAI-compatible server"},
         "paths": _paths(),
-        "components": {"schemas": components(model_id)},
+        "components": {"schemas": schema_components(model_id)},
     }
     if keys:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -147,20 +109,20 @@ def _paths() -> dict[str, Schema]:
     text: Schema = {"type": "string"}
     objects: Schema = {"type": "array", "items": any_object}
     return {
-        "/v1/completions": {"post": _work("completion", "CompletionBody", "Completion")},
-        "/v1/chat/completions": {"post": _work("chat", "ChatBody", "Chat", "ChatChunk")},
-        "/v1/models": {"get": _look("models", _ref("ModelList"))},
+        "/v1/completions": {"post": _generation("completion", "CompletionBody", "Completion")},
+        "/v1/chat/completions": {"post": _generation("chat", "ChatBody", "Chat", "ChatChunk")},
+        "/v1/models": {"get": _lookup("models", _ref("ModelList"))},
         "/v1/models/{name}": {
-            "get": {"parameters": [_in_path("name")], **_look("model", _ref("ModelCard"), "404")}
+            "get": {"parameters": [_in_path("name")], **_lookup("model", _ref("ModelCard"), "404")}
         },
-        "/health": {"get": {**_look("health", any_object), "security": []}},
-        "/ready": {"get": {**_look("ready", any_object, "503"), "security": []}},
-        "/metrics": {"get": _look("metrics", text, kind="text/plain")},
-        "/sd": {"get": _look("sd", objects)},
-        "/openapi.json": {"get": _look("openapi", any_object)},
-        "/ui": {"get": {**_look("ui", text, kind="text/html"), "security": []}},
-        "/ui/overview": {"get": _look("overview", any_object)},
-        "/ui/{file}": {"get": _part()},
+        "/health": {"get": {**_lookup("health", any_object), "security": []}},
+        "/ready": {"get": {**_lookup("ready", any_object, "503"), "security": []}},
+        "/metrics": {"get": _lookup("metrics", text, kind="text/plain")},
+        "/sd": {"get": _lookup("sd", objects)},
+        "/openapi.json": {"get": _lookup("openapi", any_object)},
+        "/ui": {"get": {**_lookup("ui", text, kind="text/html"), "security": []}},
+        "/ui/overview": {"get": _lookup("overview", any_object)},
+        "/ui/{file}": {"get": _ui_file()},
     }
 
 
@@ -169,9 +131,9 @@ def _in_path(name: str) -> Schema:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def _part() -> dict[str, Any]:
-    """A file of the page, of whatever kind."""
-    found = _look("ui_file", {"type": "string"}, "404", kind="*/*")
+def _ui_file() -> dict[str, Any]:
+    """Return the operation that serves a file of the UI."""
+    found = _lookup("ui_file", {"type": "string"}, "404", kind="*/*")
     return {"parameters": [_in_path("file")], **found, "security": []}
 
 
@@ -179,14 +141,14 @@ def _ref(name: str) -> Schema:
     return {"$ref": REF + name}
 
 
-def _look(
+def _lookup(
     name: str, answer: Schema, *errors: str, kind: str = "application/json"
 ) -> dict[str, Any]:
     ok = {"description": "OK", "content": {kind: {"schema": answer}}}
-    return {"operationId": name, "responses": {"200": ok, **_errors(*_OF_EVERY, *errors)}}
+    return {"operationId": name, "responses": {"200": ok, **_errors(*_COMMON_ERRORS, *errors)}}
 
 
-def _work(name: str, body: str, answer: str, chunk: str | None = None) -> dict[str, Any]:
+def _generation(name: str, body: str, answer: str, chunk: str | None = None) -> dict[str, Any]:
     events = f"Events with a `{chunk or answer}` each, then `[DONE]`; or an `Error`, and no more"
     ok = {
         "description": "Whole, or with `stream` as events",
@@ -202,12 +164,12 @@ def _work(name: str, body: str, answer: str, chunk: str | None = None) -> dict[s
             "required": True,
             "content": {"application/json": {"schema": _ref(body)}},
         },
-        "responses": {"200": ok, **_errors(*_OF_EVERY, *_OF_WORK)},
+        "responses": {"200": ok, **_errors(*_COMMON_ERRORS, *_GENERATION_ERRORS)},
     }
 
 
 def _event(description: str) -> Schema:
-    """One of them, in the terms of server-sent events."""
+    """Return the schema of one server-sent event."""
     data = {"type": "string", "description": description}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
@@ -215,3 +177,54 @@ def _event(description: str) -> Schema:
 def _errors(*statuses: str) -> dict[str, Schema]:
     content = {"application/json": {"schema": _ref("Error")}}
     return {s: {"description": _STATUS[s], "content": content} for s in sorted(statuses)}
+
+
+def schema_components(model_id: str) -> dict[str, Schema]:
+    """Return JSON schemas by name: ``CompletionBody``, ``ChatBody``, ``Completion``, ``Error``,
+    ..."""
+    answers = (Completion, Chat, ChatChunk, ModelCard, ModelList)
+    _, found = msgspec.json.schema_components(answers, ref_template=REF + "{name}")
+    bodies: tuple[tuple[type[BaseModel], NeutralValues], ...] = (
+        (CompletionBody, COMPLETION_UNSUPPORTED),
+        (ChatBody, CHAT_UNSUPPORTED),
+    )
+    for model, neutral in bodies:
+        body = model.model_json_schema(ref_template=f"{REF}{model.__name__}.{{model}}")
+        for name, inner in body.pop("$defs", {}).items():
+            found[f"{model.__name__}.{name}"] = inner
+        found[model.__name__] = _body_schema(body, neutral, model_id)
+    found["Error"] = ERROR
+    text = json.dumps(found)
+    for name, published in _PUBLISHED_NAMES.items():
+        text = re.sub(rf'(?<=[/."]){name}(?=")', published, text)
+    schemas: dict[str, Schema] = json.loads(text)
+    return schemas
+
+
+def _body_schema(schema: Schema, neutral: NeutralValues, model_id: str) -> Schema:
+    """Allow ``null`` for the default, and unsupported parameters with their neutral values."""
+    required = schema["required"]
+    given = {name: _rename_bounds(inner) for name, inner in schema["properties"].items()}
+    properties = {
+        name: inner if name in required else _or_null(inner) for name, inner in given.items()
+    }
+    properties["model"] = {"type": "string", "enum": [model_id]}
+    for name, values in neutral.items():
+        properties[name] = {"enum": [*values, None]}
+    return {**schema, "properties": properties}
+
+
+def _rename_bounds(schema: Schema) -> Schema:
+    """Use JSON schema's names of bounds: pydantic keeps its own in optional integers."""
+    named = {_BOUNDS.get(name, name): value for name, value in schema.items()}
+    if "anyOf" in named:
+        named["anyOf"] = [_rename_bounds(inner) for inner in named["anyOf"]]
+    return named
+
+
+def _or_null(schema: Schema) -> Schema:
+    if {"type": "null"} in schema.get("anyOf", ()):
+        return schema
+    apart = {k: v for k, v in schema.items() if k not in ("default", "title", "description")}
+    about = {k: v for k, v in schema.items() if k not in apart}
+    return {"anyOf": [apart, {"type": "null"}], **about}

@@ -1,4 +1,7 @@
-"""The JSON of responses. Field order is the order on the wire; UNSET fields are left out."""
+"""The JSON types of responses. The order of fields is that on the wire; UNSET fields are omitted.
+
+Class names appear in the OpenAPI document as names of components.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,6 @@ from msgspec import UNSET, UnsetType
 
 from router.generation.choice_stream import FinishReason
 from router.generation.explain import Explanation
-
-DONE = b"data: [DONE]\n\n"
 
 encode = msgspec.json.Encoder().encode
 
@@ -31,13 +32,13 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 UsageField = Usage | UnsetType | None
-"""Null in chunks before the last, where usage is wanted."""
+"""Null in the chunks before the last where usage was requested."""
 
 # ---- completions ----------------------------------------------------------------------------
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Lists of one length. The first token of an echoed prompt has null."""
+    """Lists of equal length. The first token of an echoed prompt has null."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -62,7 +63,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole response, or a chunk of a stream."""
+    """A response, or a chunk of a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -96,14 +97,15 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class Function(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``name`` stands in the first piece of a call only."""
+    """The function of a tool call; in a stream only the first piece of a call has ``name``."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """``index`` in streams only; ``id`` and ``type`` in the first piece of a call only."""
+    """A tool call: ``index`` only in streams, ``id`` and ``type`` only in the first piece of a
+    call."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -175,14 +177,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "baton"
-    max_model_len: int | None  # None while no worker has been seen
+    max_model_len: int | None  # None until a worker has registered
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
-
-
-def frame(payload: bytes) -> bytes:
-    """One server-sent event."""
-    return b"data: " + payload + b"\n\n"

@@ -1,1 +1,1 @@
-"""Request bodies and their checks."""
+"""Request bodies of the OpenAI API: pydantic models and their checks."""

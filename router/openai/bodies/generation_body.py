@@ -1,44 +1,57 @@
-"""What completions and chats have in common: sampling, stops, streams, choices."""
+"""The bodies of ``POST /v1/completions`` and ``POST /v1/chat/completions``, with what they
+share."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from protocol.requests import PRIORITIES
-from protocol.sampling_params import MAX_LOGPROBS
+from protocol.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from router.common.request_body import MAX_ITEMS, too_many_items
-from router.openai.bodies.field_checks import Bias, Integer, Prompts, StopIds, Stops, about, bad
+from router.openai.bodies.field_types import (
+    Integer,
+    LogitBias,
+    Prompts,
+    StopStrings,
+    StopTokenIds,
+    StrictModel,
+    body_error,
+    field_error,
+)
 from router.openai.bodies.messages import AssistantMessage, Messages
 from router.openai.bodies.output_formats import (
-    GUIDED,
+    GUIDED_FIELDS,
+    MAX_FORMAT_CHOICES,
     MAX_GRAMMAR_CHARS,
     ResponseFormat,
     StructuredOutputs,
 )
-from router.openai.bodies.output_formats import MAX_CHOICES as MAX_FORMAT_CHOICES
-from router.openai.bodies.parsing import parse, wrong
-from router.openai.bodies.strict_types import Strict
+from router.openai.bodies.parsing import describe_mistake, parse_body
 from router.openai.bodies.tools import ToolChoice, Tools
-from router.openai.bodies.unsupported import OF_CHATS, OF_COMPLETIONS
+from router.openai.bodies.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
 
 MAX_CHOICES = 64
+MAX_LABELS = 16
+MAX_SEQUENCES = 128
+"""Prompts times candidates of one completion request."""
 ABSENT: Any = None
-"""For fields of types that Python cannot join with None."""
+"""Default of optional fields whose type alias cannot be joined with None."""
 
-Choice = Annotated[str, Field(min_length=1)]
+ChoiceText = Annotated[str, Field(min_length=1)]
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
     include_obfuscation: bool = False  # OpenAI's padding: accepted, none is ever added
 
 
-class GenerationBody(Strict):
-    """Fields of a request for generated tokens, once checked."""
+class GenerationBody(StrictModel):
+    """Checked fields that completions and chats share."""
 
     model: str
     n: Integer = Field(1, ge=1, le=MAX_CHOICES)
@@ -49,11 +62,11 @@ class GenerationBody(Strict):
     presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float = Field(1.0, gt=0, le=10, allow_inf_nan=False)
-    logit_bias: Bias = ()
+    logit_bias: LogitBias = ()
     min_tokens: Integer = Field(0, ge=0, lt=2**31)
     seed: Integer | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Stops = ()
-    stop_token_ids: StopIds = ()
+    stop: StopStrings = ()
+    stop_token_ids: StopTokenIds = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -63,47 +76,75 @@ class GenerationBody(Strict):
     stream_options: StreamOptions | None = None
     priority: Integer = Field(0, ge=PRIORITIES[0], le=PRIORITIES[1])  # lower runs earlier
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
-    user: str | None = None  # a label of the caller's; nothing depends on it
+    user: str | None = None  # a label of the client; has no effect
     response_format: ResponseFormat = ABSENT
     structured_outputs: StructuredOutputs | None = None  # vLLM's; ``guided_*`` are its older names
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
-    guided_choice: list[Choice] | None = Field(None, min_length=1, max_length=MAX_FORMAT_CHOICES)
+    guided_choice: list[ChoiceText] | None = Field(
+        None, min_length=1, max_length=MAX_FORMAT_CHOICES
+    )
     guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
 
     @property
     def generations(self) -> int:
-        """Texts that this asks for."""
+        """Return the number of sequences to generate."""
         return self.n
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             message = "stream_options is only allowed with stream=true"
-            raise about("stream_options", message)
+            raise body_error("stream_options", message)
         return self
 
     @model_validator(mode="after")
     def _one_structure(self) -> Self:
-        given = [name for name in GUIDED if getattr(self, name) is not None]
+        given = [name for name in GUIDED_FIELDS if getattr(self, name) is not None]
         given += ["structured_outputs"] if self.structured_outputs is not None else []
         if len(given) > 1:
-            raise about(given[0], f"{given[0]} is only allowed without {given[1]}")
+            raise body_error(given[0], f"{given[0]} is only allowed without {given[1]}")
         try:
-            self.structured  # noqa: B018 - an older name is bounded as what it stands for
+            self.structured  # noqa: B018 - validates a value that came by an older name
         except ValidationError as error:
-            why = wrong(error.errors(include_url=False)[0])
-            raise about(given[0], f"{given[0]} {why}") from None
+            why = describe_mistake(error.errors(include_url=False)[0])
+            raise body_error(given[0], f"{given[0]} {why}") from None
         return self
 
     @property
     def structured(self) -> tuple[str, StructuredOutputs | None]:
-        """By whichever name it came, and that name."""
-        for name, field in GUIDED.items():
+        """Return the name by which the constraint was sent, and its value."""
+        for name, field in GUIDED_FIELDS.items():
             value = getattr(self, name)
             if value is not None:
                 return name, StructuredOutputs.model_validate({field: value})
         return "structured_outputs", self.structured_outputs
+
+    def sampling_params(
+        self,
+        *,
+        max_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+        grammar: str = "",
+    ) -> SamplingParams:
+        """Return the sampling parameters of each choice. The arguments are the fields that follow
+        from more than one field of the body; a body without a seed gets a random one."""
+        fields = {
+            name: getattr(self, name)
+            for name in SamplingParams.__struct_fields__
+            if name in GenerationBody.model_fields
+        }
+        # Any 64-bit seed is taken; the wire has the non-negative ones.
+        fields["seed"] = secrets.randbits(63) if self.seed is None else self.seed & MAX_SEED
+        fields["top_k"] = max(self.top_k, 0)
+        return SamplingParams(
+            **fields,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
+        )
 
     @property
     def include_usage(self) -> bool:
@@ -114,30 +155,26 @@ class GenerationBody(Strict):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
-# MERGED router.api.chat_body
-# The body of ``POST /v1/chat/completions``.
-
-MAX_LABELS = 16
-
-
-def _few(value: Any) -> Any:
-    """Before pydantic looks at each: it would make an error of each."""
+def _check_label_count(value: Any) -> Any:
+    """Check the number before pydantic does: it would create an error for each label."""
     if isinstance(value, dict) and len(value) > MAX_LABELS:
-        raise bad(f"must have at most {MAX_LABELS} entries, not {len(value)}")
+        raise field_error(f"must have at most {MAX_LABELS} entries, not {len(value)}")
     return value
 
 
 _Label = Annotated[str, Field(max_length=512)]
-_Labels = Annotated[dict[_Label, _Label], Field(max_length=MAX_LABELS), BeforeValidator(_few)]
+_Labels = Annotated[
+    dict[_Label, _Label], Field(max_length=MAX_LABELS), BeforeValidator(_check_label_count)
+]
 
 
 class ChatBody(GenerationBody):
-    """A chat request as the client sent it, once checked. Labels (``metadata`` and the like) are
-    taken, and nothing depends on them."""
+    """A checked chat request. Labels (``metadata`` and the like) are accepted and have no
+    effect."""
 
     messages: Messages
     max_completion_tokens: Integer | None = Field(None, ge=1, lt=2**31)  # None: what fits the model
-    max_tokens: Integer | None = Field(None, ge=1, lt=2**31)  # its older name
+    max_tokens: Integer | None = Field(None, ge=1, lt=2**31)  # older name
     logprobs: bool = False
     top_logprobs: Integer | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Tools | None = None
@@ -152,13 +189,13 @@ class ChatBody(GenerationBody):
 
     @property
     def output_field(self) -> str:
-        """The name under which the client may bound the output."""
+        """Return the name of the field that bounds the output."""
         old = self.max_completion_tokens is None and self.max_tokens is not None
         return "max_tokens" if old else "max_completion_tokens"
 
     @property
-    def most(self) -> int | None:
-        """Output tokens; None: what fits the model."""
+    def max_output_tokens(self) -> int | None:
+        """Return the bound on output tokens; None: as many as fit the model."""
         return self.max_tokens if self.output_field == "max_tokens" else self.max_completion_tokens
 
     @model_validator(mode="after")
@@ -166,42 +203,36 @@ class ChatBody(GenerationBody):
         given = {self.max_completion_tokens, self.max_tokens} - {None}
         if len(given) > 1:
             message = "max_tokens is max_completion_tokens by its older name: send one of them"
-            raise about("max_tokens", message)
-        if self.most is not None and self.min_tokens > self.most:
-            message = f"must be at most {self.output_field} ({self.most}), not {self.min_tokens}"
-            raise about("min_tokens", f"min_tokens {message}")
+            raise body_error("max_tokens", message)
+        if self.max_output_tokens is not None and self.min_tokens > self.max_output_tokens:
+            bound = f"{self.output_field} ({self.max_output_tokens})"
+            message = f"min_tokens must be at most {bound}, not {self.min_tokens}"
+            raise body_error("min_tokens", message)
         return self
 
     @model_validator(mode="after")
     def _calls_can_be_decoded(self) -> Self:
-        spoken = (m for m in self.messages if isinstance(m, AssistantMessage) and m.tool_calls)
-        texts = (call.function.arguments for m in spoken for call in m.tool_calls or ())
+        calling = (m for m in self.messages if isinstance(m, AssistantMessage) and m.tool_calls)
+        texts = (call.function.arguments for m in calling for call in m.tool_calls or ())
         if too_many_items("".join(texts).encode(errors="replace")):
             message = f"hold more than {MAX_ITEMS} strings, arrays and objects in tool calls"
-            raise about("messages", f"messages {message}", "body_too_complex")
+            raise body_error("messages", f"messages {message}", "body_too_complex")
         return self
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise about("top_logprobs", "top_logprobs is only allowed with logprobs=true")
+            raise body_error("top_logprobs", "top_logprobs is only allowed with logprobs=true")
         return self
 
 
 def parse_chat(raw: Mapping[str, Any]) -> ChatBody:
-    """Raises ApiError (400) for the first mistake."""
-    return parse(raw, ChatBody, OF_CHATS)
-
-
-# MERGED router.api.completion_body
-# The body of ``POST /v1/completions``.
-
-MAX_SEQUENCES = 128
-"""Prompts times candidates of one request."""
+    """Return the checked body. Raises ApiError (400) for the first mistake."""
+    return parse_body(raw, ChatBody, CHAT_UNSUPPORTED)
 
 
 class CompletionBody(GenerationBody):
-    """A completion request as the client sent it, once checked."""
+    """A checked completion request."""
 
     prompt: Prompts
     max_tokens: Integer = Field(16, ge=0, lt=2**31)
@@ -210,13 +241,12 @@ class CompletionBody(GenerationBody):
     logprobs: Integer | None = Field(None, ge=0, le=MAX_LOGPROBS)
     prompt_logprobs: Integer | None = Field(None, ge=0, le=MAX_LOGPROBS)  # vLLM's
     add_special_tokens: bool = True
-    truncate_prompt_tokens: Integer | None = Field(
-        None, ge=1, lt=2**31
-    )  # the last so many are kept
+    # This many tokens are kept, the last ones.
+    truncate_prompt_tokens: Integer | None = Field(None, ge=1, lt=2**31)
 
     @property
     def candidates(self) -> int:
-        """Sequences of each prompt."""
+        """Return the number of sequences generated for each prompt."""
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -226,34 +256,36 @@ class CompletionBody(GenerationBody):
     @model_validator(mode="after")
     def _some_output(self) -> Self:
         if self.max_tokens < 1 and not self.echo:
-            raise about("max_tokens", "max_tokens must be at least 1 without echo, not 0")
+            raise body_error("max_tokens", "max_tokens must be at least 1 without echo, not 0")
         if self.min_tokens > self.max_tokens:
             message = f"must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}"
-            raise about("min_tokens", f"min_tokens {message}")
+            raise body_error("min_tokens", f"min_tokens {message}")
         return self
 
     @model_validator(mode="after")
     def _best_of_more(self) -> Self:
         if self.candidates < self.n:
-            raise about("best_of", f"best_of must be at least n ({self.n}), not {self.best_of}")
+            raise body_error(
+                "best_of", f"best_of must be at least n ({self.n}), not {self.best_of}"
+            )
         if self.candidates > self.n and self.stream:
             message = f"best_of must be n ({self.n}) with stream=true, not {self.best_of}"
-            raise about("best_of", message)
+            raise body_error("best_of", message)
         if self.generations > MAX_SEQUENCES:
             message = (
                 f"prompts times choices must be at most {MAX_SEQUENCES}, not {self.generations}"
             )
-            raise about("n" if self.n > 1 else "prompt", message)
+            raise body_error("n" if self.n > 1 else "prompt", message)
         return self
 
     @model_validator(mode="after")
     def _prompt_logprobs_whole(self) -> Self:
         if self.prompt_logprobs is not None and self.stream:
             message = "prompt_logprobs is not supported with stream=true; echo with logprobs is"
-            raise about("prompt_logprobs", message)
+            raise body_error("prompt_logprobs", message)
         return self
 
 
 def parse_completion(raw: Mapping[str, Any]) -> CompletionBody:
-    """Raises ApiError (400) for the first mistake."""
-    return parse(raw, CompletionBody, OF_COMPLETIONS)
+    """Return the checked body. Raises ApiError (400) for the first mistake."""
+    return parse_body(raw, CompletionBody, COMPLETION_UNSUPPORTED)

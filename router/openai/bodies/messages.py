@@ -1,7 +1,7 @@
-"""The messages of a chat request, and what a template gets of them.
+"""The messages of a chat request, and their form for chat templates.
 
-Text only: a part of another kind is refused by its name. ``null`` is as good as left out, because
-clients send back what they were given, empty fields included.
+Only text is supported: a part of another kind is refused by its name. ``null`` counts as absent,
+because clients send answers back with their empty fields.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from router.openai.bodies.field_checks import bad, show
-from router.openai.bodies.strict_types import FunctionName, Strict, one_of
+from router.openai.bodies.field_types import (
+    FunctionName,
+    StrictModel,
+    field_error,
+    list_alternatives,
+    show_value,
+)
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -45,29 +50,32 @@ _TEXT_SCHEMA = {
 
 
 def _check_text(value: Any) -> str:
-    """A string, or the texts of an array of parts, a line each."""
+    """Return a string, or the texts of an array of parts, one per line."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise bad(f"must be a string or an array of text parts, not {show(value)}")
+        raise field_error(f"must be a string or an array of text parts, not {show_value(value)}")
     if not 1 <= len(value) <= MAX_PARTS:
-        raise bad(f"must hold 1 to {MAX_PARTS} parts, not {len(value)}")
+        raise field_error(f"must hold 1 to {MAX_PARTS} parts, not {len(value)}")
     return "\n".join(_text_of(place, part) for place, part in enumerate(value))
 
 
 def _text_of(place: int, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
-        raise bad(f'[{place}] must be a part such as {{"type": "text", "text": "..."}}')
+        raise field_error(f'[{place}] must be a part such as {{"type": "text", "text": "..."}}')
     if kind not in _TEXT_PARTS:
-        raise bad(
-            f"[{place}] is of type {show(kind)}; this server takes text only", "unsupported_value"
+        raise field_error(
+            f"[{place}] is of type {show_value(kind)}; this server takes text only",
+            "unsupported_value",
         )
     key = _TEXT_PARTS[kind]
     if not isinstance(part.get(key), str):
-        raise bad(f"[{place}].{key} must be a string, not {show(part.get(key))}")
+        raise field_error(f"[{place}].{key} must be a string, not {show_value(part.get(key))}")
     if unknown := sorted(part.keys() - {"type", key, "cache_control"}):
-        raise bad(f"[{place}] has an unknown field {show(unknown[0])}", "unknown_parameter")
+        raise field_error(
+            f"[{place}] has an unknown field {show_value(unknown[0])}", "unknown_parameter"
+        )
     text: str = part[key]
     return text
 
@@ -79,7 +87,9 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _refuse_field(value: Any) -> None:
-    raise bad(f"is not supported, but is {show(value)}: leave it out", "unsupported_parameter")
+    raise field_error(
+        f"is not supported, but is {show_value(value)}: leave it out", "unsupported_parameter"
+    )
 
 
 NotSupported = Annotated[None, PlainValidator(_refuse_field), WithJsonSchema({"type": "null"})]
@@ -87,7 +97,7 @@ Text = Annotated[str, PlainValidator(_check_text), WithJsonSchema(_TEXT_SCHEMA)]
 Participant = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$")]  # OpenAI's own pattern
 
 
-class _Message(Strict):
+class _Message(StrictModel):
     name: Participant | None = None
 
 
@@ -101,16 +111,16 @@ class UserMessage(_Message):
     content: Text
 
 
-class CalledFunction(Strict):
+class CalledFunction(StrictModel):
     name: FunctionName
     arguments: str
 
 
-class ToolCall(Strict):
+class MessageToolCall(StrictModel):
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # left in by clients that join deltas; nothing depends on it
+    index: int | None = None  # sent by clients that join deltas; has no effect
 
 
 class AssistantMessage(_Message):
@@ -118,7 +128,7 @@ class AssistantMessage(_Message):
     content: Text | None = None
     refusal: str | None = None
     reasoning_content: str | None = None  # for templates that show earlier thoughts
-    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_CALLS, fail_fast=True)
+    tool_calls: list[MessageToolCall] | None = Field(None, max_length=MAX_CALLS, fail_fast=True)
     annotations: list[Any] | None = Field(None, max_length=0)
     audio: NotSupported = None
     function_call: NotSupported = None
@@ -146,7 +156,7 @@ Message = Annotated[
         custom_error_type="baton",
         custom_error_message="{message}",
         custom_error_context={
-            "message": f"must be an object with a role: {one_of(ROLES)}",
+            "message": f"must be an object with a role: {list_alternatives(ROLES)}",
             "code": "invalid_value",
             "tag": "role",
         },
@@ -156,8 +166,8 @@ Message = Annotated[
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-def size(message: Message) -> int:
-    """Characters of it that grow with what a client has to say."""
+def message_chars(message: Message) -> int:
+    """Return the characters of the message's texts, which dominate the time to render it."""
     characters = len(message.content or "")
     if isinstance(message, AssistantMessage):
         characters += len(message.reasoning_content or "")
@@ -165,11 +175,11 @@ def size(message: Message) -> int:
     return characters
 
 
-def for_template(message: Message, *, developer: bool) -> dict[str, Any]:
-    """A message as chat templates expect it.
+def to_template_message(message: Message, *, developer: bool) -> dict[str, Any]:
+    """Return a message as chat templates expect it.
 
-    ``developer``: whether the template knows that role; it is the system's otherwise. Arguments of
-    earlier calls are objects where they can be; a template writes them as JSON again.
+    ``developer``: whether the template knows that role; otherwise it becomes ``system``. Arguments
+    of earlier calls are parsed where they are objects; a template writes them as JSON again.
     """
     role = "system" if message.role == "developer" and not developer else message.role
     out: dict[str, Any] = {"role": role, "content": _content(message)}
@@ -191,13 +201,13 @@ def _content(message: Message) -> str:
     return message.content
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: MessageToolCall) -> dict[str, Any]:
     function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
 
 def _arguments(text: str) -> Any:
-    """The object that ``text`` is in JSON; the text itself where it is something else."""
+    """Return the JSON object in ``text``, or the text itself where it is something else."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

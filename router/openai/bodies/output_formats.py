@@ -1,7 +1,8 @@
-"""Formats of an output, as clients ask for them, to llguidance's grammars.
+"""Output formats of a request, converted to llguidance's grammars.
 
-OpenAI's ``response_format``, and vLLM's ``structured_outputs`` with the older ``guided_*``. JSON
-comes without white space, unless the format asks for it: an output is as short as it can be.
+OpenAI's ``response_format``, and vLLM's ``structured_outputs`` with the older ``guided_*``. JSON is
+generated without white space, unless the format asks for it, so that an output is as short as
+possible.
 """
 
 from __future__ import annotations
@@ -21,21 +22,26 @@ from pydantic import (
 )
 
 from router.common.errors import invalid
-from router.openai.bodies.field_checks import bad, show
-from router.openai.bodies.grammar_source import Source, quoted, schema_source
-from router.openai.bodies.strict_types import STRICT, FunctionName, Strict, one_of
+from router.openai.bodies.field_types import (
+    FunctionName,
+    StrictModel,
+    field_error,
+    list_alternatives,
+    show_value,
+)
+from router.openai.bodies.grammar_source import GrammarSource, lark_literal, schema_source
 
-MAX_CHOICES = 1024
+MAX_FORMAT_CHOICES = 1024
 MAX_GRAMMAR_CHARS = 16 << 10
-"""Of a regex, or of a grammar in Lark's notation or GBNF."""
+"""Length of a regex, or of a grammar in Lark's notation or GBNF."""
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
-class JsonSchema(Strict):
-    """``strict`` changes nothing: a schema always holds."""
+class JsonSchema(StrictModel):
+    """A JSON schema for the output. ``strict`` changes nothing: the schema is always enforced."""
 
-    model_config = ConfigDict(**STRICT, serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True)
 
     name: FunctionName
     description: str | None = None
@@ -43,15 +49,15 @@ class JsonSchema(Strict):
     strict: bool | None = None
 
 
-class TextFormat(Strict):
+class TextFormat(StrictModel):
     type: Literal["text"]
 
 
-class JsonObjectFormat(Strict):
+class JsonObjectFormat(StrictModel):
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(Strict):
+class JsonSchemaFormat(StrictModel):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -73,7 +79,7 @@ ResponseFormat = Annotated[
         custom_error_type="baton",
         custom_error_message="{message}",
         custom_error_context={
-            "message": f"must be an object with a type: {one_of(_FORMATS)}",
+            "message": f"must be an object with a type: {list_alternatives(_FORMATS)}",
             "code": "invalid_value",
             "tag": "type",
         },
@@ -83,7 +89,7 @@ ResponseFormat = Annotated[
 
 def _check_json(value: Any) -> Any:
     if not isinstance(value, dict | str):
-        raise bad(f"must be a JSON schema, or one as a string, not {show(value)}")
+        raise field_error(f"must be a JSON schema, or one as a string, not {show_value(value)}")
     return value
 
 
@@ -94,15 +100,15 @@ JsonOrText = Annotated[
 ]
 
 
-class StructuredOutputs(Strict):
-    """vLLM's: exactly one of them."""
+class StructuredOutputs(StrictModel):
+    """vLLM's constraints on an output: exactly one of them."""
 
-    model_config = ConfigDict(**STRICT, serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True)
 
     json_: JsonOrText | None = Field(None, alias="json")
     regex: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
     choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        None, min_length=1, max_length=MAX_CHOICES
+        None, min_length=1, max_length=MAX_FORMAT_CHOICES
     )
     grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
     json_object: bool | None = None
@@ -112,21 +118,21 @@ class StructuredOutputs(Strict):
         given = [self.json_, self.regex, self.choice, self.grammar, self.json_object or None]
         if sum(value is not None for value in given) != 1:
             names = ("json", "regex", "choice", "grammar", "json_object")
-            raise bad(f"must have exactly one of {one_of(names)}")
+            raise field_error(f"must have exactly one of {list_alternatives(names)}")
         return self
 
 
-GUIDED = {
+GUIDED_FIELDS = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-"""vLLM's older fields of a body, and what each is called in ``structured_outputs``."""
+"""vLLM's older fields -> their names in ``structured_outputs``."""
 
 
-def of_format(wanted: ResponseFormat | None) -> Source | None:
-    """None where any text will do. Raises ApiError (400)."""
+def response_format_source(wanted: ResponseFormat | None) -> GrammarSource | None:
+    """Return the grammar of a format; None where any text is allowed. Raises ApiError (400)."""
     if wanted is None or isinstance(wanted, TextFormat):
         return None
     if isinstance(wanted, JsonObjectFormat):
@@ -134,19 +140,21 @@ def of_format(wanted: ResponseFormat | None) -> Source | None:
     return schema_source(wanted.json_schema.schema_, "response_format.json_schema.schema")
 
 
-def of_structured(wanted: StructuredOutputs, field: str = "structured_outputs") -> Source:
-    """Raises ApiError (400). ``field``: where it stood in the request."""
+def structured_outputs_source(
+    wanted: StructuredOutputs, field: str = "structured_outputs"
+) -> GrammarSource:
+    """Return the grammar of ``wanted``, sent in ``field``. Raises ApiError (400)."""
     if wanted.json_ is not None:
         return schema_source(_object(wanted.json_, field), field)
     if wanted.json_object:
         return schema_source(ANY_OBJECT, field)
     if wanted.regex is not None:
-        return Source(field, LLMatcher.grammar_from_regex(wanted.regex))
+        return GrammarSource(field, LLMatcher.grammar_from_regex(wanted.regex))
     if wanted.choice is not None:
-        lark = "(" + " | ".join(quoted(choice) for choice in wanted.choice) + ")"
-        return Source(field, LLMatcher.grammar_from_lark(f"start: {lark}"), lark)
+        lark = "(" + " | ".join(lark_literal(choice) for choice in wanted.choice) + ")"
+        return GrammarSource(field, LLMatcher.grammar_from_lark(f"start: {lark}"), lark)
     assert wanted.grammar is not None
-    return Source(field, wanted.grammar, raw=True)
+    return GrammarSource(field, wanted.grammar, raw=True)
 
 
 def _object(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:

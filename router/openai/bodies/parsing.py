@@ -1,4 +1,9 @@
-"""A body against its model. Reports the first mistake, with the path of its field."""
+"""Validates a request body against its pydantic model and reports the first mistake.
+
+A mistake is an ApiError (400) with the path of the field, what was expected, and what came. Sizes
+are checked before pydantic walks through the body. Called by ``parse_completion`` and
+``parse_chat``.
+"""
 
 from __future__ import annotations
 
@@ -11,49 +16,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from router.common.errors import ApiError, invalid
-from router.openai.bodies.field_checks import show
-from router.openai.bodies.strict_types import TAG
-from router.openai.bodies.unsupported import Neutral, check_unsupported
+from router.openai.bodies.field_types import TAG_PREFIX, show_value
+from router.openai.bodies.unsupported import NeutralValues, check_unsupported
 
-# MERGED router.api.bounds
-# Bounds on the parts of a body, looked at before anything walks through them.
-
-MAX_FIELD = 256 << 10
-"""Bytes of JSON of any parameter but the prompt, or the messages: all tools together, a format."""
+MAX_FIELD_BYTES = 256 << 10
+"""Most bytes of JSON in one parameter other than the prompt or the messages."""
 
 _UNBOUNDED = {"prompt", "messages"}
 _SCHEMAS = {"tools", "response_format", "structured_outputs", "guided_json"}
-
-
-def check_sizes(given: Mapping[str, Any]) -> None:
-    """Raises ApiError (400) for the first parameter that is too large."""
-    for field, value in given.items():
-        if field not in _UNBOUNDED and _too_large(value):
-            raise invalid(
-                f"{field} must have at most {MAX_FIELD} bytes of JSON",
-                field,
-                "schema_too_large" if field in _SCHEMAS else None,
-            )
-
-
-def _too_large(value: object) -> bool:
-    """An entry is a byte at least: what is far too large need not be measured."""
-    if not isinstance(value, str | list | dict):
-        return False
-    return len(value) > MAX_FIELD or json_size(value) > MAX_FIELD
-
-
-def json_size(value: object) -> int:
-    """Bytes that ``value`` takes in JSON; what is no text is left to others."""
-    try:
-        return len(msgspec.json.encode(value))
-    except UnicodeEncodeError:
-        return 0
-
-
-# MERGED router.api.phrases
-# What pydantic finds wrong with a value, in the words of JSON: what was expected, what came.
-
 _KINDS = {
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -78,30 +48,145 @@ _SIZES = {
     "string_too_short": ("at least", "min_length", "characters"),
     "string_too_long": ("at most", "max_length", "characters"),
 }
+Body = TypeVar("Body", bound=BaseModel)
+
+_ELSEWHERE = {
+    "messages": "; chats go to /v1/chat/completions",
+    "prompt": "; prompts go to /v1/completions",
+    "input": "; prompts go to /v1/completions, chats to /v1/chat/completions",
+}
 
 
-def wrong(error: ErrorDetails) -> str:
-    """``must be at most 2, not 3``: what is to be said of the field."""
+def parse_body(raw: Mapping[str, Any], model: type[Body], neutral: NeutralValues) -> Body:
+    """Return the checked body. ``null`` means the default, as with OpenAI. ``neutral``: unsupported
+    parameters, and the values at which they change nothing. Raises ApiError (400)."""
+    given = {name: value for name, value in raw.items() if value is not None}
+    check_unsupported(given, neutral)
+    known = {name: value for name, value in given.items() if name not in neutral}
+    for name in known:
+        if name not in model.model_fields:
+            raise _unknown_parameter((name,), model)
+    check_sizes(known)
+    try:
+        return model.model_validate(known)
+    except ValidationError as error:
+        raise to_api_error(error, model) from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+
+
+def to_api_error(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    """Return the first mistake that pydantic found."""
+    first = error.errors(include_url=False)[0]
+    field = field_path(first["loc"])
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        return _unknown_parameter(first["loc"], model)
+    if kind == "baton_unknown":
+        return _unknown_parameter((*first["loc"], first["ctx"]["name"]), model)
+    if kind == "missing":
+        return invalid(f"{field} is required", field, "missing_required_parameter")
+    if kind == "baton":
+        return _own_error(first, field)
+    return invalid(f"{field} {describe_mistake(first)}", field)
+
+
+def field_path(loc: tuple[int | str, ...]) -> str:
+    """Return the path as a client writes it: ``messages[2].content``."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith(TAG_PREFIX):
+            path += f".{part[:80]}"
+    return path.removeprefix(".")[:200]
+
+
+def _own_error(error: ErrorDetails, field: str) -> ApiError:
+    context = error["ctx"]
+    if "field" in context:
+        return invalid(error["msg"], context["field"], context["code"])
+    gap = "" if error["msg"].startswith("[") else " "
+    message = f"{field}{gap}{error['msg']}{describe_tag(context, error['input'])}"
+    return invalid(message, field, context["code"])
+
+
+def _unknown_parameter(loc: tuple[int | str, ...], model: type[BaseModel]) -> ApiError:
+    *above, name = loc
+    field = field_path(loc)
+    names = _field_names(model, above)
+    near = difflib.get_close_matches(str(name)[:80], names, n=1)
+    hint = _ELSEWHERE.get(field, f"; did you mean {near[0]!r}?" if near else "")
+    return invalid(f"unknown parameter {field!r}{hint}", field, "unknown_parameter")
+
+
+def _field_names(model: type[BaseModel], above: list[int | str]) -> list[str]:
+    """Return the names of the fields at that place; none where it is nested too deeply."""
+    if not above:
+        return list(model.model_fields)
+    if len(above) > 1 or above[0] not in model.model_fields:
+        return []
+    nested = [
+        kind
+        for kind in _type_arguments(model.model_fields[str(above[0])].annotation)
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+    ]
+    return [f.alias or name for kind in nested for name, f in kind.model_fields.items()]
+
+
+def _type_arguments(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__args__", ()) or (annotation,)
+
+
+def check_sizes(given: Mapping[str, Any]) -> None:
+    """Raise ApiError (400) for the first parameter that is too large."""
+    for field, value in given.items():
+        if field not in _UNBOUNDED and _too_large(value):
+            raise invalid(
+                f"{field} must have at most {MAX_FIELD_BYTES} bytes of JSON",
+                field,
+                "schema_too_large" if field in _SCHEMAS else None,
+            )
+
+
+def _too_large(value: object) -> bool:
+    """Return whether the JSON is too large. An entry takes a byte at least, which is checked
+    first."""
+    if not isinstance(value, str | list | dict):
+        return False
+    return len(value) > MAX_FIELD_BYTES or json_size(value) > MAX_FIELD_BYTES
+
+
+def json_size(value: object) -> int:
+    """Return the bytes of ``value`` in JSON; 0 for invalid Unicode, which other checks refuse."""
+    try:
+        return len(msgspec.json.encode(value))
+    except UnicodeEncodeError:
+        return 0
+
+
+def describe_mistake(error: ErrorDetails) -> str:
+    """Return what is wrong with a field: ``must be at most 2, not 3``."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind in _SIZES:
         return _size(*_SIZES[kind], context, value)
     if kind in _BOUNDS:
         word, name = _BOUNDS[kind]
-        return f"must be {word} {_number(context[name])}, not {show(value)}"
+        return f"must be {word} {_number(context[name])}, not {show_value(value)}"
     if kind == "string_pattern_mismatch":
-        return f"must match {context['pattern']}, not {show(value)}"
+        return f"must match {context['pattern']}, not {show_value(value)}"
     wanted = _KINDS.get(kind) or error["msg"].removeprefix("Input should be ")
-    return f"must be {wanted}, not {show(value)}"
+    return f"must be {wanted}, not {show_value(value)}"
 
 
-def tagged(context: Mapping[str, Any], value: Any) -> str:
-    """What came in place of an object with a known ``context["tag"]``, to be added to a message."""
+def describe_tag(context: Mapping[str, Any], value: Any) -> str:
+    """Return what came instead of an object with a known ``context["tag"]``, to end a message."""
     tag = context.get("tag")
     if tag is None:
         return ""
     if not isinstance(value, dict):
-        return f", not {show(value)}"
-    return f", not {show(value[tag])}" if tag in value else f"; {tag} is missing"
+        return f", not {show_value(value)}"
+    return f", not {show_value(value[tag])}" if tag in value else f"; {tag} is missing"
 
 
 def _size(word: str, bound: str, what: str, context: Mapping[str, Any], value: Any) -> str:
@@ -113,93 +198,3 @@ def _size(word: str, bound: str, what: str, context: Mapping[str, Any], value: A
 
 def _number(bound: float) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
-
-
-Body = TypeVar("Body", bound=BaseModel)
-
-_ELSEWHERE = {
-    "messages": "; chats go to /v1/chat/completions",
-    "prompt": "; prompts go to /v1/completions",
-    "input": "; prompts go to /v1/completions, chats to /v1/chat/completions",
-}
-
-
-def parse(raw: Mapping[str, Any], model: type[Body], neutral: Neutral) -> Body:
-    """Raises ApiError (400). ``null`` means the default, as with OpenAI. ``neutral``: what is
-    refused by name, and the values at which it changes nothing."""
-    given = {name: value for name, value in raw.items() if value is not None}
-    check_unsupported(given, neutral)
-    known = {name: value for name, value in given.items() if name not in neutral}
-    for name in known:
-        if name not in model.model_fields:
-            raise _unknown((name,), model)
-    check_sizes(known)
-    try:
-        return model.model_validate(known)
-    except ValidationError as error:
-        raise translate(error, model) from None
-    except RecursionError:
-        raise invalid("the body is nested too deeply") from None
-
-
-def translate(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    """The first mistake that pydantic found, in our words."""
-    first = error.errors(include_url=False)[0]
-    field = path_of(first["loc"])
-    kind = first["type"]
-    if kind == "extra_forbidden":
-        return _unknown(first["loc"], model)
-    if kind == "baton_unknown":
-        return _unknown((*first["loc"], first["ctx"]["name"]), model)
-    if kind == "missing":
-        return invalid(f"{field} is required", field, "missing_required_parameter")
-    if kind == "baton":
-        return _own(first, field)
-    return invalid(f"{field} {wrong(first)}", field)
-
-
-def path_of(loc: tuple[int | str, ...]) -> str:
-    """``messages[2].content``, as a client would write it."""
-    path = ""
-    for part in loc:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif not part.startswith(TAG):
-            path += f".{part[:80]}"
-    return path.removeprefix(".")[:200]
-
-
-def _own(error: ErrorDetails, field: str) -> ApiError:
-    context = error["ctx"]
-    if "field" in context:
-        return invalid(error["msg"], context["field"], context["code"])
-    gap = "" if error["msg"].startswith("[") else " "
-    message = f"{field}{gap}{error['msg']}{tagged(context, error['input'])}"
-    return invalid(message, field, context["code"])
-
-
-def _unknown(loc: tuple[int | str, ...], model: type[BaseModel]) -> ApiError:
-    *above, name = loc
-    field = path_of(loc)
-    names = _fields(model, above)
-    near = difflib.get_close_matches(str(name)[:80], names, n=1)
-    hint = _ELSEWHERE.get(field, f"; did you mean {near[0]!r}?" if near else "")
-    return invalid(f"unknown parameter {field!r}{hint}", field, "unknown_parameter")
-
-
-def _fields(model: type[BaseModel], above: list[int | str]) -> list[str]:
-    """Names of the fields at that place; none where it is too deep to tell."""
-    if not above:
-        return list(model.model_fields)
-    if len(above) > 1 or above[0] not in model.model_fields:
-        return []
-    nested = [
-        kind
-        for kind in _arguments(model.model_fields[str(above[0])].annotation)
-        if isinstance(kind, type) and issubclass(kind, BaseModel)
-    ]
-    return [f.alias or name for kind in nested for name, f in kind.model_fields.items()]
-
-
-def _arguments(annotation: Any) -> tuple[Any, ...]:
-    return getattr(annotation, "__args__", ()) or (annotation,)

@@ -1,4 +1,4 @@
-"""Tools that a client offers, and its wishes about their use."""
+"""The tools of a request, and which of them the model may or must call."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Discriminator, Field, Tag
 
 from router.common.errors import invalid
-from router.openai.bodies.strict_types import FunctionName, Strict, one_of
+from router.openai.bodies.field_types import FunctionName, StrictModel, list_alternatives
 
 MAX_TOOLS = 128
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Function(Strict):
+class ToolFunction(StrictModel):
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None  # JSON schema of an object; none: no parameters
+    parameters: dict[str, Any] | None = None  # JSON schema of an object; None: no parameters
     strict: bool | None = None
 
 
-class Tool(Strict):
+class Tool(StrictModel):
     type: Literal["function"]
-    function: Function
+    function: ToolFunction
 
-    def shown(self) -> dict[str, Any]:
-        """As templates expect it."""
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool as chat templates expect it."""
         function = {
             "name": self.function.name,
             "description": self.function.description,
@@ -41,21 +41,21 @@ class Tool(Strict):
 Tools = Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-class FunctionByName(Strict):
+class NamedFunction(StrictModel):
     name: FunctionName
 
 
-class NamedTool(Strict):
+class NamedTool(StrictModel):
     type: Literal["function"]
-    function: FunctionByName
+    function: NamedFunction
 
 
-class AllowedTools(Strict):
+class AllowedTools(StrictModel):
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
 
 
-class AllowedToolChoice(Strict):
+class AllowedToolChoice(StrictModel):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
@@ -79,7 +79,7 @@ ToolChoice = Annotated[
         custom_error_type="baton",
         custom_error_message="{message}",
         custom_error_context={
-            "message": f"must be {one_of(_MODES)}, or name a function"
+            "message": f"must be {list_alternatives(_MODES)}, or name a function"
             ' ({"type": "function", "function": {"name": "..."}})',
             "code": "invalid_value",
             "tag": "type",
@@ -87,47 +87,47 @@ ToolChoice = Annotated[
     ),
 ]
 
-Mode = Literal["none", "auto", "required", "named"]
+ToolMode = Literal["none", "auto", "required", "named"]
 
 
-class ToolWish(NamedTuple):
-    """The fields of a body, as they came."""
+class ToolOptions(NamedTuple):
+    """The fields of a body about tools."""
 
     tools: Sequence[Tool] = ()
     choice: ToolChoice | None = None  # None: auto with tools, else none
     parallel: bool = True
 
 
-class Decision(NamedTuple):
-    """What a wish comes to. ``callable``: places in ``tools`` of those that may be called."""
+class ToolChoiceDecision(NamedTuple):
+    """Whether tools may or must be called; ``callable`` has the indexes in ``tools`` of those."""
 
-    mode: Mode
+    mode: ToolMode
     callable: tuple[int, ...]
 
 
-def decide(wish: ToolWish) -> Decision:
-    """Raises ApiError (400) for a choice among tools that are not there, or for two of a name."""
-    names = [tool.function.name for tool in wish.tools]
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            field = f"tools[{place}].function.name"
+def decide_tool_choice(options: ToolOptions) -> ToolChoiceDecision:
+    """Decide about tool calls. Raises ApiError (400) for an unknown tool or a duplicate name."""
+    names = [tool.function.name for tool in options.tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            field = f"tools[{index}].function.name"
             raise invalid(f"{field} {name!r} is taken by another tool", field)
     everything = tuple(range(len(names)))
-    choice = wish.choice
+    choice = options.choice
     if not names:
         if choice not in (None, "none"):
             raise invalid("tool_choice is only allowed with tools", "tool_choice")
-        return Decision("none", ())
+        return ToolChoiceDecision("none", ())
     if choice is None or isinstance(choice, str):
-        return Decision(choice or "auto", everything)
+        return ToolChoiceDecision(choice or "auto", everything)
     if isinstance(choice, NamedTool):
-        return Decision("named", (_find(choice, names, "tool_choice.function.name"),))
+        return ToolChoiceDecision("named", (_find(choice, names, "tool_choice.function.name"),))
     allowed = choice.allowed_tools
     field = "tool_choice.allowed_tools.tools"
     places = {
         _find(tool, names, f"{field}[{at}].function.name") for at, tool in enumerate(allowed.tools)
     }
-    return Decision(allowed.mode, tuple(sorted(places)))
+    return ToolChoiceDecision(allowed.mode, tuple(sorted(places)))
 
 
 def _find(tool: NamedTool, names: list[str], field: str) -> int:

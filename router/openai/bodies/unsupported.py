@@ -1,7 +1,7 @@
 """Parameters of OpenAI and vLLM that are not supported.
 
-A client may send one at the value that changes nothing; at any other it is refused by name, because
-ignoring it would answer another question than the one asked.
+A client may send one with the value that changes nothing. Any other value is refused by name,
+because ignoring it would answer a different request.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from router.common.errors import invalid
 
-Neutral = Mapping[str, tuple[Any, ...]]
-"""By name: the values at which it changes nothing. ``null`` always does."""
+NeutralValues = Mapping[str, tuple[Any, ...]]
+"""Parameter name -> values at which it changes nothing; ``null`` is always one of them."""
 
-_BOTH: Neutral = {
+_COMMON: NeutralValues = {
     "length_penalty": (1,),
     "bad_words": ([],),
     "allowed_token_ids": (),
@@ -30,10 +30,10 @@ _BOTH: Neutral = {
     "lora_path": (),
 }
 
-OF_COMPLETIONS: Neutral = {**_BOTH, "suffix": ("",), "max_completion_tokens": ()}
+COMPLETION_UNSUPPORTED: NeutralValues = {**_COMMON, "suffix": ("",), "max_completion_tokens": ()}
 
-OF_CHATS: Neutral = {
-    **_BOTH,
+CHAT_UNSUPPORTED: NeutralValues = {
+    **_COMMON,
     "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
@@ -65,11 +65,11 @@ _WHY = {
 }
 
 
-def check_unsupported(given: Mapping[str, Any], neutral: Neutral) -> None:
-    """Raises ApiError (400) for the first parameter that asks for what is not built."""
+def check_unsupported(given: Mapping[str, Any], neutral: NeutralValues) -> None:
+    """Raise ApiError (400) for the first parameter with an unsupported value."""
     for name, value in given.items():
         values = neutral.get(name)
-        if values is None or any(_same(value, wanted) for wanted in values):
+        if values is None or any(_equal_in_json(value, wanted) for wanted in values):
             continue
         only = " or ".join(json.dumps(wanted) for wanted in (*values, None))
         why = f" ({_WHY[name]})" if name in _WHY else ""
@@ -80,6 +80,6 @@ def check_unsupported(given: Mapping[str, Any], neutral: Neutral) -> None:
         )
 
 
-def _same(value: Any, wanted: Any) -> bool:
-    """Equal as JSON: ``true`` is not 1."""
+def _equal_in_json(value: Any, wanted: Any) -> bool:
+    """Return whether the values are equal in JSON, where ``true`` is not 1."""
     return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)

@@ -1,1 +1,1 @@
-"""Chat templates, tool calls, and grammars that outputs are held to."""
+"""Chat templates, tool calls, and grammars that constrain outputs."""

@@ -1,89 +1,96 @@
-"""What a request asks of its output: a grammar, a parser, the tools that the template shows."""
+"""Plans the output of a request: its grammar, its parser, and the tools that the template shows."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from router.common.errors import invalid
-from router.openai.bodies.grammar_source import Source
+from router.openai.bodies.grammar_source import GrammarSource
 from router.openai.bodies.output_formats import (
     ResponseFormat,
     StructuredOutputs,
-    of_format,
-    of_structured,
+    response_format_source,
+    structured_outputs_source,
 )
-from router.openai.bodies.tools import Mode, ToolWish, decide
-from router.openai.chat.call_grammar import HERMES, MAX_CALLS, CallGrammar, Syntax, parameters
-from router.openai.chat.control_tokens import AddedTokens
+from router.openai.bodies.tools import ToolMode, ToolOptions, decide_tool_choice
+from router.openai.chat.call_grammar import (
+    MAX_CALLS,
+    AddedTokenVocabulary,
+    ToolCallGrammar,
+    arguments_source,
+)
 from router.openai.chat.tool_parser import ToolParser
+from router.openai.chat.tool_syntax import HERMES, ToolCallSyntax
 
 
 class OutputPlan(NamedTuple):
-    """The default is that of a request without wishes."""
+    """The constraints on one request's output; the default is free text."""
 
-    grammar: str = ""  # for Sampling.grammar
-    sources: tuple[Source, ...] = ()  # what it was made of, to say whose fault an error is
+    grammar: str = ""  # for SamplingParams.grammar
+    sources: tuple[GrammarSource, ...] = ()  # parts of the grammar, to name the field of an error
     tools: tuple[dict[str, Any], ...] = ()  # for ChatTemplate.prompt
-    mode: Mode = "none"
-    syntax: Syntax | None = None  # of tool calls, where there may be some
-    show_special: bool = False  # the marks around calls are special tokens: do not skip these
+    mode: ToolMode = "none"
+    syntax: ToolCallSyntax | None = None  # where tool calls are possible
+    show_special: bool = False  # special tokens mark tool calls, so they must not be skipped
 
     def new_parser(self) -> ToolParser | None:
-        """One for each choice; None: the text is the content."""
+        """Return a parser for one choice; None: all text is content."""
         return ToolParser(self.syntax) if self.syntax else None
 
     def finish_reason(self, reason: str, *, called: bool) -> str:
-        """As OpenAI has it: a function that was named is no reason of its own."""
+        """Return OpenAI's finish reason: "tool_calls", unless ``tool_choice`` named the
+        function."""
         calls = called and reason == "stop" and self.mode != "named"
         return "tool_calls" if calls else reason
 
 
-class Planner:
-    """Of one model. ``syntax``: how it writes tool calls."""
+class OutputPlanner:
+    """Plans outputs for one model, which writes tool calls in ``syntax``."""
 
-    def __init__(self, vocabulary: AddedTokens, syntax: Syntax = HERMES) -> None:
+    def __init__(self, vocabulary: AddedTokenVocabulary, syntax: ToolCallSyntax = HERMES) -> None:
         self._vocabulary = vocabulary
         self._syntax = syntax
 
     def plan(
         self,
-        wish: ToolWish | None = None,
+        options: ToolOptions | None = None,
         response_format: ResponseFormat | None = None,
         structured: StructuredOutputs | None = None,
         field: str = "structured_outputs",
     ) -> OutputPlan:
-        """``field``: by which name ``structured`` came. Raises ApiError (400) for wishes that
-        contradict themselves or each other."""
-        wish = wish or ToolWish()
-        decision = decide(wish)
-        content = _content(response_format, structured, field)
+        """Plan the output; ``field``: the name by which ``structured`` was sent. Raises ApiError
+        (400) for options that contradict each other."""
+        options = options or ToolOptions()
+        decision = decide_tool_choice(options)
+        content = _content_source(response_format, structured, field)
         if decision.mode == "none":
             # Tools that must not be called are not shown: the model would call them in plain text.
             return OutputPlan(content.grammar, (content,)) if content else OutputPlan()
         arguments = [
-            (wish.tools[i].function.name, parameters(wish.tools[i], i)) for i in decision.callable
+            (options.tools[i].function.name, arguments_source(options.tools[i], i))
+            for i in decision.callable
         ]
-        most = MAX_CALLS if wish.parallel and decision.mode != "named" else 1
-        grammar = CallGrammar(self._syntax, self._vocabulary, arguments)
+        max_calls = MAX_CALLS if options.parallel and decision.mode != "named" else 1
+        grammar = ToolCallGrammar(self._syntax, self._vocabulary, arguments)
         sources = tuple(source for _, source in arguments)
         if decision.mode == "auto":
             if content is not None:
-                self._check_mix(content)
+                self._check_combination(content)
                 sources = (content, *sources)
-            text = grammar.auto(most=most, content=content)
+            text = grammar.auto(max_calls=max_calls, content=content)
         else:
-            text = grammar.required(most=most)
+            text = grammar.required(max_calls=max_calls)
         marks = self._syntax.begin + self._syntax.between + self._syntax.end
         return OutputPlan(
             grammar=text,
             sources=sources,
-            tools=tuple(tool.shown() for tool in wish.tools),
+            tools=tuple(tool.for_template() for tool in options.tools),
             mode=decision.mode,
             syntax=self._syntax,
             show_special=any(token in marks for token in self._vocabulary.special),
         )
 
-    def _check_mix(self, content: Source) -> None:
+    def _check_combination(self, content: GrammarSource) -> None:
         if content.lark is None:
             raise invalid(
                 f"{content.field} with a regex or a grammar is not supported together with tools;"
@@ -100,13 +107,13 @@ class Planner:
             )
 
 
-def _content(
+def _content_source(
     response_format: ResponseFormat | None, structured: StructuredOutputs | None, field: str
-) -> Source | None:
-    source = of_format(response_format)
+) -> GrammarSource | None:
+    source = response_format_source(response_format)
     if structured is None:
         return source
     if source is not None:
         message = f"{field} is only allowed without response_format"
         raise invalid(message, field)
-    return of_structured(structured, field)
+    return structured_outputs_source(structured, field)

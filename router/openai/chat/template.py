@@ -1,4 +1,4 @@
-"""A model's chat template: found in its folder, rendered, tokenized."""
+"""A model's chat template: loads it from the model's folder, renders and tokenizes prompts."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from tokenizers import Tokenizer
 
 from protocol.errors import StartupError
 from router.common.errors import invalid
-from router.openai.bodies.messages import Message, for_template, size
+from router.openai.bodies.messages import Message, message_chars, to_template_message
 from router.openai.chat.control_tokens import ControlTokens
 from router.openai.chat.template_sandbox import RenderError, compile_template, render
 
 LONG_CHAT = 4096
-"""Characters from which a prompt is made in a thread (some milliseconds): streams must not wait."""
+"""Characters from which a prompt is rendered in a thread (some milliseconds), so that streams do
+not wait."""
 
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
 
 
 class ChatTemplate:
-    """``sources``: by name, ``default`` at least; ``tool_use`` serves requests with tools.
-
-    ``special``: special tokens by their names in the configuration, such as ``bos_token``.
+    """The templates of one model. ``sources``: their texts by name; ``default`` is required, and
+    ``tool_use`` serves requests with tools. ``special``: special tokens by their names in the
+    configuration, such as ``bos_token``.
     """
 
     def __init__(
         self, sources: Mapping[str, str], special: Mapping[str, str], tokenizer: Tokenizer
     ) -> None:
         self.source = sources.get("tool_use", sources["default"])
-        """The text that shows the model's syntax of tool calls."""
+        """The template's text, from which the syntax of tool calls is detected."""
         self._templates = {name: compile_template(text) for name, text in sources.items()}
         self._special = dict(special)
         self._developer = {name: "developer" in text for name, text in sources.items()}
@@ -48,10 +49,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> tuple[str, str]:
-        """The prompt as text, and the break in it (``control.py``), empty where there is none.
+        """Return the prompt as text, and the break in it (``control_tokens``), empty where unused.
 
-        ``options``: what else the template is given, by name (``chat_template_kwargs``). Raises
-        ApiError (400) where the template refuses or fails.
+        ``options``: further variables of the template (``chat_template_kwargs``). Raises ApiError
+        (400) where the template refuses or fails.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         options = dict(options or {})
@@ -59,9 +60,9 @@ class ChatTemplate:
             message = f"chat_template_kwargs must not hold {clash[0]!r}"
             raise invalid(message, "chat_template_kwargs")
         developer = self._developer[name]
-        chat = [for_template(message, developer=developer) for message in messages]
+        chat = [to_template_message(message, developer=developer) for message in messages]
         try:
-            (chat, shown, options), sign = self._control.broken([chat, list(tools), options])
+            (chat, shown, options), mark = self._control.insert_breaks([chat, list(tools), options])
             text = render(
                 self._templates[name],
                 {
@@ -77,11 +78,12 @@ class ChatTemplate:
             raise invalid("messages or tools are nested too deeply", "messages") from None
         except RenderError as error:
             raise invalid(f"messages {error}"[:1000], "messages", "invalid_messages") from None
-        return text, sign
+        return text, mark
 
-    def encode(self, text: str, sign: str) -> list[int]:
-        """Token ids of what ``render`` gave; the template writes the special tokens itself."""
-        return self._control.encode(text, sign)
+    def encode(self, text: str, mark: str) -> list[int]:
+        """Return the token ids of ``render``'s result; the template writes the special tokens
+        itself."""
+        return self._control.encode(text, mark)
 
     async def prompt(
         self,
@@ -91,39 +93,43 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of the prompt; made in a thread where it is long. Raises as ``render``."""
+        """Return the token ids of the prompt, made in a thread where it is long. Raises like
+        ``render``."""
 
         def make() -> list[int]:
-            text, sign = self.render(
+            text, mark = self.render(
                 messages, tools, add_generation_prompt=add_generation_prompt, options=options
             )
-            return self.encode(text, sign)
+            return self.encode(text, mark)
 
-        if len(messages) > 64 or tools or options or sum(map(size, messages)) > LONG_CHAT:
+        if len(messages) > 64 or tools or options or sum(map(message_chars, messages)) > LONG_CHAT:
             return await asyncio.to_thread(make)
         return make()
 
 
 def load_template(model_path: str, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The chat template in a model's folder; None where it has none.
+    """Load the chat template of a model's folder; None where it has none.
 
-    Where Hugging Face has it: ``chat_template.jinja`` with ``additional_chat_templates/``, or
-    ``chat_template.json``, or ``chat_template`` in ``tokenizer_config.json`` (one text, or a list
-    of names and texts). Raises StartupError for one that cannot be read.
+    The places are those of Hugging Face: ``chat_template.jinja`` with
+    ``additional_chat_templates/``, or ``chat_template.json``, or ``chat_template`` in
+    ``tokenizer_config.json`` (one text, or a list of names and texts). Raises StartupError for one
+    that cannot be read.
     """
     folder = Path(model_path)
     config = _read_json(folder / "tokenizer_config.json")
-    sources = _sources(folder, config)
+    sources = _template_texts(folder, config)
     if not sources:
         return None
-    special = _special(_read_json(folder / "special_tokens_map.json")) | _special(config)
+    special = _special_tokens(_read_json(folder / "special_tokens_map.json")) | _special_tokens(
+        config
+    )
     try:
         return ChatTemplate(sources, special, tokenizer)
     except TemplateError as error:
         raise StartupError(f"the chat template in {folder} is no template: {error}") from error
 
 
-def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+def _template_texts(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     path = folder / "chat_template.jinja"
     if path.is_file():
         more = (folder / "additional_chat_templates").glob("*.jinja")
@@ -139,12 +145,13 @@ def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         return {}
     if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
         raise StartupError(f"the chat template in {folder} is neither text nor a list of texts")
-    # One without a default is its first.
+    # Without a default, the first is the default.
     return {"default": next(iter(given.values())), **given}
 
 
-def _special(config: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and its like, each a text or an object with its ``content``."""
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``bos_token`` and the like, each given as text or as an object with its
+    ``content``."""
     found = {}
     for name, token in config.items():
         text = token.get("content") if isinstance(token, dict) else token

@@ -1,7 +1,7 @@
-"""Where a chat template runs: Hugging Face's dialect of Jinja, in a sandbox, within limits.
+"""Runs chat templates in a sandbox with limits, in Hugging Face's dialect of Jinja.
 
-The template is the operator's, what it is given is the client's. The sandbox keeps it from Python's
-insides and from changing what it is given. The dialect is that of
+The template comes from the operator, its input from the client. The sandbox denies access to Python
+internals and changes to the input. The dialect is that of
 ``transformers.PreTrainedTokenizerBase.apply_chat_template``.
 """
 
@@ -19,18 +19,19 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CHARS = 32 << 20
-"""Of a rendered prompt: four times the largest body, since a template may repeat things."""
+"""Length of a rendered prompt: four times the largest body, since a template may repeat its
+input."""
 
 MAX_SECONDS = 5.0
-"""Looked at whenever the template has written something."""
+"""Checked whenever the template has written a piece."""
 
 
 class RenderError(Exception):
-    """The template refused what it was given, or failed at it; the message is for the client."""
+    """The template refused its input or failed; the message is for the client."""
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what an assistant said, for training; it says nothing here."""
+    """Ignores ``{% generation %}``, which marks an assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - as in the base class
 
@@ -40,7 +41,7 @@ class _Generation(Extension):
 
 
 def compile_template(source: str, now: Callable[[], datetime] = datetime.now) -> Template:
-    """Raises jinja2.TemplateError where ``source`` is no template."""
+    """Compile a template. Raises jinja2.TemplateError for invalid syntax."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -52,17 +53,17 @@ def compile_template(source: str, now: Callable[[], datetime] = datetime.now) ->
 
 def render(
     template: Template,
-    given: dict[str, Any],
+    variables: dict[str, Any],
     *,
     max_chars: int = MAX_CHARS,
     max_seconds: float = MAX_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """What the template makes of ``given``. Raises RenderError."""
+    """Return the rendered text. Raises RenderError."""
     until = clock() + max_seconds
     pieces, size = [], 0
     try:
-        for piece in template.generate(given):
+        for piece in template.generate(variables):
             pieces.append(piece)
             size += len(piece)
             if size > max_chars:
@@ -85,7 +86,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is: Jinja's own filter writes some characters for HTML."""
+    """Write plain JSON: Jinja's own filter escapes characters for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,9 +1,9 @@
-"""Text to content and tool calls, as it comes.
+"""Splits a model's text into content and tool calls while it is generated.
 
     FREE --trigger--> HEAD --name--> ARGUMENTS --"}"--> AFTER --> HEAD (next call) or FREE
 
-However the text was cut, the pieces that come out join to the same content and the same calls. What
-turns out to be no call, as from a model that no grammar held, is content.
+The result does not depend on how the text is cut: the pieces join to the same content and calls.
+Text that turns out not to be a call, as from a model without a grammar, is content.
 """
 
 from __future__ import annotations
@@ -15,155 +15,74 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from router.generation.choice_stream import overlap
-from router.openai.chat.call_grammar import Syntax
-
-# MERGED router.chat.marks
-# Where calls begin, go on and end in a text: patterns of a syntax, and the end of an object.
-#
-# A pattern comes with another for texts that may still become a match, so that a parser knows
-# when it
-# has to wait.
-
-_SPACE = r"\s{0,8}"  # bounded, so that one can say early that something is no call
-
-
-class JsonObject:
-    """Finds the end of an object, which begins with the first character."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = self._escaped = False
-        self.complete = False
-
-    def scan(self, text: str) -> int:
-        """How many characters of ``text`` belong to it."""
-        for at, c in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = c == "\\"
-                self._in_string = c != '"'
-            elif c == '"':
-                self._in_string = True
-            elif c in "{[":
-                self._depth += 1
-            elif c in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.complete = True
-                    return at + 1
-        return len(text)
-
-
-class Pattern(NamedTuple):
-    full: re.Pattern[str]
-    partial: re.Pattern[str]  # all of a text that may become a full one
-
-
-class Patterns(NamedTuple):
-    first: Pattern  # from the trigger to the arguments of the first call
-    next: Pattern  # from the end of some arguments to those of the next call
-    end: Pattern  # what follows the last arguments
-
-
-@lru_cache(maxsize=16)
-def patterns(syntax: Syntax) -> Patterns:
-    """White space in a syntax's marks is as good as none, and the other way round."""
-    head = [*_atoms(syntax.open), "([a-zA-Z0-9_-]{1,64})", *_atoms(syntax.middle), r"(?=\{)"]
-    ready = [*head[:-1], _SPACE, head[-1]]
-    close = _atoms(syntax.close)
-    return Patterns(
-        first=_pattern([*_atoms(syntax.begin), *ready]),
-        next=_pattern([*close, *_atoms(syntax.between), *ready]),
-        end=_pattern([*close, *_atoms(syntax.end)]),
-    )
-
-
-def _atoms(mark: str) -> list[str]:
-    """A pattern for each character, and one for the white space in front of each word or sign."""
-    tokens = re.findall(r"\w+|[^\w\s]", mark)
-    return [atom for token in tokens for atom in (_SPACE, *map(re.escape, token))]
-
-
-def _pattern(atoms: list[str]) -> Pattern:
-    partial = ""
-    for atom in reversed(atoms):
-        partial = f"(?:{atom}{partial})?" if partial else f"(?:{atom})?"
-    return Pattern(re.compile("".join(atoms)), re.compile(partial + r"\Z"))
-
+from router.generation.output_text import stop_prefix_length
+from router.openai.chat.tool_syntax import ToolCallSyntax
 
 _LETTERS = string.ascii_letters + string.digits
+_SPACE = r"\s{0,8}"  # bounded, so that text that is not a call is recognised early
 
 
-class Content(NamedTuple):
+class ContentDelta(NamedTuple):
     text: str
 
 
 class CallStart(NamedTuple):
-    call: int  # its place among the calls
+    call: int  # index among the calls
     id: str
     name: str
 
 
-class CallArguments(NamedTuple):
-    """A piece of the call's arguments, which are JSON in the end."""
+class CallArgumentsDelta(NamedTuple):
+    """A piece of a call's arguments; the pieces join to JSON."""
 
     call: int
     text: str
 
 
-Delta = Content | CallStart | CallArguments
-
-
-def new_call_id(syntax: Syntax) -> str:
-    """Random, as long as the model's template takes it."""
-    if syntax.short_ids:
-        return "".join(secrets.choice(_LETTERS) for _ in range(9))
-    return f"call_{secrets.token_hex(12)}"
+ParsedDelta = ContentDelta | CallStart | CallArgumentsDelta
 
 
 class ToolParser:
-    """Of one choice of one request."""
+    """The parser of one choice: ``push`` for each text, then ``flush``."""
 
-    def __init__(self, syntax: Syntax) -> None:
+    def __init__(self, syntax: ToolCallSyntax) -> None:
         self._syntax = syntax
         self._trigger = syntax.trigger
-        self._patterns = patterns(syntax)
+        self._patterns = syntax_patterns(syntax)
         self._state = self._start if not syntax.trigger else self._free
-        self._text = ""  # not yet decided on
-        self._blank = ""  # white space before anything else, which calls make go away
-        self._spoken = False  # content other than white space has gone out
-        self._out: list[Delta] = []
+        self._text = ""  # not yet classified
+        self._blank = ""  # leading white space, dropped if calls follow
+        self._has_content = False  # other than white space
+        self._out: list[ParsedDelta] = []
         self._ended = False
-        self._json = JsonObject()
+        self._json = JsonObjectScanner()
         self._calls = 0
 
     @property
     def called(self) -> bool:
-        """Whether a call has begun."""
+        """Return whether a call has begun."""
         return self._calls > 0
 
-    def push(self, text: str) -> list[Delta]:
-        """What ``text`` completes."""
+    def push(self, text: str) -> list[ParsedDelta]:
+        """Return the deltas that ``text`` completes."""
         self._text += text
         while self._text and self._state():
             pass
         out, self._out = self._out, []
         return out
 
-    def flush(self) -> list[Delta]:
-        """What was held back, when no more text will come."""
+    def flush(self) -> list[ParsedDelta]:
+        """Return the rest when no more text will come."""
         self._ended = True
         out = self.push("")
         if self._blank and not self.called:
-            out.append(Content(self._blank))
+            out.append(ContentDelta(self._blank))
         return out
 
-    # ---- states: each looks at the text, and says whether to go on -----------------------------
+    # ---- states: each consumes text, and returns whether the next state should run -------------
 
     def _start(self) -> bool:
-        """A syntax without a trigger: the whole text is calls, or none."""
+        """Start of a syntax without a trigger: the whole text is calls, or none is."""
         return self._head(otherwise=self._rest)
 
     def _rest(self) -> bool:
@@ -175,16 +94,16 @@ class ToolParser:
         at = self._text.find(self._trigger)
         if at >= 0:
             self._content(at)
-            self._state = self._called_for
+            self._state = self._after_trigger
             return True
-        keep = 0 if self._ended else overlap(self._text, self._trigger)
+        keep = 0 if self._ended else stop_prefix_length(self._text, self._trigger)
         self._content(len(self._text) - keep)
         return False
 
-    def _called_for(self) -> bool:
-        return self._head(otherwise=self._no_call)
+    def _after_trigger(self) -> bool:
+        return self._head(otherwise=self._not_a_call)
 
-    def _no_call(self) -> bool:
+    def _not_a_call(self) -> bool:
         self._content(len(self._trigger))
         self._state = self._free
         return True
@@ -202,13 +121,13 @@ class ToolParser:
         self._blank = ""
         self._out.append(CallStart(self._calls, new_call_id(self._syntax), found[1]))
         self._calls += 1
-        self._json = JsonObject()
+        self._json = JsonObjectScanner()
         self._state = self._arguments
         return True
 
     def _arguments(self) -> bool:
         size = self._json.scan(self._text)
-        self._out.append(CallArguments(self._calls - 1, self._text[:size]))
+        self._out.append(CallArgumentsDelta(self._calls - 1, self._text[:size]))
         self._text = self._text[size:]
         if self._json.complete:
             self._state = self._after
@@ -228,11 +147,88 @@ class ToolParser:
         return True
 
     def _content(self, size: int) -> None:
-        """The first ``size`` characters are content; white space waits for something else."""
+        """Emit the first ``size`` characters as content, leading white space only before other
+        text."""
         text, self._text = self._blank + self._text[:size], self._text[size:]
         self._blank = ""
-        if not text.strip() and not self._spoken:
+        if not text.strip() and not self._has_content:
             self._blank = text
         elif text:
-            self._out.append(Content(text))
-            self._spoken = True
+            self._out.append(ContentDelta(text))
+            self._has_content = True
+
+
+class JsonObjectScanner:
+    """Finds the end of a JSON object that begins with the first character."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self.complete = False
+
+    def scan(self, text: str) -> int:
+        """Return the number of characters of ``text`` that belong to the object."""
+        for at, c in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped = c == "\\"
+                self._in_string = c != '"'
+            elif c == '"':
+                self._in_string = True
+            elif c in "{[":
+                self._depth += 1
+            elif c in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.complete = True
+                    return at + 1
+        return len(text)
+
+
+class PartialPattern(NamedTuple):
+    """A pattern, and another for texts that may still become a match: then the parser waits."""
+
+    full: re.Pattern[str]
+    partial: re.Pattern[str]
+
+
+class SyntaxPatterns(NamedTuple):
+    """Where calls begin, continue and end in a text."""
+
+    first: PartialPattern  # from the trigger to the arguments of the first call
+    next: PartialPattern  # from the end of some arguments to those of the next call
+    end: PartialPattern  # what follows the last arguments
+
+
+@lru_cache(maxsize=16)
+def syntax_patterns(syntax: ToolCallSyntax) -> SyntaxPatterns:
+    """Compile the patterns of a syntax, which ignore white space in its marks."""
+    head = [*_atoms(syntax.open), "([a-zA-Z0-9_-]{1,64})", *_atoms(syntax.middle), r"(?=\{)"]
+    ready = [*head[:-1], _SPACE, head[-1]]
+    close = _atoms(syntax.close)
+    return SyntaxPatterns(
+        first=_pattern([*_atoms(syntax.begin), *ready]),
+        next=_pattern([*close, *_atoms(syntax.between), *ready]),
+        end=_pattern([*close, *_atoms(syntax.end)]),
+    )
+
+
+def _atoms(mark: str) -> list[str]:
+    """Return a pattern for each character, and for the white space before each word or sign."""
+    tokens = re.findall(r"\w+|[^\w\s]", mark)
+    return [atom for token in tokens for atom in (_SPACE, *map(re.escape, token))]
+
+
+def _pattern(atoms: list[str]) -> PartialPattern:
+    partial = ""
+    for atom in reversed(atoms):
+        partial = f"(?:{atom}{partial})?" if partial else f"(?:{atom})?"
+    return PartialPattern(re.compile("".join(atoms)), re.compile(partial + r"\Z"))
+
+
+def new_call_id(syntax: ToolCallSyntax) -> str:
+    """Return a random id of the length that the model's template accepts."""
+    if syntax.short_ids:
+        return "".join(secrets.choice(_LETTERS) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.lib.settings import autoscaler_settings
 from cluster.autoscale.decision_log import DecisionLog
-from cluster.autoscale.loop import Loop, Policy, Turn, World
-from cluster.observation.reading import Reading
-from cluster.settings.autoscaler_settings import AutoscalerSettings
-from cluster.sizing.decision import Loan, Record, from_line
+from cluster.autoscale.loop import AutoscalerLoop, AutoscalerTurn, LoopDependencies, ScalingPolicy
+from cluster.observation.reading import ClusterReading
+from cluster.sizing.decision import DecisionRecord, Loan, decode_record
 from cluster.sizing.policy import decide
-from cluster.sizing.snapshot import Counts, Mix, Worker
+from cluster.sizing.snapshot import RequestMix, WorkerCounts, WorkerSnapshot
 from protocol.errors import Unavailable
 from tests.cluster.sizing.worlds import MACHINE, workers
 
-SETTINGS = AutoscalerSettings(
+SETTINGS = autoscaler_settings(
     cluster="c",
     redis_url="",
     token="t",
@@ -31,15 +31,15 @@ SETTINGS = AutoscalerSettings(
 class Seen:
     """The source: what is set here. ``error``: a bug in it."""
 
-    def __init__(self, prefill: int, decode: int, load: Mix | None) -> None:
-        self.workers: tuple[Worker, ...] = workers(prefill, decode)
+    def __init__(self, prefill: int, decode: int, load: RequestMix | None) -> None:
+        self.workers: tuple[WorkerSnapshot, ...] = workers(prefill, decode)
         self.load = load
         self.error: Exception | None = None
 
-    async def read(self) -> Reading:
+    async def read(self) -> ClusterReading:
         if self.error is not None:
             raise self.error
-        return Reading(
+        return ClusterReading(
             at_s=time.monotonic(),
             mix=self.load,
             workers=self.workers,
@@ -54,16 +54,16 @@ class Asked:
     changes = True
 
     def __init__(self, prefill: int, decode: int) -> None:
-        self.now = Counts(prefill=prefill, decode=decode)
-        self.asked: list[Counts] = []
+        self.now = WorkerCounts(prefill=prefill, decode=decode)
+        self.asked: list[WorkerCounts] = []
         self.away = False
 
-    async def targets(self, workers: Sequence[Worker]) -> Counts:
+    async def targets(self, workers: Sequence[WorkerSnapshot]) -> WorkerCounts:
         if self.away:
             raise Unavailable("nobody answers")
         return self.now
 
-    async def ask(self, before: Counts, after: Counts) -> None:
+    async def ask(self, before: WorkerCounts, after: WorkerCounts) -> None:
         if self.away:
             raise Unavailable("nobody answers")
         self.now = after
@@ -95,7 +95,9 @@ class Held:
 class Scaled:
     """A loop over all of these, and its log."""
 
-    def __init__(self, folder: Path, load: Mix | None, policy: Policy = decide, **changes: Any):
+    def __init__(
+        self, folder: Path, load: RequestMix | None, policy: ScalingPolicy = decide, **changes: Any
+    ):
         from msgspec.structs import replace
 
         self.settings = replace(SETTINGS, **changes)
@@ -107,11 +109,11 @@ class Scaled:
         )
         self.log = DecisionLog(folder / "decisions.jsonl", "c")
         self.log.open()
-        self.turns: list[Turn] = []
+        self.turns: list[AutoscalerTurn] = []
         acts = self.settings.mode == "act"
         lease: Any = self.lease if acts else None
-        world = World(self.seen, self.asked, self.loans, lease)
-        self.loop = Loop(self.settings, world, self.log, policy, self.turns.append)
+        world = LoopDependencies(self.seen, self.asked, self.loans, lease)
+        self.loop = AutoscalerLoop(self.settings, world, self.log, policy, self.turns.append)
 
-    def records(self) -> list[Record]:
-        return [from_line(line) for line in self.log.path.read_bytes().splitlines()]
+    def records(self) -> list[DecisionRecord]:
+        return [decode_record(line) for line in self.log.path.read_bytes().splitlines()]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cluster.settings.choices import Mode
-from cluster.sizing.decision import Decision, Loan
+from cluster.settings import AutoscalerMode
+from cluster.sizing.decision import Loan, ScalingDecision
 from cluster.sizing.policy import decide
-from cluster.sizing.snapshot import Counts, Past, Snapshot
+from cluster.sizing.snapshot import DemandSample, SizingSnapshot, WorkerCounts
 from tests.cluster.autoscale.scaling import Scaled
 from tests.cluster.sizing.worlds import mix, workers
 
@@ -55,7 +55,7 @@ async def test_advice_is_not_carried_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["advise", "act"])
-async def test_what_nobody_does_changes_nothing(tmp_path: Path, mode: Mode) -> None:
+async def test_what_nobody_does_changes_nothing(tmp_path: Path, mode: AutoscalerMode) -> None:
     """Without Ray as in advice: what is observed still corrects what is predicted."""
     scaled = Scaled(tmp_path, BUSY, mode=mode, loans=False)
     scaled.asked.changes = False
@@ -80,8 +80,8 @@ async def test_loans_come_before_numbers(tmp_path: Path) -> None:
     order: list[str] = []
     loan = Loan(instance="p0", role="decode")
 
-    def policy(snapshot: Snapshot) -> Decision:
-        targets = Counts(prefill=2, decode=2)
+    def policy(snapshot: SizingSnapshot) -> ScalingDecision:
+        targets = WorkerCounts(prefill=2, decode=2)
         return replace(decide(snapshot), loans=(loan,), targets=targets)
 
     scaled = Scaled(tmp_path, BUSY, policy)
@@ -91,7 +91,7 @@ async def test_loans_come_before_numbers(tmp_path: Path) -> None:
         order.append("loans")
         return await lend(loans)
 
-    async def asking(before: Counts, after: Counts) -> None:
+    async def asking(before: WorkerCounts, after: WorkerCounts) -> None:
         order.append("numbers")
         await ask(before, after)
 
@@ -139,7 +139,7 @@ async def test_serve_away_from_the_start(tmp_path: Path) -> None:
     scaled = Scaled(tmp_path, BUSY)
     scaled.asked.away = True
     turn = await scaled.loop.turn()
-    assert turn.record.snapshot.targets == Counts(prefill=1, decode=1)
+    assert turn.record.snapshot.targets == WorkerCounts(prefill=1, decode=1)
     assert not scaled.asked.asked
 
 
@@ -187,5 +187,5 @@ async def test_memory_goes_on_after_a_restart(tmp_path: Path) -> None:
     before, snapshot = first.records()[1], turn.record.snapshot
     assert turn.record.number == 1 and turn.record.run != before.run
     assert snapshot.memory == before.decision.memory
-    assert snapshot.memory.past and isinstance(snapshot.memory.past[0], Past)
+    assert snapshot.memory.past and isinstance(snapshot.memory.past[0], DemandSample)
     assert snapshot.tuning.start_s == 7.0

@@ -8,34 +8,34 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.autoscale.loop import Turn
-from cluster.autoscale.metrics import Figures, page
-from cluster.observation.reading import Reading
-from cluster.sizing.decision import Record
+from cluster.autoscale.loop import AutoscalerTurn
+from cluster.autoscale.metrics import AutoscalerFigures, metrics_page
+from cluster.observation.reading import ClusterReading
+from cluster.sizing.decision import DecisionRecord
 from cluster.sizing.policy import decide
-from cluster.sizing.snapshot import Counts, Mix, Observed, Snapshot
+from cluster.sizing.snapshot import ObservedLatency, RequestMix, SizingSnapshot, WorkerCounts
 from tests.cluster.sizing.worlds import mix, snapshot, workers
 
 Page = dict[tuple[str, str], float]
 
 
-def turn(seen: Snapshot) -> Turn:
+def turn(seen: SizingSnapshot) -> AutoscalerTurn:
     made = decide(seen)
-    record = Record(run="r", number=1, time_s=0.0, acted=True, snapshot=seen, decision=made)
-    return Turn(record, Reading(at_s=seen.at_s, mix=seen.mix, age_s=1.0), True)
+    record = DecisionRecord(run="r", number=1, time_s=0.0, acted=True, snapshot=seen, decision=made)
+    return AutoscalerTurn(record, ClusterReading(at_s=seen.at_s, mix=seen.mix, age_s=1.0), True)
 
 
-def figures(*turns: Turn) -> Figures:
-    made = Figures(lambda: "m", "a" * 32, Counter(loan=2))
+def figures(*turns: AutoscalerTurn) -> AutoscalerFigures:
+    made = AutoscalerFigures(lambda: "m", "a" * 32, Counter(loan=2))
     for each in turns:
         made.take(each)
     return made
 
 
-def shown(of: Figures) -> Page:
+def shown(of: AutoscalerFigures) -> Page:
     """By name, and what tells series apart beside model and replica."""
     found: Page = {}
-    families = list(text_string_to_metric_families(page(of)().decode()))
+    families = list(text_string_to_metric_families(metrics_page(of)().decode()))
     names = [family.name for family in families]
     assert len(names) == len(set(names)), "a family comes once"
     for family in families:
@@ -53,8 +53,8 @@ def shown(of: Figures) -> Page:
     return found
 
 
-def busy(rate: float = 40.0, **changes: object) -> Snapshot:
-    load: Mix | None = mix(rate) if rate else None
+def busy(rate: float = 40.0, **changes: object) -> SizingSnapshot:
+    load: RequestMix | None = mix(rate) if rate else None
     return replace(snapshot(2, 3, load), **changes)
 
 
@@ -67,7 +67,7 @@ def test_before_the_first_turn() -> None:
 
 
 def test_of_the_last_decision() -> None:
-    seen = busy(targets=Counts(prefill=2, decode=5), observed=Observed(ttft_s=0.3))
+    seen = busy(targets=WorkerCounts(prefill=2, decode=5), observed=ObservedLatency(ttft_s=0.3))
     made = decide(seen)
     found = shown(figures(turn(seen)))
     for role in ("prefill", "decode"):
@@ -99,8 +99,8 @@ def test_workers_are_paid_for_from_the_asking_until_they_are_gone() -> None:
     there = workers(2, 3)
     leaving = (replace(there[0], state="leaving"), *there[1:])
     lent = replace(there[1], role="decode")
-    first = busy(workers=leaving, targets=Counts(prefill=1, decode=4), at_s=10.0)
-    second = busy(workers=(lent, *there[2:]), targets=Counts(prefill=1, decode=3), at_s=15.0)
+    first = busy(workers=leaving, targets=WorkerCounts(prefill=1, decode=4), at_s=10.0)
+    second = busy(workers=(lent, *there[2:]), targets=WorkerCounts(prefill=1, decode=3), at_s=15.0)
     found = shown(figures(turn(first), turn(second), turn(replace(second, at_s=17.0))))
     assert found["baton_worker_seconds_total", "prefill"] == 2 * 5 + 0 * 2
     assert found["baton_worker_seconds_total", "decode"] == (3 + 1) * 5 + 4 * 2

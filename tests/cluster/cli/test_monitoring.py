@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from cluster.cli.main import app
 from cluster.credentials import certificates
 from cluster.monitoring import prometheus
-from cluster.monitoring.alerts import alerts
-from cluster.monitoring.files import Rules, write_prometheus
-from cluster.monitoring.prometheus import Watched
-from cluster.monitoring.rules import Windows, recording
+from cluster.monitoring.alerts import alert_rules
+from cluster.monitoring.files import RuleOptions, write_prometheus
+from cluster.monitoring.prometheus import ScrapeConfig
+from cluster.monitoring.rules import Windows, recording_rules
 from tests.cluster.promtool import promtool
 from tests.system import needs
 from tests.test_docs import ROOT, anchors
@@ -31,22 +31,22 @@ def run(*arguments: str, key: str | None = None) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_what_is_committed_is_what_is_made(tmp_path: Path) -> None:
-    made = write_prometheus(tmp_path, Watched(("http://127.0.0.1:8000",)), Rules())
+def test_committed_rules_are_up_to_date(tmp_path: Path) -> None:
+    made = write_prometheus(tmp_path, ScrapeConfig(("http://127.0.0.1:8000",)), RuleOptions())
     for path in made:
         committed = ROOT / "deploy/prometheus" / path.relative_to(tmp_path)
         assert committed.read_text() == path.read_text(), "make dashboards"
 
 
 def test_every_alert_has_its_paragraph() -> None:
-    for alert in alerts(Windows()):
+    for alert in alert_rules(Windows()):
         page, _, anchor = alert.runbook.partition("#")
         assert anchor in anchors(ROOT / page), alert.name
 
 
 def test_windows_are_scaled_and_names_are_not() -> None:
     plain, scaled = (
-        prometheus.recording_rules(w)["groups"][0]["rules"] for w in (Windows(), Windows(0.05))
+        prometheus.recording_file(w)["groups"][0]["rules"] for w in (Windows(), Windows(0.05))
     )
     assert [rule["record"] for rule in plain] == [rule["record"] for rule in scaled]
     assert {w for rule in scaled for w in re.findall(r"\[(\w+)\]", rule["expr"])} == {
@@ -54,10 +54,10 @@ def test_windows_are_scaled_and_names_are_not() -> None:
     }
 
 
-def test_a_cluster_of_others(tmp_path: Path) -> None:
+def test_configuration_for_remote_routers_with_tls(tmp_path: Path) -> None:
     """HTTPS, API keys, mutual TLS by the cluster's name."""
     needs("promtool")
-    certificates.init(tmp_path / "certs", [NAME])
+    certificates.create_ca(tmp_path / "certs", [NAME])
     ca, cert, secret = (
         str(tmp_path / "certs" / f) for f in ("ca.pem", f"{NAME}.pem", f"{NAME}.key")
     )
@@ -105,7 +105,7 @@ def test_a_router_whose_certificate_is_of_another_ca(tmp_path: Path) -> None:
     assert job["http_sd_configs"][0]["tls_config"] == {"ca_file": str(other)}
 
 
-def test_what_grafana_starts_with(tmp_path: Path) -> None:
+def test_grafana_files_are_written(tmp_path: Path) -> None:
     status, said = run(str(tmp_path), "--url", "http://127.0.0.1:8000", "--interval", "5")
     assert status == 0, said
     own = tmp_path / "grafana"
@@ -124,7 +124,7 @@ def test_what_grafana_starts_with(tmp_path: Path) -> None:
     assert all(source["uid"] in text for text in boards.values())
 
 
-def test_it_is_made_anew(tmp_path: Path) -> None:
+def test_existing_files_are_replaced(tmp_path: Path) -> None:
     for port in (8000, 8001):
         status, said = run(str(tmp_path), "--url", f"http://127.0.0.1:{port}", key=KEY)
         assert status == 0, said
@@ -132,7 +132,7 @@ def test_it_is_made_anew(tmp_path: Path) -> None:
         assert "kill -HUP" in said
 
 
-def test_a_key_that_is_no_longer_wanted_is_forgotten(tmp_path: Path) -> None:
+def test_api_key_file_is_removed_without_a_key(tmp_path: Path) -> None:
     folder = tmp_path / "deep/watch"
     for key in (KEY, None):
         status, said = run(str(folder), "--url", "http://127.0.0.1:8000", key=key)
@@ -142,7 +142,7 @@ def test_a_key_that_is_no_longer_wanted_is_forgotten(tmp_path: Path) -> None:
     assert "api-key" not in (folder / "prometheus.yml").read_text()
 
 
-def test_a_key_that_cannot_be_forgotten(tmp_path: Path) -> None:
+def test_api_key_file_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "api-key/in-the-way").mkdir(parents=True)
     status, said = run(str(tmp_path), "--url", "http://127.0.0.1:8000")
     assert status == 1
@@ -160,14 +160,16 @@ def test_a_key_that_cannot_be_forgotten(tmp_path: Path) -> None:
         (("--cluster", "none-of-this-name"), "no cluster 'none-of-this-name' runs here"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
+def test_invalid_options_are_named(
+    tmp_path: Path, arguments: tuple[str, ...], expected: str
+) -> None:
     status, said = run(str(tmp_path / "x"), *arguments)
     assert status == 1
     assert expected in said and "secret" not in said
     assert not (tmp_path / "x").exists()
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     status, said = run(str(tmp_path / "file/watch"), "--url", "http://127.0.0.1:8000")
     assert status == 1
@@ -176,4 +178,4 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_series_that_the_docs_name_are_recorded() -> None:
     named = set(re.findall(r"`(baton:[\w:]+)", (ROOT / "docs/operations.md").read_text()))
-    assert named and named <= {rule.record for rule in recording(Windows())}
+    assert named and named <= {rule.record for rule in recording_rules(Windows())}

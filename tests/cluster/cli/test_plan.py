@@ -13,32 +13,32 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.planner.model_shape import count
+from cluster.planner.model_shape import count_parameters
 from cluster.planner.speculation_grid import (
     ACCEPTANCES,
     BATCHES,
-    DraftMachine,
-    break_even,
-    cell,
-    grid,
+    PassTimes,
+    break_even_batch,
+    speculation_cell,
+    speculation_cells,
 )
-from cluster.planner.speculation_report import about, page, show
-from engine.model.weights import names
+from cluster.planner.speculation_report import describe_measurement, print_report, render_page
+from engine.model.weights import tensor_shapes
 from engine.model_config.config import padded_rows
 from engine.model_config.families import parse_config
-from engine.speculation.control.draft_choice import Curve, expected_tokens, speedup
+from engine.speculation.control.draft_choice import LatencyCurve, expected_tokens, speedup
 from tests.engine.families import FAMILIES, SIZES
 
-FREE = DraftMachine(Curve(np.full(2000, 10e-3)), Curve(np.full(200, 1e-3)))
+FREE = PassTimes(LatencyCurve(np.full(2000, 10e-3)), LatencyCurve(np.full(200, 1e-3)))
 """Rows cost nothing, as in the papers; a pass of the draft a tenth of a step."""
 
-RIDGE = DraftMachine(Curve(10e-3 + 1e-3 * np.maximum(0, np.arange(1, 2001) - 48)), None)
+RIDGE = PassTimes(LatencyCurve(10e-3 + 1e-3 * np.maximum(0, np.arange(1, 2001) - 48)), None)
 """Rows are free up to 48, and cost a tenth of a step from there."""
 
 
 @pytest.mark.parametrize("acceptance", ACCEPTANCES)
 def test_where_rows_are_free_it_is_the_formula(acceptance: float) -> None:
-    found = cell(FREE, 4, acceptance, most=8)
+    found = speculation_cell(FREE, 4, acceptance, most=8)
     best = max(range(1, 9), key=lambda nodes: speedup(acceptance, nodes, 0.1))
     assert found.nodes == best
     assert found.speedup == pytest.approx(speedup(acceptance, best, 0.1))
@@ -48,58 +48,61 @@ def test_where_rows_are_free_it_is_the_formula(acceptance: float) -> None:
 
 
 def test_beyond_the_ridge_it_does_not_pay() -> None:
-    assert cell(RIDGE, 4, 0.5, most=8).speedup > 1.9
-    full = cell(RIDGE, 64, 0.3, most=8)
+    assert speculation_cell(RIDGE, 4, 0.5, most=8).speedup > 1.9
+    full = speculation_cell(RIDGE, 64, 0.3, most=8)
     assert (full.nodes, full.tokens, full.speedup) == (0.0, 1.0, 1.0)
-    ends = [break_even(RIDGE, a, 8, 128) for a in ACCEPTANCES]
+    ends = [break_even_batch(RIDGE, a, 8, 128) for a in ACCEPTANCES]
     assert ends == sorted(ends)
     assert 24 <= ends[0] < 64
     for acceptance, end in zip(ACCEPTANCES, ends, strict=True):
-        assert cell(RIDGE, end, acceptance, 8).nodes > 0
-        assert end == 128 or not cell(RIDGE, end + 1, acceptance, 8).nodes
+        assert speculation_cell(RIDGE, end, acceptance, 8).nodes > 0
+        assert end == 128 or not speculation_cell(RIDGE, end + 1, acceptance, 8).nodes
 
 
-STAIRS = DraftMachine(
-    Curve(np.interp([padded_rows(n) for n in range(1, 2001)], [1, 2000], [5e-3, 400e-3])),
-    Curve(np.full(200, 1e-3)),
+STAIRS = PassTimes(
+    LatencyCurve(np.interp([padded_rows(n) for n in range(1, 2001)], [1, 2000], [5e-3, 400e-3])),
+    LatencyCurve(np.full(200, 1e-3)),
 )
 """Rows are padded, as on a CPU: just above a step of the stairs, verifying costs nothing more."""
 
 
 def test_up_to_where_it_pays_there_is_no_gap() -> None:
     for acceptance in ACCEPTANCES:
-        pays = [bool(cell(STAIRS, b, acceptance, 8).nodes) for b in range(1, 129)]
-        end = break_even(STAIRS, acceptance, 8, 128)
+        pays = [bool(speculation_cell(STAIRS, b, acceptance, 8).nodes) for b in range(1, 129)]
+        end = break_even_batch(STAIRS, acceptance, 8, 128)
         assert all(pays[:end]) and (end == 128 or not pays[end])
-    assert not all(cell(STAIRS, b, 0.5, 8).nodes for b in (16, 32, 64))
-    assert cell(STAIRS, 97, 0.5, 8).nodes > 0 and break_even(STAIRS, 0.5, 8, 128) < 16
+    assert not all(speculation_cell(STAIRS, b, 0.5, 8).nodes for b in (16, 32, 64))
+    assert (
+        speculation_cell(STAIRS, 97, 0.5, 8).nodes > 0
+        and break_even_batch(STAIRS, 0.5, 8, 128) < 16
+    )
 
 
 def test_a_batch_is_drafted_no_more_than_a_step_takes() -> None:
     for batch, each in ((16, 8), (64, 4), (128, 2)):
-        assert cell(DraftMachine(FREE.model, None), batch, 0.9, most=8).nodes == each
+        assert speculation_cell(PassTimes(FREE.model, None), batch, 0.9, most=8).nodes == each
 
 
 def test_nothing_is_drafted_that_costs_more_than_it_brings() -> None:
-    dear = DraftMachine(FREE.model, Curve(np.full(200, 9e-3)))
-    assert cell(dear, 1, 0.8, most=8).nodes == 0
-    assert break_even(dear, 0.8, 8, 128) == 0
+    dear = PassTimes(FREE.model, LatencyCurve(np.full(200, 9e-3)))
+    assert speculation_cell(dear, 1, 0.8, most=8).nodes == 0
+    assert break_even_batch(dear, 0.8, 8, 128) == 0
 
 
 def test_tables_and_page_tell_all() -> None:
-    cells = grid(RIDGE, BATCHES, ACCEPTANCES, 8)
-    even = {a: break_even(RIDGE, a, 8, 128) for a in ACCEPTANCES}
+    cells = speculation_cells(RIDGE, BATCHES, ACCEPTANCES, 8)
+    even = {a: break_even_batch(RIDGE, a, 8, 128) for a in ACCEPTANCES}
     out = io.StringIO()
-    measured = DraftMachine(RIDGE.model, None, "an abacus")
-    told = about(measured, "a <model>", None, 8)
-    show(Console(file=out, width=100), told, cells, even, 0.7)
+    measured = PassTimes(RIDGE.model, None, "an abacus")
+    told = describe_measurement(measured, "a <model>", None, 8)
+    print_report(Console(file=out, width=100), told, cells, even, 0.7)
     text = out.getvalue()
     assert "on an abacus" in text and "acceptance is 0.7" in text
     assert "Drafts cost nothing, as n-grams do." in " ".join(text.split())
-    assert f"{cell(RIDGE, 8, 0.7, 8).speedup:.2f}" in text
+    assert f"{speculation_cell(RIDGE, 8, 0.7, 8).speedup:.2f}" in text
     last = next(line for line in text.splitlines() if "pays up to" in line)
     assert str(even[0.3]) in last
-    html = page(told, cells, even, 0.7)
+    html = render_page(told, cells, even, 0.7)
     assert "on an abacus" in html and f"<td>pays up to</td><td>{even[0.3]}</td>" in html
     assert "a &lt;model&gt;" in html and "<model>" not in html
     assert "Speed-up over plain decoding" in html and "default-src 'none'" in html
@@ -131,4 +134,4 @@ def test_parameters_are_those_of_a_checkpoint(family: str) -> None:
     prefix, changes = FAMILIES[family]
     raw = {**SIZES, **changes, "architectures": [f"{prefix}ForCausalLM"]}
     config = parse_config(raw, family)
-    assert count(config) == sum(math.prod(shape) for _, shape in names(config))
+    assert count_parameters(config) == sum(math.prod(shape) for _, shape in tensor_shapes(config))

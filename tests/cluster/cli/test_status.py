@@ -20,13 +20,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.cli.status_view import render
+from cluster.cli.status_view import render_overview
 from protocol.endpoints.metrics_server import MetricsServer
-from router.generation.metrics import Metrics
-from router.generation.stopwatch import Meter
-from router.overview.metrics_pages import Limits, NoAnswer
-from router.overview.overview import Overview, overview
-from router.overview.watcher import Watcher
+from router.generation.metrics import ChoiceMetrics, RouterMetrics
+from router.overview.cluster_scraper import ClusterScraper
+from router.overview.overview import ClusterOverview, cluster_overview
+from router.overview.scraper import ScrapeError, ScrapeLimits
 from router.placement.snapshot import Objectives
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]
@@ -62,12 +61,12 @@ def group(endpoint: str, role: str, **about: str) -> dict[str, Any]:
 @asynccontextmanager
 async def cluster() -> AsyncIterator[str]:
     """A router and a worker with real metrics, and a worker that does not answer."""
-    metrics = Metrics("m", Objectives(2.0, 0.1), "r")
-    meter = Meter(metrics, time.perf_counter(), 10)
-    meter.tokens(1, 4)
-    Meter(metrics, time.perf_counter(), 10).tokens(1, 4)  # of a request that goes on
-    meter.ended("ok", [])
-    metrics.refused("queue")
+    metrics = RouterMetrics("m", Objectives(2.0, 0.1), "r")
+    meter = ChoiceMetrics(metrics, time.perf_counter(), 10)
+    meter.record_tokens(1, 4)
+    ChoiceMetrics(metrics, time.perf_counter(), 10).record_tokens(1, 4)  # of a request that goes on
+    meter.record_end("ok", [])
+    metrics.count_refusal("queue")
     registry = CollectorRegistry()
     labels = ["model", "role", "replica"]
     for name, value in (("engine_up", 1), ("requests_running", 3), ("kv_cache_usage_ratio", 0.5)):
@@ -89,15 +88,15 @@ async def cluster() -> AsyncIterator[str]:
         await server.close()
 
 
-async def seen(url: str) -> Overview:
-    async with Watcher(url) as watcher:
-        first = await watcher.look()
-        return overview(url, await watcher.look(), first.moment, 1e10)
+async def seen(url: str) -> ClusterOverview:
+    async with ClusterScraper(url) as watcher:
+        first = await watcher.scrape()
+        return cluster_overview(url, await watcher.scrape(), first.snapshot, 1e10)
 
 
-async def test_what_is_there() -> None:
-    async with cluster() as url, Watcher(url) as watcher:
-        shown = overview(url, await watcher.look(), None, 1e10)
+async def test_status_shows_router_and_workers() -> None:
+    async with cluster() as url, ClusterScraper(url) as watcher:
+        shown = cluster_overview(url, await watcher.scrape(), None, 1e10)
     assert (shown.cluster, shown.model, shown.window_s) == ("c", "m", None)
     prefill, decode = shown.workers
     assert (prefill.state, decode.state) == ("silent", "ready")
@@ -116,13 +115,13 @@ async def test_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-async def test_it_fits_the_screen(width: int) -> None:
-    async with cluster() as url, Watcher(url) as watcher:
-        look = await watcher.look()
-        shown = overview(url, look, None, 1e10)
+async def test_status_fits_the_terminal_width(width: int) -> None:
+    async with cluster() as url, ClusterScraper(url) as watcher:
+        look = await watcher.scrape()
+        shown = cluster_overview(url, look, None, 1e10)
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system=None)
-    console.print(render(shown, console))
+    console.print(render_overview(shown, console))
     text = file.getvalue()
     assert "silent" in text
     assert "127.0.0.1:1" in text
@@ -141,25 +140,25 @@ async def test_it_fits_the_screen(width: int) -> None:
         (web.json_response([{"targets": "a"}]), "is not Baton's"),
     ],
 )
-async def test_a_url_of_something_else(answer: web.Response, why: str) -> None:
+async def test_url_of_another_server_is_an_error(answer: web.Response, why: str) -> None:
     async def handler(_: web.BaseRequest) -> web.Response:
         return answer
 
-    async with router(handler) as url, Watcher(url) as watcher:
-        with pytest.raises(NoAnswer, match=why):
-            await watcher.look()
+    async with router(handler) as url, ClusterScraper(url) as watcher:
+        with pytest.raises(ScrapeError, match=why):
+            await watcher.scrape()
 
 
-async def test_a_router_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.overview.watcher.LIMITS", Limits(0.2, 1 << 20))
+async def test_hanging_router_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.overview.cluster_scraper.STATUS_LIMITS", ScrapeLimits(0.2, 1 << 20))
 
     async def handler(_: web.BaseRequest) -> web.Response:
         await asyncio.sleep(5)
         raise AssertionError
 
-    async with router(handler) as url, Watcher(url) as watcher:
-        with pytest.raises(NoAnswer, match=r"does not answer within 0\.2 s"):
-            await watcher.look()
+    async with router(handler) as url, ClusterScraper(url) as watcher:
+        with pytest.raises(ScrapeError, match=r"does not answer within 0\.2 s"):
+            await watcher.scrape()
 
 
 async def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
@@ -176,7 +175,7 @@ async def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_the_command(tmp_path: Path) -> None:
+async def test_status_command_prints_text_and_json(tmp_path: Path) -> None:
     async with cluster() as url:
         plain, as_json = await asyncio.gather(
             run("--url", url, home=tmp_path), run("--url", url, "--json", home=tmp_path)
@@ -189,7 +188,7 @@ async def test_the_command(tmp_path: Path) -> None:
     assert [w["state"] for w in found["workers"]] == ["silent", "ready"]
 
 
-async def test_nothing_runs(tmp_path: Path) -> None:
+async def test_status_without_a_cluster_fails(tmp_path: Path) -> None:
     nothing, nobody = await asyncio.gather(
         run(home=tmp_path), run("--url", "http://127.0.0.1:1", home=tmp_path)
     )

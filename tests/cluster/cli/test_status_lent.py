@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.status_view import _workers
-from router.overview.metrics_pages import Group, Seen
-from router.overview.prometheus_text import Moment
-from router.overview.rates import Window
+from router.overview.prometheus_text import MetricsSnapshot
+from router.overview.rates import RateWindow
+from router.overview.scraper import ScrapeResult, TargetGroup
 from router.overview.worker_view import worker_view
 
 
@@ -24,11 +24,11 @@ from router.overview.worker_view import worker_view
         ("", "ready", "ready"),  # of a worker that does not say
     ],
 )
-def test_as_a_row(home: str, state: str, shown: str) -> None:
+def test_lent_worker_is_marked_in_its_row(home: str, state: str, shown: str) -> None:
     labels = {"role": "decode", "home": home, "instance": "0123456789"}
-    group = Group(["h:1"], {f"__meta_baton_{k}": v for k, v in labels.items()})
-    seen = Seen([group], Moment(0.0, {}), {})
-    view = worker_view(group, seen, Window(seen.moment, None, 0.0))
+    group = TargetGroup(["h:1"], {f"__meta_baton_{k}": v for k, v in labels.items()})
+    seen = ScrapeResult([group], MetricsSnapshot(0.0, {}), {})
+    view = worker_view(group, seen, RateWindow(seen.snapshot, None, 0.0))
     view = msgspec.structs.replace(view, state=state)
     file = io.StringIO()
     Console(file=file, width=60).print(_workers([view], "#.", 60))

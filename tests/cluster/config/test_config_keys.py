@@ -8,14 +8,16 @@ import msgspec
 import pytest
 import typer
 import yaml
+from pydantic import ValidationError
 
 from cluster.cli.main import app
-from cluster.config import assemble, keys, show
-from cluster.config.schema import Config
-from cluster.config.settle import Flags, settle
+from cluster.config import assemble, keys, show_config
+from cluster.config.resolve import CommandFlags, resolve_config
+from cluster.config.schema import REMOVED_KEYS, Config
 from cluster.settings.autoscaler_settings import AutoscalerSettings
+from cluster.settings.launch_settings import LaunchSettings
 from cluster.settings.worker_settings import WorkerSettings
-from protocol.roles import ROLES
+from engine.ipc.settings import EngineSettings
 from router.settings import RouterSettings
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "baton.yaml"
@@ -32,52 +34,89 @@ def flags_of(name: str) -> set[str]:
 
 
 def test_every_flag_of_up_is_a_key_and_every_key_a_flag() -> None:
-    assert len(keys.KEYS) > 50
-    by_flag = {key.flag: key for key in keys.KEYS if key.flag}
-    assert flags_of("up") - NO_KEYS == set(by_flag)
-    assert {key.name for key in keys.KEYS} - {k.name for k in by_flag.values()} == NO_FLAGS
+    assert len(keys.CONFIG_KEYS) > 50
+    by_flag = {key.flag: key for key in keys.CONFIG_KEYS if key.flag}
+    removed = {old.flag for old in REMOVED_KEYS}
+    assert flags_of("up") - NO_KEYS - removed == set(by_flag)
+    assert removed <= flags_of("up") and removed.isdisjoint(by_flag)
+    assert {key.name for key in keys.CONFIG_KEYS} - {k.name for k in by_flag.values()} == NO_FLAGS
     assert flags_of("config") - {"--schema"} == flags_of("up") - {"--detach", "--address"}
 
 
 def test_no_two_keys_share_a_flag_or_a_variable() -> None:
-    assert len({key.variable for key in keys.KEYS}) == len(keys.KEYS)
+    assert len({key.variable for key in keys.CONFIG_KEYS}) == len(keys.CONFIG_KEYS)
     taken = {"BATON_CONFIG", "BATON_HOME", "BATON_API_KEY", "BATON_DIE_WITH_PARENT"}
-    assert not taken & {key.variable for key in keys.KEYS}
+    assert not taken & {key.variable for key in keys.CONFIG_KEYS}
 
 
 def test_every_key_is_described() -> None:
-    for key in keys.KEYS:
+    for key in keys.CONFIG_KEYS:
         assert key.field.description and key.field.description.endswith("."), key.name
         assert key.expected
 
 
-def test_defaults_are_those_of_the_settings() -> None:
-    config = Config()
-    for role in ROLES:
-        ours = assemble.worker(config, role)
-        assert ours == WorkerSettings(
-            role=role, cluster="default", redis_url="", token="", model_path="", model_id=""
-        )
-    assert assemble.router(config) == RouterSettings(
-        cluster="default", redis_url="", token="", secret=b"", model_path="", model_id=""
-    )
-    expected = AutoscalerSettings(cluster="default", redis_url="", token="")
-    assert assemble.autoscaler(config) == expected
+WITHOUT_A_KEY = {
+    WorkerSettings: {"port", "kv_port", "metrics_port", "kv_codec"},
+    EngineSettings: {"kv_storage", "arena"},
+    RouterSettings: {"refresh_s", "url"},
+    AutoscalerSettings: {"metrics_host", "metrics_port"},
+    LaunchSettings: set[str](),
+}
+"""Settings of one process, or that only benchmarks change."""
+
+
+@pytest.mark.parametrize("settings", WITHOUT_A_KEY)
+def test_only_settings_without_a_key_have_a_default(settings: type[msgspec.Struct]) -> None:
+    fields = msgspec.structs.fields(settings)
+    assert {field.name for field in fields if not field.required} == WITHOUT_A_KEY[settings]
 
 
 def test_every_setting_has_a_key(tmp_path: Path) -> None:
-    """A configuration in which no value is the default moves every setting, but for those that
-    belong to one process."""
+    """A configuration in which no value is the default changes every setting with a key."""
     config = Config.model_validate(unlike_the_defaults(tmp_path))
-    worker, router = assemble.worker(config, "decode"), assemble.router(config)
-    assert same(worker, assemble.worker(Config(), "decode")) == {
-        *("role", "model_path", "port", "kv_port", "metrics_port"),
-    }
-    assert same(router, assemble.router(Config())) == {
-        *("model_path", "refresh_s", "url"),
-    }
-    scaler = assemble.autoscaler(config)
-    assert same(scaler, assemble.autoscaler(Config())) == {"metrics_host", "metrics_port"}
+    worker, router = assemble.worker_settings(config, "decode"), assemble.router_settings(config)
+    default = assemble.worker_settings(Config(), "decode")
+    assert same(worker, default) == WITHOUT_A_KEY[WorkerSettings]
+    without = {"role", "model_path", *WITHOUT_A_KEY[EngineSettings]}
+    assert same(worker.engine, default.engine) == without
+    assert not same(worker.engine.speculation, default.engine.speculation)
+    assert not same(worker.engine.ceilings, default.engine.ceilings)
+    without = {"model_path", *WITHOUT_A_KEY[RouterSettings]}
+    assert same(router, assemble.router_settings(Config())) == without
+    scaler = assemble.autoscaler_settings(config)
+    default_scaler = assemble.autoscaler_settings(Config())
+    assert same(scaler, default_scaler) == WITHOUT_A_KEY[AutoscalerSettings]
+
+
+def test_only_decode_workers_speculate() -> None:
+    config = Config.model_validate({"speculation": {"method": "draft", "model": "/d"}})
+    decode, prefill = (
+        assemble.worker_settings(config, role).engine.speculation for role in ("decode", "prefill")
+    )
+    assert (decode.method, decode.model_path) == ("draft", "/d")
+    assert (prefill.method, prefill.model_path) == ("off", None)
+    assert assemble.worker_settings(Config(), "decode").engine.speculation.method == "auto"
+
+
+@pytest.mark.parametrize(
+    ("section", "wrong"),
+    [
+        ("worker", {"max_batch": 0}),
+        ("worker", {"kv_tokens": -1}),
+        ("worker", {"step_budget_ms": -1.0}),
+        ("worker", {"step_budget_ms": float("nan")}),
+        ("worker", {"peak_tflops": 0.0}),
+        *(("worker", {"engine": bad}) for bad in ("", "-c", "a b", "a..b", "x/y", "a.", "e" * 129)),
+        ("speculation", {"max_tokens": 17}),
+        ("speculation", {"max_tokens": 0}),
+        ("router", {"ttft_slo_ms": 0.0}),
+        ("limits", {"max_requests": 0}),
+    ],
+)
+def test_the_schema_refuses_values_that_cannot_work(section: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as raised:
+        Config.model_validate({section: wrong})
+    assert [error["loc"] for error in raised.value.errors()] == [(section, *wrong)]
 
 
 def same(one: msgspec.Struct, other: msgspec.Struct) -> set[str]:
@@ -107,7 +146,7 @@ def unlike_the_defaults(folder: Path) -> dict[str, Any]:
         "speculation.model": "m",
     }
     tree: dict[str, Any] = {}
-    for key in keys.KEYS:
+    for key in keys.CONFIG_KEYS:
         default = key.field.default
         value: Any = special.get(key.name)
         if value is None and key.is_file:
@@ -126,14 +165,14 @@ def unlike_the_defaults(folder: Path) -> dict[str, Any]:
 def test_the_example_is_complete_and_holds_the_defaults() -> None:
     given = yaml.safe_load(EXAMPLE.read_text())
     assert Config.model_validate(given) == Config()
-    settled = settle(Flags(EXAMPLE), {})
+    settled = resolve_config(CommandFlags(EXAMPLE), {})
     assert all(origin.rank == 1 for _, origin in settled.values.values())
     for line in EXAMPLE.read_text().splitlines():
         assert len(line) <= 100
 
 
 def test_the_example_keeps_to_the_json_schema() -> None:
-    schema = msgspec.json.decode(show.schema())
+    schema = msgspec.json.decode(show_config.json_schema())
     given = yaml.safe_load(EXAMPLE.read_text())
     jsonschema.validate(given, schema)
     with pytest.raises(jsonschema.ValidationError):

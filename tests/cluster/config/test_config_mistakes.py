@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from cluster.config import keys, show
+from cluster.cli.main import app
+from cluster.config import keys, show_config
 from cluster.config.mistakes import ConfigError
-from cluster.config.settle import Flags, settle
+from cluster.config.resolve import CommandFlags, resolve_config
+from cluster.config.schema import REMOVED_KEYS, RemovedKey
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "baton.yaml"
 SECRET = "hunter2"
@@ -31,8 +34,8 @@ BAD = {
         (1, "router.kv_tokens", "did you mean worker.kv_tokens?"),
     ),
     "a flag for a key": ("kv-precision: fp8\n", (1, "kv-precision", "did you mean kv.precision?")),
-    "nothing near": ("kv:\n  zzzzzz: 1\n", (2, "kv.zzzzzz", "one of precision, pool, codec")),
-    "a merge key": ("kv:\n  <<: {pool: wide}\n", (2, "kv.<<", "merging is not supported")),
+    "nothing near": ("kv:\n  zzzzzz: 1\n", (2, "kv.zzzzzz", "one of precision")),
+    "a merge key": ("kv:\n  <<: {precision: fp8}\n", (2, "kv.<<", "merging is not supported")),
     "a number for a key": ("3: 4\n", (1, "3", "unknown key")),
     "a list for a key": ("? [a]\n: 4\n", (1, "?", "unknown key")),
     "twice": ("cluster: a\ndrain_s: 1\ncluster: b\n", (3, "cluster", "first in line 1")),
@@ -45,7 +48,10 @@ BAD = {
     "yes for a number": ("router: {port: yes}\n", (1, "router.port", "got yes; expected")),
     "fraction": ("worker: {max_batch: 1.5}\n", (1, "worker.max_batch", "got 1.5; expected an")),
     "nothing": ("router:\n  port:\n", (2, "router.port", "got nothing; expected an integer")),
-    "list for a value": ("kv:\n  pool:\n  - fp8\n", (3, "kv.pool", "got a list; expected auto")),
+    "list for a value": (
+        "kv:\n  precision:\n  - fp8\n",
+        (3, "kv.precision", "got a list; expected exact"),
+    ),
     "mapping for a value": (
         "drain_s: {a: 1}\n",
         (1, "drain_s", "got a mapping; expected"),
@@ -64,16 +70,16 @@ BAD = {
     "not a number": ("router: {ttft_slo_ms: .nan}\n", (1, "router.ttft_slo_ms", "got .nan")),
     "unlimited": ("limits: {max_body_bytes: 9999999999}\n", (1, "limits.max_body_bytes", "from")),
     "unknown choice": ("kv: {precision: fp16}\n", (1, "kv.precision", "did you mean fp8?")),
-    "unknown policy": ("router: {policy: cots}\n", (1, "router.policy", "did you mean cost?")),
     "cluster name": ("cluster: ../x\n", (1, "cluster", "got ../x; expected a cluster name")),
     "device": ("worker: {device: tpu}\n", (1, "worker.device", "expected cpu, cuda or cuda:N")),
     "host": ("router: {host: http://a}\n", (1, "router.host", "a host name or an IP address")),
     "no file": ("security:\n  api_keys: nowhere\n", (2, "security.api_keys", "which is no file")),
-    "exact KV in fp8": (
-        "kv:\n  precision: exact\n  pool: fp8\n",
-        (3, "kv.pool", "kv.precision is exact; expected auto"),
+    "a removed policy": ("router: {policy: cost}\n", (1, "", "router.policy is gone: routers")),
+    "a removed codec": (
+        "kv:\n  precision: exact\n  codec: fp8\n",
+        (3, "", "kv.codec is gone: the codec follows from kv.precision"),
     ),
-    "exact KV sent as fp8": ("kv: {precision: exact, codec: fp8}\n", (1, "kv.codec", "is exact")),
+    "a removed pool": ("kv: {pool: fp8}\n", (1, "", "kv.pool is gone: the storage follows from")),
     "n-grams with a model": (
         "speculation:\n  model: m\n  method: ngram\n",
         (3, "speculation.method", "takes no model, and speculation.model is 'm'; expected auto"),
@@ -101,11 +107,11 @@ BAD = {
     ),
     "more to begin with than there may be": (
         "pools: {decode: {workers: 9}}\nautoscaler:\n  mode: act\n",
-        (1, "pools.decode.workers", "9 to begin with; expected 1 to 8, as autoscaler.decode_min"),
+        (1, "pools.decode.workers", "9 at the start; expected 1 to 8, as autoscaler.decode_min"),
     ),
     "none to begin with": (
         "pools: {prefill: {workers: 0}}\nautoscaler: {mode: act, prefill_min: 0}\n",
-        (1, "pools.prefill.workers", "0 to begin with; expected 1 to 8"),
+        (1, "pools.prefill.workers", "0 at the start; expected 1 to 8"),
     ),
     "limits the wrong way round": (
         "autoscaler: {decode_max: 2, decode_min: 3}\n",
@@ -160,7 +166,7 @@ BAD = {
 
 def mistakes_of(path: Path) -> ConfigError:
     with pytest.raises(ConfigError) as raised:
-        settle(Flags(path), {})
+        resolve_config(CommandFlags(path), {})
     return raised.value
 
 
@@ -217,7 +223,6 @@ PIECES = (
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     cuts=st.lists(
         st.tuples(st.floats(0, 1), st.integers(0, 9), st.sampled_from(PIECES)), max_size=4
@@ -235,7 +240,7 @@ def test_no_file_ends_otherwise(
     path.write_text(text)
     path.chmod(0o600)
     try:
-        show.render(settle(Flags(path), {}).values, color=False)
+        show_config.render_config(resolve_config(CommandFlags(path), {}).values, color=False)
     except ConfigError as error:
         assert error.mistakes and SECRET not in str(error)
 
@@ -245,10 +250,10 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
     path.write_text(
         "\n".join(BAD[name][0] for name in ("unknown section", "infinite", "no decode"))
     )
-    port = keys.BY_PATH["router", "port"]
+    port = keys.KEYS_BY_PATH["router", "port"]
     environ = {"BATON_THREADS": "0", "BATON_ALLOW_PLAIN_HTTP": "perhaps"}
     with pytest.raises(ConfigError) as raised:
-        settle(Flags(path, {port: ("--port", "many")}), environ)
+        resolve_config(CommandFlags(path, {port: ("--port", "many")}), environ)
     shown = str(raised.value).splitlines()
     assert shown[0] == "6 mistakes in the configuration"
     assert [line.strip().partition(": ")[0] for line in shown[1:]] == [
@@ -257,16 +262,31 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("old", REMOVED_KEYS, ids=lambda old: old.name)
+def test_a_removed_key_is_refused_with_its_replacement(old: RemovedKey) -> None:
+    environment = CliRunner().invoke(app, ["config"], env={old.variable: "8"})
+    flag = CliRunner().invoke(app, ["config", old.flag, "8"])
+    for result, origin in (
+        (environment, f"environment {old.variable}"),
+        (flag, f"flag {old.flag}"),
+    ):
+        assert result.exit_code == 2
+        assert f"{origin}: {old.name} is gone: " in result.output
+        assert old.replacement in result.output
+
+
 def test_a_mistake_counts_where_a_flag_wins_over_it(tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_text("router: {port: 0}\n")
     with pytest.raises(ConfigError, match="from 1 to 65535"):
-        settle(Flags(path, {keys.BY_PATH["router", "port"]: ("--port", "8001")}), {})
+        resolve_config(
+            CommandFlags(path, {keys.KEYS_BY_PATH["router", "port"]: ("--port", "8001")}), {}
+        )
 
 
 def test_a_variable_that_kubernetes_sets() -> None:
     with pytest.raises(ConfigError, match="enableServiceLinks"):
-        settle(Flags(), {"BATON_PORT": "tcp://10.0.0.1:8000"})
+        resolve_config(CommandFlags(), {"BATON_PORT": "tcp://10.0.0.1:8000"})
 
 
 def test_a_file_with_secrets_is_nobody_elses_to_read(tmp_path: Path) -> None:
@@ -276,7 +296,7 @@ def test_a_file_with_secrets_is_nobody_elses_to_read(tmp_path: Path) -> None:
     error = mistakes_of(path)
     assert "mode 0644): chmod 600" in str(error) and SECRET not in str(error)
     path.chmod(0o600)
-    settle(Flags(path), {})
+    resolve_config(CommandFlags(path), {})
     path.write_text("redis: {url: redis://localhost}\n")  # nothing to hide
     path.chmod(0o644)
-    settle(Flags(path), {})
+    resolve_config(CommandFlags(path), {})

@@ -8,15 +8,15 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from cluster.cli.main import app
-from cluster.config import keys, show
-from cluster.config.settle import Flags, settle
+from cluster.config import keys, show_config
+from cluster.config.resolve import CommandFlags, resolve_config
 
 SECRETS = ("hunter2", "t0ken-t0ken-t0ken", "abcdef0123456789" * 4)
 
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in keys.KEYS:
+    for key in keys.CONFIG_KEYS:
         monkeypatch.delenv(key.variable, raising=False)
     monkeypatch.delenv("BATON_CONFIG", raising=False)
 
@@ -66,13 +66,13 @@ def test_it_can_be_fed_back(file: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.yaml"
     again.write_text(first.output)
     assert (
-        settle(Flags(again), {}).config
-        == settle(
-            Flags(
+        resolve_config(CommandFlags(again), {}).config
+        == resolve_config(
+            CommandFlags(
                 file,
                 {
-                    keys.BY_PATH["worker", "max_batch"]: ("--max-batch", "7"),
-                    keys.BY_PATH["pools", "decode", "threads"]: ("--decode-threads", "3"),
+                    keys.KEYS_BY_PATH["worker", "max_batch"]: ("--max-batch", "7"),
+                    keys.KEYS_BY_PATH["pools", "decode", "threads"]: ("--decode-threads", "3"),
                 },
             ),
             {},
@@ -96,7 +96,7 @@ def test_secrets_are_hidden_and_refused_when_fed_back(
     assert shown.exit_code == 0
     assert not any(text in shown.output for text in SECRETS)
     assert shown.output.count(": <hidden>") == 3
-    settled = settle(Flags(path), {"BATON_SECRET": secret})
+    settled = resolve_config(CommandFlags(path), {"BATON_SECRET": secret})
     assert not any(text in repr(settled) for text in SECRETS)
     assert not any(text in settled.config.model_dump_json() for text in SECRETS)
     path.write_text(shown.output)
@@ -106,9 +106,12 @@ def test_secrets_are_hidden_and_refused_when_fed_back(
 
 
 def test_colors_on_a_terminal() -> None:
-    values = settle(Flags(), {}).values
-    assert show.render(values, color=True).spans
-    assert show.render(values, color=True).plain == show.render(values, color=False).plain
+    values = resolve_config(CommandFlags(), {}).values
+    assert show_config.render_config(values, color=True).spans
+    assert (
+        show_config.render_config(values, color=True).plain
+        == show_config.render_config(values, color=False).plain
+    )
 
 
 def test_mistakes_end_with_status_2_and_no_trace(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cluster.credentials import certificates
-from cluster.local.ports import any_free
+from cluster.local.ports import free_ports
 
 SECRET = {"BATON_TOKEN": "7" * 32, "BATON_SECRET": "ab" * 32}
 
@@ -55,9 +55,9 @@ def health(url: str, ca: str, within_s: float = 20.0) -> int:
 
 
 def test_https_and_its_renewal(tmp_path: Path) -> None:
-    certificates.init(tmp_path, [])
-    certificates.init(tmp_path / "other", [])
-    [port] = any_free("127.0.0.1", 1)
+    certificates.create_ca(tmp_path, [])
+    certificates.create_ca(tmp_path / "other", [])
+    [port] = free_ports("127.0.0.1", 1)
     tls = ("--http-tls-cert", str(tmp_path / "localhost.pem"))
     key = ("--http-tls-key", str(tmp_path / "localhost.key"))
     url, ca = f"https://localhost:{port}", str(tmp_path / "ca.pem")

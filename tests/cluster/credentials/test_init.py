@@ -14,23 +14,23 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.config.settle import Flags, settle
+from cluster.config.resolve import CommandFlags, resolve_config
 from cluster.credentials import certificates
-from cluster.credentials.init import Made, init
+from cluster.credentials.init import ClusterFolder, create_cluster_folder
 from protocol.errors import StartupError
-from protocol.security.certificates import hosts_of
-from protocol.security.tls import TlsFiles, read
+from protocol.security.certificates import certificate_hosts
+from protocol.security.tls import TlsFiles, read_pem_bundle
 from router.common.tenants import read_tenants
 
 PASSWORD = "p'q \"$HOME`id`\\/#%:@"
 URL = "redis://us%2Fer:p%27q%20%22%24HOME%60id%60%5C%2F%23%25%3A%40@10.0.0.9/1"
 
 
-def made(folder: Path, url: str = URL, hosts: tuple[str, ...] = ("10.0.0.1",)) -> Made:
-    return init(folder, list(hosts), url, "acme", "baton.cluster")
+def made(folder: Path, url: str = URL, hosts: tuple[str, ...] = ("10.0.0.1",)) -> ClusterFolder:
+    return create_cluster_folder(folder, list(hosts), url, "acme", "baton.cluster")
 
 
-def sourced(made: Made, home: Path) -> dict[str, str]:
+def sourced(made: ClusterFolder, home: Path) -> dict[str, str]:
     """The environment of a process on a node, by sh."""
     home.mkdir()
     made.node.rename(home / "baton")
@@ -40,7 +40,7 @@ def sourced(made: Made, home: Path) -> dict[str, str]:
     return dict(entry.partition("=")[::2] for entry in out.split("\0") if entry)
 
 
-def test_all_of_it_is_private(tmp_path: Path) -> None:
+def test_all_files_are_private(tmp_path: Path) -> None:
     made(tmp_path / "c")
     found = {p.relative_to(tmp_path / "c"): p for p in (tmp_path / "c").rglob("*")}
     assert sorted(map(str, found)) == [
@@ -54,20 +54,20 @@ def test_all_of_it_is_private(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
 
 
-def test_sh_and_baton_read_it(tmp_path: Path) -> None:
+def test_sh_and_baton_read_node_env(tmp_path: Path) -> None:
     cluster = made(tmp_path / "c")
     home = tmp_path / "a home's"
     env = sourced(cluster, home)
     assert env["RAY_REDIS_ADDRESS"] == "redis://10.0.0.9:6379"
     assert (env["RAY_REDIS_USERNAME"], env["RAY_REDIS_PASSWORD"]) == ("us/er", PASSWORD)
     assert env["RAY_AUTH_MODE"] == "token" and len(env["RAY_AUTH_TOKEN"]) == 64
-    config = settle(Flags(home / "baton" / "baton.yaml"), env).config
+    config = resolve_config(CommandFlags(home / "baton" / "baton.yaml"), env).config
     assert config.redis.url and config.security.token and config.security.secret
     assert config.redis.url.get_secret_value() == URL.replace("10.0.0.9/", "10.0.0.9:6379/")
     tls = config.security.tls
     assert tls.name == "baton.cluster" and tls.ca and tls.cert and tls.key
     assert tls.ca == str(home / "baton" / "ca.pem")
-    read(TlsFiles(ca=tls.ca, cert=tls.cert, key=tls.key), time.time())
+    read_pem_bundle(TlsFiles(ca=tls.ca, cert=tls.cert, key=tls.key), time.time())
     assert config.security.http_tls.cert == tls.cert
     programs = home / "baton" / "src" / ".venv" / "bin"
     programs.mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_sh_and_baton_read_it(tmp_path: Path) -> None:
     assert "environment BATON_TLS_NAME" in shown and PASSWORD not in shown
 
 
-def test_two_clusters_share_nothing(tmp_path: Path) -> None:
+def test_two_clusters_share_no_secret(tmp_path: Path) -> None:
     one, other = (sourced(made(tmp_path / n), tmp_path / f"home-{n}") for n in ("a", "b"))
     drawn = {
         *("BATON_TOKEN", "BATON_SECRET", "BATON_API_KEY", "RAY_AUTH_TOKEN"),
@@ -91,25 +91,25 @@ def test_a_certificate_for_all_nodes_which_is_renewed(tmp_path: Path) -> None:
     node = made(tmp_path / "c", hosts=("10.0.0.1", "llm.example")).node
     for _ in range(2):
         cert = x509.load_pem_x509_certificate((node / "node.pem").read_bytes())
-        assert sorted(hosts_of(cert)) == ["10.0.0.1", "baton.cluster", "llm.example"]
+        assert sorted(certificate_hosts(cert)) == ["10.0.0.1", "baton.cluster", "llm.example"]
         paths = [str(node / name) for name in ("ca.pem", "node.pem", "node.key")]
-        read(TlsFiles(ca=paths[0], cert=paths[1], key=paths[2]), time.time())
-        certificates.renew(tmp_path / "c", "node/node")
+        read_pem_bundle(TlsFiles(ca=paths[0], cert=paths[1], key=paths[2]), time.time())
+        certificates.renew_node_certificate(tmp_path / "c", "node/node")
 
 
-def test_keys_of_a_tenant_and_of_those_who_watch(tmp_path: Path) -> None:
+def test_api_keys_of_the_tenant_and_of_monitoring(tmp_path: Path) -> None:
     cluster = made(tmp_path / "c")
     tenants = read_tenants(str(cluster.node / "api-keys.yaml"))
     watching = (cluster.node / "monitoring.key").read_text()
-    assert tenants.of(f"Bearer {cluster.api_key}").name == "acme"
-    assert tenants.of(f"Bearer {watching}").name == "monitoring"
+    assert tenants.authenticate(f"Bearer {cluster.api_key}").name == "acme"
+    assert tenants.authenticate(f"Bearer {watching}").name == "monitoring"
     everything = "".join(p.read_text() for p in tmp_path.rglob("*") if p.is_file())
     assert cluster.api_key not in everything, "it is shown once, and kept nowhere"
     assert sourced(cluster, tmp_path / "home")["BATON_API_KEY"] == watching
 
 
-def test_files_that_the_url_of_redis_names(tmp_path: Path) -> None:
-    certificates.init(tmp_path / "redis", ["10.0.0.9"])
+def test_files_named_in_the_redis_url_are_copied(tmp_path: Path) -> None:
+    certificates.create_ca(tmp_path / "redis", ["10.0.0.9"])
     ca, cert, key = (tmp_path / "redis" / n for n in ("ca.pem", "10.0.0.9.pem", "10.0.0.9.key"))
     options = f"ssl_ca_certs={ca}&health_check_interval=5&ssl_certfile={cert}&ssl_keyfile={key}"
     home = tmp_path / "home"
@@ -125,7 +125,7 @@ def test_files_that_the_url_of_redis_names(tmp_path: Path) -> None:
     assert env["RAY_REDIS_CA_CERT"] == str(there["ca"])
 
 
-def test_a_redis_of_a_public_ca(tmp_path: Path) -> None:
+def test_redis_with_a_public_ca_uses_the_systems_cas(tmp_path: Path) -> None:
     env = sourced(made(tmp_path / "c", "rediss://:p@redis.example.com"), tmp_path / "home")
     assert env["RAY_REDIS_ADDRESS"] == "rediss://redis.example.com:6379"
     assert env["RAY_REDIS_CA_CERT"] == "/etc/ssl/certs/ca-certificates.crt"
@@ -141,13 +141,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("url", BAD)
-def test_a_redis_that_nodes_cannot_use(url: str, tmp_path: Path) -> None:
+def test_redis_that_nodes_cannot_use_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=BAD[url]):
         made(tmp_path / "c", url)
     assert not (tmp_path / "c").exists()
 
 
-def test_mistakes_leave_nothing(tmp_path: Path) -> None:
+def test_invalid_options_write_nothing(tmp_path: Path) -> None:
     cases = {
         "--host must be": {"hosts": ["a b"]},
         "--name must be": {"name": "10.0.0.1"},
@@ -156,7 +156,7 @@ def test_mistakes_leave_nothing(tmp_path: Path) -> None:
     good = {"hosts": ["h"], "redis_url": URL, "tenant": "acme", "name": "n"}
     for said, change in cases.items():
         with pytest.raises(StartupError, match=said):
-            init(tmp_path / "c", **{**good, **change})  # type: ignore[arg-type]
+            create_cluster_folder(tmp_path / "c", **{**good, **change})  # type: ignore[arg-type]
         assert not (tmp_path / "c").exists()
     (tmp_path / "file").write_text("")
     for there in (tmp_path, tmp_path / "file"):
@@ -165,7 +165,7 @@ def test_mistakes_leave_nothing(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_command_says_what_comes_next(tmp_path: Path) -> None:
+def test_init_command_prints_the_next_steps(tmp_path: Path) -> None:
     command = ["init", str(tmp_path / "c"), "--host", "llm.example", "--redis-url", URL]
     found = CliRunner().invoke(app, command)
     assert found.exit_code == 0, found.output
@@ -176,8 +176,8 @@ def test_the_command_says_what_comes_next(tmp_path: Path) -> None:
     assert PASSWORD not in found.output and "%27q" not in found.output + again.output
 
 
-def test_the_configuration_that_is_to_be_edited(tmp_path: Path) -> None:
+def test_written_configuration_is_valid(tmp_path: Path) -> None:
     path = made(tmp_path / "c").node / "baton.yaml"
-    config = settle(Flags(path), {}).config
+    config = resolve_config(CommandFlags(path), {}).config
     assert (config.pools.prefill.workers, config.router.port) == (1, 8000)
     assert set(yaml.safe_load(path.read_text())) == {"model", "pools", "router"}

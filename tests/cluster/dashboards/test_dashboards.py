@@ -13,9 +13,16 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 
 from cluster.dashboards import generate
-from cluster.dashboards.boards import DASHBOARDS, note_queries, queries
+from cluster.dashboards.boards import DASHBOARDS, annotation_queries, panel_queries
 from cluster.dashboards.generate import DEPLOYED
-from cluster.dashboards.panels.spec import WIDTH, Dashboard, Panel, Place, below, places
+from cluster.dashboards.panels.spec import (
+    WIDTH,
+    Dashboard,
+    GridPosition,
+    Panel,
+    grid_positions,
+    row_bottom,
+)
 from cluster.dashboards.provision import MADE, SOURCE_UID
 
 PANELS = [panel for board in DASHBOARDS for panel in board.panels()]
@@ -33,12 +40,12 @@ def test_panels_can_be_read(panel: Panel) -> None:
     assert all(legends) and len(set(legends)) == len(legends)
 
 
-def laid(board: Dashboard) -> Iterator[Place]:
+def laid(board: Dashboard) -> Iterator[GridPosition]:
     top = 0
     for row in board.rows:
-        yield Place(0, top, WIDTH, 1)
-        yield from places(row, top)
-        top = below(row, top)
+        yield GridPosition(0, top, WIDTH, 1)
+        yield from grid_positions(row, top)
+        top = row_bottom(row, top)
 
 
 @pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board.uid)
@@ -56,7 +63,7 @@ def test_nothing_overlaps_and_lines_are_full(board: Dashboard) -> None:
     assert len(set(titles)) == len(titles)
 
 
-def test_what_is_committed_is_what_is_made() -> None:
+def test_committed_dashboards_are_up_to_date() -> None:
     boards, provisioning = generate.dashboards(), generate.provisioning()
     for folder, made in ((MADE, boards), (DEPLOYED, boards | provisioning)):
         files = [path for path in folder.rglob("*") if path.is_file()]
@@ -78,23 +85,23 @@ def test_grafana_knows_every_field() -> None:
         assert json.loads(again) == board
 
 
-def test_the_files_ask_what_queries_tells() -> None:
+def test_dashboards_contain_exactly_the_listed_queries() -> None:
     asked = [
         (board["uid"], panel["title"], target["expr"])
         for board in loaded()
         for panel in board["panels"]
         for target in panel.get("targets", ())
     ]
-    assert sorted(asked) == sorted(queries()) and len(asked) > 80
+    assert sorted(asked) == sorted(panel_queries()) and len(asked) > 80
     noted = [
         (board["uid"], note["name"], note["expr"])
         for board in loaded()
         for note in board["annotations"]["list"]
     ]
-    assert sorted(noted) == sorted(note_queries())
+    assert sorted(noted) == sorted(annotation_queries())
 
 
-def test_the_source_that_is_provisioned_is_the_one_that_is_picked() -> None:
+def test_dashboards_select_the_provisioned_data_source() -> None:
     folder = DEPLOYED / "provisioning"
     sources = yaml.safe_load((folder / "datasources/baton.yaml").read_text())["datasources"]
     assert [source["uid"] for source in sources] == [SOURCE_UID]

@@ -10,16 +10,16 @@ import yaml
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.lib.settings import worker_settings
 from cluster.autoscale import metrics as autoscaler
-from cluster.dashboards.boards import DASHBOARDS, note_queries, queries
+from cluster.dashboards.boards import DASHBOARDS, annotation_queries, panel_queries
 from cluster.dashboards.panels import catalog
 from cluster.dashboards.panels.catalog import Metric
 from cluster.dashboards.panels.spec import Panel
-from cluster.settings.worker_settings import WorkerSettings
-from cluster.sizing.snapshot import Observed
-from cluster.worker.worker import Registered, Worker
+from cluster.sizing.snapshot import ObservedLatency
+from cluster.worker.worker import Worker, WorkerRegistration
 from protocol.registry.directory import ModelInfo
-from router.generation.metrics import Metrics
+from router.generation.metrics import RouterMetrics
 from router.placement.snapshot import Objectives
 from tests.cluster.autoscale.test_metrics import busy, figures, turn
 from tests.cluster.promtool import promtool
@@ -47,8 +47,8 @@ def families(page: bytes) -> list[Family]:
 
 async def exported(tmp_path: Path) -> dict[str, list[Family]]:
     """What the pages of a router, a decode worker and an autoscaler have, by name. None runs."""
-    settings = WorkerSettings(
-        role="decode",
+    settings = worker_settings(
+        "decode",
         cluster="test",
         redis_url="redis://127.0.0.1:1/0",
         token="t" * 32,
@@ -56,10 +56,10 @@ async def exported(tmp_path: Path) -> dict[str, list[Family]]:
         model_id=MODEL.id,
     )
     worker = Worker(settings)
-    worker._registered = Registered("w" * 32, MODEL, "w:1", "w:2", "w:3")
-    router = Metrics("tiny", Objectives(1.0, 0.1), "r" * 12).page()
-    told = figures(turn(busy(1.0, observed=Observed(ttft_s=0.3, tpot_s=0.02))))
-    pages = [router, worker._metrics._page(), autoscaler.page(told)()]
+    worker._registered = WorkerRegistration("w" * 32, MODEL, "w:1", "w:2", "w:3")
+    router = RouterMetrics("tiny", Objectives(1.0, 0.1), "r" * 12).page()
+    told = figures(turn(busy(1.0, observed=ObservedLatency(ttft_s=0.3, tpot_s=0.02))))
+    pages = [router, worker._metrics._page(), autoscaler.metrics_page(told)()]
     found: dict[str, list[Family]] = {}
     for family in (family for page in pages for family in families(page)):
         found.setdefault(family.name, []).append(family)
@@ -119,7 +119,7 @@ def written(text: str) -> str:
 
 def test_prometheus_understands_every_query(tmp_path: Path) -> None:
     needs("promtool")
-    exprs = sorted({written(text) for _, _, text in [*queries(), *note_queries()]})
+    exprs = sorted({written(text) for _, _, text in [*panel_queries(), *annotation_queries()]})
     rules = [{"record": f"panel:{n}", "expr": text} for n, text in enumerate(exprs)]
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
@@ -140,10 +140,10 @@ def of_router(replica: str) -> dict[str, str]:
     }
 
 
-def test_two_routers_are_one_service(tmp_path: Path) -> None:
+def test_values_exported_by_two_routers_count_once(tmp_path: Path) -> None:
     needs("promtool")
     series = of_router("a" * 12) | of_router("b" * 12)
-    asked = {title: written(text) for _, title, text in queries()}
+    asked = {title: written(text) for _, title, text in panel_queries()}
     none = '{alertname="none"}'
     expected = {
         "Workers ready": ('{role="decode"}', 2),
@@ -168,7 +168,7 @@ def test_two_routers_are_one_service(tmp_path: Path) -> None:
     promtool("test", "rules", str(file))
 
 
-def test_shares_have_no_value_where_nothing_was_asked_for() -> None:
-    for _, _, text in queries():
+def test_shares_have_no_value_without_requests() -> None:
+    for _, _, text in panel_queries():
         for whole in re.findall(r"\n/\n(.*)", text):
             assert whole.endswith(" > 0)"), text

@@ -51,7 +51,7 @@ class Run:
     def ended(self) -> int:
         """Status; asserts that nothing is left."""
         status = self.process.wait(10)
-        assert processes.leftovers(self.dir) == []
+        assert processes.find_run_processes(self.dir) == []
         assert not self.dir.exists()
         return status
 
@@ -64,30 +64,30 @@ def runs() -> Iterator[list[Run]]:
         os.close(run.leash)
         run.process.kill()
         run.process.wait()
-        processes.sweep(run.dir)
+        processes.kill_run_processes(run.dir)
         run_state.remove_run_dir(run.dir)
 
 
 @pytest.mark.parametrize(("script", "status"), [("sys.exit(0)", 0), ("sys.exit(3)", 3)])
-def test_status_of_the_supervisor(runs: list[Run], script: str, status: int) -> None:
+def test_exit_status_is_the_supervisors(runs: list[Run], script: str, status: int) -> None:
     runs.append(Run(script))
     assert runs[0].ended() == status
 
 
-def test_supervisor_killed(runs: list[Run]) -> None:
+def test_killed_supervisor_leaves_no_process(runs: list[Run]) -> None:
     runs.append(Run("time.sleep(60)"))
     os.kill(int(runs[0].wait_for("pid")), signal.SIGKILL)
     assert runs[0].ended() == 128 + signal.SIGKILL
 
 
-def test_a_signal_is_passed_on(runs: list[Run]) -> None:
+def test_signal_is_forwarded_to_the_supervisor(runs: list[Run]) -> None:
     runs.append(Run("time.sleep(60)"))
     runs[0].wait_for("pid")
     runs[0].process.terminate()
     assert runs[0].ended() == 0
 
 
-def test_a_second_signal_kills(runs: list[Run]) -> None:
+def test_second_signal_kills_everything(runs: list[Run]) -> None:
     runs.append(Run("while True: time.sleep(1)", on_term="None"))
     runs[0].wait_for("pid")
     runs[0].process.terminate()
@@ -96,7 +96,7 @@ def test_a_second_signal_kills(runs: list[Run]) -> None:
     assert runs[0].ended() == 130
 
 
-def test_the_leash_breaks(runs: list[Run]) -> None:
+def test_broken_leash_kills_everything(runs: list[Run]) -> None:
     runs.append(Run("time.sleep(60)"))
     runs[0].wait_for("pid")
     os.close(runs[0].leash)
@@ -104,7 +104,7 @@ def test_the_leash_breaks(runs: list[Run]) -> None:
     assert runs[0].ended() == 137
 
 
-def test_let_go_it_stays(runs: list[Run]) -> None:
+def test_released_leash_keeps_the_cluster(runs: list[Run]) -> None:
     runs.append(Run("time.sleep(60)"))
     runs[0].wait_for("pid")
     os.write(runs[0].leash, b"x")

@@ -13,7 +13,7 @@ def child() -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 
 
-def test_identity(child: "subprocess.Popen[bytes]") -> None:
+def test_process_id_is_not_alive_after_the_end(child: "subprocess.Popen[bytes]") -> None:
     process = ProcessId.of(child.pid)
     assert process.alive()
     assert kill_all([process]) == []  # a zombie counts as dead
@@ -24,7 +24,7 @@ def test_identity(child: "subprocess.Popen[bytes]") -> None:
         ProcessId.of(child.pid)
 
 
-def test_another_process_with_that_pid_is_left_alone(child: "subprocess.Popen[bytes]") -> None:
+def test_another_process_with_the_same_pid_gets_no_signal(child: "subprocess.Popen[bytes]") -> None:
     recycled = ProcessId(child.pid, ProcessId.of(child.pid).created - 10)
     assert not recycled.alive()
     assert not recycled.signal(signal.SIGKILL)
@@ -33,5 +33,5 @@ def test_another_process_with_that_pid_is_left_alone(child: "subprocess.Popen[by
     child.wait()
 
 
-def test_of_this_process() -> None:
+def test_process_id_of_this_process_is_alive() -> None:
     assert ProcessId.of(os.getpid()).alive()

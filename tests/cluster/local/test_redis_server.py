@@ -57,12 +57,14 @@ def test_dies_with_its_parent(folder: Path) -> None:
     assert not server.alive()
 
 
-def test_says_that_it_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.local.redis_server.binary", lambda: Path("/bin/false"))
+def test_failed_start_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "cluster.local.redis_server.redis_server_binary", lambda: Path("/bin/false")
+    )
     with pytest.raises(StartupError, match="did not start"):
         EmbeddedRedis(folder).start(deadline_s=2.0)
 
 
-def test_socket_path_that_is_too_long(tmp_path: Path) -> None:
+def test_too_long_socket_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="107 bytes"):
         EmbeddedRedis(tmp_path / ("x" * 100))

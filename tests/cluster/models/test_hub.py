@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from cluster.models import models
+from cluster.models import locate
 from tests.cluster.hub_server import Hub, files_of, serving
 
 SCRIPT = """
 import json, sys, time
-from cluster.models import hub, models
+from cluster.models import hub, locate
 from cluster.doctor import model
-from cluster.doctor.subject import Wanted
+from cluster.doctor.subject import DoctorSubject
 from protocol.errors import StartupError
 seen, began, answer = [], time.monotonic(), {}
 try:
-    listed = model.collect(Wanted(model=sys.argv[1]))
+    listed = model.collect(DoctorSubject(model=sys.argv[1]))
     answer["to_fetch"] = listed.to_fetch.bytes if listed.to_fetch else None
     if sys.argv[2:]:
-        repo, limit_s = hub.Repo("owner/name"), float(sys.argv[2])
-        hub.download(repo, hub.FILES, lambda *p: seen.append(p), limit_s)
-    found = models.resolve(sys.argv[1], None, lambda *p: seen.append(p))
+        repo, limit_s = hub.HubRepo("owner/name"), float(sys.argv[2])
+        hub.download_snapshot(repo, hub.FILES, lambda *p: seen.append(p), limit_s)
+    found = locate.resolve_model(sys.argv[1], None, lambda *p: seen.append(p))
     answer |= {"path": str(found.path), "id": found.id}
 except StartupError as e:
     answer["error"] = str(e)
@@ -50,7 +50,7 @@ def resolve(url: str, cache: Path, model: str, *more: str, **env: str) -> dict[s
 
 
 def test_a_model_is_fetched_once_and_then_needs_no_hub(tmp_path: Path) -> None:
-    files = {**files_of(models.demo_path()), "model.py": b"never", "consolidated.safetensors": b"x"}
+    files = {**files_of(locate.demo_path()), "model.py": b"never", "consolidated.safetensors": b"x"}
     with serving(Hub(files)) as hub:
         first = resolve(hub.url, tmp_path, "owner/name@main")
         url = hub.url
@@ -83,7 +83,7 @@ def test_no_hub_at_all(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_supported_costs_no_download(tmp_path: Path) -> None:
-    files = {**files_of(models.demo_path()), "config.json": b'{"architectures": ["Other"]}'}
+    files = {**files_of(locate.demo_path()), "config.json": b'{"architectures": ["Other"]}'}
     with serving(Hub(files)) as hub:
         answer = resolve(hub.url, tmp_path, "owner/name")
     assert "Other is not supported" in str(answer["error"])
@@ -91,7 +91,7 @@ def test_a_model_that_is_not_supported_costs_no_download(tmp_path: Path) -> None
 
 
 def test_a_download_that_stands_still_is_given_up(tmp_path: Path) -> None:
-    files = {**files_of(models.demo_path()), "model.safetensors": bytes(30 << 20)}
+    files = {**files_of(locate.demo_path()), "model.safetensors": bytes(30 << 20)}
     with serving(Hub(files, stalls="model.safetensors")) as hub:
         answer = resolve(hub.url, tmp_path, "owner/name", "1.0")
     assert "has sent nothing for 1 s" in str(answer["error"])

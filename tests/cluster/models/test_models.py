@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.models import hub, models
+from cluster.models import hub, locate
 from protocol.errors import StartupError
 
 
@@ -11,19 +11,19 @@ from protocol.errors import StartupError
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "tiny-llama"
     path.mkdir()
-    shutil.copy(models.demo_path() / "config.json", path)
+    shutil.copy(locate.demo_path() / "config.json", path)
     (path / "tokenizer.json").write_text("{}")
     (path / "model-00001-of-00002.safetensors").touch()
     return path
 
 
 def test_folder_gives_its_name(folder: Path) -> None:
-    assert models.resolve(str(folder)) == models.Model(folder, "tiny-llama")
-    assert models.resolve(str(folder), "mine").id == "mine"
+    assert locate.resolve_model(str(folder)) == locate.ServedModel(folder, "tiny-llama")
+    assert locate.resolve_model(str(folder), "mine").id == "mine"
 
 
 def test_demo_is_the_default() -> None:
-    assert models.demo_path().parts[-3:] == ("engine", "demo", "target")
+    assert locate.demo_path().parts[-3:] == ("engine", "demo", "target")
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def test_demo_is_the_default() -> None:
 def test_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(StartupError, match=name.replace("model-00001-of-00002", r"\*")):
-        models.resolve(str(folder))
+        locate.resolve_model(str(folder))
 
 
 def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"config.json, tokenizer.json, \*.safetensors"):
-        models.check(tmp_path)
+        locate.check_model_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -54,31 +54,31 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
 def test_what_is_not_supported_is_refused(folder: Path, config: str, named: str) -> None:
     (folder / "config.json").write_text(config)
     with pytest.raises(StartupError, match=named):
-        models.resolve(str(folder))
+        locate.resolve_model(str(folder))
 
 
 @pytest.mark.parametrize("wanted", ["nowhere", "/no/such/folder", "./a/b", ""])
 def test_neither_folder_nor_hub_id(wanted: str) -> None:
     with pytest.raises(StartupError):
-        models.resolve(wanted)
+        locate.resolve_model(wanted)
 
 
 def test_what_may_have_been_meant_is_named(folder: Path) -> None:
     with pytest.raises(StartupError, match=rf"near are: {folder}"):
-        models.resolve(str(folder.parent / "tiny-lama"))
+        locate.resolve_model(str(folder.parent / "tiny-lama"))
     with pytest.raises(StartupError, match=rf"the folder it is in: {folder}$"):
-        models.resolve(str(folder / "config.json"))
+        locate.resolve_model(str(folder / "config.json"))
     (folder.parent / "nothing").mkdir()
     with pytest.raises(StartupError, match=rf"give {folder} instead"):
-        models.resolve(str(folder.parent))
+        locate.resolve_model(str(folder.parent))
 
 
 def test_a_hub_id_may_name_a_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert models.locate("owner/none@v1.0").repo == hub.Repo("owner/none", "v1.0")
-    assert models.locate("owner/none@").repo == hub.Repo("owner/none")
+    assert locate.locate_model("owner/none@v1.0").repo == hub.HubRepo("owner/none", "v1.0")
+    assert locate.locate_model("owner/none@").repo == hub.HubRepo("owner/none")
     with pytest.raises(StartupError, match="no valid hub id"):
-        models.locate("owner/na me")
+        locate.locate_model("owner/na me")
 
 
 def test_a_folder_with_a_like_name_comes_before_the_hub(
@@ -86,4 +86,4 @@ def test_a_folder_with_a_like_name_comes_before_the_hub(
 ) -> None:
     monkeypatch.chdir(folder.parent.parent)
     with pytest.raises(StartupError, match="near are"):
-        models.locate(f"{folder.parent.name}/tiny-lama")
+        locate.locate_model(f"{folder.parent.name}/tiny-lama")

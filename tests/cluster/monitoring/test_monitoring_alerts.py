@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.monitoring.files import Rules, write_prometheus
-from cluster.monitoring.prometheus import Watched
+from cluster.monitoring.files import RuleOptions, write_prometheus
+from cluster.monitoring.prometheus import ScrapeConfig
 from tests.cluster.promtool import judge
 from tests.system import needs
 
@@ -20,7 +20,7 @@ TTFT, TPOT, FAILURES = (f"Baton{each}BudgetBurns" for each in ("Ttft", "Tpot", "
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rules")
-    write_prometheus(folder, Watched(("http://127.0.0.1:8000",)), Rules())
+    write_prometheus(folder, ScrapeConfig(("http://127.0.0.1:8000",)), RuleOptions())
     return folder
 
 
@@ -64,7 +64,7 @@ def test_within_the_budget_nothing_fires(rules: Path, late: str) -> None:
     judge(rules, ROUTER | requests, {"30m": set(), "398m": set()}, interval="2m")
 
 
-def test_a_few_requests_wake_nobody(rules: Path) -> None:
+def test_few_requests_do_not_page(rules: Path) -> None:
     few = weighed("ttft", "0x5 1x25 2x25 3x25 4x25 5x50", "0x150")
     judge(rules, ROUTER | few, {"12m": set(), "66m": set(), "250m": set()}, interval="2m")
 
@@ -90,7 +90,7 @@ def test_a_full_pool_matters_where_requests_wait(rules: Path) -> None:
     judge(rules, ROUTER | full | nobody, {"20m": set()})
 
 
-def test_transfers(rules: Path) -> None:
+def test_failing_transfers_fire(rules: Path) -> None:
     of = f'{OF}, role="decode", replica="d", transport="grpc", codec="raw"'
     whole = {f"baton_kv_transfer_seconds_count{{{of}}}": "0+60x60"}
 
@@ -102,13 +102,13 @@ def test_transfers(rules: Path) -> None:
     judge(rules, ROUTER | whole | failed("0x20 2x40"), {"22m": set()})  # one death of a worker
 
 
-def test_an_index_that_stays_old(rules: Path) -> None:
+def test_stale_index_fires(rules: Path) -> None:
     age = {f'baton_index_staleness_seconds{{{OF}, role="router"}}': "0x10 20 0x10 20+60x10"}
     fires = {("BatonIndexStale", "ticket")}
     judge(rules, ROUTER | age, {"11m": set(), "22m": set(), "24m": fires})
 
 
-def test_engines_that_die(rules: Path) -> None:
+def test_restarting_engines_fire(rules: Path) -> None:
     name = f'baton_engine_restarts_total{{{OF}, role="decode", replica="d"}}'
     fires = {("BatonEngineRestarts", "ticket")}
     judge(rules, ROUTER | {name: "0x20 1x5 2x5 3x40"}, {"28m": set(), "33m": fires, "60m": set()})
@@ -157,7 +157,7 @@ def test_a_crash_loop_that_prometheus_finds_flaps(rules: Path) -> None:
     judge(rules, ROUTER | looping, {"20m": set(), "31m": fires, "44m": fires, "80m": set()})
 
 
-def test_nobody_there(rules: Path) -> None:
+def test_missing_workers_fire(rules: Path) -> None:
     here = f'{OF}, job="baton", role="router", replica="r", instance="r:1"'
     none = {f"baton_router_decode_workers{{{here}}}": "2x10 0x20"}
     fires = {("BatonNoDecodeWorker", "page")}
@@ -168,7 +168,7 @@ def test_nobody_there(rules: Path) -> None:
     judge(rules, ROUTER | {ready: "0x30"}, {"20m": set()})  # never had any: so it was wished for
 
 
-def test_nobody_answers(rules: Path) -> None:
+def test_missing_router_and_targets_fire(rules: Path) -> None:
     router_down, target_down = ("BatonRouterDown", "page"), ("BatonTargetDown", "ticket")
     dead = up("r", "1x10 0x20", "router")
     judge(rules, dead, {"10m": set(), "12m": {router_down}, "15m": {router_down, target_down}})
@@ -176,7 +176,7 @@ def test_nobody_answers(rules: Path) -> None:
     judge(rules, ROUTER | up("d", "1x10 0x20"), {"10m": set(), "15m": {target_down}})
 
 
-def test_certificates_end(rules: Path) -> None:
+def test_expiring_certificates_fire(rules: Path) -> None:
     """At 20 days after the epoch, which is when promtool's time begins."""
     here = f'{OF}, role="router", replica="r", use="https"'
     ends = {f"baton_certificate_not_after_seconds{{{here}}}": f"{20 * 86_400}x400"}

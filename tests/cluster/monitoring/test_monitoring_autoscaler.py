@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.monitoring.files import Rules, write_prometheus
-from cluster.monitoring.prometheus import Watched
+from cluster.monitoring.files import RuleOptions, write_prometheus
+from cluster.monitoring.prometheus import ScrapeConfig
 from tests.cluster.monitoring.test_monitoring_alerts import OF, ROUTER
 from tests.cluster.promtool import judge
 from tests.system import needs
@@ -23,11 +23,11 @@ BLIND = {("BatonAutoscalerBlind", "ticket")}
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rules")
-    write_prometheus(folder, Watched(("http://127.0.0.1:8000",)), Rules())
+    write_prometheus(folder, ScrapeConfig(("http://127.0.0.1:8000",)), RuleOptions())
     return folder
 
 
-def test_an_objective_that_nobody_can_meet(rules: Path) -> None:
+def test_infeasible_objective_fires(rules: Path) -> None:
     said = {f'baton_slo_infeasible{{{OWN}, slo="{slo}"}}': "0x60" for slo in ("ttft", "tpot")}
     said[f'baton_slo_infeasible{{{OWN}, slo="ttft"}}'] = "0x10 1x3 0x10 1x20 0x20"
     fires = {("BatonSloInfeasible", "ticket")}
@@ -45,7 +45,7 @@ def test_an_autoscaler_that_goes_is_missed_for_a_while(rules: Path) -> None:
     judge(rules, ROUTER | again, {f"{m}m": set() for m in (12, 15, 30, 45)})
 
 
-def test_a_cluster_without_an_autoscaler(rules: Path) -> None:
+def test_cluster_without_autoscaler_fires_nothing(rules: Path) -> None:
     judge(rules, ROUTER, {"30m": set()})
 
 
@@ -57,7 +57,7 @@ def pool(role: str, wanted: str, there: str) -> dict[str, str]:
     }
 
 
-def test_workers_that_do_not_come(rules: Path) -> None:
+def test_missing_replicas_fire(rules: Path) -> None:
     slow = pool("prefill", "1x10 3x50", "1x15 3x45") | pool("decode", "2x60", "3x60")
     judge(rules, ROUTER | ACTS | slow, {"12m": set(), "30m": set()})
     never = pool("prefill", "1x10 3x50", "1x10 2x50")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.registry.directory import ModelInfo, RouterRecord, WorkerRecord
-from protocol.registry.worker_utilisation import Walls
+from protocol.registry.worker_utilisation import WorkerUtilisation
 
 STEP = (5e-3, 1e-4, 1e-7, 5e-5, 1e-9)
 MODEL = ModelInfo(
@@ -16,7 +16,7 @@ MODEL = ModelInfo(
     vocab_size=8,
     kv_bytes_per_token=1000,
 )
-WALLS = Walls(
+WALLS = WorkerUtilisation(
     seconds=10.0,
     busy=0.5,
     compute=0.1,

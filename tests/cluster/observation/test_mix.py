@@ -6,17 +6,17 @@ import random
 
 import pytest
 
-from cluster.observation.request_mix import Counter, samples
-from cluster.sizing.snapshot import Sample
-from router.placement.learned import OUTPUT
+from cluster.observation.request_mix import RequestCounter, request_samples
+from cluster.sizing.snapshot import RequestSample
+from router.placement.estimates import INITIAL_OUTPUT_TOKENS
 
 
-def mean(of: tuple[Sample, ...], field: str) -> float:
+def mean(of: tuple[RequestSample, ...], field: str) -> float:
     return sum(getattr(s, field) * s.weight for s in of)
 
 
 def test_means_are_exact_and_lengths_uncorrelated() -> None:
-    rng, counter = random.Random(1), Counter()
+    rng, counter = random.Random(1), RequestCounter()
     cached, uncached, outputs = [], [], []
     for _ in range(3000):
         cached.append(rng.choice((0, 512)))
@@ -25,7 +25,7 @@ def test_means_are_exact_and_lengths_uncorrelated() -> None:
         counter.arrived(cached[-1] + uncached[-1])
         counter.first_token(cached[-1] + uncached[-1], cached[-1], 0.1)
         counter.ended(outputs[-1], 0.02)
-    of = samples(counter.take(60.0))
+    of = request_samples(counter.take(60.0))
     assert sum(s.weight for s in of) == pytest.approx(1.0)
     assert len(of) < 40
     assert mean(of, "uncached") == pytest.approx(sum(uncached) / 3000)
@@ -36,44 +36,44 @@ def test_means_are_exact_and_lengths_uncorrelated() -> None:
 
 
 def test_prompts_that_are_queued_or_refused_count() -> None:
-    counter = Counter()
+    counter = RequestCounter()
     for _ in range(10):
         counter.arrived(100)
         counter.first_token(100, 50, 0.1)
     for _ in range(10):
         counter.arrived(900)  # no token yet
-    of = samples(counter.take(1.0))
+    of = request_samples(counter.take(1.0))
     assert mean(of, "uncached") == pytest.approx(250)  # half of what arrived
     assert mean(of, "cached") == pytest.approx(250)
 
 
 def test_before_the_first_token_nothing_is_taken_to_be_cached() -> None:
-    counter = Counter()
+    counter = RequestCounter()
     counter.arrived(400)
-    of = samples(counter.take(1.0))
+    of = request_samples(counter.take(1.0))
     assert mean(of, "uncached") == pytest.approx(400)
-    assert {(s.cached, s.output) for s in of} == {(0.0, OUTPUT)}
+    assert {(s.cached, s.output) for s in of} == {(0.0, INITIAL_OUTPUT_TOKENS)}
 
 
 def test_prompts_that_nobody_looked_at_are_as_those_answered() -> None:
-    counter = Counter()
+    counter = RequestCounter()
     counter.first_token(300, 100, 0.1)
-    of = samples(counter.take(1.0))
+    of = request_samples(counter.take(1.0))
     assert mean(of, "uncached") == pytest.approx(200)
     assert mean(of, "cached") == pytest.approx(100)
 
 
 def test_whole_prompts_may_be_cached() -> None:
-    counter = Counter()
+    counter = RequestCounter()
     counter.arrived(64)
     counter.first_token(64, 64, 0.1)
-    of = samples(counter.take(1.0))
+    of = request_samples(counter.take(1.0))
     assert (mean(of, "uncached"), mean(of, "cached")) == pytest.approx((0, 64))
 
 
 def test_nothing_counted_is_nothing_known() -> None:
-    counter = Counter()
-    assert samples(counter.take(5.0)) == ()
+    counter = RequestCounter()
+    assert request_samples(counter.take(5.0)) == ()
     counter.arrived(10)
     counter.take(5.0)
     assert counter.take(5.0).arrivals == 0

@@ -15,7 +15,7 @@ from aiohttp import web
 from yarl import URL
 
 from cluster.observation import prometheus_api
-from cluster.observation.prometheus_api import PrometheusApi, checked, query
+from cluster.observation.prometheus_api import PrometheusApi, build_query, check_prometheus_url
 from protocol.errors import StartupError, Unavailable
 from tests.cluster.promtool import promtool
 from tests.system import needs
@@ -48,7 +48,7 @@ def test_the_query_is_what_prometheus_takes(tmp_path: Path) -> None:
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [
             {
-                "expr": query("c", 60.0, 15.0),
+                "expr": build_query("c", 60.0, 15.0),
                 "eval_time": "2m",
                 "exp_samples": [{"labels": k, "value": v} for k, v in expected.items()],
             }
@@ -60,7 +60,7 @@ def test_the_query_is_what_prometheus_takes(tmp_path: Path) -> None:
 
 
 def test_a_name_is_quoted() -> None:
-    assert '{cluster="a\\"b\\\\"}' in query('a"b\\', 60.0, 15.0)
+    assert '{cluster="a\\"b\\\\"}' in build_query('a"b\\', 60.0, 15.0)
 
 
 # ---- answers ------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ async def served(user: str = "") -> AsyncIterator[tuple[Server, PrometheusApi]]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    url = checked(f"http://{user}127.0.0.1:{port}/prefix")
+    url = check_prometheus_url(f"http://{user}127.0.0.1:{port}/prefix")
     try:
         async with PrometheusApi(url, "c", interval_s=5.0, window_s=60.0) as api:
             yield server, api
@@ -123,7 +123,7 @@ async def served(user: str = "") -> AsyncIterator[tuple[Server, PrometheusApi]]:
 
 async def test_an_answer() -> None:
     async with served("me:s%40cret@") as (server, api):
-        look = await api.look([])
+        look = await api.read_traffic([])
         age_s = asyncio.get_running_loop().time() - look.at_s
     assert age_s == pytest.approx(2.5, abs=0.5)
     assert (look.mix.rate, look.mix.burst_rate, look.mix.burst_s) == (2.0, 4.0, 15.0)
@@ -131,14 +131,14 @@ async def test_an_answer() -> None:
     assert look.observed.tpot_s is None
     assert sum(s.weight * s.uncached for s in look.mix.samples) == pytest.approx(25)
     assert sum(s.weight * s.cached for s in look.mix.samples) == pytest.approx(75)
-    assert server.asked == [("Basic bWU6c0BjcmV0", query("c", 60.0, 15.0))]
+    assert server.asked == [("Basic bWU6c0BjcmV0", build_query("c", 60.0, 15.0))]
 
 
 async def test_nobody_asks_and_what_they_asked_is_known_still() -> None:
     async with served() as (server, api):
-        before = await api.look([])
+        before = await api.read_traffic([])
         server.body = json.dumps(answer({("arrivals", ""): 0, ("age", ""): 1})).encode()
-        look = await api.look([])
+        look = await api.read_traffic([])
     assert (look.mix.rate, look.mix.burst_s) == (0.0, 0.0)
     assert look.mix.samples == before.mix.samples
 
@@ -153,14 +153,14 @@ async def test_nobody_asks_and_what_they_asked_is_known_still() -> None:
         (b'{"status": "success"}', 200, "has no baton_requests_received_total of cluster c"),
         (b"", 401, "answers 401"),
         (b"", 302, "answers 302"),
-        (b" " * (prometheus_api.MOST_BYTES + 1), 200, "more than 1024 KiB"),
+        (b" " * (prometheus_api.MAX_ANSWER_BYTES + 1), 200, "more than 1024 KiB"),
     ],
 )
 async def test_no_answer(body: bytes, status: int, why: str) -> None:
     async with served() as (server, api):
         server.body, server.status = body, status
         with pytest.raises(Unavailable, match=why):
-            await api.look([])
+            await api.read_traffic([])
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "1e30", "many"])
@@ -168,9 +168,9 @@ async def test_figures_that_cannot_be(value: str) -> None:
     async with served() as (server, api):
         server.body = json.dumps(answer(GOOD | {("arrivals", ""): value})).encode()
         with pytest.raises(Unavailable):
-            await api.look([])
+            await api.read_traffic([])
         server.body = json.dumps(answer(GOOD | {("prompts", value): 1})).encode()
-        assert (await api.look([])).mix.rate == 2.0
+        assert (await api.read_traffic([])).mix.rate == 2.0
 
 
 async def test_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,14 +178,14 @@ async def test_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served() as (server, api):
         server.body = None
         with pytest.raises(Unavailable, match=r"within 0\.1 s"):
-            await api.look([])
+            await api.read_traffic([])
 
 
 async def test_nobody_listens() -> None:
     url = URL("http://127.0.0.1:1")
     async with PrometheusApi(url, "c", interval_s=5.0, window_s=60.0) as api:
         with pytest.raises(Unavailable, match="Connection refused"):
-            await api.look([])
+            await api.read_traffic([])
 
 
 @pytest.mark.parametrize(
@@ -194,12 +194,12 @@ async def test_nobody_listens() -> None:
 )
 def test_urls_that_cannot_be(url: str) -> None:
     with pytest.raises(StartupError, match="prometheus_url must be"):
-        checked(url)
+        check_prometheus_url(url)
 
 
 def test_a_password_goes_beyond_this_machine_with_tls_only() -> None:
     with pytest.raises(StartupError, match="https only") as told:
-        checked("http://me:hidden@prometheus.example")
+        check_prometheus_url("http://me:hidden@prometheus.example")
     assert "hidden" not in str(told.value)
-    assert checked("https://me:hidden@prometheus.example").password == "hidden"
-    assert checked("http://prometheus.example/prefix").path == "/prefix"
+    assert check_prometheus_url("https://me:hidden@prometheus.example").password == "hidden"
+    assert check_prometheus_url("http://prometheus.example/prefix").path == "/prefix"

@@ -9,14 +9,25 @@ from typing import Any, Self
 import pytest
 
 from cluster.local.redis_server import EmbeddedRedis
-from cluster.observation.reader import Reader
-from cluster.observation.reading import Look
-from cluster.sizing.snapshot import Counts, Goals, Limits, Memory, Mix, Observed, Tuning
+from cluster.observation.reader import ClusterReader
+from cluster.observation.reading import TrafficReading
+from cluster.sizing.snapshot import (
+    ObservedLatency,
+    PoolLimits,
+    RequestMix,
+    ScalingTuning,
+    SizingMemory,
+    SloTargets,
+    WorkerCounts,
+)
 from protocol.errors import Unavailable
-from protocol.registry.directory import Directory, RouterRecord, WorkerRecord, connect
+from protocol.registry.directory import Directory, RouterRecord, WorkerRecord
+from protocol.registry.redis_client import connect
 from tests.cluster.observation.records import router, worker
 
-LOOK = Look(Mix(rate=3.0, window_s=60.0, samples=()), Observed(ttft_s=0.2), 100.0)
+LOOK = TrafficReading(
+    RequestMix(rate=3.0, window_s=60.0, samples=()), ObservedLatency(ttft_s=0.2), 100.0
+)
 
 
 class Told:
@@ -29,7 +40,7 @@ class Told:
         self.error: str | None = None
         self.routers: list[RouterRecord] = []
 
-    async def look(self, routers: Sequence[RouterRecord]) -> Look:
+    async def read_traffic(self, routers: Sequence[RouterRecord]) -> TrafficReading:
         self.routers = list(routers)
         if self.error is not None:
             raise Unavailable(self.error)
@@ -49,11 +60,13 @@ class Case:
         self.directory = Directory(client, "c")
         self.counts = Told()
         self.now = 100.0
-        self.reader = Reader(self.directory, self.counts, warm_up_s=30.0, clock=lambda: self.now)
+        self.reader = ClusterReader(
+            self.directory, self.counts, warm_up_s=30.0, clock=lambda: self.now
+        )
 
     async def register(self, *records: WorkerRecord) -> None:
         for record in records:
-            await self.directory.renew(record)
+            await self.directory.workers.renew(record)
 
 
 @pytest.fixture
@@ -81,7 +94,7 @@ async def test_a_reading(case: Case) -> None:
     await case.directory.routers.renew(router("r", "127.0.0.1:1"))
     case.now = 103.0
     reading = await case.reader.read()
-    assert reading.mix == Mix(
+    assert reading.mix == RequestMix(
         rate=3.0, window_s=60.0, samples=(), pace=2.0, backlog_tokens=70.0, residents=3.0
     )
     assert {w.instance: (w.home, w.state) for w in reading.workers} == {
@@ -96,10 +109,10 @@ async def test_a_reading(case: Case) -> None:
 
 async def test_the_snapshot_has_all_of_it(case: Case) -> None:
     reading = await case.reader.read()
-    none, goals = Counts(prefill=1, decode=1), Goals(ttft_s=1.0, tpot_s=0.1)
-    limits, tuning = Limits(least=none, most=none), Tuning()
+    none, goals = WorkerCounts(prefill=1, decode=1), SloTargets(ttft_s=1.0, tpot_s=0.1)
+    limits, tuning = PoolLimits(least=none, most=none), ScalingTuning()
     snapshot = reading.snapshot(
-        goals=goals, targets=none, limits=limits, tuning=tuning, memory=Memory()
+        goals=goals, targets=none, limits=limits, tuning=tuning, memory=SizingMemory()
     )
     assert (snapshot.mix, snapshot.workers) == (reading.mix, reading.workers)
     assert (snapshot.machines, snapshot.at_s) == (reading.machines, 100.0)
@@ -132,7 +145,7 @@ async def test_never_any_metrics(case: Case) -> None:
     case.counts.error = "no router is registered"
     reading = await case.reader.read()
     assert (reading.mix, reading.age_s) == (None, None)
-    assert reading.observed == Observed()
+    assert reading.observed == ObservedLatency()
 
 
 async def test_redis_goes_and_comes(case: Case, redis: EmbeddedRedis) -> None:
@@ -151,7 +164,7 @@ async def test_redis_goes_and_comes(case: Case, redis: EmbeddedRedis) -> None:
 async def test_an_emptied_directory_is_no_ground_for_a_decision(case: Case) -> None:
     await case.reader.read()
     for instance in ("p", "d"):
-        await case.directory.remove(instance)
+        await case.directory.workers.remove(instance)
     case.now = 101.0
     reading = await case.reader.read()
     assert reading.mix is None
@@ -167,7 +180,7 @@ async def test_an_emptied_directory_is_no_ground_for_a_decision(case: Case) -> N
 async def test_pools_may_be_empty(case: Case) -> None:
     await case.reader.read()
     for instance in ("p", "d"):
-        await case.directory.remove(instance)
+        await case.directory.workers.remove(instance)
     case.now, case.counts.now = 130.0, LOOK._replace(at_s=130.0)
     reading = await case.reader.read()
     assert reading.mix is not None

@@ -8,13 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cluster.observation.reading import Look
-from cluster.observation.router_pages import Scraper, slim
+from cluster.observation.reading import TrafficReading
+from cluster.observation.router_pages import RouterScraper, keep_counted_metrics
 from protocol.endpoints.metrics_server import MetricsServer
 from protocol.errors import Unavailable
 from protocol.registry.directory import RouterRecord
-from router.generation.metrics import Metrics
-from router.generation.stopwatch import Meter
+from router.generation.metrics import ChoiceMetrics, RouterMetrics
 from router.placement.snapshot import Objectives
 from tests.cluster.observation.records import router
 
@@ -26,7 +25,7 @@ class Router:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.metrics = Metrics("m", Objectives(2.0, 0.1), name)
+        self.metrics = RouterMetrics("m", Objectives(2.0, 0.1), name)
         self.page: bytes | None = None
         self.server = MetricsServer(lambda: self.page or self.metrics.page())
         self.record: RouterRecord = GONE
@@ -36,10 +35,10 @@ class Router:
 
     def serve(self, requests: int, prompt: int = 100, cached: int = 20, output: int = 5) -> None:
         for _ in range(requests):
-            self.metrics.demand.arrived([prompt], 1)
-            meter = Meter(self.metrics, 0.0, prompt, lambda: 1.0)
-            meter.tokens(output, cached)
-            meter.ended("ok", [])
+            self.metrics.demand.count_arrived([prompt], 1)
+            meter = ChoiceMetrics(self.metrics, 0.0, prompt, lambda: 1.0)
+            meter.record_tokens(output, cached)
+            meter.record_end("ok", [])
 
 
 @asynccontextmanager
@@ -54,22 +53,22 @@ async def routers(*names: str) -> AsyncIterator[list[Router]]:
             await each.server.close()
 
 
-def scraper(stale_s: float = 15.0) -> Scraper:
-    return Scraper("c", None, interval_s=stale_s / 3, window_s=60.0)
+def scraper(stale_s: float = 15.0) -> RouterScraper:
+    return RouterScraper("c", None, interval_s=stale_s / 3, window_s=60.0)
 
 
-async def begun(of: Scraper, *there: RouterRecord) -> None:
+async def begun(of: RouterScraper, *there: RouterRecord) -> None:
     with pytest.raises(Unavailable, match="from now on"):
-        await of.look(there)
+        await of.read_traffic(there)
 
 
-def arrivals(look: Look) -> float:
+def arrivals(look: TrafficReading) -> float:
     return look.mix.rate * look.mix.window_s
 
 
 def test_only_what_is_counted_is_parsed() -> None:
-    metrics = Metrics("m", Objectives(2.0, 0.1), "r")
-    lines = slim(metrics.page().decode()).split("\n")
+    metrics = RouterMetrics("m", Objectives(2.0, 0.1), "r")
+    lines = keep_counted_metrics(metrics.page().decode()).split("\n")
     assert len(lines) < 110
     assert not any("inter_token" in line or line.startswith("#") for line in lines)
 
@@ -81,8 +80,8 @@ async def test_increases_of_all_routers() -> None:
         await begun(of, a.record, b.record)
         a.serve(3)
         b.serve(1, prompt=500, cached=100)
-        b.metrics.demand.refused(2)
-        look = await of.look([a.record, b.record])
+        b.metrics.demand.count_refused(2)
+        look = await of.read_traffic([a.record, b.record])
     assert arrivals(look) == pytest.approx(6)
     prompt = sum((s.cached + s.uncached) * s.weight for s in look.mix.samples)
     cached = sum(s.cached * s.weight for s in look.mix.samples)
@@ -97,9 +96,9 @@ async def test_a_router_that_started_anew() -> None:
         of = scraper()
         a.serve(50)
         await begun(of, a.record)
-        a.metrics = Metrics("m", Objectives(2.0, 0.1), "a")
+        a.metrics = RouterMetrics("m", Objectives(2.0, 0.1), "a")
         a.serve(4)
-        assert arrivals(await of.look([a.record])) == pytest.approx(4)
+        assert arrivals(await of.read_traffic([a.record])) == pytest.approx(4)
 
 
 async def test_a_router_that_does_not_answer_is_made_up_for() -> None:
@@ -109,9 +108,9 @@ async def test_a_router_that_does_not_answer_is_made_up_for() -> None:
         b.page = b"no page of metrics"
         a.serve(2)
         b.serve(3)
-        assert arrivals(await of.look([a.record, b.record])) == pytest.approx(2)
+        assert arrivals(await of.read_traffic([a.record, b.record])) == pytest.approx(2)
         b.page = None
-        assert arrivals(await of.look([a.record, b.record])) == pytest.approx(5)
+        assert arrivals(await of.read_traffic([a.record, b.record])) == pytest.approx(5)
 
 
 async def test_those_that_are_silent_for_long_are_as_the_others() -> None:
@@ -120,16 +119,16 @@ async def test_those_that_are_silent_for_long_are_as_the_others() -> None:
         await begun(of, a.record, GONE)
         await asyncio.sleep(0.06)
         a.serve(2)
-        assert arrivals(await of.look([a.record, GONE])) == pytest.approx(4)
-        assert arrivals(await of.look([a.record])) == pytest.approx(2)
+        assert arrivals(await of.read_traffic([a.record, GONE])) == pytest.approx(4)
+        assert arrivals(await of.read_traffic([a.record])) == pytest.approx(2)
 
 
 async def test_nobody_answers() -> None:
     of = scraper()
     with pytest.raises(Unavailable, match="no router is registered"):
-        await of.look([])
+        await of.read_traffic([])
     with pytest.raises(Unavailable, match="Connection refused"):
-        await of.look([GONE])
+        await of.read_traffic([GONE])
 
 
 @pytest.mark.parametrize(
@@ -143,10 +142,10 @@ async def test_what_no_router_has_is_left_out(value: str) -> None:
         await begun(of, a.record, b.record)
         b.page = f"baton_requests_received_total{labels} {value}\n".encode()
         a.serve(2)
-        look = await of.look([a.record, b.record])
+        look = await of.read_traffic([a.record, b.record])
     assert arrivals(look) == pytest.approx(2)
 
 
 async def test_beyond_this_machine_nobody_is_asked_without_tls() -> None:
     with pytest.raises(Unavailable, match="must be https"):
-        await scraper().look([router("a", "192.0.2.1:9000")])
+        await scraper().read_traffic([router("a", "192.0.2.1:9000")])

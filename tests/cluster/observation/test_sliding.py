@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.observation.request_mix import Counted, Counter
-from cluster.observation.sliding_window import Sliding
-from cluster.sizing.snapshot import Mix
+from cluster.observation.request_mix import RequestCounter, TrafficCounts
+from cluster.observation.sliding_window import SlidingWindow
+from cluster.sizing.snapshot import RequestMix
 
 
-def counted(requests: int, prompt: int = 100, output: int = 50, seconds: float = 5.0) -> Counted:
-    counter = Counter()
+def counted(
+    requests: int, prompt: int = 100, output: int = 50, seconds: float = 5.0
+) -> TrafficCounts:
+    counter = RequestCounter()
     for _ in range(requests):
         counter.arrived(prompt)
         counter.first_token(prompt, 0, 0.3)
@@ -18,22 +20,22 @@ def counted(requests: int, prompt: int = 100, output: int = 50, seconds: float =
     return counter.take(seconds)
 
 
-def mix(sliding: Sliding) -> Mix:
+def mix(sliding: SlidingWindow) -> RequestMix:
     found = sliding.mix()
     assert found is not None
     return found
 
 
-def prompt(sliding: Sliding) -> float:
+def prompt(sliding: SlidingWindow) -> float:
     return sum(s.uncached * s.weight for s in mix(sliding).samples)
 
 
-def output(sliding: Sliding) -> float:
+def output(sliding: SlidingWindow) -> float:
     return sum(s.output * s.weight for s in mix(sliding).samples)
 
 
 def test_rates_of_the_window_and_of_a_burst() -> None:
-    sliding = Sliding(60.0, 15.0)
+    sliding = SlidingWindow(60.0, 15.0)
     assert sliding.mix() is None
     for requests in [1] * 20 + [10] * 3:
         sliding.add(counted(requests))
@@ -43,13 +45,13 @@ def test_rates_of_the_window_and_of_a_burst() -> None:
 
 
 def test_a_window_that_has_just_begun() -> None:
-    sliding = Sliding(60.0, 15.0)
+    sliding = SlidingWindow(60.0, 15.0)
     sliding.add(counted(10))
     assert (mix(sliding).window_s, mix(sliding).rate) == (5.0, 2.0)
 
 
 def test_looks_that_are_a_little_late_make_no_longer_window() -> None:
-    sliding = Sliding(60.0, 15.0)
+    sliding = SlidingWindow(60.0, 15.0)
     for _ in range(30):
         sliding.add(counted(1, seconds=4.99))
     assert mix(sliding).window_s == pytest.approx(12 * 4.99)
@@ -57,14 +59,14 @@ def test_looks_that_are_a_little_late_make_no_longer_window() -> None:
 
 
 def test_a_busy_cluster_sees_at_once_that_others_come() -> None:
-    sliding = Sliding(60.0, 15.0)
+    sliding = SlidingWindow(60.0, 15.0)
     for of in [counted(500, prompt=100)] * 20 + [counted(500, prompt=2000)] * 3:
         sliding.add(of)
     assert prompt(sliding) == pytest.approx(2000)
 
 
 def test_few_requests_are_looked_at_for_longer() -> None:
-    sliding = Sliding(60.0, 15.0)
+    sliding = SlidingWindow(60.0, 15.0)
     for of in [counted(3, prompt=100)] * 20 + [counted(0)] * 11 + [counted(1, prompt=700)]:
         sliding.add(of)
     assert mix(sliding).rate == pytest.approx(1 / 60)
@@ -72,7 +74,7 @@ def test_few_requests_are_looked_at_for_longer() -> None:
 
 
 def test_nobody_asks_and_what_they_asked_is_known_still() -> None:
-    sliding = Sliding(60.0, 15.0)
+    sliding = SlidingWindow(60.0, 15.0)
     for of in [counted(5)] + [counted(0)] * 300:
         sliding.add(of)
     assert mix(sliding).rate == 0
@@ -81,14 +83,14 @@ def test_nobody_asks_and_what_they_asked_is_known_still() -> None:
 
 
 def test_what_clients_saw() -> None:
-    sliding = Sliding(60.0, 15.0)
+    sliding = SlidingWindow(60.0, 15.0)
     sliding.add(counted(5))
     observed = sliding.observed()
     assert (observed.ttft_s, observed.tpot_s) == pytest.approx((0.3, 0.02))
 
 
 def test_workers_add_what_only_they_know() -> None:
-    sliding = Sliding(60.0, 15.0)
+    sliding = SlidingWindow(60.0, 15.0)
     sliding.add(counted(5))
     found = sliding.mix(pace=2.0, backlog_tokens=900.0)
     assert found is not None

@@ -9,24 +9,36 @@ import msgspec
 import pytest
 
 from cluster.planner import model_shape
-from cluster.planner.break_even import split
-from cluster.planner.gpus import gpu, known
-from cluster.planner.model_shape import of_config
-from cluster.planner.plan import cost
-from cluster.planner.pools import Wanted, bound, sized
-from cluster.planner.request import Asked
-from cluster.planner.roofline import ASSUMED, decode_s, kv_tokens, machine, prefill_s, rates
+from cluster.planner.break_even import split_payoff
+from cluster.planner.gpus import find_gpu, known_gpus
+from cluster.planner.model_shape import shape_from_config
+from cluster.planner.plan import plan_cost
+from cluster.planner.pools import PlanRequest, find_bottleneck, size_pools
+from cluster.planner.request import PlanOptions
+from cluster.planner.roofline import (
+    ASSUMED,
+    decode_step_s,
+    gpu_rates,
+    kv_pool_tokens,
+    machine_model,
+    prefill_s,
+)
 from cluster.planner.tables import size
-from cluster.planner.workload import POINTS, length, points, traced
-from cluster.sizing.demand import AS_TOLD, needs
-from cluster.workloads.lengths import LogNormal
+from cluster.planner.workload import (
+    POINTS,
+    equally_likely_lengths,
+    parse_workload_length,
+    traced_workload,
+)
+from cluster.sizing.demand import NO_CORRECTIONS, demand_by_role
+from cluster.workloads.lengths import LogNormalLength
 from cluster.workloads.traces import TraceRequest
 from engine.model_config.families import parse_config
 from protocol.errors import StartupError
 from protocol.roles import Role
 from router.placement.step_model import StepModel
 
-EIGHT = Asked(
+EIGHT = PlanOptions(
     model="Llama-3-8B",
     gpu="H100",
     rate=40.0,
@@ -38,43 +50,45 @@ EIGHT = Asked(
 )
 
 
-def asked(**changes: object) -> Wanted:
-    return msgspec.structs.replace(EIGHT, **changes).wanted()
+def asked(**changes: object) -> PlanRequest:
+    return msgspec.structs.replace(EIGHT, **changes).plan_request()
 
 
 # ---- shapes and machines -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", known())
+@pytest.mark.parametrize("name", known_gpus())
 @pytest.mark.parametrize("model", ["Llama-3-8B", "Qwen3-30B-A3B"])
 def test_coefficients_are_chords_of_the_roofline(name: str, model: str) -> None:
-    of, on = model_shape.shape(model, "fp8"), gpu(name)
+    of, on = model_shape.find_model(model, "fp8"), find_gpu(name)
     if of.weight_bytes > on.memory:
         with pytest.raises(StartupError, match="a worker is one GPU, and it fits"):
-            kv_tokens(of, on)
+            kv_pool_tokens(of, on)
         return
-    found = machine(of, on, context=2000, tpot_s=0.05, max_batch=128)
-    line, at = StepModel(*found.step), rates(on, ASSUMED)
-    batch = max(b for b in range(1, 129) if decode_s(of, at, b, 2000) <= 0.05)
-    assert line.decode_s(batch, batch * 2000) == pytest.approx(decode_s(of, at, batch, 2000))
+    found = machine_model(of, on, context=2000, tpot_s=0.05, max_batch=128)
+    line, at = StepModel(*found.step), gpu_rates(on, ASSUMED)
+    batch = max(b for b in range(1, 129) if decode_step_s(of, at, b, 2000) <= 0.05)
+    assert line.decode_s(batch, batch * 2000) == pytest.approx(decode_step_s(of, at, batch, 2000))
     assert line.prefill_s(0, 512, 512) == pytest.approx(prefill_s(of, at, 0, 512, 512), rel=0.02)
     assert line.prefill_s(0, 8192, 512) == pytest.approx(prefill_s(of, at, 0, 8192, 512), rel=0.05)
     assert min(line) >= 0
 
 
 def test_a_dense_model_is_never_planned_too_quick() -> None:
-    of, at = model_shape.shape("Llama-3-8B", "fp8"), rates(gpu("H100"), ASSUMED)
-    line = StepModel(*machine(of, gpu("H100"), context=500, tpot_s=0.05, max_batch=512).step)
+    of, at = model_shape.find_model("Llama-3-8B", "fp8"), gpu_rates(find_gpu("H100"), ASSUMED)
+    line = StepModel(
+        *machine_model(of, find_gpu("H100"), context=500, tpot_s=0.05, max_batch=512).step
+    )
     for batch in (1, 8, 64, 200, 400, 512):
-        assert line.decode_s(batch, batch * 500) >= decode_s(of, at, batch, 500) * 0.9999
+        assert line.decode_s(batch, batch * 500) >= decode_step_s(of, at, batch, 500) * 0.9999
     for tokens in (1, 100, 512, 700, 4000):
         assert line.prefill_s(0, tokens, 512) >= prefill_s(of, at, 0, tokens, 512) * 0.999
 
 
 def test_a_window_bounds_what_is_read_and_not_what_is_held() -> None:
-    raw = {**model_shape.known()["Llama-3-8B"], "architectures": ["MistralForCausalLM"]}
-    near = of_config(parse_config({**raw, "sliding_window": 1024}, "m"), "m", "exact")
-    far = of_config(parse_config({**raw, "sliding_window": None}, "m"), "m", "exact")
+    raw = {**model_shape.known_models()["Llama-3-8B"], "architectures": ["MistralForCausalLM"]}
+    near = shape_from_config(parse_config({**raw, "sliding_window": 1024}, "m"), "m", "exact")
+    far = shape_from_config(parse_config({**raw, "sliding_window": None}, "m"), "m", "exact")
     assert near.kv_bytes == far.kv_bytes
     assert near.decode(1, 8192).kv_bytes * 8 == far.decode(1, 8192).kv_bytes
 
@@ -83,24 +97,24 @@ def test_a_window_bounds_what_is_read_and_not_what_is_held() -> None:
 
 
 def test_mean_and_p90_make_a_log_normal() -> None:
-    of = length("2000/4000", "--prompt")
-    assert isinstance(of, LogNormal)
-    found = sorted(points(of))
+    of = parse_workload_length("2000/4000", "--prompt")
+    assert isinstance(of, LogNormalLength)
+    found = sorted(equally_likely_lengths(of))
     assert sum(found) / POINTS == pytest.approx(2000)
     assert found[57] < 4000 * 1.01 and found[58] > 4000 * 0.99  # of 64: 90% lies between
 
 
 def test_a_trace_tells_rate_lengths_and_prefixes() -> None:
     lines = [TraceRequest(float(t), 1024, 100, (0, t)) for t in range(11)]
-    found = traced(lines, "t", None, 3.0, None)
+    found = traced_workload(lines, "t", None, 3.0, None)
     assert found.mix.rate == 3.0
     assert found.prompt == 1024 and found.output == 100
     assert found.shared == pytest.approx(10 / 22)  # the first block, of all but the first
     assert found.kept_tokens == 512 * 11  # blocks 0 to 10
-    said = traced(lines, "t", 7.0, 1.0, 0.25)
+    said = traced_workload(lines, "t", 7.0, 1.0, 0.25)
     assert said.shared == pytest.approx(0.25) and said.kept_tokens == 0
     with pytest.raises(StartupError, match="say --rate"):
-        traced([lines[0]._replace(at=1.0)] * 2, "t", None, 1.0, None)
+        traced_workload([lines[0]._replace(at=1.0)] * 2, "t", None, 1.0, None)
 
 
 def test_sizes_are_told_in_three_figures() -> None:
@@ -114,9 +128,9 @@ def test_sizes_are_told_in_three_figures() -> None:
 
 def test_workers_are_what_the_autoscaler_would_ask_for() -> None:
     wanted = asked()
-    found = sized(wanted)
+    found = size_pools(wanted)
     machines = {role: pool.machine for role, pool in found.pools.items()}
-    need = needs(wanted.workload.mix, machines, wanted.goals, AS_TOLD)
+    need = demand_by_role(wanted.workload.mix, machines, wanted.goals, NO_CORRECTIONS)
     for role, pool in found.pools.items():
         assert pool.need == need[role] and pool.workers == need[role].workers >= 1
         assert 0 < pool.busy < 1
@@ -125,9 +139,9 @@ def test_workers_are_what_the_autoscaler_would_ask_for() -> None:
 
 
 def test_each_ceiling_binds_where_it_is_the_least() -> None:
-    assert sized(asked(max_batch=16)).ceilings.binds == "max_batch"
-    assert sized(asked(max_batch=2048, kv_precision="exact")).ceilings.binds == "kv"
-    assert sized(asked(max_batch=2048, tpot_ms=12.0)).ceilings.binds == "tpot"
+    assert size_pools(asked(max_batch=16)).ceilings.binds == "max_batch"
+    assert size_pools(asked(max_batch=2048, kv_precision="exact")).ceilings.binds == "kv"
+    assert size_pools(asked(max_batch=2048, tpot_ms=12.0)).ceilings.binds == "tpot"
 
 
 @pytest.mark.parametrize(
@@ -143,22 +157,22 @@ def test_each_ceiling_binds_where_it_is_the_least() -> None:
 )
 def test_the_wall_that_binds(changes: dict[str, object], role: Role, wall: str) -> None:
     wanted = asked(**changes)
-    found = sized(wanted)
-    what = bound(wanted, found, found.pools[role])
+    found = size_pools(wanted)
+    what = find_bottleneck(wanted, found, found.pools[role])
     assert what.wall == wall
     assert what.why and what.relax
 
 
 def test_what_relaxes_capacity_does() -> None:
     wanted = asked(kv_precision="exact", max_batch=2048)
-    wide = sized(wanted)
-    assert bound(wanted, wide, wide.pools["decode"]).relax[0].name == "fp8 KV"
-    near = sized(asked(kv_precision="fp8", max_batch=2048))
+    wide = size_pools(wanted)
+    assert find_bottleneck(wanted, wide, wide.pools["decode"]).relax[0].name == "fp8 KV"
+    near = size_pools(asked(kv_precision="fp8", max_batch=2048))
     assert near.ceilings.kv == pytest.approx(2 * wide.ceilings.kv, rel=0.02)
 
 
 def test_drafts_raise_the_batch_and_the_pace() -> None:
-    plain, quick = (sized(asked(tpot_ms=12.0, acceptance=a)) for a in (None, 0.8))
+    plain, quick = (size_pools(asked(tpot_ms=12.0, acceptance=a)) for a in (None, 0.8))
     assert plain.pace == 1.0 < quick.pace < 5.0
     assert quick.ceilings.tpot > plain.ceilings.tpot
     assert quick.pools["decode"].workers <= plain.pools["decode"].workers
@@ -166,20 +180,20 @@ def test_drafts_raise_the_batch_and_the_pace() -> None:
 
 def test_pools_may_be_of_different_gpus() -> None:
     wanted = asked(gpu=None, prefill_gpu="H100@2", decode_gpu="989,4800,140@3")
-    found = sized(wanted)
+    found = size_pools(wanted)
     assert found.pools["prefill"].gpu.name == "H100-SXM"
-    of = cost(wanted, found)
+    of = plan_cost(wanted, found)
     assert of is not None
     assert of.hour == 2 * found.pools["prefill"].workers + 3 * found.pools["decode"].workers
     tokens = 40 * 3600 * (wanted.workload.prompt + 300) / 1e6
     assert of.blended == pytest.approx(of.hour / tokens)
     unpriced = asked(gpu="989,4800,140")
-    assert cost(unpriced, sized(unpriced)) is None
+    assert plan_cost(unpriced, size_pools(unpriced)) is None
 
 
 def test_unsplit_workers_want_more_where_prompts_stall_streams() -> None:
     wanted = asked(rate=200.0, tpot_ms=15.0)
-    found = split(wanted, sized(wanted))
+    found = split_payoff(wanted, size_pools(wanted))
     assert found.mixed is not None and found.apart is not None
     assert found.mixed.workers < found.apart.workers
     assert found.apart.workers > found.split
@@ -188,10 +202,10 @@ def test_unsplit_workers_want_more_where_prompts_stall_streams() -> None:
 
 
 def test_objectives_that_nothing_meets_are_said() -> None:
-    found = sized(asked(ttft_ms=20.0, tpot_ms=5.0))
+    found = size_pools(asked(ttft_ms=20.0, tpot_ms=5.0))
     assert found.infeasible == ("ttft", "tpot")
     assert found.least_ttft_s > 0.02 and found.least_tpot_s > 0.005
-    met = sized(asked(ttft_ms=found.least_ttft_s * 2e3, tpot_ms=found.least_tpot_s * 1.1e3))
+    met = size_pools(asked(ttft_ms=found.least_ttft_s * 2e3, tpot_ms=found.least_tpot_s * 1.1e3))
     assert met.infeasible == ()
 
 
@@ -230,4 +244,4 @@ def test_objectives_that_nothing_meets_are_said() -> None:
 )
 def test_what_cannot_be_is_named(changes: dict[str, object], says: str) -> None:
     with pytest.raises(StartupError, match=says):
-        sized(asked(**changes))
+        size_pools(asked(**changes))

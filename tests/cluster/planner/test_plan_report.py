@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.simulator.scenario import read
+from cluster.simulator.scenario import load_scenario
 
 CALL = ("plan", "--model", "Llama-3-8B", "--gpu", "H100", "--rate", "40")
 LENGTHS = ("--prompt", "2000/4000", "--output", "300")
@@ -126,7 +126,7 @@ def test_a_plan_can_be_simulated(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     code, text, _ = run(*LENGTHS, "--shared", "0.3", "--json", "--scenario", str(path))
     assert code == 0
-    told, found = json.loads(text), read(path)
+    told, found = json.loads(text), load_scenario(path, [], None)
     assert found.pools.model_dump() == told["workers"]
     assert found.machines.prefill.step == tuple(
         told["sized"]["pools"]["prefill"]["machine"]["step"]

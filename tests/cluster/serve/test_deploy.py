@@ -1,4 +1,4 @@
-"""How a deployment is laid out, and how long it may take: what is decided before Serve is asked."""
+"""Tests of the layout, the names and the deadlines of a deployment, without starting Serve."""
 
 from __future__ import annotations
 
@@ -17,65 +17,78 @@ from ray.serve.schema import (
 
 from cluster.config import assemble
 from cluster.config.schema import Config
-from cluster.serve import applications, attached, deploy, node, ray_runtime, scale
-from cluster.serve.applications import Layout
-from cluster.serve.node import Place
-from cluster.serve.replica_kinds import ACTING, ADVISING, APPLICATIONS, Kind, class_name, resource
-from cluster.settings.launch_settings import Launch
+from cluster.serve import applications, deploy, external_cluster, node_settings, ray_runtime, scale
+from cluster.serve.applications import ReplicaLayout
+from cluster.serve.node_settings import ReplicaContext
+from cluster.serve.replica_kinds import (
+    ACTING_AUTOSCALER,
+    ADVISING_AUTOSCALER,
+    ALL_KINDS,
+    ReplicaKind,
+    deployment_name,
+    resource_name,
+)
+from cluster.settings.launch_settings import LaunchSettings
 from protocol.errors import StartupError
 
 
 @pytest.fixture
-def launch() -> Launch:
-    made = assemble.launch(Config(drain_s=20.0, start_deadline_s=60.0))
+def launch() -> LaunchSettings:
+    made = assemble.launch_settings(Config(drain_s=20.0, start_deadline_s=60.0))
     return msgspec.structs.replace(made, prefill=2, decode=10)
 
 
-LAYOUT = Layout(Place(None, 20.0, "a program"), gpus=0.0)
+LAYOUT = ReplicaLayout(ReplicaContext(None, 20.0, "a program"), gpus=0.0)
 
 
-def deployment(kind: Kind, launch: Launch, room: int = 0, layout: Layout = LAYOUT) -> object:
-    return applications.built(kind, launch, layout, room)._bound_deployment
+def deployment(
+    kind: ReplicaKind, launch: LaunchSettings, surge: int = 0, layout: ReplicaLayout = LAYOUT
+) -> object:
+    return applications.build_application(kind, launch, layout, surge)._bound_deployment
 
 
-def test_a_start_has_one_deadline(launch: Launch) -> None:
-    assert deploy._within(launch, {}, {"prefill": 0, "decode": 0}) == 60
+def test_first_deployment_has_the_start_deadline(launch: LaunchSettings) -> None:
+    assert deploy._update_deadline_s(launch, {}, {"prefill": 0, "decode": 0}) == 60
 
 
-@pytest.mark.parametrize(("room", "lots"), [(0, 5), (1, 5), (4, 3), (10, 1)])
-def test_an_update_has_one_for_each_lot(launch: Launch, room: int, lots: int) -> None:
-    within = deploy._within(launch, {"prefill": 2, "decode": 10}, {"decode": room})
-    assert within == 60 + lots * (60 + 20 + 15)
+@pytest.mark.parametrize(("surge", "batches"), [(0, 5), (1, 5), (4, 3), (10, 1)])
+def test_update_deadline_allows_a_start_and_a_drain_per_batch(
+    launch: LaunchSettings, surge: int, batches: int
+) -> None:
+    within = deploy._update_deadline_s(launch, {"prefill": 2, "decode": 10}, {"decode": surge})
+    assert within == 60 + batches * (60 + 20 + 15)
 
 
-def test_new_ones_come_first_where_there_is_room(launch: Launch) -> None:
+def test_surge_percent_starts_new_replicas_first_when_nodes_have_slots(
+    launch: LaunchSettings,
+) -> None:
     percents = [
-        deployment("decode", launch, room)._deployment_config.max_surge_percent  # type: ignore[attr-defined]
-        for room in (0, 1, 3, 10, 99)
+        deployment("decode", launch, surge)._deployment_config.max_surge_percent  # type: ignore[attr-defined]
+        for surge in (0, 1, 3, 10, 99)
     ]
     assert percents == [0, 10, 30, 100, 100]
 
 
-def test_room_is_what_nodes_declare_beyond_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surge_is_limited_by_free_slots_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     declared = {"baton_decode": 4.0, "baton_router": 1.0}
-    monkeypatch.setattr(ray_runtime, "declared", lambda: declared)
-    monkeypatch.setattr(ray_runtime, "available", lambda: {"GPU": 1.0})
-    assert [deploy._room("decode", running, 0.0) for running in (0, 3, 4, 9)] == [4, 1, 0, 0]
-    assert deploy._room("decode", 1, gpus=1.0) == 1  # slots for three, a GPU for one
-    assert deploy._room("prefill", 0, 0.0) == 0
-    assert deploy._room("router", 0, gpus=1.0) == 1
+    monkeypatch.setattr(ray_runtime, "declared_resources", lambda: declared)
+    monkeypatch.setattr(ray_runtime, "available_resources", lambda: {"GPU": 1.0})
+    assert [deploy._surge("decode", running, 0.0) for running in (0, 3, 4, 9)] == [4, 1, 0, 0]
+    assert deploy._surge("decode", 1, gpus=1.0) == 1  # slots for three, a GPU for one
+    assert deploy._surge("prefill", 0, 0.0) == 0
+    assert deploy._surge("router", 0, gpus=1.0) == 1
 
 
-def test_only_what_changed_is_another_version(launch: Launch) -> None:
+def test_only_replicas_whose_arguments_change_get_another_version(launch: LaunchSettings) -> None:
     more = msgspec.structs.replace(launch, decode=11)
     other = msgspec.structs.replace(
         launch, router=msgspec.structs.replace(launch.router, ttft_slo_s=1.0)
     )
-    elsewhere = Layout(LAYOUT.place, gpus=1.0)
-    newer = Layout(msgspec.structs.replace(LAYOUT.place, program="another"), 0.0)
+    elsewhere = ReplicaLayout(LAYOUT.context, gpus=1.0)
+    newer = ReplicaLayout(msgspec.structs.replace(LAYOUT.context, program="another"), 0.0)
 
-    def versions(launch: Launch, layout: Layout = LAYOUT) -> list[str]:
-        kinds: tuple[Kind, ...] = ("prefill", "decode", "router")
+    def versions(launch: LaunchSettings, layout: ReplicaLayout = LAYOUT) -> list[str]:
+        kinds: tuple[ReplicaKind, ...] = ("prefill", "decode", "router")
         return [deployment(kind, launch, 0, layout).version for kind in kinds]  # type: ignore[attr-defined]
 
     before = versions(launch)
@@ -86,33 +99,36 @@ def test_only_what_changed_is_another_version(launch: Launch) -> None:
     assert not set(versions(launch, newer)) & set(before)
 
 
-def test_a_node_with_another_program_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_refuses_a_node_with_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_runtime, "node_address", lambda: "10.0.0.7")
     with pytest.raises(StartupError, match=r"10\.0\.0\.7 has another version of Baton"):
-        LAYOUT.place.check()
+        LAYOUT.context.check_program()
 
 
-def test_deployments_have_the_names_that_they_are_asked_for_by(launch: Launch) -> None:
-    for mode, name in (("act", ACTING), ("advise", ADVISING)):
+def test_deployments_have_the_names_by_which_serve_is_asked(launch: LaunchSettings) -> None:
+    for mode, name in (("act", ACTING_AUTOSCALER), ("advise", ADVISING_AUTOSCALER)):
         settings = msgspec.structs.replace(launch.autoscaler, mode=mode)
         made = msgspec.structs.replace(launch, autoscaler=settings)
-        for kind in APPLICATIONS:
+        for kind in ALL_KINDS:
             built: Any = deployment(kind, made)
-            assert built.name == (class_name(kind) if kind != "autoscaler" else name)
+            assert built.name == (deployment_name(kind) if kind != "autoscaler" else name)
             resources = built._replica_config.resource_dict.keys()
-            assert (resource(kind) in resources) == (kind != "autoscaler")
+            assert (resource_name(kind) in resources) == (kind != "autoscaler")
 
 
-def test_an_autoscaler_is_only_where_one_is_wanted(launch: Launch) -> None:
-    assert applications.count("autoscaler", launch) == 0
+def test_autoscaler_is_deployed_only_in_advise_and_act_mode(launch: LaunchSettings) -> None:
+    assert applications.configured_replicas("autoscaler", launch) == 0
     settings = msgspec.structs.replace(launch.autoscaler, mode="advise")
     assert (
-        applications.count("autoscaler", msgspec.structs.replace(launch, autoscaler=settings)) == 1
+        applications.configured_replicas(
+            "autoscaler", msgspec.structs.replace(launch, autoscaler=settings)
+        )
+        == 1
     )
-    assert deploy._room("autoscaler", 1, gpus=1.0) == 0
+    assert deploy._surge("autoscaler", 1, gpus=1.0) == 0
 
 
-def test_what_an_autoscaler_is_told(launch: Launch) -> None:
+def test_autoscaler_settings_contain_no_secret(launch: LaunchSettings) -> None:
     secret = msgspec.structs.replace(
         launch.autoscaler, mode="act", prometheus_url="http://u:hunter2@h:1"
     )
@@ -123,29 +139,37 @@ def test_what_an_autoscaler_is_told(launch: Launch) -> None:
     assert (told.log, told.model_id) == ("/run/decisions.jsonl", "m")
 
 
-def test_a_secret_in_a_url_is_each_nodes_own(launch: Launch) -> None:
+def test_prometheus_url_with_password_must_be_in_the_node_environment(
+    launch: LaunchSettings,
+) -> None:
     url = "http://u:hunter2@h:1"
     wanted = msgspec.structs.replace(launch.autoscaler, mode="act", prometheus_url=url)
     knows = Config.model_validate({"autoscaler": {"prometheus_url": url}})
-    attached._check_prometheus(wanted, knows)
+    external_cluster._check_prometheus(wanted, knows)
     with pytest.raises(StartupError, match="BATON_AUTOSCALER_PROMETHEUS_URL") as error:
-        attached._check_prometheus(wanted, Config())
+        external_cluster._check_prometheus(wanted, Config())
     assert "hunter2" not in str(error.value)
-    attached._check_prometheus(msgspec.structs.replace(wanted, mode="off"), Config())
+    external_cluster._check_prometheus(msgspec.structs.replace(wanted, mode="off"), Config())
     plain = msgspec.structs.replace(wanted, prometheus_url="http://h:1")
-    attached._check_prometheus(plain, Config())
-    assert node.autoscaler(plain, Config(), None).prometheus_url == "http://h:1"
-    assert node.autoscaler(plain, knows, "10.0.0.1").prometheus_url == url
+    external_cluster._check_prometheus(plain, Config())
+    assert (
+        node_settings.autoscaler_settings_here(plain, Config(), None).prometheus_url == "http://h:1"
+    )
+    assert node_settings.autoscaler_settings_here(plain, knows, "10.0.0.1").prometheus_url == url
 
 
-def test_numbers_that_an_autoscaler_left_stay_within_its_limits(launch: Launch) -> None:
+def test_worker_counts_kept_from_the_autoscaler_stay_within_its_limits(
+    launch: LaunchSettings,
+) -> None:
     kept = launch.with_workers({"prefill": 3, "decode": 99})
     assert (kept.prefill, kept.decode) == (3, 8)
     assert launch.with_workers({"prefill": 0}).prefill == 1
     assert launch.with_workers({}) == launch
 
 
-def test_gpus_of_one_machine_are_shared_by_all_that_may_come(launch: Launch) -> None:
+def test_gpus_of_one_machine_are_shared_by_the_most_workers_possible(
+    launch: LaunchSettings,
+) -> None:
     settings = msgspec.structs.replace(launch.autoscaler, mode="act")
     made = msgspec.structs.replace(launch, prefill=1, decode=1)
     assert made.most_workers(1) == 2
@@ -153,22 +177,24 @@ def test_gpus_of_one_machine_are_shared_by_all_that_may_come(launch: Launch) -> 
     assert (made.most_workers(1), made.most_workers(2)) == (16, 2)
 
 
-@pytest.mark.parametrize("name", [ACTING, ADVISING, ""])
-def test_numbers_that_are_an_autoscalers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [ACTING_AUTOSCALER, ADVISING_AUTOSCALER, ""])
+def test_worker_counts_of_an_acting_autoscaler_cannot_be_scaled(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     overview = _overview("")
     overview.deployments = {name: overview.deployments["PrefillWorker"]}
     there = {"baton-autoscaler": overview} if name else {}
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=there))
-    assert deploy.acting() == (name == ACTING)
-    scale._check({"router"})
-    if name != ACTING:
-        scale._check({"decode"})
+    assert deploy.is_autoscaler_acting() == (name == ACTING_AUTOSCALER)
+    scale._check_not_autoscaled({"router"})
+    if name != ACTING_AUTOSCALER:
+        scale._check_not_autoscaled({"decode"})
         return
     with pytest.raises(StartupError, match=r"number of decode workers \(autoscaler\.mode is act\)"):
-        scale._check({"decode", "router"})
+        scale._check_not_autoscaled({"decode", "router"})
 
 
-def test_failed_starts_are_told_apart() -> None:
+def test_failed_starts_are_told_apart_by_the_retry_countdown() -> None:
     """By what Serve says; it counts down from a number that it never gets to."""
     said = "A replica failed to start with exception. Retrying {} more time(s). Error:\nTraceback"
     texts = [
@@ -180,11 +206,11 @@ def test_failed_starts_are_told_apart() -> None:
     assert found == [["999999"], ["999998"], []]
 
 
-def test_what_keeps_replicas_from_starting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scale_reports_why_replicas_fail_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "A replica failed to start with exception. Retrying. Error:\nStartupError: no GPU"
     there = {"baton-decode": _overview(said), "baton-prefill": _overview("waiting for a node")}
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=there))
-    assert scale._failing(["decode", "prefill", "router"]) == ["no GPU"]
+    assert scale._failure_reasons(["decode", "prefill", "router"]) == ["no GPU"]
 
 
 def _overview(message: str) -> ApplicationStatusOverview:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.serve.scale import parse, scale
+from cluster.serve.scale import parse_replica_counts, scale_cluster
 from protocol.errors import StartupError
 
 
-def test_counts_by_kind() -> None:
-    assert parse(["prefill=3", "decode=5"]) == {"prefill": 3, "decode": 5}
-    assert parse(["routers=2"]) == {"router": 2}
+def test_replica_counts_are_parsed_by_kind() -> None:
+    assert parse_replica_counts(["prefill=3", "decode=5"]) == {"prefill": 3, "decode": 5}
+    assert parse_replica_counts(["routers=2"]) == {"router": 2}
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,14 @@ def test_counts_by_kind() -> None:
         (["decode=2", "decode=3"], "decode is given twice"),
     ],
 )
-def test_what_it_does_not_take(words: list[str], says: str) -> None:
+def test_invalid_replica_counts_are_refused(words: list[str], says: str) -> None:
     with pytest.raises(StartupError, match=says):
-        parse(words)
+        parse_replica_counts(words)
 
 
-def test_where_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaling_without_a_running_cluster_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BATON_HOME", str(tmp_path))
     with pytest.raises(StartupError, match="no cluster 'none' of this user serves on this machine"):
-        scale("none", {"decode": 2}, None, 1.0)
+        scale_cluster("none", {"decode": 2}, None, 1.0)

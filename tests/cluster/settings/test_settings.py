@@ -3,13 +3,13 @@ import pickle
 import msgspec
 import pytest
 
-from cluster.settings.worker_settings import WorkerSettings, engine_of, without_password
-from engine.ipc.spec import SpeculationSpec
+from bench.lib.settings import worker_settings
+from cluster.settings.connection import without_password
 from protocol.errors import StartupError
-from protocol.roles import as_role
+from protocol.roles import parse_role
 
-SETTINGS = WorkerSettings(
-    role="prefill",
+SETTINGS = worker_settings(
+    "prefill",
     cluster="c",
     redis_url="redis://user:hunter2@h:6379/0",
     token="s3cret",
@@ -35,15 +35,6 @@ def test_pickle_keeps_everything() -> None:
         ({"host": "0.0.0.0"}, "0.0.0.0"),
         ({"token": ""}, "BATON_TOKEN"),
         ({"port": 70_000}, "port"),
-        ({"max_batch": 0}, "max_batch"),
-        ({"kv_tokens": -1}, "kv_tokens"),
-        ({"step_budget_ms": -1.0}, "step_budget_ms"),
-        ({"step_budget_ms": float("nan")}, "step_budget_ms"),
-        ({"local_prefill_tokens": -1}, "local_prefill_tokens"),
-        ({"role": "both"}, "role"),
-        *(({"engine": bad}, "engine") for bad in ("", "-c", "a b", "a..b", "x/y", "a.", "e" * 129)),
-        ({"speculation": SpeculationSpec(max_tokens=17)}, "max_tokens must be in 1..16, not 17"),
-        ({"speculation": SpeculationSpec(max_tokens=0)}, "max_tokens must be in 1..16, not 0"),
     ],
 )
 def test_check_names_what_is_wrong(change: dict[str, object], named: str) -> None:
@@ -52,19 +43,10 @@ def test_check_names_what_is_wrong(change: dict[str, object], named: str) -> Non
         msgspec.structs.replace(SETTINGS, **change).check()
 
 
-def test_only_decode_workers_speculate() -> None:
-    wanted = SpeculationSpec(method="draft", model_path="/d")
-    settings = msgspec.structs.replace(SETTINGS, speculation=wanted)
-    assert engine_of(settings).speculation == SpeculationSpec(method="off")
-    decode = msgspec.structs.replace(settings, role="decode")
-    assert engine_of(decode).speculation == wanted
-    assert engine_of(msgspec.structs.replace(SETTINGS, role="decode")).speculation.method == "auto"
-
-
 def test_roles() -> None:
-    assert (as_role("prefill"), as_role("decode")) == ("prefill", "decode")
+    assert (parse_role("prefill"), parse_role("decode")) == ("prefill", "decode")
     with pytest.raises(StartupError, match="'prefil'"):
-        as_role("prefil")
+        parse_role("prefil")
 
 
 def test_url_without_password() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.simulator.scenario import Scenario, parse
+from cluster.simulator.scenario import Scenario, parse_scenario
 
 MACHINE: dict[str, Any] = {
     "step": [0.01, 0.0, 0.0, 0.001, 0.0],
@@ -34,4 +34,4 @@ def scenario(
         "traffic": {"mixes": list(mixes)},
         **rest,
     }
-    return parse(raw)
+    return parse_scenario(raw)

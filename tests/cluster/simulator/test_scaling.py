@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.simulator.simulation import Simulated, simulate
-from cluster.sizing.decision import to_line
+from cluster.simulator.simulation import SimulationRun, simulate
+from cluster.sizing.decision import encode_record
 from tests.cluster.simulator.scenarios import mix, scenario
 
 STEP = [0.01, 0.0005, 1e-7, 0.0005, 0.0]
@@ -19,7 +19,7 @@ SCALING = {"mode": "act", "prefill_max": 12, "decode_max": 12, "interval_s": 5, 
            "down_after_s": 60, "down_every_s": 10, "warm_up_s": 10}  # fmt: skip
 
 
-def shifting(**rest: Any) -> Simulated:
+def shifting(**rest: Any) -> SimulationRun:
     """Long prompts, then long answers, then little of either."""
     of = scenario(
         mix(6, "lognormal:1000,0.5,4000", 20, for_s=150),
@@ -35,16 +35,16 @@ def shifting(**rest: Any) -> Simulated:
 
 
 @pytest.fixture(scope="module")
-def shifted() -> Simulated:
+def shifted() -> SimulationRun:
     return shifting()
 
 
-def serving(of: Simulated, at_s: float) -> tuple[int, int]:
+def serving(of: SimulationRun, at_s: float) -> tuple[int, int]:
     moment = min(of.result.moments, key=lambda m: abs(m.at_s - at_s))
     return moment.prefill, moment.decode
 
 
-def test_pools_follow_the_mix_and_lend_before_they_start(shifted: Simulated) -> None:
+def test_pools_follow_the_mix_and_lend_before_they_start(shifted: SimulationRun) -> None:
     prefill, decode = serving(shifted, 140)
     later_prefill, later_decode = serving(shifted, 290)
     assert prefill > later_prefill and decode < later_decode
@@ -60,7 +60,7 @@ def test_advice_changes_nothing() -> None:
     assert not any(r.acted for r in advised.records)
 
 
-def test_without_metrics_everything_stays(shifted: Simulated) -> None:
+def test_without_metrics_everything_stays(shifted: SimulationRun) -> None:
     of = scenario(
         mix(1), mix(40, 200, 50, from_s=50), seconds=100, pools={"prefill": 1, "decode": 1},
         autoscaler=SCALING, events=[{"kind": "blind", "at_s": 40, "for_s": 100}],
@@ -71,9 +71,9 @@ def test_without_metrics_everything_stays(shifted: Simulated) -> None:
 
 
 @pytest.fixture
-def log(shifted: Simulated, tmp_path: Path) -> Path:
+def log(shifted: SimulationRun, tmp_path: Path) -> Path:
     path = tmp_path / "decisions.jsonl"
-    path.write_bytes(b"".join(to_line(r) + b"\n" for r in shifted.records))
+    path.write_bytes(b"".join(encode_record(r) + b"\n" for r in shifted.records))
     return path
 
 
@@ -82,13 +82,13 @@ def invoke(path: Path) -> tuple[int, str]:
     return found.exit_code, found.output
 
 
-def test_a_log_comes_out_as_it_was_recorded(log: Path, shifted: Simulated) -> None:
+def test_a_log_comes_out_as_it_was_recorded(log: Path, shifted: SimulationRun) -> None:
     count = len(shifted.records)
     told = f"{count} of {count} decisions come out as they were recorded"
     assert invoke(log) == (0, told + "\n")
 
 
-def test_the_first_difference_is_told_field_by_field(log: Path, shifted: Simulated) -> None:
+def test_the_first_difference_is_told_field_by_field(log: Path, shifted: SimulationRun) -> None:
     lines = log.read_bytes().splitlines()
     changed = msgspec.json.decode(lines[3])
     changed["decision"]["wanted"]["prefill"] = 77

@@ -10,9 +10,14 @@ import yaml
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.simulator.scenario import SAMPLE, Scenario, given, parse, read
-from cluster.simulator.simulation import machines, simulate
-from cluster.simulator.traffic import requests
+from cluster.simulator.scenario import (
+    SAMPLE,
+    Scenario,
+    load_scenario,
+    parse_scenario,
+)
+from cluster.simulator.simulation import scenario_machines, simulate
+from cluster.simulator.traffic import scenario_requests
 from protocol.errors import StartupError
 from tests.cluster.simulator.scenarios import MACHINE, mix, scenario
 
@@ -29,16 +34,16 @@ def raw(**rest: Any) -> dict[str, Any]:
 
 
 def test_the_sample_can_be_read_and_has_machines_of_the_data_file() -> None:
-    of = read(SAMPLE)
+    of = load_scenario(SAMPLE, [], None)
     assert of.autoscaler.mode == "act"
-    both = machines(of)
+    both = scenario_machines(of)
     assert both["prefill"] == both["decode"]
     assert 0.001 < both["prefill"].step[0] < 0.05
 
 
 def test_requests_of_a_mix_that_begins_after_the_end_are_none() -> None:
-    assert not requests(parse(raw(traffic={"mixes": [mix(1, from_s=10)]})))
-    assert not simulate(parse(raw(traffic={"mixes": [mix(1, from_s=99)]}))).jobs
+    assert not scenario_requests(parse_scenario(raw(traffic={"mixes": [mix(1, from_s=10)]})))
+    assert not simulate(parse_scenario(raw(traffic={"mixes": [mix(1, from_s=99)]}))).requests
 
 
 @pytest.mark.parametrize(
@@ -65,38 +70,42 @@ def test_requests_of_a_mix_that_begins_after_the_end_are_none() -> None:
 )
 def test_a_mistake_is_named_with_its_key(change: dict[str, Any], told: str) -> None:
     with pytest.raises(StartupError, match="scenario:") as caught:
-        parse(raw(**change))
+        parse_scenario(raw(**change))
     assert told in str(caught.value)
 
 
 def test_the_word_off_is_a_mode_in_yaml_too() -> None:
     assert (
-        parse(yaml.safe_load(yaml.dump(raw()) + "\nautoscaler: {mode: off}")).autoscaler.mode
+        parse_scenario(
+            yaml.safe_load(yaml.dump(raw()) + "\nautoscaler: {mode: off}")
+        ).autoscaler.mode
         == "off"
     )
 
 
 def test_the_command_line_says_keys_over_the_file_s() -> None:
-    of = given(None, ["pools.decode=5", "objectives.tpot_ms=40", "autoscaler.mode=off"], None)
+    of = load_scenario(
+        None, ["pools.decode=5", "objectives.tpot_ms=40", "autoscaler.mode=off"], None
+    )
     assert (of.pools.decode, of.pools.prefill, of.objectives.tpot_ms) == (5, 3, 40)
     for wrong in ("pools", "pools.=3", "=3", "name.deeper=1"):
         with pytest.raises(StartupError, match="--set"):
-            given(None, [wrong], None)
+            load_scenario(None, [wrong], None)
 
 
 def test_traces_of_both_formats_become_requests() -> None:
-    of = given(None, [], DATA / "mooncake.jsonl")
-    jobs = requests(of)
+    of = load_scenario(None, [], DATA / "mooncake.jsonl")
+    jobs = scenario_requests(of)
     assert [job.prompt for job in jobs] == [1650, 900, 2800, 310, 1400, 5200, 700, 2100]
     assert jobs[0].blocks[0] == jobs[2].blocks[0] and len(jobs[0].blocks) == 3  # whole blocks
-    azure = requests(given(None, [], DATA / "azure.csv"))
+    azure = scenario_requests(load_scenario(None, [], DATA / "azure.csv"))
     assert [(job.at, job.output) for job in azure[:2]] == [(0.0, 41), (1.25, 97)]
 
 
 def test_copies_of_a_trace_are_strangers_and_speed_shortens_it() -> None:
     """Each copy begins at a moment of its own; what it left out it plays at the end."""
     text = ["traffic.copies=4", "traffic.speed=2", "traffic.spread_s=2"]
-    jobs = requests(given(None, text, DATA / "mooncake.jsonl"))
+    jobs = scenario_requests(load_scenario(None, text, DATA / "mooncake.jsonl"))
     long = [job for job in jobs if job.prompt == 5200]
     assert [job.at for job in long] == [4.5, 5.0, 5.5, 6.0]
     assert len({job.blocks[0] for job in long}) == 4
@@ -107,7 +116,7 @@ def test_copies_of_a_trace_are_strangers_and_speed_shortens_it() -> None:
 
 
 def rate(of: Scenario, begin: float, end: float) -> float:
-    return sum(begin <= job.at < end for job in requests(of)) / (end - begin)
+    return sum(begin <= job.at < end for job in scenario_requests(of)) / (end - begin)
 
 
 def test_rates_change_as_told() -> None:
@@ -132,7 +141,7 @@ def test_a_burst_multiplies_what_comes_in_its_time() -> None:
 
 
 def test_prefixes_are_shared_within_a_group_only() -> None:
-    jobs = requests(scenario(mix(10, prompt=3000, prefix=2048, groups=3), seconds=20))
+    jobs = scenario_requests(scenario(mix(10, prompt=3000, prefix=2048, groups=3), seconds=20))
     firsts = {job.blocks for job in jobs}
     assert len(firsts) == 3 and all(len(blocks) == 4 for blocks in firsts)
 

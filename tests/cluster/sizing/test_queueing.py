@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from cluster.sizing.moments import erlang_c, late_share, least_servers, mean_wait_s
+from cluster.sizing.queueing import erlang_c, late_share, least_servers, mean_wait_s
 
 
 def test_one_server_waits_as_often_as_it_is_busy() -> None:

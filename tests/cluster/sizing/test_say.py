@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from cluster.sizing.decision import Need, say
-from cluster.sizing.snapshot import Counts
+from cluster.sizing.decision import RoleDemand, describe_decision
+from cluster.sizing.snapshot import WorkerCounts
 
-NEED = Need(workers=1, load=0.5, each=2.0, link_floor=0)
+NEED = RoleDemand(workers=1, load=0.5, each=2.0, link_floor=0)
 
 
 def test_why_nothing_is_done() -> None:
-    have = Counts(prefill=1, decode=2)
-    less = say("settling", have, Counts(prefill=1, decode=1), {"prefill": NEED, "decode": NEED})
+    have = WorkerCounts(prefill=1, decode=2)
+    less = describe_decision(
+        "settling", have, WorkerCounts(prefill=1, decode=1), {"prefill": NEED, "decode": NEED}
+    )
     assert less.startswith("prefill 1 (") and "decode 2 -> 1 (" in less and "less would do" in less
-    more = say("settling", have, Counts(prefill=1, decode=3), {"prefill": NEED, "decode": NEED})
+    more = describe_decision(
+        "settling", have, WorkerCounts(prefill=1, decode=3), {"prefill": NEED, "decode": NEED}
+    )
     assert "decode 2 -> 3 (" in more and "less would do" not in more

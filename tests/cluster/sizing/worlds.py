@@ -6,56 +6,61 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cluster.sizing.decision import Decision
+from cluster.sizing.decision import ScalingDecision
 from cluster.sizing.snapshot import (
-    Counts,
-    Goals,
-    Limits,
-    Machine,
-    Memory,
-    Mix,
-    Sample,
-    Snapshot,
-    Worker,
+    MachineModel,
+    PoolLimits,
+    RequestMix,
+    RequestSample,
+    SizingMemory,
+    SizingSnapshot,
+    SloTargets,
+    WorkerCounts,
+    WorkerSnapshot,
 )
 from protocol.roles import Role
 
-MACHINE = Machine(
+MACHINE = MachineModel(
     step=(0.01, 0.0001, 1e-8, 1e-4, 0.0), chunk=512, max_batch=64, kv_tokens=100_000, kv_bytes=1e5
 )
-GOALS = Goals(ttft_s=1.0, tpot_s=0.05)
-LIMITS = Limits(least=Counts(prefill=1, decode=1), most=Counts(prefill=50, decode=50))
+GOALS = SloTargets(ttft_s=1.0, tpot_s=0.05)
+LIMITS = PoolLimits(
+    least=WorkerCounts(prefill=1, decode=1), most=WorkerCounts(prefill=50, decode=50)
+)
 
 
-def mix(rate: float, uncached: float = 1000, output: float = 200, **changes: Any) -> Mix:
+def mix(rate: float, uncached: float = 1000, output: float = 200, **changes: Any) -> RequestMix:
     return replace(
-        Mix(rate=rate, window_s=60.0, samples=(Sample(uncached, 0.0, output),)), **changes
+        RequestMix(rate=rate, window_s=60.0, samples=(RequestSample(uncached, 0.0, output),)),
+        **changes,
     )
 
 
-def workers(prefill: int, decode: int) -> tuple[Worker, ...]:
+def workers(prefill: int, decode: int) -> tuple[WorkerSnapshot, ...]:
     of: tuple[tuple[Role, int], ...] = (("prefill", prefill), ("decode", decode))
     return tuple(
-        Worker(instance=f"{role[0]}{n}", home=role, role=role, kv_tokens=n)
+        WorkerSnapshot(instance=f"{role[0]}{n}", home=role, role=role, kv_tokens=n)
         for role, count in of
         for n in range(count)
     )
 
 
-def snapshot(prefill: int, decode: int, load: Mix | None, **changes: Any) -> Snapshot:
-    made = Snapshot(
+def snapshot(prefill: int, decode: int, load: RequestMix | None, **changes: Any) -> SizingSnapshot:
+    made = SizingSnapshot(
         at_s=1000.0,
         mix=load,
         goals=GOALS,
         machines={"prefill": MACHINE, "decode": MACHINE},
         workers=workers(prefill, decode),
-        targets=Counts(prefill=prefill, decode=decode),
+        targets=WorkerCounts(prefill=prefill, decode=decode),
         limits=LIMITS,
     )
     return replace(made, **changes)
 
 
-def after(before: Snapshot, decision: Decision, seconds: float, **changes: Any) -> Snapshot:
+def after(
+    before: SizingSnapshot, decision: ScalingDecision, seconds: float, **changes: Any
+) -> SizingSnapshot:
     """What is there ``seconds`` later, when all of it was done at once. Of a pool that shrinks, the
     worker with the last name goes."""
     roles = {loan.instance: loan.role for loan in decision.loans}
@@ -66,7 +71,7 @@ def after(before: Snapshot, decision: Decision, seconds: float, **changes: Any) 
         for worker in of[wanted:]:
             there.remove(worker)
         names = (f"{home[0]}{before.at_s:.0f}-{n}" for n in range(wanted - len(of)))
-        there += [Worker(instance=name, home=home, role=home) for name in names]
+        there += [WorkerSnapshot(instance=name, home=home, role=home) for name in names]
     made = replace(
         before,
         at_s=before.at_s + seconds,
@@ -77,10 +82,10 @@ def after(before: Snapshot, decision: Decision, seconds: float, **changes: Any) 
     return replace(made, **changes)
 
 
-def roles(of: Snapshot) -> tuple[int, int]:
+def roles(of: SizingSnapshot) -> tuple[int, int]:
     """Workers of each role."""
     prefill = sum(w.role == "prefill" for w in of.workers)
     return prefill, len(of.workers) - prefill
 
 
-EMPTY = Memory()
+EMPTY = SizingMemory()

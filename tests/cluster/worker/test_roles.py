@@ -11,15 +11,15 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from cluster.autoscale.loans import Lent, set_role
-from cluster.worker.role_service import Roles
-from decode_worker.request import Job
+from bench.lib.settings import engine_settings
+from cluster.autoscale.loans import RoleChange, request_role_change
+from cluster.worker.role_service import RoleService
+from decode_worker.request import DecodeRequest
 from decode_worker.router_link import RouterLink
 from decode_worker.service import DecodeService
-from engine.ipc.spec import EngineSpec
 from engine.process.client import EngineClient
-from kvtransfer.receiver_context import Receiver
-from protocol.endpoints.grpc_endpoints import LOOPBACK
+from kvtransfer.receiver_context import KVReceiver
+from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY
 from protocol.errors import Unavailable
 from protocol.roles import Role
 from protocol.security.cluster_token import AsyncTokenGuard
@@ -36,21 +36,21 @@ class OneJob:
         self._link = link
         self.why = ""
 
-    def hand_over(self, why: str) -> None:
+    def hand_back(self, why: str) -> None:
         self.why = why
-        self._link.jobs.clear()
+        self._link.requests.clear()
 
 
 class Served:
     """A worker's Roles with all that they change, but for the engine process."""
 
     def __init__(self, home: Role) -> None:
-        spec = EngineSpec(model_path="", role=home)
+        spec = engine_settings("", home)
         self.engine = EngineClient(["none"], spec, lambda *_: None)
-        self.decode = DecodeService(self.engine, cast("Receiver", None), 64, INSTANCE)
+        self.decode = DecodeService(self.engine, cast("KVReceiver", None), INSTANCE)
         self.records: list[tuple[str, bool]] = []
         self.said: list[str] = []
-        self.roles = Roles(
+        self.roles = RoleService(
             home, INSTANCE, self.engine, self.decode, self._changed, self.said.append
         )
         self.endpoint = ""
@@ -61,14 +61,14 @@ class Served:
     def work(self) -> OneJob:
         link = RouterLink()
         job = OneJob(link)
-        link.jobs["r"] = cast("Job", job)
+        link.requests["r"] = cast("DecodeRequest", job)
         self.decode._links.add(link)
         return job
 
-    async def lend(self, role: str, drain_s: float = 0.0, **changes: Any) -> Lent:
+    async def lend(self, role: str, drain_s: float = 0.0, **changes: Any) -> RoleChange:
         to = {"endpoint": self.endpoint, "instance": INSTANCE, "role": role}
-        how = {"drain_s": drain_s, "token": TOKEN, "security": LOOPBACK}
-        return await set_role(**{**to, **how, **changes})
+        how = {"drain_s": drain_s, "token": TOKEN, "security": LOOPBACK_ONLY}
+        return await request_role_change(**{**to, **how, **changes})
 
 
 @contextlib.asynccontextmanager
@@ -76,7 +76,7 @@ async def served(home: Role) -> AsyncIterator[Served]:
     worker = Served(home)
     server = grpc.aio.server(interceptors=[AsyncTokenGuard(TOKEN)])
     rpc.add_RolesServicer_to_server(worker.roles, server)
-    worker.endpoint = LOOPBACK.listen(server, "127.0.0.1", 0)
+    worker.endpoint = LOOPBACK_ONLY.listen(server, "127.0.0.1", 0)
     await server.start()
     yield worker
     await server.stop(None)
@@ -86,12 +86,12 @@ async def test_there_and_back() -> None:
     async with served("prefill") as worker:
         there = await worker.lend("decode")
         assert (there.role, there.handed_over) == ("decode", 0) and 0 < there.seconds < 1
-        assert not worker.decode.draining and worker.engine._spec.role == "decode"
-        assert await worker.lend("decode") == Lent("decode", 0.0, 0), "it has this role"
+        assert not worker.decode.draining and worker.engine._settings.role == "decode"
+        assert await worker.lend("decode") == RoleChange("decode", 0.0, 0), "it has this role"
         assert (await worker.lend("prefill", 9.0)).role == "prefill", "nothing ran: no wait"
-        assert worker.decode.draining and worker.engine._spec.role == "prefill"
+        assert worker.decode.draining and worker.engine._settings.role == "prefill"
         assert worker.records == [("decode", False), ("decode", True), ("prefill", False)]
-        assert worker.roles.flips == {("prefill", "decode"): 1, ("decode", "prefill"): 1}
+        assert worker.roles.role_changes == {("prefill", "decode"): 1, ("decode", "prefill"): 1}
 
 
 async def test_a_worker_says_when_it_is_lent_and_when_it_is_back() -> None:
@@ -110,7 +110,7 @@ async def test_a_worker_says_when_it_is_lent_and_when_it_is_back() -> None:
 async def test_streams_have_time_to_end_before_they_are_handed_over() -> None:
     async with served("decode") as worker:
         job = worker.work()
-        asyncio.get_running_loop().call_later(0.1, job.hand_over, "it has ended")
+        asyncio.get_running_loop().call_later(0.1, job.hand_back, "it has ended")
         lent = await worker.lend("prefill", 5.0)
         assert job.why == "it has ended" and lent.handed_over == 0 and 0.09 < lent.seconds < 2
         await worker.lend("decode")
@@ -157,7 +157,7 @@ async def test_a_caller_that_goes_away_stops_no_change() -> None:
             await worker.lend("prefill", 0.3, deadline_s=0.1)
         assert worker.roles.changing
         await until(lambda: worker.roles.role == "prefill")
-        assert not worker.roles.changing and not worker.decode.jobs
+        assert not worker.roles.changing and not worker.decode.request_count
 
 
 async def test_a_worker_that_goes_keeps_its_role() -> None:

@@ -9,15 +9,15 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.status_view import _wall
-from cluster.worker.metrics import ceilings, use, work
-from cluster.worker.utilisation import Machine, Sample, walls
-from engine.ipc.counters import Counters, Tally, WorkDone
-from engine.ipc.spec import Ceilings
-from protocol.registry.worker_utilisation import Walls
+from cluster.worker.metrics import ceiling_metrics, utilisation_metrics, work_metrics
+from cluster.worker.utilisation import UtilisationSample, WorkerLimits, compute_utilisation
+from engine.ipc.counters import BucketCounts, EngineCounters, WorkDone
+from engine.ipc.settings import MachineCeilings
+from protocol.registry.worker_utilisation import WorkerUtilisation
 from router.overview.pool_view import WallView
 
-MACHINE = Machine(
-    Ceilings(flops=100.0, bytes=10.0),
+MACHINE = WorkerLimits(
+    MachineCeilings(flops=100.0, bytes=10.0),
     link=5.0,
     element_bytes=4,
     kv_shrink=3.9,
@@ -26,9 +26,11 @@ MACHINE = Machine(
 )
 
 
-def sample(at: float, busy: float, done: WorkDone, rows: int = 0, received: int = 0) -> Sample:
-    counters = Counters(step_seconds=Tally([], busy), decode_rows=rows, done=done)
-    return Sample(at, counters, received, waited_s=at / 2)
+def sample(
+    at: float, busy: float, done: WorkDone, rows: int = 0, received: int = 0
+) -> UtilisationSample:
+    counters = EngineCounters(step_seconds=BucketCounts([], busy), decode_rows=rows, done=done)
+    return UtilisationSample(at, counters, received, waited_s=at / 2)
 
 
 def test_figures_are_of_what_lies_between_two_samples() -> None:
@@ -45,8 +47,8 @@ def test_figures_are_of_what_lies_between_two_samples() -> None:
         )
     )
     then, later = sample(0.0, 1.0, before, rows=3), sample(10.0, 5.0, now, rows=9, received=20)
-    found = walls(then, later, MACHINE, drafts=True)
-    assert found == Walls(
+    found = compute_utilisation(then, later, MACHINE, drafts=True)
+    assert found == WorkerUtilisation(
         seconds=8.0,
         busy=0.5,
         compute=200 / (4 * 100),
@@ -63,16 +65,21 @@ def test_figures_are_of_what_lies_between_two_samples() -> None:
         gpu=False,
         drafts=True,
     )
-    assert found.sane
+    assert found.is_valid
 
 
 def test_too_little_time_says_nothing_and_none_divides_by_zero() -> None:
     start = sample(0.0, 0.0, WorkDone())
-    assert walls(start, sample(0.9, 0.0, WorkDone(seconds=0.9)), MACHINE, drafts=False) is None
-    unknown = MACHINE._replace(ceilings=Ceilings(), link=0.0)
-    idle = walls(start, sample(2.0, 0.0, WorkDone(seconds=2.0)), unknown, drafts=False)
+    assert (
+        compute_utilisation(start, sample(0.9, 0.0, WorkDone(seconds=0.9)), MACHINE, drafts=False)
+        is None
+    )
+    unknown = MACHINE._replace(ceilings=MachineCeilings(), link=0.0)
+    idle = compute_utilisation(
+        start, sample(2.0, 0.0, WorkDone(seconds=2.0)), unknown, drafts=False
+    )
     assert idle is not None
-    assert idle.sane
+    assert idle.is_valid
     assert (idle.busy, idle.compute, idle.network, idle.batch) == (0.0, 0.0, 0.0, 0.0)
 
 
@@ -80,9 +87,9 @@ def test_no_share_is_above_one() -> None:
     """As when a model fits the cache better than what its bandwidth was measured with."""
     start = sample(0.0, 0.0, WorkDone())
     much = WorkDone(flops=1e9, weight_bytes=1e9, seconds=2.0, kv_seconds=2.1)
-    found = walls(start, sample(2.0, 2.2, much, received=1000), MACHINE, drafts=False)
+    found = compute_utilisation(start, sample(2.0, 2.2, much, received=1000), MACHINE, drafts=False)
     assert found is not None
-    assert found.sane
+    assert found.is_valid
     assert (found.busy, found.compute, found.bandwidth, found.network) == (1.0, 1.0, 1.0, 1.0)
 
 
@@ -94,18 +101,20 @@ def test_work_of_two_lives_adds_up() -> None:
 
 def test_the_page_has_ceilings_that_are_known() -> None:
     labels = ["m", "decode", "r"]
-    [full] = ceilings(MACHINE, 4096, labels)
+    [full] = ceiling_metrics(MACHINE, 4096, labels)
     assert {s.labels["wall"]: (s.labels["unit"], s.value) for s in full.samples} == {
         "compute": ("flop_per_second", 100.0),
         "bandwidth": ("bytes_per_second", 10.0),
         "capacity": ("tokens", 4096.0),
         "network": ("bytes_per_second", 5.0),
     }
-    [none] = ceilings(None, 0, labels)
+    [none] = ceiling_metrics(None, 0, labels)
     assert none.samples == []
-    shown = {s.name: s for metric in use(None, labels) for s in metric.samples}
+    shown = {s.name: s for metric in utilisation_metrics(None, labels) for s in metric.samples}
     assert {s.value for s in shown.values()} == {0.0}
-    counted = {s.name: s.value for m in work(WorkDone(flops=7.0), labels[:2]) for s in m.samples}
+    counted = {
+        s.name: s.value for m in work_metrics(WorkDone(flops=7.0), labels[:2]) for s in m.samples
+    }
     assert counted["baton_engine_flops_total"] == 7.0
 
 

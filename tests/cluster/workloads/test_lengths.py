@@ -8,24 +8,24 @@ from itertools import pairwise
 
 import pytest
 
-from cluster.observation.request_lengths import BOUNDS, Histogram, Tally
-from router.generation.metrics import TOKENS
+from cluster.observation.request_lengths import BOUNDS, HistogramBuilder, LengthHistogram
+from router.generation.metrics import TOKEN_BUCKETS
 
 WEIGHTS = [b - a for a, b in pairwise(BOUNDS)]
 
 
-def histogram(values: list[int]) -> Histogram:
-    tally = Tally()
+def histogram(values: list[int]) -> LengthHistogram:
+    tally = HistogramBuilder()
     for value in values:
         tally.add(value)
     return tally.histogram()
 
 
-def together(*histograms: Histogram) -> Histogram:
-    return Histogram.together(histograms)
+def together(*histograms: LengthHistogram) -> LengthHistogram:
+    return LengthHistogram.together(histograms)
 
 
-def moment(histogram: Histogram, power: int) -> float:
+def moment(histogram: LengthHistogram, power: int) -> float:
     return math.fsum(w * p**power for w, p in zip(WEIGHTS, histogram.points(), strict=True))
 
 
@@ -50,14 +50,14 @@ def test_equal_values(value: int) -> None:
 
 
 def test_nothing_has_no_points() -> None:
-    assert Histogram().points() == ()
-    assert Histogram().mean == 0.0
+    assert LengthHistogram().points() == ()
+    assert LengthHistogram().mean == 0.0
 
 
 def test_a_sum_that_the_buckets_do_not_allow_is_cut() -> None:
     counts = histogram([100, 100]).counts
-    assert Histogram(TOKENS, counts, 1e18).mean == pytest.approx(128)
-    assert Histogram(TOKENS, counts, 0.0).mean == pytest.approx(91)
+    assert LengthHistogram(TOKEN_BUCKETS, counts, 1e18).mean == pytest.approx(128)
+    assert LengthHistogram(TOKEN_BUCKETS, counts, 0.0).mean == pytest.approx(91)
 
 
 def test_two_together() -> None:
@@ -65,15 +65,15 @@ def test_two_together() -> None:
 
 
 def test_of_two_versions_that_with_more_counts() -> None:
-    other = Histogram((10.0,), (1.0, 0.0), 5.0)
+    other = LengthHistogram((10.0,), (1.0, 0.0), 5.0)
     ours = histogram([5, 600])
     assert together(ours, other) == together(other, ours) == ours
 
 
 def test_from_prometheus_buckets() -> None:
     ours = histogram([5, 70, 600, 200000])
-    ups = [(edge, float(sum(ours.counts[: i + 1]))) for i, edge in enumerate(TOKENS)]
-    assert Histogram.cumulated([*ups, (math.inf, 4.0)], ours.total) == ours
+    ups = [(edge, float(sum(ours.counts[: i + 1]))) for i, edge in enumerate(TOKEN_BUCKETS)]
+    assert LengthHistogram.cumulated([*ups, (math.inf, 4.0)], ours.total) == ours
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_from_prometheus_buckets() -> None:
     ],
 )
 def test_what_is_no_histogram_is_empty(buckets: list[tuple[float, float]]) -> None:
-    assert Histogram.cumulated(buckets, 10.0).count == 0
+    assert LengthHistogram.cumulated(buckets, 10.0).count == 0
 
 
 def test_buckets_read_at_moments_of_their_own_never_shrink() -> None:
-    found = Histogram.cumulated([(16.0, 3.0), (32.0, 2.0), (math.inf, 4.0)], 50.0)
+    found = LengthHistogram.cumulated([(16.0, 3.0), (32.0, 2.0), (math.inf, 4.0)], 50.0)
     assert found.counts == (3.0, 0.0, 1.0)

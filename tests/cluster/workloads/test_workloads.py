@@ -8,8 +8,8 @@ from statistics import mean, pstdev
 
 import pytest
 
-from cluster.workloads.arrivals import ArrivalKind, gap
-from cluster.workloads.lengths import Fixed, parse_length
+from cluster.workloads.arrivals import ArrivalKind, draw_gap
+from cluster.workloads.lengths import ConstantLength, parse_length
 from cluster.workloads.traces import read_trace
 from protocol.errors import StartupError
 
@@ -34,14 +34,14 @@ def test_arrivals_have_their_rate_and_variation(
     kind: ArrivalKind, burstiness: float, variation: float
 ) -> None:
     draw = random.Random(1)
-    gaps = [gap(kind, 8.0, burstiness, draw) for _ in range(20_000)]
+    gaps = [draw_gap(kind, 8.0, burstiness, draw) for _ in range(20_000)]
     assert mean(gaps) == pytest.approx(1 / 8, rel=0.05)
     assert pstdev(gaps) / mean(gaps) == pytest.approx(variation, abs=0.1)
 
 
 def test_lengths_have_their_distributions() -> None:
     draw = random.Random(2)
-    assert parse_length("128", "--prompt") == Fixed(128)
+    assert parse_length("128", "--prompt") == ConstantLength(128)
     uniform = [parse_length("uniform:64-512", "--prompt").draw(draw) for _ in range(5000)]
     assert min(uniform) == 64
     assert max(uniform) == 512

@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {
     "kv": {"precision": "exact"},
     "worker": {"threads": 1, "kv_tokens": 32768, "prefill_chunk": 128},
     "pools": {"prefill": {"workers": 1}, "decode": {"workers": 2}},
-    "router": {"port": PORT, "replicas": 3, "policy": "least-loaded", "admission_ttft_ms": 600_000},
+    "router": {"port": PORT, "replicas": 3, "admission_ttft_ms": 600_000},
 }
 """In fp32 with exact KV, the text is that of a single engine."""
 

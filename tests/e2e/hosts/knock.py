@@ -18,7 +18,8 @@ from pathlib import Path
 
 import grpc
 
-from protocol.registry.directory import Directory, connect
+from protocol.registry.directory import Directory
+from protocol.registry.redis_client import connect
 from protocol.security import cluster_token
 from protocol.wire.wire_pb2_grpc import PrefillStub
 
@@ -32,13 +33,13 @@ def knock(folder: Path, endpoint: str, token: str) -> dict[str, str]:
     stranger = grpc.ssl_channel_credentials(ca)
     member = grpc.ssl_channel_credentials(ca, key, cert)
     return {
-        "no TLS": _code(grpc.insecure_channel(endpoint), cluster_token.metadata(token)),
-        "no certificate": _code(_channel(endpoint, stranger), cluster_token.metadata(token)),
+        "no TLS": _code(grpc.insecure_channel(endpoint), cluster_token.token_metadata(token)),
+        "no certificate": _code(_channel(endpoint, stranger), cluster_token.token_metadata(token)),
         "no token": _code(_channel(endpoint, member), ()),
         "another token": _code(
-            _channel(endpoint, member), cluster_token.metadata("0" * len(token))
+            _channel(endpoint, member), cluster_token.token_metadata("0" * len(token))
         ),
-        "a worker": _code(_channel(endpoint, member), cluster_token.metadata(token)),
+        "a worker": _code(_channel(endpoint, member), cluster_token.token_metadata(token)),
     }
 
 
@@ -59,7 +60,7 @@ def _code(channel: grpc.Channel, metadata: Sequence[tuple[str, str]]) -> str:
 async def _endpoints(url: str) -> list[str]:
     client = connect(url)
     try:
-        return [record.endpoint for record in await Directory(client, "default").workers()]
+        return [record.endpoint for record in await Directory(client, "default").workers.all()]
     finally:
         await client.aclose()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from cluster.local.redis_server import binary
+from cluster.local.redis_server import redis_server_binary
 from tests.e2e.hosts.host import Host
 
 _CONFIG = """\
@@ -22,6 +22,6 @@ def start(host: Host) -> str:
     config = host.home / "redis.conf"
     config.write_text(_CONFIG.format(address=host.address, password=password))
     config.chmod(0o600)
-    host.run(f"setsid {binary()} ~/redis.conf > ~/redis.log 2>&1 < /dev/null &")
+    host.run(f"setsid {redis_server_binary()} ~/redis.conf > ~/redis.log 2>&1 < /dev/null &")
     host.wait_for("grep -q 'Ready to accept' ~/redis.log")
     return f"redis://:{password}@{host.address}:6379/0"

@@ -15,8 +15,9 @@ import pytest
 
 from bench.lib.local_cluster import LocalCluster
 from bench.lib.oracle import Oracle
-from cluster.models.models import demo_path
-from protocol.requests import Request, Sampling
+from cluster.models.locate import demo_path
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 from tests.e2e.conftest import worker, workers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(240)]
@@ -44,7 +45,7 @@ def body(cluster: LocalCluster, i: int, prompt: list[int], tokens: int = 32) -> 
 
 
 def as_request(sent: dict[str, Any]) -> Request:
-    sampling = Sampling(
+    sampling = SamplingParams(
         temperature=sent["temperature"],
         top_p=sent["top_p"],
         seed=sent["seed"],

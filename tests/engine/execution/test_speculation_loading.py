@@ -11,13 +11,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bench.lib.settings import engine_config, engine_settings
 from decode_worker.policy import plan
-from engine.batching.batch import Batch
-from engine.execution.engine import Engine, EngineConfig
-from engine.execution.loading import Loaded, load, load_speculation, passes_of
-from engine.ipc.spec import EngineSpec, SpeculationMethod, SpeculationSpec
-from engine.model.decoder import Model
-from engine.process.meter import Meter
+from engine.batching.batch import PackedBatch
+from engine.execution.engine import Engine
+from engine.execution.loading import LoadedEngine, load_engine
+from engine.execution.speculation_loading import dummy_pass, load_speculation
+from engine.ipc.settings import SpeculationMethod, SpeculationSettings
+from engine.model.decoder import DecoderModel
+from engine.process.meter import StepMeter
 from engine.speculation.control.controller import Controller
 from tests.engine.conftest import drain, request
 from tests.engine.families import save
@@ -39,21 +41,20 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("small"), num_hidden_layers=1)
 
 
-def loaded(target: Path, method: SpeculationMethod, folder: Path | None = None) -> Loaded:
+def loaded(target: Path, method: SpeculationMethod, folder: Path | None = None) -> LoadedEngine:
     model_path = None if folder is None else str(folder)
-    spec = EngineSpec(
-        model_path=str(target),
-        role="decode",
+    spec = engine_settings(
+        str(target),
         device="cpu",
         threads=1,
         kv_tokens=2048,
         max_batch=4,
-        chunk=64,
+        prefill_chunk=64,
         max_model_len=512,
         kv_precision="exact",
-        speculation=SpeculationSpec(method=method, model_path=model_path, max_tokens=4),
+        speculation=SpeculationSettings(method=method, model_path=model_path, max_tokens=4),
     )
-    return load(spec, plan, lambda what, done: None)
+    return load_engine(spec, plan, lambda what, done: None)
 
 
 def text(engine: Engine) -> list[int]:
@@ -61,8 +62,8 @@ def text(engine: Engine) -> list[int]:
     return drain(engine)[1]
 
 
-def test_every_method_says_the_same(
-    tiny: Model, tiny_folder: Path, small: Path, tmp_path: Path
+def test_every_method_gives_the_same_text(
+    tiny: DecoderModel, tiny_folder: Path, small: Path, tmp_path: Path
 ) -> None:
     plain = loaded(tiny_folder, "off")
     assert plain.engine.speculator is None and plain.ready.speculation == "off"
@@ -119,14 +120,14 @@ def broken(kind: str, small: Path, folder: Path) -> Path:
         ("another vocabulary", "vocabulary of 400 tokens"),
     ],
 )
-def test_without_a_draft_it_serves(
+def test_engine_serves_without_a_loadable_draft(
     kind: str, why: str, tiny_folder: Path, small: Path, tmp_path: Path
 ) -> None:
     one = loaded(tiny_folder, "auto", broken(kind, small, tmp_path))
     assert one.engine.speculator is None
     assert one.ready.speculation.startswith("dropped: ") and why in one.ready.speculation
     assert len(text(one.engine)) == 40
-    meter = Meter(one.engine, lambda: 0.0, one.speculation)
+    meter = StepMeter(one.engine, lambda: 0.0, one.speculation)
     assert meter.beat().speculation == one.speculation
     assert meter.beat().counters.speculation.load_failures == 1
 
@@ -134,7 +135,7 @@ def test_without_a_draft_it_serves(
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_heads_that_are_not_finite_are_refused(
-    kind: str, value: float, tiny: Model, tiny_folder: Path, tmp_path: Path
+    kind: str, value: float, tiny: DecoderModel, tiny_folder: Path, tmp_path: Path
 ) -> None:
     state, config = {
         "medusa": (medusa_state(tiny), {}),
@@ -147,22 +148,22 @@ def test_heads_that_are_not_finite_are_refused(
         spoilt = {**state, name: tensor.clone()}
         spoilt[name].view(-1)[-1] = value
         write(tmp_path, spoilt, config)
-        engine = Engine(tiny, EngineConfig(pages=8, max_batch=2, chunk=64), plan)
-        asked = SpeculationSpec(method="auto", model_path=str(tmp_path), max_tokens=4)
+        engine = Engine(tiny, engine_config(pages=8, max_batch=2, chunk=64), plan)
+        asked = SpeculationSettings(method="auto", model_path=str(tmp_path), max_tokens=4)
         told = load_speculation(asked, engine, tiny_folder)
         assert f"tensor {name} has values that are not finite in float32" in str(told)
 
 
-def test_heads_are_no_draft_and_a_draft_no_heads(tiny_folder: Path, small: Path) -> None:
+def test_heads_are_refused_as_draft_and_a_draft_as_heads(tiny_folder: Path, small: Path) -> None:
     assert "expected Medusa heads" in loaded(tiny_folder, "medusa", small).ready.speculation
 
 
-def test_a_proposer_that_fails_at_work_is_counted_once(tiny_folder: Path, small: Path) -> None:
+def test_proposer_that_fails_while_drafting_is_counted_once(tiny_folder: Path, small: Path) -> None:
     one = loaded(tiny_folder, "draft", small)
     speculator = one.engine.speculator
     assert speculator is not None and speculator.proposer is not None
     alive = weakref.ref(speculator.proposer)
-    meter = Meter(one.engine, lambda: 0.0, one.speculation)
+    meter = StepMeter(one.engine, lambda: 0.0, one.speculation)
     assert meter.beat().speculation.active
 
     def fails(*_: object) -> None:
@@ -180,9 +181,9 @@ def test_a_proposer_that_fails_at_work_is_counted_once(tiny_folder: Path, small:
     assert alive() is None, "its weights and its pool take memory that nobody uses"
 
 
-def test_beats_tell_what_drafts_bring(tiny_folder: Path) -> None:
+def test_beats_report_the_speedup_of_drafts(tiny_folder: Path) -> None:
     one = loaded(tiny_folder, "draft", tiny_folder)  # the model itself: every draft is right
-    meter = Meter(one.engine, lambda: 0.0, one.speculation)
+    meter = StepMeter(one.engine, lambda: 0.0, one.speculation)
     one.engine.generate(1, request("a", PROMPT, max_tokens=120))
     while step := one.engine.plan():
         meter.run(step)
@@ -193,19 +194,19 @@ def test_beats_tell_what_drafts_bring(tiny_folder: Path) -> None:
     assert beat.pace > 1.0
 
 
-def test_the_pass_that_is_measured_computes_as_many_rows(
+def test_measured_pass_computes_the_requested_rows(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = loaded(tiny_folder, "off").engine
     seen: list[int] = []
     hidden = engine.model.hidden
 
-    def spy(batch: Batch, *rest: Any) -> Tensor:
+    def spy(batch: PackedBatch, *rest: Any) -> Tensor:
         seen.append(len(batch.tokens))
         return hidden(batch, *rest)
 
     monkeypatch.setattr(engine.model, "hidden", spy)
     for rows in (1, 7, 3000):  # more than the pool has slots
-        passes_of(engine)(rows)
+        dummy_pass(engine)(rows)
     assert seen == [1, 7, 3000]
     assert engine.manager.available == engine.manager.pages

@@ -5,49 +5,49 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from engine.ipc.counters import Counters, SpecCounts, SpecFigures
-from engine.ipc.spec import MOST_DRAFTED
-from engine.process.meter import Pace
+from engine.ipc.counters import EngineCounters, SpeculationCounters, SpeculationStatus
+from engine.ipc.settings import MAX_DRAFT_TOKENS
+from engine.process.meter import DecodePace
 
 
-def test_drafts_are_counted_by_how_far_they_were_accepted() -> None:
-    counts = SpecCounts()
+def test_drafts_are_counted_by_accepted_length() -> None:
+    counts = SpeculationCounters()
     counts.step([4, 0, 2, 1], [3, 0, 0, 1], 0.25)
     counts.step([0, 0], [0, 0], 0.5)  # nobody had anything to propose: it took its time
     assert (counts.steps, counts.drafts) == (1, 3)
     assert (counts.draft_tokens, counts.accepted_tokens) == (7, 4)
-    assert counts.accepted_beyond == [2, 1, 1, *[0] * (MOST_DRAFTED - 3)]
+    assert counts.accepted_beyond == [2, 1, 1, *[0] * (MAX_DRAFT_TOKENS - 3)]
     assert counts.draft_seconds == 0.75
 
 
-def test_lives_of_engines_add_up_over_the_socket() -> None:
-    one, other = Counters(decode_rows=10), Counters(decode_rows=5)
+def test_counters_of_successive_engines_add_up_after_encoding() -> None:
+    one, other = EngineCounters(decode_rows=10), EngineCounters(decode_rows=5)
     one.speculation.step([2], [2], 0.1)
     other.speculation.step([16], [16], 0.2)
     other.speculation.crashes, one.speculation.load_failures = 1, 2
-    sum_ = msgspec.msgpack.decode(msgspec.msgpack.encode(one.plus(other)), type=Counters)
+    sum_ = msgspec.msgpack.decode(msgspec.msgpack.encode(one.plus(other)), type=EngineCounters)
     assert sum_.decode_rows == 15
     spec = sum_.speculation
     assert (spec.steps, spec.drafts, spec.draft_tokens, spec.accepted_tokens) == (2, 2, 18, 18)
-    assert spec.accepted_beyond == [2, 2, *[1] * (MOST_DRAFTED - 2)]
+    assert spec.accepted_beyond == [2, 2, *[1] * (MAX_DRAFT_TOKENS - 2)]
     assert spec.draft_seconds == pytest.approx(0.3)
     assert (spec.crashes, spec.load_failures) == (1, 2)
 
 
-def test_what_proposes_is_said_in_words() -> None:
-    assert str(SpecFigures()) == "off"
-    assert str(SpecFigures("ngram")) == "ngram"
-    assert str(SpecFigures("", "no such folder")) == "dropped: no such folder"
+def test_speculation_status_as_text() -> None:
+    assert str(SpeculationStatus()) == "off"
+    assert str(SpeculationStatus("ngram")) == "ngram"
+    assert str(SpeculationStatus("", "no such folder")) == "dropped: no such folder"
 
 
-def test_the_pace_is_that_of_the_last_beats() -> None:
-    pace = Pace()
-    assert pace.of_late() == 1.0, "nothing decoded yet"
+def test_pace_is_that_of_the_last_beats() -> None:
+    pace = DecodePace()
+    assert pace.take_average() == 1.0, "nothing decoded yet"
     for _ in range(10):
-        pace.step(4, accepted=10, plain_steps=1.4)
-    assert pace.of_late() == pytest.approx(14 / 4 / 1.4)
-    assert pace.of_late() == pytest.approx(14 / 4 / 1.4), "an idle beat changes nothing"
+        pace.add_step(4, accepted=10, plain_steps=1.4)
+    assert pace.take_average() == pytest.approx(14 / 4 / 1.4)
+    assert pace.take_average() == pytest.approx(14 / 4 / 1.4), "an idle beat changes nothing"
     for _ in range(60):
-        pace.step(4)
-        now = pace.of_late()
+        pace.add_step(4)
+        now = pace.take_average()
     assert 1.0 <= now < 1.02

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
-from engine.kv_cache.kv_format import Codec, Precision, Storage, cut
-from engine.model.decoder import Model
+from engine.execution.engine import Engine
+from engine.kv_cache.kv_format import Codec, Precision, Storage, split_into_pieces
+from engine.model.decoder import DecoderModel
 from protocol.errors import StartupError, TransferFailed
 from protocol.requests import Request
 from tests.engine.conftest import drain, load_model, request
@@ -19,12 +20,12 @@ from tests.engine.families import save
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral", "qwen3-moe"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     return load_model(save(tmp_path_factory.mktemp(request.param), request.param))
 
 
-def engine(model: Model, storage: Storage, precision: Precision = "fp8") -> Engine:
-    sizes = EngineConfig(
+def engine(model: DecoderModel, storage: Storage, precision: Precision = "fp8") -> Engine:
+    sizes = engine_config(
         pages=64,
         max_batch=8,
         chunk=48,
@@ -56,11 +57,11 @@ def together(engine: Engine) -> dict[int, list[int]]:
     return drain(engine)
 
 
-def test_an_fp8_pool_gives_the_text_of_a_wide_one(model: Model) -> None:
+def test_fp8_pool_gives_the_same_text_as_a_wide_pool(model: DecoderModel) -> None:
     assert together(engine(model, "fp8")) == together(engine(model, "wide"))
 
 
-def test_rounding_does_something(model: Model) -> None:
+def test_fp8_precision_changes_the_text(model: DecoderModel) -> None:
     assert together(engine(model, "wide")) != together(engine(model, "wide", "exact"))
 
 
@@ -75,7 +76,9 @@ def handed_over(p: Engine, d: Engine, codec: Codec) -> list[list[int]]:
         cached = d.receive(0, r) // 32
         d.reserve(0)
         d.plan()
-        for piece in cut(cached, p.computed_blocks(0), p.format.layers, size, 16 << 10):
+        for piece in split_into_pieces(
+            cached, p.computed_blocks(0), p.format.layers, size, 16 << 10
+        ):
             frame = torch.zeros(16 << 10, dtype=torch.uint8)
             nbytes = p.read(0, piece, frame, codec)
             assert nbytes == piece.bytes(size)
@@ -86,7 +89,7 @@ def handed_over(p: Engine, d: Engine, codec: Codec) -> list[list[int]]:
     return texts
 
 
-def test_pools_and_codecs_in_any_combination_give_the_same_text(model: Model) -> None:
+def test_pools_and_codecs_in_any_combination_give_the_same_text(model: DecoderModel) -> None:
     expected = handed_over(engine(model, "wide"), engine(model, "wide"), Codec.RAW)
     for p, d, codec in [
         ("wide", "wide", Codec.FP8),
@@ -101,7 +104,7 @@ def test_pools_and_codecs_in_any_combination_give_the_same_text(model: Model) ->
         assert got == expected, (p, d, codec.name)
 
 
-def test_sizes(model: Model) -> None:
+def test_pool_and_frame_sizes(model: DecoderModel) -> None:
     c = model.config
     wide, fp8 = engine(model, "wide").format, engine(model, "fp8").format
     values = 2 * c.layers * c.kv_heads * c.head_dim
@@ -111,10 +114,12 @@ def test_sizes(model: Model) -> None:
 
 @pytest.mark.parametrize("storage", ["wide", "fp8"])
 @pytest.mark.parametrize("codec", Codec)
-def test_frames_that_are_no_kv_are_refused(model: Model, storage: Storage, codec: Codec) -> None:
+def test_frames_with_invalid_values_are_refused(
+    model: DecoderModel, storage: Storage, codec: Codec
+) -> None:
     d = engine(model, storage)
     size = d.format.page_layer_bytes(codec)
-    piece = cut(0, 1, d.format.layers, size, 1 << 20)[0]
+    piece = split_into_pieces(0, 1, d.format.layers, size, 1 << 20)[0]
     nbytes = piece.bytes(size)
     bad = [torch.full((nbytes // 4,), v).view(torch.uint8) for v in (float("nan"), 1e30)]
     if codec is Codec.FP8:
@@ -128,13 +133,13 @@ def test_frames_that_are_no_kv_are_refused(model: Model, storage: Storage, codec
         d.drop(0)
 
 
-def test_a_wide_pool_rounds_what_a_frame_brings(model: Model) -> None:
+def test_wide_pool_rounds_received_values(model: DecoderModel) -> None:
     d = engine(model, "wide")
     d.receive(0, request("a", list(range(5, 40))))
     d.reserve(0)
     d.plan()
     size = d.format.page_layer_bytes(Codec.RAW)
-    piece = cut(0, 1, d.format.layers, size, 1 << 20)[0]
+    piece = split_into_pieces(0, 1, d.format.layers, size, 1 << 20)[0]
     data = torch.full((piece.bytes(size) // 4,), 1.2345).view(torch.uint8)
     d.write(0, piece, data, Codec.RAW)
     out = torch.empty_like(data)
@@ -144,7 +149,9 @@ def test_a_wide_pool_rounds_what_a_frame_brings(model: Model) -> None:
 
 
 @pytest.mark.parametrize("precision", ["exact", "fp8"])
-def test_a_model_gone_astray_spoils_nobody_else(model: Model, precision: Precision) -> None:
+def test_non_finite_kv_does_not_affect_other_sequences(
+    model: DecoderModel, precision: Precision
+) -> None:
     """One sequence's KV is infinite or no number; another one's text stays."""
     expected = engine(model, "wide", precision)
     expected.generate(1, request("b", list(range(5, 9)), max_tokens=20))
@@ -158,6 +165,6 @@ def test_a_model_gone_astray_spoils_nobody_else(model: Model, precision: Precisi
     assert drain(astray)[1] == text
 
 
-def test_an_exact_pool_cannot_be_fp8(tmp_path: Path) -> None:
+def test_exact_precision_refuses_fp8_storage(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="precision fp8"):
         engine(load_model(save(tmp_path)), "fp8", "exact")

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.linear import DenseLinear, Linear, PackedLinear, draft_linear, linear
+from engine.model.linear import Linear, OneDnnLinear, TorchLinear, make_draft_linear, make_linear
 
-KINDS = [linear, draft_linear]
+KINDS = [make_linear, make_draft_linear]
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def check(make: Callable[[Tensor, Tensor | None], Linear], dtype: torch.dtype, r
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("rows", [1, 3, 17])
-def test_every_product_is_right(
+def test_every_linear_layer_matches_double_precision(
     make: Callable[[Tensor, Tensor | None], Linear], dtype: torch.dtype, rows: int
 ) -> None:
     check(make, dtype, rows)
@@ -55,11 +55,13 @@ def test_every_product_is_right(
 @pytest.mark.usefixtures("no_bf16_in_onednn")
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("rows", [1, 3, 17])
-def test_bf16_needs_no_onednn(make: Callable[[Tensor, Tensor | None], Linear], rows: int) -> None:
-    assert isinstance(make(torch.zeros(8, 8, dtype=torch.bfloat16), None), DenseLinear)
+def test_bf16_falls_back_to_torch_without_onednn_support(
+    make: Callable[[Tensor, Tensor | None], Linear], rows: int
+) -> None:
+    assert isinstance(make(torch.zeros(8, 8, dtype=torch.bfloat16), None), TorchLinear)
     check(make, torch.bfloat16, rows)
 
 
-def test_fp32_is_laid_out_for_onednn_whatever_bf16_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp32_uses_onednn_where_bf16_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    assert isinstance(linear(torch.zeros(8, 8)), PackedLinear)
+    assert isinstance(make_linear(torch.zeros(8, 8)), OneDnnLinear)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.execution.engine import Engine, EngineConfig
+from engine.execution.engine import Engine
 from engine.model_config.checkpoint import load_config
 from protocol.errors import StartupError
 from tests.engine.conftest import drain, load_model, request
@@ -39,7 +40,7 @@ class Spied:
     """An engine that notes, for each of its sequences, the logits of every token drawn."""
 
     def __init__(self, folder: Path, chunk: int = 512) -> None:
-        sizes = EngineConfig(pages=96, chunk=chunk, max_model_len=1024)
+        sizes = engine_config(pages=96, chunk=chunk, max_model_len=1024)
         self.engine = Engine(load_model(folder), sizes, plan)
         self.logits: dict[int, list[torch.Tensor]] = {}
         self._logits = self.engine.model.logits
@@ -64,7 +65,7 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("chunk", [512, 64, 33])
-def test_prompt_whole_and_in_chunks(
+def test_logits_match_transformers_for_whole_and_chunked_prompts(
     folder: Path, tokens: list[int], expected: torch.Tensor, chunk: int
 ) -> None:
     spied = Spied(folder, chunk)
@@ -73,7 +74,9 @@ def test_prompt_whole_and_in_chunks(
     assert close(spied.logits[1][0], expected[-1])
 
 
-def test_cached_prefix(folder: Path, tokens: list[int], expected: torch.Tensor) -> None:
+def test_logits_match_transformers_after_a_cached_prefix(
+    folder: Path, tokens: list[int], expected: torch.Tensor
+) -> None:
     spied = Spied(folder)
     spied.engine.generate(1, request("a", tokens[:100], max_tokens=1))
     spied.run()
@@ -84,7 +87,9 @@ def test_cached_prefix(folder: Path, tokens: list[int], expected: torch.Tensor) 
     assert close(spied.logits[2][0], expected[-1])
 
 
-def test_token_by_token_in_a_mixed_batch(folder: Path, tokens: list[int]) -> None:
+def test_logits_of_decode_steps_in_a_mixed_batch_match_prefill(
+    folder: Path, tokens: list[int]
+) -> None:
     """Prompts of many lengths decode together while others prefill; each row is teacher-forced by
     what the engine drew, and transformers computes the whole text at once."""
     spied = Spied(folder, chunk=48)
@@ -108,19 +113,19 @@ def test_greedy_text_matches_transformers(tmp_path: Path) -> None:
     expected = model.generate(
         torch.tensor([prompt]), max_new_tokens=40, min_new_tokens=40, do_sample=False
     )
-    engine = Engine(load_model(folder), EngineConfig(pages=64, max_model_len=1024), plan)
+    engine = Engine(load_model(folder), engine_config(pages=64, max_model_len=1024), plan)
     engine.generate(1, request("a", prompt, max_tokens=40))
     # min_new_tokens keeps transformers from choosing the end token; so must we, to compare.
     assert 2 not in expected[0, len(prompt) :]
     assert drain(engine)[1] == expected[0, len(prompt) :].tolist()
 
 
-def test_sharded_weights_load_alike(tmp_path: Path) -> None:
+def test_sharded_weights_equal_a_single_file(tmp_path: Path) -> None:
     whole, sharded = save(tmp_path / "one"), save(tmp_path / "many", shard="100KB")
     assert len(list(sharded.glob("*.safetensors"))) > 1
     texts = []
     for folder in (whole, sharded):
-        engine = Engine(load_model(folder), EngineConfig(pages=8, max_model_len=128), plan)
+        engine = Engine(load_model(folder), engine_config(pages=8, max_model_len=128), plan)
         engine.generate(1, request("a", list(range(5, 40)), max_tokens=30))
         texts.append(drain(engine))
     assert texts[0] == texts[1]
@@ -139,7 +144,7 @@ def test_sharded_weights_load_alike(tmp_path: Path) -> None:
         ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["recurrent"]}, "'recurrent'"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(
+def test_unsupported_config_is_refused_by_name(
     tmp_path: Path, changes: dict[str, object], named: str
 ) -> None:
     """Before any weight is read: the folder has none."""
@@ -154,7 +159,7 @@ def test_what_is_not_supported_is_refused_by_name(
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma2", "llama3-rope"])
-def test_configs_of_older_transformers_read_alike(tmp_path: Path, family: str) -> None:
+def test_configs_of_older_transformers_parse_to_the_same_shape(tmp_path: Path, family: str) -> None:
     folder = save(tmp_path, family)
     now = load_config(folder)
     raw = json.loads((folder / "config.json").read_text())
@@ -174,7 +179,7 @@ def test_configs_of_older_transformers_read_alike(tmp_path: Path, family: str) -
 
 
 @pytest.mark.parametrize("prefix", ["Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma2"])
-def test_keys_that_are_absent_mean_what_transformers_takes(tmp_path: Path, prefix: str) -> None:
+def test_absent_keys_have_the_defaults_of_transformers(tmp_path: Path, prefix: str) -> None:
     """Each key in turn is taken out; the rest is the family's own default config."""
     import transformers
 
@@ -194,6 +199,6 @@ def test_keys_that_are_absent_mean_what_transformers_takes(tmp_path: Path, prefi
         assert load_config(tmp_path) == expected, key
 
 
-def test_an_end_token_beyond_the_vocabulary_is_none(tmp_path: Path) -> None:
+def test_end_token_beyond_the_vocabulary_is_ignored(tmp_path: Path) -> None:
     folder = save(tmp_path, eos_token_id=[2, 320])
     assert load_config(folder).eos_token_ids == (2,)

@@ -24,7 +24,7 @@ def write(path: Path, tensors: dict[str, list[int]], cut: int = 0) -> None:
     path.write_bytes((struct.pack("<Q", len(text)) + text + bytes(at))[: -cut or None])
 
 
-def test_elements_of_all_files(tmp_path: Path) -> None:
+def test_elements_of_all_shards_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "a.safetensors", {"x": [3, 4], "y": [5]})
     write(tmp_path / "b.safetensors", {"z": []})
     shards = read_shards(tmp_path)
@@ -43,13 +43,13 @@ def test_elements_of_all_files(tmp_path: Path) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
     ],
 )
-def test_what_is_no_weights(tmp_path: Path, content: bytes, says: str) -> None:
+def test_file_that_is_not_safetensors_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / NAME).write_bytes(content)
     with pytest.raises(StartupError, match=says):
         read_shards(tmp_path)
 
 
-def test_a_file_cut_short(tmp_path: Path) -> None:
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path / NAME, {"x": [100]}, cut=7)
     with pytest.raises(StartupError, match="where its header says"):
         read_shards(tmp_path)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from engine.sampling import filters
-from engine.sampling.drawer import draw, process_
-from engine.sampling.noise import NoiseRows, draw_all, gumbel, row_key
-from tests.engine.sampling import EOS, options, p_value, processed, selected, target
+from engine.sampling.noise import NoiseRows, gumbel_noise, noise_key, sample_unfiltered
+from engine.sampling.sampler import apply_logits_processors_, sample_tokens
+from tests.engine.sampling_oracle import EOS, options, p_value, processed, selected, target
 
 DRAWS = 50_000
 AT_ONCE = 1_000
@@ -32,9 +32,9 @@ def frequencies(row: torch.Tensor, **changes: Any) -> np.ndarray[Any, Any]:
     counts = torch.zeros(len(row), dtype=torch.int64)
     logits = row.repeat(AT_ONCE, 1)
     start = len(PROMPT) + len(OUTPUT)
-    process_(logits, chosen, torch.full((AT_ONCE,), start), table.history, start)
+    apply_logits_processors_(logits, chosen, torch.full((AT_ONCE,), start), table.history, start)
     for position in range(start, start + DRAWS // AT_ONCE):
-        tokens = draw(logits, chosen, torch.full((AT_ONCE,), position))
+        tokens = sample_tokens(logits, chosen, torch.full((AT_ONCE,), position))
         counts += torch.bincount(tokens, minlength=len(row))
     return counts.double().numpy()
 
@@ -60,7 +60,7 @@ def logits(vocab: int, spread: float) -> torch.Tensor:
     ],
     ids=lambda changes: "+".join(changes) if len(changes) < 3 else "all",
 )
-def test_draws_follow_the_target(changes: dict[str, Any]) -> None:
+def test_sampled_tokens_follow_the_target_distribution(changes: dict[str, Any]) -> None:
     row = logits(70, 1.5)
     s = options(**changes)
     wanted = target(processed(row.tolist(), s, PROMPT, OUTPUT), s)
@@ -70,7 +70,7 @@ def test_draws_follow_the_target(changes: dict[str, Any]) -> None:
     assert p_value(counts, wanted) > 1e-3
 
 
-def test_the_test_would_notice() -> None:
+def test_a_wrong_distribution_fails_the_chi_square_test() -> None:
     row = logits(70, 1.5)
     counts = frequencies(row, **ALL)
     for field in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -80,7 +80,7 @@ def test_the_test_would_notice() -> None:
         assert counts[wanted == 0].any() or p_value(counts, wanted) < 1e-6
 
 
-def test_banned_ends_come_back() -> None:
+def test_end_tokens_are_allowed_again_after_min_tokens() -> None:
     """Of 5 output tokens, 6 were too few and 5 are enough."""
     row = logits(70, 1.5)
     row[EOS] = 9.0
@@ -103,40 +103,42 @@ def mixed_rows(count: int, vocab: int) -> tuple[torch.Tensor, NoiseRows, filters
     noise = NoiseRows(
         0.5 + torch.rand(count, generator=generator), torch.arange(count) * 77, torch.arange(count)
     )
-    return rows, noise, filters.FilterRows.of_rows(top_p, top_k, min_p, vocab)
+    return rows, noise, filters.FilterRows.create(top_p, top_k, min_p, vocab)
 
 
-@pytest.mark.parametrize("heads", [(1,), (8, 64), (256,), (699,), filters.HEADS])
-def test_where_it_looks_first_changes_nothing(
+@pytest.mark.parametrize("heads", [(1,), (8, 64), (256,), (699,), filters.TOP_COUNTS])
+def test_filtered_tokens_do_not_depend_on_the_top_counts(
     monkeypatch: pytest.MonkeyPatch, heads: tuple[int, ...]
 ) -> None:
     rows, noise, chosen = mixed_rows(400, 700)
-    monkeypatch.setattr(filters, "HEADS", ())
-    whole = filters.draw_filtered(rows, noise, chosen)
-    monkeypatch.setattr(filters, "HEADS", heads)
-    assert torch.equal(filters.draw_filtered(rows, noise, chosen), whole)
-    assert 20 < (whole != draw_all(rows, noise)).sum() < 380, "filters matter in some rows only"
+    monkeypatch.setattr(filters, "TOP_COUNTS", ())
+    whole = filters.sample_filtered(rows, noise, chosen)
+    monkeypatch.setattr(filters, "TOP_COUNTS", heads)
+    assert torch.equal(filters.sample_filtered(rows, noise, chosen), whole)
+    assert 20 < (whole != sample_unfiltered(rows, noise)).sum() < 380, (
+        "filters matter in some rows only"
+    )
 
 
-def test_a_wide_row_is_drawn_in_parts_as_a_whole() -> None:
+def test_sampling_in_tiles_equals_sampling_the_whole_row() -> None:
     count, vocab = 5, 100_000
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(count, vocab, generator=generator) * torch.arange(1, 6)[:, None]
     noise = NoiseRows(torch.linspace(0.3, 2, count), torch.arange(count), torch.arange(count))
     scaled = rows / noise.temperature[:, None]
-    whole = scaled + gumbel(noise.keys, noise.positions, torch.arange(vocab))
-    together = draw_all(rows, noise)
+    whole = scaled + gumbel_noise(noise.keys, noise.positions, torch.arange(vocab))
+    together = sample_unfiltered(rows, noise)
     assert torch.equal(together, whole.argmax(dim=-1))
     for i in range(count):
         one = torch.tensor([i])
-        assert torch.equal(draw_all(rows[one], noise.of(one)), together[one])
+        assert torch.equal(sample_unfiltered(rows[one], noise.select(one)), together[one])
 
 
-def test_the_cut_off_is_that_of_the_reference() -> None:
+def test_filter_threshold_matches_the_reference() -> None:
     rows, noise, chosen = mixed_rows(60, 300)
     scaled = rows / noise.temperature[:, None]
     ordered = scaled.sort(dim=-1, descending=True).values
-    allowed = scaled >= filters.cut_off(scaled, ordered, chosen)
+    allowed = scaled >= filters.filter_threshold(scaled, ordered, chosen)
     for i, row in enumerate(rows):
         s = options(
             temperature=float(noise.temperature[i]),
@@ -149,22 +151,22 @@ def test_the_cut_off_is_that_of_the_reference() -> None:
         assert np.array_equal(allowed[i].numpy(), ties), i
 
 
-def test_text_of_a_seed_stays() -> None:
+def test_tokens_of_a_seed_never_change() -> None:
     """Numbers of the first version: a changed generator would change every seeded text."""
     keys = [5197578548964807871, -5387752876907722278]
-    assert [row_key(0, 0), row_key(2**62, 3)] == keys
-    noise = gumbel(torch.tensor(keys), torch.tensor([0, 1000]), torch.arange(3))
+    assert [noise_key(0, 0), noise_key(2**62, 3)] == keys
+    noise = gumbel_noise(torch.tensor(keys), torch.tensor([0, 1000]), torch.arange(3))
     wanted = [
         [-0.5542282567109341, 0.2900799971528893, 0.8565126124628356],
         [0.38959150411645505, -0.8345727554755614, 1.5137346438172077],
     ]
     torch.testing.assert_close(noise, torch.tensor(wanted, dtype=torch.float64))
     row = (torch.arange(320) * 0.37).sin()[None].repeat(8, 1) * 2
-    seeds = torch.tensor([row_key(seed, 0) for seed in range(8)])
+    seeds = torch.tensor([noise_key(seed, 0) for seed in range(8)])
     rows = NoiseRows(torch.full((8,), 0.8), seeds, torch.arange(8) + 5)
-    assert draw_all(row, rows).tolist() == [174, 209, 38, 37, 259, 227, 278, 141]
-    half = filters.FilterRows.of_rows(
+    assert sample_unfiltered(row, rows).tolist() == [174, 209, 38, 37, 259, 227, 278, 141]
+    half = filters.FilterRows.create(
         torch.full((8,), 0.5), torch.full((8,), 320), torch.zeros(8), 320
     )
     expected = [174, 209, 38, 173, 259, 310, 275, 141]
-    assert filters.draw_filtered(row, rows, half).tolist() == expected
+    assert filters.sample_filtered(row, rows, half).tolist() == expected

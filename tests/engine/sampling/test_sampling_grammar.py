@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from engine.sampling import filters
-from engine.sampling.drawer import Drawer
-from engine.structured_output.masks import Barred
-from protocol.sampling_params import Sampling
-from tests.engine.sampling import EOS, options, seated
+from engine.sampling.sampler import Sampler
+from engine.structured_output.masks import ForbiddenTokens
+from protocol.sampling_params import SamplingParams
+from tests.engine.sampling_oracle import EOS, options, seated
 from tests.engine.test_sampling_engine import KINDS
 
 VOCAB = 20_000
@@ -17,10 +17,12 @@ PROMPT, OUTPUT = [5, 6, 7, 5], [7, 8, 8]
 AT = torch.tensor([len(PROMPT) + len(OUTPUT)])
 
 
-def drawn(samplings: list[Sampling], logits: torch.Tensor, barred: Barred | None) -> list[int]:
+def drawn(
+    samplings: list[SamplingParams], logits: torch.Tensor, barred: ForbiddenTokens | None
+) -> list[int]:
     sequences, rows, table = seated(samplings, PROMPT, OUTPUT, VOCAB)
     positions = AT.expand(len(samplings))
-    tokens, _ = Drawer(table)(sequences, logits.clone(), rows, positions, barred)
+    tokens, _ = Sampler(table)(sequences, logits.clone(), rows, positions, barred)
     return tokens.tolist()
 
 
@@ -31,27 +33,27 @@ def bars(rows: int, left: int, seed: int = 0) -> torch.Tensor:
     return torch.ones(rows, VOCAB, dtype=torch.bool).scatter_(1, order[:, :left], False)
 
 
-def everything() -> tuple[list[Sampling], torch.Tensor]:
+def everything() -> tuple[list[SamplingParams], torch.Tensor]:
     samplings = [options(seed=i, **KINDS[i % len(KINDS)]) for i in range(2 * len(KINDS))]
     generator = torch.Generator().manual_seed(1)
     return samplings, torch.randn(len(samplings), VOCAB, generator=generator) * 3
 
 
 @pytest.mark.parametrize("left", [1, 5, 300, 15_000])
-def test_every_kind_draws_as_from_logits_without_what_is_barred(left: int) -> None:
+def test_forbidden_tokens_equal_logits_of_minus_infinity(left: int) -> None:
     samplings, logits = everything()
     barred = bars(len(samplings), left)
-    tokens = drawn(samplings, logits, Barred(list(range(len(samplings))), barred))
+    tokens = drawn(samplings, logits, ForbiddenTokens(list(range(len(samplings))), barred))
     assert not any(barred[row, token] for row, token in enumerate(tokens))
     assert tokens == drawn(samplings, logits.masked_fill(barred, -torch.inf), None)
 
 
-def test_rows_without_a_grammar_draw_what_they_drew() -> None:
+def test_rows_without_a_grammar_are_unaffected_by_other_rows_masks() -> None:
     samplings, logits = everything()
     bound = list(range(0, len(samplings), 3))
     barred = bars(len(bound), 4)
     free = drawn(samplings, logits, None)
-    tokens = drawn(samplings, logits, Barred(bound, barred))
+    tokens = drawn(samplings, logits, ForbiddenTokens(bound, barred))
     for row in range(len(samplings)):
         if row in bound:
             assert not barred[bound.index(row), tokens[row]]
@@ -59,19 +61,19 @@ def test_rows_without_a_grammar_draw_what_they_drew() -> None:
             assert tokens[row] == free[row]
 
 
-def test_a_row_of_which_nothing_is_left_disturbs_no_other() -> None:
+def test_a_row_with_every_token_forbidden_affects_no_other_row() -> None:
     """Such is the row after the end of a text that a draft foresaw; nobody looks at its token."""
     samplings, logits = everything()
     empty = list(range(0, len(samplings), 3))
     all_of_them = torch.ones(len(empty), VOCAB, dtype=torch.bool)
-    tokens = drawn(samplings, logits, Barred(empty, all_of_them))
+    tokens = drawn(samplings, logits, ForbiddenTokens(empty, all_of_them))
     free = drawn(samplings, logits, None)
     for row, token in enumerate(tokens):
         assert 0 <= token < VOCAB if row in empty else token == free[row]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_ban_leaves_a_token_to_draw(temperature: float) -> None:
+def test_min_tokens_ban_leaves_the_tokens_that_the_grammar_allows(temperature: float) -> None:
     """Where the grammar allows only what is banned, the grammar wins; else both hold."""
     s = options(min_tokens=9, stop_token_ids=(4,), temperature=temperature)
     logits = torch.zeros(3, VOCAB)
@@ -79,23 +81,23 @@ def test_a_ban_leaves_a_token_to_draw(temperature: float) -> None:
     barred = torch.ones(3, VOCAB, dtype=torch.bool)
     for row, allowed in enumerate(([EOS], [EOS, 4], [EOS, 4, 9])):
         barred[row, allowed] = False
-    tokens = drawn([s] * 3, logits, Barred([0, 1, 2], barred))
+    tokens = drawn([s] * 3, logits, ForbiddenTokens([0, 1, 2], barred))
     assert tokens == [EOS, EOS, 9]
 
 
-def test_few_allowed_tokens_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_allowed_tokens_need_only_the_first_top_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that ends in what is barred holds all there is to draw."""
     sizes: list[int] = []
-    inner = filters._draw
+    inner = filters._sample_among_top
 
     def counted(*args: object) -> torch.Tensor:
         sizes.append(args[3][0])  # type: ignore[index]
         return inner(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(filters, "_draw", counted)
+    monkeypatch.setattr(filters, "_sample_among_top", counted)
     samplings = [options(top_k=100), options(top_p=0.99), options(min_p=1e-9)]
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2))
-    drawn(samplings, logits, Barred([0, 1, 2], bars(3, 7)))
-    assert sizes == [filters.HEADS[0]]
+    drawn(samplings, logits, ForbiddenTokens([0, 1, 2], bars(3, 7)))
+    assert sizes == [filters.TOP_COUNTS[0]]
     drawn(samplings, logits, None)
     assert len(sizes) > 2, "without a grammar they look further"

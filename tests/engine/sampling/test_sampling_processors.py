@@ -14,10 +14,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.sampling.drawer import process_
-from engine.sampling.filters import cut_off
-from protocol.requests import Sampling
-from tests.engine.sampling import options, processed, selected
+from engine.sampling.filters import filter_threshold
+from engine.sampling.sampler import apply_logits_processors_
+from protocol.sampling_params import SamplingParams
+from tests.engine.sampling_oracle import options, processed, selected
 
 VOCAB = 500
 PROMPT = [5, 6, 7, 5, 30, 499]
@@ -29,16 +29,16 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=generator) * 3
 
 
-def ours(samplings: list[Sampling], rows: torch.Tensor, output: list[int]) -> torch.Tensor:
+def ours(samplings: list[SamplingParams], rows: torch.Tensor, output: list[int]) -> torch.Tensor:
     out = rows.clone()
     chosen, table = selected(samplings, PROMPT, output, VOCAB)
     length = len(PROMPT) + len(output)
-    process_(out, chosen, torch.full((len(rows),), length), table.history, length)
+    apply_logits_processors_(out, chosen, torch.full((len(rows),), length), table.history, length)
     return out
 
 
 @pytest.mark.parametrize("penalty", [0.3, 0.9, 1.1, 10.0])
-def test_repetition_is_as_in_transformers(penalty: float) -> None:
+def test_repetition_penalty_matches_transformers(penalty: float) -> None:
     rows = logits(1)
     theirs = RepetitionPenaltyLogitsProcessor(penalty)(
         torch.tensor([PROMPT + OUTPUT]), rows.clone()
@@ -60,13 +60,13 @@ def test_repetition_is_as_in_transformers(penalty: float) -> None:
         ({"min_p": 1.0}, MinPLogitsWarper(1.0)),
     ],
 )
-def test_filters_are_as_in_transformers(changes: dict[str, Any], warper: Any) -> None:
+def test_filters_match_transformers(changes: dict[str, Any], warper: Any) -> None:
     rows = logits(50, seed=1)
     chosen, _ = selected([options(**changes)] * 50, PROMPT, OUTPUT, VOCAB)
-    (draws,) = chosen.draws
+    (draws,) = chosen.random
     assert draws.filters is not None
     ordered = rows.sort(dim=-1, descending=True).values
-    allowed = rows >= cut_off(rows, ordered, draws.filters)
+    allowed = rows >= filter_threshold(rows, ordered, draws.filters)
     theirs = warper(torch.tensor([PROMPT + OUTPUT] * 50), rows.clone()) > float("-inf")
     assert torch.equal(allowed, theirs)
 
@@ -87,7 +87,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("output", [OUTPUT, []])
-def test_a_mixed_batch_is_as_written_by_hand(output: list[int]) -> None:
+def test_a_mixed_batch_matches_the_oracle(output: list[int]) -> None:
     rows = logits(len(MIXED), seed=2)
     changed = ours(MIXED, rows, output)
     for row, after, s in zip(rows, changed, MIXED, strict=True):

@@ -7,23 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.sampling.drawer import DraftRows, Drawer
-from engine.sampling.penalties import History, PenaltyRows
-from engine.sampling.sampling_table import SamplingTable, penalises
+from engine.sampling.penalties import PenaltyRows, TokenHistory
+from engine.sampling.sampler import DraftRows, Sampler
+from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Phase
 from engine.scheduling.sequence import Sequence as Running
 from protocol.requests import Request
 from tests.engine.drafted import VOCAB, Case, Verified, cases, drawn_alone
-from tests.engine.sampling import EOS, options, p_value, target
+from tests.engine.sampling_oracle import EOS, options, p_value, target
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(cases(), min_size=1, max_size=5), st.lists(st.booleans(), min_size=3, max_size=3))
-def test_every_row_draws_what_the_plain_path_draws(some: list[Case], plain: list[bool]) -> None:
+def test_every_verified_row_draws_the_token_of_plain_decoding(
+    some: list[Case], plain: list[bool]
+) -> None:
     """Over steps with drafts and without, bit for bit."""
     verified = Verified(some)
     for index, between in enumerate(plain):
@@ -44,7 +45,7 @@ def check_history(verified: Verified) -> None:
     """Rows of penalised sequences hold their tokens, and nothing else."""
     history = verified.table.history
     for i, sequence in enumerate(verified.sequences):
-        if penalises(sequence.request.sampling):
+        if sequence.request.sampling.has_penalties:
             assert history is not None
             row = history.tokens[sequence.row].tolist()
             assert row[: len(sequence.tokens)] == sequence.tokens
@@ -53,11 +54,11 @@ def check_history(verified: Verified) -> None:
             assert history.counts[sequence.row].tolist() == counts.tolist()
 
 
-def test_a_history_ends_where_its_table_ends() -> None:
+def test_token_history_is_padded_within_its_length() -> None:
     """What is appended is padded to the longest of the step, not beyond."""
-    history = History(2, 6, VOCAB, torch.device("cpu"))
+    history = TokenHistory(2, 6, VOCAB, torch.device("cpu"))
     for row in range(2):
-        history.seat(row, [5, 6, 7][: 2 + row], 2)
+        history.set_row(row, [5, 6, 7][: 2 + row], 2)
     rows = PenaltyRows(torch.tensor([0, 1]), torch.tensor([1, 0]), *torch.ones(3, 2))
     tokens, counts = torch.tensor([[8, 8, 9, 9], [7, 8, 8, 7]]), torch.tensor([3, 4])
     history.extend(rows, torch.tensor([3, 2]), tokens, counts)
@@ -82,14 +83,14 @@ class Chains:
 
     def __init__(self, changes: dict[str, Any]) -> None:
         table = SamplingTable(STREAMS, 1, SMALL, (EOS,), torch.device("cpu"))
-        self.draw = Drawer(table)
+        self.draw = Sampler(table)
         self.sequences = []
         for i in range(STREAMS):
             sampling = options(seed=1, choice=i, **changes)
             request = Request(id=str(i), prompt=(0,), sampling=sampling)
             self.sequences.append(Running(i, request, Phase.DECODE))
             self.sequences[-1].take_row(i, i + 1)
-            table.seat(self.sequences[-1])
+            table.set_row(self.sequences[-1])
         self.rows = torch.arange(STREAMS)
         self.known = torch.ones(STREAMS, dtype=torch.int64)
         self.last = torch.zeros(STREAMS, dtype=torch.int64)
@@ -119,7 +120,7 @@ class Chains:
 
 
 @pytest.mark.parametrize("changes", [{}, {"temperature": 1.3, "top_p": 0.9}])
-def test_text_through_random_drafts_follows_the_model(changes: dict[str, Any]) -> None:
+def test_text_verified_from_random_drafts_follows_the_model(changes: dict[str, Any]) -> None:
     chains, random = Chains(changes), torch.Generator().manual_seed(6)
     for _ in range(ROUNDS):
         chains.step(torch.randint(0, SMALL, (STREAMS, 3), generator=random))

@@ -1,4 +1,4 @@
-"""Room for what is proposed: shared out fairly, on free pages, in a step of bounded size."""
+"""Draft nodes are shared fairly, use only free pages, and are limited per step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import random
 import pytest
 
 from engine.kv_cache.block_manager import BlockManager
-from engine.scheduling.sequence import MOST_NODES, Phase, Sequence, blocks_for, extend, shares
+from engine.scheduling.draft_pages import MAX_DRAFT_NODES, allocate_draft_pages, fair_shares
+from engine.scheduling.sequence import Phase, Sequence, blocks_for
 from tests.engine.conftest import request
 
 
@@ -23,30 +24,30 @@ from tests.engine.conftest import request
         ([], 5, []),
     ],
 )
-def test_shares(wanted: list[int], most: int, expected: list[int]) -> None:
-    assert shares(wanted, most) == expected
+def test_fair_shares_of_examples(wanted: list[int], most: int, expected: list[int]) -> None:
+    assert fair_shares(wanted, most) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shares_are_used_up_and_nobody_is_cut_below_another(seed: int) -> None:
+def test_fair_shares_use_the_limit_and_are_equal_where_cut(seed: int) -> None:
     draw = random.Random(seed)
     wanted = [draw.randrange(17) for _ in range(draw.randrange(1, 80))]
     most = draw.randrange(300)
-    got = shares(wanted, most)
+    got = fair_shares(wanted, most)
     assert sum(got) == min(most, sum(wanted))
     assert all(0 <= mine <= asked for mine, asked in zip(got, wanted, strict=True))
     cut = [mine for mine, asked in zip(got, wanted, strict=True) if mine < asked]
     assert all(mine >= max(got) - 1 for mine in cut)
 
 
-def test_a_step_has_so_many_nodes_at_most() -> None:
+def test_draft_nodes_of_a_step_are_limited() -> None:
     manager = BlockManager(400)
     running = [Sequence(i, request(f"{i}", [5] * 30), Phase.DECODE) for i in range(80)]
     for sequence in running:
         sequence.pages = manager.allocate(blocks_for(len(sequence.tokens)))
     room = running[0].request.length_limit - 31
-    counts = extend(manager, running, [1, -3, *[room + 99] * 78])
-    assert sum(counts) == MOST_NODES and counts[:3] == (1, 0, 4)
+    counts = allocate_draft_pages(manager, running, [1, -3, *[room + 99] * 78])
+    assert sum(counts) == MAX_DRAFT_NODES and counts[:3] == (1, 0, 4)
     assert set(counts[2:]) == {3, 4}
     assert all(len(s.pages) == blocks_for(30 + n) for s, n in zip(running, counts, strict=True))
-    assert extend(manager, running[:2], [99, 2]) == (room, 2)
+    assert allocate_draft_pages(manager, running[:2], [99, 2]) == (room, 2)

@@ -1,4 +1,4 @@
-"""Pages, prefixes and turns: nobody deadlocks, nobody starves, the cache stays closed."""
+"""The scheduler never deadlocks or starves a sequence; parents of cached blocks stay cached."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.execution.engine import Engine
-from engine.execution.kv_egress import Egress
-from engine.kv_cache.kv_format import Codec, Piece, cut
+from engine.execution.kv_egress import KVEgress
+from engine.kv_cache.kv_format import Codec, KVPiece, split_into_pieces
 from protocol.block_keys import block_keys
 from tests.engine.conftest import ROOT, drain, request
 
 
-def covers(pieces: list[Piece], first: int, end: int, layers: int) -> bool:
+def covers(pieces: list[KVPiece], first: int, end: int, layers: int) -> bool:
     """Whether ``pieces`` hold every (layer, block) of the range exactly once."""
     cells = [
         (layer, block)
@@ -33,13 +33,15 @@ def covers(pieces: list[Piece], first: int, end: int, layers: int) -> bool:
     size=st.integers(1, 64),
     room=st.integers(64, 4096),
 )
-def test_pieces_cover_and_fit(first: int, blocks: int, layers: int, size: int, room: int) -> None:
-    pieces = cut(first, first + blocks, layers, size, room)
+def test_pieces_cover_all_blocks_and_fit_into_frames(
+    first: int, blocks: int, layers: int, size: int, room: int
+) -> None:
+    pieces = split_into_pieces(first, first + blocks, layers, size, room)
     assert covers(pieces, first, first + blocks, layers)
     assert all(p.bytes(size) <= room for p in pieces)
 
 
-def test_two_receives_that_share_prefixes_do_not_wait_for_each_other(
+def test_two_receives_that_share_prefixes_do_not_deadlock(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine(pages=10)
@@ -62,7 +64,7 @@ def test_two_receives_that_share_prefixes_do_not_wait_for_each_other(
     assert [s.handle for s in settled] == [4]
 
 
-def test_the_oldest_is_never_passed(make_engine: Callable[..., Engine]) -> None:
+def test_oldest_sequence_is_never_overtaken(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(pages=8)
     engine.generate(1, request("1", list(range(3, 103)), max_tokens=20))  # 4 pages
     engine.plan()
@@ -77,7 +79,7 @@ def test_the_oldest_is_never_passed(make_engine: Callable[..., Engine]) -> None:
     assert engine.scheduler.sequences[2].pages
 
 
-def test_a_cached_block_has_cached_parents(make_engine: Callable[..., Engine]) -> None:
+def test_parents_of_a_cached_block_are_cached(make_engine: Callable[..., Engine]) -> None:
     """Two requests compute the same prefix at once; both their ends can be found afterwards."""
     engine = make_engine(chunk=512)
     shared = list(range(3, 67))
@@ -86,25 +88,25 @@ def test_a_cached_block_has_cached_parents(make_engine: Callable[..., Engine]) -
         engine.generate(i, request(str(i), tokens, max_tokens=1))
     assert drain(engine).keys() == {0, 1}
     for tokens in prompts:
-        assert engine.manager.cached(block_keys(ROOT, tokens), 3) == 3
+        assert engine.manager.count_cached(block_keys(ROOT, tokens), 3) == 3
     assert engine.manager.available == 64
 
 
-def test_a_slow_receiver_holds_up_no_other() -> None:
-    egress = Egress(list(range(4)), lambda _handle, _piece, _slot, _codec: 1)
+def test_slow_receiver_does_not_delay_other_transfers() -> None:
+    egress = KVEgress(list(range(4)), lambda _handle, _piece, _slot, _codec: 1)
     for handle in (1, 2):
-        egress.open(handle, [Piece(0, 1, block, 1) for block in range(8)], Codec.RAW)
+        egress.open(handle, [KVPiece(0, 1, block, 1) for block in range(8)], Codec.RAW)
     egress.grant(1, 100)
-    first = egress.pump(lambda _: 8)
+    first = egress.fill_slots(lambda _: 8)
     assert [f.handle for f in first] == [1, 1]
     egress.grant(2, 100)
-    assert [f.handle for f in egress.pump(lambda _: 8)] == [2, 2]
+    assert [f.handle for f in egress.fill_slots(lambda _: 8)] == [2, 2]
     egress.free([first[0].slot])
-    assert [f.sequence for f in egress.pump(lambda _: 8)] == [2]
+    assert [f.sequence for f in egress.fill_slots(lambda _: 8)] == [2]
 
 
 @pytest.mark.parametrize("top_p", [1e-46, 1e-9, 0.5])
-def test_a_tiny_top_p_leaves_the_most_likely(
+def test_tiny_top_p_leaves_the_most_likely_token(
     make_engine: Callable[..., Engine], top_p: float
 ) -> None:
     tokens = list(range(3, 40))

@@ -7,45 +7,45 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.execution.engine import Engine
 from engine.execution.loading import warm_up
-from engine.scheduling.step_time import Coefficients, StepTimeModel, StepTimer, Work
+from engine.scheduling.step_time import Coefficients, StepTimeModel, StepTimer, StepWork
 
 TRUE = Coefficients(2e-3, 1e-4, 1e-7, 5e-5, 2e-8)
 
 
-def mixed(draw: random.Random) -> Work:
+def mixed(draw: random.Random) -> StepWork:
     """A step as a decode worker has it, now and then with a chunk."""
     rows = draw.randrange(0, 33)
     tokens = draw.choice([0, 0, 0, 32, 100, 512]) if rows else 512
     context = draw.choice([0, 512, 2048])
     pairs = tokens * (context + tokens / 2)
-    return Work(rows, rows * draw.randrange(50, 2000), tokens, pairs)
+    return StepWork(rows, rows * draw.randrange(50, 2000), tokens, pairs)
 
 
-def decode_only(draw: random.Random) -> Work:
+def decode_only(draw: random.Random) -> StepWork:
     rows = draw.randrange(1, 33)
-    return Work(rows, rows * draw.randrange(50, 2000))
+    return StepWork(rows, rows * draw.randrange(50, 2000))
 
 
 def teach(
-    model: StepTimeModel, truth: Coefficients, works: list[Work], draw: random.Random
+    model: StepTimeModel, truth: Coefficients, works: list[StepWork], draw: random.Random
 ) -> None:
     for work in works:
         model.observe(work, truth.seconds(work) * draw.lognormvariate(0, 0.05))
 
 
-def worst(model: StepTimeModel, truth: Coefficients, works: list[Work]) -> float:
+def worst(model: StepTimeModel, truth: Coefficients, works: list[StepWork]) -> float:
     """Largest relative error."""
     found = model.coefficients
     return max(abs(found.seconds(w) / truth.seconds(w) - 1) for w in works)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_learns_and_follows(seed: int) -> None:
+def test_model_learns_and_follows_changes(seed: int) -> None:
     draw = random.Random(seed)
     model = StepTimeModel()
     teach(model, TRUE, [mixed(draw) for _ in range(300)], draw)
@@ -56,7 +56,7 @@ def test_learns_and_follows(seed: int) -> None:
     assert worst(model, slower, seen) < 0.1
 
 
-def test_what_is_not_seen_stays() -> None:
+def test_coefficients_without_new_data_stay() -> None:
     draw = random.Random(1)
     model = StepTimeModel()
     teach(model, TRUE, [mixed(draw) for _ in range(300)], draw)
@@ -67,17 +67,17 @@ def test_what_is_not_seen_stays() -> None:
     assert after.prompt_pair == pytest.approx(before.prompt_pair, rel=0.02)
 
 
-def test_the_same_step_for_hours() -> None:
+def test_hours_of_identical_steps_keep_the_fit_stable() -> None:
     draw = random.Random(2)
     model = StepTimeModel()
-    work = Work(4, 4000)
+    work = StepWork(4, 4000)
     teach(model, TRUE, [work] * 20_000, draw)
     assert worst(model, TRUE, [work]) < 0.1
     teach(model, TRUE, [mixed(draw) for _ in range(300)], draw)
     assert worst(model, TRUE, [mixed(draw) for _ in range(100)]) < 0.1
 
 
-def test_an_outlier_moves_little() -> None:
+def test_outlier_changes_the_prediction_little() -> None:
     draw = random.Random(3)
     model = StepTimeModel()
     teach(model, TRUE, [mixed(draw) for _ in range(300)], draw)
@@ -86,7 +86,6 @@ def test_an_outlier_moves_little() -> None:
     assert worst(model, TRUE, [mixed(draw) for _ in range(100)]) < 0.2
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     steps=st.lists(
         st.tuples(
@@ -99,10 +98,10 @@ def test_an_outlier_moves_little() -> None:
         max_size=60,
     )
 )
-def test_never_negative_whatever_was_seen(steps: list[tuple[int, int, int, int, float]]) -> None:
+def test_coefficients_are_never_negative(steps: list[tuple[int, int, int, int, float]]) -> None:
     model = StepTimeModel()
     for rows, kv, tokens, context, seconds in steps:
-        model.observe(Work(rows, kv, tokens, tokens * (context + tokens / 2)), seconds)
+        model.observe(StepWork(rows, kv, tokens, tokens * (context + tokens / 2)), seconds)
         assert all(0 <= c < float("inf") for c in model.coefficients)
 
 
@@ -111,7 +110,9 @@ def test_never_negative_whatever_was_seen(steps: list[tuple[int, int, int, int, 
     computed=st.integers(0, 1 << 17),
     pair=st.sampled_from([0.0, 1e-9, 2e-8]),
 )
-def test_tokens_within_are_the_inverse(seconds: float, computed: int, pair: float) -> None:
+def test_prompt_tokens_within_inverts_the_prediction(
+    seconds: float, computed: int, pair: float
+) -> None:
     model = Coefficients(1.0, 0.0, 0.0, 5e-5, pair)
     u = model.prompt_tokens_within(seconds, computed)
     added = model.prompt_token * u + model.prompt_pair * u * (computed + u / 2)
@@ -119,35 +120,35 @@ def test_tokens_within_are_the_inverse(seconds: float, computed: int, pair: floa
     assert model.prompt_tokens_within(0.0, computed) == 0
 
 
-def test_steps_that_end_unseen_count_with_the_next() -> None:
+def test_steps_without_a_known_end_are_measured_with_the_next() -> None:
     now = iter([0.0, 0.5, 1.0, 9.0, 9.25])
     model, sums = StepTimeModel(), StepTimeModel()
     timer = StepTimer(model, lambda: next(now))
     for done in (False, True):
         timer.begin()
-        timer.end(Work(0, 0, 512, 512 * 256), done=done)
-    sums.observe(Work(0, 0, 1024, 1024 * 256), 0.5, 2)
+        timer.end(StepWork(0, 0, 512, 512 * 256), done=done)
+    sums.observe(StepWork(0, 0, 1024, 1024 * 256), 0.5, 2)
     assert model.coefficients == sums.coefficients
     timer.begin()
-    timer.end(Work(0, 0, 512, 512 * 256), done=False)
+    timer.end(StepWork(0, 0, 512, 512 * 256), done=False)
     timer.idle()  # dropped before its end: the time until the next one is nobody's
     timer.begin()
-    timer.end(Work(1, 100), done=True)
-    sums.observe(Work(1, 100), 0.25)
+    timer.end(StepWork(1, 100), done=True)
+    sums.observe(StepWork(1, 100), 0.25)
     assert model.coefficients == sums.coefficients
 
 
-def test_warm_up_teaches_an_engine(make_engine: Callable[..., Engine]) -> None:
+def test_warm_up_fits_the_step_time_model(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
     warm_up(engine)
     known = engine.step_time.known
-    assert known is not None and known.seconds(Work(0, 0, 64, 64 * 32)) > 0
-    assert known.added_seconds(Work(0, 0, 64, 64 * 32)) > 0
+    assert known is not None and known.seconds(StepWork(0, 0, 64, 64 * 32)) > 0
+    assert known.added_seconds(StepWork(0, 0, 64, 64 * 32)) > 0
     assert not engine.scheduler.sequences and engine.manager.available == 64
     assert engine.scheduler.take_started() == []
 
 
-def test_costs_little() -> None:
+def test_observing_a_step_is_cheap() -> None:
     draw = random.Random(4)
     model = StepTimeModel()
     works = [mixed(draw) for _ in range(2000)]

@@ -13,13 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batching.batch import View
-from engine.model.decoder import Model
-from engine.speculation.draft_source import kind_of
-from engine.speculation.drafts import ROOT, depths
-from engine.speculation.proposers.draft_tree import best_tree, pack, read_prior
+from engine.batching.batch import AttentionMetadata
+from engine.model.decoder import DecoderModel
+from engine.speculation.draft_source import detect_draft_kind
+from engine.speculation.drafts import ROOT, node_depths
+from engine.speculation.proposers.draft_tree import best_tree, pack_tree_drafts, read_tree_prior
 from engine.speculation.proposers.eagle_heads import Eagle3Head, EagleHead
-from engine.speculation.proposers.eagle_layer import Reach, Spans
+from engine.speculation.proposers.eagle_layer import EagleAttention, EagleSpans
 from engine.speculation.proposers.medusa import MedusaHeads
 from protocol.errors import StartupError
 from tests.engine.heads import (
@@ -57,7 +57,7 @@ def without(state: State, ending: str) -> State:
 @pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize("layout", ["published", "prefixed", "vllm"])
 def test_medusa_heads_of_every_layout_say_the_same(
-    tiny: Model, tmp_path: Path, layout: str, blocks: int
+    tiny: DecoderModel, tmp_path: Path, layout: str, blocks: int
 ) -> None:
     state = medusa_state(tiny, blocks=blocks)
     spelled = {
@@ -75,13 +75,15 @@ def test_medusa_heads_of_every_layout_say_the_same(
             torch.testing.assert_close(logits[:, row], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_medusa_heads_without_a_reading_are_read_by_the_target(tiny: Model, tmp_path: Path) -> None:
+def test_medusa_heads_without_a_reading_are_read_by_the_target(
+    tiny: DecoderModel, tmp_path: Path
+) -> None:
     state = medusa_state(tiny)
     blocks = {name: t for name, t in state.items() if "linear" in name}
     features = torch.randn(2, tiny.config.hidden_size)
     logits = MedusaHeads(tiny, write(tmp_path / "a", blocks, {}))(features, 2).view(2, 2, -1)
     weight, bias = state["1.0.linear.weight"], state["1.0.linear.bias"]
-    expected = tiny.read(features + torch.nn.functional.silu(features @ weight.t() + bias))
+    expected = tiny.lm_head(features + torch.nn.functional.silu(features @ weight.t() + bias))
     torch.testing.assert_close(logits[1], expected, rtol=1e-4, atol=1e-4)
     # And where the first has one alone, it reads them all.
     first = renamed(without(without(state, "1.1.weight"), "2.1.weight"))
@@ -97,7 +99,7 @@ def test_medusa_heads_without_a_reading_are_read_by_the_target(tiny: Model, tmp_
 @pytest.mark.parametrize("prefix", ["", "model."])
 @pytest.mark.parametrize("bias", [True, False])
 def test_an_eagle_head_says_what_its_layer_does_in_plain_torch(
-    tiny: Model, tmp_path: Path, bias: bool, prefix: str
+    tiny: DecoderModel, tmp_path: Path, bias: bool, prefix: str
 ) -> None:
     state = eagle_state(tiny, bias=bias)
     embedding = torch.randn(tiny.config.vocab_size, tiny.config.hidden_size)
@@ -107,23 +109,27 @@ def test_an_eagle_head_says_what_its_layer_does_in_plain_torch(
     head = EagleHead(tiny, write(tmp_path, spelled, EAGLE_CONFIG), pages=4, positions=128)
     tokens, before = torch.arange(40) * 7, torch.randn(40, tiny.config.hidden_size)
     length = torch.tensor([40])
-    spans = Spans(*(t.numpy() for t in (length * 0, length * 0, length)))
+    spans = EagleSpans(*(t.numpy() for t in (length * 0, length * 0, length)))
     table = torch.tensor([[2, 1, 3]])
     positions = torch.arange(40)
     slots = table[0, positions // 32] * 32 + positions % 32
-    view: View = Reach(spans, table, 1, 2, torch.float32).first()
+    view: AttentionMetadata = EagleAttention(spans, table, 1, 2, torch.float32).first()
     out = head(tokens, before, positions, slots, view)
     expected = eagle_features(state, embedding[tokens], before, 0)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_kind_a_folder_is_of_is_told_by_its_tensors(tiny: Model, tmp_path: Path) -> None:
+def test_what_kind_a_folder_is_of_is_told_by_its_tensors(
+    tiny: DecoderModel, tmp_path: Path
+) -> None:
     llama = {"model.layers.0.self_attn.q_proj.weight": torch.zeros(2, 2)}
     kinds: dict[str, State] = {"medusa": medusa_state(tiny), "eagle": eagle_state(tiny)}
     for kind, state in (kinds | {"draft": llama}).items():
-        assert kind_of(write(tmp_path / kind, state, EAGLE_CONFIG)) == kind
-    assert kind_of(write(tmp_path / "three", eagle3_state(tiny), EAGLE3_CONFIG)) == "eagle"
-    assert kind_of(write(tmp_path / "v", renamed(kinds["medusa"]), {})) == "medusa"
+        assert detect_draft_kind(write(tmp_path / kind, state, EAGLE_CONFIG)) == kind
+    assert (
+        detect_draft_kind(write(tmp_path / "three", eagle3_state(tiny), EAGLE3_CONFIG)) == "eagle"
+    )
+    assert detect_draft_kind(write(tmp_path / "v", renamed(kinds["medusa"]), {})) == "medusa"
     check = "import sys, engine.speculation.draft_source; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
 
@@ -152,7 +158,7 @@ def add(name: str) -> Change:
     ],
 )
 def test_medusa_heads_that_do_not_fit_are_refused_by_name(
-    tiny: Model, tmp_path: Path, change: Change, message: str
+    tiny: DecoderModel, tmp_path: Path, change: Change, message: str
 ) -> None:
     folder = write(tmp_path, change(medusa_state(tiny)), {})
     with pytest.raises(StartupError, match=message):
@@ -173,7 +179,7 @@ def test_medusa_heads_that_do_not_fit_are_refused_by_name(
     ],
 )
 def test_an_eagle_head_that_does_not_fit_is_refused_by_name(
-    tiny: Model, tmp_path: Path, change: Change, config: dict[str, Any], message: str
+    tiny: DecoderModel, tmp_path: Path, change: Change, config: dict[str, Any], message: str
 ) -> None:
     folder = write(tmp_path, change(eagle_state(tiny)), {**EAGLE_CONFIG, **config})
     with pytest.raises(StartupError, match=message):
@@ -198,18 +204,22 @@ def test_an_eagle_head_that_does_not_fit_is_refused_by_name(
     ],
 )
 def test_an_eagle_3_head_that_does_not_fit_is_refused_by_name(
-    tiny: Model, tmp_path: Path, change: Change, config: dict[str, Any], message: str
+    tiny: DecoderModel, tmp_path: Path, change: Change, config: dict[str, Any], message: str
 ) -> None:
     folder = write(tmp_path, change(eagle3_state(tiny)), {**EAGLE3_CONFIG, **config})
     with pytest.raises(StartupError, match=message):
         Eagle3Head(tiny, folder, pages=2, positions=64)
 
 
-def test_pickles_are_refused(tiny: Model, tmp_path: Path) -> None:
+def test_pickles_are_refused(tiny: DecoderModel, tmp_path: Path) -> None:
     folder = tmp_path / "pickled"
     folder.mkdir()
     (folder / "medusa_lm_head.pt").write_bytes(b"cos\nsystem\n")
-    for load in (kind_of, lambda f: MedusaHeads(tiny, f), lambda f: EagleHead(tiny, f, 2, 64)):
+    for load in (
+        detect_draft_kind,
+        lambda f: MedusaHeads(tiny, f),
+        lambda f: EagleHead(tiny, f, 2, 64),
+    ):
         with pytest.raises(StartupError, match=r"medusa_lm_head\.pt is a pickle.*convert"):
             load(folder)
 
@@ -217,12 +227,18 @@ def test_pickles_are_refused(tiny: Model, tmp_path: Path) -> None:
 @pytest.mark.parametrize("prior", [3, [["a"]], [[]], []])
 def test_a_prior_that_is_none_is_refused(prior: Any) -> None:
     with pytest.raises(StartupError, match=r"x: tree_prior"):
-        read_prior({"tree_prior": prior}, 2, "x")
+        read_tree_prior({"tree_prior": prior}, 2, "x")
 
 
 def test_depths_beyond_the_given_ones_are_like_the_last() -> None:
-    assert read_prior({"tree_prior": [[0.5], [0.25, 0.125]]}, 3, "x")[1:] == [[0.25, 0.125]] * 2
-    assert len(read_prior({"tree_prior": [[0.5]] * 9}, 3, "x")) == len(read_prior({}, 3, "x")) == 3
+    assert (
+        read_tree_prior({"tree_prior": [[0.5], [0.25, 0.125]]}, 3, "x")[1:] == [[0.25, 0.125]] * 2
+    )
+    assert (
+        len(read_tree_prior({"tree_prior": [[0.5]] * 9}, 3, "x"))
+        == len(read_tree_prior({}, 3, "x"))
+        == 3
+    )
 
 
 # ---- trees -----------------------------------------------------------------------------------
@@ -240,7 +256,7 @@ def test_a_tree_is_the_likeliest_of_its_size(
     prior: list[list[float]], nodes: int, spine_only: bool
 ) -> None:
     tree = best_tree(prior, nodes, spine_only=spine_only)
-    assert depths(tree.parents) == [d + 1 for d in tree.depths]
+    assert node_depths(tree.parents) == [d + 1 for d in tree.depths]
     chance: list[float] = []
     for d, r, parent in zip(tree.depths, tree.ranks, tree.parents, strict=True):
         chance.append(prior[d][r] * (1.0 if parent == ROOT else chance[parent]))
@@ -261,7 +277,7 @@ def test_a_tree_is_the_likeliest_of_its_size(
 def test_packed_are_the_first_nodes_of_each(counts: list[int]) -> None:
     tree = best_tree([[0.5, 0.4], [0.4, 0.3]], 6)
     tokens = torch.arange(len(counts) * 6).view(-1, 6)
-    drafts = pack(tokens, counts, tree)
+    drafts = pack_tree_drafts(tokens, counts, tree)
     expected = [6 * i + node for i, count in enumerate(counts) for node in range(count)]
     assert drafts.tokens.tolist() == expected
     for i, count in enumerate(counts):

@@ -12,11 +12,12 @@ import pytest
 from engine.ipc import messages as m
 from engine.kv_cache.kv_format import Codec
 from engine.structured_output import compiler as compiling
-from engine.structured_output.compiler import Compiler, Outcome
-from engine.structured_output.matcher import Matcher
-from engine.structured_output.pending_commands import Parking
+from engine.structured_output.compiler import CompileResult, GrammarCompiler
+from engine.structured_output.matcher import GrammarMatcher
+from engine.structured_output.pending_commands import PendingCommands
 from protocol.errors import InvalidRequest, Unavailable
-from protocol.requests import Request, Sampling
+from protocol.requests import Request
+from protocol.sampling_params import SamplingParams
 from tests.engine.grammars import Constrained, allowed, regex, save_tokenizer, schema
 
 
@@ -30,46 +31,48 @@ def constrained(folder: Path) -> Constrained:
     return Constrained(folder, 320, (2,))
 
 
-def taken(compiler: Compiler, count: int) -> dict[int, Outcome]:
-    out: dict[int, Outcome] = {}
+def wait_for_results(compiler: GrammarCompiler, count: int) -> dict[int, CompileResult]:
+    out: dict[int, CompileResult] = {}
     until = time.monotonic() + 20
     while len(out) < count:
         assert time.monotonic() < until
-        out |= dict(compiler.take())
+        out |= dict(compiler.take_finished())
         time.sleep(0.001)
     return out
 
 
-def asked(handle: int, grammar: str) -> m.Generate:
-    request = Request(id="r", prompt=(5,), sampling=Sampling(grammar=grammar))
+def generate_command(handle: int, grammar: str) -> m.Generate:
+    request = Request(id="r", prompt=(5,), sampling=SamplingParams(grammar=grammar))
     return m.Generate(handle, request)
 
 
 # ---- compiling --------------------------------------------------------------------------------
 
 
-def test_what_was_compiled_once_is_known(folder: Path) -> None:
-    compiler = Compiler(folder, 320, [2])
+def test_compiled_grammar_is_cached(folder: Path) -> None:
+    compiler = GrammarCompiler(folder, 320, [2])
     grammar = regex("ab")
-    assert compiler.get(grammar) is None
-    compiler.ask(1, grammar)
-    compiler.ask(2, grammar)
-    first, second = taken(compiler, 2).values()
-    assert isinstance(first, Matcher) and isinstance(second, Matcher)
-    known = compiler.get(grammar)
+    assert compiler.get_cached(grammar) is None
+    compiler.submit(1, grammar)
+    compiler.submit(2, grammar)
+    first, second = wait_for_results(compiler, 2).values()
+    assert isinstance(first, GrammarMatcher) and isinstance(second, GrammarMatcher)
+    known = compiler.get_cached(grammar)
     assert known is not None
     a = allowed(known)
     assert first.advance(a[0]) and allowed(second) == a, "each has its own place"
 
 
-def test_only_so_many_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "KEPT", 2)
-    compiler = Compiler(folder, 320, [2])
+def test_cache_evicts_the_least_recently_used_grammar(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "MAX_CACHED_GRAMMARS", 2)
+    compiler = GrammarCompiler(folder, 320, [2])
     for i in range(4):
-        compiler.ask(i, regex(f"a{{{i + 1}}}"))
-        taken(compiler, 1)
-        compiler.get(regex("a{1}"))
-    assert [compiler.get(regex(f"a{{{i + 1}}}")) is not None for i in range(4)] == [
+        compiler.submit(i, regex(f"a{{{i + 1}}}"))
+        wait_for_results(compiler, 1)
+        compiler.get_cached(regex("a{1}"))
+    assert [compiler.get_cached(regex(f"a{{{i + 1}}}")) is not None for i in range(4)] == [
         *(True, False, False, True)
     ]
 
@@ -84,87 +87,89 @@ def test_only_so_many_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         (regex("(a"), "regex parse error"),
     ],
 )
-def test_a_wrong_grammar_says_what_is_wrong(folder: Path, grammar: str, says: str) -> None:
-    compiler = Compiler(folder, 320, [2])
-    compiler.ask(1, grammar)
-    [problem] = taken(compiler, 1).values()
+def test_invalid_grammar_is_refused_with_the_reason(folder: Path, grammar: str, says: str) -> None:
+    compiler = GrammarCompiler(folder, 320, [2])
+    compiler.submit(1, grammar)
+    [problem] = wait_for_results(compiler, 1).values()
     assert isinstance(problem, InvalidRequest)
     assert (problem.param, problem.code) == ("response_format", "invalid_grammar")
     assert says in str(problem)
-    assert compiler.get(grammar) is None
+    assert compiler.get_cached(grammar) is None
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no json"])
 def test_a_folder_without_a_tokenizer_refuses_grammars(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    compiler = Compiler(tmp_path, 320, [2])
-    compiler.ask(1, regex("a"))
-    [problem] = taken(compiler, 1).values()
+    compiler = GrammarCompiler(tmp_path, 320, [2])
+    compiler.submit(1, regex("a"))
+    [problem] = wait_for_results(compiler, 1).values()
     assert isinstance(problem, InvalidRequest)
     assert "tokenizer.json cannot be read" in str(problem)
     assert str(tmp_path) not in str(problem)
 
 
-def test_many_characters_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "KEPT_CHARS", 100)
-    compiler = Compiler(folder, 320, [2])
+def test_cache_is_bounded_by_characters(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MAX_CACHED_CHARS", 100)
+    compiler = GrammarCompiler(folder, 320, [2])
     for pattern in ("ab", "a" * 30, "b" * 90):
-        compiler.ask(1, regex(pattern))
-        taken(compiler, 1)
-    known = [compiler.get(regex(p)) is not None for p in ("ab", "a" * 30, "b" * 90)]
+        compiler.submit(1, regex(pattern))
+        wait_for_results(compiler, 1)
+    known = [compiler.get_cached(regex(p)) is not None for p in ("ab", "a" * 30, "b" * 90)]
     assert known == [False, False, False]
 
 
-def test_nobody_waits_for_longer_than_the_deadline(
+def test_slow_and_queued_grammars_end_at_their_deadlines(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(Compiler, "_compile", lambda self, grammar: go_on.wait(20))
+    monkeypatch.setattr(GrammarCompiler, "_compile", lambda self, grammar: go_on.wait(20))
     now = 0.0
-    compiler = Compiler(folder, 320, [2], clock=lambda: now)
+    compiler = GrammarCompiler(folder, 320, [2], clock=lambda: now)
     for handle in range(4):
-        compiler.ask(handle, regex("a" * (handle + 1)))
+        compiler.submit(handle, regex("a" * (handle + 1)))
     until = time.monotonic() + 20
-    while sum(a.work.began is not None for a in compiler._asked.values()) < compiling.THREADS:
+    while (
+        sum(w.job.began is not None for w in compiler._waiting.values()) < compiling.COMPILE_THREADS
+    ):
         assert time.monotonic() < until
         time.sleep(0.001)
-    now = compiling.COMPILE_S - 0.1
-    assert compiler.take() == []
-    now = compiling.COMPILE_S
-    slow = dict(compiler.take())
-    now = compiling.DEADLINE_S
-    behind = dict(compiler.take())
+    now = compiling.MAX_COMPILE_S - 0.1
+    assert compiler.take_finished() == []
+    now = compiling.MAX_COMPILE_S
+    slow = dict(compiler.take_finished())
+    now = compiling.COMPILE_DEADLINE_S
+    behind = dict(compiler.take_finished())
     go_on.set()
     assert sorted(slow) == [0, 1] and sorted(behind) == [2, 3]
     assert all(isinstance(problem, InvalidRequest) for problem in slow.values())
     assert all("within 5 s" in str(problem) for problem in slow.values())
     assert all(isinstance(problem, Unavailable) for problem in behind.values()), "not its fault"
-    assert not compiler.busy
+    assert not compiler._waiting
 
 
-def test_a_bug_in_the_parser_costs_one_request(
+def test_a_panic_of_the_parser_refuses_one_request(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Panic(BaseException):
         pass
 
-    def panic(self: Compiler, grammar: str) -> Matcher:
+    def panic(self: GrammarCompiler, grammar: str) -> GrammarMatcher:
         raise Panic
 
-    monkeypatch.setattr(Compiler, "_compile", panic)
-    compiler = Compiler(folder, 320, [2])
-    compiler.ask(1, regex("a"))
-    [problem] = taken(compiler, 1).values()
+    monkeypatch.setattr(GrammarCompiler, "_compile", panic)
+    compiler = GrammarCompiler(folder, 320, [2])
+    compiler.submit(1, regex("a"))
+    [problem] = wait_for_results(compiler, 1).values()
     assert isinstance(problem, InvalidRequest) and "failed with Panic" in str(problem)
 
 
-# ---- parking ----------------------------------------------------------------------------------
+# ---- pending ----------------------------------------------------------------------------------
 
 
-def until_ready(parking: Parking) -> list[m.Command]:
+def wait_until_released(pending: PendingCommands) -> list[m.Command]:
     until = time.monotonic() + 20
-    while not (ready := parking.take()):
+    while not (ready := pending.take_released()):
         assert time.monotonic() < until
         time.sleep(0.001)
     [(_, commands, problem)] = ready
@@ -172,24 +177,24 @@ def until_ready(parking: Parking) -> list[m.Command]:
     return commands
 
 
-def test_commands_wait_in_order_for_their_own_grammar_only(folder: Path) -> None:
-    parking = Parking(Compiler(folder, 320, [2]))
-    first = asked(1, regex("abc"))
+def test_commands_are_held_in_order_for_their_own_grammar_only(folder: Path) -> None:
+    pending = PendingCommands(GrammarCompiler(folder, 320, [2]))
+    first = generate_command(1, regex("abc"))
     prefill = m.Prefill(1, first.request, 0, 1024, Codec.RAW)
-    assert parking.keeps(prefill)
-    assert parking.keeps(m.Grant(1, 3)) and parking.keeps(m.Grant(1, 4))
-    assert not parking.keeps(asked(2, "")) and not parking.keeps(m.Grant(2, 3))
-    assert not parking.keeps(m.SlotsFree([1]))
-    assert until_ready(parking) == [prefill, m.Grant(1, 3), m.Grant(1, 4)]
-    assert parking.matcher(1) is not None and parking.matcher(1) is None
-    assert not parking.keeps(m.Grant(1, 5)) and not parking.busy
+    assert pending.hold(prefill)
+    assert pending.hold(m.Grant(1, 3)) and pending.hold(m.Grant(1, 4))
+    assert not pending.hold(generate_command(2, "")) and not pending.hold(m.Grant(2, 3))
+    assert not pending.hold(m.SlotsFree([1]))
+    assert wait_until_released(pending) == [prefill, m.Grant(1, 3), m.Grant(1, 4)]
+    assert pending.take_matcher(1) is not None and pending.take_matcher(1) is None
+    assert not pending.hold(m.Grant(1, 5)) and not pending.busy
     again = msgspec.structs.replace(first, handle=3)
-    assert not parking.keeps(again), "the grammar is known by now"
-    assert parking.matcher(3) is not None
+    assert not pending.hold(again), "the grammar is known by now"
+    assert pending.take_matcher(3) is not None
 
 
-def test_who_is_dropped_waits_no_longer(folder: Path) -> None:
-    parking = Parking(Compiler(folder, 320, [2]))
-    assert parking.keeps(asked(1, regex("abc")))
-    assert parking.keeps(m.Drop(1))
-    assert not parking.busy and parking.take() == []
+def test_drop_forgets_held_commands(folder: Path) -> None:
+    pending = PendingCommands(GrammarCompiler(folder, 320, [2]))
+    assert pending.hold(generate_command(1, regex("abc")))
+    assert pending.hold(m.Drop(1))
+    assert not pending.busy and pending.take_released() == []

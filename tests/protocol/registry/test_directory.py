@@ -9,8 +9,8 @@ from protocol.registry.directory import (
     ModelInfo,
     RouterRecord,
     WorkerRecord,
-    _is_sane,
-    _is_sane_router,
+    _is_valid_router,
+    _is_valid_worker,
 )
 
 WORKER = WorkerRecord(
@@ -62,18 +62,18 @@ NO_ENDPOINTS = [
 
 
 def test_real_ones_are_sane() -> None:
-    assert _is_sane(WORKER) and _is_sane(replace(WORKER, metrics_endpoint=""))
-    assert _is_sane_router(ROUTER) and _is_sane_router(replace(ROUTER, url=""))
+    assert _is_valid_worker(WORKER) and _is_valid_worker(replace(WORKER, metrics_endpoint=""))
+    assert _is_valid_router(ROUTER) and _is_valid_router(replace(ROUTER, url=""))
 
 
 @pytest.mark.parametrize("text", NO_ENDPOINTS)
 @pytest.mark.parametrize("field", ["endpoint", "kv_endpoint", "metrics_endpoint"])
 def test_an_endpoint_is_a_host_and_a_port(field: str, text: str) -> None:
-    assert not _is_sane(replace(WORKER, **{field: text}))
+    assert not _is_valid_worker(replace(WORKER, **{field: text}))
     if field == "metrics_endpoint":
-        assert not _is_sane_router(replace(ROUTER, metrics_endpoint=text))
+        assert not _is_valid_router(replace(ROUTER, metrics_endpoint=text))
 
 
 @pytest.mark.parametrize("url", ["garbage", "file:///etc/passwd", "http://x:99999", "https://x"])
 def test_a_url_is_one(url: str) -> None:
-    assert not _is_sane_router(replace(ROUTER, url=url))
+    assert not _is_valid_router(replace(ROUTER, url=url))

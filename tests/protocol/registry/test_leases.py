@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from protocol.registry.directory import AutoscalerRecord
-from protocol.registry.leases import Leases, Presence
+from protocol.registry.leases import LeaseRenewer, Leases
 
 RECORD = AutoscalerRecord(instance="a" * 32, model="m", metrics_endpoint="", pid=1)
 
@@ -43,7 +43,7 @@ async def test_a_loss_and_its_end_are_told_once(
     monkeypatch.setattr("protocol.registry.leases.RENEW_S", 0.002)
     caplog.set_level(logging.INFO)
     redis = Renewed()
-    presence = Presence(cast("Leases[AutoscalerRecord]", redis), lambda: RECORD)
+    presence = LeaseRenewer(cast("Leases[AutoscalerRecord]", redis), lambda: RECORD)
     await presence.start()
     await redis.times(3)
     assert not caplog.messages

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from protocol.errors import StartupError
-from router.common.detokenizer import detokenizers
+from router.common.tokenizer import detokenizer_factory
 
 TEXTS = st.text(max_size=20) | st.sampled_from(["👩‍👩‍👧", "é", "\ufffd", "नमस्ते", "  ", "\r\n"])
 
 
 def streamed(tok: Tokenizer, ids: list[int], cuts: list[int]) -> str:
     """The ids in pieces of the given sizes, the rest one by one."""
-    detok = detokenizers(tok)()
+    detok = detokenizer_factory(tok)()
     pieces, at = [], 0
     for size in [*cuts, *[1] * len(ids)]:
         pieces.append(detok.push(ids[at : at + size]))
@@ -74,16 +74,16 @@ def test_sentencepiece_bytes(sentencepiece: Tokenizer, text: str, rest: bytes) -
 
 @given(ids=st.lists(st.integers(0, 340), max_size=40))
 def test_one_by_one_it_is_the_same_text(tokenizer: Tokenizer, ids: list[int]) -> None:
-    stream = detokenizers(tokenizer)()
+    stream = detokenizer_factory(tokenizer)()
     pushed = [stream.push_one(i) for i in ids]
     assert "".join(text for text, _ in pushed) + stream.flush() == tokenizer.decode(ids)
     assert all(text[:before] in ("", "\ufffd") for text, before in pushed)
 
 
 def test_bytes_of_a_run_come_before_the_token_that_ends_it(sentencepiece: Tokenizer) -> None:
-    stream = detokenizers(sentencepiece)()
+    stream = detokenizer_factory(sentencepiece)()
     piece = next(i for i in range(sentencepiece.get_vocab_size()) if len(stream.push_one(i)[0]) > 1)
-    new = detokenizers(sentencepiece)()
+    new = detokenizer_factory(sentencepiece)()
     byte = {n: sentencepiece.token_to_id(f"<0x{n:02X}>") for n in (0xC3, 0xA9)}
     new.push_one(piece)
     assert [new.push_one(byte[0xC3]), new.push_one(byte[0xA9])] == [("", 0), ("", 0)]
@@ -95,19 +95,19 @@ def test_bytes_of_a_run_come_before_the_token_that_ends_it(sentencepiece: Tokeni
 
 def test_no_piece_holds_part_of_a_character(tokenizer: Tokenizer) -> None:
     ids = [tokenizer.token_to_id(c) for c in "ðŁ¦Ĭ"]  # the four bytes of a fox
-    detok = detokenizers(tokenizer)()
+    detok = detokenizer_factory(tokenizer)()
     assert [detok.push([i]) for i in ids] == ["", "", "", "🦊"]
     assert detok.flush() == ""
 
 
 def test_an_incomplete_end_is_flushed(tokenizer: Tokenizer) -> None:
-    detok = detokenizers(tokenizer)()
+    detok = detokenizer_factory(tokenizer)()
     assert detok.push([tokenizer.token_to_id(c) for c in "ðŁ"]) == ""
     assert detok.flush() == "\ufffd"
 
 
 def test_cost_grows_with_the_text_and_not_with_its_square(tokenizer: Tokenizer) -> None:
-    detok = detokenizers(tokenizer)()
+    detok = detokenizer_factory(tokenizer)()
     invalid = tokenizer.token_to_id("ł")  # a continuation byte: windows that decode again grow
 
     def seconds(count: int) -> float:
@@ -126,4 +126,4 @@ def test_an_unknown_decoder_is_refused_by_name(decoder: decoders.Decoder | None)
     if decoder is not None:
         tok.decoder = decoder
     with pytest.raises(StartupError, match="missing" if decoder is None else "WordPiece"):
-        detokenizers(tok)
+        detokenizer_factory(tok)

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.errors import StartupError
 from router.common.errors import ApiError
-from router.common.tenants import ANYBODY, Tenant, read_tenants
+from router.common.tenants import DEFAULT_TENANT, Tenant, read_tenants
 
 
 @pytest.fixture
@@ -19,15 +19,15 @@ def keys(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_a_file_anybody_is_the_one_tenant() -> None:
+def test_without_a_file_all_clients_are_the_default_tenant() -> None:
     for header in (None, "Bearer x", "garbage"):
-        assert read_tenants(None).of(header) is ANYBODY
+        assert read_tenants(None).authenticate(header) is DEFAULT_TENANT
 
 
 def test_keys_plain_and_hashed(keys: Path) -> None:
     tenants = read_tenants(str(keys))
-    assert tenants.of("Bearer sk-one") == Tenant("acme")
-    assert tenants.of("bearer  sk-two ") == Tenant("umbrella", 10)
+    assert tenants.authenticate("Bearer sk-one") == Tenant("acme")
+    assert tenants.authenticate("bearer  sk-two ") == Tenant("umbrella", 10)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_keys_plain_and_hashed(keys: Path) -> None:
 )
 def test_others_are_refused_as_openai_does(keys: Path, header: str | None) -> None:
     with pytest.raises(ApiError) as caught:
-        read_tenants(str(keys)).of(header)
+        read_tenants(str(keys)).authenticate(header)
     error = caught.value
     assert (error.status, error.code, error.type) == (
         401,
@@ -50,20 +50,20 @@ def test_a_hash_does_not_open_its_own_door(keys: Path) -> None:
     digest = hashlib.sha256(b"sk-two").hexdigest()
     for given in (digest, f"sha256:{digest}"):
         with pytest.raises(ApiError):
-            read_tenants(str(keys)).of(f"Bearer {given}")
+            read_tenants(str(keys)).authenticate(f"Bearer {given}")
 
 
 def test_a_priority_beyond_the_tenants_is_refused() -> None:
-    Tenant("umbrella", 10).check(10)
+    Tenant("umbrella", 10).check_priority(10)
     with pytest.raises(ApiError, match="at least 10"):
-        Tenant("umbrella", 10).check(9)
+        Tenant("umbrella", 10).check_priority(9)
 
 
 def test_json_is_yaml(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text('{"sk-one": {"tenant": "acme", "priority": 0}}')
     path.chmod(0o600)
-    assert read_tenants(str(path)).of("Bearer sk-one") == Tenant("acme", 0)
+    assert read_tenants(str(path)).authenticate("Bearer sk-one") == Tenant("acme", 0)
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_keys_that_everybody_could_read(keys: Path) -> None:
     assert "sk-one" not in str(raised.value)
     digest = hashlib.sha256(b"sk-two").hexdigest()
     keys.write_text(f"sha256:{digest}: umbrella\n")  # gives nothing away
-    assert read_tenants(str(keys)).of("Bearer sk-two") == Tenant("umbrella")
+    assert read_tenants(str(keys)).authenticate("Bearer sk-two") == Tenant("umbrella")

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from protocol.errors import StartupError
 from router.common import tokenizer as tokens
-from router.common.detokenizer import detokenizers
+from router.common.tokenizer import detokenizer_factory
 
 
 def test_a_missing_tokenizer_says_where_it_was_looked_for(tmp_path: Path) -> None:
@@ -33,5 +33,5 @@ async def test_the_demo_model_has_a_tokenizer_that_can_be_streamed() -> None:
     loaded = tokens.load_tokenizer(str(folder))
     text = "def hello(self):\n    return '🦊 über'\n"
     ids = await tokens.encode(loaded, text)
-    detok = detokenizers(loaded)()
+    detok = detokenizer_factory(loaded)()
     assert "".join(detok.push([i]) for i in ids) + detok.flush() == text

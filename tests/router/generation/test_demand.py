@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.generation.metrics import TOKENS
+from router.generation.metrics import TOKEN_BUCKETS
 from tests.router.conftest import Cluster, Start, until
 from tests.router.fake_worker import outputs
 
@@ -33,8 +33,8 @@ def lengths(found: dict[str, float]) -> dict[str, tuple[float, float]]:
 
 
 def test_edges_are_a_square_root_of_two_apart() -> None:
-    assert (TOKENS[0], TOKENS[-1]) == (16, 131072)
-    for below, above in pairwise(TOKENS):
+    assert (TOKEN_BUCKETS[0], TOKEN_BUCKETS[-1]) == (16, 131072)
+    for below, above in pairwise(TOKEN_BUCKETS):
         assert above / below == pytest.approx(2**0.5, rel=0.02)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from protocol.wire import wire_pb2 as pb
-from router.workers.pool import GRACE_S, Lately, Pool
+from router.workers.pool import GRACE_S, PrefillRegistry, WorkerPool
 from tests.router.conftest import Start, until
 from tests.router.fake_worker import expected, outputs, silent
 from tests.router.workers.test_workers import new_pool, prefill
@@ -20,7 +20,7 @@ async def test_requests_on_a_lent_worker_s_link_end_as_they_would(start: Start) 
     """What was handed back may come after the record."""
     cluster = await start(outputs(delay=0.02))
     [worker] = cluster.workers
-    pool: Pool = cluster.app.state.router.pool
+    pool: WorkerPool = cluster.app.state.router.pool
     task = asyncio.create_task(cluster.post(prompt=[7, 8], max_tokens=30, return_token_ids=True))
     await until(lambda: bool(worker.requests))
     worker.say_draining()
@@ -37,11 +37,11 @@ async def test_a_worker_is_known_throughout(start: Start) -> None:
     """What is cached there, what it has to do and how it was to predict stay with its instance."""
     cluster = await start(outputs(), outputs())
     state, worker = cluster.app.state.router, cluster.workers[0]
-    state.learned.first_token(worker.instance, 0.1, 0.2)
-    corrected = state.learned.correction(worker.instance)
+    state.estimates.record_first_token(worker.instance, 0.1, 0.2)
+    corrected = state.estimates.correction(worker.instance)
     seen: list[set[str]] = []
-    told = state.pool._watcher.on_workers
-    state.pool._watcher.on_workers = lambda records: (
+    told = state.pool._listener.on_workers
+    state.pool._listener.on_workers = lambda records: (
         seen.append({r.instance for r in records}),
         told(records),
     )
@@ -54,7 +54,7 @@ async def test_a_worker_is_known_throughout(start: Start) -> None:
         assert len(state.pool.records) == 2
     both = {w.instance for w in cluster.workers}
     assert seen and all(instances == both for instances in seen)
-    assert state.learned.correction(worker.instance) == corrected != 1.0
+    assert state.estimates.correction(worker.instance) == corrected != 1.0
     assert set(state.ledger.queues) == both
     await cluster.attached(2)
 
@@ -62,7 +62,7 @@ async def test_a_worker_is_known_throughout(start: Start) -> None:
 async def test_back_before_its_link_has_ended(start: Start) -> None:
     cluster = await start(silent)
     [worker] = cluster.workers
-    pool: Pool = cluster.app.state.router.pool
+    pool: WorkerPool = cluster.app.state.router.pool
     [link] = pool.links.values()
     tasks = [asyncio.create_task(cluster.post(prompt="hi", max_tokens=3))]
     await until(lambda: len(worker.requests) == 1)
@@ -98,7 +98,7 @@ async def test_who_has_drained_and_is_back_is_asked_without_a_pause(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long stream may meet many loans."""
-    monkeypatch.setattr("router.generation.generation._RETRY_PAUSE_S", 30.0)
+    monkeypatch.setattr("router.generation.choice_stream._RETRY_PAUSE_S", 30.0)
     cluster = await start(silent)
     [worker] = cluster.workers
 
@@ -135,14 +135,14 @@ async def test_a_prefill_worker_that_decodes_is_asked_for_no_prompt(start: Start
     cluster.prefill[0] = one
     await pool.refresh()
     assert sorted(pool.prefill) == ["p0", "p1"] and "p0" not in pool.links
-    assert not pool._parting, "its stream was never up"
+    assert not pool._closing_links, "its stream was never up"
     await pool.close()
 
 
 async def test_a_link_ends_with_the_last_client_that_hangs_up(start: Start) -> None:
     cluster = await start(silent)
     [worker] = cluster.workers
-    pool: Pool = cluster.app.state.router.pool
+    pool: WorkerPool = cluster.app.state.router.pool
     task = asyncio.create_task(cluster.post(prompt="hi"))
     await until(lambda: bool(worker.requests))
     worker.role = "prefill"
@@ -155,7 +155,7 @@ async def test_a_link_ends_with_the_last_client_that_hangs_up(start: Start) -> N
 
 def test_lately(model_info: object) -> None:
     now = 0.0
-    lately = Lately(lambda: now)
+    lately = PrefillRegistry(lambda: now)
     p0, p1 = (prefill(f"p{i}", model_info) for i in range(2))  # type: ignore[arg-type]
     assert sorted(lately.update([p0, p1])) == ["p0", "p1"]
     now = GRACE_S - 0.1

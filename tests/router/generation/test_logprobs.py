@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from router.common.tokenizer import Vocabulary
-from router.generation.choice_stream import TextStream
-from router.generation.pending_logprobs import Waiting
-from router.openai.answers.answer_form import LEAST, finite
+from router.generation.output_text import OutputText, PendingLogprobs
+from router.openai.answers.formatter import MIN_LOGPROB, clamp_logprob
 from tests.router.conftest import MODEL, Start, served
 from tests.router.errors import check
 from tests.router.fake_worker import expected, logprob_of, outputs, tokens_then_stop
@@ -275,23 +274,29 @@ def test_every_token_goes_once_and_with_all_of_its_text(
     vocabulary: Vocabulary, ids: list[int], late: int
 ) -> None:
     """``late``: characters that are held back."""
-    text = TextStream(vocabulary.detokenizer(), tracked=True)
-    waiting, released, size = Waiting(), [], 0
-    empty = [vocabulary.says_nothing(i) for i in range(341)]
+    text = OutputText(vocabulary.detokenizer(), tracked=True)
+    waiting, released, size = PendingLogprobs(), [], 0
+    empty = [vocabulary.is_textless(i) for i in range(341)]
     for token in ids:
         size += len(text.push([token]).text)
-        waiting.add(token, None, text.spans.pop(), silent=empty[token])
-        released += waiting.up_to(max(0, size - late))
+        waiting.add(token, None, text.spans.pop(), textless=empty[token])
+        released += waiting.take_sent(max(0, size - late))
         for shown in released:
             assert empty[shown.token] or shown.offset < size - late
-    released += waiting.all()
+    released += waiting.take_all()
     assert [shown.token for shown in released] == ids
-    assert waiting.all() == []
+    assert waiting.take_all() == []
 
 
 @pytest.mark.parametrize(
     ("value", "sent"),
-    [(-1.5, -1.5), (float("-inf"), LEAST), (float("nan"), LEAST), (0.0, 0.0), (1e-7, 0.0)],
+    [
+        (-1.5, -1.5),
+        (float("-inf"), MIN_LOGPROB),
+        (float("nan"), MIN_LOGPROB),
+        (0.0, 0.0),
+        (1e-7, 0.0),
+    ],
 )
 def test_json_has_no_infinity(value: float, sent: float) -> None:
-    assert finite(value) == sent
+    assert clamp_logprob(value) == sent

@@ -16,10 +16,12 @@ import pytest
 from redis.asyncio.connection import AbstractConnection
 
 from cluster.local.redis_server import EmbeddedRedis
-from cluster.worker.event_log import EventLog
+from cluster.worker.event_log import CacheEventLog
 from protocol.block_keys import block_keys, cache_root
-from protocol.registry.directory import Directory, ModelInfo, connect
+from protocol.registry.directory import Directory, ModelInfo
+from protocol.registry.redis_client import connect
 from router.http.app import create_app
+from router.placement.choose import choose_placement
 from router.settings import RouterSettings
 from tests.router.conftest import MODEL, until
 from tests.router.fake_worker import FakeWorker, outputs
@@ -44,20 +46,24 @@ class Served:
 
 @pytest.fixture
 async def cluster(
-    tmp_path: Path, settings: RouterSettings, model_info: ModelInfo
+    tmp_path: Path,
+    settings: RouterSettings,
+    model_info: ModelInfo,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Served]:
     """A router on a Redis, a worker that is registered there and tells what it has cached."""
+    monkeypatch.setattr("router.generation.placer.choose_placement", choose_placement)
     redis = EmbeddedRedis(tmp_path)
     redis.start()
     worker = FakeWorker(outputs(), model_info)
     await worker.start()
     client = connect(redis.url)
-    await Directory(client, "test").renew(worker.record)
-    log = EventLog(client, "test", worker.instance)
+    await Directory(client, "test").workers.renew(worker.record)
+    log = CacheEventLog(client, "test", worker.instance)
     log.start()
     root = cache_root(settings.secret, "default", model_info.fingerprint, model_info.precision)
     log.stored(block_keys(root, PROMPT))
-    changed = msgspec.structs.replace(settings, redis_url=redis.url, routing_policy="cost")
+    changed = msgspec.structs.replace(settings, redis_url=redis.url)
     app = create_app(changed)
     transport = httpx.ASGITransport(app)
     async with (

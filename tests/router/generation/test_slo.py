@@ -5,30 +5,29 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.generation.metrics import Metrics
-from router.generation.stopwatch import Meter
-from router.generation.timeline import Times, weighed
+from router.generation.metrics import ChoiceMetrics, RouterMetrics
+from router.generation.timeline import RequestTimes, slo_verdicts
 from router.placement.snapshot import Objectives
 
 GOALS = Objectives(ttft_s=2.0, tpot_s=0.1)
 MET_ALL = {"ttft": True, "tpot": True, "all": True}
-NO_TOKEN, GIVEN_UP_LATE = Times(0.5), Times(30.0)
+NO_TOKEN, GIVEN_UP_LATE = RequestTimes(0.5), RequestTimes(30.0)
 
 
 @pytest.mark.parametrize(
     ("status", "times", "expected"),
     [
-        ("ok", Times(9.0, 1.0, 0.05), MET_ALL),
-        ("ok", Times(9.0, 3.0, 0.05), {"ttft": False, "tpot": True, "all": False}),
-        ("ok", Times(9.0, 1.0, 0.2), {"ttft": True, "tpot": False, "all": False}),
-        ("ok", Times(1.0, 1.0), {"ttft": True, "all": True}),
+        ("ok", RequestTimes(9.0, 1.0, 0.05), MET_ALL),
+        ("ok", RequestTimes(9.0, 3.0, 0.05), {"ttft": False, "tpot": True, "all": False}),
+        ("ok", RequestTimes(9.0, 1.0, 0.2), {"ttft": True, "tpot": False, "all": False}),
+        ("ok", RequestTimes(1.0, 1.0), {"ttft": True, "all": True}),
         ("ok", GIVEN_UP_LATE, {}),  # only the prompt was wanted
         # Failed after some tokens, however quick these were.
-        ("500", Times(9.0, 1.0, 0.05), MET_ALL | {"all": False}),
-        ("503", Times(1.0, 1.0), {"ttft": True, "all": False}),
+        ("500", RequestTimes(9.0, 1.0, 0.05), MET_ALL | {"all": False}),
+        ("503", RequestTimes(1.0, 1.0), {"ttft": True, "all": False}),
         # Hung up after some tokens: nobody knows what would have become of it, or it had missed.
-        ("cancelled", Times(9.0, 1.0, 0.05), {"ttft": True, "tpot": True}),
-        ("cancelled", Times(9.0, 3.0), {"ttft": False, "all": False}),
+        ("cancelled", RequestTimes(9.0, 1.0, 0.05), {"ttft": True, "tpot": True}),
+        ("cancelled", RequestTimes(9.0, 3.0), {"ttft": False, "all": False}),
         # Without a token.
         ("cancelled", NO_TOKEN, {}),
         ("cancelled", GIVEN_UP_LATE, {"ttft": False, "all": False}),
@@ -41,8 +40,8 @@ NO_TOKEN, GIVEN_UP_LATE = Times(0.5), Times(30.0)
         ("408", GIVEN_UP_LATE, {}),
     ],
 )
-def test_what_counts(status: str, times: Times, expected: dict[str, bool]) -> None:
-    assert weighed(status, times, GOALS) == expected
+def test_what_counts(status: str, times: RequestTimes, expected: dict[str, bool]) -> None:
+    assert slo_verdicts(status, times, GOALS) == expected
 
 
 class Case:
@@ -50,17 +49,17 @@ class Case:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._metrics = Metrics("m", GOALS)
-        self.meter = Meter(self._metrics, 0.0, 10, lambda: self.now)
+        self._metrics = RouterMetrics("m", GOALS)
+        self.meter = ChoiceMetrics(self._metrics, 0.0, 10, lambda: self.now)
 
     def tokens(self, at: float, count: int = 1) -> None:
         self.now = at
-        self.meter.tokens(count, 0)
+        self.meter.record_tokens(count, 0)
 
     def ended(self, status: str, at: float) -> dict[str, bool]:
         """Objectives that it was weighed by, and whether they were met."""
         self.now = at
-        self.meter.ended(status, [])
+        self.meter.record_end(status, [])
         count: dict[str, dict[str, float]] = {
             "baton_slo_requests_total": {},
             "baton_slo_met_total": {},
@@ -96,7 +95,7 @@ def test_a_choice_that_is_complete_waits_for_nothing() -> None:
     case = Case()
     case.tokens(at=1.0)
     case.tokens(at=1.2, count=4)
-    case.meter.complete()
+    case.meter.record_completion()
     assert case.ended("cancelled", at=30.0) == {"ttft": True, "tpot": True}
 
 

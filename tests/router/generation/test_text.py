@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from router.common.detokenizer import detokenizers
-from router.generation.choice_stream import Piece, TextStream
+from router.common.tokenizer import detokenizer_factory
+from router.generation.output_text import OutputText, TextPiece
 
 
 def letters(tok: Tokenizer, text: str) -> list[int]:
@@ -11,18 +11,18 @@ def letters(tok: Tokenizer, text: str) -> list[int]:
 
 
 def test_tokens_after_the_stop_string_do_not_count(tokenizer: Tokenizer) -> None:
-    stream = TextStream(detokenizers(tokenizer)(), ("cd",))
-    assert stream.push(letters(tokenizer, "abc")) == Piece("ab", 3, False)
-    assert stream.push(letters(tokenizer, "defg")) == Piece("", 1, True)
+    stream = OutputText(detokenizer_factory(tokenizer)(), ("cd",))
+    assert stream.push(letters(tokenizer, "abc")) == TextPiece("ab", 3, False)
+    assert stream.push(letters(tokenizer, "defg")) == TextPiece("", 1, True)
 
 
 def test_without_a_hit_the_held_text_comes_at_the_end(tokenizer: Tokenizer) -> None:
-    stream = TextStream(detokenizers(tokenizer)(), ("cd",))
+    stream = OutputText(detokenizer_factory(tokenizer)(), ("cd",))
     assert stream.push(letters(tokenizer, "abc")).text == "ab"
-    assert stream.flush() == Piece("c", 0, False)
+    assert stream.flush() == TextPiece("c", 0, False)
 
 
 def test_an_incomplete_character_may_complete_a_stop_string(tokenizer: Tokenizer) -> None:
-    stream = TextStream(detokenizers(tokenizer)(), ("b\ufffd",))
+    stream = OutputText(detokenizer_factory(tokenizer)(), ("b\ufffd",))
     assert stream.push(letters(tokenizer, "abð")).text == "a"
-    assert stream.flush() == Piece("", 0, True)
+    assert stream.flush() == TextPiece("", 0, True)

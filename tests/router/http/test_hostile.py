@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from router.common.request_body import MAX_ITEMS, too_many_items
-from router.http.server import settle
+from router.http.server import freeze_gc
 from tests.router.conftest import MODEL, Start
 from tests.router.errors import check
 from tests.router.fake_worker import outputs
@@ -126,7 +126,7 @@ async def longest_gap() -> float:
 @pytest.fixture
 def settled() -> Iterator[None]:
     """The heap as a router's is: the tests' own is left alone by the garbage collector."""
-    settle()
+    freeze_gc()
     yield
     gc.unfreeze()
 
@@ -163,7 +163,7 @@ async def test_an_older_name_is_bounded_as_the_newer(start: Start, field: str) -
 def test_what_is_loaded_is_left_alone() -> None:
     """In a process of its own: nothing of it would be collected in this one."""
     code = (
-        "import gc, router.http.app, router.http.server as server; server.settle(); "
+        "import gc, router.http.app, router.http.server as server; server.freeze_gc(); "
         "print(gc.get_freeze_count())"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

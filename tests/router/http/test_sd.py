@@ -15,9 +15,9 @@ from protocol.registry.directory import (
     ModelInfo,
     RouterRecord,
     WorkerRecord,
-    connect,
 )
-from router.http.service_discovery import Published, groups
+from protocol.registry.redis_client import connect
+from router.http.service_discovery import RouterRegistration, target_groups
 from router.settings import RouterSettings
 from tests.router.conftest import Start
 from tests.router.fake_worker import outputs
@@ -43,7 +43,7 @@ def test_the_format_of_http_sd(model_info: ModelInfo) -> None:
     workers = [lent, worker(model_info, "prefill", "")]
     router = RouterRecord(instance="r", model="tiny", metrics_endpoint="[fd00::1]:8", pid=5)
     scaler = AutoscalerRecord(instance="a", model="tiny", metrics_endpoint="h:1", pid=6)
-    found = groups(workers, [router, scaler], "c", tls=True)
+    found = target_groups(workers, [router, scaler], "c", tls=True)
     assert [g["targets"] for g in found] == [["127.0.0.1:9"], ["[fd00::1]:8"], ["h:1"]]
     for group in found:
         assert group.keys() == {"targets", "labels"}
@@ -74,21 +74,21 @@ async def test_routers_find_each_other(settings: RouterSettings, tmp_path: Path)
     redis = EmbeddedRedis(tmp_path)
     redis.start()
     client = connect(redis.url)
-    one, two = (Published(settings, lambda: b"") for _ in range(2))
+    one, two = (RouterRegistration(settings, lambda: b"") for _ in range(2))
     await one.start(client)
     await two.start(client)
     listed = Directory(client, settings.cluster).routers
     async with asyncio.timeout(5):
         while len(await listed.all()) < 2:
             await asyncio.sleep(0.01)
-    assert {r.instance for r in await one.listed()} == {one.instance, two.instance}
+    assert {r.instance for r in await one.list_processes()} == {one.instance, two.instance}
     record = AutoscalerRecord(instance="a", model="tiny", metrics_endpoint="127.0.0.1:9", pid=6)
     await Directory(client, settings.cluster).autoscalers.renew(record)
-    assert record in await one.listed()
+    assert record in await one.list_processes()
     await Directory(client, settings.cluster).autoscalers.remove("a")
     await two.close()
-    assert [r.instance for r in await one.listed()] == [one.instance]
+    assert [r.instance for r in await one.list_processes()] == [one.instance]
     redis.stop()
-    assert [r.instance for r in await one.listed()] == [one.instance]
+    assert [r.instance for r in await one.list_processes()] == [one.instance]
     await one.close()
     await client.aclose()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.http.ui_routes import PAGE, SECURITY, files
+from router.http.ui_routes import PAGE, SECURITY_HEADERS, static_files
 from tests.router.conftest import Cluster, Start
 from tests.router.fake_worker import outputs
 
@@ -17,23 +17,23 @@ BUDGET = 30 * 1024
 
 
 def looks(cluster: Cluster) -> int:
-    return int(cluster.app.state.router.viewing.looks)
+    return int(cluster.app.state.router.live_overview.scrapes)
 
 
 async def test_the_page_and_its_parts(start: Start) -> None:
     cluster = await start()
     size = 0
-    for name, file in files().items():
+    for name, file in static_files().items():
         path = "/ui" if name == PAGE else f"/ui/{name}"
         reply = await cluster.client.get(path)
         assert (reply.status_code, reply.content) == (200, file.body)
-        assert SECURITY.items() <= reply.headers.items()
+        assert SECURITY_HEADERS.items() <= reply.headers.items()
         size += int(reply.headers["content-length"])
         plain = await cluster.client.get(path, headers={"accept-encoding": "identity"})
         assert plain.content == file.body and "content-encoding" not in plain.headers
         again = await cluster.client.get(path, headers={"if-none-match": reply.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
-        assert SECURITY.items() <= again.headers.items()
+        assert SECURITY_HEADERS.items() <= again.headers.items()
     assert size <= BUDGET
     assert looks(cluster) == 0, "the page costs nothing, only what it asks for"
 
@@ -55,7 +55,7 @@ async def test_it_is_only_looked_at(start: Start, path: str) -> None:
 
 
 def test_nothing_comes_from_elsewhere_and_nothing_is_inline() -> None:
-    sources = {name: file.body.decode() for name, file in files().items()}
+    sources = {name: file.body.decode() for name, file in static_files().items()}
     for name, source in sources.items():
         urls = set(re.findall(r"https?://[^\"')\s]+", source))
         assert urls <= {"http://www.w3.org/2000/svg"}, name  # a namespace, not an address
@@ -71,7 +71,7 @@ async def test_the_overview(start: Start) -> None:
     cluster = await start(outputs())
     reply = await cluster.client.get("/ui/overview")
     assert reply.headers["cache-control"] == "no-store"
-    assert SECURITY.items() <= reply.headers.items()
+    assert SECURITY_HEADERS.items() <= reply.headers.items()
     seen: dict[str, Any] = reply.json()
     assert (seen["cluster"], seen["model"], seen["window_s"]) == ("test", "tiny", None)
     assert seen["router"]["replicas"] == 1

@@ -8,12 +8,12 @@ import socket
 
 import uvicorn
 
-from router.http.limits import UnreadLimit
+from router.http.limits import UnreadTimeoutProtocol
 from tests.router.conftest import MODEL, Start, until
 from tests.router.fake_worker import outputs
 
 
-class Impatient(UnreadLimit):
+class Impatient(UnreadTimeoutProtocol):
     unread_timeout_s = 0.5
 
 

@@ -6,30 +6,36 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from cluster.autoscale.metrics import Figures, page
-from router.overview.metrics_pages import Group, Seen
+from cluster.autoscale.metrics import AutoscalerFigures, metrics_page
 from router.overview.pool_view import AutoscalerView, PoolView, autoscaler_view
-from router.overview.prometheus_text import Moment, parse
+from router.overview.prometheus_text import MetricsSnapshot, parse_page
+from router.overview.scraper import ScrapeResult, TargetGroup
 from tests.cluster.autoscale.test_metrics import busy, turn
 
 WANTED = turn(busy()).record.decision.wanted.prefill
 
 
-def group(target: str, role: str = "autoscaler") -> Group:
-    return Group([target], {"__meta_baton_role": role})
+def group(target: str, role: str = "autoscaler") -> TargetGroup:
+    return TargetGroup([target], {"__meta_baton_role": role})
 
 
-def view(*pages: Figures | str) -> AutoscalerView | None:
+def view(*pages: AutoscalerFigures | str) -> AutoscalerView | None:
     """``pages``: of autoscalers; a text: why there is none."""
     groups = [group("r:1", "router"), *(group(f"a:{n}") for n, _ in enumerate(pages))]
     shown = {f"a:{n}": p for n, p in enumerate(pages)}
-    found = {t: parse(page(p)().decode()) for t, p in shown.items() if isinstance(p, Figures)}
+    found = {
+        t: parse_page(metrics_page(p)().decode())
+        for t, p in shown.items()
+        if isinstance(p, AutoscalerFigures)
+    }
     silent = {t: p for t, p in shown.items() if isinstance(p, str)}
-    return autoscaler_view(groups, Seen(groups, Moment(0.0, found, frozenset(silent)), silent))
+    return autoscaler_view(
+        ScrapeResult(groups, MetricsSnapshot(0.0, found, frozenset(silent)), silent)
+    )
 
 
-def figures(acted: bool = True, rate: float = 40.0) -> Figures:
-    made = Figures(lambda: "m", "a" * 32, Counter())
+def figures(acted: bool = True, rate: float = 40.0) -> AutoscalerFigures:
+    made = AutoscalerFigures(lambda: "m", "a" * 32, Counter())
     decided = turn(busy(rate))
     made.take(decided._replace(record=replace(decided.record, acted=acted)))
     return made
@@ -65,5 +71,5 @@ def test_one_that_cannot_be_asked() -> None:
 
 
 def test_before_its_first_decision() -> None:
-    found = view(Figures(lambda: "m", "a" * 32, Counter()))
+    found = view(AutoscalerFigures(lambda: "m", "a" * 32, Counter()))
     assert found is not None and found.text == "has not decided anything yet"

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.registry.worker_utilisation import WALLS
-from router.overview.metrics_pages import Group, Seen
-from router.overview.overview import overview
-from router.overview.prometheus_text import Moment, parse
+from router.overview.overview import cluster_overview
+from router.overview.prometheus_text import MetricsSnapshot, parse_page
+from router.overview.scraper import ScrapeResult, TargetGroup
 
 HISTOGRAMS = [
     f"baton_{name}"
@@ -53,12 +53,12 @@ def test_an_overview_takes_any_values(
     pages: list[list[tuple[str, dict[str, str], str]]], pid: str
 ) -> None:
     groups = [
-        Group([role], {"__meta_baton_role": role, "__meta_baton_pid": pid})
+        TargetGroup([role], {"__meta_baton_role": role, "__meta_baton_pid": pid})
         for role in ("router", "decode")
     ]
     texts = [page(lines) for lines in pages]
-    before = Moment(0.0, {"router": parse(texts[0]), "decode": parse(texts[1])})
-    now = Moment(30.0, {"router": parse(texts[2]), "decode": parse(texts[3])})
+    before = MetricsSnapshot(0.0, {"router": parse_page(texts[0]), "decode": parse_page(texts[1])})
+    now = MetricsSnapshot(30.0, {"router": parse_page(texts[2]), "decode": parse_page(texts[3])})
     for start in (None, before):
-        shown = overview("", Seen(groups, now, {}), start, 1e9)
+        shown = cluster_overview("", ScrapeResult(groups, now, {}), start, 1e9)
         json.loads(msgspec.json.encode(shown))

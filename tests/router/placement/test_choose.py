@@ -7,9 +7,17 @@ from random import Random
 
 import pytest
 
-from router.placement.choose import MAX_PREFILL, NEAR, WIDTH, Choice, choose, preselected
-from router.placement.ledger import Ledger
-from router.placement.policies import PolicyName, policy
+from bench.lib.routing_policies import POLICIES, RoundRobin, least_loaded, overlap_only
+from router.placement.choose import (
+    MAX_PREFILL_CANDIDATES,
+    NEAR_BEST,
+    PRESELECTED,
+    ChoosePlacement,
+    PlacementChoice,
+    choose_placement,
+    preselect_workers,
+)
+from router.placement.ledger import WorkLedger
 from router.placement.snapshot import DecodeState, PrefillState
 from tests.router.snapshots import GOALS, decode, network, prefill, query, snapshot
 
@@ -18,8 +26,8 @@ SLOW = network(bandwidth=1e6)  # a fetch never pays
 
 def pick(
     prefills: list[PrefillState], decodes: list[DecodeState], tokens: int, seed: int = 0
-) -> Choice:
-    choice = choose(query(tokens), snapshot(prefills, decodes, SLOW), GOALS, Random(seed))
+) -> PlacementChoice:
+    choice = choose_placement(query(tokens), snapshot(prefills, decodes, SLOW), GOALS, Random(seed))
     assert choice is not None
     return choice
 
@@ -40,7 +48,7 @@ def test_a_long_cached_prefix_is_worth_its_computing_and_no_more(
 
 def test_a_hot_prefix_spreads_and_the_others_stay_where_they_are() -> None:
     """Every request for the prefix lengthens its holder's queue, until the next worker pays."""
-    books = Ledger(lambda: 0.0)
+    books = WorkLedger(lambda: 0.0)
     held = {"a": 1920}
     used: Counter[str] = Counter()
     for _ in range(12):
@@ -107,12 +115,12 @@ def test_a_full_decode_worker_is_avoided_and_taken_when_there_is_no_other() -> N
 
 
 def test_no_decode_worker_no_choice() -> None:
-    assert choose(query(10), snapshot([prefill("p")], []), GOALS, Random(0)) is None
+    assert choose_placement(query(10), snapshot([prefill("p")], []), GOALS, Random(0)) is None
 
 
 def test_a_peer_is_asked_when_that_beats_computing() -> None:
     shot = snapshot([prefill("a", cached=1920, queue_s=5.0), prefill("b")], [busy_decode()])
-    choice = choose(query(2000), shot, GOALS, Random(0))
+    choice = choose_placement(query(2000), shot, GOALS, Random(0))
     assert choice is not None
     assert choice.chosen.prefill == "b"
     assert choice.chosen.p.fetch is not None
@@ -122,7 +130,7 @@ def test_a_peer_is_asked_when_that_beats_computing() -> None:
 def test_the_next_turn_finds_the_answer_at_its_decode_worker() -> None:
     """D has prompt and answer; P computes the rest after fetching them, or D does it itself."""
     shot = snapshot([prefill("p")], [decode("d", cached=1920, batch=30, queue_s=5.0), decode("e")])
-    choice = choose(query(3000), shot, GOALS, Random(0))
+    choice = choose_placement(query(3000), shot, GOALS, Random(0))
     assert choice is not None
     assert choice.chosen.p.fetch is not None
     assert choice.chosen.p.fetch.source == "d"
@@ -133,7 +141,7 @@ def test_among_the_near_best_the_less_loaded() -> None:
     chosen = {pick([prefill("p")], near, 1000, seed).chosen.decode for seed in range(20)}
     assert chosen == {"e"}
     costs = {c.decode: c.cost for c in pick([prefill("p")], near, 1000).considered}
-    assert abs(costs["d"] / costs["e"] - 1) < NEAR
+    assert abs(costs["d"] / costs["e"] - 1) < NEAR_BEST
 
 
 def test_equals_are_shared_out_by_chance() -> None:
@@ -148,7 +156,11 @@ def test_two_routers_draw_differently() -> None:
     chances = Random(1), Random(2)
     shot = snapshot(workers, [busy_decode()])
     drawn = [
-        [choice.chosen.prefill for _ in range(8) if (choice := choose(query(1000), shot, GOALS, c))]
+        [
+            choice.chosen.prefill
+            for _ in range(8)
+            if (choice := choose_placement(query(1000), shot, GOALS, c))
+        ]
         for c in chances
     ]
     assert drawn[0] != drawn[1]
@@ -160,24 +172,23 @@ def test_others_are_for_the_same_decode_worker_best_first() -> None:
     assert choice.chosen.prefill == "p0"
     assert [c.prefill for c in choice.others] == ["p1", "p2"]
     assert {c.decode for c in choice.others} == {choice.chosen.decode}
-    assert len(choice.others) == MAX_PREFILL - 1
+    assert len(choice.others) == MAX_PREFILL_CANDIDATES - 1
 
 
 def test_holders_and_idle_ones_are_both_looked_at() -> None:
     holders = [prefill(f"h{i}", cached=32 * (i + 1), queue_s=9.0) for i in range(20)]
     idle = [prefill(f"i{i}", queue_s=i / 100) for i in range(20)]
-    names = [w.instance for w in preselected([*holders, *idle], lambda w: w.queue_s)]
+    names = [w.instance for w in preselect_workers([*holders, *idle], lambda w: w.queue_s)]
     assert names == ["h19", "h18", "h17", "h16", "i0", "i1", "i2", "i3"]
-    assert len(preselected(idle, lambda w: w.queue_s)) == WIDTH
+    assert len(preselect_workers(idle, lambda w: w.queue_s)) == PRESELECTED
 
 
-def sequence(name: PolicyName, count: int) -> list[tuple[str | None, str]]:
-    run = policy(name, Random(0))
+def sequence(policy: ChoosePlacement, count: int) -> list[tuple[str | None, str]]:
     prefills = [prefill("p0", queue_s=1.0, cached=320), prefill("p1"), prefill("p2", queue_s=2.0)]
     decodes = [decode("d0", batch=5, cached=320), decode("d1", batch=1)]
     picked = []
     for _ in range(count):
-        choice = run(query(1000), snapshot(prefills, decodes), GOALS)
+        choice = policy(query(1000), snapshot(prefills, decodes), GOALS, Random(0))
         assert choice is not None
         assert choice.chosen in choice.considered
         picked.append((choice.chosen.prefill, choice.chosen.decode))
@@ -185,15 +196,15 @@ def sequence(name: PolicyName, count: int) -> list[tuple[str | None, str]]:
 
 
 def test_simple_policies() -> None:
-    assert sequence("round-robin", 4) == [("p0", "d0"), ("p1", "d1"), ("p2", "d0"), ("p0", "d1")]
-    assert sequence("least-loaded", 1) == [("p1", "d1")]
-    assert sequence("overlap-only", 1) == [("p0", "d0")]
+    assert sequence(RoundRobin(), 4) == [("p0", "d0"), ("p1", "d1"), ("p2", "d0"), ("p0", "d1")]
+    assert sequence(least_loaded, 1) == [("p1", "d1")]
+    assert sequence(overlap_only, 1) == [("p0", "d0")]
 
 
-@pytest.mark.parametrize("name", ["round-robin", "least-loaded", "overlap-only", "cost"])
-def test_policies_without_workers(name: PolicyName) -> None:
-    run = policy(name, Random(0))
-    assert run(query(10), snapshot([prefill("p")], []), GOALS) is None
-    alone = run(query(10), snapshot([], [decode("d")]), GOALS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_without_workers(name: str) -> None:
+    policy = POLICIES[name]
+    assert policy(query(10), snapshot([prefill("p")], []), GOALS, Random(0)) is None
+    alone = policy(query(10), snapshot([], [decode("d")]), GOALS, Random(0))
     assert alone is not None
     assert (alone.chosen.prefill, alone.chosen.decode, alone.others) == (None, "d", [])

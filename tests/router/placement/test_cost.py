@@ -8,29 +8,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.choose import candidates, longest
+from router.placement.choose import find_longest_prefix, placement_candidates
 from router.placement.cost import (
     LOCAL_PATH_S,
     PATH_S,
     decode_terms,
-    fetch_for,
-    h,
+    find_fetch,
+    objective_cost,
     prefill_terms,
-    remote,
-    usable,
+    remote_placements,
+    usable_tokens,
 )
-from router.placement.snapshot import Fetch
-from router.placement.step_model import PRIOR, StepModel, completed, pace, parse, pooled
+from router.placement.snapshot import PrefixFetch
+from router.placement.step_model import (
+    PRIOR_STEP_MODEL,
+    StepModel,
+    complete_step_model,
+    mean_step_model,
+    parse_pace,
+    parse_step_model,
+)
 from tests.router.snapshots import GOALS, MODEL, decode, network, prefill, query, snapshot
 
 
 def test_a_missed_objective_outweighs_gains_below_it() -> None:
-    assert [h(x) for x in (0.0, 0.5, 1.0, 1.1)] == pytest.approx([0, 0.5, 1.0, 2.1])
+    assert [objective_cost(x) for x in (0.0, 0.5, 1.0, 1.1)] == pytest.approx([0, 0.5, 1.0, 2.1])
 
 
 def test_the_last_token_is_always_computed_and_only_whole_blocks_are_cached() -> None:
-    assert [usable(cached, 64) for cached in (0, 32, 64)] == [0, 32, 32]
-    assert usable(64, 65) == 64
+    assert [usable_tokens(cached, 64) for cached in (0, 32, 64)] == [0, 32, 32]
+    assert usable_tokens(64, 65) == 64
 
 
 def test_terms_of_a_pair_by_hand() -> None:
@@ -39,7 +46,7 @@ def test_terms_of_a_pair_by_hand() -> None:
     assert p.prefill_s == pytest.approx(2 * 0.01 + 0.68)  # two chunks of 680 tokens
     d = decode_terms(decode("d", batch=4, kv_used=2000, cached=96), q, GOALS, 100.0)
     assert d.step_s == pytest.approx(0.01 + 5e-4 + 1e-7 * (2000 + 1000 + 50.5))
-    terms = remote(p, d, q, network(bandwidth=1e6), GOALS)
+    terms = remote_placements([p], d, q, network(bandwidth=1e6), GOALS)[0]
     assert terms.ttft_s == pytest.approx(PATH_S + 0.3 + 0.7)
     assert terms.wire_s == pytest.approx((1000 - 96) * 1000 / 1e6)
     tail_s = (680 - 512) * 1000 / 1e6
@@ -52,8 +59,8 @@ def test_transfers_under_way_share_the_link() -> None:
     q = query(1000)
     p = prefill_terms(prefill("p"), None, q, network(), GOALS)
     d = decode_terms(decode("d"), q, GOALS, 100.0)
-    alone = remote(p, d, q, network(), GOALS).wire_s
-    shared = remote(p, d, q, network(active={("p", "d"): 2}), GOALS).wire_s
+    alone = remote_placements([p], d, q, network(), GOALS)[0].wire_s
+    shared = remote_placements([p], d, q, network(active={("p", "d"): 2}), GOALS)[0].wire_s
     assert shared == pytest.approx(3 * alone)
 
 
@@ -62,7 +69,7 @@ def test_who_was_slower_than_predicted_is_predicted_slower() -> None:
     d = decode_terms(decode("d"), q, GOALS, 100.0)
     workers = [prefill("p", correction=k) for k in (1.0, 1.5)]
     alone = [prefill_terms(w, None, q, network(), GOALS) for w in workers]
-    terms = [remote(p, d, q, network(), GOALS) for p in alone]
+    terms = [remote_placements([p], d, q, network(), GOALS)[0] for p in alone]
     assert terms[1].ttft_s == pytest.approx(1.5 * terms[0].ttft_s)
 
 
@@ -100,15 +107,15 @@ def test_steps_that_bring_several_tokens_are_shorter_for_each() -> None:
 
 @pytest.mark.parametrize("told", [0.0, 0.99, -3.0, 17.01, 1e308, math.inf, math.nan])
 def test_a_pace_that_cannot_be_one_is_that_of_plain_steps(told: float) -> None:
-    assert pace(told) == 1.0
-    assert pace(1.0) == 1.0 and pace(3.5) == 3.5 and pace(17.0) == 17.0
+    assert parse_pace(told) == 1.0
+    assert parse_pace(1.0) == 1.0 and parse_pace(3.5) == 3.5 and parse_pace(17.0) == 17.0
 
 
 def test_a_prompt_computed_among_residents_stalls_them() -> None:
     def local(batch: int) -> tuple[float, float]:
         shot = snapshot([], [decode("d", batch=batch)])
-        [only] = candidates(query(400), shot, GOALS, None)
-        return only.terms.ttft_s, only.terms.imposed
+        [only] = placement_candidates(query(400), shot, GOALS, None)
+        return only.ttft_s, only.imposed
 
     assert local(0) == (pytest.approx(LOCAL_PATH_S + 0.41), 0.0)
     assert local(10)[0] > local(0)[0]
@@ -116,19 +123,19 @@ def test_a_prompt_computed_among_residents_stalls_them() -> None:
 
 
 def test_a_fetch_only_where_it_beats_computing() -> None:
-    q, best = query(1000), Fetch("s", 960, 0.0)
-    fetch = fetch_for(prefill("p"), best, q, network())
+    q, best = query(1000), PrefixFetch("s", 960, 0.0)
+    fetch = find_fetch(prefill("p"), best, q, network())
     assert fetch is not None
     assert (fetch.source, fetch.tokens) == ("s", 960)
     assert fetch.seconds == pytest.approx(PATH_S + 960 * 1000 / 1e9)
-    assert fetch_for(prefill("s"), best, q, network()) is None
-    assert fetch_for(prefill("p", cached=960), best, q, network()) is None
-    assert fetch_for(prefill("p"), best, q, network(bandwidth=1e6)) is None, "too slow a link"
-    assert fetch_for(prefill("p"), None, q, network()) is None
+    assert find_fetch(prefill("s"), best, q, network()) is None
+    assert find_fetch(prefill("p", cached=960), best, q, network()) is None
+    assert find_fetch(prefill("p"), best, q, network(bandwidth=1e6)) is None, "too slow a link"
+    assert find_fetch(prefill("p"), None, q, network()) is None
 
 
 def test_a_fetch_goes_on_while_the_queue_is_worked_off() -> None:
-    best = Fetch("s", 960, 0.0)
+    best = PrefixFetch("s", 960, 0.0)
     terms = prefill_terms(prefill("p", queue_s=0.5), best, query(1000), network(), GOALS)
     assert terms.ttft_s == pytest.approx(0.5 + 0.01 + 0.04)
 
@@ -157,26 +164,28 @@ def test_predictions_add_up_whatever_the_load(
     workers = [prefill("p", queue_s=queue, cached=held[0]), prefill("r")]
     d = decode("d", batch=batch, kv_used=used, kv_free=100_000 - used, cached=held[1])
     shot = snapshot(workers, [d], network(bandwidth))
-    for c in candidates(query(tokens, output), shot, GOALS, longest(shot)):
+    for c in placement_candidates(query(tokens, output), shot, GOALS, find_longest_prefix(shot)):
         t = c.terms
-        assert all(math.isfinite(x) and x >= 0 for x in t)
-        assert t.cost == pytest.approx(t.ttft_cost + t.tpot_cost + t.imposed + t.eviction)
-        assert t.ttft_cost == pytest.approx(h(t.ttft_s / GOALS.ttft_s))
-        assert t.ready_s >= t.ttft_s >= t.prefill_s
+        assert all(math.isfinite(x) and x >= 0 for x in t.values())
+        assert t["cost"] == pytest.approx(
+            t["ttft_cost"] + t["tpot_cost"] + t["imposed"] + t["eviction"]
+        )
+        assert t["ttft_cost"] == pytest.approx(objective_cost(t["ttft_s"] / GOALS.ttft_s))
+        assert t["ready_s"] >= t["ttft_s"] >= t["prefill_s"]
         assert c.p.cached < tokens and c.d.cached < tokens
 
 
 def test_what_a_worker_does_not_know_is_taken_from_the_others() -> None:
     prefills = StepModel(0.02, 0.0, 0.0, 1e-3, 1e-8)
     decodes = StepModel(0.01, 1e-4, 1e-7, 0.0, 0.0)
-    others = pooled([prefills, decodes, None])
-    assert completed(decodes, others)[3:] == prefills[3:]
-    assert completed(prefills, others) == prefills
-    assert completed(None, others) == others
-    assert pooled([]) == PRIOR
-    assert completed(decodes, pooled([decodes]))[3:] == PRIOR[3:]
+    others = mean_step_model([prefills, decodes, None])
+    assert complete_step_model(decodes, others)[3:] == prefills[3:]
+    assert complete_step_model(prefills, others) == prefills
+    assert complete_step_model(None, others) == others
+    assert mean_step_model([]) == PRIOR_STEP_MODEL
+    assert complete_step_model(decodes, mean_step_model([decodes]))[3:] == PRIOR_STEP_MODEL[3:]
 
 
 @pytest.mark.parametrize("bad", [(), (1.0,), (1.0, 1.0, 1.0, 1.0, -1.0), (math.nan,) * 5])
 def test_a_model_that_cannot_be_one_is_none(bad: tuple[float, ...]) -> None:
-    assert parse(bad) is None
+    assert parse_step_model(bad) is None

@@ -9,10 +9,10 @@ import msgspec
 
 from protocol.registry.directory import ModelInfo
 from protocol.wire import wire_pb2 as pb
-from router.placement.choose import choose
-from router.placement.step_model import StepModel, parse
+from router.generation.submission import TokenQueue
+from router.placement.choose import choose_placement
+from router.placement.step_model import StepModel, parse_step_model
 from router.workers.decode_link import DecodeLink
-from router.workers.mailbox import Mailbox
 from tests.router.conftest import Start, until
 from tests.router.fake_worker import FakeWorker, expected, outputs
 from tests.router.snapshots import GOALS, decode, network, prefill, query, snapshot
@@ -27,7 +27,7 @@ def test_a_burst_is_cut_into_messages_that_grpc_takes(model_info: ModelInfo) -> 
     sent = [str(i) for i in range(40)]
     for name in sent:
         request = pb.Request(id=name, prompt=[100_000] * 100_000)  # 300 kB
-        link.submit(pb.Submit(request=request), Mailbox(8))
+        link.submit(pb.Submit(request=request), TokenQueue(8))
     link.cancel("3")
     came: list[str] = []
     for _ in range(40):
@@ -38,12 +38,14 @@ def test_a_burst_is_cut_into_messages_that_grpc_takes(model_info: ModelInfo) -> 
 
 
 def test_no_step_model_makes_a_choice_fail() -> None:
-    assert parse((1e308,) * 5) is None
-    assert parse((float("nan"),) * 5) is None
+    assert parse_step_model((1e308,) * 5) is None
+    assert parse_step_model((float("nan"),) * 5) is None
     absurd = StepModel(*(1e308,) * 5)
     p, d = prefill("p"), decode("d")
     p, own = p._replace(model=absurd), d.own._replace(model=absurd)
-    found = choose(query(2000), snapshot([p], [d._replace(own=own)], network()), GOALS, Random(0))
+    found = choose_placement(
+        query(2000), snapshot([p], [d._replace(own=own)], network()), GOALS, Random(0)
+    )
     assert found is not None and found.chosen.decode == "d"
 
 
@@ -88,7 +90,7 @@ async def test_an_emptied_directory_costs_no_prefill_worker(start: Start) -> Non
     cluster.prefill = [prefill_record("p2", cluster.model, endpoint="127.0.0.1:100")]
     await pool.refresh()
     assert sorted(pool.prefill) == ["p1", "p2"]
-    pool._lately._seen["p1"] -= 10
+    pool._prefill_registry._seen["p1"] -= 10
     await pool.refresh()
     assert sorted(pool.prefill) == ["p2"]
     await pool.close()

@@ -50,7 +50,7 @@ def test_nothing_asked_nothing_found() -> None:
     index = PrefixIndex()
     assert index.match([]) == index.match(CHAIN) == {}
     index.evict("unknown", CHAIN)
-    index.remove("unknown")
+    index.clear("unknown")
     assert (index.entries, index.sweep(1)) == (0, False)
 
 
@@ -59,7 +59,7 @@ def test_a_removed_worker_matches_no_more_and_its_slot_waits_for_the_sweep() -> 
     index.store("a", CHAIN)
     index.store("b", CHAIN[:100])
     assert index.match(CHAIN) == {"a": 300, "b": 100}
-    index.remove("a")
+    index.clear("a")
     index.store("c", CHAIN[:50])
     assert index.match(CHAIN) == {"b": 100, "c": 50}
     assert index.entries == 300
@@ -77,7 +77,7 @@ def test_a_removed_worker_matches_no_more_and_its_slot_waits_for_the_sweep() -> 
 def test_a_sweep_is_bounded_and_ends() -> None:
     index = PrefixIndex()
     index.store("a", chain(SHARDS * 20))
-    index.remove("a")
+    index.clear("a")
     before, rounds = index.entries, 1
     while index.sweep(100):
         assert before - index.entries < 100 + 60, "a portion and what is left of its shard"

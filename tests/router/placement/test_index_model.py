@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cluster.worker.event_log import Changes
+from cluster.worker.event_log import CacheChanges
 from protocol.errors import MalformedEvents
 from protocol.kv_events import FIELD, MARK, encode_entries, encode_snapshot
-from router.placement.index_reader import Cursor
+from router.placement.index_reader import EventCursor
 from router.placement.prefix_index import PrefixIndex
 
 DEPTH = 5
@@ -39,7 +38,7 @@ class Writer:
     """One worker and what lies in Redis of it."""
 
     instance: str
-    changes: Changes = field(default_factory=Changes)
+    changes: CacheChanges = field(default_factory=CacheChanges)
     cached: dict[bytes, None] = field(default_factory=dict)
     seq: int = 0
     history: dict[int, frozenset[bytes]] = field(default_factory=lambda: {0: frozenset()})
@@ -73,7 +72,7 @@ class Writer:
             self.stream.append((self.seq, entry))
             self.history[self.seq] = frozenset(self.cached)
         if snapshot:
-            self.snapshot = encode_snapshot(self.instance, self.seq, self.changes.told())
+            self.snapshot = encode_snapshot(self.instance, self.seq, self.changes.take_snapshot())
 
 
 class Interleaving(RuleBasedStateMachine):
@@ -82,32 +81,32 @@ class Interleaving(RuleBasedStateMachine):
         self.instances = 0
         self.writers = [self.new_writer() for _ in range(WORKERS)]
         self.indexes = [PrefixIndex(), PrefixIndex()]
-        self.cursors: list[dict[str, Cursor]] = [{}, {}]
+        self.cursors: list[dict[str, EventCursor]] = [{}, {}]
 
     def new_writer(self) -> Writer:
         self.instances += 1
         return Writer(f"instance{self.instances}")
 
-    def cursor(self, router: int, writer: Writer) -> Cursor:
-        new = Cursor(self.indexes[router], writer.instance)
+    def cursor(self, router: int, writer: Writer) -> EventCursor:
+        new = EventCursor(self.indexes[router], writer.instance)
         return self.cursors[router].setdefault(writer.instance, new)
 
     def read(self, router: int, writer: Writer, entries: list[tuple[int, bytes]]) -> None:
         cursor = self.cursor(router, writer)
         try:
             for seq, entry in entries:
-                for _ in cursor.entry(b"%d-0" % seq, {FIELD: entry}):
+                for _ in cursor.apply_entry(b"%d-0" % seq, {FIELD: entry}):
                     self.indexes[router].sweep(1)
         except MalformedEvents:
-            cursor.drop()
+            cursor.reset()
 
     def load(self, router: int, writer: Writer, snapshot: bytes) -> None:
         cursor = self.cursor(router, writer)
         try:
-            for _ in cursor.snapshot(snapshot):
+            for _ in cursor.apply_snapshot(snapshot):
                 self.indexes[router].sweep(1)
         except MalformedEvents:
-            cursor.drop()
+            cursor.reset()
 
     workers = st.integers(0, WORKERS - 1)
     routers = st.integers(0, 1)
@@ -143,7 +142,7 @@ class Interleaving(RuleBasedStateMachine):
     def restarted(self, w: int) -> None:
         for router in (0, 1):
             self.cursors[router].pop(self.writers[w].instance, None)
-            self.indexes[router].remove(self.writers[w].instance)
+            self.indexes[router].clear(self.writers[w].instance)
         self.writers[w] = self.new_writer()
 
     # ---- Redis
@@ -172,7 +171,7 @@ class Interleaving(RuleBasedStateMachine):
     def tailed(self, router: int, count: int) -> None:
         for writer in self.writers:
             cursor = self.cursor(router, writer)
-            if cursor.wanting and writer.snapshot:
+            if cursor.needs_snapshot and writer.snapshot:
                 self.load(router, writer, writer.snapshot)
             new = [entry for entry in writer.stream if entry[0] > cursor.seq]
             self.read(router, writer, new[:count])
@@ -207,7 +206,7 @@ class Interleaving(RuleBasedStateMachine):
         for router, index in enumerate(self.indexes):
             for writer in self.writers:
                 self.load(router, writer, writer.snapshot)
-                assert not self.cursor(router, writer).wanting
+                assert not self.cursor(router, writer).needs_snapshot
                 assert self.cursor(router, writer).seq == writer.seq
             self.an_index_holds_what_was_cached_at_its_number()
             while index.sweep(100):
@@ -224,4 +223,3 @@ def _walk(chain: list[bytes], held: frozenset[bytes]) -> int:
 
 
 TestInterleaving = Interleaving.TestCase
-TestInterleaving.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

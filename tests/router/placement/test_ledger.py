@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.placement.ledger import REPORTS, Ledger, Queue, Ticket
+from router.placement.ledger import REPORT_WINDOW, PlacementTicket, PromptQueue, WorkLedger
 
 WORKERS = st.sampled_from(["a", "b", "c"])
 
@@ -17,7 +16,9 @@ WORKERS = st.sampled_from(["a", "b", "c"])
 class _Open:
     """A ticket beside what a naive model knows of it."""
 
-    def __init__(self, ticket: Ticket, prefill: str | None, decode: str, size: int) -> None:
+    def __init__(
+        self, ticket: PlacementTicket, prefill: str | None, decode: str, size: int
+    ) -> None:
         self.ticket = ticket
         self.computing = prefill or decode
         self.link = (prefill, decode)
@@ -29,7 +30,7 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.ledger = Ledger(lambda: self.now)
+        self.ledger = WorkLedger(lambda: self.now)
         self.tickets: list[_Open] = []
 
     @rule(
@@ -49,7 +50,7 @@ class Books(RuleBasedStateMachine):
         if not self.tickets:
             return
         it = data.draw(st.sampled_from(self.tickets))
-        it.ticket.tokens_came()
+        it.ticket.on_tokens()
         if it.phase == "placed":
             it.phase = "receiving" if it.link[0] else "decoding"
         elif it.phase == "receiving":
@@ -104,7 +105,6 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 class Clock:
@@ -116,7 +116,7 @@ class Clock:
 
 def test_a_queue_shortens_while_the_first_is_computed() -> None:
     clock = Clock()
-    queue = Queue(clock)
+    queue = PromptQueue(clock)
     queue.add(10, 1.0, 0)
     queue.add(10, 1.0, 0)
     assert queue.seconds(0) == pytest.approx(2.0)
@@ -131,7 +131,7 @@ def test_a_queue_shortens_while_the_first_is_computed() -> None:
 
 
 def test_less_urgent_work_is_not_ahead() -> None:
-    queue = Queue(Clock())
+    queue = PromptQueue(Clock())
     queue.add(10, 1.0, 0)
     queue.add(10, 4.0, 50)
     assert queue.seconds(0) == pytest.approx(1.0)
@@ -140,14 +140,14 @@ def test_less_urgent_work_is_not_ahead() -> None:
 
 
 def test_own_work_in_a_report_is_not_somebody_elses() -> None:
-    queue = Queue(Clock())
+    queue = PromptQueue(Clock())
     queue.add(100, 1.0, 0)
     queue.report(100)
     assert queue.others == 0
     queue.remove(100, 1.0, 0)
     queue.report(100)
     assert queue.others == 0, "the report may be older than the answer"
-    for _ in range(REPORTS):
+    for _ in range(REPORT_WINDOW):
         queue.report(70)
     assert queue.others == 70
     queue.report(0)

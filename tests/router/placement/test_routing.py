@@ -14,10 +14,12 @@ import msgspec
 import openai
 import pytest
 
+from bench.lib.routing_policies import POLICIES
 from protocol.block_keys import block_keys, cache_root
 from protocol.registry.directory import WorkerRecord
 from protocol.wire import wire_pb2 as pb
 from router.common.errors import MAX_RETRY_AFTER_S
+from router.placement.choose import choose_placement
 from tests.router.conftest import MODEL, Cluster, Start, served, until
 from tests.router.fake_worker import outputs, silent
 from tests.router.http.api.test_api import error_of
@@ -31,7 +33,7 @@ PROMPT = [5 + i % 200 for i in range(640)]
 async def pool_of(start: Start, decodes: int = 2, prefills: int = 2, **changes: Any) -> Cluster:
     """Workers that have told how long their steps take."""
     scripts = changes.pop("scripts", [outputs()] * decodes)
-    cluster = await start(*scripts, **{"routing_policy": "cost", **changes})
+    cluster = await start(*scripts, **{"choose": choose_placement, **changes})
     names = [f"p{i}" for i in range(prefills)]
     cluster.prefill = [prefill(name, cluster.model, step_model=STEP) for name in names]
     await until(lambda: len(cluster.app.state.router.pool.prefill) == prefills)
@@ -47,7 +49,7 @@ def busy(cluster: Cluster, queued_tokens: int = 3000) -> None:
 
 def slow_links(cluster: Cluster) -> None:
     """So slow that fetching never pays."""
-    cluster.app.state.router.learned._typical = 1e6
+    cluster.app.state.router.estimates._typical = 1e6
 
 
 def keys_of(cluster: Cluster, prompt: list[int], tenant: str = "default", salt: str = "") -> Any:
@@ -123,9 +125,9 @@ async def test_what_left_with_its_worker_is_not_looked_for(start: Start) -> None
     assert state.index.match(keys_of(cluster, PROMPT)) == {}
 
 
-@pytest.mark.parametrize("name", ["round-robin", "least-loaded", "overlap-only", "cost"])
+@pytest.mark.parametrize("name", POLICIES)
 async def test_every_policy_serves(start: Start, name: str) -> None:
-    cluster = await pool_of(start, routing_policy=name)
+    cluster = await pool_of(start, choose=POLICIES[name])
     for _ in range(4):
         assert (await cluster.post(prompt=PROMPT, max_tokens=2)).status_code == 200
     assert load_of(cluster) == 0
@@ -201,7 +203,7 @@ async def test_a_stream_tells_in_a_last_chunk(start: Start) -> None:
 async def test_what_workers_account_for_is_learnt(start: Start) -> None:
     cluster = await pool_of(start, decodes=1, scripts=[accounting], prefills=1)
     busy(cluster)
-    learned = cluster.app.state.router.learned
+    learned = cluster.app.state.router.estimates
     for _ in range(3):
         await cluster.post(prompt=PROMPT, max_tokens=3)
     [worker] = cluster.workers
@@ -218,7 +220,7 @@ async def test_what_workers_account_for_is_learnt(start: Start) -> None:
     assert values[f"baton_router_decision_seconds_count{of}"] == 3
     assert values[f"baton_prefix_cache_queries_tokens_total{of}"] == 3 * 640
     assert values[f'baton_slo_met_total{{model="{MODEL}",role="router",slo="ttft"}}'] == 3
-    replica = cluster.app.state.router.published.instance[:12]
+    replica = cluster.app.state.router.registration.instance[:12]
     gauge = f'{{model="{MODEL}",replica="{replica}",role="router"}}'
     assert values[f"baton_index_entries{gauge}"] == 0
     stage = f'baton_ttft_stage_seconds_count{{model="{MODEL}",role="router",stage="route"}}'
@@ -309,7 +311,7 @@ async def test_so_many_of_a_priority_and_no_more(start: Start) -> None:
 
 
 async def test_no_worker_is_a_fast_503(start: Start) -> None:
-    cluster = await start(routing_policy="cost")
+    cluster = await start(choose=choose_placement)
     response = await refused_at_once(cluster, PROMPT)
     assert response.status_code == 503
     assert error_of(response)["code"] == "no_worker"

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from protocol.registry.directory import ModelInfo, WorkerRecord, _is_sane
-from protocol.registry.worker_utilisation import WALLS, Walls
+from protocol.registry.directory import ModelInfo, WorkerRecord, _is_valid_worker
+from protocol.registry.worker_utilisation import WALLS, WorkerUtilisation
 from router.overview.pool_view import wall_views
-from router.overview.prometheus_text import parse
-from router.walls.binding import WallGauges, binding, pool_walls, together
-from router.walls.techniques import TRAPS, Pool, techniques
+from router.overview.prometheus_text import parse_page
+from router.walls.binding import WallGauges, combine_workers, find_binding_wall, pool_walls
+from router.walls.techniques import TRAPS, PoolProfile, rank_techniques
 from tests.router.conftest import Start
 from tests.router.fake_worker import outputs
-from tests.router.walls import decoding, figures
+from tests.router.wall_records import decoding, figures
 
 H100 = {"flops": 989e12, "bandwidth": 3.35e12}
 A100 = {"flops": 312e12, "bandwidth": 2.0e12}
@@ -48,14 +48,14 @@ KV_8B = 128 * 1024 * 1000  # of 1000 tokens
         (figures(starved=0.5, kv_wait=2.0, network=0.9), "capacity", ""),
     ],
 )
-def test_what_binds(now: Walls, wall: str | None, why: str) -> None:
-    assert now.sane
-    assert binding(now) == (wall, why)
+def test_what_binds(now: WorkerUtilisation, wall: str | None, why: str) -> None:
+    assert now.is_valid
+    assert find_binding_wall(now) == (wall, why)
 
 
-def gains(now: Walls, **about: Any) -> dict[str, float]:
-    pool = Pool(**{"role": "decode", "workers": 2, "figures": now, **about})
-    found = techniques(pool, binding(now).wall)
+def gains(now: WorkerUtilisation, **about: Any) -> dict[str, float]:
+    pool = PoolProfile(**{"role": "decode", "workers": 2, "figures": now, **about})
+    found = rank_techniques(pool, find_binding_wall(now).wall)
     assert [t.gain for t in found] == sorted((t.gain for t in found), reverse=True)
     assert all(t.trap == TRAPS[t.name] for t in found)
     return {t.name: round(t.gain, 2) for t in found}
@@ -117,22 +117,24 @@ def test_70_billion_parameters_in_8_bits_take_half_the_time() -> None:
         (figures(busy=0.2, bandwidth=0.9), {}, {}),
     ],
 )
-def test_what_would_relax_it(now: Walls, about: dict[str, Any], expected: dict[str, float]) -> None:
+def test_what_would_relax_it(
+    now: WorkerUtilisation, about: dict[str, Any], expected: dict[str, float]
+) -> None:
     assert gains(now, **about) == expected
 
 
 def test_a_pool_is_all_its_workers() -> None:
     one = figures(bandwidth=0.8, busy=1.0, batch=8.0, network=0.1, capacity=0.9)
     idle = figures(bandwidth=0.1, busy=0.25, batch=1.0, network=0.9, capacity=0.1, drafts=False)
-    both = together([one, idle])
+    both = combine_workers([one, idle])
     assert both.bandwidth == pytest.approx((0.8 + 0.25 * 0.1) / 1.25)
     assert both.batch == pytest.approx((8 + 0.25) / 1.25)
     assert (both.busy, both.capacity, both.network) == (0.625, 0.5, 0.9)
     assert not both.drafts
-    assert together([figures(busy=0.0)]).compute == 0.0
+    assert combine_workers([figures(busy=0.0)]).compute == 0.0
 
 
-def record(role: str, walls: Walls | None, **changes: Any) -> WorkerRecord:
+def record(role: str, walls: WorkerUtilisation | None, **changes: Any) -> WorkerRecord:
     sizes: dict[str, Any] = {"max_model_len": 9, "vocab_size": 9, "kv_bytes_per_token": 9}
     model = ModelInfo(id="m", fingerprint="f", precision="fp8", **sizes)
     where = {"endpoint": "h:1", "kv_endpoint": "h:2", "pid": 1, "engine_pid": 2}
@@ -142,11 +144,11 @@ def record(role: str, walls: Walls | None, **changes: Any) -> WorkerRecord:
 
 def test_what_a_record_says_is_checked_for_sense() -> None:
     good = record("decode", figures())
-    assert _is_sane(msgspec.msgpack.decode(msgspec.msgpack.encode(good), type=WorkerRecord))
+    assert _is_valid_worker(msgspec.msgpack.decode(msgspec.msgpack.encode(good), type=WorkerRecord))
     nan, bad = float("nan"), [("busy", 1.5), ("compute", -0.1), ("kv_shrink", 0.0)]
     for name, value in [*bad, ("batch", float("inf")), ("kv_wait", nan), ("network", nan)]:
-        assert not _is_sane(record("decode", figures(**{name: value}))), name
-    assert not _is_sane(record("decode", figures(element_bytes=0)))
+        assert not _is_valid_worker(record("decode", figures(**{name: value}))), name
+    assert not _is_valid_worker(record("decode", figures(element_bytes=0)))
 
 
 def test_from_records_to_what_is_shown() -> None:
@@ -160,7 +162,7 @@ def test_from_records_to_what_is_shown() -> None:
     gauges = WallGauges(registry, "m", "r")
     gauges.show(pool_walls(records[:1]))
     gauges.show(pool_walls(records))
-    page = parse(generate_latest(registry).decode())
+    page = parse_page(generate_latest(registry).decode())
     bound = {(s.labels["role"], s.labels["wall"]): s.value for s in page["baton_binding_wall"]}
     assert len(bound) == 2 * (len(WALLS) + 1)
     assert [key for key, value in bound.items() if value] == [
@@ -183,7 +185,7 @@ def test_from_records_to_what_is_shown() -> None:
 def test_a_pool_that_has_said_nothing_is_not_shown() -> None:
     registry = CollectorRegistry()
     WallGauges(registry, "m", "r").show(pool_walls([record("decode", None)]))
-    page = parse(generate_latest(registry).decode())
+    page = parse_page(generate_latest(registry).decode())
     assert [s.labels["wall"] for s in page["baton_binding_wall"] if s.value] == ["none", "none"]
     assert wall_views([page]) == []
 
@@ -192,7 +194,7 @@ def test_steps_of_overhead_are_called_so() -> None:
     registry = CollectorRegistry()
     now = record("decode", figures(bandwidth=0.1, compute=0.02))
     WallGauges(registry, "m", "r").show(pool_walls([now]))
-    [view] = wall_views([parse(generate_latest(registry).decode())])
+    [view] = wall_views([parse_page(generate_latest(registry).decode())])
     assert view.text == "none binds, steps are mostly overhead (compute 2%, bandwidth 10%)"
 
 
@@ -202,12 +204,12 @@ async def test_a_router_tells_what_binds_the_workers_it_knows(start: Start) -> N
     cluster.prefill = [msgspec.structs.replace(slow, endpoint="127.0.0.1:1")]
 
     async def bound() -> set[tuple[str, str]]:
-        page = parse((await cluster.client.get("/metrics")).text)
+        page = parse_page((await cluster.client.get("/metrics")).text)
         found = page["baton_binding_wall"]
         return {(s.labels["role"], s.labels["wall"]) for s in found if s.value}
 
     async with asyncio.timeout(10):
         while await bound() != {("prefill", "compute"), ("decode", "none")}:
             await asyncio.sleep(0.05)
-    page = parse((await cluster.client.get("/metrics")).text)
+    page = parse_page((await cluster.client.get("/metrics")).text)
     assert [view.role for view in wall_views([page])] == ["prefill"], "the other says nothing"

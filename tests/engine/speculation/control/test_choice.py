@@ -6,13 +6,19 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.control.draft_choice import Prices, Vector, choose, expected_tokens, speedup
+from engine.speculation.control.draft_choice import (
+    BatchCosts,
+    Vector,
+    choose_draft_lengths,
+    expected_tokens,
+    speedup,
+)
 
 
-def value(counts: tuple[int, ...], gains: Vector, prices: Prices) -> float:
+def value(counts: tuple[int, ...], gains: Vector, prices: BatchCosts) -> float:
     """Tokens per second of proposing exactly these."""
     nodes = sum(counts)
     tokens = len(counts) + sum(gains[i, :n].sum() for i, n in enumerate(counts))
@@ -21,7 +27,7 @@ def value(counts: tuple[int, ...], gains: Vector, prices: Prices) -> float:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Vector, Prices]:
+def problems(draw: st.DrawFn) -> tuple[Vector, BatchCosts]:
     """A few sequences with gains that fall, on any curve that does not."""
     batch, most = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     share = st.floats(0.01, 1.0)
@@ -31,15 +37,14 @@ def problems(draw: st.DrawFn) -> tuple[Vector, Prices]:
     chain = np.arange(most + 1)
     passes = draw(st.sampled_from([chain, np.minimum(chain, 1), (chain + 1) // 2]))
     a_pass, row = draw(st.floats(0, 1)), draw(st.floats(0, 0.2))
-    return np.array(drawn), Prices(1.0, verify, passes, a_pass, row)
+    return np.array(drawn), BatchCosts(1.0, verify, passes, a_pass, row)
 
 
-@settings(max_examples=150, deadline=None)
 @given(problems())
-def test_no_other_counts_are_better(problem: tuple[Vector, Prices]) -> None:
+def test_no_other_counts_are_better(problem: tuple[Vector, BatchCosts]) -> None:
     gains, prices = problem
     batch, most = gains.shape
-    found = choose(gains, np.ones_like(gains), prices)
+    found = choose_draft_lengths(gains, np.ones_like(gains), prices)
     every = itertools.product(range(most + 1), repeat=batch)
     best = max(value(counts, gains, prices) for counts in every if any(counts))
     chosen = value(tuple(found.counts), gains, prices)
@@ -50,24 +55,26 @@ def test_no_other_counts_are_better(problem: tuple[Vector, Prices]) -> None:
 
 def test_nothing_to_gain_is_nothing_proposed() -> None:
     gains = np.zeros((4, 8))
-    prices = Prices(1.0, np.ones(33), np.arange(9))
-    assert choose(gains, np.ones_like(gains), prices).counts == [0, 0, 0, 0]
-    assert choose(gains, np.ones_like(gains), prices).speedup == 1.0
+    prices = BatchCosts(1.0, np.ones(33), np.arange(9))
+    assert choose_draft_lengths(gains, np.ones_like(gains), prices).counts == [0, 0, 0, 0]
+    assert choose_draft_lengths(gains, np.ones_like(gains), prices).speedup == 1.0
 
 
 def test_those_who_gain_most_come_first() -> None:
     gains: Vector = np.array([0.95, 0.1, 0.6])[:, None] ** np.arange(1.0, 9.0)
     verify: Vector = 1.0 + 0.05 * np.arange(25.0)  # rows cost, so not everybody gets all
-    counts = choose(gains, np.ones_like(gains), Prices(1.0, verify, np.zeros(9, int))).counts
+    counts = choose_draft_lengths(
+        gains, np.ones_like(gains), BatchCosts(1.0, verify, np.zeros(9, int))
+    ).counts
     assert counts[0] > counts[2] > counts[1]
 
 
 def test_a_row_that_is_seldom_proposed_is_seldom_paid_for() -> None:
     """Prompt lookup: half of the time nothing is found, and nothing is verified."""
     verify = np.array([1.0, 1.5, 2.0])
-    prices = Prices(1.0, verify, np.zeros(3, int))
-    surely = choose(np.array([[0.4, 0.2]]), np.array([[1.0, 1.0]]), prices)
-    seldom = choose(np.array([[0.4, 0.2]]), np.array([[0.5, 0.5]]), prices)
+    prices = BatchCosts(1.0, verify, np.zeros(3, int))
+    surely = choose_draft_lengths(np.array([[0.4, 0.2]]), np.array([[1.0, 1.0]]), prices)
+    seldom = choose_draft_lengths(np.array([[0.4, 0.2]]), np.array([[0.5, 0.5]]), prices)
     assert surely.speedup < 1.0 < seldom.speedup
 
 
@@ -75,8 +82,8 @@ def test_a_row_that_is_seldom_proposed_is_seldom_paid_for() -> None:
 @pytest.mark.parametrize("cost", [0.02, 0.1, 0.3])
 def test_one_sequence_gets_the_length_of_the_paper(acceptance: float, cost: float) -> None:
     gains = acceptance ** np.arange(1.0, 17.0)[None, :]
-    prices = Prices(1.0, np.ones(17), np.arange(17), a_pass=cost)
-    found = choose(gains, np.ones_like(gains), prices)
+    prices = BatchCosts(1.0, np.ones(17), np.arange(17), a_pass=cost)
+    found = choose_draft_lengths(gains, np.ones_like(gains), prices)
     values = [speedup(acceptance, nodes, cost) for nodes in range(1, 17)]
     assert found.counts == [1 + values.index(max(values))]
     assert found.speedup == pytest.approx(max(values))

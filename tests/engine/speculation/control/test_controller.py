@@ -10,9 +10,9 @@ import pytest
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_time import Coefficients
 from engine.speculation.control.controller import Controller
-from engine.speculation.control.draft_choice import Curve, expected_tokens
-from engine.speculation.control.draft_lengths import EveryStep, FixedLength, Outcome
-from engine.speculation.control.step_costs import Costs
+from engine.speculation.control.draft_choice import LatencyCurve, expected_tokens
+from engine.speculation.control.draft_lengths import FixedDraftLength, ObserveEveryStep, StepOutcome
+from engine.speculation.control.step_costs import StepCostModel
 from tests.engine.speculation_world import Acceptance, Machine, World
 
 MOST = 8
@@ -32,10 +32,10 @@ def odd(sequence: Sequence, step: int) -> bool:
     return sequence.handle % 2 == 1
 
 
-def controller(world: World, curve: Curve | None = None) -> Controller:
+def controller(world: World, curve: LatencyCurve | None = None) -> Controller:
     machine = world.machine
-    measured = Curve([machine.seconds(rows) for rows in range(1, 257)])
-    return Controller(Costs(curve or measured), MOST, world.passes)
+    measured = LatencyCurve([machine.seconds(rows) for rows in range(1, 257)])
+    return Controller(StepCostModel(curve or measured), MOST, world.passes)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def run(steps: int, seeds: int = 2, **world: Any) -> Ran:
     for seed in range(seeds):
         plain, other = World(seed=seed, **world), World(seed=seed, **world)
         tokens = steps * plain.batch
-        plain_s += tokens / plain.run(FixedLength(0), tokens)
+        plain_s += tokens / plain.run(FixedDraftLength(0), tokens)
         controllers.append(controller(other))
         took_s += tokens / other.run(controllers[-1], tokens)
         worlds.append(other)
@@ -156,7 +156,7 @@ def test_a_sequence_that_copies_gets_long_drafts_and_others_none() -> None:
         length=400,
     )
     plain = 4 / LOOKUP.seconds(4)
-    assert ran.speedup > 1.02 * fixed.run(FixedLength(4), 6000) / plain
+    assert ran.speedup > 1.02 * fixed.run(FixedDraftLength(4), 6000) / plain
 
 
 def test_classes_of_requests_are_told_apart() -> None:
@@ -168,7 +168,7 @@ def test_classes_of_requests_are_told_apart() -> None:
         batch=8,
     )
     one = World(LARGE, lambda s, t: 0.85 if odd(s, t) else 0.05, 8)
-    together = max(one.run(FixedLength(nodes), 3000) for nodes in (1, 2, 4))
+    together = max(one.run(FixedDraftLength(nodes), 3000) for nodes in (1, 2, 4))
     assert ran.speedup > together / (8 / LARGE.seconds(8))
 
 
@@ -197,7 +197,7 @@ def test_a_machine_that_gets_slower_and_faster_is_no_reason_to_stop() -> None:
 def test_a_wrong_curve_is_put_right() -> None:
     """Calibrated while the machine was three times as fast, and as if rows cost nothing."""
     world = World(SMALL, always(0.3), 8, noise=0.05)
-    control = controller(world, Curve([0.6e-3] * 256))
+    control = controller(world, LatencyCurve([0.6e-3] * 256))
     ratio = world.run(control, 8 * 1500) / (8 / SMALL.seconds(8))
     assert ratio > 0.95  # clocks' outliers are in it, 2%
 
@@ -208,7 +208,7 @@ def test_a_wrong_curve_is_put_right() -> None:
 def test_nothing_is_proposed_where_nothing_is_known_of_costs() -> None:
     world = World(LARGE, always(0.9), 2)
     known: list[Coefficients] = []
-    costs = Costs(None, lambda: known[0] if known else None)
+    costs = StepCostModel(None, lambda: known[0] if known else None)
     control = Controller(costs, MOST, world.passes)
     world.run(control, 200)
     assert not any(world.asked)
@@ -221,7 +221,7 @@ def test_no_more_than_the_request_has_left() -> None:
     world = World(LARGE, always(0.95), 3, length=9)
     control = controller(world)
 
-    class Checked(EveryStep):
+    class Checked(ObserveEveryStep):
         def wanted(self, decoding: Any, chunk: int) -> Any:
             counts = control.wanted(decoding, chunk)
             assert len(counts) in (0, len(decoding))
@@ -229,7 +229,7 @@ def test_no_more_than_the_request_has_left() -> None:
                 assert 0 <= count <= min(MOST, max(0, s.request.length_limit - len(s.tokens) - 1))
             return counts
 
-        def observe(self, outcome: Outcome) -> None:
+        def observe(self, outcome: StepOutcome) -> None:
             control.observe(outcome)
 
         def speedups(self) -> tuple[float, float]:

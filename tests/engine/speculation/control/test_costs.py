@@ -9,8 +9,8 @@ import pytest
 
 from engine.model_config.config import padded_rows
 from engine.scheduling.step_time import Coefficients
-from engine.speculation.control.draft_choice import Curve, calibrate, from_knots
-from engine.speculation.control.step_costs import Costs, Proposing
+from engine.speculation.control.draft_choice import LatencyCurve, calibrate, curve_from_knots
+from engine.speculation.control.step_costs import ProposalCost, StepCostModel
 
 
 class Machine:
@@ -52,18 +52,18 @@ def test_a_large_model_is_measured_where_it_matters() -> None:
 
 
 def test_between_and_beyond_the_knots() -> None:
-    curve = from_knots([1, 2, 4, 8], [1.0, 1.0, 3.0, 5.0])
+    curve = curve_from_knots([1, 2, 4, 8], [1.0, 1.0, 3.0, 5.0])
     assert [curve(rows) for rows in (1, 2, 3, 4, 6, 8)] == [1.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert curve(10) == pytest.approx(6.0)
     assert list(curve.span(7, 9)) == pytest.approx([4.5, 5.0, 5.5])
 
 
 def test_what_was_disturbed_is_no_slower_than_more_rows() -> None:
-    curve = from_knots([1, 2, 4, 8], [1.0, 9.0, 3.0, 5.0])
+    curve = curve_from_knots([1, 2, 4, 8], [1.0, 9.0, 3.0, 5.0])
     assert [curve(rows) for rows in (1, 2, 4, 8)] == [1.0, 3.0, 3.0, 5.0]
 
 
-def fed(costs: Costs, batch: int, nodes: int, ratio: float, steps: int) -> None:
+def fed(costs: StepCostModel, batch: int, nodes: int, ratio: float, steps: int) -> None:
     assert costs.calibrated is not None
     for _ in range(steps):
         took = costs.calibrated(batch + nodes) * ratio
@@ -71,8 +71,8 @@ def fed(costs: Costs, batch: int, nodes: int, ratio: float, steps: int) -> None:
 
 
 def test_the_overhead_of_verifying_is_learned_from_steps() -> None:
-    curve = Curve(np.linspace(1e-2, 2e-2, 65))
-    costs = Costs(curve)
+    curve = LatencyCurve(np.linspace(1e-2, 2e-2, 65))
+    costs = StepCostModel(curve)
     fed(costs, 4, 0, 1.2, 50)
     assert costs.plain(curve, 4, 0) == pytest.approx(1.2 * curve(4))
     assert costs.verify(curve, 4, 8, 0, 0)[8] == pytest.approx(1.2 * curve(12))
@@ -82,8 +82,8 @@ def test_the_overhead_of_verifying_is_learned_from_steps() -> None:
 
 
 def test_a_machine_that_is_slower_now_does_not_make_speculation_worse() -> None:
-    curve = Curve(np.linspace(1e-2, 2e-2, 65))
-    costs = Costs(curve)
+    curve = LatencyCurve(np.linspace(1e-2, 2e-2, 65))
+    costs = StepCostModel(curve)
     fed(costs, 4, 0, 1.0, 50)
     for _ in range(10):
         fed(costs, 4, 4, 1.1, 8)
@@ -94,8 +94,8 @@ def test_a_machine_that_is_slower_now_does_not_make_speculation_worse() -> None:
 
 def test_nor_does_one_that_is_faster_while_it_speculates() -> None:
     """Plain steps are seldom then; they are as much quicker as the others are."""
-    curve = Curve(np.linspace(1e-2, 2e-2, 65))
-    costs = Costs(curve)
+    curve = LatencyCurve(np.linspace(1e-2, 2e-2, 65))
+    costs = StepCostModel(curve)
     fed(costs, 4, 0, 1.6, 50)
     for _ in range(10):
         fed(costs, 4, 4, 1.1, 8)
@@ -105,8 +105,8 @@ def test_nor_does_one_that_is_faster_while_it_speculates() -> None:
 
 
 def test_one_late_step_is_not_believed() -> None:
-    curve = Curve(np.linspace(1e-2, 2e-2, 65))
-    costs = Costs(curve)
+    curve = LatencyCurve(np.linspace(1e-2, 2e-2, 65))
+    costs = StepCostModel(curve)
     fed(costs, 1, 0, 1.0, 50)
     fed(costs, 1, 0, 30.0, 1)
     fed(costs, 1, 4, 30.0, 1)
@@ -115,8 +115,8 @@ def test_one_late_step_is_not_believed() -> None:
 
 
 def test_prompts_beside_it_are_not_what_speculation_costs() -> None:
-    curve = Curve(np.concatenate([np.full(64, 1e-2), 1e-2 + 1e-4 * np.arange(1, 1000)]))
-    costs = Costs(curve)
+    curve = LatencyCurve(np.concatenate([np.full(64, 1e-2), 1e-2 + 1e-4 * np.arange(1, 1000)]))
+    costs = StepCostModel(curve)
     alone, beside = costs.verify(curve, 8, 16, 0, 0), costs.verify(curve, 8, 16, 512, 0)
     assert alone[16] == pytest.approx(curve(8))  # below the ridge rows cost nothing
     assert beside[0] == pytest.approx(curve(8))
@@ -124,14 +124,14 @@ def test_prompts_beside_it_are_not_what_speculation_costs() -> None:
 
 
 def test_without_a_curve_the_fitted_line_does_and_without_both_nothing() -> None:
-    assert Costs(None).curve() is None
-    line = Costs(None, lambda: Coefficients(2e-3, 1e-4, 0.0, 0.0, 0.0)).curve()
+    assert StepCostModel(None).curve() is None
+    line = StepCostModel(None, lambda: Coefficients(2e-3, 1e-4, 0.0, 0.0, 0.0)).curve()
     assert line is not None and line(10) == pytest.approx(3e-3)
 
 
 @pytest.mark.parametrize(("a_pass", "row"), [(4e-4, 1e-5), (0.0, 2e-5), (1e-3, 0.0)])
 def test_seconds_of_proposing(a_pass: float, row: float) -> None:
-    draw, proposing = random.Random(5), Proposing()
+    draw, proposing = random.Random(5), ProposalCost()
     proposing.observe(1, 1, 80e-3)  # what the first call makes ready is not what calls cost
     for _ in range(60):
         passes, batch = draw.randrange(1, 9), draw.randrange(1, 33)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from engine.speculation.control.acceptance import EXPONENTS, ClassGains, Luck
+from engine.speculation.control.acceptance import EXPONENTS, AcceptanceModel, SequenceAcceptance
 from engine.speculation.control.draft_choice import Vector
 
 ONE = int(np.flatnonzero(EXPONENTS == 1.0)[0])
@@ -24,8 +24,8 @@ def chain(draw: random.Random, acceptance: float, nodes: int, most: int) -> tupl
     return asked, accepted
 
 
-def taught(acceptance: float, nodes: int, most: int, drafts: int = 1000) -> ClassGains:
-    draw, gains = random.Random(1), ClassGains(most)
+def taught(acceptance: float, nodes: int, most: int, drafts: int = 1000) -> AcceptanceModel:
+    draw, gains = random.Random(1), AcceptanceModel(most)
     for _ in range(drafts):
         asked, accepted = chain(draw, acceptance, nodes, most)
         gains.observe(asked, asked, accepted, 1)
@@ -47,7 +47,7 @@ def test_places_never_reached_follow_from_those_before(acceptance: float) -> Non
 
 
 def test_what_is_not_proposed_costs_nothing() -> None:
-    gains, draw = ClassGains(4), random.Random(2)
+    gains, draw = AcceptanceModel(4), random.Random(2)
     for _ in range(500):
         found = np.full(4, float(draw.random() < 0.3))
         gains.observe(np.ones(4), found, found * [1, 1, 0, 0], 1)
@@ -68,7 +68,7 @@ def test_an_old_verdict_gives_way() -> None:
 
 @pytest.mark.parametrize("own", [0.05, 0.5, 0.97])
 def test_a_sequence_differs_from_its_class(own: float) -> None:
-    gains, luck, draw = taught(0.5, 4, 8), Luck(8), random.Random(3)
+    gains, luck, draw = taught(0.5, 4, 8), SequenceAcceptance(8), random.Random(3)
     places = luck.places([7])
     assert gains.powers[luck.exponents(places, gains, 0)][0][0] == pytest.approx(0.5, abs=0.1)
     learned = []
@@ -80,7 +80,7 @@ def test_a_sequence_differs_from_its_class(own: float) -> None:
 
 
 def test_a_sequence_that_is_left_alone_becomes_like_its_class() -> None:
-    gains, luck = taught(0.5, 4, 8), Luck(8)
+    gains, luck = taught(0.5, 4, 8), SequenceAcceptance(8)
     places = luck.places([7, 8])
     for step in range(20):
         asked = np.tile([1.0, 1, 1, 1, 0, 0, 0, 0], (2, 1))
@@ -92,7 +92,7 @@ def test_a_sequence_that_is_left_alone_becomes_like_its_class() -> None:
 
 
 def test_places_are_given_again_and_begin_anew() -> None:
-    luck = Luck(4)
+    luck = SequenceAcceptance(4)
     kept = luck.places([1])
     for handle in range(2, 500):
         at = luck.places([1, handle])

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.sampling.drawer import Drawer
+from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Phase, Sequence
-from engine.speculation.proposers.draft_runner import HEAD, Draws
+from engine.speculation.proposers.draft_runner import TOP_TOKENS, DraftSampler
 from tests.engine.conftest import request
 
 VOCAB = 320
@@ -32,7 +32,7 @@ def _seated(kinds: list[dict[str, Any]]) -> tuple[SamplingTable, list[Sequence],
     for i, kind in enumerate(kinds):
         sequence = Sequence(i, request(f"r{i}", [5, 6, 7], seed=i, **kind), Phase.DECODE)
         sequence.take_row(len(kinds) - 1 - i, i + 1)
-        table.seat(sequence)
+        table.set_row(sequence)
         sequences.append(sequence)
     return table, sequences, torch.tensor([s.row for s in sequences])
 
@@ -40,7 +40,7 @@ def _seated(kinds: list[dict[str, Any]]) -> tuple[SamplingTable, list[Sequence],
 @pytest.mark.parametrize("kinds", MIXES, ids=range(len(MIXES)))
 def test_draws_as_the_target_does(kinds: list[dict[str, Any]]) -> None:
     table, sequences, rows = _seated(kinds)
-    draws, target = Draws(sequences, rows, table), Drawer(table)
+    draws, target = DraftSampler(sequences, rows, table), Sampler(table)
     generator = torch.Generator().manual_seed(4)
     for place in range(40):
         # So uneven that what is left out of the head is never drawn.
@@ -56,7 +56,7 @@ def test_draws_as_the_target_does(kinds: list[dict[str, Any]]) -> None:
 
 def test_the_first_ones_go_on() -> None:
     table, sequences, rows = _seated(KINDS)
-    draws = Draws(sequences, rows, table)
+    draws = DraftSampler(sequences, rows, table)
     logits = torch.randn(len(KINDS), VOCAB, generator=torch.Generator().manual_seed(1))
     positions = torch.arange(len(KINDS))
     every = draws.draw(logits.clone(), positions).tolist()
@@ -68,7 +68,7 @@ def test_filters_are_met_within_the_head() -> None:
     """Flat logits: nothing ends within the head, and still only its tokens are drawn."""
     table, sequences, rows = _seated(KINDS)
     logits = torch.randn(len(KINDS), VOCAB, generator=torch.Generator().manual_seed(2)) * 0.01
-    drawn = Draws(sequences, rows, table).draw(logits.clone(), torch.arange(len(KINDS)))
-    head = logits.topk(HEAD).indices
+    drawn = DraftSampler(sequences, rows, table).draw(logits.clone(), torch.arange(len(KINDS)))
+    head = logits.topk(TOP_TOKENS).indices
     assert (head == drawn[:, None]).any(dim=1).all()
     assert drawn[:2].tolist() == logits[:2].argmax(dim=1).tolist()

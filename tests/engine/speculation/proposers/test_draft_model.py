@@ -12,18 +12,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.lib.settings import engine_config
 from decode_worker.policy import plan
-from engine.batching.attention_metadata import chunk_reach
-from engine.batching.batch import Batch, View
-from engine.execution.engine import Engine, EngineConfig
+from engine.batching.attention_metadata import chunk_attention
+from engine.batching.batch import AttentionMetadata, PackedBatch
+from engine.execution.engine import Engine
 from engine.kv_cache.kv_pool import make_pool
-from engine.model.decoder import Model
-from engine.model.linear import draft_linear
-from engine.sampling.noise import NoiseRows, draw_all, row_key
+from engine.model.decoder import DecoderModel
+from engine.model.linear import make_draft_linear
+from engine.sampling.noise import NoiseRows, noise_key, sample_unfiltered
+from engine.scheduling.draft_pages import allocate_draft_pages, trim_draft_pages
 from engine.scheduling.sequence import Sequence as Running
-from engine.scheduling.sequence import extend, trim
-from engine.speculation.proposers.draft_model import NEAR, WORTH, DraftModel, load_draft
-from engine.speculation.proposers.draft_runner import HEAD
+from engine.speculation.proposers.draft_model import (
+    CATCH_UP_WORTH,
+    MAX_INLINE_TOKENS,
+    DraftModel,
+    load_draft,
+)
+from engine.speculation.proposers.draft_runner import TOP_TOKENS
 from protocol.errors import StartupError
 from tests.engine.conftest import load_model, request
 from tests.engine.families import save
@@ -34,17 +40,17 @@ ROUNDING = 1e-4
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def window(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     return load_model(save(tmp_path_factory.mktemp("window"), "mistral"))
 
 
 class Desk:
     """An engine whose decoding sequences are proposed to."""
 
-    def __init__(self, target: Model, draft: Model, **changes: Any) -> None:
+    def __init__(self, target: DecoderModel, draft: DecoderModel, **changes: Any) -> None:
         sizes = {**SIZES, **{k: v for k, v in changes.items() if k in SIZES}}
         own = {k: v for k, v in changes.items() if k not in SIZES}
-        self.engine = Engine(target, EngineConfig(**sizes), plan)
+        self.engine = Engine(target, engine_config(**sizes), plan)
         self.proposer = DraftModel(
             draft,
             self.engine.state,
@@ -59,7 +65,7 @@ class Desk:
         engine = self.engine
         planned = engine.plan()
         decoding = planned.decode
-        asked = extend(engine.manager, decoding, [wanted(s) for s in decoding])
+        asked = allocate_draft_pages(engine.manager, decoding, [wanted(s) for s in decoding])
         out: list[tuple[Running, list[int]]] = []
         if any(asked):
             rows = torch.tensor([s.row for s in decoding])
@@ -73,7 +79,7 @@ class Desk:
             engine.run(planned)
         for sequence in decoding:
             if sequence.pages:
-                trim(engine.manager, sequence)
+                trim_draft_pages(engine.manager, sequence)
         return out
 
     @torch.inference_mode()
@@ -85,18 +91,20 @@ class Desk:
         text, first = torch.tensor(sequence.tokens + tokens[:-1]), len(sequence.tokens)
         at, like = torch.arange(len(text)), torch.empty(0)
         views = {
-            window: View(0, (), (chunk_reach(at[:0], 0, 0, len(text), window, like),))
+            window: AttentionMetadata(
+                0, (), (chunk_attention(at[:0], 0, 0, len(text), window, like),)
+            )
             for window in set(self.draft.config.windows)
         }
-        logits = self.draft.forward(Batch(text, at, at, views, at[first - 1 :]), self._pool)
+        logits = self.draft.forward(PackedBatch(text, at, at, views, at[first - 1 :]), self._pool)
         s = sequence.request.sampling
         if s.temperature == 0.0:
             chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
             assert bool((chosen >= logits.amax(dim=-1) - ROUNDING).all())
             return
-        keys = torch.full((len(tokens),), row_key(s.seed, s.choice))
+        keys = torch.full((len(tokens),), noise_key(s.seed, s.choice))
         rows = NoiseRows(torch.full((len(tokens),), s.temperature), keys, at[first - 1 :] + 1)
-        assert tokens == draw_all(logits, rows).tolist()
+        assert tokens == sample_unfiltered(logits, rows).tolist()
 
 
 def _prompt(count: int, seed: int = 0) -> list[int]:
@@ -110,7 +118,9 @@ def _decode_all(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2])
-def test_proposes_what_it_would_say(tiny: Model, window: Model, temperature: float) -> None:
+def test_proposes_what_it_would_say(
+    tiny: DecoderModel, window: DecoderModel, temperature: float
+) -> None:
     for draft in (tiny, window):
         desk = Desk(window, draft)
         for i, count in enumerate([5, 31, 64, 150]):
@@ -126,7 +136,7 @@ def test_proposes_what_it_would_say(tiny: Model, window: Model, temperature: flo
         assert proposed > 150
 
 
-def test_one_that_says_the_same_is_always_right(tiny: Model) -> None:
+def test_one_that_says_the_same_is_always_right(tiny: DecoderModel) -> None:
     """Noise included: what is proposed is what the target draws."""
     desk = Desk(tiny, tiny)
     told: list[tuple[int, list[int]]] = []
@@ -143,9 +153,11 @@ def test_one_that_says_the_same_is_always_right(tiny: Model) -> None:
     assert len(told) > 50
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(data=st.data())
-def test_whatever_happens_drafts_are_right(tiny: Model, window: Model, data: st.DataObject) -> None:
+def test_whatever_happens_drafts_are_right(
+    tiny: DecoderModel, window: DecoderModel, data: st.DataObject
+) -> None:
     """Few pages: sequences are preempted, share prefixes, end, and are not always asked."""
     desk = Desk(tiny, window, pages=data.draw(st.integers(12, 30)), max_batch=4, chunk=64)
     system = _prompt(70)
@@ -161,7 +173,7 @@ def test_whatever_happens_drafts_are_right(tiny: Model, window: Model, data: st.
     assert not desk.engine.scheduler.sequences
 
 
-def test_catches_up_in_portions(tiny: Model) -> None:
+def test_catches_up_in_portions(tiny: DecoderModel) -> None:
     desk = Desk(tiny, tiny, chunk=32)
     desk.proposer._chunk = 50
     for i in range(2):
@@ -172,7 +184,7 @@ def test_catches_up_in_portions(tiny: Model) -> None:
     assert counts == [[0, 0], [0, 0], [3, 0], [3, 0], [3, 3], [3, 3]]
 
 
-def test_a_shared_prefix_is_computed_once(tiny: Model) -> None:
+def test_a_shared_prefix_is_computed_once(tiny: DecoderModel) -> None:
     desk = Desk(tiny, tiny)
     system = _prompt(96)
     desk.engine.generate(0, request("first", [*system, 5, 6], max_tokens=60))
@@ -186,7 +198,7 @@ def test_a_shared_prefix_is_computed_once(tiny: Model) -> None:
     assert [len(tokens) for _, tokens in desk.propose(lambda s: 2)] == [2, 2]
 
 
-def test_nothing_beyond_its_own_context(tiny: Model) -> None:
+def test_nothing_beyond_its_own_context(tiny: DecoderModel) -> None:
     desk = Desk(tiny, tiny, positions=60)
     desk.engine.generate(0, request("r", _prompt(50), max_tokens=20))
     _decode_all(desk.engine)
@@ -198,21 +210,23 @@ def test_nothing_beyond_its_own_context(tiny: Model) -> None:
     assert [counts[n] for n in (55, 57, 58, 60, 61, 66)] == [4, 4, 3, 1, 0, 0]
 
 
-def test_does_not_catch_up_for_little(tiny: Model) -> None:
+def test_does_not_catch_up_for_little(tiny: DecoderModel) -> None:
     desk = Desk(tiny, tiny, chunk=512)
-    desk.engine.generate(0, request("r", _prompt(20 + NEAR + 3 * WORTH), max_tokens=5))
+    desk.engine.generate(
+        0, request("r", _prompt(20 + MAX_INLINE_TOKENS + 3 * CATCH_UP_WORTH), max_tokens=5)
+    )
     _decode_all(desk.engine)
     while desk.engine.scheduler.decoding:
         told = desk.propose(lambda s: 2)
         assert all(tokens == [] for _, tokens in told)
 
 
-def test_forgets_stays(tiny: Model) -> None:
+def test_forgets_stays(tiny: DecoderModel) -> None:
     desk = Desk(tiny, tiny)
     desk.engine.generate(0, request("r", _prompt(20), max_tokens=20))
     _decode_all(desk.engine)
     desk.propose(lambda s: 2)
-    desk.proposer.forget([s.seating for s in desk.engine.scheduler.decoding])
+    desk.proposer.forget([s.row_lease for s in desk.engine.scheduler.decoding])
     assert not desk.proposer._known._stays
     desk.propose(lambda s: 2)  # and starts anew
 
@@ -221,8 +235,8 @@ def _pad(folder: Path, vocab: int) -> Path:
     return save(folder, "llama", vocab_size=vocab)
 
 
-def test_another_vocabulary_is_refused(tiny: Model, tmp_path: Path) -> None:
-    state = Engine(tiny, EngineConfig(**SIZES), plan).state
+def test_another_vocabulary_is_refused(tiny: DecoderModel, tmp_path: Path) -> None:
+    state = Engine(tiny, engine_config(**SIZES), plan).state
     with pytest.raises(StartupError, match=r"other: has a vocabulary of 352 .* of 320"):
         load_draft(_pad(tmp_path / "other", 352), tiny, state, pages=64, most=4)
 
@@ -231,13 +245,13 @@ TOKENIZER = '{{"model": {{"vocab": {{"a": 0, "{b}": 1}}}}, "added_tokens": []}}'
 
 
 @pytest.mark.parametrize("size", [256, 352])
-def test_one_padded_otherwise_will_do(tiny: Model, tmp_path: Path, size: int) -> None:
+def test_one_padded_otherwise_will_do(tiny: DecoderModel, tmp_path: Path, size: int) -> None:
     draft = _pad(tmp_path / "draft", size)
     target = tmp_path / "target"
     target.mkdir()
     for folder in (draft, target):
         (folder / "tokenizer.json").write_text(TOKENIZER.format(b="b"))
-    engine = Engine(tiny, EngineConfig(**SIZES), plan)
+    engine = Engine(tiny, engine_config(**SIZES), plan)
     options: dict[str, Any] = {"pages": 64, "most": 4, "target_folder": target}
     proposer = load_draft(draft, tiny, engine.state, **options)
     engine.generate(0, request("r", [319, 255, 7], max_tokens=9))
@@ -254,9 +268,9 @@ def test_one_padded_otherwise_will_do(tiny: Model, tmp_path: Path, size: int) ->
         load_draft(draft, tiny, engine.state, **options)
 
 
-def test_the_head_is_less_than_the_vocabulary(tiny: Model) -> None:
+def test_the_head_is_less_than_the_vocabulary(tiny: DecoderModel) -> None:
     """Else the tests above would not see what is left out of it."""
-    assert tiny.config.vocab_size > HEAD
+    assert tiny.config.vocab_size > TOP_TOKENS
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 40])
@@ -267,7 +281,7 @@ def test_a_drafts_products_are_products(rows: int) -> None:
         for shape in ((256, 96), (256,), (rows, 96), (rows, 256))
     )
     for own in (None, bias):
-        product = draft_linear(weight, own)
+        product = make_draft_linear(weight, own)
         expected = torch.nn.functional.linear(x, weight, own)
         torch.testing.assert_close(product(x), expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from engine.execution.engine import Engine
-from engine.model.decoder import Model
-from engine.sampling.noise import gumbel, row_key
+from engine.model.decoder import DecoderModel
+from engine.sampling.noise import gumbel_noise, noise_key
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.control.draft_lengths import FixedLength
+from engine.speculation.control.draft_lengths import FixedDraftLength
 from engine.speculation.control.speculator import Speculator
 from engine.speculation.drafts import ROOT, Drafts
 from engine.speculation.proposers.draft_tree import best_tree
-from engine.speculation.proposers.eagle import Eagle
-from engine.speculation.proposers.medusa import Medusa
-from engine.speculation.proposers.proposer import Advance, Proposer, Tapping
+from engine.speculation.proposers.eagle import EagleProposer
+from engine.speculation.proposers.medusa import MedusaProposer
+from engine.speculation.proposers.proposer import LayerTapProposer, Proposer, VerifiedStep
 from tests.engine.conftest import drain, request
 from tests.engine.heads import (
     EAGLE3_CONFIG,
@@ -48,7 +48,7 @@ class Spy:
         self._inner = inner
         self.name, self.most, self.wants_hidden = inner.name, inner.most, inner.wants_hidden
         self.caught_up_s = 0.0
-        self.taps = inner.taps if isinstance(inner, Tapping) else ()
+        self.taps = inner.taps if isinstance(inner, LayerTapProposer) else ()
         self.seen: Seen = []
 
     def passes(self, nodes: int) -> int:
@@ -64,7 +64,7 @@ class Spy:
             self.seen.append((prompt, list(sequence.tokens), own, drafts.parents_of(i)))
         return drafts
 
-    def saw(self, advance: Advance) -> None:
+    def saw(self, advance: VerifiedStep) -> None:
         self._inner.saw(advance)
 
     def forget(self, seatings: Sequence[int]) -> None:
@@ -77,13 +77,13 @@ def reference(tiny_folder: Path) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def medusa_folder(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def medusa_folder(tiny: DecoderModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("medusa")
     return write(folder, medusa_state(tiny), {"medusa_num_heads": 3, "tree_prior": PRIOR})
 
 
 @pytest.fixture(scope="module")
-def eagle_folders(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def eagle_folders(tiny: DecoderModel, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """By version."""
     home = tmp_path_factory.mktemp("eagle")
     more = {"tree_prior": [*PRIOR, *([[0.2, 0.1]] * 5)]}
@@ -100,7 +100,7 @@ def eagle_folder(eagle_folders: dict[int, Path]) -> Path:
 
 def speculate(engine: Engine, proposer: Proposer, nodes: int) -> Spy:
     spy = Spy(proposer)
-    engine.speculate(Speculator(spy, FixedLength(nodes), engine.model.config.vocab_size))
+    engine.speculate(Speculator(spy, FixedDraftLength(nodes), engine.model.config.vocab_size))
     return spy
 
 
@@ -123,15 +123,18 @@ def drawn_alone(make_engine: Callable[..., Engine], **options: Any) -> dict[int,
 
 def proposer_of(kind: str, engine: Engine, medusa: Path, eagle: Path) -> Proposer:
     if kind == "medusa":
-        return Medusa(engine.model, engine.state, medusa)
-    return Eagle(engine.model, engine.state, eagle, engine.config.pages)
+        return MedusaProposer(engine.model, engine.state, medusa)
+    return EagleProposer(engine.model, engine.state, eagle, engine.config.pages)
 
 
 def test_medusa_proposes_what_its_heads_rank_first(
-    make_engine: Callable[..., Engine], tiny: Model, medusa_folder: Path, reference: Reference
+    make_engine: Callable[..., Engine],
+    tiny: DecoderModel,
+    medusa_folder: Path,
+    reference: Reference,
 ) -> None:
     engine = make_engine()
-    spy = speculate(engine, Medusa(tiny, engine.state, medusa_folder), 7)
+    spy = speculate(engine, MedusaProposer(tiny, engine.state, medusa_folder), 7)
     prompts(engine)
     said = drain(engine)
     assert said == drawn_alone(make_engine)
@@ -153,14 +156,14 @@ def test_medusa_proposes_what_its_heads_rank_first(
 @pytest.mark.parametrize("version", [1, 3])
 def test_eagle_proposes_what_its_layer_foretells(
     make_engine: Callable[..., Engine],
-    tiny: Model,
+    tiny: DecoderModel,
     eagle_folders: dict[int, Path],
     reference: Reference,
     version: int,
     nodes: int,
 ) -> None:
     engine = make_engine()
-    proposer = Eagle(tiny, engine.state, eagle_folders[version], engine.config.pages)
+    proposer = EagleProposer(tiny, engine.state, eagle_folders[version], engine.config.pages)
     assert proposer.taps == (TAPS if version == 3 else ())
     spy = speculate(engine, proposer, nodes)
     prompts(engine)
@@ -182,7 +185,7 @@ def test_eagle_proposes_what_its_layer_foretells(
     assert proposed > 10 * nodes / 2
 
 
-class SomeLengths(FixedLength):
+class SomeLengths(FixedDraftLength):
     """Nothing for a while, then unequal numbers."""
 
     def __init__(self, pause: int) -> None:
@@ -199,13 +202,13 @@ class SomeLengths(FixedLength):
 @pytest.mark.parametrize("pause", [2, 20, 70])
 def test_eagle_catches_up_after_steps_without_proposals(
     make_engine: Callable[..., Engine],
-    tiny: Model,
+    tiny: DecoderModel,
     eagle_folder: Path,
     reference: Reference,
     pause: int,
 ) -> None:
     engine = make_engine()
-    spy = Spy(Eagle(tiny, engine.state, eagle_folder, engine.config.pages))
+    spy = Spy(EagleProposer(tiny, engine.state, eagle_folder, engine.config.pages))
     vocab = tiny.config.vocab_size
     engine.speculate(Speculator(spy, SomeLengths(pause), vocab))
     prompts(engine, tokens=150)
@@ -239,7 +242,7 @@ def test_a_row_that_changes_hands_is_not_mistaken(
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])
 def test_drafts_are_drawn_with_the_noise_of_the_target(
     make_engine: Callable[..., Engine],
-    tiny: Model,
+    tiny: DecoderModel,
     tmp_path: Path,
     reference: Reference,
     kind: str,
@@ -252,14 +255,14 @@ def test_drafts_are_drawn_with_the_noise_of_the_target(
     if kind == "medusa":
         state = {"0.0.linear.weight": torch.zeros(h, h), "0.0.linear.bias": torch.zeros(h)}
         folder = write(tmp_path, state, {"medusa_num_heads": 1})
-        proposer: Proposer = Medusa(tiny, engine.state, folder)
+        proposer: Proposer = MedusaProposer(tiny, engine.state, folder)
     else:
         state = eagle_state(tiny, bias=False)
         state["fc.weight"] = torch.cat([torch.zeros(h, h), torch.eye(h)], 1)
         for name in ("self_attn.o_proj", "mlp.down_proj"):
             state[f"layers.0.{name}.weight"] *= 0.0
         folder = write(tmp_path, state, EAGLE_CONFIG)
-        proposer = Eagle(tiny, engine.state, folder, engine.config.pages)
+        proposer = EagleProposer(tiny, engine.state, folder, engine.config.pages)
     spy = speculate(engine, proposer, 1)
     prompts(engine, temperature=0.6)
     assert drain(engine) == texts
@@ -279,5 +282,5 @@ def test_drafts_are_drawn_with_the_noise_of_the_target(
 
 def _draw(logits: Tensor, seed: int, position: int) -> int:
     every = torch.arange(len(logits))
-    noise = gumbel(torch.tensor([row_key(seed, 0)]), torch.tensor([position]), every)[0]
+    noise = gumbel_noise(torch.tensor([noise_key(seed, 0)]), torch.tensor([position]), every)[0]
     return int((logits.double() / 0.6 + noise).argmax())

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduling.sequence import Phase, Sequence
-from engine.speculation.proposers.ngram import FOLLOWED, PORTION, SIZES, Lookup, NGram
+from engine.speculation.proposers.ngram import (
+    INDEX_TOKENS_PER_STEP,
+    MAX_MATCH_TOKENS,
+    NGRAM_SIZES,
+    NgramIndex,
+    NgramProposer,
+)
 from tests.engine.conftest import request
 from tests.engine.proposers import Oracle, RandomDraft
 
@@ -41,12 +47,12 @@ class Searched:
 
     def _search(self) -> tuple[int, int, int] | None:
         tokens, length = self._tokens, len(self._tokens)
-        for n in SIZES:
+        for n in NGRAM_SIZES:
             for place in range(length - 1, n - 1, -1):
                 if tokens[place - n : place] == tokens[length - n :]:
                     matched = max(
                         m
-                        for m in range(n, max(n, min(FOLLOWED, place)) + 1)
+                        for m in range(n, max(n, min(MAX_MATCH_TOKENS, place)) + 1)
                         if tokens[place - m : place] == tokens[length - m :]
                     )
                     return place, length, matched
@@ -57,7 +63,7 @@ class Searched:
 def test_proposes_what_a_search_finds(
     text: list[int], steps: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    lookup, searched = Lookup(text), Searched(text)
+    lookup, searched = NgramIndex(text), Searched(text)
     for right, most in steps:
         while lookup.index(data.draw(st.integers(1, 100))):
             pass
@@ -69,7 +75,7 @@ def test_proposes_what_a_search_finds(
 
 @given(texts, st.integers(1, 7))
 def test_the_index_takes_no_more_than_it_is_told(text: list[int], most: int) -> None:
-    lookup, taken = Lookup(text), []
+    lookup, taken = NgramIndex(text), []
     while (count := lookup.index(most)) > 0:
         taken.append(count)
         lookup.propose(4)  # what is indexed so far does for now
@@ -79,14 +85,14 @@ def test_the_index_takes_no_more_than_it_is_told(text: list[int], most: int) -> 
 
 def test_periodic_text_goes_on_as_long_as_wanted() -> None:
     text = [5, 6, 7] * 4
-    lookup = Lookup(text)
+    lookup = NgramIndex(text)
     lookup.index(100)
     assert lookup.propose(14) == ([5, 6, 7] * 5)[:14]
 
 
 def test_a_chance_match_says_little() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 2]
-    lookup = Lookup(text)
+    lookup = NgramIndex(text)
     lookup.index(100)
     assert lookup.propose(8) == [3]
     text.append(3)
@@ -101,7 +107,7 @@ def _sequence(seating: int, prompt: list[int]) -> Sequence:
 
 
 def test_proposes_to_those_that_want_it() -> None:
-    proposer = NGram(most=4)
+    proposer = NgramProposer(most=4)
     repeating = [1, 2, 3, 4, 5] * 3
     sequences = [_sequence(i, p) for i, p in enumerate([repeating, [1, 2, 3], repeating])]
     drafts = proposer.propose(sequences, torch.arange(3), [9, 4, 0])
@@ -111,22 +117,22 @@ def test_proposes_to_those_that_want_it() -> None:
 
 
 def test_a_stay_that_is_over_is_forgotten() -> None:
-    proposer = NGram(most=4)
+    proposer = NgramProposer(most=4)
     proposer.propose([_sequence(0, [1, 2, 1, 2]), _sequence(1, [1])], torch.arange(2), [4, 4])
     proposer.forget([0, 1, 77])
     assert not proposer._lookups
 
 
 def test_a_long_prompt_takes_several_steps() -> None:
-    prompt = [i * i % 4093 for i in range(2 * PORTION)] + [7, 7, 7, 9, 8, 1]
+    prompt = [i * i % 4093 for i in range(2 * INDEX_TOKENS_PER_STEP)] + [7, 7, 7, 9, 8, 1]
     prompt += prompt[10:14]  # found in the first portion
     sequence = _sequence(0, prompt)
-    proposer = NGram(most=4)
+    proposer = NgramProposer(most=4)
     rows = torch.zeros(1, dtype=torch.int64)
     first = proposer.propose([sequence], rows, [4])
     assert first.tokens.tolist() == prompt[14:18]
     lookup = proposer._lookups[0]
-    assert lookup._indexed == 1 + PORTION
+    assert lookup._indexed == 1 + INDEX_TOKENS_PER_STEP
     for _ in range(2):
         proposer.propose([sequence], rows, [4])
     assert lookup._indexed == len(prompt)

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 
 from protocol.block_keys import cache_root
 from protocol.registry.directory import ModelInfo
-from protocol.requests import Sampling, from_wire
+from protocol.requests import request_from_wire
+from protocol.sampling_params import SamplingParams
 from router.common.tokenizer import LONG_PROMPT
 from router.settings import RouterSettings
 from tests.router.conftest import MODEL, Start, running, until
@@ -83,11 +84,11 @@ async def test_sampling_reaches_the_worker(start: Start) -> None:
     bias = {"5": -100, "6": 0.5}
     await cluster.post(prompt=[5], max_tokens=3, logit_bias=bias, **given)
     await cluster.post(prompt=[5], max_tokens=3, top_k=-1)
-    full, plain = (from_wire(s.request).sampling for s in cluster.workers[0].requests)
+    full, plain = (request_from_wire(s.request).sampling for s in cluster.workers[0].requests)
     for name, value in given.items():
         assert getattr(full, name) == (tuple(value) if isinstance(value, list) else value)
     assert full.logit_bias == ((5, -100.0), (6, 0.5))
-    assert plain == Sampling(max_tokens=3, seed=plain.seed)
+    assert plain == SamplingParams(max_tokens=3, seed=plain.seed)
 
 
 @pytest.mark.parametrize(

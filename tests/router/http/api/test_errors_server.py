@@ -37,7 +37,7 @@ async def ask(cluster: Cluster, asked: Asked, *, stream: bool = False, **headers
 
 def counted(cluster: Cluster) -> dict[str, float]:
     """Requests by how they ended."""
-    page = cluster.app.state.router.page().decode()
+    page = cluster.app.state.router.metrics_page().decode()
     found = re.findall(r'^baton_requests_total{.*status="(\w+)"} (\S+)$', page, re.MULTILINE)
     return {status: float(count) for status, count in found if float(count)}
 

@@ -130,7 +130,7 @@ async def test_a_body_that_is_slow(start: Start) -> None:
             assert (reply.status, reply.error["code"]) == (408, "request_timeout")
             assert reply.error["message"] == "the body did not come within 0.3 s"
             assert await wire.closed()
-    page = cluster.app.state.router.page().decode()
+    page = cluster.app.state.router.metrics_page().decode()
     assert 'baton_requests_total{model="tiny",role="router",status="408"} 2.0' in page
 
 

@@ -64,7 +64,7 @@ async def test_one_tenants_hostile_grammars_are_its_own_trouble(
         assert told == [(400, "guided_grammar"), (400, schema)]
         after = wanted({"type": "object", "properties": {"after": {}}})
         assert (await post(cluster, "sk-bad", response_format=after)).status_code == 200
-        pids = cluster.app.state.router.formats.checker.trials.pids
+        pids = cluster.app.state.router.formats.checker.pool.pids
         assert pids and alive(pids) == pids
     assert not alive(pids)
     assert time.perf_counter() - start < BOUND_S

@@ -11,12 +11,12 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from router.common.errors import invalid
-from router.openai.answers.openapi import document
+from router.openai.answers.openapi import openapi_document
 from tests.router.conftest import MODEL, Start
 from tests.router.fake_worker import outputs
 from tests.router.http.api.test_chat import SAY_HI, WEATHER
 
-DOCUMENT = document(MODEL, keys=False)
+DOCUMENT = openapi_document(MODEL, keys=False)
 
 
 def check(name: str, value: Any) -> None:

@@ -4,16 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from router.openai.bodies.messages import Messages, for_template
-from router.openai.bodies.parsing import path_of
-from router.openai.bodies.strict_types import STRICT
+from router.openai.bodies.field_types import StrictModel
+from router.openai.bodies.messages import Messages, to_template_message
+from router.openai.bodies.parsing import field_path
 
 
-class Body(BaseModel):
-    model_config = STRICT
-
+class Body(StrictModel):
     messages: Messages
 
 
@@ -65,7 +63,7 @@ def test_mistakes_are_named(message: Any, path: str, text: str) -> None:
     with pytest.raises(ValidationError) as error:
         Body.model_validate({"messages": [user("a"), message]})
     first = error.value.errors()[0]
-    assert path_of(first["loc"]) == path
+    assert field_path(first["loc"]) == path
     assert text in f"{first['msg']} {first['type']}".replace("Field required", "required")
 
 
@@ -77,7 +75,7 @@ def test_some_messages_are_needed_and_not_too_many() -> None:
 
 def to_template(message: dict[str, Any], developer: bool = False) -> dict[str, Any]:
     [checked] = TypeAdapter(Messages).validate_python([message])
-    return for_template(checked, developer=developer)
+    return to_template_message(checked, developer=developer)
 
 
 def test_parts_are_lines() -> None:

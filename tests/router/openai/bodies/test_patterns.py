@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from router.openai.bodies.grammar_source import schema_source, tightened, without_nul
+from router.openai.bodies.grammar_source import exclude_nul, schema_source, without_nul
 from tests.router.openai.chat.toy import byte_level
 
 TOKENIZER = byte_level()
@@ -50,7 +50,7 @@ def test_only_patterns_are_written_anew() -> None:
         "description": "[^a]",
     }
     new = {"pattern": r"[^\x00a]"}
-    assert tightened(schema) == {
+    assert exclude_nul(schema) == {
         "properties": {"pattern": new, "const": new, "n": {"const": inner, "enum": [inner]}},
         "patternProperties": {r"^[^\x00b]$": {"anyOf": [new]}},
         "description": "[^a]",

@@ -15,9 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from router.common.errors import ApiError
 from router.openai.bodies.output_formats import ResponseFormat, StructuredOutputs
-from router.openai.chat.control_tokens import AddedTokens
+from router.openai.chat.call_grammar import AddedTokenVocabulary
 from router.openai.chat.grammar_checker import GrammarChecker
-from router.openai.chat.output_plan import OutputPlan, Planner
+from router.openai.chat.output_plan import OutputPlan, OutputPlanner
 from tests.router.openai.chat.toy import byte_level
 
 TOKENIZER = byte_level()
@@ -53,7 +53,7 @@ def fits(grammar: str, text: str) -> bool:
 
 
 def planned(form: Any = None, structured: Any = None) -> OutputPlan:
-    return Planner(AddedTokens.of(TOKENIZER)).plan(
+    return OutputPlanner(AddedTokenVocabulary.of(TOKENIZER)).plan(
         response_format=None if form is None else FORMAT.validate_python(form),
         structured=None if structured is None else StructuredOutputs.model_validate(structured),
     )
@@ -187,7 +187,7 @@ def test_formats_are_checked(form: Any) -> None:
 
 
 def test_older_names_of_a_format_are_told(checker: GrammarChecker) -> None:
-    planner = Planner(AddedTokens.of(TOKENIZER))
+    planner = OutputPlanner(AddedTokenVocabulary.of(TOKENIZER))
     plan = planner.plan(structured=StructuredOutputs(regex="("), field="guided_regex")
     with pytest.raises(ApiError) as error:
         asyncio.run(checker.check(plan))

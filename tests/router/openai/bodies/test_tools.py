@@ -8,17 +8,17 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from router.common.errors import ApiError
-from router.openai.bodies.tools import ToolChoice, Tools, ToolWish
-from router.openai.chat.call_grammar import (
+from router.openai.bodies.tools import ToolChoice, ToolOptions, Tools
+from router.openai.chat.call_grammar import AddedTokenVocabulary
+from router.openai.chat.output_plan import OutputPlan, OutputPlanner
+from router.openai.chat.tool_syntax import (
     HERMES,
     LLAMA3_JSON,
     MISTRAL,
     MISTRAL_ARGS,
-    Syntax,
-    detect,
+    ToolCallSyntax,
+    detect_syntax,
 )
-from router.openai.chat.control_tokens import AddedTokens
-from router.openai.chat.output_plan import OutputPlan, Planner
 from tests.router.openai.chat.toy import STYLES
 from tests.router.openai.chat.weather import ALLOWED, NAMED, TOOLS, bare, checked, planned, wish
 
@@ -52,7 +52,7 @@ def tool(parameters: Any = None, name: str = "f", **more: Any) -> dict[str, Any]
 @pytest.mark.parametrize(
     ("given", "param", "why"),
     [
-        (ToolWish(choice="auto"), "tool_choice", "only allowed with tools"),
+        (ToolOptions(choice="auto"), "tool_choice", "only allowed with tools"),
         (wish({"type": "function", "function": {"name": "rain"}}),
          "tool_choice.function.name", "'rain' is not among tools"),
         (wish({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
@@ -65,15 +65,15 @@ def tool(parameters: Any = None, name: str = "f", **more: Any) -> dict[str, Any]
         (wish(tools=[tool({"not": {}}, strict=True)]), "tools[0].function.parameters", '"not"'),
     ],
 )  # fmt: skip
-def test_wishes_that_cannot_be_met(given: ToolWish, param: str, why: str) -> None:
+def test_wishes_that_cannot_be_met(given: ToolOptions, param: str, why: str) -> None:
     with pytest.raises(ApiError, match=why) as error:
-        checked(bare(), Planner(AddedTokens.of(bare())).plan(given))
+        checked(bare(), OutputPlanner(AddedTokenVocabulary.of(bare())).plan(given))
     assert (error.value.status, error.value.param) == (400, param)
 
 
 def test_without_strict_a_keyword_that_no_grammar_holds_is_let_go() -> None:
     loose = wish(tools=[tool({"not": {"required": ["a"]}, "properties": {"b": {}}})])
-    assert checked(bare(), Planner(AddedTokens.of(bare())).plan(loose)).grammar
+    assert checked(bare(), OutputPlanner(AddedTokenVocabulary.of(bare())).plan(loose)).grammar
 
 
 @pytest.mark.parametrize(
@@ -101,5 +101,5 @@ def test_choices_are_checked(choice: Any) -> None:
         ("", HERMES),
     ],
 )
-def test_the_template_shows_the_syntax(template: str, syntax: Syntax) -> None:
-    assert detect(template) == syntax
+def test_the_template_shows_the_syntax(template: str, syntax: ToolCallSyntax) -> None:
+    assert detect_syntax(template) == syntax

@@ -6,13 +6,13 @@ import json
 
 from pydantic import TypeAdapter
 
-from cluster.models.models import demo_path
+from cluster.models.locate import demo_path
 from engine.demo.training.export import CHAT_TEMPLATE
 from router.common.tokenizer import load_tokenizer
 from router.openai.bodies.messages import Messages
 from router.openai.bodies.tools import Tools
-from router.openai.chat.call_grammar import HERMES, detect
 from router.openai.chat.template import load_template
+from router.openai.chat.tool_syntax import HERMES, detect_syntax
 
 CHAT = [
     {"role": "system", "content": "Be brief.\nBe kind."},
@@ -49,13 +49,13 @@ def test_a_chat_is_a_python_file() -> None:
     assert template is not None
     messages = TypeAdapter(Messages).validate_python(CHAT)
     [tool] = TypeAdapter(Tools).validate_python([TOOL])
-    text, sign = template.render(messages, [tool.shown()])
+    text, sign = template.render(messages, [tool.for_template()])
     assert text.replace(sign, "") == PROMPT
     ids = template.encode(text, sign)
     assert tokenizer.decode(ids, skip_special_tokens=False) == PROMPT
     special = [tokenizer.token_to_id(t) for t in ("<|bos|>", "<|eos|>")]
     assert [i for i in ids if i in special] == special[:1]
-    assert detect(template.source) == HERMES
+    assert detect_syntax(template.source) == HERMES
 
 
 def test_the_template_on_disk_is_the_one_that_is_exported() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from router.common.errors import ApiError
-from router.openai.bodies.messages import Messages, for_template
+from router.openai.bodies.messages import Messages, to_template_message
 from router.openai.chat.template import ChatTemplate, load_template
 from router.openai.chat.template_sandbox import RenderError, compile_template, render
 from tests.router.openai.chat.toy import CONTROL, PLAIN, SPECIAL, STYLES, TOKENIZERS, save
@@ -39,7 +39,7 @@ class Model:
         return asyncio.run(self.template.prompt(MESSAGES.validate_python(chat), tools))
 
     def theirs(self, chat: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
-        messages = [for_template(m, developer=False) for m in MESSAGES.validate_python(chat)]
+        messages = [to_template_message(m, developer=False) for m in MESSAGES.validate_python(chat)]
         ids: list[int] = self.reference.apply_chat_template(
             messages, tools=tools or None, add_generation_prompt=True, return_dict=False
         )
@@ -95,7 +95,6 @@ def chats(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @given(st.sampled_from(CASES), chats(), st.lists(tool, max_size=2))
-@settings(max_examples=150, deadline=None)
 def test_the_tokens_are_those_of_transformers(
     models: dict[tuple[str, str], Model],
     case: tuple[str, str],
@@ -113,7 +112,6 @@ pieces = st.lists(
 
 
 @given(st.sampled_from(CASES), pieces, pieces)
-@settings(max_examples=150, deadline=None)
 def test_a_client_writes_no_control_tokens(
     models: dict[tuple[str, str], Model], case: tuple[str, str], first: str, second: str
 ) -> None:

@@ -15,12 +15,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders as token_decoders
 
 from router.openai.bodies.output_formats import ResponseFormat
-from router.openai.bodies.tools import ToolChoice, Tools, ToolWish
-from router.openai.chat.call_grammar import Syntax
-from router.openai.chat.control_tokens import AddedTokens
+from router.openai.bodies.tools import ToolChoice, ToolOptions, Tools
+from router.openai.chat.call_grammar import AddedTokenVocabulary
 from router.openai.chat.grammar_checker import GrammarChecker
-from router.openai.chat.output_plan import OutputPlan, Planner
-from router.openai.chat.tool_parser import CallArguments, CallStart, Content, Delta
+from router.openai.chat.output_plan import OutputPlan, OutputPlanner
+from router.openai.chat.tool_parser import CallArgumentsDelta, CallStart, ContentDelta, ParsedDelta
+from router.openai.chat.tool_syntax import ToolCallSyntax
 from tests.router.openai.chat.toy import TEXT, byte_level
 
 
@@ -99,21 +99,23 @@ SCHEMAS = {"weather": WEATHER, "stop-all": {"type": "object", "maxProperties": 0
 ARGUMENTS = '{"city": "Bonn", "units": "C"}'
 
 
-def wish(choice: Any = None, parallel: bool = True, tools: Any = TOOLS) -> ToolWish:
+def wish(choice: Any = None, parallel: bool = True, tools: Any = TOOLS) -> ToolOptions:
     checked = TypeAdapter(Tools).validate_python(tools)
-    return ToolWish(checked, choice and TypeAdapter(ToolChoice).validate_python(choice), parallel)
+    return ToolOptions(
+        checked, choice and TypeAdapter(ToolChoice).validate_python(choice), parallel
+    )
 
 
 def planned(
-    syntax: Syntax, vocab: str, choice: Any = None, parallel: bool = True, form: Any = None
+    syntax: ToolCallSyntax, vocab: str, choice: Any = None, parallel: bool = True, form: Any = None
 ) -> OutputPlan:
-    planner = Planner(AddedTokens.of(VOCABS[vocab].tokenizer), syntax)
+    planner = OutputPlanner(AddedTokenVocabulary.of(VOCABS[vocab].tokenizer), syntax)
     wanted = form and TypeAdapter(ResponseFormat).validate_python(form)
     plan = planner.plan(wish(choice, parallel), wanted)
     return checked(VOCABS[vocab].tokenizer, plan)
 
 
-def written(syntax: Syntax, *calls: tuple[str, str]) -> str:
+def written(syntax: ToolCallSyntax, *calls: tuple[str, str]) -> str:
     bodies = [syntax.open + name + syntax.middle + given + syntax.close for name, given in calls]
     return syntax.begin + syntax.between.join(bodies) + syntax.end
 
@@ -124,11 +126,11 @@ def parsed(plan: OutputPlan, text: str) -> tuple[str, list[tuple[str, str]]]:
     return joined([*parser.push(text), *parser.flush()])
 
 
-def joined(deltas: Sequence[Delta]) -> tuple[str, list[tuple[str, str]]]:
-    content = "".join(d.text for d in deltas if isinstance(d, Content))
+def joined(deltas: Sequence[ParsedDelta]) -> tuple[str, list[tuple[str, str]]]:
+    content = "".join(d.text for d in deltas if isinstance(d, ContentDelta))
     names = [d.name for d in deltas if isinstance(d, CallStart)]
     given = [
-        "".join(d.text for d in deltas if isinstance(d, CallArguments) and d.call == i)
+        "".join(d.text for d in deltas if isinstance(d, CallArgumentsDelta) and d.call == i)
         for i in range(len(names))
     ]
     return content, list(zip(names, given, strict=True))

@@ -1,0 +1,137 @@
+"""Finds the model to serve: a folder, a hub id, or the demo model of the package."""
+
+from __future__ import annotations
+
+import difflib
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from cluster.models import hub
+from cluster.models.hub import DownloadProgress, HubRepo
+from engine.model_config.checkpoint import load_config
+from protocol.errors import StartupError
+
+DEMO_ID = "baton-demo"
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """A checked model folder, and the id by which clients name the model."""
+
+    path: Path
+    id: str
+
+
+class ModelLocation(msgspec.Struct, frozen=True):
+    """The place of a model. ``path`` is None for a model of the hub that is not in the cache."""
+
+    path: Path | None
+    id: str
+    repo: HubRepo | None = None
+
+
+def demo_path() -> Path:
+    """Return the folder of the demo model in the ``engine`` package, which is not imported."""
+    spec = find_spec("engine")
+    if spec is None or not spec.submodule_search_locations:
+        raise StartupError("the engine package is not installed: run `pip install -e .`")
+    return Path(next(iter(spec.submodule_search_locations))) / "demo" / "target"
+
+
+def locate_model(wanted: str | None) -> ModelLocation:
+    """Return the place of a model: None is the demo, otherwise a folder or a hub id ``owner/name``
+    or ``owner/name@revision``. Only this machine's disk is searched.
+
+    Raises StartupError, with similar names, for text that names neither."""
+    if wanted is None:
+        return ModelLocation(demo_path(), DEMO_ID)
+    folder = Path(wanted).expanduser()
+    if wanted and folder.is_dir():
+        return ModelLocation(folder.resolve(), folder.resolve().name)
+    repo = _as_repo(wanted)
+    if repo is None or folder.is_file():
+        raise StartupError(_not_found(wanted, folder))
+    path = hub.cached_snapshot(repo)
+    if path is None and folder.parent.is_dir() and _near(folder):  # probably a folder was meant
+        raise StartupError(_not_found(wanted, folder))
+    return ModelLocation(path, repo.id, repo)
+
+
+def _as_repo(wanted: str) -> HubRepo | None:
+    name, _, revision = wanted.partition("@")
+    parts = name.split("/")
+    if len(parts) != 2 or not all(parts) or wanted.startswith((".", "~")):
+        return None
+    return HubRepo(name, revision or None)
+
+
+def _not_found(wanted: str, folder: Path) -> str:
+    text = f"model {wanted!r}: expected a folder or a hub id owner/name[@revision]"
+    if folder.is_file():
+        return f"{text}, but it is a file; give the folder it is in: {folder.parent}"
+    near = _near(folder) + _near_ids(wanted)
+    return f"{text}, but there is none; {near_text(near)}"
+
+
+def near_text(near: list[str]) -> str:
+    return f"near are: {', '.join(near)}" if near else "nothing of a like name is near"
+
+
+def _near(folder: Path) -> list[str]:
+    """Return folders with names similar to the first missing part of the path."""
+    missing, parent = folder, folder.parent
+    while not parent.is_dir() and parent != parent.parent:
+        missing, parent = parent, parent.parent
+    try:
+        names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
+    except OSError:
+        return []
+    alike = difflib.get_close_matches(missing.name, names, n=3, cutoff=0.5)
+    return [str(parent / name) for name in alike]
+
+
+def _near_ids(wanted: str) -> list[str]:
+    return difflib.get_close_matches(wanted, hub.cached_ids(), n=2, cutoff=0.6)
+
+
+def _silent(_done: int, _total: int) -> None:
+    pass
+
+
+def resolve_model(
+    wanted: str | None, model_id: str | None = None, progress: DownloadProgress = _silent
+) -> ServedModel:
+    """Return the model that ``wanted`` names (see ``locate_model``), after a download if needed.
+
+    Raises StartupError when it cannot be found, fetched or served.
+    """
+    found = locate_model(wanted)
+    path = found.path
+    if path is None:
+        assert found.repo is not None
+        # The config comes first, so that an unsupported model costs no download.
+        load_config(hub.download_snapshot(found.repo, hub.CONFIGS, _silent))
+        path = hub.download_snapshot(found.repo, hub.FILES, progress)
+    check_model_folder(path)
+    return ServedModel(path, model_id or found.id)
+
+
+def check_model_folder(path: Path) -> None:
+    """Raise StartupError unless ``path`` holds a supported model in the layout of Hugging Face.
+    Only its config is read."""
+    if not path.is_dir():
+        raise StartupError(f"model folder {path} does not exist")
+    if (path / "config.json").is_file():
+        load_config(path)
+    missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+    if not any(path.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise StartupError(f"model folder {path} has no {', '.join(missing)}{_elsewhere(path)}")
+
+
+def _elsewhere(path: Path) -> str:
+    """Suggest a subfolder that contains a model."""
+    inside = [found.parent for depth in ("*", "*/*") for found in path.glob(f"{depth}/config.json")]
+    return f"; give {inside[0]} instead?" if inside else ""

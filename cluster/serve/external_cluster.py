@@ -1,0 +1,204 @@
+"""`baton up --address` and `baton down --address`: deploys on a Ray cluster that runs already.
+
+The command runs on one of the cluster's nodes. Ray Serve keeps what was deployed, and nothing of
+this process stays. Secrets and certificates are in each node's environment (see ``node_settings``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from cluster.config import assemble
+from cluster.config.schema import Config
+from cluster.local.start_report import (
+    ClusterReady,
+    StageDone,
+    StageFailed,
+    StageNote,
+    StageStarted,
+    StartReporter,
+)
+from cluster.models import locate
+from cluster.serve import node_settings, ray_nodes, ray_runtime
+from cluster.serve.node_settings import ReplicaContext, program_fingerprint
+from cluster.serve.replica_kinds import SCALABLE_KINDS, ReplicaKind
+from cluster.settings.autoscaler_settings import AutoscalerSettings
+from cluster.settings.connection import without_password
+from cluster.settings.launch_settings import LaunchSettings
+from protocol.errors import StartupError
+from protocol.registry.directory import Directory
+from protocol.registry.redis_client import connect
+from protocol.roles import ROLES
+from protocol.security.listen_hosts import check_worker_host
+from router.settings import RouterSettings
+
+if TYPE_CHECKING:
+    from cluster.serve.applications import ReplicaLayout
+
+_REDIS_TIMEOUT_S = 5.0
+_DEFAULT_HOST = "127.0.0.1"
+
+
+def deploy_to_ray(
+    wanted: LaunchSettings, model: str | None, address: str, routers: int | None
+) -> int:
+    """Deploy or update, and return exit status 0 when the cluster serves, 1 after an error.
+
+    ``routers``: None for one on each node that takes routers. Errors are printed."""
+    with StartReporter() as report:
+        stage = "check"
+        try:
+            report(StageStarted(stage))
+            launch = _with_model(wanted, model)
+            with ray_runtime.connected_to_ray(address):
+                layout = _check_and_lay_out(launch, node_settings.node_config(), report)
+                if routers is None:
+                    routers = sum(node.takes("router") for node in ray_nodes.living_nodes())
+                launch = msgspec.structs.replace(launch, routers=max(1, routers))
+                report(StageDone(stage, f"a Ray cluster with {_declared_text()}"))
+                stage = "deploy"
+                report(StageStarted(stage))
+                ray_runtime.start_serve()
+                launch = _keep_autoscaled_counts(launch, report)
+                urls = _deploy_and_probe(launch, layout, report)
+                report(StageDone(stage, launch.counts))
+        except StartupError as error:
+            report(StageFailed(stage, str(error)))
+            return 1
+        for url in urls[1:]:
+            report.say(f"router   {url}")
+        report(ClusterReady(urls[0], launch.model_id, launch.router.api_keys is not None))
+    return 0
+
+
+def _with_model(wanted: LaunchSettings, model: str | None) -> LaunchSettings:
+    """Return ``wanted`` with the model as each node is to look for it.
+
+    Raises StartupError if this node does not find it."""
+    found = locate.locate_model(model)
+    own_home = model is None or found.repo is not None or model.startswith("~")
+    path = (model or "") if own_home else str(found.path)
+    return msgspec.structs.replace(wanted, model_path=path, model_id=wanted.model_id or found.id)
+
+
+def _check_and_lay_out(launch: LaunchSettings, own: Config, report: StartReporter) -> ReplicaLayout:
+    """Return the layout of the replicas.
+
+    Raises StartupError for settings that this node refuses, since all nodes share them."""
+    from cluster.serve.applications import ReplicaLayout, configured_replicas
+
+    hosts = {"worker.host": launch.workers["decode"].host, "router.host": launch.host}
+    for key, host in hosts.items():
+        if host != _DEFAULT_HOST:
+            raise StartupError(
+                f"{key} is {host!r}, but on a cluster of hosts everybody listens on the address of"
+                " its node: leave it out"
+            )
+    launch.check()
+    address = ray_runtime.node_address()
+    context = ReplicaContext(None, launch.drain_s, program_fingerprint())
+    _check_prometheus(launch.autoscaler, own)
+    worker = node_settings.worker_settings_here(launch.workers["decode"], own, address)
+    check_worker_host(address, tls=worker.tls is not None)
+    node_settings.router_settings_here(launch.router, own, address).check_host(address)
+    nodes = ray_nodes.living_nodes()
+    if worker.engine.device is None:
+        pools: list[ReplicaKind] = [role for role in ROLES if configured_replicas(role, launch)]
+        nodes = ray_nodes.wait_for_nodes(pools, launch.start_deadline_s, report)
+    ray_nodes.check_same_program(nodes, context.program)
+    gpus = any(node.resources.get("GPU") for node in nodes)
+    device = worker.engine.device
+    cuda = device == "cuda" or (not device and gpus)
+    return ReplicaLayout(context, 1.0 if cuda else 0.0)
+
+
+def _check_prometheus(settings: AutoscalerSettings, own: Config) -> None:
+    """Raise StartupError for a URL with a secret that is not in the nodes' environment."""
+    url = settings.prometheus_url
+    if settings.mode == "off" or url is None or without_password(url) == url:
+        return
+    if assemble.autoscaler_settings(own).prometheus_url != url:
+        raise StartupError(
+            "autoscaler.prometheus_url has a password or options, and does not travel through Ray:"
+            " give it to every node as BATON_AUTOSCALER_PROMETHEUS_URL (in node.env)"
+        )
+
+
+def _declared_text() -> str:
+    resources = sorted(ray_runtime.declared_resources().items())
+    named = [f"{v:g} {k}" for k, v in resources if k.startswith("baton_") or k == "GPU"]
+    return ", ".join(named) or "no baton_ resources"
+
+
+def _keep_autoscaled_counts(launch: LaunchSettings, report: StartReporter) -> LaunchSettings:
+    """Return ``launch`` with the worker counts that an acting autoscaler has set.
+
+    Notes this, and also where configured counts differ from those that run."""
+    from cluster.serve import deploy
+    from cluster.serve.applications import configured_replicas
+
+    targets = deploy.autoscaler_targets() if launch.autoscaler.mode == "act" else {}
+    if targets:
+        launch = launch.with_workers(targets)
+        shown = ", ".join(f"{configured_replicas(role, launch)} {role}" for role in targets)
+        report(StageNote(f"the autoscaler sees to the numbers of workers: {shown} stay"))
+    for kind, running in deploy.running_replicas().items():
+        configured = configured_replicas(kind, launch)
+        if kind in SCALABLE_KINDS and kind not in targets and running != configured:
+            report(StageNote(f"{kind}: {running} run, {configured} are configured"))
+    return launch
+
+
+def _deploy_and_probe(
+    launch: LaunchSettings, layout: ReplicaLayout, report: StartReporter
+) -> list[str]:
+    """Deploy, wait until each router answers, and return the routers' URLs."""
+    from cluster.serve import deploy
+    from cluster.serve.router_probe import RouterProbe
+
+    deploy.deploy_cluster(launch, layout, report)
+    own = node_settings.router_settings_here(launch.router, node_settings.node_config(), None)
+    urls = asyncio.run(_router_urls(own))
+    keys = own.api_keys is not None
+    for url in urls:
+        probe = RouterProbe(url, own.http_tls)
+        probe.wait_until_answering(launch.model_id, launch.start_deadline_s, report, keys=keys)
+    return urls
+
+
+async def _router_urls(settings: RouterSettings) -> list[str]:
+    client = connect(settings.redis_url)
+    try:
+        async with asyncio.timeout(_REDIS_TIMEOUT_S):
+            records = await Directory(client, settings.cluster).routers.all()
+    except (RedisError, OSError, TimeoutError) as error:
+        raise StartupError(f"the routers run, but Redis does not say where: {error}") from error
+    finally:
+        await client.aclose()
+    urls = sorted({record.url for record in records if record.url})
+    if not urls:
+        raise StartupError("the routers run, but Redis knows none of them")
+    return urls
+
+
+def remove_from_ray(address: str, say: Callable[[str], None]) -> int:
+    """Drain and delete what is deployed, and stop Serve; return 0. Raises StartupError."""
+    from ray import serve
+
+    with ray_runtime.connected_to_ray(address):
+        from cluster.serve import deploy
+
+        if not deploy.deployed_kinds():
+            say("nothing of Baton is deployed there")
+            return 0
+        say("draining: requests that run may finish")
+        deploy.drain_cluster()
+        end: Any = serve.shutdown
+        end()
+    say("drained and removed; the Ray cluster itself still runs (`ray down` ends it)")
+    return 0

@@ -1,0 +1,199 @@
+"""The way of every simulated request through router and workers.
+
+arrive --choose, admit--> enter --> P: started, computed --> D: reserved --> KV carried --> join
+              ^                                                                     --> finished
+              +---- a worker died, or hands over what it cannot finish ----+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cluster.observation.request_mix import RequestCounter
+from cluster.simulator.devices.clock import SimulatedClock
+from cluster.simulator.devices.network import SimulatedNetwork
+from cluster.simulator.devices.request import RequestStatus, SimulatedRequest
+from cluster.simulator.devices.routing import SimulatedRouter
+from cluster.simulator.devices.transfer import KvCarrier
+from cluster.simulator.devices.worker import SimulatedWorker
+from protocol.liveness import MAX_DEATHS
+from router.common.errors import ApiError
+from router.placement.admission import check_admission_limits
+from router.placement.cost import LOCAL_PATH_S, Placement, usable_tokens
+
+RESUBMIT_S = 10.0
+"""How long a request waits for a decode worker (``RouterSettings.resubmit_wait_s``)."""
+
+
+class RequestLifecycle:
+    """Implements ``RequestListener`` for all workers; one per simulation.
+
+    ``on_worker_idle`` is called with a worker that leaves or changes its role and is empty.
+    ``path_s``: seconds to a prefill worker and back, beyond queue and computing.
+    """
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        router: SimulatedRouter,
+        network: SimulatedNetwork,
+        counter: RequestCounter,
+        path_s: float,
+    ) -> None:
+        self.on_worker_idle: Callable[[SimulatedWorker], None] = lambda worker: None
+        self.max_tokens = 0  # longest sequence: what the largest pool holds; 0: unknown
+        self.ended: list[SimulatedRequest] = []
+        self.moved = 0  # attempts that began anew without a death
+        self._clock = clock
+        self._router = router
+        self._carrier = KvCarrier(clock, router, network, self._on_received)
+        self._counter = counter
+        self._path_s = path_s
+        self._waiting: list[SimulatedRequest] = []  # for a decode worker
+
+    # ---- placement --------------------------------------------------------------------------
+
+    def arrive(self, request: SimulatedRequest) -> None:
+        self._counter.arrived(request.prompt)
+        if self.max_tokens and request.prompt + request.output > self.max_tokens:
+            self._end(request, "too_long")
+        else:
+            self._place(request, request.attempt)
+
+    def _place(self, request: SimulatedRequest, attempt: int) -> None:
+        if request.attempt != attempt or request.status:
+            return
+        choice = self._router.choose(request)
+        if choice is None:
+            self._waiting.append(request)
+            self._clock.at(self._clock.now + RESUBMIT_S, self._give_up, request, attempt)
+            return
+        if not request.emitted and request.attempt == 1:
+            waited_s = self._clock.now - request.at
+            try:
+                check_admission_limits(choice.chosen, self._router.terms.patience, waited_s)
+            except ApiError:
+                self._end(request, "refused")
+                return
+        self._enter(request, choice.chosen)
+
+    def _give_up(self, request: SimulatedRequest, attempt: int) -> None:
+        if request in self._waiting and request.attempt == attempt:
+            self._waiting.remove(request)
+            self._end(request, "failed")
+
+    def retry_waiting(self) -> None:
+        """Place the requests that waited for a worker again after the workers changed."""
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            request.begin_attempt()
+            self._place(request, request.attempt)
+
+    def _enter(self, request: SimulatedRequest, chosen: Placement) -> None:
+        router = self._router
+        decode = request.decode = router.decode.named(chosen.decode)
+        if chosen.prefill is not None:
+            request.prefill = router.prefill.named(chosen.prefill)
+        request.pool_tokens = request.context + (request.left + 1) // 2
+        router.record_placement(request, chosen)
+        decode.requests[request] = 0
+        computing = request.prefill or decode
+        computing.requests[request] = 0
+        if chosen.p.fetch is None:
+            computing.submit(request)
+        else:
+            request.fetched = chosen.p.fetch.tokens
+            at = self._clock.now + chosen.p.fetch.seconds
+            self._clock.at(at, self._on_fetched, request, request.attempt)
+
+    def _on_fetched(self, request: SimulatedRequest, attempt: int) -> None:
+        if request.attempt == attempt and request.decode is not None:
+            (request.prefill or request.decode).submit(request)
+
+    # ---- events of workers (RequestListener) ------------------------------------------------
+
+    def on_started(self, request: SimulatedRequest) -> None:
+        decode = request.decode
+        assert decode is not None
+        if request.blocks:
+            held = decode.cache.cached_tokens(request.blocks)
+            request.kv_cached = usable_tokens(held, request.context)
+        decode.reserve(request)
+
+    def on_reserved(self, request: SimulatedRequest) -> None:
+        self._carrier.open(request)
+
+    def on_computed(self, request: SimulatedRequest) -> None:
+        assert request.decode is not None and request.ticket is not None
+        now = self._clock.now
+        first_s = now + (LOCAL_PATH_S if request.prefill is None else self._path_s)
+        request.ticket.on_tokens()
+        if request.attempt == 1:
+            self._router.record_first_token(request, first_s - request.at)
+        request.computed_s = now
+        if request.first_s is None:
+            request.first_s = first_s
+            request.uncached = request.context - request.cached
+            cached = min(request.cached, request.prompt)
+            self._counter.first_token(request.prompt, cached, first_s - request.at)
+        if request.left <= 1:
+            self._last_token(request, first_s)
+        elif request.prefill is not None:
+            self._router.estimates.record_path(
+                request.prefill.name, request.decode.name, self._path_s
+            )
+            self._carrier.prompt_computed(request)
+
+    def _on_received(self, request: SimulatedRequest) -> None:
+        assert request.prefill is not None and request.decode is not None
+        assert request.ticket is not None
+        request.ticket.on_tokens()
+        request.prefill.release(request)
+        request.decode.join(request)
+
+    def on_finished(self, request: SimulatedRequest) -> None:
+        self._last_token(request, self._clock.now)
+
+    def on_idle(self, worker: SimulatedWorker) -> None:
+        self.on_worker_idle(worker)
+
+    # ---- the end of a request or an attempt -------------------------------------------------
+
+    def _last_token(self, request: SimulatedRequest, at: float) -> None:
+        assert request.decode is not None
+        self._router.release(request)
+        if request.prefill is not None and request.stage == "computed":  # a single output token
+            self._carrier.close(request)
+            request.prefill.drop(request)
+        stage, request.stage = request.stage, "ended"
+        if stage == "decoding":
+            request.decode.release(request)
+        else:
+            request.decode.drop(request)
+        request.done_s = at
+        self._router.estimates.record_output(request.output)
+        self._end(request, "ok")
+        self._counter.ended(request.output, request.tpot_s)
+
+    def _end(self, request: SimulatedRequest, status: RequestStatus) -> None:
+        request.status, request.stage = status, "ended"
+        self.ended.append(request)
+
+    def restart(self, request: SimulatedRequest, after_s: float, *, died: bool) -> None:
+        """Continue elsewhere from the emitted tokens; the third death fails the request."""
+        assert request.decode is not None
+        self._router.release(request)
+        if request.prefill is not None:
+            if request.stage in ("placed", "computing", "computed"):
+                self._carrier.close(request)
+            request.prefill.drop(request)
+        given = request.decode.drop(request)
+        if request.computed_s is not None:
+            request.emitted += 1 + given
+        request.deaths += died
+        self.moved += not died
+        request.begin_attempt()
+        if request.deaths >= MAX_DEATHS:
+            self._end(request, "failed")
+        else:
+            self._clock.at(self._clock.now + after_s, self._place, request, request.attempt)

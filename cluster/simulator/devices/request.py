@@ -1,0 +1,109 @@
+"""One simulated request, from its arrival to its end.
+
+    placed --P starts--> computing --first token--> sent --KV at D--> joining --row--> decoding
+       |                                                                               |
+       +--D computes the prompt itself-------------------------------------------------+--> ended
+
+An attempt that a worker's death or a hand-over cuts short begins anew: its context is the prompt
+and the tokens that have been emitted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from cluster.simulator.devices.worker import SimulatedWorker
+    from router.placement.ledger import PlacementTicket
+
+
+RequestStatus = Literal["ok", "refused", "failed", "too_long", ""]
+"""refused: by admission; failed: workers died, or there was none for decode; "": in progress."""
+
+RequestStage = Literal["placed", "computing", "computed", "joining", "decoding", "ended"]
+
+SimulatedWorkerState = Literal["serving", "changing", "leaving", "gone"]
+
+
+class SimulatedRequest:
+    """Compared and hashed by identity. Times are seconds since the beginning; lengths are tokens.
+
+    ``traffic.py`` creates all requests of a scenario before it runs; ``RequestLifecycle`` changes
+    them. ``blocks`` are the keys of the prompt's whole blocks of ``CACHE_BLOCK_TOKENS`` tokens.
+    """
+
+    __slots__ = (
+        *("number", "at", "prompt", "output", "blocks", "status", "emitted", "first_s", "done_s"),
+        *("uncached", "deaths", "attempt", "stage", "prefill", "decode", "context", "left"),
+        *("pool_tokens", "cached", "kv_cached", "tail", "fetched", "ticket", "predicted_s"),
+        *("computed_s", "reserved_s"),
+    )
+
+    number: int
+    stage: RequestStage
+    status: RequestStatus
+
+    def __init__(
+        self, number: int, at: float, prompt: int, output: int, blocks: tuple[bytes, ...] = ()
+    ) -> None:
+        self.number = number
+        self.at = at
+        self.prompt = prompt
+        self.output = output
+        self.blocks = blocks
+        self.status = ""
+        self.emitted = 0
+        self.first_s: float | None = None
+        self.done_s: float | None = None
+        self.uncached = 0  # prompt tokens that were computed for the first token
+        self.deaths = 0
+        self.attempt = 0
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        """Reset everything that belongs to one attempt and give the next one a new number."""
+        self.attempt += 1
+        self.stage = "placed"
+        self.prefill: SimulatedWorker | None = None  # None: the decode worker computes the prompt
+        self.decode: SimulatedWorker | None = None
+        self.context = self.prompt + self.emitted
+        self.left = self.output - self.emitted
+        self.pool_tokens = 0  # tokens that it takes of the decode worker's pool
+        self.cached = 0  # tokens of the context that are cached where the prompt is computed
+        self.kv_cached = 0  # tokens of the context that are cached at the decode worker
+        self.tail = 0  # tokens of the last chunk
+        self.fetched = 0
+        self.ticket: PlacementTicket | None = None
+        self.predicted_s = 0.0
+        self.computed_s: float | None = None
+        self.reserved_s: float | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_s is None else self.first_s - self.at
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean seconds between two output tokens; None with fewer than two tokens."""
+        if self.first_s is None or self.done_s is None or self.output < 2 or self.status != "ok":
+            return None
+        return (self.done_s - self.first_s) / (self.output - 1)
+
+
+class RequestListener(Protocol):
+    """What a worker calls when something happens to a request, or when the worker is empty."""
+
+    def on_started(self, request: SimulatedRequest) -> None:
+        """The prompt is being computed by another worker than the one that will decode."""
+
+    def on_computed(self, request: SimulatedRequest) -> None:
+        """The first token exists."""
+
+    def on_reserved(self, request: SimulatedRequest) -> None:
+        """The decode worker has room for the request's KV."""
+
+    def on_idle(self, worker: SimulatedWorker) -> None:
+        """A worker that changes its role or leaves has nothing left to do."""
+
+    def on_finished(self, request: SimulatedRequest) -> None:
+        """The last token exists."""

@@ -1,0 +1,185 @@
+"""The changes that lead from the workers that exist to those that are wanted. Pure.
+
+Loans come first, then starts; workers are stopped only when there are neither.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from cluster.sizing.decision import Loan
+from cluster.sizing.memory import has_history, largest_demand, lending_history_s, shrink_history_s
+from cluster.sizing.snapshot import (
+    PoolLimits,
+    RequestMix,
+    SizingMemory,
+    SizingSnapshot,
+    WorkerCounts,
+)
+from cluster.sizing.worker_counts import (
+    affordable_workers,
+    count_starting,
+    gpus_per_worker,
+    pool_to_shrink,
+    registered_workers,
+    removable_workers,
+)
+from protocol.roles import ROLES, Role
+
+
+def fit_to_limits(wanted: WorkerCounts, limits: PoolLimits, gpus: float = 1.0) -> WorkerCounts:
+    """Return ``wanted`` within the limits of each role.
+
+    Where the budget does not pay for both roles (``gpus``: GPUs per worker), the pair maximises
+    min(P/P*, D/D*), so that the worst-served role is served as well as possible. The least numbers
+    hold in any case.
+    """
+    least, most = limits.least, limits.most
+    prefill = max(least.prefill, min(wanted.prefill, most.prefill))
+    decode = max(least.decode, min(wanted.decode, most.decode))
+    if limits.gpus is None or (prefill + decode) * gpus <= limits.gpus:
+        return WorkerCounts(prefill=prefill, decode=decode)
+    budget = int(limits.gpus / gpus)
+
+    def served(p: int) -> tuple[float, float]:
+        d = min(decode, budget - p)
+        shares = (p / max(1, prefill), d / max(1, decode))
+        return min(shares), max(shares)
+
+    fewest, largest = least.prefill, max(least.prefill, min(prefill, budget - least.decode))
+    best = max(range(fewest, largest + 1), key=served)
+    return WorkerCounts(prefill=best, decode=max(least.decode, min(decode, budget - best)))
+
+
+OTHER_ROLE: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
+
+
+class ScalingActions(NamedTuple):
+    """The actions of one decision. ``targets``: workers to ask for, by home. ``unmet``: workers
+    that the limits or the budget do not allow."""
+
+    targets: dict[Role, int]
+    loans: tuple[Loan, ...]
+    started: int = 0
+    stopped: int = 0
+    unmet: int = 0
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self.loans or self.started or self.stopped)
+
+
+def plan_actions(
+    snapshot: SizingSnapshot, mix: RequestMix, memory: SizingMemory, wanted: WorkerCounts
+) -> ScalingActions:
+    """Return the actions towards ``wanted``, the demand before limits."""
+    target = fit_to_snapshot(wanted, snapshot)
+    loans = _loans(snapshot, mix, memory, target)
+    targets, started, unmet = _starts(snapshot, mix, wanted, target, loans)
+    if loans or started or not _may_stop(snapshot, memory):
+        return ScalingActions(targets, loans, started=started, unmet=unmet)
+    stopped = _stop(snapshot, mix, memory, target, targets)
+    return ScalingActions(targets, loans, stopped=stopped, unmet=unmet)
+
+
+def fit_to_snapshot(wanted: WorkerCounts, snapshot: SizingSnapshot) -> WorkerCounts:
+    return fit_to_limits(wanted, snapshot.limits, gpus_per_worker(snapshot))
+
+
+def _loans(
+    snapshot: SizingSnapshot, mix: RequestMix, memory: SizingMemory, target: WorkerCounts
+) -> tuple[Loan, ...]:
+    """Return loans of what one role lacks and the other has above its recent largest demand.
+    Registered workers count, starting ones do not, because a loan is quicker."""
+    tuning = snapshot.tuning
+    if not tuning.loans:
+        return ()
+    registered = registered_workers(snapshot, mix)
+    if (
+        target.decode and not registered.decode
+    ):  # decode workers can serve alone, prefill workers cannot
+        return _lent(snapshot, "decode", 1)
+    known_s = lending_history_s(tuning, mix)  # too little is known right after the start
+    if not has_history(memory, snapshot.at_s, known_s):
+        return ()
+    keep = fit_to_snapshot(largest_demand(memory, snapshot.at_s, tuning.lend_after_s), snapshot)
+    loans: tuple[Loan, ...] = ()
+    for role in ROLES:
+        donor = OTHER_ROLE[role]
+        spare = registered.of(donor) - max(keep.of(donor), target.of(donor))
+        loans += _lent(snapshot, role, min(target.of(role) - registered.of(role), spare))
+    return loans
+
+
+def _lent(snapshot: SizingSnapshot, role: Role, count: int) -> tuple[Loan, ...]:
+    """Return loans of at most ``count`` workers of the other role: those that are lent go home
+    first, then those with the least KV to hand over."""
+    donors = [w for w in snapshot.workers if w.role != role and w.state == "serving"]
+    donors.sort(key=lambda w: (w.home != role, w.kv_tokens, w.instance))
+    return tuple(Loan(instance=w.instance, role=role) for w in donors[: max(0, count)])
+
+
+def _starts(
+    snapshot: SizingSnapshot,
+    mix: RequestMix,
+    wanted: WorkerCounts,
+    target: WorkerCounts,
+    loans: tuple[Loan, ...],
+) -> tuple[dict[Role, int], int, int]:
+    """Return the targets by home, the number of starts, and the starts that were denied. Workers
+    that loans replace are no longer started."""
+    registered, starting = registered_workers(snapshot, mix), count_starting(snapshot)
+    targets: dict[Role, int] = {role: snapshot.targets.of(role) for role in ROLES}
+    lent = {role: sum(loan.role == role for loan in loans) for role in ROLES}
+    short: dict[Role, int] = {}
+    for role in ROLES:
+        have = registered.of(role) + lent[role]  # the donor's own role can spare them
+        spared = min(
+            starting.of(role), lent[role], max(0, have + starting.of(role) - target.of(role))
+        )
+        spared = removable_workers(snapshot, target, role, spared)
+        targets[role] -= spared
+        short[role] = max(0, target.of(role) - have - starting.of(role) + spared)
+    left = affordable_workers(snapshot)
+    started = 0
+    for role in sorted(ROLES, key=lambda r: -short[r]):
+        more = int(min(short[role], left - started))
+        targets[role] += more
+        started += more
+    denied = sum(max(0, wanted.of(r) - target.of(r)) for r in ROLES)
+    return targets, started, sum(short.values()) - started + denied
+
+
+def _may_stop(snapshot: SizingSnapshot, memory: SizingMemory) -> bool:
+    tuning, at_s = snapshot.tuning, snapshot.at_s
+    if not has_history(memory, at_s, shrink_history_s(tuning)):
+        return False
+    return memory.last_down_s is None or at_s - memory.last_down_s >= tuning.down_every_s
+
+
+def _stop(
+    snapshot: SizingSnapshot,
+    mix: RequestMix,
+    memory: SizingMemory,
+    target: WorkerCounts,
+    targets: dict[Role, int],
+) -> int:
+    """Lower ``targets`` by one step for each role above its largest demand of a long period; return
+    the number of stops."""
+    tuning = snapshot.tuning
+    floor = fit_to_snapshot(
+        largest_demand(memory, snapshot.at_s, shrink_history_s(tuning)), snapshot
+    )
+    registered, starting = registered_workers(snapshot, mix), count_starting(snapshot)
+    stopped = 0
+    for role in ROLES:
+        have = registered.of(role) + starting.of(role)
+        over = have - max(floor.of(role), target.of(role))
+        if over > 0:
+            home = pool_to_shrink(snapshot, role)
+            step = min(over, max(1, math.floor(tuning.down_share * have)), targets[home])
+            step = removable_workers(snapshot, target, home, step)
+            targets[home] -= step
+            stopped += step
+    return stopped

@@ -1,0 +1,236 @@
+"""One submission of a choice to a decode worker, and the queue in which its tokens wait.
+
+    DecodeLink reader --Submission.on_output()--> TokenQueue --take()--> ChoiceStream
+    timers, disconnect, broken link --------interrupt()--^
+
+A ``ChoiceStream`` owns one ``TokenQueue`` for its whole life and makes a new ``Submission`` for
+each worker that it tries. The reader of a ``DecodeLink`` puts tokens in and never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from protocol.errors import InvalidRequest
+from protocol.requests import Finish, Logprobs, Request, logprobs_list_from_wire
+from protocol.wire import wire_pb2 as pb
+from router.generation.placer import PlacedRequest, Placer
+from router.placement.cost import Placement
+
+
+class Interruption(enum.Enum):
+    """Why no more tokens come. The first three allow another submission."""
+
+    LINK_LOST = "link lost"  # the stream to the worker ended
+    RETRYABLE = "retryable"  # the worker reports that another worker may succeed
+    MOVED = "moved"  # the worker hands the request back unharmed: it drains, or has no engine
+    FATAL = "fatal"  # the worker reports that no worker will succeed
+    INVALID = "invalid"  # the request itself is wrong: see TokenBatch.invalid
+    OVERFLOW = "overflow"  # the client reads too slowly
+    TIMEOUT = "timeout"
+    DISCONNECTED = "disconnected"  # the client hung up
+
+    @property
+    def can_resubmit(self) -> bool:
+        return self in (Interruption.LINK_LOST, Interruption.RETRYABLE, Interruption.MOVED)
+
+
+class TokenBatch(NamedTuple):
+    """Everything that waited in the queue at one ``take()``."""
+
+    tokens: list[int]
+    finish: Finish
+    interruption: Interruption | None
+    reason: str
+    logprobs: list[Logprobs]  # one for each token where they were requested, else empty
+    invalid: InvalidRequest | None  # with Interruption.INVALID
+
+
+class TokenQueue:
+    """Tokens of one choice between the reader of a link and the task that serves the choice.
+
+    ``take()`` returns all that has arrived, so that a busy task sends one chunk for many tokens.
+    ``limit`` is the number of tokens that may wait: beyond it the client is too slow.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._tokens: list[int] = []
+        self._logprobs: list[Logprobs] = []
+        self._finish = Finish.NONE
+        self._interruption: Interruption | None = None
+        self._reason = ""
+        self._invalid: InvalidRequest | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.cached_tokens: int | None = None  # from the submission that brought the first token
+        self.prompt_logprobs: list[Logprobs] = []  # from the prompt's second token on
+        self.deaths = 0  # workers that died while they had this request
+
+    @property
+    def failed(self) -> bool:
+        """Whether the queue was interrupted by something that no other worker can mend."""
+        return self._interruption is not None and not self._interruption.can_resubmit
+
+    def put(self, tokens: Iterable[int], finish: Finish, logprobs: Iterable[Logprobs] = ()) -> bool:
+        """Append tokens; return False and keep none of them when too many wait already.
+
+        ``logprobs`` has one item for each token, or none, the same for all calls. A message that
+        finds the queue empty always fits.
+        """
+        before = len(self._tokens)
+        self._tokens.extend(tokens)
+        if before and len(self._tokens) > self._limit:
+            del self._tokens[before:]
+            return False
+        self._logprobs.extend(logprobs)
+        assert len(self._logprobs) in (0, len(self._tokens))
+        self._finish = finish
+        self._wake()
+        return True
+
+    def interrupt(
+        self, cause: Interruption, reason: str, invalid: InvalidRequest | None = None
+    ) -> None:
+        """Report that no more tokens come. A final cause is not replaced by a later one."""
+        if not self.failed:
+            self._interruption, self._reason, self._invalid = cause, reason, invalid
+            self._wake()
+
+    async def take(self) -> TokenBatch:
+        """Return all that has arrived; wait while there is nothing. For one task at a time."""
+        while not (self._tokens or self._finish or self._interruption):
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        batch = TokenBatch(
+            *(self._tokens, self._finish, self._interruption),
+            *(self._reason, self._logprobs, self._invalid),
+        )
+        self._tokens, self._logprobs = [], []
+        if not self.failed:
+            self._interruption = None
+        return batch
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Submission:
+    """One attempt to serve a choice at one decode worker. Creating it submits the request.
+
+    submitted --first tokens--> running --finish--> finished (its times are learned from)
+        |                          |
+        +--------------------------+--> released: cancelled if it still runs; may be repeated
+
+    It owns the work at the worker and the ticket in the router's ledger until ``release()``.
+    ``request`` has an id of its own: the worker may still be forgetting the previous submission.
+    """
+
+    def __init__(
+        self, placer: Placer, placed: PlacedRequest, request: Request, queue: TokenQueue
+    ) -> None:
+        self.placed = placed
+        self.first_token_s: float | None = None  # seconds since submission
+        self.timeline: dict[str, float] = {}  # events at the worker, seconds since Submit
+        self.measured: pb.Measured | None = None
+        self.submitted = time.perf_counter()
+        self._estimates = placer.estimates
+        self._request = request
+        self._queue = queue
+        message = placer.submit_message(placed, request)
+        message.deaths = queue.deaths
+        self._ticket = placer.open_ticket(placed, request.priority)
+        self._open = True
+        placed.link.submit(message, self)
+
+    @property
+    def chosen(self) -> Placement:
+        return self.placed.choice.chosen
+
+    @property
+    def prefill_instance(self) -> str:
+        """The worker that was chosen to compute the prompt."""
+        return self.chosen.prefill or self.chosen.decode
+
+    def on_output(self, output: pb.Output) -> bool:
+        """Take what the worker sent for this request; the worker is not trusted.
+
+        Called by the link. Returns False when the worker should stop.
+        """
+        queue, request = self._queue, self._request
+        if output.tokens and queue.cached_tokens is None:
+            queue.cached_tokens = output.cached_tokens  # later attempts find what it computed
+        if output.timeline:
+            self.timeline = {mark.event: mark.seconds for mark in output.timeline}
+        if output.HasField("measured"):
+            self.measured = output.measured
+        queue.deaths += output.deaths
+        try:
+            prompt_due = request.prompt_logprobs_due if output.prompt_logprobs else 0
+            prompt = logprobs_list_from_wire(output.prompt_logprobs, prompt_due)
+            due = 0 if request.sampling.logprobs is None else len(output.tokens)
+            logprobs = logprobs_list_from_wire(output.logprobs, due)
+        except InvalidRequest as error:
+            reason = f"the worker's answer cannot be read: {error}"
+            queue.interrupt(Interruption.RETRYABLE, reason)
+            return False
+        queue.prompt_logprobs = prompt or queue.prompt_logprobs
+        has_ended = output.finish in (pb.FINISH_STOP, pb.FINISH_LENGTH)
+        if not queue.put(
+            output.tokens, Finish(output.finish) if has_ended else Finish.NONE, logprobs
+        ):
+            queue.interrupt(Interruption.OVERFLOW, "the client reads too slowly")
+            return False
+        if not has_ended and output.finish != pb.FINISH_NONE:
+            self._on_error(output)
+        return True
+
+    def _on_error(self, output: pb.Output) -> None:
+        reason = output.error or "the worker gave no reason"
+        if output.HasField("invalid"):
+            param, code = output.invalid.param or None, output.invalid.code or None
+            invalid = InvalidRequest(reason, param, code)
+            self._queue.interrupt(Interruption.INVALID, reason, invalid)
+        elif output.finish == pb.FINISH_ERROR and not output.retryable:
+            self._queue.interrupt(Interruption.FATAL, reason)
+        else:  # an unknown finish, too, may be one that another worker does not send
+            cause = Interruption.MOVED if output.moved else Interruption.RETRYABLE
+            self._queue.interrupt(cause, reason)
+
+    def on_link_lost(self, reason: str) -> None:
+        """The stream to the worker has ended. Called by the link."""
+        self._queue.interrupt(Interruption.LINK_LOST, reason)
+
+    def record_tokens(self) -> None:
+        """Record that tokens have been taken from the queue."""
+        if self.first_token_s is None:
+            self.first_token_s = time.perf_counter() - self.submitted
+            correction = self._estimates.correction(self.prefill_instance)
+            predicted = self.chosen.ttft_s / correction
+            self._estimates.record_first_token(self.prefill_instance, predicted, self.first_token_s)
+        self._ticket.on_tokens()
+
+    def record_finish(self) -> None:
+        """Record the last token, so that later predictions learn from the measured transfer."""
+        decode = self.chosen.decode
+        if self.measured is None:
+            return
+        self._estimates.record_transfer(decode, self.measured)
+        if self.measured.prefill_instance == self.chosen.prefill:
+            self._estimates.record_path(
+                self.chosen.prefill, decode, self.timeline.get("prefill_queued", -1.0)
+            )
+
+    def release(self) -> None:
+        """Cancel the work if it still runs and close the ticket. May be called again."""
+        if self._open:
+            self._open = False
+            self.placed.link.cancel(self._request.id)
+            self._ticket.release()

@@ -1,0 +1,225 @@
+"""Formats responses of ``/v1/chat/completions``: ``chat.completion`` objects and their chunks.
+
+A stream has for each choice a chunk with the role, then text or tool calls, then the finish reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from router.generation.choice_stream import ChoiceDelta, FinishReason
+from router.generation.explain import Explanation
+from router.generation.output_text import SentToken
+from router.openai.answers.formatter import (
+    FinishedChoice,
+    ResponseHeader,
+    TokenNaming,
+    chat_logprobs,
+)
+from router.openai.answers.wire_json import (
+    Chat,
+    ChatChoice,
+    ChatChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChunkChoice,
+    Function,
+    ToolCall,
+    UsageField,
+    encode,
+)
+from router.openai.chat.output_plan import OutputPlan
+from router.openai.chat.tool_parser import CallStart, ContentDelta, ToolParser
+
+_ROLE = ChatDelta(role="assistant", content="", refusal=None)
+_NOTHING = ChatDelta()
+
+
+class ChatResponseOptions(NamedTuple):
+    """What a chat response shows beside the text."""
+
+    logprobs: bool
+    token_ids: bool
+
+
+class ChatFormatter:
+    """The formatter of one request; ``output`` parses the text of its choices."""
+
+    def __init__(
+        self,
+        header: ResponseHeader,
+        naming: TokenNaming,
+        options: ChatResponseOptions,
+        output: OutputPlan,
+        prompt: tuple[int, ...],
+    ) -> None:
+        self._header = header
+        self._naming = naming
+        self._options = options
+        self._output = output
+        self._prompt = prompt
+        self._open: dict[int, _OpenChoice] = {}
+
+    def chunks(self, delta: ChoiceDelta, usage: UsageField) -> list[bytes]:
+        first = delta.choice not in self._open
+        state = self._open.setdefault(delta.choice, _OpenChoice(self._output))
+        state.shown += delta.shown
+        state.ids += delta.ids
+        parsed = state.parser.push(delta.text, last=delta.finish is not None)
+        deltas = [_ROLE] if first else []
+        tail = delta.finish is not None and bool(state.ids or state.shown) and self._shows_tokens
+        if parsed.content or parsed.calls or tail:
+            content = parsed.content or UNSET
+            deltas.append(ChatDelta(content=content, tool_calls=parsed.calls or UNSET))
+        chunks = [self._chunk(delta.choice, state, d, usage) for d in deltas]
+        if delta.finish is not None:
+            reason = self._reason(delta.finish, state.parser)
+            chunks.append(self._chunk(delta.choice, state, _NOTHING, usage, reason))
+        return chunks
+
+    def final_chunk(self, usage: UsageField, baton: Explanation | UnsetType = UNSET) -> bytes:
+        return encode(self._chat_chunk([], usage, baton))
+
+    def response(
+        self, choices: list[FinishedChoice], usage: UsageField, baton: Explanation | UnsetType
+    ) -> bytes:
+        header = self._header
+        return encode(
+            Chat(
+                id=header.id,
+                created=header.created,
+                model=header.model,
+                choices=[self._choice(choice) for choice in choices],
+                usage=usage,
+                system_fingerprint=header.fingerprint,
+                prompt_token_ids=self._prompt if self._options.token_ids else UNSET,
+                baton=baton,
+            )
+        )
+
+    @property
+    def _shows_tokens(self) -> bool:
+        """Return whether tokens are shown beside the text."""
+        return self._options.logprobs or self._options.token_ids
+
+    def _choice(self, answer: FinishedChoice) -> ChatChoice:
+        parser = OutputParser(self._output.new_parser())
+        parsed = parser.push(answer.text, last=True)
+        calls = [msgspec.structs.replace(call, index=UNSET) for call in parsed.calls]
+        return ChatChoice(
+            index=answer.choice,
+            message=ChatMessage(
+                content=parsed.content if parsed.content or not calls else None,
+                tool_calls=calls or UNSET,
+            ),
+            logprobs=self._logprobs(answer.shown),
+            finish_reason=self._reason(answer.finish, parser),
+            token_ids=answer.ids if self._options.token_ids else UNSET,
+        )
+
+    def _chunk(
+        self,
+        index: int,
+        state: _OpenChoice,
+        delta: ChatDelta,
+        usage: UsageField,
+        finish: FinishReason | None = None,
+    ) -> bytes:
+        """Format one chunk. Only a delta with text or calls carries the pending token data."""
+        logprobs: ChatLogprobs | None = None
+        ids: list[int] = []
+        if delta is not _ROLE and delta is not _NOTHING:
+            logprobs, ids = self._logprobs(state.shown), state.ids
+            state.shown, state.ids = [], []
+        choice = ChunkChoice(
+            index=index,
+            delta=delta,
+            logprobs=logprobs,
+            finish_reason=finish,
+            token_ids=ids if self._options.token_ids else UNSET,
+        )
+        return encode(self._chat_chunk([choice], usage))
+
+    def _chat_chunk(
+        self,
+        choices: list[ChunkChoice],
+        usage: UsageField,
+        baton: Explanation | UnsetType = UNSET,
+    ) -> ChatChunk:
+        header = self._header
+        starts = bool(choices) and choices[0].delta is _ROLE and self._options.token_ids
+        return ChatChunk(
+            id=header.id,
+            created=header.created,
+            model=header.model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=header.fingerprint,
+            prompt_token_ids=self._prompt if starts else UNSET,
+            baton=baton,
+        )
+
+    def _logprobs(self, shown: list[SentToken]) -> ChatLogprobs | None:
+        return chat_logprobs(shown, self._naming) if self._options.logprobs else None
+
+    def _reason(self, finish: FinishReason, parser: OutputParser) -> FinishReason:
+        reason: Any = self._output.finish_reason(finish, called=parser.called)
+        return cast(FinishReason, reason)
+
+
+class _OpenChoice:
+    """A choice that is being streamed."""
+
+    def __init__(self, plan: OutputPlan) -> None:
+        self.parser = OutputParser(plan.new_parser())
+        self.shown: list[SentToken] = []  # of text that the parser may hold back
+        self.ids: list[int] = []
+
+
+class ParsedOutput(NamedTuple):
+    """Content and tool calls in one text; each call at most once, with new arguments only."""
+
+    content: str
+    calls: list[ToolCall]
+
+
+class OutputParser:
+    """Converts the text of one choice to OpenAI's types; ``parser`` None: all text is content."""
+
+    def __init__(self, parser: ToolParser | None) -> None:
+        self._parser = parser
+
+    @property
+    def called(self) -> bool:
+        return self._parser is not None and self._parser.called
+
+    def push(self, text: str, *, last: bool) -> ParsedOutput:
+        if self._parser is None:
+            return ParsedOutput(text, [])
+        pieces = self._parser.push(text)
+        if last:
+            pieces += self._parser.flush()
+        content = "".join([piece.text for piece in pieces if isinstance(piece, ContentDelta)])
+        starts: dict[int, CallStart] = {}
+        arguments: dict[int, str] = {}
+        for piece in pieces:
+            if isinstance(piece, ContentDelta):
+                continue
+            if isinstance(piece, CallStart):
+                starts[piece.call] = piece
+            text = "" if isinstance(piece, CallStart) else piece.text
+            arguments[piece.call] = arguments.get(piece.call, "") + text
+        return ParsedOutput(
+            content, [_call(c, starts.get(c), text) for c, text in arguments.items()]
+        )
+
+
+def _call(index: int, start: CallStart | None, arguments: str) -> ToolCall:
+    if start is None:
+        return ToolCall(index=index, function=Function(arguments=arguments))
+    function = Function(name=start.name, arguments=arguments)
+    return ToolCall(index=index, id=start.id, type="function", function=function)

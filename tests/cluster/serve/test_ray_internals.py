@@ -1,0 +1,125 @@
+"""Fails when Ray changes a private part that ``ray_internals`` uses; starts no Ray."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import ray
+from ray import serve
+from ray._private import worker as ray_worker
+from ray.serve import schema
+from ray.serve._private import client, controller, replica
+from ray.serve._private.common import DeploymentID, ReplicaState
+
+from cluster.serve import ray_internals
+from cluster.serve.replica_kinds import ALL_KINDS, application_name, deployment_name
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+class FakeController:
+    """Has the two methods of Serve's controller that Baton calls, and records the calls."""
+
+    def __init__(self) -> None:
+        deployment = {"target_num_replicas": 3}
+        applications = {
+            application_name(kind): {"deployments": {deployment_name(kind): deployment}}
+            for kind in ALL_KINDS
+        }
+        self.calls: list[tuple[Any, int]] = []
+        self.get_serve_instance_details = SimpleNamespace(
+            remote=lambda: {"applications": applications}
+        )
+        self.update_deployment_replicas = SimpleNamespace(
+            remote=lambda *call: self.calls.append(call)
+        )
+
+
+@pytest.fixture
+def fake_controller(monkeypatch: pytest.MonkeyPatch) -> FakeController:
+    found = FakeController()
+    monkeypatch.setattr(
+        serve.context, "_get_global_client", lambda: SimpleNamespace(_controller=found)
+    )
+    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
+    return found
+
+
+def test_ray_has_the_version_that_was_checked() -> None:
+    assert ray.__version__ == ray_internals.CHECKED_RAY_VERSION
+
+
+def test_ray_init_takes_a_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    assert '"_temp_dir"' in inspect.getsource(ray_worker.init)
+    monkeypatch.setattr(ray, "init", lambda **options: options)
+    found = ray_internals.init_ray(tmp_path, address="local")
+    assert found == {"address": "local", "_temp_dir": str(tmp_path)}
+
+
+def test_a_deployment_takes_a_version() -> None:
+    assert {"version", "_internal"} <= set(parameters(serve.Deployment.options))
+    made = ray_internals.versioned_deployment(serve.deployment(name="x")(FakeController), "abc")
+    assert (made.name, made.version) == ("x", "abc")
+
+
+def test_an_application_is_deleted_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parameters(serve.delete) == ["name", "_blocking"]
+    calls = []
+    monkeypatch.setattr(serve, "delete", lambda name, _blocking: calls.append((name, _blocking)))
+    ray_internals.delete_application("router")
+    assert calls == [("baton-router", False)]
+
+
+def test_running_replicas_are_counted_by_state() -> None:
+    states = get_type_hints(schema.DeploymentStatusOverview)["replica_states"]
+    assert get_args(states) == (ReplicaState, int)
+    counts = {ReplicaState.RUNNING: 2, ReplicaState.STARTING: 1}
+    assert ray_internals.running_count(counts) == 2
+    assert ray_internals.running_count({}) == 0
+
+
+def test_the_client_has_the_controller() -> None:
+    assert callable(serve.context._get_global_client)
+    assert "self._controller: Any = controller" in inspect.getsource(client.ServeControllerClient)
+
+
+def test_the_controller_tells_details_of_applications(fake_controller: FakeController) -> None:
+    details = controller.ServeController.get_serve_instance_details
+    assert all(
+        parameter.default is not inspect.Parameter.empty
+        for name, parameter in inspect.signature(details).parameters.items()
+        if name != "self"
+    )
+    assert "applications" in schema.ServeInstanceDetails.model_fields
+    assert "deployments" in schema.ApplicationDetails.model_fields
+    fields = schema.DeploymentDetails.model_fields
+    assert {"target_num_replicas", "deployment_config"} <= fields.keys()
+    assert "graceful_shutdown_timeout_s" in schema.DeploymentSchema.model_fields
+    assert ray_internals.target_replicas(1.0) == dict.fromkeys(ALL_KINDS, 3)
+
+
+def test_the_controller_sets_replica_counts(fake_controller: FakeController) -> None:
+    update = controller.ServeController.update_deployment_replicas
+    assert parameters(update) == ["self", "deployment_id", "target_num_replicas"]
+    ray_internals.set_target_replicas("decode", 4, 1.0)
+    assert fake_controller.calls == [(DeploymentID("DecodeWorker", "baton-decode"), 4)]
+
+
+def test_a_replica_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 'add_port_to_grpc_server(self._server, "[::]:0")' in inspect.getsource(replica)
+    addresses = []
+
+    def add_port(_server: object, address: str) -> int:
+        addresses.append(address)
+        return 1234
+
+    monkeypatch.setattr(replica, "add_port_to_grpc_server", add_port)
+    ray_internals.keep_replica_on_loopback()
+    ray_internals.keep_replica_on_loopback()  # the second call must not wrap the first
+    assert replica.add_port_to_grpc_server(None, "[::]:0") == 1234  # type: ignore[attr-defined]
+    assert addresses == ["127.0.0.1:0"]
