@@ -1,11 +1,10 @@
 """Speculative decoding: several tokens of a sequence in one step of its model.
 
-    lengths      how many tokens to propose to each sequence of a step      (controller.py)
-    proposer     proposes them                                               (proposer.py)
-    the model    computes them beside everything else, in one packed pass    (execution/stepper.py)
-    acceptance   a draft is accepted where it equals the model's own draw    (acceptance.py)
+    draft lengths  how many tokens to propose to each sequence of a step      (control/controller.py)
+    proposer       proposes these tokens                                      (proposers/)
+    verification   the model computes them in its packed pass                 (execution/stepper.py)
+    acceptance     a draft token is accepted if it equals the model's own draw
 
-Text never depends on any of it: a token is the model's own draw, a function of (logits, parameters,
-seed, choice, position), whether a proposal met it or not. What is proposed decides how many of
-these draws a step can use.
+The generated text never depends on speculation: each token is the model's own draw, a function of
+(logits, parameters, seed, choice, position), whether or not a draft matched it.
 """

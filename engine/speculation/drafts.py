@@ -1,4 +1,4 @@
-"""What is proposed to the sequences of one step: chains or trees of tokens, packed."""
+"""Draft tokens of one step: chains or trees of tokens, packed for all sequences."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class Drafts:
-    """Proposals to ``B`` sequences, packed in their order; parents come before their children.
+    """Draft tokens of ``B`` sequences, packed in batch order; parents precede their children.
 
-    In ``parents`` a node's parent is its index among the nodes of its own sequence, or ROOT; the
-    children of one parent are different tokens. None: chains.
+    ``parents`` holds for each node the index of its parent among the nodes of its own sequence, or
+    ROOT. Siblings are different tokens. ``parents=None`` means that all drafts are chains.
     """
 
     counts: Sequence[int]  # [B] nodes of each sequence; 0: none
@@ -24,7 +24,7 @@ class Drafts:
     parents: Sequence[int] | None = None  # [N]
 
     def parents_of(self, sequence: int) -> list[int]:
-        """Of the nodes of one sequence."""
+        """Return the parents of the nodes of one sequence."""
         count = self.counts[sequence]
         if self.parents is None:
             return list(range(ROOT, count - 1))
@@ -33,7 +33,7 @@ class Drafts:
 
 
 def node_depths(parents: Sequence[int]) -> list[int]:
-    """Of each node of one sequence's tree: 1 for those that follow its last token."""
+    """Return the depth of each node of one tree; children of ROOT have depth 1."""
     out: list[int] = []
     for parent in parents:
         out.append(1 if parent == ROOT else out[parent] + 1)
@@ -41,7 +41,7 @@ def node_depths(parents: Sequence[int]) -> list[int]:
 
 
 def first_path(parents: Sequence[int]) -> list[int]:
-    """Nodes from a root down, always to the first child: the chain within a tree."""
+    """Return the nodes of the path that starts at ROOT and always takes the first child."""
     path: list[int] = []
     last = ROOT
     for node, parent in enumerate(parents):

@@ -1,1 +1,1 @@
-"""How the demo models and their heads are trained, evaluated and exported."""
+"""Training, evaluation and export of the demo models and of their Medusa and EAGLE heads."""

@@ -1,4 +1,9 @@
-"""The demo's text: the Python standard library, split into training and held-out files."""
+"""Text of the demo models, from the Python standard library to batches of token windows.
+
+``read_corpus`` splits the library into training and held-out files, ``train_tokenizer`` trains the
+byte-level BPE tokenizer that target and draft share, and ``WindowPacker`` packs encoded documents
+into training batches. The two training scripts call all of it; benchmarks read the held-out files.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +21,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 HELD_OUT_PERCENT = 3
-# Folders whose Python files are left out: tests, and tables of data that are code in name only.
+# Tests are left out, and so are modules that contain tables of data rather than code.
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "pydoc_data", "encodings"}
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # build settings of the local interpreter
+BOS, EOS = "<|bos|>", "<|eos|>"
+VOCAB_SIZE = 4096
+
+Tokens = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The text of each file, in the order of the files' paths."""
+    """Texts of the training files and of the held-out files, in the order of the files' paths."""
 
     train: list[str]
     held_out: list[str]
@@ -52,22 +61,13 @@ def read_corpus() -> Corpus:
 
 
 def is_held_out(parts: tuple[str, ...]) -> bool:
-    """Whether the file at this relative path is kept from training; depends on the path only."""
+    """Return whether the file at this relative path is kept from training."""
     digest = hashlib.sha256("/".join(parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT_PERCENT
 
 
-# MERGED engine.demo.tokenizer
-# The pair's tokenizer: a byte-level BPE trained on the corpus, and documents encoded with it.
-
-BOS, EOS = "<|bos|>", "<|eos|>"
-VOCAB_SIZE = 4096
-
-Tokens = NDArray[np.int64]
-
-
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """Byte-level BPE. No post-processor: ``encode`` never adds a special token by itself."""
+    """Train a byte-level BPE tokenizer. It has no post-processor: ``encode`` adds no specials."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -82,7 +82,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def special_ids(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The ids of ``BOS`` and ``EOS``."""
+    """Return the token ids of ``BOS`` and ``EOS``."""
     bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
     assert bos is not None and eos is not None
     return bos, eos
@@ -91,11 +91,12 @@ def special_ids(tokenizer: Tokenizer) -> tuple[int, int]:
 def encode(
     tokenizer: Tokenizer, texts: list[str], *, anywhere: float = 0.0, after_space: float = 0.0
 ) -> list[Tokens]:
-    """Each document as bos + tokens + eos.
+    """Encode each document as bos + tokens + eos.
 
-    A prompt may end after a space or inside a word, where whole text has no token boundary. So that
-    the model sees such places in training, the text is cut, with these probabilities, at any
-    character and where whitespace ends; the pieces are tokenized apart.
+    A prompt may end after a space or inside a word, where an uncut text has no token boundary. The
+    model sees such boundaries in training because the text is cut at any character with
+    probability ``anywhere``, and at each end of whitespace with probability ``after_space``. The
+    pieces are tokenized separately.
     """
     bos, eos = special_ids(tokenizer)
     rng = np.random.default_rng(0)
@@ -110,34 +111,30 @@ def encode(
     return docs
 
 
-# MERGED engine.demo.packing
-# Training batches: encoded documents packed into windows of one length.
-
-
-class Packer:
-    """Batches of packed windows. Batch ``i`` depends on the seed and ``i`` only."""
+class WindowPacker:
+    """Packs documents into batches of windows. Batch ``i`` depends on the seed and ``i`` only."""
 
     def __init__(self, docs: list[Tokens], length: int, batch: int, seed: int) -> None:
         self.docs, self.length, self.batch, self.seed = docs, length, batch, seed
         total = sum(len(d) for d in docs)
-        self.per_pass = (total - length) // (length + 1) // batch
-        self.loaded_pass = -1
+        self.batches_per_epoch = (total - length) // (length + 1) // batch
+        self.loaded_epoch = -1
         self.windows: Tokens = np.zeros((0, length + 1), dtype=np.int64)
 
     def __call__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Batch ``index``: the tokens, and for each the token after it."""
-        which, offset = divmod(index, self.per_pass)
-        if which != self.loaded_pass:
-            self.windows = self.shuffled_windows(which)
-            self.loaded_pass = which
+        """Return batch ``index``: tokens and next tokens, both [batch, length]."""
+        epoch, offset = divmod(index, self.batches_per_epoch)
+        if epoch != self.loaded_epoch:
+            self.windows = self._shuffled_windows(epoch)
+            self.loaded_epoch = epoch
         rows = torch.from_numpy(self.windows[offset * self.batch : (offset + 1) * self.batch])
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
-    def shuffled_windows(self, which: int) -> Tokens:
-        """One pass over the documents: shuffled, joined, cut into windows, shuffled again."""
-        rng = np.random.default_rng([self.seed, which])
+    def _shuffled_windows(self, epoch: int) -> Tokens:
+        """Shuffle and join the documents, cut them into windows, and shuffle the windows."""
+        rng = np.random.default_rng([self.seed, epoch])
         stream = np.concatenate([self.docs[i] for i in rng.permutation(len(self.docs))])
         stream = stream[rng.integers(self.length) :]
-        count = self.per_pass * self.batch
+        count = self.batches_per_epoch * self.batch
         windows = stream[: count * (self.length + 1)].reshape(count, self.length + 1)
         return windows[rng.permutation(count)]

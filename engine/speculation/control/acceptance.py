@@ -1,12 +1,13 @@
-"""What a proposed node is worth: the chance that it is accepted, learned from those that were.
+"""Acceptance rates of draft nodes, learned from verified drafts. Torch-free.
 
-For each class of requests, and each place i in the order of proposing, the decayed frequencies with
-which an i-th node that was asked for was proposed, and accepted. That holds for chains and trees
-alike. Places that were never reached follow from those before.
+For each class of requests and each place i in the order of proposing, AcceptanceModel keeps decayed
+frequencies: how often an i-th node was requested, proposed and accepted. This holds for chains and
+trees alike. Rates of places that were never reached are extrapolated from the places before them.
 
-A sequence differs from its class by one exponent: where the class has gain g, it has g^x. For
-chains with acceptance a that is another acceptance, a^x. It comes from what was accepted of the
-sequence against what the class expected, shrunk to 1 while little is known. Torch-free.
+A sequence differs from its class by one exponent x: where the class has acceptance rate g, the
+sequence has g^x. For a chain with acceptance a this gives acceptance a^x. SequenceAcceptance
+estimates x from accepted against expected nodes, shrunk towards 1 while few drafts are known.
+AcceptanceTracker owns the objects of both classes.
 """
 
 from __future__ import annotations
@@ -19,43 +20,43 @@ from numpy.typing import NDArray
 from engine.speculation.control.draft_choice import Vector
 
 CLASS_MEMORY = 200.0
-"""Drafts that a class remembers."""
+"""Decay constant of a class's frequencies, in drafts."""
 
 CLASS_FORGET_STEPS = 512.0
-"""Steps after which it is a third as sure: an old verdict does not outweigh what is seen anew."""
+"""Decay constant of a class's frequencies, in steps: recent drafts outweigh an old estimate."""
 
 SEQUENCE_MEMORY = 16.0
-"""Drafts that a sequence remembers ..."""
+"""Decay constant of a sequence's counts, in drafts."""
 
 SEQUENCE_FORGET_STEPS = 128.0
-"""... and steps: one that is not asked becomes like its class again."""
+"""Decay constant in steps: a sequence without drafts returns to the rates of its class."""
 
 PLACE_PRIOR = 1.0
-"""Drafts that the guess for a place counts as much as: the place before, one step on."""
+"""Weight, in drafts, of the guess for a place that is extrapolated from the place before."""
 
 SEQUENCE_PRIOR = 3.0
-"""Drafts of its class that a sequence begins with."""
+"""Weight, in drafts, of the class's rates in the estimate for a new sequence."""
 
 EXPONENTS: Vector = np.concatenate(
     [[0.0], 2.0 ** np.arange(-5.0, 3.0, 0.25), 2.0 ** np.arange(3.0, 7.1, 0.5)]
 )
-"""What a sequence may be, the luckiest first."""
+"""Possible exponents of a sequence, in ascending order (highest acceptance first)."""
 
 
 class AcceptanceModel:
-    """One class of requests: frequencies of each place, of ``most`` nodes."""
+    """Acceptance and proposal rates of one class of requests, for up to ``most`` nodes."""
 
     def __init__(self, most: int) -> None:
         self._asked = np.zeros(most)
         self._proposed = np.zeros(most)
         self._accepted = np.zeros(most)
-        self.stale = True  # ``powers`` and ``rows`` are not those of the counts
-        self.powers = np.zeros((len(EXPONENTS), most))
-        self.rows = np.zeros((len(EXPONENTS), most))
+        self.stale = True  # the two rate tables do not reflect the counts
+        self.accept_rates = np.zeros((len(EXPONENTS), most))
+        self.propose_rates = np.zeros((len(EXPONENTS), most))
 
     @property
     def drafts(self) -> float:
-        """That the frequencies rest on."""
+        """Number of (decayed) drafts behind the frequencies."""
         return float(self._asked[0])
 
     @property
@@ -65,8 +66,10 @@ class AcceptanceModel:
         return profile
 
     def observe(self, asked: Vector, proposed: Vector, accepted: Vector, steps: int) -> None:
-        """Of the drafts of some steps: how many reached each place [most], of those asked for, of
-        those proposed, and of those accepted; ``steps`` since the last ones."""
+        """Add the drafts of some steps, ``steps`` after the last call.
+
+        asked, proposed, accepted: [most] drafts whose i-th node was requested, proposed, accepted.
+        """
         keep = math.exp(-float(asked[0]) / CLASS_MEMORY - steps / CLASS_FORGET_STEPS)
         for counts, news in (
             (self._asked, asked),
@@ -78,31 +81,33 @@ class AcceptanceModel:
         self.stale = True
 
     def refresh(self) -> None:
-        """Work out ``powers`` and ``rows`` [exponents, most]: gains, and chances of being proposed,
-        of sequences with each exponent."""
+        """Recompute ``accept_rates`` and ``propose_rates`` [exponents, most] if counts changed."""
         if self.stale:
-            gains, rows = self._estimate()
-            self.powers = gains ** EXPONENTS[:, None]
-            self.rows = rows ** EXPONENTS[:, None]
+            accept, propose = self._estimate()
+            self.accept_rates = accept ** EXPONENTS[:, None]
+            self.propose_rates = propose ** EXPONENTS[:, None]
             self.stale = False
 
     def _estimate(self) -> tuple[Vector, Vector]:
         asked, proposed, accepted = self._asked, self._proposed, self._accepted
-        falls = _ratio(asked.tolist(), accepted.tolist(), float(proposed[0]))
-        gains, rows = [], []
-        gain = row = 1.0
+        ratio = _place_ratio(asked.tolist(), accepted.tolist(), float(proposed[0]))
+        accept_rates, propose_rates = [], []
+        accept = propose = 1.0
         for place, count in enumerate(asked.tolist()):
-            guess = gain * (0.5 if place == 0 else falls)
-            gain = min(gain, (float(accepted[place]) + PLACE_PRIOR * guess) / (count + PLACE_PRIOR))
-            row = min(row, (float(proposed[place]) + PLACE_PRIOR * row) / (count + PLACE_PRIOR))
-            gains.append(gain)
-            rows.append(max(gain, row))
-        return np.asarray(gains), np.asarray(rows)
+            guess = accept * (0.5 if place == 0 else ratio)
+            total = count + PLACE_PRIOR
+            accept = min(accept, (float(accepted[place]) + PLACE_PRIOR * guess) / total)
+            propose = min(propose, (float(proposed[place]) + PLACE_PRIOR * propose) / total)
+            accept_rates.append(accept)
+            propose_rates.append(max(accept, propose))
+        return np.asarray(accept_rates), np.asarray(propose_rates)
 
 
-def _ratio(asked: list[float], accepted: list[float], proposed: float) -> float:
-    """How much rarer acceptance gets from one place to the next, over all places. Before any but
-    the first was reached: the chance that a first node is accepted, as in a chain."""
+def _place_ratio(asked: list[float], accepted: list[float], proposed: float) -> float:
+    """Return the mean ratio of acceptance between consecutive places.
+
+    While only the first place was reached, this is its acceptance rate, as in a chain.
+    """
     before = after = 0.0
     for place in range(1, len(asked)):
         share = asked[place] / max(asked[place - 1], 1e-9)
@@ -113,33 +118,39 @@ def _ratio(asked: list[float], accepted: list[float], proposed: float) -> float:
 
 
 class SequenceAcceptance:
-    """Sequences against their classes. A place in the arrays belongs to one sequence."""
+    """Acceptance of each sequence relative to its class.
+
+    Each sequence owns one slot of the arrays; ``assign_slots`` assigns and reclaims slots.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._places: dict[int, int] = {}  # by handle
+        self._slots: dict[int, int] = {}  # by handle
         self._free: list[int] = []
         self._asked = np.zeros((0, most))
         self._accepted = np.zeros(0)
         self._at = np.zeros(0)  # step of the last change
 
-    def places(self, handles: list[int]) -> NDArray[np.int64]:
-        """[B] of these sequences; the others lose theirs when they have become many."""
-        if len(self._places) > 4 * len(handles) + 64:
-            present = set(handles)
-            for gone in [h for h in self._places if h not in present]:
-                self._free.append(self._places.pop(gone))
-        return np.array([self._place(handle) for handle in handles], dtype=np.int64)
+    def assign_slots(self, handles: list[int]) -> NDArray[np.int64]:
+        """Return the slots [B] of these sequences.
 
-    def _place(self, handle: int) -> int:
-        place = self._places.get(handle)
-        if place is None:
+        Slots of other sequences are reclaimed once there are many of them.
+        """
+        if len(self._slots) > 4 * len(handles) + 64:
+            present = set(handles)
+            for gone in [h for h in self._slots if h not in present]:
+                self._free.append(self._slots.pop(gone))
+        return np.array([self._slot(handle) for handle in handles], dtype=np.int64)
+
+    def _slot(self, handle: int) -> int:
+        slot = self._slots.get(handle)
+        if slot is None:
             if not self._free:
                 self._grow()
-            place = self._places[handle] = self._free.pop()
-            self._asked[place] = 0.0
-            self._accepted[place] = 0.0
-        return place
+            slot = self._slots[handle] = self._free.pop()
+            self._asked[slot] = 0.0
+            self._accepted[slot] = 0.0
+        return slot
 
     def _grow(self) -> None:
         size, more = len(self._at), max(64, len(self._at))
@@ -148,38 +159,37 @@ class SequenceAcceptance:
         self._at = np.append(self._at, np.zeros(more))
         self._free += range(size + more - 1, size - 1, -1)
 
-    def observe(
-        self, places: NDArray[np.int64], asked: Vector, accepted: Vector, step: int
-    ) -> None:
-        """Drafts of these sequences: asked [B, most] how many reached each place, accepted [B]."""
-        keep = np.exp(
-            -asked[:, 0] / SEQUENCE_MEMORY - (step - self._at[places]) / SEQUENCE_FORGET_STEPS
-        )
-        self._asked[places] = self._asked[places] * keep[:, None] + asked
-        self._accepted[places] = self._accepted[places] * keep + accepted
-        self._at[places] = step
+    def observe(self, slots: NDArray[np.int64], asked: Vector, accepted: Vector, step: int) -> None:
+        """Add drafts: asked [B, most] drafts that reached each place, accepted [B] nodes."""
+        keep = np.exp(-asked[:, 0] / SEQUENCE_MEMORY - self._age(slots, step))
+        self._asked[slots] = self._asked[slots] * keep[:, None] + asked
+        self._accepted[slots] = self._accepted[slots] * keep + accepted
+        self._at[slots] = step
+
+    def _age(self, slots: NDArray[np.int64], step: int) -> Vector:
+        age: Vector = (step - self._at[slots]) / SEQUENCE_FORGET_STEPS
+        return age
 
     def exponents(
-        self, places: NDArray[np.int64], known: AcceptanceModel, step: int
+        self, slots: NDArray[np.int64], model: AcceptanceModel, step: int
     ) -> NDArray[np.int64]:
-        """[B] indices into EXPONENTS: that with which the class would expect what was accepted."""
-        keep = np.exp((self._at[places] - step) / SEQUENCE_FORGET_STEPS)
+        """Return indices [B] into EXPONENTS whose expected acceptance is nearest to the observed."""
+        keep = np.exp(-self._age(slots, step))
         one = int(np.flatnonzero(EXPONENTS == 1.0)[0])
-        prior = SEQUENCE_PRIOR * known.profile
-        asked = self._asked[places] * keep[:, None] + prior
-        accepted = self._accepted[places] * keep + float(prior @ known.powers[one])
-        expected = asked @ known.powers.T  # [B, exponents], falling
+        prior = SEQUENCE_PRIOR * model.profile
+        asked = self._asked[slots] * keep[:, None] + prior
+        accepted = self._accepted[slots] * keep + float(prior @ model.accept_rates[one])
+        expected = asked @ model.accept_rates.T  # [B, exponents], falling
         above = (expected > accepted[:, None] + 1e-9).sum(axis=1)
-        # The nearer of the last one above and the first one not above.
+        # Take the nearer of the last exponent above and the first one not above.
         low = np.minimum(above, len(EXPONENTS) - 1)
         high = np.maximum(above - 1, 0)
-        each = np.arange(len(places))
+        each = np.arange(len(slots))
         closer = expected[each, high] - accepted < accepted - expected[each, low]
         nearest: NDArray[np.int64] = np.where(closer, high, low)
         return nearest
 
-    def tested(self, places: NDArray[np.int64], step: int) -> Vector:
-        """[B] drafts that are remembered of each."""
-        keep = np.exp((self._at[places] - step) / SEQUENCE_FORGET_STEPS)
-        tested: Vector = self._asked[places, 0] * keep
-        return tested
+    def remembered_drafts(self, slots: NDArray[np.int64], step: int) -> Vector:
+        """Return the number [B] of (decayed) drafts of each sequence."""
+        drafts: Vector = self._asked[slots, 0] * np.exp(-self._age(slots, step))
+        return drafts

@@ -21,7 +21,7 @@ export const latency = (router) => {
       quantity(row.cells[i + 1], seconds(value));
       flag(row.cells[i + 1], aim !== null && value > aim && name !== "mean");
     });
-    quantity(row.cells[5], percent(aim === null ? null : router.generation.timeline[key]));
+    quantity(row.cells[5], percent(aim === null ? null : router.slo[key]));
   });
 };
 

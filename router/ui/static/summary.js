@@ -15,7 +15,7 @@ export const summary = (seen) => {
 export const word = (seen) => (idle(seen) ? "Fine, and idle" : WORDS[seen.verdict.level]);
 
 const idle = ({ verdict: { level }, router, window_s }) =>
-  level === "fine" && window_s !== null && !(router.running || router.generation.pending_logprobs || total(router));
+  level === "fine" && window_s !== null && !(router.running || router.waiting || total(router));
 
 const total = ({ requests: ended }) => Object.values(ended).reduce((sum, n) => sum + n, 0);
 
@@ -48,12 +48,12 @@ const calm = ({ window_s, router }) => {
 
 const tiles = (router) => {
   const shown = [
-    ["in time", percent(router.generation.timeline.all)],
+    ["in time", percent(router.slo.all)],
     ["goodput", perSecond(router.goodput_per_s)],
     ["requests", perSecond(router.requests_per_s)],
     ["output tokens", perSecond(router.output_tokens_per_s)],
     ["running", count(router.running)],
-    ["waiting", count(router.generation.pending_logprobs)],
+    ["waiting", count(router.waiting)],
     ["cache hits", percent(router.hit_ratio)],
   ];
   const create = ([name]) => make("div", {}, make("dt", {}, name), make("dd"));
