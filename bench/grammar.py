@@ -21,11 +21,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bench.lib.report import ResultRow, finish, median, percentile
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
+from engine.scheduling.step_policy import plan_decode_step
 from engine.structured_output.compiler import load_grammar_tokenizer
 from engine.structured_output.masks import MaskFiller, forbidden_mask
 from engine.structured_output.matcher import GrammarMatcher
@@ -132,7 +132,9 @@ def steps(inner: LLTokenizer) -> Iterator[ResultRow]:
     config = load_config(DEMO)
     weights = load_weights(DEMO, config, torch.float32, torch.device("cpu"))
     model = DecoderModel(config, weights, 1024)
-    engine = Engine(model, engine_config(pages=16 * 32, max_batch=ROWS, max_model_len=1024), plan)
+    engine = Engine(
+        model, engine_config(pages=16 * 32, max_batch=ROWS, max_model_len=1024), plan_decode_step
+    )
     grammar = LLMatcher.grammar_from_json_schema(ENDLESS)
     matcher = GrammarMatcher.compile(inner, grammar)
 

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from bench.lib.report import ResultRow, finish
 from cluster.models.locate import demo_path
-from engine.batching.attention_metadata import chunk_attention
-from engine.batching.batch import AttentionMetadata, PackedBatch
+from engine.batching.attention_metadata import AttentionMetadata, PackedBatch, chunk_attention
 from engine.demo.training.corpus import encode, read_corpus
 from engine.demo.training.evaluate import BUCKETS
 from engine.demo.training.networks import MAX_LEN

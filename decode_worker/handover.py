@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from engine.ipc import messages as m
 from kvtransfer.prefill_call import PrefillRunCall, guarded_by
-from kvtransfer.prefill_channels import PrefillStream
-from kvtransfer.receiver_context import ReceiverContext
+from kvtransfer.receiver_context import PrefillStream, ReceiverContext
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import InvalidRequest, TransferFailed
 from protocol.requests import (

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 from engine.ipc import messages as m
 from engine.kv_cache.kv_format import KVPiece
-from kvtransfer.credits import CreditWindow
 from kvtransfer.frames import ExpectedFrames
-from kvtransfer.receiver import KVPull
+from kvtransfer.receiver import CreditWindow, KVPull
 from kvtransfer.receiver_context import ReceiverContext
 from protocol.errors import TransferFailed
 

@@ -19,8 +19,7 @@ import grpc
 from engine.kv_cache.kv_format import split_into_pieces
 from kvtransfer.frames import ExpectedFrames
 from kvtransfer.inbound_transfer import InboundTransfer
-from kvtransfer.prefill_channels import PrefillStream
-from kvtransfer.receiver_context import ReceiverContext
+from kvtransfer.receiver_context import PrefillStream, ReceiverContext
 from kvtransfer.sender import TRANSFER_BYTES
 from protocol.errors import PeerLost, TransferFailed
 from protocol.liveness import SILENCE_S, SilenceDetector

@@ -22,7 +22,7 @@ from router.openai.bodies.generation_body import (
     parse_chat,
     parse_completion,
 )
-from router.openai.bodies.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
+from router.openai.bodies.parsing import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "api.md").read_text()

@@ -21,8 +21,8 @@ import msgspec
 import torch
 
 from bench.lib.settings import engine_settings
-from decode_worker.policy import plan
 from engine.execution.loading import load_engine
+from engine.scheduling.step_policy import plan_decode_step
 from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
 
@@ -84,7 +84,7 @@ class EngineContestant:
             kv_precision="exact",
             step_budget_ms=0.0,
         )
-        self._engine = load_engine(spec, plan, lambda _what, _fraction: None).engine
+        self._engine = load_engine(spec, plan_decode_step, lambda _what, _fraction: None).engine
         self._handle = 0
 
     def run(self, prompts: list[list[int]], new_tokens: int) -> ContestantRun:

@@ -25,7 +25,6 @@ from torch.profiler import ProfilerActivity, profile
 from bench.lib.report import ResultRow, finish, median
 from bench.lib.roofline import MachineLimits, ModelCost, StepFloor, measure
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.kv_cache.kv_format import Precision
 from engine.model.decoder import DecoderModel
@@ -33,6 +32,7 @@ from engine.model.weights import random_weights
 from engine.model_config.config import ModelConfig
 from engine.model_config.families import parse_config
 from engine.scheduling.sequence import blocks_for
+from engine.scheduling.step_policy import plan_decode_step
 from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
 
@@ -75,7 +75,7 @@ def engine_for(model: DecoderModel, sizes: EngineSizes, precision: Precision) ->
         kv_precision=precision,
         kv_storage="fp8" if precision == "fp8" else "wide",
     )
-    return Engine(model, config, plan)
+    return Engine(model, config, plan_decode_step)
 
 
 def add(engine: Engine, handle: int, length: int, new_tokens: int) -> None:

@@ -15,9 +15,9 @@ import torch
 
 from bench.lib.report import median
 from bench.lib.settings import engine_settings
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.execution.loading import load_engine
+from engine.scheduling.step_policy import plan_decode_step
 from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
 
@@ -82,7 +82,7 @@ def bare_engine(model: Path) -> Engine:
     """Load an engine as a decode worker does, with one compute thread."""
     torch.set_num_threads(1)
     spec = engine_settings(str(model), threads=1)
-    return load_engine(spec, plan, lambda _what, _fraction: None).engine
+    return load_engine(spec, plan_decode_step, lambda _what, _fraction: None).engine
 
 
 def run_bare(engine: Engine, workload: ClosedLoopWorkload) -> ServingOutcome:

@@ -25,7 +25,7 @@ from engine.execution.engine import Engine
 from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
-from prefill_worker.policy import plan
+from engine.scheduling.step_policy import plan_prefill_step
 from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
 
@@ -61,7 +61,9 @@ class Oracle:
         self._model = DecoderModel(config, weights, 4096)
 
     def __call__(self, requests: Sequence[Request]) -> list[list[int]]:
-        engine = Engine(self._model, engine_config(pages=1024, max_model_len=4096), plan)
+        engine = Engine(
+            self._model, engine_config(pages=1024, max_model_len=4096), plan_prefill_step
+        )
         for handle, request in enumerate(requests):
             engine.generate(handle, request)
         texts: list[list[int]] = [[] for _ in requests]

@@ -19,11 +19,11 @@ from bench.speculation.measurements import (
     StepTotals,
     TimedModel,
 )
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.execution.speculation_loading import dummy_pass
 from engine.model.layers import ModelWeights
 from engine.model_config.config import ModelConfig
+from engine.scheduling.step_policy import plan_decode_step
 from engine.speculation.control.controller import Controller
 from engine.speculation.control.draft_choice import LatencyCurve, calibrate
 from engine.speculation.control.draft_lengths import DraftLengthPolicy
@@ -94,7 +94,7 @@ class DecodingContestant:
             step_budget_ms=0.0,
             kv_precision="exact",
         )
-        self.engine = Engine(self._model, sizes, plan, clock)
+        self.engine = Engine(self._model, sizes, plan_decode_step, clock)
         self.seen = StepTotals()
         self.texts: dict[int, list[int]] = {}
         self._watch: RecordingLengths | None = None

@@ -86,15 +86,15 @@ class RecordingLengths:
         self._inner = inner
         self.seen: StepTotals | None = None
 
-    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
-        return self._inner.wanted(decoding, chunk_tokens)
+    def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+        return self._inner.choose_lengths(decoding, chunk_tokens)
 
     @property
-    def resting(self) -> bool:
-        return self._inner.resting
+    def idle(self) -> bool:
+        return self._inner.idle
 
-    def passes_by(self) -> bool:
-        return self._inner.passes_by()
+    def skips_observation(self) -> bool:
+        return self._inner.skips_observation()
 
     def observe(self, outcome: StepOutcome) -> None:
         self._inner.observe(outcome)

@@ -42,10 +42,10 @@ class _FreeProposer:
     def passes(self, nodes: int) -> int:
         return 0
 
-    def saw(self, advance: VerifiedStep) -> None:
+    def observe(self, step: VerifiedStep) -> None:
         pass
 
-    def forget(self, seatings: Sequence[int]) -> None:
+    def forget(self, leases: Sequence[int]) -> None:
         pass
 
 

@@ -30,9 +30,9 @@ def build_panel(panel: Panel, number: int, position: GridPosition) -> Builder:
     made = makers.get(panel.kind, _lines)(panel)
     made.id(number).title(panel.title).description(_described(panel)).datasource(SOURCE)
     made.grid_pos(models.GridPos(h=position.height, w=position.width, x=position.x, y=position.y))
-    for position, query in enumerate(panel.queries):
+    for index, query in enumerate(panel.queries):
         target = prometheus.Dataquery().expr(query.expr.text).legend_format(query.legend)
-        target.datasource(SOURCE).ref_id(chr(ord("A") + position))
+        target.datasource(SOURCE).ref_id(chr(ord("A") + index))
         _ = target.instant() if panel.kind == "stat" else target.range()
         if panel.kind == "heatmap":
             target.format(PromQueryFormat.HEATMAP)

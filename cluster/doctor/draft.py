@@ -24,9 +24,9 @@ _REMEDY = "decode workers would go on without it; --speculation-model names anot
 
 
 class DraftFacts(msgspec.Struct, frozen=True):
-    """The draft that was found. ``resolve_draft_source`` is None without speculation, or after an ``error``."""
+    """The draft that was found. ``source`` is None without speculation, or after an ``error``."""
 
-    resolve_draft_source: DraftSource | None = None
+    source: DraftSource | None = None
     parameters: int = 0
     to_fetch: str = ""  # repository and size of a download
     error: str = ""
@@ -72,5 +72,6 @@ def judge(facts: DraftFacts, subject: DoctorSubject) -> list[Finding]:
         return []
     if found.folder is None:
         return [ok("draft", "n-grams of prompt and output")]
-    text = f"{found.folder.name}: {DRAFT_KIND_TEXT[found.method]}, {facts.parameters / 1e6:.1f} M parameters"
+    kind = DRAFT_KIND_TEXT[found.method]
+    text = f"{found.folder.name}: {kind}, {facts.parameters / 1e6:.1f} M parameters"
     return [ok("draft", text)]

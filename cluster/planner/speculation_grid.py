@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 import torch
 
-from decode_worker.policy import plan
 from engine.execution.loading import load_engine
 from engine.execution.speculation_loading import dummy_pass
 from engine.ipc.settings import EngineSettings, MachineCeilings, SpeculationSettings
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
+from engine.scheduling.step_policy import plan_decode_step
 from engine.speculation.control.controller import MARGIN
 from engine.speculation.control.draft_choice import (
     BatchCosts,
@@ -145,7 +145,9 @@ def _curve(
         speculation=SpeculationSettings(method="off", model_path=None, max_tokens=1),
         ceilings=MachineCeilings(),
     )
-    engine = load_engine(spec, plan, lambda what, _share: progress(f"{folder.name}: {what}")).engine
+    engine = load_engine(
+        spec, plan_decode_step, lambda what, _share: progress(f"{folder.name}: {what}")
+    ).engine
     progress(f"{folder.name}: measuring passes")
     curve = calibrate(dummy_pass(engine), rows, time.perf_counter, budget_s=2.0)
     return curve, _where(engine.model.device, engine.model.dtype)

@@ -16,16 +16,19 @@ from collections.abc import Callable
 import msgspec
 
 from cluster.local.die_with_parent import die_with_parent
-from decode_worker import policy as decode_policy
 from engine.ipc import messages as m
 from engine.ipc.channel import ChannelClosed, EngineChannel
 from engine.ipc.settings import EngineSettings
 from engine.ipc.shared_memory import Arena
+from engine.scheduling import step_policy as decode_policy
+from engine.scheduling import step_policy as prefill_policy
 from engine.scheduling.step_policy import StepPolicy
-from prefill_worker import policy as prefill_policy
 from protocol.errors import BatonError
 
-POLICIES: dict[str, StepPolicy] = {"prefill": prefill_policy.plan, "decode": decode_policy.plan}
+POLICIES: dict[str, StepPolicy] = {
+    "prefill": prefill_policy.plan_prefill_step,
+    "decode": decode_policy.plan_decode_step,
+}
 
 
 def main() -> None:

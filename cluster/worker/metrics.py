@@ -40,7 +40,7 @@ from engine.ipc.counters import (
 )
 from engine.kv_cache.kv_format import Codec
 from engine.process.client import EngineClient
-from kvtransfer.transfer_metrics import TRANSFER_SECONDS, CodecTraffic, TrafficCounter
+from kvtransfer.receiver_context import TRANSFER_SECONDS, CodecTraffic, TrafficCounter
 from protocol.registry.directory import WorkerRecord
 from protocol.registry.worker_utilisation import WALLS, WorkerUtilisation
 

@@ -17,7 +17,7 @@ from engine.ipc.settings import MachineCeilings
 from engine.kv_cache.kv_format import Codec, KVFormat
 from engine.process.client import EngineClient
 from kvtransfer.codec_choice import CodecChoice, choose_codec
-from kvtransfer.transfer_metrics import TrafficCounter
+from kvtransfer.receiver_context import TrafficCounter
 from protocol.registry.worker_utilisation import WorkerUtilisation
 
 WINDOW_S = 10.0

@@ -33,9 +33,8 @@ from cluster.worker.utilisation import UtilisationMonitor
 from decode_worker.service import DecodeService
 from engine.ipc import messages as m
 from engine.process.client import EngineClient
-from kvtransfer.prefill_channels import PrefillChannels
 from kvtransfer.receiver import KVClient
-from kvtransfer.receiver_context import KVReceiver
+from kvtransfer.receiver_context import KVReceiver, PrefillChannels
 from kvtransfer.sender import KVServer
 from prefill_worker.service import PrefillService
 from protocol.block_keys import BLOCK_TOKENS

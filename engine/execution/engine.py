@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engine.batching.row_state import RowState
+from engine.batching.batcher import RowState
 from engine.execution.pass_cost import pass_cost
 from engine.execution.stepper import Stepper, TokenOut
 from engine.ipc.settings import StepSettings
@@ -217,7 +217,7 @@ class Engine:
 
     def _with_drafts(self, plan: StepPlan, speculator: Speculator) -> StepPlan:
         """Add the draft nodes that the speculator wants, with pages that ``run`` trims."""
-        wanted = speculator.wanted(plan.decode, plan.work.prompt_tokens)
+        wanted = speculator.choose_lengths(plan.decode, plan.work.prompt_tokens)
         fitting = allocate_draft_pages(self.manager, plan.decode, wanted) if wanted else ()
         return replace(plan, draft_nodes=fitting) if any(fitting) else plan
 

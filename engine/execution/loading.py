@@ -190,4 +190,4 @@ def start_speculation(
     _warm_up_round(engine, {-4: 2, -5: 4}, tokens=MIN_OBSERVATIONS)
     engine.manager.evict_unused()
     start_controller(engine)
-    return engine.speculator.figures()
+    return engine.speculator.status()

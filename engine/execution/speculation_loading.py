@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from engine.batching.attention_metadata import decode_groups
-from engine.batching.batch import AttentionMetadata, PackedBatch
+from engine.batching.attention_metadata import AttentionMetadata, PackedBatch, decode_groups
 from engine.execution.engine import Engine
 from engine.ipc.counters import SpeculationStatus
 from engine.ipc.settings import SpeculationSettings
@@ -85,7 +84,7 @@ def start_controller(engine: Engine, clock: Callable[[], float] = time.perf_coun
         costs = StepCostModel(curve, lambda: engine.step_time.known)
         return Controller(costs, most, proposer.passes)
 
-    speculator.decide_by(controller)
+    speculator.use_policy(controller)
 
 
 def dummy_pass(engine: Engine) -> Callable[[int], None]:

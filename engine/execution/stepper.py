@@ -13,9 +13,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.batching.batcher import Batcher
+from engine.batching.batcher import Batcher, RowState
 from engine.batching.draft_layout import DraftLayout, DraftShapeCache
-from engine.batching.row_state import RowState
 from engine.execution.pass_cost import PassCost
 from engine.execution.verifier import DrawnTokens, Verifier
 from engine.kv_cache.kv_pool import KVPool
@@ -96,7 +95,7 @@ class Stepper:
         """Run a planned step and return the tokens drawn in it. Draft pages that the plan allocated
         are freed at its end."""
         speculator = self.speculator if plan.decode else None
-        if speculator is not None and not speculator.begins(plan):
+        if speculator is not None and not speculator.begin_step(plan):
             speculator = None  # it does not measure this step
         drafts = self._propose(plan)
         layout = None if drafts is None else DraftLayout.of(plan.decode, drafts, self._shapes)
@@ -116,7 +115,7 @@ class Stepper:
         if speculator is not None:
             accepted = [d.nodes for d in drawn[: len(plan.decode)]]
             ran = DecodedStep(plan, drafts, accepted, work)
-            speculator.end(ran, self._scheduler.counters.speculation)
+            speculator.end_step(ran, self._scheduler.counters.speculation)
         return out
 
     def _propose(self, plan: StepPlan) -> Drafts | None:
@@ -144,9 +143,9 @@ class Stepper:
                 drawn, on_device = self._verifier.draw_one_each(drawing, logits, rows, barred)
             else:
                 drawn, on_device = self._verifier.verify(drawing, logits, rows, barred, layout)
-            if self.speculator is not None and self.speculator.sees:
+            if self.speculator is not None and self.speculator.needs_hidden_states:
                 seen = [batch.select_logit_rows(x) for x in taps.values() if x is not None]
-                self.speculator.saw(on_device.advance(drawing, rows, last_hidden, seen))
+                self.speculator.observe(on_device.advance(drawing, rows, last_hidden, seen))
         self._add_prompt_logprobs(plan, hidden)
         return drawn
 
@@ -154,7 +153,9 @@ class Stepper:
         self, drawing: list[Sequence], layout: DraftLayout | None
     ) -> PendingMasks | None:
         grammars = [s.grammar for s in drawing]
-        if layout is None or not any(grammars):
+        if not any(grammars):
+            return None
+        if layout is None:
             return self._masker.start(grammars)
         shape, tokens = layout.shape, layout.tokens.tolist()
         more = range(len(shape.owner), len(shape.owner) + len(drawing) - len(layout.lengths))

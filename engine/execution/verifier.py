@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine.batching.batcher import RowState, kv_slots
 from engine.batching.draft_layout import DraftLayout, DraftShape, IntArray, accepted_nodes
-from engine.batching.row_state import RowState, kv_slots
 from engine.kv_cache.kv_pool import KVPool
 from engine.sampling.sampler import DraftRows, Sampler
 from engine.scheduling.sequence import Sequence

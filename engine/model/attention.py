@@ -2,16 +2,21 @@
 
 Three cases occur, and each uses torch's fused attention without padding between sequences: decode
 rows grouped by length (the query heads that share a KV head become queries of one sequence), a
-prompt's first chunk (causal over itself), and a later chunk (over its pages).
+prompt's first chunk (causal over itself), and a later chunk (over its pages). The rotary position
+embedding of queries and keys (Su et al., RoFormer, section 3.4.2) is here as well.
 """
 
 from __future__ import annotations
 
+import math
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batching.batch import AttentionMetadata, DecodeGroup, PromptChunk
+from engine.batching.attention_metadata import AttentionMetadata, DecodeGroup, PromptChunk
 from engine.kv_cache.kv_pool import LayerCache
+from engine.model_config.config import RopeConfig
 
 GATHERED_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
 """KV that decode attention gathers at a time: on a CPU it stays in the cache between gathering and
@@ -103,3 +108,44 @@ def _prefill(
     k, v = kv.permute(1, 2, 0, 3).unbind()  # [kv_heads, span, head_dim]
     attended = kernel(q.transpose(0, 1)[None], k[None], v[None], chunk.mask)
     return attended[0].transpose(0, 1)
+
+
+def rotary_table(rope: RopeConfig, head_dim: int, positions: int, device: torch.device) -> Tensor:
+    """Compute cos + i sin of every angle: [positions, head_dim / 2] complex64."""
+    half = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    frequency = rope.theta**-half
+    if rope.kind == "linear":
+        frequency = frequency / rope.factor
+    elif rope.kind == "llama3":
+        turns = rope.original_positions * frequency / (2 * math.pi)
+        blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        blend = blend.clamp(0, 1)
+        frequency = frequency * (blend + (1 - blend) / rope.factor)
+    # transformers rounds the inverse frequencies to fp32 before the product; so do we.
+    frequency = frequency.float()
+    angles = torch.arange(positions).float()[:, None] * frequency
+    return torch.polar(torch.ones_like(angles), angles).to(device)
+
+
+def apply_rotary_(x: Tensor, rotation: Tensor) -> None:
+    """Apply the rotary embedding to x [T, heads, head_dim] in place, in fp32 whatever x is.
+
+    rotation: [T, 1, head_dim / 2] complex64, rows of ``rotary_table``. A pair is two neighbours of
+    the last dimension: see ``interleave_rotary_pairs``.
+    """
+    pairs = x.unflatten(-1, (-1, 2))
+    if x.dtype == torch.float32:
+        torch.view_as_complex(pairs).mul_(rotation)
+    else:
+        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotation))
+
+
+def interleave_rotary_pairs(weight: Tensor, heads: int) -> Tensor:
+    """Reorder each head's rows [heads * head_dim, ...] from halves (i, i + d/2) to neighbours
+    (2i, 2i + 1).
+
+    The rotary embedding is one complex product then. Queries and keys are permuted alike, so their
+    dot products, and with them the model, stay the same.
+    """
+    dim = len(weight) // heads
+    return weight.view(heads, 2, dim // 2, -1).transpose(1, 2).reshape(weight.shape)

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batching.batch import PackedBatch
+from engine.batching.attention_metadata import PackedBatch
 from engine.kv_cache.kv_pool import KVPool
-from engine.model.attention import paged_attention
+from engine.model.attention import apply_rotary_, paged_attention, rotary_table
 from engine.model.layers import LayerWeights, ModelWeights
-from engine.model.norm_rotary import apply_rotary_, rotary_table
 from engine.model_config.config import ModelConfig, padded_row_counts, padded_rows
 
 WARM_UP_LIMIT_S = 1.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.linear import Linear, make_linear
+from engine.model.attention import interleave_rotary_pairs
+from engine.model.linear import Linear, RmsNorm, make_linear
 from engine.model.mlp import DenseMlp, ExpertWeights, FeedForward, MoeMlp
-from engine.model.norm_rotary import RmsNorm, interleave_rotary_pairs
 from engine.model_config.config import ModelConfig
 
 TensorSource = Callable[[str, tuple[int, ...]], Tensor]

@@ -86,7 +86,7 @@ class StepMeter:
         queued = sum(q.remaining for q in s.queue if q.phase is Phase.WAITING)
         queued += sum(q.remaining for q in s.prefilling)
         if engine.speculator is not None:
-            before, self._speculation = self._speculation, engine.speculator.figures()
+            before, self._speculation = self._speculation, engine.speculator.status()
             s.counters.speculation.crashes += self._speculation.dropped != before.dropped
         return m.EngineBeat(
             running=len(s.decoding),

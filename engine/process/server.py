@@ -3,30 +3,172 @@
     loop:  receive commands -> run a step -> fill slots with KV to send -> send one batch of events
 
 The loop never waits for I/O while there is work. It ends when the front closes the socket.
+
+A sequence whose grammar is being compiled is held by ``PendingCommands``, without delay for others:
+
+    opens a sequence, grammar cached --------------------------------> passed on
+    opens a sequence, grammar new --> held --compiled--> passed on, with the later commands
+                                        |  invalid or too late --> refused
+                                        +--Drop--> forgotten
+
+``KVEgress`` decides when frames of outgoing KV are copied from the pool into slots of shared
+memory.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import singledispatchmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.execution.engine import Engine
-from engine.execution.kv_egress import KVEgress
 from engine.execution.stepper import TokenOut
 from engine.ipc import messages as m
 from engine.ipc.channel import ChannelClosed, EngineChannel
 from engine.ipc.counters import SpeculationStatus
+from engine.ipc.messages import KVFrame
 from engine.ipc.shared_memory import Arena
 from engine.kv_cache.kv_format import Codec, KVPiece, split_into_pieces
 from engine.process.meter import StepMeter
 from engine.scheduling.sequence import blocks_for
 from engine.structured_output.compiler import GrammarCompiler
-from engine.structured_output.pending_commands import POLL_INTERVAL_S, PendingCommands
+from engine.structured_output.matcher import GrammarMatcher
 from protocol.errors import InvalidRequest, TransferFailed, Unavailable
+
+CopyToSlot = Callable[[int, KVPiece, int, Codec], int]
+"""Copies (handle, piece, slot, codec) and returns the bytes."""
+
+
+@dataclass
+class _Transfer:
+    pieces: deque[KVPiece]
+    codec: Codec
+    credits: int = 0  # frames that the receiver has granted
+    sent: int = 0
+    held: int = 0  # slots that the front has not emptied yet
+
+
+class KVEgress:
+    """Owns the outbound slots of one engine. A frame is sent when its blocks are computed, its
+    receiver has granted it, and a slot is free. Transfers alternate, and none holds more than an
+    equal share of the slots, so that a slow receiver does not delay others."""
+
+    def __init__(self, slots: list[int], copy: CopyToSlot) -> None:
+        self._free = list(slots)
+        self._total = len(slots)
+        self._copy = copy
+        self._transfers: dict[int, _Transfer] = {}
+        self._holder: dict[int, _Transfer] = {}  # by slot
+
+    def open(self, handle: int, pieces: list[KVPiece], codec: Codec) -> None:
+        self._transfers[handle] = _Transfer(deque(pieces), codec)
+
+    def grant(self, handle: int, frames: int) -> None:
+        """Allow ``frames`` more frames. Unknown handles belong to transfers that have ended."""
+        if (transfer := self._transfers.get(handle)) is not None:
+            transfer.credits += frames
+
+    def close(self, handle: int) -> None:
+        self._transfers.pop(handle, None)
+
+    def free(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._holder.pop(slot).held -= 1
+        self._free += slots
+
+    def fill_slots(self, computed: Callable[[int], int]) -> list[KVFrame]:
+        """Copy all frames that may be sent; ``computed(handle)`` returns the readable blocks."""
+        frames: list[KVFrame] = []
+        share = max(1, self._total // max(1, len(self._transfers)))
+        turn = deque(self._transfers.items())
+        while turn and self._free:
+            handle, transfer = turn.popleft()
+            if not transfer.pieces or not transfer.credits or transfer.held >= share:
+                continue
+            piece = transfer.pieces[0]
+            if piece.block + piece.blocks > computed(handle):
+                continue
+            frames.append(self._send(handle, transfer))
+            turn.append((handle, transfer))
+        return frames
+
+    def _send(self, handle: int, transfer: _Transfer) -> KVFrame:
+        piece, slot = transfer.pieces.popleft(), self._free.pop()
+        nbytes = self._copy(handle, piece, slot, transfer.codec)
+        self._holder[slot] = transfer
+        sequence = transfer.sent
+        transfer.credits -= 1
+        transfer.held += 1
+        transfer.sent += 1
+        return KVFrame(handle, sequence, slot, piece, nbytes, last=not transfer.pieces)
+
+
+POLL_INTERVAL_S = 0.002
+"""Interval at which an idle engine checks whether a grammar is ready."""
+
+
+class ReleasedCommands(NamedTuple):
+    """The commands of a sequence that need not wait any longer, or the problem that ends it."""
+
+    handle: int
+    commands: list[m.Command]
+    problem: InvalidRequest | Unavailable | None
+
+
+class PendingCommands:
+    """The held commands of one engine process, and the matchers of sequences that are about to be
+    opened."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._held: dict[int, list[m.Command]] = {}  # by handle
+        self._matchers: dict[int, GrammarMatcher] = {}
+
+    def hold(self, command: m.Command) -> bool:
+        """Return whether the command has to wait; it is held here then."""
+        handle = getattr(command, "handle", None)
+        if handle in self._held:
+            self._held[handle].append(command)
+            if isinstance(command, m.Drop):
+                self._compiler.cancel(handle)
+                del self._held[handle]
+            return True
+        if not isinstance(command, m.Generate | m.Prefill | m.Receive):
+            return False
+        grammar = command.request.sampling.grammar
+        if not grammar:
+            return False
+        if (known := self._compiler.get_cached(grammar)) is not None:
+            self._matchers[command.handle] = known
+            return False
+        self._compiler.submit(command.handle, grammar)
+        self._held[command.handle] = [command]
+        return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether any command is held."""
+        return bool(self._held)
+
+    def take_released(self) -> list[ReleasedCommands]:
+        """Return, and forget, the commands of every sequence that need not wait any longer."""
+        out = []
+        for handle, result in self._compiler.take_finished():
+            problem = None if isinstance(result, GrammarMatcher) else result
+            if isinstance(result, GrammarMatcher):
+                self._matchers[handle] = result
+            out.append(ReleasedCommands(handle, self._held.pop(handle), problem))
+        return out
+
+    def take_matcher(self, handle: int) -> GrammarMatcher | None:
+        """Return, only once, the matcher of a sequence that is opened now, at the grammar's
+        start."""
+        return self._matchers.pop(handle, None)
 
 
 def token_events(drawn: Sequence[TokenOut]) -> list[m.Event]:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.sampling.filters import sample_filtered
+from engine.sampling.filters import sample_filtered, sample_unfiltered
 from engine.sampling.logprobs import compute_logprobs, gather_logprob_inputs
-from engine.sampling.noise import sample_unfiltered
 from engine.sampling.penalties import TokenHistory, add_logit_bias_, ban_tokens_
 from engine.sampling.sampling_metadata import RandomRows, SamplingMetadata, build_sampling_metadata
 from engine.sampling.sampling_table import SamplingTable

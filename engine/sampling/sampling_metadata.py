@@ -13,9 +13,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from engine.sampling.filters import FilterRows
+from engine.sampling.filters import FilterRows, NoiseRows
 from engine.sampling.logprobs import LogprobRows
-from engine.sampling.noise import NoiseRows
 from engine.sampling.penalties import BannedTokenRows, LogitBiasRows, PenaltyRows
 from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Sequence as Running

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.sampling.noise import noise_key
+from engine.sampling.filters import noise_key
 from engine.sampling.penalties import TokenHistory
 from engine.scheduling.sequence import Sequence
 from protocol.errors import InvalidRequest

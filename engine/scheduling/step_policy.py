@@ -1,7 +1,7 @@
 """The step policy: how many prompt tokens of each prefill go into a step.
 
-A policy is a pure function of a ``StepState``. Each role has its own (``prefill_worker.policy``,
-``decode_worker.policy``), built from the functions here. The scheduler calls ``StepPlanner``, which
+A policy is a pure function of a ``StepState``. Each role has its own:
+``plan_prefill_step`` and ``plan_decode_step``. The scheduler calls ``StepPlanner``, which
 shows the policy the running sequences and returns the ``StepPlan`` that the engine executes.
 """
 
@@ -130,3 +130,31 @@ class StepPlanner:
             budget_s=self._budget_s,
             step_time=self._step_time.known,
         )
+
+
+PREFILL_STEP_BUDGET_S = 0.0
+"""No limit: on a prefill worker no stream waits for its next token."""
+
+
+def plan_prefill_step(state: StepState) -> list[int]:
+    """Return the prompt tokens to compute for each prefill: [prefills].
+
+    The most urgent prompt comes first and may take the whole chunk, so that its TTFT is not spent
+    on prompts behind it; a short prompt shares the step with the tail of the one before it."""
+    return choose_chunks(state, PREFILL_STEP_BUDGET_S)
+
+
+DECODE_STEP_BUDGET_S = 0.05
+"""Longest step, roughly, while sequences decode: prompts that are computed here must leave the
+inter-token latency of the others where the output still reads as a stream."""
+
+
+def plan_decode_step(state: StepState) -> list[int]:
+    """Return the prompt tokens to compute for each prefill: [prefills].
+
+    Decoding goes on in every step, and prompts take the rest of its budget. Where decoding alone
+    takes most of the budget, prompts get as long as decoding, because otherwise sequences would
+    leave the batch faster than new ones join it."""
+    decoding = StepWork(state.decoding, state.decode_kv_tokens)
+    alone = 0.0 if state.step_time is None else state.step_time.seconds(decoding)
+    return choose_chunks(state, max(DECODE_STEP_BUDGET_S, 2 * alone))

@@ -1,4 +1,8 @@
-"""What an engine is to draft with, and the memory that takes. Torch-free."""
+"""What an engine drafts with: the draft folder's kind, its memory, and its vocabulary. Torch-free.
+
+A draft folder contains Medusa heads, an EAGLE head, or a draft model. The engine's loading code,
+the doctor and the planner call this module.
+"""
 
 from __future__ import annotations
 
@@ -15,87 +19,33 @@ from engine.model_config.checkpoint import load_config, read_shards, resident_el
 from engine.model_config.config import ModelConfig
 from protocol.errors import StartupError
 
-# MERGED engine.speculation.heads_layout
-# What a draft's folder holds: Medusa heads, an EAGLE head, or a model of its own. Torch-free.
-
 DraftKind: TypeAlias = Literal["medusa", "eagle", "draft"]
+DraftMethod: TypeAlias = Literal["ngram"] | DraftKind
+
+DRAFT_KIND_TEXT = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "an EAGLE head"}
 
 _MEDUSA = re.compile(r"^(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight$")
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
-def detect_draft_kind(folder: Path) -> DraftKind:
-    """Told from the names of the tensors, because published EAGLE heads have the config of a Llama.
-
-    Raises StartupError where there are no safetensors, or what they hold is not supported.
-    """
-    refuse_pickles(folder)
-    return draft_kind_of_tensors(read_shards(folder).elements)
-
-
-def draft_kind_of_tensors(names: Collection[str]) -> DraftKind:
-    """The same, of tensors with these names."""
-    if any(_MEDUSA.match(name) for name in names):
-        return "medusa"
-    return "eagle" if {"fc.weight", "model.fc.weight"} & set(names) else "draft"
-
-
-def is_eagle3(names: Collection[str]) -> bool:
-    """Whether an EAGLE head is one of EAGLE-3: it norms the features that its layer takes."""
-    return any(name.endswith(".hidden_norm.weight") for name in names)
-
-
-def refuse_pickles(folder: Path) -> None:
-    """Raises StartupError where the weights are in pickles alone: to read one is to run it."""
-    if any(folder.glob("*.safetensors")):
-        return
-    pickles = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
-    if pickles:
-        name = pickles[0].name
-        raise StartupError(
-            f"{folder}: {name} is a pickle, which is never loaded; expected *.safetensors. Where"
-            " its source is trusted, convert it there: python -c 'import torch, safetensors.torch;"
-            f' safetensors.torch.save_file(torch.load("{name}", weights_only=True),'
-            ' "model.safetensors")\''
-        )
-
-
-def read_head_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a folder of heads; empty where there is none. Raises StartupError."""
-    path = folder / "config.json"
-    try:
-        settings = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{path}: cannot read the heads' config: {error}") from error
-    if not isinstance(settings, dict):
-        raise StartupError(f"{path}: expected an object, found {type(settings).__name__}")
-    return settings
-
-
-DraftMethod: TypeAlias = Literal["ngram"] | DraftKind
-
-
 class DraftSource(msgspec.Struct, frozen=True):
-    """``folder`` is None for n-grams."""
+    """The resolved speculation method; ``folder`` is None for n-grams."""
 
     method: DraftMethod
     folder: Path | None = None
 
 
 class DraftSize(msgspec.Struct, frozen=True):
-    """Weights, and bytes of KV for each token of the target's pool. ``most``: nodes of a sequence
-    in a step; 0: there is nothing to draft with."""
+    """The memory that drafting needs; all zero without speculation."""
 
-    most: int = 0
-    elements: int = 0
-    kv_bytes_per_token: int = 0
+    most: int = 0  # maximum nodes of a sequence in a step
+    elements: int = 0  # of the weights
+    kv_bytes_per_token: int = 0  # for each token of the target's pool
 
 
 def resolve_draft_source(spec: SpeculationSettings) -> DraftSource | None:
-    """None where speculation is off. Raises StartupError for a folder that does not hold what it
-    is asked for."""
+    """Return the source for the settings; None if speculation is off. Raises StartupError if the
+    folder does not contain what the settings name."""
     if spec.method == "off":
         return None
     if spec.method == "ngram" or (spec.method == "auto" and spec.model_path is None):
@@ -113,14 +63,11 @@ def resolve_draft_source(spec: SpeculationSettings) -> DraftSource | None:
     return DraftSource(found, folder)
 
 
-DRAFT_KIND_TEXT = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "an EAGLE head"}
-
-
 def draft_size(
     spec: SpeculationSettings, target: ModelConfig, element: int, *, on_cpu: bool
 ) -> DraftSize:
-    """``element``: bytes of one. Nothing where there is nothing to be had: the engine goes on
-    without, then."""
+    """Return the memory for drafting; ``element`` is the bytes of one weight. It is zero if the
+    draft cannot be loaded, because the engine then runs without it."""
     try:
         of, most = resolve_draft_source(spec), spec.max_tokens
         if of is None:
@@ -141,13 +88,53 @@ def draft_size(
         return DraftSize()
 
 
-# MERGED engine.speculation.vocabulary
-# Whether two models mean the same by a token. Torch-free.
+def detect_draft_kind(folder: Path) -> DraftKind:
+    """Return what ``folder`` contains, by tensor names: EAGLE heads have the config of a Llama.
+    Raises StartupError if there are no safetensors or their content is not supported."""
+    refuse_pickles(folder)
+    names = read_shards(folder).elements
+    if any(_MEDUSA.match(name) for name in names):
+        return "medusa"
+    return "eagle" if {"fc.weight", "model.fc.weight"} & set(names) else "draft"
+
+
+def is_eagle3(names: Collection[str]) -> bool:
+    """Return whether an EAGLE head is EAGLE-3, which norms the features its layer takes."""
+    return any(name.endswith(".hidden_norm.weight") for name in names)
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raise StartupError if all weights are pickles, because loading a pickle executes code."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        name = pickles[0].name
+        raise StartupError(
+            f"{folder}: {name} is a pickle, which is never loaded; expected *.safetensors. Where"
+            " its source is trusted, convert it there: python -c 'import torch, safetensors.torch;"
+            f' safetensors.torch.save_file(torch.load("{name}", weights_only=True),'
+            ' "model.safetensors")\''
+        )
+
+
+def read_head_config(folder: Path) -> dict[str, Any]:
+    """Return ``config.json`` of a folder of heads; empty if it is missing. Raises StartupError."""
+    path = folder / "config.json"
+    try:
+        settings = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path}: cannot read the heads' config: {error}") from error
+    if not isinstance(settings, dict):
+        raise StartupError(f"{path}: expected an object, found {type(settings).__name__}")
+    return settings
 
 
 def check_vocabularies(draft: Path, target: Path) -> None:
-    """Raises StartupError where the tokenizers of two model folders name their tokens differently.
-    A folder without a ``tokenizer.json`` says nothing of it, and passes."""
+    """Raise StartupError if the tokenizers of two model folders assign different token ids. A
+    folder without a ``tokenizer.json`` passes."""
     ours, theirs = (_tokens(folder / "tokenizer.json") for folder in (draft, target))
     if ours is None or theirs is None or ours == theirs:
         return
@@ -160,7 +147,7 @@ def check_vocabularies(draft: Path, target: Path) -> None:
 
 
 def _tokens(path: Path) -> dict[str, int] | None:
-    """Token -> id; None where there is no such file."""
+    """Return token -> id; None if there is no such file."""
     if not path.is_file():
         return None
     try:

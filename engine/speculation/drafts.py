@@ -7,17 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-ROOT = -1
-"""The parent of a node that follows the sequence's last token."""
+ROOT = -1  # the parent of a node that follows the sequence's last token
 
 
 @dataclass(frozen=True)
 class Drafts:
     """Draft tokens of ``B`` sequences, packed in batch order; parents precede their children.
-
     ``parents`` holds for each node the index of its parent among the nodes of its own sequence, or
-    ROOT. Siblings are different tokens. ``parents=None`` means that all drafts are chains.
-    """
+    ROOT. Siblings are different tokens. ``parents=None`` means that all drafts are chains."""
 
     counts: Sequence[int]  # [B] nodes of each sequence; 0: none
     tokens: Tensor  # [N] int64, on the model's device

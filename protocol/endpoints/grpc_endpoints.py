@@ -6,7 +6,10 @@ record in Redis cannot attract the cluster token or prompts.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import grpc
 
@@ -175,3 +178,43 @@ def host_of(endpoint: str) -> str:
 def join_host_port(host: str, port: int) -> str:
     """Return host:port, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+C = TypeVar("C")
+
+IDLE_S = 600.0
+"""A channel that has not been used for so long is closed; no call lasts longer. Workers that
+restart come back on other ports, and the channels to the old ports would pile up."""
+
+
+class ChannelCache(Generic[C]):
+    """One channel for each endpoint, opened when it is first used and closed when it is idle."""
+
+    def __init__(
+        self,
+        open_channel: Callable[[str], C],
+        close_channel: Callable[[C], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open, self._close, self._clock = open_channel, close_channel, clock
+        # By endpoint and version; the longest unused first.
+        self._channels: OrderedDict[tuple[str, int], tuple[C, float]] = OrderedDict()
+
+    def get(self, endpoint: str, version: int = 0) -> C:
+        """Return the channel to ``endpoint`` (host:port). Another ``version`` gets another channel;
+        calls on the old one go on."""
+        now, key = self._clock(), (endpoint, version)
+        channel, _ = self._channels.pop(key, (None, 0.0))
+        if channel is None:
+            channel = self._open(endpoint)
+        self._channels[key] = (channel, now)
+        while now - next(iter(self._channels.values()))[1] > IDLE_S:
+            _, (idle, _) = self._channels.popitem(last=False)
+            self._close(idle)
+        return channel
+
+    def drain(self) -> list[C]:
+        """Forget all channels and return them; the caller closes them."""
+        channels = [channel for channel, _ in self._channels.values()]
+        self._channels.clear()
+        return channels

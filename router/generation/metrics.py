@@ -18,8 +18,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from router.generation.submission import Submission
-from router.generation.timeline import SLOS, RequestTimes, slo_verdicts, ttft_stages
+from router.generation.submission import SLOS, RequestTimes, Submission, slo_verdicts, ttft_stages
 from router.placement.snapshot import Objectives
 from router.walls.binding import WallGauges
 

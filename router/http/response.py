@@ -26,7 +26,7 @@ from router.common.errors import ApiError, internal_error
 from router.common.request_body import ClientDisconnected
 from router.generation.choice_stream import ChoiceDelta, ChoiceStream
 from router.generation.explain import Explanation, explain_submissions
-from router.generation.timeline import event_timeline
+from router.generation.submission import event_timeline
 from router.openai.answers.formatter import FinishedChoice, ResponseFormatter
 from router.openai.answers.wire_json import Usage, UsageField
 from router.settings import RouterSettings

@@ -218,7 +218,7 @@ class ModelFormats:
         """
         field, structured = body.structured
         plan = self._planner.plan(tools, body.response_format, structured, field)
-        return await self.checker.check(plan, tenant)
+        return await self.checker.check(plan, tenant) if plan.grammar else plan
 
     def close(self) -> None:
         self.checker.close()

@@ -12,8 +12,8 @@ from bench.lib.settings import engine_config
 from bench.speculation.copying_model import PERIOD, make_copying
 from bench.speculation.targets import HeldOutTexts
 from cluster.models.locate import demo_path
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
+from engine.scheduling.step_policy import plan_decode_step
 from tests.engine.conftest import drain, load_model, request
 
 
@@ -22,7 +22,9 @@ from tests.engine.conftest import drain, load_model, request
 )
 def test_it_copies(shape: dict[str, int], tmp_path: Path) -> None:
     model = load_model(make_copying(demo_path(), tmp_path, shape))
-    engine = Engine(model, engine_config(pages=64, max_batch=4, chunk=512, max_model_len=512), plan)
+    engine = Engine(
+        model, engine_config(pages=64, max_batch=4, chunk=512, max_model_len=512), plan_decode_step
+    )
     files = list(itertools.islice(HeldOutTexts().stretches(PERIOD), 4))
     for handle, tokens in enumerate(files):
         engine.generate(handle, request("a", list(tokens), max_tokens=128))

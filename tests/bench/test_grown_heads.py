@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from bench.lib.random_model import SHAPE_100M
 from bench.speculation.grown_model import grow, grow_heads
 from cluster.models.locate import demo_path
-from engine.batching.attention_metadata import decode_groups
-from engine.batching.batch import AttentionMetadata
+from engine.batching.attention_metadata import AttentionMetadata, decode_groups
 from engine.model.decoder import DecoderModel
 from engine.speculation.proposers.eagle_heads import EagleHead
 from engine.speculation.proposers.medusa import MedusaHeads

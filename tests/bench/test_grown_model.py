@@ -9,9 +9,9 @@ from bench.lib.random_model import SHAPE_100M
 from bench.lib.settings import engine_config
 from bench.speculation.grown_model import grow
 from cluster.models.locate import demo_path
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.model.decoder import DecoderModel
+from engine.scheduling.step_policy import plan_decode_step
 from tests.engine.conftest import drain, load_model, request
 from tests.gpu.reference import logits_of
 
@@ -41,7 +41,7 @@ def test_greedy_text_is_that_of_the_small_one(models: tuple[DecoderModel, Decode
     sizes = engine_config(pages=16, max_batch=4, chunk=64, max_model_len=512)
     texts = []
     for model in models:
-        engine = Engine(model, sizes, plan)
+        engine = Engine(model, sizes, plan_decode_step)
         for handle in range(4):
             engine.generate(handle, request("a", [30 + handle, 100, 7], max_tokens=32))
         texts.append(drain(engine))

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
 from engine.model_config.config import ModelConfig
+from engine.scheduling.step_policy import plan_decode_step
 from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
 from tests.engine.families import save
@@ -43,7 +43,7 @@ def tiny(tiny_folder: Path) -> DecoderModel:
 def make_engine(tiny: DecoderModel) -> Callable[..., Engine]:
     def make(**changes: Any) -> Engine:
         sizes = {"pages": 64, "max_batch": 8, "chunk": 64, "max_model_len": 1024, **changes}
-        return Engine(tiny, engine_config(**sizes), plan)
+        return Engine(tiny, engine_config(**sizes), plan_decode_step)
 
     return make
 

@@ -1,4 +1,4 @@
-"""Sequences that are verified together, any parameters and drafts; and each alone, plainly."""
+"""Batches of sequences whose random drafts are verified, and the plain path's draws to compare."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ VOCAB = 150
 LENGTH = 64
 LIKELY = 3
 Tree = list[tuple[int, int]]
-"""(parent, token) of each node; a parent of -1 is the root."""
+"""(parent, token) of each node; parent -1 is the root."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A sequence, and the drafts of some steps."""
+    """One sequence and its draft trees for several steps."""
 
     sampling: SamplingParams
     prompt: tuple[int, ...]
     steps: tuple[Tree, ...]
-    bound: bool  # whether a grammar bars tokens
+    bound: bool  # whether a grammar forbids tokens
 
 
 @st.composite
 def samplings(draw: st.DrawFn) -> SamplingParams:
-    """Often plain, and any mixture of parameters."""
+    """Generate sampling parameters; most keep their default in two thirds of the cases."""
 
     def sometimes(values: st.SearchStrategy[Any], off: Any) -> Any:
         return draw(values) if draw(st.integers(0, 2)) == 0 else off
@@ -64,8 +64,9 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
 
 @st.composite
 def trees(draw: st.DrawFn) -> Tree:
-    """Chains or trees; of few tokens, so that they repeat and are met. Children of a parent are
-    different."""
+    """Generate a chain or a tree; the children of a parent differ.
+
+    Only a few tokens are used, so that drafts repeat and are often accepted."""
     chain, nodes = draw(st.booleans()), draw(st.integers(0, 5))
     out: Tree = []
     for _ in range(nodes):
@@ -84,7 +85,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def path_to(tree: Tree, node: int) -> list[int]:
-    """Tokens from a root of the tree down to the node."""
+    """Return the tokens from the root of the tree to the node."""
     parent, token = tree[node]
     return [*(path_to(tree, parent) if parent >= 0 else []), token]
 
@@ -97,22 +98,25 @@ def sequence_of(case: Case, index: int, emitted: list[int]) -> Running:
 
 
 def logits_after(case: Case, output: list[int]) -> Tensor:
-    """What a model might say: it depends on the text, and likes the tokens that trees are of."""
+    """Return pseudo-random logits [vocab] for the text that favor the tokens of the draft trees."""
     seed = hash((case.prompt, tuple(output))) % 2**31
     out = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     out[:LIKELY] += 7
     return out
 
 
-def barred_after(output: list[int]) -> Tensor:
+def forbidden_after(output: list[int]) -> Tensor:
+    """Return the grammar's mask of forbidden tokens [vocab] after the output."""
     seed = hash(tuple(output)) % 2**31
     return torch.rand(VOCAB, generator=torch.Generator().manual_seed(seed)) < 0.6
 
 
-def bars(cases_: list[tuple[Case, list[int]]]) -> ForbiddenTokens | None:
+def forbidden_tokens(cases_: list[tuple[Case, list[int]]]) -> ForbiddenTokens | None:
     at = [i for i, (case, _) in enumerate(cases_) if case.bound]
     return (
-        ForbiddenTokens(at, torch.stack([barred_after(cases_[i][1]) for i in at])) if at else None
+        ForbiddenTokens(at, torch.stack([forbidden_after(cases_[i][1]) for i in at]))
+        if at
+        else None
     )
 
 
@@ -120,19 +124,21 @@ def new_table(rows: int) -> SamplingTable:
     return SamplingTable(rows, LENGTH, VOCAB, (EOS,), torch.device("cpu"))
 
 
-def drawn_alone(case: Case, output: list[int]) -> tuple[int, Logprobs | None]:
-    """The plain path's draw for a sequence that has this output."""
+def draw_without_drafts(case: Case, output: list[int]) -> tuple[int, Logprobs | None]:
+    """Draw the next token of one sequence without drafts."""
     sequence, table = sequence_of(case, 0, output), new_table(1)
     sequence.take_row(0, 1)
     table.set_row(sequence)
     at = torch.tensor([len(sequence.tokens)])
     logits = logits_after(case, output)[None]
-    tokens, reports = Sampler(table)([sequence], logits, at * 0, at, bars([(case, output)]))
+    tokens, reports = Sampler(table)(
+        [sequence], logits, at * 0, at, forbidden_tokens([(case, output)])
+    )
     return int(tokens), reports[0] if reports else None
 
 
-class Verified:
-    """Sequences that take a step together, all drafts of which are verified."""
+class VerifiedBatch:
+    """A batch of sequences that step together; all of their drafts are verified."""
 
     def __init__(self, cases_: list[Case]) -> None:
         self.cases = cases_
@@ -148,7 +154,7 @@ class Verified:
         return self.sequences[index].tokens[len(self.cases[index].prompt) :]
 
     def step(self, drafts: list[Tree]) -> tuple[list[list[int]], list[int], list[Logprobs | None]]:
-        """The output that each row comes after, what it drew, and its log-probabilities."""
+        """Verify one step. Return the output before each row, its drawn token and its logprobs."""
         owner, paths = [], []
         for index, tree in enumerate(drafts):
             for path in ([], *(path_to(tree, node) for node in range(len(tree)))):
@@ -165,13 +171,18 @@ class Verified:
         texts = [(self.cases[i], output) for i, output in zip(owner, outputs, strict=True)]
         logits = torch.stack([logits_after(*text) for text in texts])
         tokens, reports = self.draw.verify(
-            self.sequences, logits, self.rows, known[nodes.owner] + nodes.depth, nodes, bars(texts)
+            self.sequences,
+            logits,
+            self.rows,
+            known[nodes.owner] + nodes.depth,
+            nodes,
+            forbidden_tokens(texts),
         )
         self.accept(drafts, tokens.tolist(), known)
         return outputs, tokens.tolist(), reports or [None] * len(owner)
 
     def accept(self, drafts: list[Tree], drawn: list[int], known: Tensor) -> None:
-        """Append what was met, and the draw after it."""
+        """Append the accepted drafts and the token drawn after them; known: [sequences]."""
         start, texts = 0, []
         for tree in drafts:
             row, text = 0, [drawn[start]]
@@ -189,10 +200,10 @@ class Verified:
             sequence.tokens += text
 
     def plain(self) -> None:
-        """A step without drafts."""
+        """Run a step without drafts."""
         at = torch.tensor([len(s.tokens) for s in self.sequences])
         texts = [(case, self.output(i)) for i, case in enumerate(self.cases)]
         logits = torch.stack([logits_after(*text) for text in texts])
-        tokens, _ = self.draw(self.sequences, logits, self.rows, at, bars(texts))
+        tokens, _ = self.draw(self.sequences, logits, self.rows, at, forbidden_tokens(texts))
         for sequence, token in zip(self.sequences, tokens.tolist(), strict=True):
             sequence.tokens.append(token)

@@ -1,4 +1,4 @@
-"""Small random checkpoints of Medusa and EAGLE heads, and what they foretell, in plain torch."""
+"""Small random checkpoints of Medusa and EAGLE heads, and their predictions in plain torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = dict[str, Tensor]
 
 @dataclass
 class Reference:
-    """The target, by transformers: features, embedding and head."""
+    """The target as loaded by transformers: features, embedding and LM head."""
 
     folder: Path
 
@@ -31,21 +31,23 @@ class Reference:
 
     @torch.no_grad()
     def features(self, tokens: list[int]) -> Tensor:
-        """What the head sees: [tokens, hidden]."""
+        """Return the inputs of the LM head: [tokens, hidden]."""
         out: Tensor = self.model.model(torch.tensor([tokens])).last_hidden_state[0]
         return out
 
     @torch.no_grad()
     def inputs(self, tokens: list[int], layers: tuple[int, ...]) -> Tensor:
-        """Of these layers, side by side: [tokens, n * hidden]."""
+        """Return the inputs of n decoder layers, concatenated: [tokens, n * hidden]."""
         found = self.model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         return torch.cat([found[i][0] for i in layers], -1)
 
     def embed(self, tokens: list[int]) -> Tensor:
+        """Return the embeddings: [tokens, hidden]."""
         out: Tensor = self.model.model.embed_tokens.weight.detach()[tokens]
         return out
 
     def read(self, features: Tensor) -> Tensor:
+        """Return the logits [..., vocab] of features [..., hidden]."""
         return features @ self.model.lm_head.weight.detach().t()
 
 
@@ -68,7 +70,7 @@ def write(folder: Path, state: State, config: dict[str, Any]) -> Path:
 
 
 def medusa_state(model: DecoderModel, heads: int = 3, blocks: int = 1) -> State:
-    """In the published layout."""
+    """Return random weights in the published layout."""
     h, vocab = model.config.hidden_size, model.config.vocab_size
     shapes: dict[str, tuple[int, ...]] = {}
     for head in range(heads):
@@ -80,7 +82,7 @@ def medusa_state(model: DecoderModel, heads: int = 3, blocks: int = 1) -> State:
 
 
 def medusa_logits(state: State, features: Tensor, heads: int = 3, blocks: int = 1) -> Tensor:
-    """[heads, vocab] of features [hidden]."""
+    """Return the logits [heads, vocab] of features [hidden]."""
     out = []
     for head in range(heads):
         x = features
@@ -126,20 +128,23 @@ def eagle_state(model: DecoderModel, bias: bool = True) -> State:
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:
+    """Apply RMS norm to x [..., hidden]; weight: [hidden]."""
     return (
         x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EAGLE_CONFIG["rms_norm_eps"]) * weight
     )
 
 
 def eagle_features(state: State, embedded: Tensor, before: Tensor, start: int) -> Tensor:
-    """The next features [n, hidden] of n tokens in a row, the first at position ``start``, from
-    their embeddings and the features before them. Nothing before ``start`` is attended to."""
+    """Return the next features [n, hidden] of n tokens, the first at position ``start``.
+
+    The inputs, both [n, hidden], are their embeddings and the features before them. Positions
+    before ``start`` are not attended to."""
     x = torch.cat([embedded, before], -1) @ state["fc.weight"].t() + state.get("fc.bias", 0.0)
     return layer(state, "layers.0.", x, x, start)
 
 
 def layer(state: State, module: str, x: Tensor, residual: Tensor, start: int) -> Tensor:
-    """A Llama layer whose attention reads x, and whose output is added to ``residual``."""
+    """Run a Llama layer on x [n, width]; add its output to ``residual`` [n, hidden]."""
     c = EAGLE_CONFIG
     dim = c["head_dim"]
     state = {name.removeprefix(module): t for name, t in state.items() if name.startswith(module)}
@@ -170,8 +175,9 @@ def layer(state: State, module: str, x: Tensor, residual: Tensor, start: int) ->
 def eagle_ranks(
     state: State, reference: Reference, text: list[int], start: int, depths: int
 ) -> list[Tensor]:
-    """Logits [vocab] of each depth behind ``text``, the most likely token followed; the head knows
-    the tokens from position ``start`` on."""
+    """Return the logits [vocab] of each depth after ``text``, following the most likely tokens.
+
+    The head knows the tokens from position ``start`` on."""
     features = list(reference.features(text)[start - 1 : len(text) - 1])
     known = text[start:]
     out: list[Tensor] = []
@@ -217,7 +223,7 @@ def eagle3_state(model: DecoderModel) -> State:
 def eagle3_ranks(
     state: State, reference: Reference, text: list[int], start: int, depths: int
 ) -> list[Tensor]:
-    """As ``eagle_ranks``, with -inf for what is not in the head's vocabulary."""
+    """Return the same for EAGLE-3: [vocab], -inf for tokens outside the head's vocabulary."""
     seen = reference.inputs(text, TAPS)[start - 1 : len(text) - 1]
     features = list(seen @ state["fc.weight"].t())
     known = text[start:]

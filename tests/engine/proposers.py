@@ -1,4 +1,4 @@
-"""Proposers that need no model: one that guesses, one that knows the text."""
+"""Proposers without a model: one proposes random tokens, one knows the expected text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from engine.speculation.drafts import ROOT, Drafts
 from engine.speculation.proposers.proposer import VerifiedStep
 
 Text = Callable[[Running], Sequence[int]]
-"""All tokens of a sequence, prompt and output, as it will turn out to be."""
+"""Function from a sequence to its complete expected text, prompt and output."""
 
 
 class _Trees:
-    """Proposes a tree to each sequence: ``width`` tokens follow the last one, and one of them is
-    followed by ``width`` again. With width 1 these are chains."""
+    """Proposes a tree per sequence: ``width`` children, one of which has ``width`` children again.
+
+    Width 1 makes chains."""
 
     wants_hidden = False
     caught_up_s = 0.0
@@ -43,7 +44,7 @@ class _Trees:
         return Drafts(counts, packed, None if self._width == 1 else parents)
 
     def _tree(self, sequence: Running, count: int) -> list[tuple[int, int]]:
-        """(token, parent) of each node. The same at the same place of the same request."""
+        """Return (token, parent) of each node; equal positions of a request get equal trees."""
         place, parent = len(sequence.tokens), ROOT
         nodes: list[tuple[int, int]] = []
         while len(nodes) < count:
@@ -64,23 +65,24 @@ class _Trees:
     def _known(self, sequence: Running, place: int, draw: random.Random) -> int | None:
         return None
 
-    def saw(self, advance: VerifiedStep) -> None:
+    def observe(self, step: VerifiedStep) -> None:
         pass
 
-    def forget(self, seatings: Sequence[int]) -> None:
+    def forget(self, leases: Sequence[int]) -> None:
         pass
 
 
 class RandomDraft(_Trees):
-    """Proposes tokens at random."""
+    """Proposes random tokens."""
 
     def __init__(self, vocab: int, most: int, width: int = 1, seed: int = 0) -> None:
         super().__init__("random", vocab, most, width, seed)
 
 
 class Oracle(_Trees):
-    """Knows the text, and proposes its next token with the probability ``right`` at each depth
-    (among ``width`` tokens), else random ones. Beyond the end of the text: random ones."""
+    """Proposes the expected next token with probability ``right`` at each depth.
+
+    It is one of ``width`` tokens; the others are random, as are all beyond the end of the text."""
 
     def __init__(
         self, text: Text, vocab: int, most: int, right: float, width: int = 1, seed: int = 0

@@ -19,9 +19,9 @@ import msgspec
 from hypothesis import strategies as st
 
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.model.decoder import DecoderModel
+from engine.scheduling.step_policy import plan_decode_step
 from protocol.requests import Request
 from tests.engine.conftest import drain, request
 
@@ -121,7 +121,7 @@ class ScheduleRunner:
 
     def engine(self, clock: Callable[[], float] = lambda: 0.0, **sizes: Any) -> Engine:
         base = {"pages": 64, "max_batch": 8, "chunk": 64, "max_model_len": 1024, **self._config}
-        return Engine(self._model, engine_config(**{**base, **sizes}), plan, clock)
+        return Engine(self._model, engine_config(**{**base, **sizes}), plan_decode_step, clock)
 
     def _alone(self, wanted: Request) -> list[int]:
         engine = self.engine()

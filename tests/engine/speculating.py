@@ -1,5 +1,7 @@
-"""Engines that speculate and are watched: lives that check pages after every step, and that
-everything said, log-probabilities included, is what a plain engine says of the request alone."""
+"""Speculating engines under test, checked after every step.
+
+A schedule checks that no page leaks and that every output, log-probabilities included, equals that
+of a plain engine which runs the request alone."""
 
 from __future__ import annotations
 
@@ -11,13 +13,12 @@ from typing import Any
 import pytest
 
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.execution.stepper import TokenOut
 from engine.model.decoder import DecoderModel
 from engine.scheduling.sequence import Sequence as Running
 from engine.scheduling.sequence import blocks_for
-from engine.scheduling.step_policy import StepPlan
+from engine.scheduling.step_policy import StepPlan, plan_decode_step
 from engine.speculation.control.draft_lengths import (
     DraftLengthPolicy,
     ObserveEveryStep,
@@ -33,12 +34,12 @@ from tests.engine.schedules import POOL, Schedule, ScheduleRunner
 EOS = 2
 ITEM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["xy", "xz"]}}}
 
-WISHES: list[dict[str, Any]] = [
+SAMPLING_KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"logprobs": 2},
     {"temperature": 0.0, "logprobs": 0, "frequency_penalty": 1.2, "presence_penalty": 0.3},
     {"top_p": 0.8, "repetition_penalty": 1.3},
-    {"temperature": 0.0, "repetition_penalty": 0.6},  # it likes to say it again
+    {"temperature": 0.0, "repetition_penalty": 0.6},  # favors repetition
     {"top_k": 20, "min_p": 0.02, "logit_bias": ((7, 4.0), (300, -100.0))},
     {"min_tokens": 9, "ignore_eos": False, "logit_bias": ((EOS, 9.0),), "logprobs": 1},
     {"temperature": 0.0, "stop_token_ids": tuple(range(3, 320, 9))},
@@ -49,10 +50,10 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
-def wishes(vocab: int, grammars: bool, count: int) -> list[Request]:
-    """``count`` requests of every kind; some share a prefix, some are choices of one prompt."""
+def mixed_requests(vocab: int, grammars: bool, count: int) -> list[Request]:
+    """Make ``count`` requests of all kinds; some share a prefix, some are choices of one prompt."""
     draw = random.Random(21)
-    kinds = [wish for wish in WISHES if grammars or "grammar" not in wish]
+    kinds = [wish for wish in SAMPLING_KINDS if grammars or "grammar" not in wish]
 
     def tokens(count: int) -> list[int]:
         return [draw.randrange(3, vocab) for _ in range(count)]
@@ -78,9 +79,8 @@ def wishes(vocab: int, grammars: bool, count: int) -> list[Request]:
     return made
 
 
-class Watched(Engine):
-    """Compiles its requests' grammars itself, notes all that it says, and looks at every page after
-    every step."""
+class CheckedEngine(Engine):
+    """Engine that compiles grammars itself, records all output and checks the pages each step."""
 
     def __init__(self, grammars: Constrained | None, *args: Any) -> None:
         super().__init__(*args)
@@ -100,7 +100,7 @@ class Watched(Engine):
         return out
 
     def look(self) -> None:
-        """No page is lost, and nobody holds one beyond its text."""
+        """Assert that no page leaked and that no sequence holds more pages than its text needs."""
         sequences = self.scheduler.sequences.values()
         held = {page for s in sequences for page in s.pages}
         assert self.manager.available == self.manager.pages - len(held)
@@ -109,15 +109,15 @@ class Watched(Engine):
             assert blocks_for(s.computed) <= len(s.pages) <= blocks_for(len(s.tokens))
 
 
-class AnyLengths(ObserveEveryStep):
-    """Another number for each sequence in each step, up to ``most``; in some steps none."""
+class RandomLengths(ObserveEveryStep):
+    """Draft lengths drawn at random per sequence and step, up to ``most``; some steps have none."""
 
     def __init__(self, most: int, seed: int = 0) -> None:
         self._most = most
         self._draw = random.Random(seed)
         self.outcomes: list[StepOutcome] = []
 
-    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+    def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         if self._draw.random() < 0.15:
             return ()
         return [self._draw.choice([0, 1, self._most, self._most]) for _ in decoding]
@@ -129,23 +129,24 @@ class AnyLengths(ObserveEveryStep):
         return 1.0, 1.0
 
 
-Make = Callable[[Engine], Proposer]
+MakeProposer = Callable[[Engine], Proposer]
 
 
-class Speculating(ScheduleRunner):
-    """Lives whose engines speculate with what ``proposer`` makes; None: plain ones. What each
-    request says alone is found once, by a plain engine."""
+class SpeculatingRunner(ScheduleRunner):
+    """Runs schedules on engines that speculate with what ``proposer`` makes; None means plain ones.
+
+    The expected output of each request is computed once, by a plain engine that runs it alone."""
 
     def __init__(
         self, model: DecoderModel, grammars: Constrained | None, count: int = POOL, **config: Any
     ) -> None:
         self._model, self._grammars, self._config = model, grammars, config
-        self.proposer: Make | None = None
-        self.lengths: Callable[[], DraftLengthPolicy] = lambda: AnyLengths(4)
+        self.proposer: MakeProposer | None = None
+        self.lengths: Callable[[], DraftLengthPolicy] = lambda: RandomLengths(4)
         self.preempted = self.shared_tokens = 0
         self.drafted = self.accepted = 0
-        self.dropped = ""  # why the last engine's proposer was, if it was
-        self.requests = wishes(model.config.vocab_size, grammars is not None, count)
+        self.dropped = ""  # why the last engine dropped its proposer, if it did
+        self.requests = mixed_requests(model.config.vocab_size, grammars is not None, count)
         self.reports: list[list[TokenOut]] = []
         self.alone = [self._alone(r) for r in self.requests]
         self._texts = {
@@ -154,24 +155,24 @@ class Speculating(ScheduleRunner):
         }
 
     def text(self, sequence: Running) -> list[int]:
-        """All tokens of a sequence, as they will turn out to be."""
+        """Return the complete expected text of a sequence."""
         wanted = sequence.request
         return self._texts[wanted.id, wanted.sampling.choice]
 
     def with_(
-        self, proposer: Make, lengths: Callable[[], DraftLengthPolicy] | None = None
-    ) -> Speculating:
-        """The same, with this proposer from now on, and counted anew."""
+        self, proposer: MakeProposer, lengths: Callable[[], DraftLengthPolicy] | None = None
+    ) -> SpeculatingRunner:
+        """Use this proposer from now on and reset the counts; return self."""
         self.drafted = self.accepted = self.preempted = 0
         self.proposer = proposer
         if lengths is not None:
             self.lengths = lengths
         return self
 
-    def engine(self, clock: Callable[[], float] = lambda: 0.0, **sizes: Any) -> Watched:
+    def engine(self, clock: Callable[[], float] = lambda: 0.0, **sizes: Any) -> CheckedEngine:
         base = {"pages": 64, "max_batch": 8, "chunk": 64, "max_model_len": 1024, **self._config}
         config = engine_config(**{**base, **sizes})
-        engine = Watched(self._grammars, self._model, config, plan, clock)
+        engine = CheckedEngine(self._grammars, self._model, config, plan_decode_step, clock)
         if self.proposer is not None:
             vocab = self._model.config.vocab_size
             engine.speculate(Speculator(self.proposer(engine), self.lengths(), vocab))
@@ -186,14 +187,14 @@ class Speculating(ScheduleRunner):
         return [token.token for token in engine.said[0]]
 
     def _live(self, engine: Engine, schedule: Schedule) -> dict[int, list[int]]:
-        assert isinstance(engine, Watched)
+        assert isinstance(engine, CheckedEngine)
         out = super()._live(engine, schedule)
         for handle, said in engine.said.items():
             arrival = schedule.arrivals[handle]
             already = self._already(arrival)
             expected = self.reports[arrival.index][already : already + len(said)]
             for ours, alone in zip(said, expected, strict=True):
-                same(ours, alone, resumed=already > 0)
+                assert_same_output(ours, alone, resumed=already > 0)
         counts = engine.scheduler.counters.speculation
         self.drafted += counts.draft_tokens
         self.accepted += counts.accepted_tokens
@@ -201,18 +202,18 @@ class Speculating(ScheduleRunner):
         return out
 
 
-def same(ours: TokenOut, alone: TokenOut, resumed: bool = False) -> None:
-    """The same token, end and log-probabilities."""
+def assert_same_output(ours: TokenOut, alone: TokenOut, resumed: bool = False) -> None:
+    """Assert equal token, finish reason and log-probabilities."""
     assert (ours.token, ours.finish) == (alone.token, alone.finish)
-    near(ours.logprobs, alone.logprobs)
+    assert_logprobs_close(ours.logprobs, alone.logprobs)
     if not resumed:
         assert len(ours.prompt_logprobs) == len(alone.prompt_logprobs)
         for a, b in zip(ours.prompt_logprobs, alone.prompt_logprobs, strict=True):
-            near(a, b)
+            assert_logprobs_close(a, b)
 
 
-def near(ours: Any, alone: Any) -> None:
-    """Log-probabilities: the same tokens, and values equal but for the rounding of sums."""
+def assert_logprobs_close(ours: Any, alone: Any) -> None:
+    """Assert the same tokens, and log-probabilities that are equal up to rounding."""
     assert (ours is None) == (alone is None)
     if ours is not None:
         assert (ours.rank, ours.top_tokens) == (alone.rank, alone.top_tokens)

@@ -1,5 +1,7 @@
-"""A decoding engine of numbers alone, for the controller: its costs and acceptance are known, so
-that what it takes can be compared with the best there is. Time is simulated."""
+"""Simulated decoding engine for tests of the speculation controller.
+
+Costs and acceptance are known, so that the controller's choices can be compared with the optimum.
+Time is simulated."""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
 
 Acceptance = Callable[[Sequence, int], float]
-"""Of a sequence's nodes, each once its parent is, at a step."""
+"""Function from a sequence and a step to the acceptance rate of a node whose parent is accepted."""
 
 
 @dataclass
-class Machine:
-    """Seconds of a pass: memory-bound up to the ridge, a staircase throughout."""
+class SimulatedMachine:
+    """Cost model of a pass, in seconds: memory-bound up to the ridge, stepwise in padded rows."""
 
     step: float = 14e-3
     row: float = 0.25e-3
@@ -27,8 +29,8 @@ class Machine:
     steep: float = 0.0
     draft_pass: float = 0.6e-3
     draft_row: float = 5e-6
-    overhead: float = 0.0  # of a verification, that no curve knows
-    speed: Callable[[int], float] = lambda step: 1.0  # of the whole, at a step
+    overhead: float = 0.0  # seconds of a verification beyond the cost curve
+    speed: Callable[[int], float] = lambda step: 1.0  # factor on all costs at a step
 
     def seconds(self, rows: int) -> float:
         rows = padded_rows(rows)
@@ -36,19 +38,21 @@ class Machine:
 
 
 @dataclass
-class World:
-    """Runs a batch that is always full; each sequence has ``length`` tokens."""
+class SimulatedEngine:
+    """Simulates a batch that is always full; each sequence has ``length`` tokens."""
 
-    machine: Machine
+    machine: SimulatedMachine
     acceptance: Acceptance
     batch: int
     length: int = 128
     noise: float = 0.03
-    proposes: Callable[[Sequence, int], float] = lambda sequence, step: 1.0  # chance that it does
+    proposes: Callable[[Sequence, int], float] = lambda sequence, step: (
+        1.0
+    )  # probability of a draft
     temperature: Callable[[int], float] = lambda handle: 0.0
     passes: Callable[[int], int] = lambda nodes: nodes
     seed: int = 0
-    catch_up: float = 0.0  # seconds of a first draft, that brings nothing
+    catch_up: float = 0.0  # seconds of a sequence's first draft, which proposes nothing
     time: float = 0.0
     tokens: int = 0
     steps: int = 0
@@ -69,7 +73,7 @@ class World:
         self.running.append(Sequence(self._handles, request, Phase.DECODE))
 
     def run(self, lengths: DraftLengthPolicy, tokens: int) -> float:
-        """Tokens per second of the next ``tokens`` tokens."""
+        """Generate at least ``tokens`` tokens and return the tokens per simulated second."""
         began, had = self.time, self.tokens
         while self.tokens < had + tokens:
             self._advance(lengths)
@@ -77,7 +81,7 @@ class World:
 
     def _advance(self, lengths: DraftLengthPolicy) -> None:
         sequences = list(self.running)
-        wanted = list(lengths.wanted(sequences, 0))
+        wanted = list(lengths.choose_lengths(sequences, 0))
         asked = wanted if any(wanted) else []
         proposed = [self._proposes(s, n) for s, n in zip(sequences, asked, strict=bool(asked))]
         accepted = [

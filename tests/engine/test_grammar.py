@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits
 
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.execution.stepper import TokenOut
 from engine.model.decoder import DecoderModel
+from engine.scheduling.step_policy import plan_decode_step
 from engine.structured_output.matcher import GrammarMatcher
 from protocol.errors import InvalidRequest
 from protocol.requests import Finish, Request
@@ -73,7 +73,7 @@ def constrained(folder: Path) -> Constrained:
 def make(model: DecoderModel) -> Make:
     def build(**changes: Any) -> Engine:
         sizes = {"pages": 64, "max_batch": 8, "chunk": 64, "max_model_len": 1024, **changes}
-        return Engine(model, engine_config(**sizes), plan)
+        return Engine(model, engine_config(**sizes), plan_decode_step)
 
     return build
 
@@ -105,7 +105,7 @@ def test_output_matches_random_schemas(
     seed: int,
     kind: dict[str, Any],
 ) -> None:
-    engine = Engine(model, engine_config(pages=64, max_model_len=1024), plan)
+    engine = Engine(model, engine_config(pages=64, max_model_len=1024), plan_decode_step)
     constrained.generate(engine, 0, wish("r", wanted, seed=seed, **kind))
     tokens, finish = finishes(engine)[0]
     assert finish is Finish.STOP
@@ -115,7 +115,7 @@ def test_output_matches_random_schemas(
 def test_demo_model_output_matches_a_schema() -> None:
     model = load_model(DEMO, 512)
     constrained = Constrained(DEMO, 4096, (1,))
-    engine = Engine(model, engine_config(pages=64, max_model_len=512), plan)
+    engine = Engine(model, engine_config(pages=64, max_model_len=512), plan_decode_step)
     prompt = constrained.text.encode("def person():\n    return ").ids
     for i, kind in enumerate(k for k in KINDS if "stop_token_ids" not in k):
         constrained.generate(engine, i, wish(f"r{i}", PERSON, prompt, seed=i, **kind))

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.execution.stepper import TokenOut
 from engine.model.decoder import DecoderModel
 from engine.process.server import token_events
+from engine.scheduling.step_policy import plan_decode_step
 from protocol.requests import Logprobs
 from tests.engine.conftest import request
 
@@ -31,7 +31,7 @@ def outputs(engine: Engine, handle: int) -> list[TokenOut]:
 @pytest.fixture(scope="module")
 def whole(tiny: DecoderModel) -> torch.Tensor:
     """Log-probabilities [150, vocab] after each token of the prompt, of one pass over it."""
-    engine = Engine(tiny, engine_config(pages=64, chunk=256, max_model_len=1024), plan)
+    engine = Engine(tiny, engine_config(pages=64, chunk=256, max_model_len=1024), plan_decode_step)
     engine.generate(0, request("x", PROMPT, max_tokens=1))
     step = engine.plan()
     batch, _ = engine._stepper._batcher.build(step)

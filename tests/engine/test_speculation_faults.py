@@ -21,7 +21,7 @@ from engine.speculation.proposers.proposer import Proposer, VerifiedStep
 from tests.engine.conftest import drain, request
 from tests.engine.proposers import RandomDraft
 from tests.engine.schedules import Arrival, Schedule
-from tests.engine.speculating import Speculating
+from tests.engine.speculating import SpeculatingRunner
 
 CALLS = 5
 """After so many steps it goes wrong."""
@@ -34,7 +34,7 @@ class Faulty(RandomDraft):
 
     def __init__(self, where: str, drafts: Any = None) -> None:
         super().__init__(VOCAB, 4, width=2)
-        self.wants_hidden = where == "saw"
+        self.wants_hidden = where == "observe"
         self.caught_up_s = 0.0
         self._where, self._drafts, self._calls = where, drafts, 0
 
@@ -57,20 +57,22 @@ class Faulty(RandomDraft):
             return drafts
         return super().propose(sequences, rows, wanted)
 
-    def saw(self, advance: VerifiedStep) -> None:
-        if self._fails("saw"):
+    def observe(self, step: VerifiedStep) -> None:
+        if self._fails("observe"):
             raise FloatingPointError("dazzled")
 
-    def forget(self, seatings: Sequence[int]) -> None:
+    def forget(self, leases: Sequence[int]) -> None:
         if self._fails("forget"):
-            raise KeyError(seatings[0])
+            raise KeyError(leases[0])
 
 
 class FaultyLengths(FixedDraftLength):
     """Goes wrong in ``where``; ``lengths`` is what it then decides."""
 
     def __init__(self, where: str, lengths: Any = None) -> None:
-        super().__init__(0 if where == "passes_by" else 4)  # which is asked where none are wanted
+        super().__init__(
+            0 if where == "skips_observation" else 4
+        )  # which is asked where none are wanted
         self._where, self._lengths, self._calls = where, lengths, 0
 
     def _fail(self, where: str) -> None:
@@ -78,20 +80,20 @@ class FaultyLengths(FixedDraftLength):
         if where == self._where and self._calls > CALLS and self._lengths is None:
             raise ZeroDivisionError(where)
 
-    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
-        self._fail("wanted")
+    def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+        self._fail("choose_lengths")
         if self._lengths is not None and self._calls > CALLS:
             decided: Sequence[int] = self._lengths
             return decided
-        return super().wanted(decoding, chunk_tokens)
+        return super().choose_lengths(decoding, chunk_tokens)
 
-    def passes_by(self) -> bool:
-        self._fail("passes_by")
-        return super().passes_by()
+    def skips_observation(self) -> bool:
+        self._fail("skips_observation")
+        return super().skips_observation()
 
     @property
-    def resting(self) -> bool:  # type: ignore[override]
-        self._fail("resting")
+    def idle(self) -> bool:  # type: ignore[override]
+        self._fail("idle")
         return False
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -123,50 +125,50 @@ NONSENSE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def lives(tiny: DecoderModel) -> Speculating:
-    return Speculating(tiny, None, count=10)
+def lives(tiny: DecoderModel) -> SpeculatingRunner:
+    return SpeculatingRunner(tiny, None, count=10)
 
 
 def everybody() -> Schedule:
     return Schedule(tuple(Arrival(i, i, 0, 0.0, None) for i in range(10)), 60, 64, 8, (1.0,))
 
 
-def dropped(lives: Speculating, faulty: Faulty) -> str:
+def dropped(lives: SpeculatingRunner, faulty: Faulty) -> str:
     """Live with it; why it was dropped."""
     lives.with_(lambda engine: faulty, lambda: FixedDraftLength(4)).check(everybody())
     return lives.dropped
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_proposer_with_invalid_drafts_is_dropped(lives: Speculating, name: str) -> None:
+def test_proposer_with_invalid_drafts_is_dropped(lives: SpeculatingRunner, name: str) -> None:
     reason = dropped(lives, Faulty("propose", NONSENSE[name]))
     assert ("out of ideas" in reason) if name == "raises" else reason
 
 
 @pytest.mark.parametrize(
-    ("where", "why"), [("saw", "dazzled"), ("forget", "KeyError"), ("passes", "too many")]
+    ("where", "why"), [("observe", "dazzled"), ("forget", "KeyError"), ("passes", "too many")]
 )
 def test_proposer_that_fails_outside_propose_is_dropped(
-    lives: Speculating, where: str, why: str
+    lives: SpeculatingRunner, where: str, why: str
 ) -> None:
     assert why in dropped(lives, Faulty(where))
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB, 2**40, -(2**40)])
 def test_token_ids_outside_the_vocabulary_are_rejected_drafts(
-    lives: Speculating, token: int
+    lives: SpeculatingRunner, token: int
 ) -> None:
     assert not dropped(lives, Faulty("propose", lambda w: drafts(w, torch.full((sum(w),), token))))
 
 
-def test_repeated_token_below_one_parent_gives_the_same_text(lives: Speculating) -> None:
+def test_repeated_token_below_one_parent_gives_the_same_text(lives: SpeculatingRunner) -> None:
     again = Faulty("propose", lambda w: drafts(w, torch.full((sum(w),), 9), [-1] * sum(w)))
     assert not dropped(lives, again)
 
 
-@pytest.mark.parametrize("where", ["wanted", "passes_by", "resting", "observe"])
+@pytest.mark.parametrize("where", ["choose_lengths", "skips_observation", "idle", "observe"])
 def test_length_policy_that_fails_is_dropped_with_the_proposer(
-    lives: Speculating, where: str
+    lives: SpeculatingRunner, where: str
 ) -> None:
     proposer = Faulty("")
     proposer.wants_hidden = True
@@ -175,15 +177,17 @@ def test_length_policy_that_fails_is_dropped_with_the_proposer(
 
 
 @pytest.mark.parametrize("decided", [[1] * 99, [None, "x"], 7])
-def test_length_policy_with_invalid_lengths_is_dropped(lives: Speculating, decided: Any) -> None:
-    lives.with_(lambda engine: Faulty(""), lambda: FaultyLengths("wanted", decided))
+def test_length_policy_with_invalid_lengths_is_dropped(
+    lives: SpeculatingRunner, decided: Any
+) -> None:
+    lives.with_(lambda engine: Faulty(""), lambda: FaultyLengths("choose_lengths", decided))
     lives.check(everybody())
     assert lives.dropped
 
 
 def test_length_policy_that_cannot_report_is_dropped() -> None:
     speculator = Speculator(Faulty(""), FaultyLengths("speedups"), VOCAB)
-    told = [speculator.figures() for _ in range(CALLS + 2)]
+    told = [speculator.status() for _ in range(CALLS + 2)]
     assert told[CALLS - 1].active and not told[CALLS].active
     assert str(told[-1]) == "dropped: ZeroDivisionError: speedups" and told[-1].proposer == "random"
 
@@ -194,13 +198,13 @@ def test_proposer_without_length_policy_is_dropped() -> None:
     def fails(proposer: Proposer) -> FixedDraftLength:
         raise MemoryError(proposer.name)
 
-    speculator.decide_by(fails)
+    speculator.use_policy(fails)
     assert speculator.dropped == "MemoryError: random" and speculator.proposer is None
 
 
-@pytest.mark.parametrize("where", ["propose", "saw", "forget", "passes", "lengths"])
+@pytest.mark.parametrize("where", ["propose", "observe", "forget", "passes", "lengths"])
 def test_dropped_proposer_is_released(
-    where: str, tiny: DecoderModel, lives: Speculating, monkeypatch: pytest.MonkeyPatch
+    where: str, tiny: DecoderModel, lives: SpeculatingRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory is free for what is served, without waiting for the collector of cycles."""
     monkeypatch.setattr(logging.getLogger("baton.engine"), "disabled", True)  # keeps the traceback
@@ -213,7 +217,7 @@ def test_dropped_proposer_is_released(
         engine.generate(handle, request(f"{handle}", [5] * 40, max_tokens=4 * (handle + 1)))
     assert len(drain(engine)) == 10
     assert speculator.dropped and alive() is None
-    assert speculator.figures().proposer == "random"
+    assert speculator.status().proposer == "random"
 
 
 class Noting(RandomDraft):
@@ -223,8 +227,8 @@ class Noting(RandomDraft):
         super().__init__(VOCAB, 4)
         self.forgot: list[int] = []
 
-    def forget(self, seatings: Sequence[int]) -> None:
-        self.forgot += seatings
+    def forget(self, leases: Sequence[int]) -> None:
+        self.forgot += leases
 
 
 def test_only_ended_row_leases_are_forgotten() -> None:

@@ -21,7 +21,7 @@ from tests.engine.grammars import save_tokenizer
 from tests.engine.heads import EAGLE_CONFIG, eagle_state, medusa_state, write
 from tests.engine.proposers import Oracle, RandomDraft
 from tests.engine.schedules import Arrival, Schedule, schedules
-from tests.engine.speculating import AnyLengths, Make, Speculating, constrained
+from tests.engine.speculating import MakeProposer, RandomLengths, SpeculatingRunner, constrained
 
 VOCAB = 320
 
@@ -37,8 +37,8 @@ def model(folder: Path) -> DecoderModel:
 
 
 @pytest.fixture(scope="module")
-def lives(model: DecoderModel, folder: Path) -> Speculating:
-    return Speculating(model, constrained(folder))
+def lives(model: DecoderModel, folder: Path) -> SpeculatingRunner:
+    return SpeculatingRunner(model, constrained(folder))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,9 @@ def heads(model: DecoderModel, tmp_path_factory: pytest.TempPathFactory) -> dict
 NAMES = ("ngram", "random", "random tree", "oracle", "oracle tree", "draft", "medusa", "eagle")
 
 
-def maker(lives: Speculating, heads: dict[str, Path], folder: Path, name: str) -> Make:
+def maker(
+    lives: SpeculatingRunner, heads: dict[str, Path], folder: Path, name: str
+) -> MakeProposer:
     """``draft`` is the model itself: it is right, where nothing but the model decides."""
 
     def draft(engine: Engine) -> Proposer:
@@ -77,11 +79,11 @@ def maker(lives: Speculating, heads: dict[str, Path], folder: Path, name: str) -
 
 @pytest.fixture
 def chosen(
-    lives: Speculating, heads: dict[str, Path], folder: Path, request: pytest.FixtureRequest
-) -> tuple[str, Speculating]:
+    lives: SpeculatingRunner, heads: dict[str, Path], folder: Path, request: pytest.FixtureRequest
+) -> tuple[str, SpeculatingRunner]:
     """Lives with the proposer of this name."""
     name: str = request.param
-    lives.with_(maker(lives, heads, folder, name), lambda: AnyLengths(7))
+    lives.with_(maker(lives, heads, folder, name), lambda: RandomLengths(7))
     return name, lives
 
 
@@ -91,7 +93,9 @@ def everybody(step: int = 0, **changes: int) -> tuple[Arrival, ...]:
 
 
 @pytest.mark.parametrize("chosen", NAMES, indirect=True)
-def test_speculation_in_full_batches_gives_the_same_text(chosen: tuple[str, Speculating]) -> None:
+def test_speculation_in_full_batches_gives_the_same_text(
+    chosen: tuple[str, SpeculatingRunner],
+) -> None:
     name, lives = chosen
     lives.check(Schedule(everybody(), 300, 64, 32, (1.0,)))
     lives.check(Schedule(everybody(2)[:24], 300, 16, 8, (1.0, 60.0)))
@@ -102,7 +106,7 @@ def test_speculation_in_full_batches_gives_the_same_text(chosen: tuple[str, Spec
 
 @pytest.mark.parametrize("chosen", ["ngram", "oracle tree", "draft", "eagle"], indirect=True)
 def test_speculation_with_few_pages_and_rows_gives_the_same_text(
-    chosen: tuple[str, Speculating],
+    chosen: tuple[str, SpeculatingRunner],
 ) -> None:
     _, lives = chosen
     lives.check(Schedule(everybody()[:24], 12, 64, 8, (1.0,)))
@@ -123,12 +127,12 @@ def test_speculation_with_few_pages_and_rows_gives_the_same_text(
     seed=st.integers(0, 9),
 )
 def test_any_schedule_with_any_drafts(
-    lives: Speculating, schedule: Schedule, most: int, width: int, right: float, seed: int
+    lives: SpeculatingRunner, schedule: Schedule, most: int, width: int, right: float, seed: int
 ) -> None:
     """Arrivals, preemption, cancellation and resumption; lengths, shapes and rejections."""
     lives.with_(
         lambda engine: Oracle(lives.text, VOCAB, most, right, width, seed),
-        lambda: AnyLengths(most, seed),
+        lambda: RandomLengths(most, seed),
     ).check(schedule)
     assert not lives.dropped
 
@@ -137,8 +141,8 @@ def test_any_schedule_with_any_drafts(
 def test_speculation_with_windows_and_experts_gives_the_same_text(
     family: str, tmp_path: Path
 ) -> None:
-    others = Speculating(load_model(save(tmp_path, family)), None, count=16)
-    others.with_(lambda e: Oracle(others.text, VOCAB, 8, 0.8, 2), lambda: AnyLengths(8))
+    others = SpeculatingRunner(load_model(save(tmp_path, family)), None, count=16)
+    others.with_(lambda e: Oracle(others.text, VOCAB, 8, 0.8, 2), lambda: RandomLengths(8))
     others.check(Schedule(everybody()[:16], 12, 64, 8, (1.0,)))
     others.check(Schedule(everybody(2)[:16], 256, 512, 32, (1.0, 60.0)))
     assert others.preempted and not others.dropped

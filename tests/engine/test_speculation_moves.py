@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from decode_worker import policy as decode_policy
 from engine.model.decoder import DecoderModel
+from engine.scheduling import step_policy as decode_policy
+from engine.scheduling import step_policy as prefill_policy
 from engine.speculation.control.draft_lengths import FixedDraftLength
 from engine.speculation.proposers.draft_model import load_draft
-from prefill_worker import policy as prefill_policy
 from protocol.requests import Request
 from tests.engine.conftest import request
 from tests.engine.proposers import Oracle, RandomDraft
 from tests.engine.sampling_oracle import p_value
-from tests.engine.speculating import AnyLengths, Make, Speculating, Watched
+from tests.engine.speculating import CheckedEngine, MakeProposer, RandomLengths, SpeculatingRunner
 from tests.engine.test_identity import hand_over
 from tests.gpu.reference import logits_of
 
@@ -30,15 +30,15 @@ DRAWS = 2000
 
 
 @pytest.fixture(scope="module")
-def lives(tiny: DecoderModel) -> Speculating:
-    return Speculating(tiny, None, count=20)
+def lives(tiny: DecoderModel) -> SpeculatingRunner:
+    return SpeculatingRunner(tiny, None, count=20)
 
 
-def oracle(lives: Speculating) -> Make:
+def oracle(lives: SpeculatingRunner) -> MakeProposer:
     return lambda engine: Oracle(lives.text, VOCAB, 5, 0.8, 2)
 
 
-def draft(lives: Speculating, folder: Path) -> Make:
+def draft(lives: SpeculatingRunner, folder: Path) -> MakeProposer:
     """The model itself, with KV of its own."""
     return lambda engine: load_draft(
         folder, engine.model, engine.state, pages=engine.config.pages, most=5
@@ -46,28 +46,30 @@ def draft(lives: Speculating, folder: Path) -> Make:
 
 
 @pytest.fixture(params=["oracle", "draft"])
-def make(lives: Speculating, tiny_folder: Path, request: pytest.FixtureRequest) -> Make:
+def make(
+    lives: SpeculatingRunner, tiny_folder: Path, request: pytest.FixtureRequest
+) -> MakeProposer:
     return oracle(lives) if request.param == "oracle" else draft(lives, tiny_folder)
 
 
-def engines(lives: Speculating, make: Make, with_drafts: str) -> list[Watched]:
+def engines(lives: SpeculatingRunner, make: MakeProposer, with_drafts: str) -> list[CheckedEngine]:
     """Two of them; who has drafts: the one before, after, or both."""
-    found: list[Watched] = []
+    found: list[CheckedEngine] = []
     for which in ("before", "after"):
         lives.proposer = make if with_drafts in (which, "both") else None
-        lives.lengths = lambda: AnyLengths(5)
+        lives.lengths = lambda: RandomLengths(5)
         found.append(lives.engine())
     return found
 
 
-def accepted(engine: Watched) -> int:
+def accepted(engine: CheckedEngine) -> int:
     assert engine.speculator is not None and not engine.speculator.dropped
     return engine.scheduler.counters.speculation.accepted_tokens
 
 
 @pytest.mark.parametrize("with_drafts", ["after", "both"])
 def test_speculation_after_a_transfer_gives_the_same_text(
-    lives: Speculating, make: Make, with_drafts: str
+    lives: SpeculatingRunner, make: MakeProposer, with_drafts: str
 ) -> None:
     p, d = engines(lives, make, with_drafts)
     for wanted, whole in list(zip(lives.requests, lives.alone, strict=True))[:5]:
@@ -79,7 +81,7 @@ def test_speculation_after_a_transfer_gives_the_same_text(
 
 @pytest.mark.parametrize("with_drafts", ["before", "after", "both"])
 def test_speculation_after_a_move_during_decode_gives_the_same_text(
-    lives: Speculating, make: Make, with_drafts: str
+    lives: SpeculatingRunner, make: MakeProposer, with_drafts: str
 ) -> None:
     """As when a worker is drained: the other one computes what the first had said."""
     before, after = engines(lives, make, with_drafts)
@@ -98,7 +100,9 @@ def test_speculation_after_a_move_during_decode_gives_the_same_text(
     assert all(accepted(engine) for engine in (before, after) if engine.speculator is not None)
 
 
-def test_proposer_pauses_while_its_worker_is_lent(lives: Speculating, make: Make) -> None:
+def test_proposer_pauses_while_its_worker_is_lent(
+    lives: SpeculatingRunner, make: MakeProposer
+) -> None:
     """The text is the same, and afterwards drafts come true again."""
     lives.with_(make, lambda: FixedDraftLength(4))
     engine = lives.engine()
@@ -111,7 +115,8 @@ def test_proposer_pauses_while_its_worker_is_lent(lives: Speculating, make: Make
         assert drafts or counts.draft_tokens == before
         steps += 1
         engine.take_role(
-            decode_policy.plan if steps % 6 < 3 else prefill_policy.plan, drafts=steps % 6 < 3
+            decode_policy.plan_decode_step if steps % 6 < 3 else prefill_policy.plan_prefill_step,
+            drafts=steps % 6 < 3,
         )
     said = [[token.token for token in engine.said[handle]] for handle in range(8)]
     assert said == lives.alone[:8] and steps > 12
@@ -126,9 +131,9 @@ def some(seed: int) -> Request:
     )
 
 
-def drawn(lives: Speculating) -> dict[tuple[int, ...], int]:
+def drawn(lives: SpeculatingRunner) -> dict[tuple[int, ...], int]:
     """How often each text is drawn with drafts that are as random as the text."""
-    lives.with_(lambda engine: RandomDraft(SOME, 3, width=2), lambda: AnyLengths(3))
+    lives.with_(lambda engine: RandomDraft(SOME, 3, width=2), lambda: RandomLengths(3))
     engine = lives.engine(max_batch=32, pages=64)
     for seed in range(DRAWS):
         engine.generate(seed, some(seed))
@@ -152,7 +157,7 @@ def chances(model: DecoderModel, texts: list[tuple[int, ...]], temperature: floa
     return found
 
 
-def test_texts_follow_the_models_distribution(lives: Speculating, tiny: DecoderModel) -> None:
+def test_texts_follow_the_models_distribution(lives: SpeculatingRunner, tiny: DecoderModel) -> None:
     counts = drawn(lives)
     texts = list(itertools.product(range(SOME), repeat=LENGTH))
     assert set(counts) <= set(texts)

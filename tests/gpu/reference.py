@@ -9,12 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.batching.attention_metadata import chunk_attention
-from engine.batching.batch import AttentionMetadata, PackedBatch
+from engine.batching.attention_metadata import AttentionMetadata, PackedBatch, chunk_attention
 from engine.kv_cache.kv_format import Precision
 from engine.kv_cache.kv_pool import make_pool
 from engine.model.decoder import DecoderModel
-from engine.sampling.noise import gumbel_noise, noise_key
+from engine.sampling.filters import gumbel_noise, noise_key
 from engine.scheduling.sequence import blocks_for
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.sampling_params import SamplingParams

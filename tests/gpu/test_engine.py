@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.kv_cache.kv_format import Codec, Precision, split_into_pieces
+from engine.scheduling.step_policy import plan_decode_step
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.requests import Request
 from tests.engine.conftest import drain, request
@@ -30,7 +30,7 @@ def engine_on(
     base = {"pages": 400, "max_batch": 32, "chunk": 64, "max_model_len": 400, **sizes}
     storage = "fp8" if precision == "fp8" and device == "cuda" else "wide"
     config = engine_config(**{"kv_precision": precision, "kv_storage": storage, **base})
-    return Engine(model_of(family, dtype, device), config, plan)
+    return Engine(model_of(family, dtype, device), config, plan_decode_step)
 
 
 def requests(count: int, new_tokens: int = 24, **sampling: Any) -> list[Request]:

@@ -20,7 +20,7 @@ from engine.speculation.proposers.proposer import Proposer
 from protocol.requests import Request
 from tests.engine.conftest import request
 from tests.engine.proposers import Oracle, RandomDraft
-from tests.engine.speculating import AnyLengths
+from tests.engine.speculating import RandomLengths
 from tests.gpu.test_engine import PRECISIONS, engine_on, hold, requests, run
 
 VOCAB = 1000
@@ -28,7 +28,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 
 def speculating(engine: Engine, proposer: Proposer, fixed: int = 0) -> Engine:
-    lengths = FixedDraftLength(fixed) if fixed else AnyLengths(6)
+    lengths = FixedDraftLength(fixed) if fixed else RandomLengths(6)
     engine.speculate(Speculator(proposer, lengths, VOCAB))
     return engine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.credits import CREDITS_AT_START, CREDITS_WHILE_FLOWING, CreditWindow
+from kvtransfer.receiver import CREDITS_AT_START, CREDITS_WHILE_FLOWING, CreditWindow
 
 
 @given(total=st.integers(0, 40), data=st.data())

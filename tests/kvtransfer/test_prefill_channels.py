@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtransfer.prefill_channels import IDLE_S, ChannelCache
+from protocol.endpoints.grpc_endpoints import IDLE_S, ChannelCache
 
 
 def test_each_endpoint_has_one_channel_until_it_is_idle() -> None:

@@ -8,7 +8,7 @@ import pytest
 from bench.lib.settings import engine_config
 from cluster.local.redis_server import EmbeddedRedis
 from engine.execution.engine import Engine
-from prefill_worker.policy import plan
+from engine.scheduling.step_policy import plan_prefill_step
 from protocol.requests import Request
 from tests.engine.conftest import drain, load_model
 from tests.engine.families import save
@@ -50,7 +50,7 @@ class Oracle:
         self._model = load_model(folder)
 
     def __call__(self, request: Request) -> list[int]:
-        engine = Engine(self._model, engine_config(pages=64, max_model_len=1024), plan)
+        engine = Engine(self._model, engine_config(pages=64, max_model_len=1024), plan_prefill_step)
         engine.generate(0, request)
         return drain(engine)[0]
 

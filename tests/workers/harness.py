@@ -39,7 +39,7 @@ def settings(role: Role, redis: EmbeddedRedis, model: Path, **changes: Any) -> W
             "kv_precision": "exact",
             "speculation": NO_SPECULATION,  # what it costs takes a second to measure
             **changes,
-        }
+        },
     )
 
 

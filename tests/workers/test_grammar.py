@@ -15,7 +15,7 @@ from bench.lib.settings import engine_config
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
 from engine.execution.engine import Engine
-from prefill_worker.policy import plan
+from engine.scheduling.step_policy import plan_prefill_step
 from protocol.requests import Request
 from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import drain, load_model, request
@@ -40,7 +40,7 @@ class Oracle:
         self._model = load_model(folder)
 
     def __call__(self, r: Request) -> list[int]:
-        engine = Engine(self._model, engine_config(pages=64, max_model_len=1024), plan)
+        engine = Engine(self._model, engine_config(pages=64, max_model_len=1024), plan_prefill_step)
         self.constrained.generate(engine, 0, r)
         return drain(engine)[0]
 

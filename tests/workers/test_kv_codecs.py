@@ -9,7 +9,7 @@ import pytest
 from cluster.local.redis_server import EmbeddedRedis
 from engine.kv_cache.kv_format import Codec
 from kvtransfer.frames import HEADER_BYTES
-from kvtransfer.transfer_metrics import CodecTraffic
+from kvtransfer.receiver_context import CodecTraffic
 from protocol.errors import StartupError
 from protocol.wire import wire_pb2 as pb
 from tests.workers.harness import attached, running, settings

@@ -18,8 +18,7 @@ from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
 from engine.kv_cache.kv_format import Codec
 from kvtransfer.frames import FrameHeader, pack_frame
-from kvtransfer.prefill_channels import PrefillChannels
-from kvtransfer.transfer_metrics import CodecTraffic
+from kvtransfer.receiver_context import CodecTraffic, PrefillChannels
 from protocol.requests import Request, request_to_wire
 from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import request

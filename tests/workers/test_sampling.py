@@ -13,7 +13,7 @@ import pytest
 from bench.lib.settings import engine_config
 from cluster.local.redis_server import EmbeddedRedis
 from engine.execution.engine import Engine
-from prefill_worker.policy import plan
+from engine.scheduling.step_policy import plan_prefill_step
 from protocol.requests import Request, logprobs_from_wire
 from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import load_model, request
@@ -60,7 +60,9 @@ def check_logprobs(model: Path, r: Request, came: list[pb.Logprobs]) -> None:
     if r.sampling.logprobs is None:
         assert came == []
         return
-    engine = Engine(load_model(model), engine_config(pages=64, max_model_len=1024), plan)
+    engine = Engine(
+        load_model(model), engine_config(pages=64, max_model_len=1024), plan_prefill_step
+    )
     engine.generate(0, r)
     entries = collect(engine)[0]
     for entry, wire in zip(entries, came, strict=True):

@@ -16,8 +16,7 @@ from cluster.simulator.devices.batch import SimulatedBatch
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.sizing.snapshot import MachineModel
-from decode_worker.policy import plan
-from engine.scheduling.step_policy import StepState
+from engine.scheduling.step_policy import StepState, plan_decode_step
 from engine.scheduling.step_time import Coefficients
 from router.placement.step_model import StepModel
 
@@ -61,7 +60,7 @@ class ChunkedPrompts:
             chunk=self._chunk,
             step_time=self._coefficients,
         )
-        counts = plan(state)
+        counts = plan_decode_step(state)
         added_s = sum(
             self._model.prompt_s(before, count)
             for before, count in zip(computed, counts, strict=True)

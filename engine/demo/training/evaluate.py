@@ -1,8 +1,9 @@
-"""Measurements of a trained pair: held-out figures by position, and completions to look at."""
+"""Held-out metrics of the trained pair by position in the context, and sample completions."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,8 +19,8 @@ BUCKETS = ((0, 128), (128, 512), (512, 1024), (1024, 2048), (2048, 4096))
 
 
 @dataclass(frozen=True)
-class Row:
-    """Averages over some held-out tokens."""
+class HeldOutMetrics:
+    """Averages over a set of held-out tokens: one row of the results table."""
 
     tokens: int
     target_perplexity: float
@@ -29,31 +30,29 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Results:
-    """The held-out figures, overall and by position in the context."""
+class HeldOutResults:
+    """Held-out metrics, overall and by position in the context."""
 
     files: int
     full_windows: int
-    overall: Row
-    by_position: dict[str, Row]
+    overall: HeldOutMetrics
+    by_position: dict[str, HeldOutMetrics]
 
 
 @dataclass
-class Sums:
-    """Running sums of the measures of ``measure``."""
+class MetricSums:
+    """Running sums of the metrics that ``token_metrics`` returns."""
 
-    sums: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("tokens", "target", "draft", "agree", "accept"), 0.0)
-    )
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, measures: dict[str, Tensor], low: int = 0, high: int = MAX_LEN) -> None:
-        """Add the measures of the tokens at positions ``low`` to ``high``."""
-        for key, values in measures.items():
+    def add(self, metrics: dict[str, Tensor], low: int = 0, high: int = MAX_LEN) -> None:
+        """Add the metrics [tokens] of positions ``low`` to ``high``, the latter excluded."""
+        for key, values in metrics.items():
             self.sums[key] += values[low:high].sum().item()
 
-    def row(self) -> Row:
+    def averages(self) -> HeldOutMetrics:
         n = max(1.0, self.sums["tokens"])
-        return Row(
+        return HeldOutMetrics(
             tokens=int(self.sums["tokens"]),
             target_perplexity=math.exp(self.sums["target"] / n),
             draft_perplexity=math.exp(self.sums["draft"] / n),
@@ -62,8 +61,11 @@ class Sums:
         )
 
 
-def measure(target: Llama, draft: Llama, piece: Tensor) -> dict[str, Tensor]:
-    """Each token's losses, whether the models agree on it, and how likely a proposal is kept."""
+def token_metrics(target: Llama, draft: Llama, piece: Tensor) -> dict[str, Tensor]:
+    """Return losses, agreement and acceptance probability for each token of a piece [n + 1].
+
+    Each value is [n]. The acceptance probability is that of speculative sampling at temperature 1.
+    """
     y = piece[1:, None]
     t = target(piece[None, :-1])[0].log_softmax(-1)
     d = draft(piece[None, :-1])[0].log_softmax(-1)
@@ -77,36 +79,36 @@ def measure(target: Llama, draft: Llama, piece: Tensor) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def evaluate(target: Llama, draft: Llama, docs: list[Tokens]) -> Results:
-    """Perplexities and draft agreement on held-out files.
+def evaluate(target: Llama, draft: Llama, docs: list[Tokens]) -> HeldOutResults:
+    """Compute perplexities and draft agreement on held-out files.
 
-    The figures by context length come from the same windows in every row: all full windows of
-    ``MAX_LEN`` predicted tokens, cut one after another from each file's start. The overall
-    figures also take in what is left at the files' ends, and the files shorter than a window.
+    Every row by position comes from the same windows: all full windows of ``MAX_LEN`` predicted
+    tokens, cut one after another from each file's start. The overall metrics include the remainder
+    at the files' ends and the files shorter than a window.
     """
-    buckets = {bucket: Sums() for bucket in BUCKETS}
-    overall = Sums()
+    buckets = {bucket: MetricSums() for bucket in BUCKETS}
+    overall = MetricSums()
     full_windows = 0
     for doc in docs:
         for start in range(0, len(doc) - 1, MAX_LEN):
             piece = torch.from_numpy(doc[start : start + MAX_LEN + 1])
-            measures = measure(target, draft, piece)
-            overall.add(measures)
+            metrics = token_metrics(target, draft, piece)
+            overall.add(metrics)
             if len(piece) == MAX_LEN + 1:
                 full_windows += 1
                 for (low, high), sums in buckets.items():
-                    sums.add(measures, low, high)
-    return Results(
+                    sums.add(metrics, low, high)
+    return HeldOutResults(
         files=len(docs),
         full_windows=full_windows,
-        overall=overall.row(),
-        by_position={f"{low}-{high - 1}": sums.row() for (low, high), sums in buckets.items()},
+        overall=overall.averages(),
+        by_position={f"{low}-{high - 1}": sums.averages() for (low, high), sums in buckets.items()},
     )
 
 
 @torch.no_grad()
 def quick_loss(model: Llama, docs: list[Tokens]) -> float:
-    """Held-out loss on a small fixed sample, to watch progress by."""
+    """Return the held-out loss on a small fixed sample, which training prints as progress."""
     stream = torch.from_numpy(np.concatenate(docs))
     rows = stream[: len(stream) // 513 * 513].view(-1, 513)
     rows = rows[:: max(1, len(rows) // 32)][:32]
@@ -117,7 +119,7 @@ def quick_loss(model: Llama, docs: list[Tokens]) -> float:
 def complete(
     model: Llama, tokenizer: Tokenizer, prompt: str, temperature: float, tokens: int = 120
 ) -> str:
-    """Complete a prompt, as it is; greedy when the temperature is zero."""
+    """Complete a prompt without adding a BOS token; greedy if the temperature is zero."""
     generator = torch.Generator().manual_seed(0)
     ids = tokenizer.encode(prompt).ids
     for _ in range(tokens):

@@ -1,4 +1,9 @@
-"""A model's folder on disk, as Hugging Face lays it out: written, and read back."""
+"""Export of a demo model as a Hugging Face folder, and loading of its weights for evaluation.
+
+The chat template renders a conversation as a Python file in which the other roles' messages are
+comments: the models know Python and no chats, so their answer is the code that may follow. Tool
+calls are in the Hermes format; only a grammar makes these models write one.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from engine.demo.training.corpus import BOS, EOS, VOCAB_SIZE, special_ids
-from engine.demo.training.networks import MAX_LEN, Llama, Shape
+from engine.demo.training.networks import MAX_LEN, Llama, LlamaShape
 
-# MERGED engine.demo.chat
-# The pair's chat template: a conversation as a Python file, where others speak in comments.
-#
-# The models know Python and nothing of chats, so an answer is the code that may follow. Tool calls
-# are written as Hermes has them; only a grammar makes these models write one.
+WEIGHTS = "model.safetensors"
 
 CHAT_TEMPLATE = """\
 {{ bos_token }}
@@ -42,23 +43,19 @@ CHAT_TEMPLATE = """\
 """
 
 
-WEIGHTS = "model.safetensors"
-
-
 def write_json(path: Path, value: object) -> None:
-    """Write indented JSON."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def load(folder: Path, shape: Shape) -> Llama:
-    """An exported model: its bfloat16 weights, held in float32."""
+def load(folder: Path, shape: LlamaShape) -> Llama:
+    """Load an exported model, with its bfloat16 weights converted to float32."""
     model = Llama(shape, seed=0)
     model.load_state_dict({k: v.float() for k, v in load_file(folder / WEIGHTS).items()})
     return model.eval()
 
 
 def export(model: Llama, tokenizer: Tokenizer, folder: Path, card: str) -> None:
-    """Write a Hugging Face folder, replacing each file at once."""
+    """Write a Hugging Face folder; each file is replaced atomically."""
     bos, eos = special_ids(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -75,8 +72,8 @@ def export(model: Llama, tokenizer: Tokenizer, folder: Path, card: str) -> None:
             path.replace(folder / path.name)
 
 
-def model_config(s: Shape, bos: int, eos: int) -> dict[str, object]:
-    """The content of ``config.json``."""
+def model_config(s: LlamaShape, bos: int, eos: int) -> dict[str, object]:
+    """Return the content of ``config.json``."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -104,7 +101,7 @@ def model_config(s: Shape, bos: int, eos: int) -> dict[str, object]:
 
 
 def tokenizer_config() -> dict[str, object]:
-    """The content of ``tokenizer_config.json``."""
+    """Return the content of ``tokenizer_config.json``."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,

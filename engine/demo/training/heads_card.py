@@ -1,12 +1,12 @@
-"""The cards of the trained heads: one template for both, filled in from a training run."""
+"""Model cards of the Medusa and EAGLE heads: one template, filled in from a training run."""
 
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from string import Template
 
-from engine.demo.training.heads_evaluate import Measured
+from engine.demo.training.heads_evaluate import DraftMeasurement
 from engine.demo.training.heads_recipe import MEDUSA_BLOCKS, MEDUSA_HEADS, HeadRecipe
 from engine.demo.training.model_card import wrapped
 
@@ -77,53 +77,48 @@ terms."""
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What is measured of a head, and of the demo draft beside it."""
+class HeadResults:
+    """Measurements of a head, and of the demo draft for comparison."""
 
     pieces: int
-    places: int
-    head: list[Measured]
-    draft: list[Measured]
-    agreement: list[float]
+    places: int  # positions measured at each temperature
+    head: list[DraftMeasurement]
+    draft: list[DraftMeasurement]
+    agreement: list[float]  # by depth, see heads_evaluate.greedy_agreement()
     draft_agreement: float
 
 
-def head_card(recipe: HeadRecipe, parameters: int, seconds: float, figures: Figures) -> str:
+def head_card(recipe: HeadRecipe, parameters: int, seconds: float, results: HeadResults) -> str:
+    """Return the README of a head that took ``seconds`` to train."""
     title, about = ABOUT[recipe.kind]
     values = {
+        **{key: str(value) for key, value in asdict(recipe).items()},
         "title": title,
         "about": about,
-        "kind": recipe.kind,
         "parameters": f"{parameters:,}",
         "objective": Template(OBJECTIVES[recipe.kind]).substitute(unrolled=recipe.unrolled),
-        "own_share": f"{recipe.own_share}",
-        "own_tokens": f"{recipe.own_tokens}",
-        "own_prompts": f"{recipe.own_prompts}",
-        "steps": f"{recipe.steps}",
-        "batch_tokens": f"{recipe.batch_tokens}",
-        "window": f"{recipe.window}",
         "lr": f"{recipe.lr:g}",
         "decay": f"{recipe.decay:.0%}",
         "minutes": f"{seconds / 60:.0f}",
         "python": platform.python_version(),
-        "pieces": f"{figures.pieces}",
-        "places": f"{figures.places:,}",
-        "table": table(figures),
-        "agreement": ", ".join(f"{a:.1%}" for a in figures.agreement),
-        "draft_agreement": f"{figures.draft_agreement:.1%}",
+        "pieces": f"{results.pieces}",
+        "places": f"{results.places:,}",
+        "table": head_results_table(results),
+        "agreement": ", ".join(f"{a:.1%}" for a in results.agreement),
+        "draft_agreement": f"{results.draft_agreement:.1%}",
     }
     blocks = [wrapped(Template(block).substitute(values)) for block in CARD.split("\n\n")]
     return "\n\n".join(blocks) + "\n"
 
 
-def table(figures: Figures) -> str:
-    """The figures as a Markdown table."""
-    nodes = list(figures.head[0].per_step)
-    depths = len(figures.draft[0].chain)
+def head_results_table(results: HeadResults) -> str:
+    """Return the measurements as a Markdown table, one row per proposer and temperature."""
+    nodes = list(results.head[0].per_step)
+    depths = len(results.draft[0].chain)
     head = [f"depth {d + 1}" for d in range(depths)] + ["depth 1, second"]
     head += [f"tokens per step, {n}" for n in nodes]
     lines = ["| | temperature | " + " | ".join(head) + " |", "|---" * (len(head) + 2) + "|"]
-    for name, rows in (("this", figures.head), ("demo draft", figures.draft)):
+    for name, rows in (("this", results.head), ("demo draft", results.draft)):
         for row in rows:
             cells = [f"{c:.1%}" for c in row.chain] + ["-"] * (depths - len(row.chain))
             cells += [f"{row.second:.1%}"] + [f"{row.per_step[n]:.2f}" for n in nodes]

@@ -1,15 +1,15 @@
-"""The model cards: one template for both models, filled in from a training run."""
+"""Model cards of target and draft: one template, filled in from a training run."""
 
 from __future__ import annotations
 
 import platform
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from string import Template
 
 from engine.demo.training.corpus import BOS, EOS, VOCAB_SIZE
-from engine.demo.training.evaluate import Results
-from engine.demo.training.networks import MAX_LEN, Recipe, Shape
+from engine.demo.training.evaluate import HeldOutResults
+from engine.demo.training.networks import MAX_LEN, LlamaShape, PairRecipe
 
 ROLES = {
     "target": "the target, the model that the demo serves",
@@ -20,7 +20,7 @@ OBJECTIVES = {
     "draft": "cross-entropy with the target's predictions (distillation)",
 }
 
-# Blocks are parted by empty lines; each is filled in by itself and, if a paragraph, wrapped.
+# Blank lines separate blocks. Each block is substituted and, if it is a paragraph, wrapped.
 CARD = """\
 ---
 license: other
@@ -105,10 +105,10 @@ terms."""
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a training run says about itself on the cards of both models."""
+class TrainingFacts:
+    """Facts of a training run that the cards of both models state."""
 
-    recipe: Recipe
+    recipe: PairRecipe
     train_files: int
     train_characters: int
     train_tokens: int
@@ -117,8 +117,8 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One completion, its prompt included; greedy when the temperature is zero."""
+class CompletionSample:
+    """One completion, prompt included; greedy if the temperature is zero."""
 
     prompt: str
     temperature: float
@@ -130,9 +130,13 @@ class Sample:
 
 
 def model_card(
-    name: str, shape: Shape, facts: Facts, results: Results, samples: list[Sample]
+    name: str,
+    shape: LlamaShape,
+    facts: TrainingFacts,
+    results: HeldOutResults,
+    samples: list[CompletionSample],
 ) -> str:
-    """The card of the model ``name``, "target" or "draft"."""
+    """Return the card of the model ``name``, "target" or "draft"."""
     values = {
         "name": name,
         "role": ROLES[name],
@@ -144,31 +148,19 @@ def model_card(
         "samples": "\n\n".join(map(str, samples)),
         "parameters": f"{facts.parameters[name]:,}",
         "minutes": f"{facts.seconds / 60:.0f}",
-        **shape_values(shape),
-        **data_values(facts, results),
-        **recipe_values(facts.recipe),
+        **{key: f"{value:g}" for key, value in asdict(shape).items()},
+        "vocab_size": f"{VOCAB_SIZE}",
+        "max_len": f"{MAX_LEN}",
+        **{key: f"{value:g}" for key, value in asdict(facts.recipe).items()},
+        "cut_anywhere": f"{1 / facts.recipe.cut_anywhere:.0f}",
+        "cut_space": f"{1 / facts.recipe.long_cut_after_space:.0f}",
+        **_data_values(facts, results),
     }
     blocks = [wrapped(Template(block).substitute(values)) for block in CARD.split("\n\n")]
     return "\n\n".join(blocks) + "\n"
 
 
-def shape_values(s: Shape) -> dict[str, str]:
-    """The template's numbers about the architecture."""
-    return {
-        "layers": f"{s.layers}",
-        "hidden": f"{s.hidden}",
-        "heads": f"{s.heads}",
-        "kv_heads": f"{s.kv_heads}",
-        "head_dim": f"{s.head_dim}",
-        "intermediate": f"{s.intermediate}",
-        "rope_theta": f"{s.rope_theta:.0f}",
-        "vocab_size": f"{VOCAB_SIZE}",
-        "max_len": f"{MAX_LEN}",
-    }
-
-
-def data_values(facts: Facts, results: Results) -> dict[str, str]:
-    """The template's counts, and how often training went over the data."""
+def _data_values(facts: TrainingFacts, results: HeldOutResults) -> dict[str, str]:
     recipe = facts.recipe
     return {
         "target_parameters": f"{facts.parameters['target']:,}",
@@ -183,25 +175,8 @@ def data_values(facts: Facts, results: Results) -> dict[str, str]:
     }
 
 
-def recipe_values(recipe: Recipe) -> dict[str, str]:
-    """The template's numbers from the recipe."""
-    return {
-        "steps": f"{recipe.steps}",
-        "long_steps": f"{recipe.long_steps}",
-        "batch_tokens": f"{recipe.batch_tokens}",
-        "window": f"{recipe.window}",
-        "warmup": f"{recipe.warmup}",
-        "decay_steps": f"{recipe.decay_steps}",
-        "lr": f"{recipe.lr:g}",
-        "long_lr": f"{recipe.long_lr:g}",
-        "weight_decay": f"{recipe.weight_decay:g}",
-        "cut_anywhere": f"{1 / recipe.cut_anywhere:.0f}",
-        "cut_space": f"{1 / recipe.long_cut_after_space:.0f}",
-    }
-
-
-def results_table(results: Results) -> str:
-    """The held-out figures as a Markdown table."""
+def results_table(results: HeldOutResults) -> str:
+    """Return the held-out metrics as a Markdown table."""
     lines = [
         "| position in the context | tokens | target perplexity | draft perplexity "
         "| greedy agreement | expected acceptance |",
@@ -217,7 +192,7 @@ def results_table(results: Results) -> str:
 
 
 def wrapped(block: str) -> str:
-    """Fill a paragraph's lines; tables, code, headings and front matter stay as they are."""
+    """Wrap a paragraph; return tables, code, headings and front matter unchanged."""
     if block.startswith(("---", "#", "|", "    ", "```", "Prompt ")):
         return block
     return textwrap.fill(" ".join(block.split()), 100, break_on_hyphens=False)

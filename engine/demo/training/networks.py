@@ -196,14 +196,20 @@ def learning_rate(step: int, recipe: PairRecipe) -> float:
     return min(warm, recipe.long_lr + (recipe.lr - recipe.long_lr) * decayed)
 
 
-def make_optimizers(model: Llama, recipe: PairRecipe) -> list[torch.optim.Optimizer]:
-    """Create Muon (PyTorch's own) for the layers' matrices, AdamW for embedding and norms."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    decay = recipe.weight_decay
+def make_optimizers(
+    model: nn.Module, lr: float, weight_decay: float
+) -> list[torch.optim.Optimizer]:
+    """Create Muon (PyTorch's own) for the layers' matrices, AdamW for all other parameters.
+
+    Embeddings and LM heads, which are recognized by their ``VOCAB_SIZE`` rows, use AdamW too.
+    """
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for p in model.parameters():
+        (matrices if p.ndim == 2 and len(p) != VOCAB_SIZE else others).append(p)
     return [
         torch.optim.Muon(
-            matrices, lr=recipe.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
+            matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
         ),
-        torch.optim.AdamW(others, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]

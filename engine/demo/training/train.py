@@ -2,12 +2,12 @@
 
 The text is the Python standard library of the interpreter that runs this script. Both models
 are trained together in one loop on a CPU: the target on next-token cross-entropy, the draft on
-the target's own predictions (distillation), so the draft costs no extra target forward passes.
+the target's predictions (distillation), so the draft costs no extra target forward passes.
 
     python -m engine.demo.training.train --out engine/demo
 
-Needs torch, tokenizers, safetensors and numpy. Progress is kept in ``--work``; running the same
-command again after an interruption resumes from there. See ``target/README.md`` for the results.
+The script needs torch, tokenizers, safetensors and numpy. Checkpoints are kept in ``--work``; the
+same command resumes from there after an interruption. See ``target/README.md`` for the results.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.demo.training.corpus import Tokens, encode, read_corpus, train_tokenizer
-from engine.demo.training.evaluate import Results, complete, evaluate, quick_loss
+from engine.demo.training.evaluate import HeldOutResults, complete, evaluate, quick_loss
 from engine.demo.training.export import export, load, write_json
-from engine.demo.training.model_card import Facts, Sample, model_card, results_table
-from engine.demo.training.networks import DRAFT, TARGET, Llama, Recipe, parameter_count
-from engine.demo.training.train_loop import Batches, Trainer, train
+from engine.demo.training.model_card import (
+    CompletionSample,
+    TrainingFacts,
+    model_card,
+    results_table,
+)
+from engine.demo.training.networks import DRAFT, TARGET, Llama, PairRecipe, parameter_count
+from engine.demo.training.train_loop import PairBatches, PairTrainer, train
 
 SHAPES = {"target": TARGET, "draft": DRAFT}
-PROMPTS = (
-    ("class Foo:\n    def ", 0.0),
-    ("class Foo:", 0.8),
-    ("import ", 0.0),
-)
+# Prompts of the cards' sample completions, with their temperatures.
+PROMPTS = (("class Foo:\n    def ", 0.0), ("class Foo:", 0.8), ("import ", 0.0))
 
 
-class Options(argparse.Namespace):
-    """The command line."""
+class PairTrainingOptions(argparse.Namespace):
+    """Command-line options."""
 
     out: Path
     work: Path
@@ -50,9 +52,9 @@ class Options(argparse.Namespace):
     evaluate: bool
 
 
-def parse_options() -> Options:
-    """Read the command line; the defaults are those of the recipe."""
-    recipe = Recipe()
+def parse_options() -> PairTrainingOptions:
+    """Parse the command line; the defaults come from the recipe."""
+    recipe = PairRecipe()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--out", type=Path, default="engine/demo", help="where target/ and draft/ go"
@@ -70,13 +72,13 @@ def parse_options() -> Options:
         help="torch.compile the loss (default: when a C++ compiler is found)",
     )
     parser.add_argument("--evaluate", action="store_true", help="only evaluate what is in --out")
-    return parser.parse_args(namespace=Options())
+    return parser.parse_args(namespace=PairTrainingOptions())
 
 
 def encode_and_count(
     name: str, tokenizer: Tokenizer, texts: list[str], anywhere: float = 0.0
 ) -> list[Tokens]:
-    """Encode the texts and print how many and how large they are."""
+    """Encode the texts, and print the number of files, characters and tokens."""
     docs = encode(tokenizer, texts, anywhere=anywhere)
     size, count = sum(map(len, texts)), sum(map(len, docs))
     print(f"{name}: {len(docs)} files, {size} characters, {count} tokens", flush=True)
@@ -84,13 +86,13 @@ def encode_and_count(
 
 
 def train_pair(
-    trainer: Trainer,
-    batches: Batches,
+    trainer: PairTrainer,
+    batches: PairBatches,
     tokenizer: Tokenizer,
     held_out: list[Tokens],
-    options: Options,
+    options: PairTrainingOptions,
 ) -> float:
-    """Train, with an export and a short look at the held-out loss on the way; seconds spent."""
+    """Train, export and print the held-out loss from time to time; return the seconds spent."""
     recipe, seconds = trainer.recipe, 0.0
     models = {"target": trainer.target, "draft": trainer.draft}
     progress = train(trainer, batches, compiled=options.compile, save_every=options.save_every)
@@ -109,11 +111,15 @@ def train_pair(
 
 
 def write_cards(
-    models: dict[str, Llama], tokenizer: Tokenizer, facts: Facts, results: Results, out: Path
+    models: dict[str, Llama],
+    tokenizer: Tokenizer,
+    facts: TrainingFacts,
+    results: HeldOutResults,
+    out: Path,
 ) -> None:
-    """Write the card of each model, and print its completions."""
+    """Write the card of each model and print its sample completions."""
     for name, model in models.items():
-        samples = [Sample(p, t, complete(model, tokenizer, p, t)) for p, t in PROMPTS]
+        samples = [CompletionSample(p, t, complete(model, tokenizer, p, t)) for p, t in PROMPTS]
         card = model_card(name, model.shape, facts, results, samples)
         (out / name / "README.md").write_text(card, encoding="utf-8")
         for sample in samples:
@@ -121,10 +127,10 @@ def write_cards(
 
 
 def main() -> None:
-    """Train, export, evaluate and describe the pair; or only evaluate it."""
+    """Train, export and evaluate the pair, and write its cards; or only evaluate it."""
     options = parse_options()
     torch.set_num_threads(options.threads)
-    recipe = Recipe(steps=options.steps, long_steps=options.long_steps)
+    recipe = PairRecipe(steps=options.steps, long_steps=options.long_steps)
     corpus = read_corpus()
     if options.evaluate:
         tokenizer = Tokenizer.from_file(str(options.out / "target" / "tokenizer.json"))
@@ -141,8 +147,8 @@ def main() -> None:
     if not options.evaluate:
         cuts = {"anywhere": recipe.cut_anywhere, "after_space": recipe.long_cut_after_space}
         long_docs = encode(tokenizer, corpus.train, **cuts)
-        trainer = Trainer(target, draft, recipe, options.work / "checkpoint.pt")
-        batches = Batches(train_docs, long_docs, recipe)
+        trainer = PairTrainer(target, draft, recipe, options.work / "checkpoint.pt")
+        batches = PairBatches(train_docs, long_docs, recipe)
         seconds = train_pair(trainer, batches, tokenizer, held_out, options)
 
     models = {name: load(options.out / name, shape) for name, shape in SHAPES.items()}
@@ -151,7 +157,9 @@ def main() -> None:
     if options.evaluate:
         return
     train_characters, train_tokens = sum(map(len, corpus.train)), sum(map(len, train_docs))
-    facts = Facts(recipe, len(train_docs), train_characters, train_tokens, parameters, seconds)
+    facts = TrainingFacts(
+        recipe, len(train_docs), train_characters, train_tokens, parameters, seconds
+    )
     write_cards(models, tokenizer, facts, results, options.out)
     write_json(options.work / "results.json", asdict(results))
 

@@ -1,49 +1,82 @@
-"""The training loop: both models in one pass, with a checkpoint to resume from."""
+"""Training loop of target and draft, and the checkpoints that both training scripts resume from."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.demo.training.corpus import Packer, Tokens
-from engine.demo.training.networks import MAX_LEN, Llama, Recipe, learning_rate, make_optimizers
+from engine.demo.training.corpus import Tokens, WindowPacker
+from engine.demo.training.networks import (
+    MAX_LEN,
+    Llama,
+    PairRecipe,
+    learning_rate,
+    make_optimizers,
+)
 
-# MERGED engine.demo.progress
-# What a training has come to, on disk: replaced at once, and taken up again.
-
-Part = nn.Module | torch.optim.Optimizer
-
-
-def restore(path: Path, recipe: object, parts: Sequence[Part]) -> tuple[int, float]:
-    """Take up the checkpoint at ``path``, if there is one: (steps done, seconds spent on them).
-    Raises SystemExit for one of another recipe."""
-    if not path.exists():
-        return 0, 0.0
-    state = torch.load(path, weights_only=True)
-    if state["recipe"] != recipe:
-        raise SystemExit(f"{path} was made with another recipe; remove it to restart")
-    for part, saved in zip(parts, state["parts"], strict=True):
-        part.load_state_dict(saved)
-    return int(state["step"]), float(state["seconds"])
+TrainingPart: TypeAlias = nn.Module | torch.optim.Optimizer
 
 
-def save(path: Path, recipe: object, parts: Sequence[Part], done: int, seconds: float) -> None:
-    """Replace the checkpoint, at once. It holds tensors and plain values only."""
-    saved = [part.state_dict() for part in parts]
-    state = {"recipe": recipe, "step": done, "seconds": seconds, "parts": saved}
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    partial.replace(path)
+@dataclass(frozen=True)
+class TrainingCheckpoint:
+    """File with the state of one training run. It contains tensors and plain values only."""
+
+    path: Path
+    recipe: object
+    parts: Sequence[TrainingPart]
+
+    def restore(self) -> tuple[int, float]:
+        """Load the file if it exists. Return the completed steps and the seconds spent on them.
+
+        Raises SystemExit if the file was made with another recipe.
+        """
+        if not self.path.exists():
+            return 0, 0.0
+        state = torch.load(self.path, weights_only=True)
+        if state["recipe"] != self.recipe:
+            raise SystemExit(f"{self.path} was made with another recipe; remove it to restart")
+        for part, saved in zip(self.parts, state["parts"], strict=True):
+            part.load_state_dict(saved)
+        return int(state["step"]), float(state["seconds"])
+
+    def save(self, done: int, seconds: float) -> None:
+        """Replace the file atomically."""
+        parts = [part.state_dict() for part in self.parts]
+        state = {"recipe": self.recipe, "step": done, "seconds": seconds, "parts": parts}
+        partial = self.path.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self.path)
+
+
+def update_weights(
+    loss: Tensor,
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    lr: float,
+) -> None:
+    """Backpropagate the scalar ``loss`` [], clip each model's gradients, and take one step."""
+    torch.autograd.backward(loss)
+    for model in models:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def joint_loss(target: Llama, draft: Llama, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The target's cross-entropy with the text, and the draft's with the target."""
+    """Return the target's cross-entropy with the text, and the draft's with the target, both [].
+
+    x and the next tokens y are [batch, length].
+    """
     target_logits = target(x).flatten(0, 1).float()
     target_loss = F.cross_entropy(target_logits, y.flatten())
     teacher = target_logits.detach().softmax(-1)
@@ -51,62 +84,50 @@ def joint_loss(target: Llama, draft: Llama, x: Tensor, y: Tensor) -> tuple[Tenso
     return target_loss, -(teacher * student).sum(-1).mean()
 
 
-class Batches:
-    """The batch of each training step: short windows first, windows of ``MAX_LEN`` at the end."""
+class PairBatches:
+    """Batch of each training step: short windows first, windows of ``MAX_LEN`` at the end."""
 
-    def __init__(self, docs: list[Tokens], long_docs: list[Tokens], recipe: Recipe) -> None:
+    def __init__(self, docs: list[Tokens], long_docs: list[Tokens], recipe: PairRecipe) -> None:
         tokens, seed = recipe.batch_tokens, recipe.seed
-        self.short = Packer(docs, recipe.window, tokens // recipe.window, seed)
-        self.long = Packer(long_docs, MAX_LEN, max(1, tokens // MAX_LEN), seed + 1)
+        self.short = WindowPacker(docs, recipe.window, tokens // recipe.window, seed)
+        self.long = WindowPacker(long_docs, MAX_LEN, max(1, tokens // MAX_LEN), seed + 1)
         self.short_steps = recipe.steps - recipe.long_steps
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        into_long = step - self.short_steps
-        return self.short(step) if into_long < 0 else self.long(into_long)
+        """Return tokens and next tokens of a step, both [batch, length]."""
+        long_step = step - self.short_steps
+        return self.short(step) if long_step < 0 else self.long(long_step)
 
 
-class Trainer:
-    """Both models in training, with their optimizers."""
+class PairTrainer:
+    """Target and draft in training, with their optimizers and their checkpoint."""
 
-    def __init__(self, target: Llama, draft: Llama, recipe: Recipe, checkpoint: Path) -> None:
+    def __init__(self, target: Llama, draft: Llama, recipe: PairRecipe, path: Path) -> None:
         self.target, self.draft, self.recipe = target, draft, recipe
-        self.optimizers = [o for m in (target, draft) for o in make_optimizers(m, recipe)]
-        self.parts: list[Part] = [target, draft, *self.optimizers]
-        self.checkpoint = checkpoint
+        self.optimizers = [
+            *make_optimizers(target, recipe.lr, recipe.weight_decay),
+            *make_optimizers(draft, recipe.lr, recipe.weight_decay),
+        ]
+        parts: list[TrainingPart] = [target, draft, *self.optimizers]
+        self.checkpoint = TrainingCheckpoint(path, asdict(recipe), parts)
         self.loss = joint_loss
 
-    def restore(self) -> tuple[int, float]:
-        """Take up the checkpoint, if there is one: (steps done, seconds spent on them)."""
-        done, seconds = restore(self.checkpoint, asdict(self.recipe), self.parts)
-        if done:
-            print(f"resumed at step {done}", flush=True)
-        return done, seconds
-
-    def save(self, done: int, seconds: float) -> None:
-        """Replace the checkpoint, at once."""
-        save(self.checkpoint, asdict(self.recipe), self.parts, done, seconds)
-
     def step(self, x: Tensor, y: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        """One update of both models; their losses before it."""
+        """Update both models on x, y [batch, length]; return their losses [] before the update."""
         with torch.autocast("cpu", torch.bfloat16):
             target_loss, draft_loss = self.loss(self.target, self.draft, x, y)
-        torch.autograd.backward(target_loss + draft_loss)
-        for model in (self.target, self.draft):
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
-            optimizer.zero_grad()
+        update_weights(target_loss + draft_loss, (self.target, self.draft), self.optimizers, lr)
         return target_loss, draft_loss
 
 
 def train(
-    trainer: Trainer, batches: Batches, *, compiled: bool, save_every: int
+    trainer: PairTrainer, batches: PairBatches, *, compiled: bool, save_every: int
 ) -> Iterator[tuple[int, float]]:
-    """Train both models in place; yields (steps done, seconds so far) after every step."""
+    """Train both models in place; yield (steps done, seconds so far) after every step."""
     recipe = trainer.recipe
-    done, seconds = trainer.restore()
+    done, seconds = trainer.checkpoint.restore()
+    if done:
+        print(f"resumed at step {done}", flush=True)
     if compiled:
         trainer.loss = torch.compile(joint_loss, dynamic=False)
     clock = time.monotonic() - seconds
@@ -123,7 +144,7 @@ def train(
                 flush=True,
             )
         if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
-            trainer.save(step + 1, seconds)
+            trainer.checkpoint.save(step + 1, seconds)
         yield step + 1, seconds
     if done >= recipe.steps:
         yield done, seconds

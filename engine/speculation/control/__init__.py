@@ -1,1 +1,1 @@
-"""How much to draft: acceptance, costs and the controller."""
+"""Drafting policy: draft lengths, acceptance, costs, exploration, and the engine's Speculator."""

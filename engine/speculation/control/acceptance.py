@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 
 from engine.speculation.control.draft_choice import Vector
 
-CLASS_MEMORY = 200.0
-"""Decay constant of a class's frequencies, in drafts."""
+CLASS_MEMORY = 200.0  # decay constant of a class's frequencies, in drafts
 
 CLASS_FORGET_STEPS = 512.0
 """Decay constant of a class's frequencies, in steps: recent drafts outweigh an old estimate."""
 
-SEQUENCE_MEMORY = 16.0
-"""Decay constant of a sequence's counts, in drafts."""
+SEQUENCE_MEMORY = 16.0  # decay constant of a sequence's counts, in drafts
 
 SEQUENCE_FORGET_STEPS = 128.0
 """Decay constant in steps: a sequence without drafts returns to the rates of its class."""
@@ -34,8 +32,7 @@ SEQUENCE_FORGET_STEPS = 128.0
 PLACE_PRIOR = 1.0
 """Weight, in drafts, of the guess for a place that is extrapolated from the place before."""
 
-SEQUENCE_PRIOR = 3.0
-"""Weight, in drafts, of the class's rates in the estimate for a new sequence."""
+SEQUENCE_PRIOR = 3.0  # weight, in drafts, of the class's rates in the estimate for a new sequence
 
 EXPONENTS: Vector = np.concatenate(
     [[0.0], 2.0 ** np.arange(-5.0, 3.0, 0.25), 2.0 ** np.arange(3.0, 7.1, 0.5)]
@@ -66,10 +63,8 @@ class AcceptanceModel:
         return profile
 
     def observe(self, asked: Vector, proposed: Vector, accepted: Vector, steps: int) -> None:
-        """Add the drafts of some steps, ``steps`` after the last call.
-
-        asked, proposed, accepted: [most] drafts whose i-th node was requested, proposed, accepted.
-        """
+        """Add the drafts of some steps, ``steps`` after the last call. asked, proposed, accepted:
+        [most] drafts whose i-th node was requested, proposed, accepted."""
         keep = math.exp(-float(asked[0]) / CLASS_MEMORY - steps / CLASS_FORGET_STEPS)
         for counts, news in (
             (self._asked, asked),
@@ -104,10 +99,8 @@ class AcceptanceModel:
 
 
 def _place_ratio(asked: list[float], accepted: list[float], proposed: float) -> float:
-    """Return the mean ratio of acceptance between consecutive places.
-
-    While only the first place was reached, this is its acceptance rate, as in a chain.
-    """
+    """Return the mean ratio of acceptance between consecutive places. While only the first place
+    was reached, this is its acceptance rate, as in a chain."""
     before = after = 0.0
     for place in range(1, len(asked)):
         share = asked[place] / max(asked[place - 1], 1e-9)
@@ -118,10 +111,8 @@ def _place_ratio(asked: list[float], accepted: list[float], proposed: float) -> 
 
 
 class SequenceAcceptance:
-    """Acceptance of each sequence relative to its class.
-
-    Each sequence owns one slot of the arrays; ``assign_slots`` assigns and reclaims slots.
-    """
+    """Acceptance of each sequence relative to its class. Each sequence owns one slot of the arrays;
+    ``assign_slots`` assigns and reclaims slots."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -132,10 +123,8 @@ class SequenceAcceptance:
         self._at = np.zeros(0)  # step of the last change
 
     def assign_slots(self, handles: list[int]) -> NDArray[np.int64]:
-        """Return the slots [B] of these sequences.
-
-        Slots of other sequences are reclaimed once there are many of them.
-        """
+        """Return the slots [B] of these sequences. Slots of other sequences are reclaimed once
+        there are many of them."""
         if len(self._slots) > 4 * len(handles) + 64:
             present = set(handles)
             for gone in [h for h in self._slots if h not in present]:
@@ -173,7 +162,7 @@ class SequenceAcceptance:
     def exponents(
         self, slots: NDArray[np.int64], model: AcceptanceModel, step: int
     ) -> NDArray[np.int64]:
-        """Return indices [B] into EXPONENTS whose expected acceptance is nearest to the observed."""
+        """Return indices [B] into EXPONENTS whose expected acceptance is nearest to the actual."""
         keep = np.exp(-self._age(slots, step))
         one = int(np.flatnonzero(EXPONENTS == 1.0)[0])
         prior = SEQUENCE_PRIOR * model.profile

@@ -1,4 +1,8 @@
-"""Who decides how much is proposed, and what it learns from."""
+"""The interface of draft length policies, and the step outcomes they learn from. Torch-free.
+
+The Speculator asks its policy for lengths before each decoding step and reports the StepOutcome
+afterwards. Controller is the adaptive policy; FixedDraftLength serves tests and measurements.
+"""
 
 from __future__ import annotations
 
@@ -12,66 +16,69 @@ from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.control.draft_choice import Vector
 
 IDLE_STEPS = 64
-"""Steps that a proposer gets to see before it is asked again, where it was not asked for long."""
+"""A policy is idle if it will request no drafts for more than this many steps. It is also the
+number of steps for which a proposer observes the model before it is asked again."""
+
+FOLLOW = 1.0 / 64  # weight of one step in SpeculationAverages
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """One step that decoded, as it turned out."""
+    """The result of one decoding step. The Speculator creates it for its length policy."""
 
-    sequences: Sequence[Running]  # [B] that decoded
+    sequences: Sequence[Running]  # [B] decoding sequences
     proposed: Sequence[int]  # [B] nodes verified for each; empty: none for any
     accepted: Sequence[Sequence[int]]  # [B] indices of the accepted nodes; empty as ``proposed``
-    rows: int  # of the model's pass: decoding sequences, nodes and tokens of chunks
-    kv_tokens: int  # that the decode rows attended to, each sequence's once
-    draft_s: float  # seconds that proposing took, catching up included
+    rows: int  # of the model's pass: decoding sequences, nodes and tokens of prefill chunks
+    kv_tokens: int  # that the decode rows attended to, counted once per sequence
+    draft_s: float  # seconds of proposing, catching up included
     step_s: float  # seconds of the whole step, proposing included
-    passes: int  # of the proposer, one after the other
-    chunked: bool  # whether prompts were computed beside
-    asked: Sequence[int] = ()  # [B] nodes that were wanted for each; empty as ``proposed``
-    caught_up_s: float = 0.0  # seconds of proposing that catching up with texts took
+    passes: int  # sequential passes of the proposer
+    chunked: bool  # whether the step also computed prefill chunks
+    asked: Sequence[int] = ()  # [B] nodes requested for each; empty as ``proposed``
+    caught_up_s: float = 0.0  # seconds of proposing spent on catching up with texts
 
 
 class DraftLengthPolicy(Protocol):
-    """Decides the nodes of each sequence, step by step."""
+    """Decides the number of draft nodes of each sequence, step by step."""
 
-    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
-        """Nodes to propose to each of ``decoding``, in a step that computes ``chunk_tokens`` of
-        prompts beside; empty: none to any. Called before every step, so it must cost little."""
+    def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+        """Return the nodes to request for each of ``decoding`` [B]; empty: none for any. The step
+        also computes ``chunk_tokens`` prompt tokens. Called before every step, so it must be
+        cheap."""
 
-    def passes_by(self) -> bool:
-        """Called before a step that decodes and for which nothing is wanted: whether nothing needs
-        to be known of it. It is not observed then."""
+    def skips_observation(self) -> bool:
+        """Return whether the next decoding step, which has no drafts, need not be observed."""
 
     @property
-    def resting(self) -> bool:
-        """Whether nothing is going to be wanted for the sequences there are, for more than REST
-        steps: proposers need not see what the model computes."""
+    def idle(self) -> bool:
+        """Whether no drafts will be requested for the present sequences for more than IDLE_STEPS.
+        Proposers need not observe the model's steps then."""
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Called after every other step that decoded, speculating or not."""
+        """Learn from a decoding step, speculative or not, that was not skipped."""
 
     def speedups(self) -> tuple[float, float]:
-        """Predicted and measured: tokens per second of the steps that speculate, over those of
-        plain ones; 1.0 where there are none."""
+        """Return the predicted and the measured speed-up of speculative over plain steps. Both are
+        in tokens per second, and 1.0 without speculative steps."""
 
 
 class ObserveEveryStep:
-    """Of lengths that want to know of every step."""
+    """Base of policies that are never idle and observe every step."""
 
-    resting = False
+    idle = False
 
-    def passes_by(self) -> bool:
+    def skips_observation(self) -> bool:
         return False
 
 
 class FixedDraftLength(ObserveEveryStep):
-    """Always as many: for tests and measurements."""
+    """Requests the same number of nodes for every sequence: for tests and measurements."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
 
-    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+    def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         return [self._nodes] * len(decoding)
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -81,44 +88,28 @@ class FixedDraftLength(ObserveEveryStep):
         return 1.0, 1.0
 
 
-# MERGED engine.speculation.outcomes
-# Outcomes of steps, as numbers to learn from. Torch-free.
-
-FOLLOW = 1.0 / 64
-"""Weight of a step in the measured figures."""
-
-
 @dataclass
 class SpeculationAverages:
-    """Figures of the steps that speculated of late, as ratios of decayed sums."""
+    """Averages over recent speculative steps, as ratios of decayed sums."""
 
     _plain_s: float = 0.0  # that plain steps would have taken for the same tokens
     _took_s: float = 0.0
-    _proposed: float = 0.0
-    _accepted: float = 0.0
 
     @property
     def speedup(self) -> float:
-        """Tokens per second, over those of plain steps; 1.0 where nothing speculated."""
+        """Tokens per second relative to plain steps; 1.0 without speculative steps."""
         return self._plain_s / self._took_s if self._took_s > 0 else 1.0
 
-    @property
-    def acceptance(self) -> float:
-        """Of the proposed nodes."""
-        return self._accepted / self._proposed if self._proposed > 0 else 0.0
-
     def observe(self, outcome: StepOutcome, plain_s: float) -> None:
-        """``plain_s``: of a plain step of this batch."""
+        """Add a step; ``plain_s`` are the seconds of a plain step of the same batch."""
         batch, accepted = len(outcome.sequences), sum(map(len, outcome.accepted))
         keep = 1.0 - FOLLOW
         self._plain_s = keep * self._plain_s + plain_s * (batch + accepted) / batch
         self._took_s = keep * self._took_s + outcome.step_s
-        self._proposed = keep * self._proposed + sum(outcome.proposed)
-        self._accepted = keep * self._accepted + accepted
 
 
 class AcceptanceSamples:
-    """What became of the drafts of steps over the same B sequences, until it is ``taken``."""
+    """Buffered draft results of steps over the same B sequences, until ``take``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -127,7 +118,7 @@ class AcceptanceSamples:
     def _clear(self) -> None:
         self._asked: list[Sequence[int]] = []
         self._proposed: list[Sequence[int]] = []
-        self._met: list[int] = []  # sequence * most + node
+        self._accepted: list[int] = []  # sequence * most + node
 
     def __bool__(self) -> bool:
         return bool(self._asked)
@@ -137,13 +128,13 @@ class AcceptanceSamples:
         self._proposed.append(outcome.proposed or [0] * len(outcome.asked))
         for index, nodes in enumerate(outcome.accepted):
             if nodes:
-                self._met += [index * self._most + node for node in nodes]
+                self._accepted += [index * self._most + node for node in nodes]
 
     def take(self) -> tuple[Vector, Vector, Vector]:
-        """[B, most] each: how often each node was asked for, proposed, accepted."""
+        """Return and clear counts of requested, proposed and accepted nodes: [B, most] each."""
         places = np.arange(self._most)
         asked = (np.asarray(self._asked)[:, :, None] > places).sum(axis=0, dtype=np.float64)
         proposed = (np.asarray(self._proposed)[:, :, None] > places).sum(axis=0, dtype=np.float64)
-        met = np.bincount(self._met, minlength=asked.size).reshape(asked.shape)
+        accepted = np.bincount(self._accepted, minlength=asked.size).reshape(asked.shape)
         self._clear()
-        return asked, proposed, met.astype(np.float64)
+        return asked, proposed, accepted.astype(np.float64)

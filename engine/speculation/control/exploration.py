@@ -1,5 +1,13 @@
-"""Nodes for some of those that the choice gives none: to learn, though it may not pay.
-Torch-free."""
+"""Exploration: drafts for sequences to which the choice gives none, to learn their acceptance.
+
+    trial 1, 2, .. until the verdict --fails--> next one after (cost / SHARE) steps, then growing,
+                                                up to (cost / MIN_SHARE)
+                                     --pays---> next one at once: there is more to learn
+
+``cost`` is the cost of a trial in plain steps, so all trials together cost less than SHARE of the
+time; trials that keep failing cost ever less, and trials that cost nothing run almost always. A new
+text of a class that paid recently waits less, as it may pay again. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -7,68 +15,55 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.speculation.control.acceptance_tracker import AcceptanceTracker, BatchGroup
 from engine.speculation.control.draft_choice import DraftChoice
-from engine.speculation.control.sequence_knowledge import AcceptanceTracker, BatchGroup
 
-# MERGED engine.speculation.probing
-# When to try out what does not seem to pay. Torch-free.
-#
-#     try 1, 2, .. until the verdict --fails--> again after (cost / SHARE) steps, then ever more,
-#                                               ... up to (cost / LEAST_SHARE)
-#                                   --pays----> again at once: more is to be learned
-#
-# ``cost`` is what a try costs, in plain steps; so all tries together cost less than SHARE of the
-# time, those that fail for long less and less, and those that cost nothing are as good as always
-# on.
-# A new text of a class that paid not long ago need not wait as long: it may be one that pays.
-
-SHARE = 0.005
-"""Of the time, that tries may cost when they begin to fail."""
+SHARE = 0.005  # share of the time for trials when they begin to fail
+MIN_SHARE = 0.0005  # share of the time for trials that have failed for long
 
 NEW_SHARE = 0.02
-"""Of the time, that tries of new texts may cost ..."""
+"""Share of the time for trials of new texts, while at most RECENT_FAILURES trials have failed since
+the class paid."""
 
 RECENT_FAILURES = 8
-"""... as long as no more tries have failed since the class paid."""
 
-WAIT_GROWTH = 2.0**0.5
-"""Of the wait, from one try that fails to the next."""
-
-MIN_SHARE = 0.0005
-"""... and in the end."""
-
-MAX_WAIT_STEPS = 2048
-"""Steps between two tries at most."""
-
-CREDIT = 1.5
-"""Plain steps that the first tries of a class may lose, and those after a wait."""
-
+WAIT_GROWTH = 2.0**0.5  # growth of the wait from one failed trial to the next
+MAX_WAIT_STEPS = 2048  # maximum number of steps between two trials
+CREDIT = 1.5  # plain steps that the trials between two waits may lose
 
 FIRST_CREDIT = 1.0
-"""Plain steps that the very first tries may lose before anything is made of them."""
+"""Plain steps that the very first trials of a class may lose before they are judged."""
+
+DEFAULT_NODES = 2  # nodes for each sequence of a trial without a better estimate
+PROMISING_STEPS = 4  # steps of a trial of a class whose last trial was promising
+
+PROMISING_SPEEDUP = 1.02
+"""Speed-up from which a trial is promising: less would not be enough to start speculating."""
+
+NEVER = 1 << 62
 
 
 @dataclass
 class ExplorationSchedule:
-    """The tries of one class of requests."""
+    """When to run the next trial of one class of requests."""
 
-    due: int = 0  # the step from which on the next one may be
-    failed: int = 0  # since it paid last
-    lost: float = 0.0  # plain steps, by the tries since the last wait, less what they brought
-    promising: int = 0  # tries in a row that were
-    paid: bool = False  # ever
-    last: int = 0  # the step of the last verdict, and
-    cost: float = 0.0  # what the try cost
+    due: int = 0  # first step at which the next trial may run
+    failed: int = 0  # failed trials since the class last paid
+    lost: float = 0.0  # plain steps lost by the trials since the last wait
+    promising: int = 0  # consecutive promising trials
+    paid: bool = False  # whether the class has ever paid
+    last: int = 0  # step of the last verdict
+    cost: float = 0.0  # cost of the trial of the last verdict, in plain steps
 
-    def size(self, sequences: int) -> int:
-        """Of so many sequences, how many take part in the next try: more where it looks good."""
+    def trial_size(self, sequences: int) -> int:
+        """Return how many of ``sequences`` join the next trial: more after promising ones."""
         return min(sequences, max(1, sequences // 8) << min(self.promising, 8))
 
-    def verdict(
+    def record_verdict(
         self, step: int, cost: float, brought: float, *, promising: bool, unknown: bool
     ) -> None:
-        """After a try before ``step``, that cost and ``brought`` so many plain steps; what is not
-        to be done again counts as brought. ``unknown``: it takes more tries to tell."""
+        """Record a trial that ended before ``step``; cost and gain are in plain steps. One-time
+        costs count as gains. ``unknown`` means that the class has too few drafts to judge."""
         self.lost += cost - brought
         self.last, self.cost = step, cost
         unknown = unknown or (not self.failed and self.lost < FIRST_CREDIT)
@@ -82,42 +77,29 @@ class ExplorationSchedule:
         self.lost = 0.0
         self.promising = 0
 
-    def pays(self) -> None:
-        """The class is given nodes: what seemed to fail is forgotten."""
+    def record_paying(self) -> None:
+        """Forget failures, because the choice gives drafts to the class."""
         self.paid = True
         self.failed = self.promising = 0
         self.lost = 0.0
 
-    def renewed(self) -> None:
-        """There is a new text of the class."""
+    def record_new_text(self) -> None:
+        """Shorten the wait for a new sequence of a class that paid recently."""
         if self.paid and self.failed <= RECENT_FAILURES:
             self.due = min(self.due, self.last + int(self.cost / NEW_SHARE) + 1)
 
 
-DEFAULT_NODES = 2
-"""For each sequence, where there is no better guess."""
-
-PROMISING_STEPS = 4
-"""Steps of a try of what looked good before."""
-
-PROMISING_SPEEDUP = 1.02
-"""Speed-up from which on it is worth learning more: less would not be enough to begin."""
-
-NEVER = 1 << 62
-
-
 class Exploration:
-    """One at a time: ``pick`` before it, ``saw`` after each of its ``steps``, ``judge`` at
-    its end."""
+    """Runs one trial at a time: ``pick``, then ``observe`` after each step, then ``judge``."""
 
-    def __init__(self, knowledge: AcceptanceTracker, most: int) -> None:
-        self._knowledge = knowledge
+    def __init__(self, tracker: AcceptanceTracker, most: int) -> None:
+        self._tracker = tracker
         self._nodes = min(DEFAULT_NODES, most)
-        self._kinds: dict[int, ExplorationSchedule] = {}
-        self._handles: dict[int, list[int]] = {}  # by kind: sequences without a verdict yet
-        self._cost = self._once = self._brought = 0.0  # of their steps, in plain steps
-        self._known: set[int] = set()  # handles of those that were looked at last
-        self.due = 0  # the step of the next try of those that were not given nodes last time
+        self._schedules: dict[int, ExplorationSchedule] = {}
+        self._handles: dict[int, list[int]] = {}  # by class: sequences of the trial under way
+        self._cost = self._once = self._brought = 0.0  # of its steps, in plain steps
+        self._known: set[int] = set()  # handles of the last batch
+        self.due = 0  # step of the next trial of the sequences without drafts
 
     @property
     def under_way(self) -> bool:
@@ -125,62 +107,62 @@ class Exploration:
 
     @property
     def steps(self) -> int:
-        """Of what is under way: more where it looks good, so that deciding costs little."""
-        return PROMISING_STEPS if any(self._kind(key).promising for key in self._handles) else 1
+        """Steps of the trial under way; promising ones run longer, to save decisions."""
+        return PROMISING_STEPS if any(self._schedule(k).promising for k in self._handles) else 1
 
-    def _kind(self, key: int) -> ExplorationSchedule:
-        if key not in self._kinds:
-            self._kinds[key] = ExplorationSchedule()
-        return self._kinds[key]
+    def _schedule(self, key: int) -> ExplorationSchedule:
+        if key not in self._schedules:
+            self._schedules[key] = ExplorationSchedule()
+        return self._schedules[key]
 
     def pick(
-        self, cohort: BatchGroup, counts: list[int], choice: DraftChoice, step: int
+        self, batch: BatchGroup, counts: list[int], choice: DraftChoice, step: int
     ) -> list[int]:
-        """``counts`` [B], with nodes for some of those that have none."""
+        """Return ``counts`` [B] with added nodes for sequences that join a trial."""
         self.due = NEVER
         out = list(counts)
         idle = np.asarray(counts) == 0
-        new = set(cohort.handles) - self._known
-        self._known = set(cohort.handles)
-        for key, members in cohort.members.items():
-            kind, without = self._kind(key), members[idle[members]]
-            if new and any(cohort.handles[index] in new for index in members):
-                kind.renewed()
+        new = set(batch.handles) - self._known
+        self._known = set(batch.handles)
+        for key, members in batch.members.items():
+            schedule, without = self._schedule(key), members[idle[members]]
+            if new and any(batch.handles[index] in new for index in members):
+                schedule.record_new_text()
             if len(without) < len(members):
-                kind.pays()
+                schedule.record_paying()
             if len(without):
-                self.due = min(self.due, kind.due)
-            if len(without) and kind.due <= step:
-                size = kind.size(len(without))
-                picked = self._knowledge.least_tested(cohort, without, step)[:size].tolist()
-                self._handles[key] = [cohort.handles[index] for index in picked]
+                self.due = min(self.due, schedule.due)
+            if len(without) and schedule.due <= step:
+                size = schedule.trial_size(len(without))
+                picked = self._tracker.least_tested(batch, without, step)[:size].tolist()
+                self._handles[key] = [batch.handles[index] for index in picked]
                 for index in picked:
                     likely = choice.counts[index] if choice.speedup >= 1.0 else 0
                     out[index] = likely or self._nodes
         return out
 
-    def saw(self, cost: float, once: float, brought: float) -> None:
-        """A step of the tries cost and brought so much more than a plain one, in plain steps.
-        ``once``: what of the cost was for catching up, which is not to be done again."""
+    def observe(self, cost: float, once: float, brought: float) -> None:
+        """Add a step of the trial: extra cost and gain over a plain step, in plain steps. ``once``
+        is the part of the cost spent on catching up, which does not recur."""
         self._cost += cost
         self._once += once
         self._brought += brought
 
-    def judge(self, cohort: BatchGroup, choice: DraftChoice, step: int) -> None:
-        """They are promising where ``choice``, which knows of them, gives nodes to those who were
-        tried, and brings enough to begin with."""
+    def judge(self, batch: BatchGroup, choice: DraftChoice, step: int) -> None:
+        """End the trial under way. It is promising if ``choice`` gives its sequences drafts, with
+        enough speed-up to start speculating."""
         if not self._handles:
             return
         likely: set[int] = set()
         if choice.speedup >= PROMISING_SPEEDUP:
-            likely = {h for h, n in zip(cohort.handles, choice.counts, strict=True) if n}
+            likely = {h for h, n in zip(batch.handles, choice.counts, strict=True) if n}
         for key, handles in self._handles.items():
-            self._kind(key).verdict(
+            self._schedule(key).record_verdict(
                 step,
                 self._cost,
                 self._brought + self._once,
                 promising=not likely.isdisjoint(handles),
-                unknown=self._knowledge.unknown(key),
+                unknown=self._tracker.is_unknown(key),
             )
         self._handles = {}
         self._cost = self._once = self._brought = 0.0

@@ -1,7 +1,7 @@
-"""One engine's speculation: whom to propose how much, what, and what came of it.
+"""The speculation of one engine: its proposer, its draft length policy, and their failures.
 
-Whatever goes wrong with a proposer, or with who decides its lengths, is the end of speculation and
-of nothing else: both are dropped with a reason, their memory is free, and decoding goes on.
+A failure of the proposer or of the policy ends speculation and nothing else: both are dropped with
+a reason, their memory is freed, and decoding continues.
 """
 
 from __future__ import annotations
@@ -25,49 +25,22 @@ from engine.speculation.control.draft_lengths import (
 from engine.speculation.drafts import ROOT, Drafts, first_path
 from engine.speculation.proposers.proposer import LayerTapProposer, Proposer, VerifiedStep
 
-# MERGED engine.speculation.fitting
-# What a grammar leaves of what is proposed.
-
-
-def trim_to_grammar(drafts: Drafts, sequences: Sequence[Running]) -> Drafts:
-    """Sequences with a grammar keep the first path of their tree, as far as the grammar takes it:
-    beyond, nothing could be met."""
-    tokens = drafts.tokens.tolist()
-    counts: list[int] = []
-    parents: list[int] = []
-    kept: list[int] = []
-    start = 0
-    for index, sequence in enumerate(sequences):
-        own = drafts.parents_of(index)
-        count, nodes = len(own), list(range(len(own)))
-        if sequence.grammar is not None and count:
-            nodes = first_path(own)
-            path = [tokens[start + node] for node in nodes]
-            nodes = nodes[: sequence.grammar.count_matching(path)]
-            own = list(range(ROOT, len(nodes) - 1))
-        kept += [start + node for node in nodes]
-        parents += own
-        counts.append(len(nodes))
-        start += count
-    at = torch.tensor(kept, dtype=torch.int64, device=drafts.tokens.device)
-    return Drafts(counts, drafts.tokens[at], None if drafts.parents is None else parents)
-
-
 log = logging.getLogger("baton.engine")
 
 
 class DecodedStep(NamedTuple):
-    """A step that decoded."""
+    """A completed decoding step, as the stepper reports it."""
 
     plan: StepPlan
     drafts: Drafts | None
-    accepted: Sequence[Sequence[int]]  # [B] draft nodes
+    accepted: Sequence[Sequence[int]]  # [B] indices of accepted draft nodes
     work: StepWork
 
 
 class Speculator:
-    """Owns a proposer and who decides its lengths. Nobody else keeps either: when they are dropped,
-    their weights and pools go with them."""
+    """Owns a proposer and its draft length policy; the engine's loading code creates it. No other
+    object may keep a reference to either, so that dropping them frees their weights and KV
+    pools."""
 
     def __init__(
         self,
@@ -79,20 +52,20 @@ class Speculator:
         self.proposer: Proposer | None = proposer  # None: dropped
         self.lengths = lengths
         self.clock = clock
-        self.dropped = ""  # why the proposer is gone
-        # Layers whose inputs it wants to see. Found out once: asking a protocol takes longer than
-        # all the rest of a step that is off.
+        self.dropped = ""  # why the proposer was dropped
+        # Layers whose inputs the proposer needs. Checked once: isinstance with a protocol takes
+        # longer than the rest of a step without drafts.
         self.taps: Sequence[int] = (
             tuple(proposer.taps) if isinstance(proposer, LayerTapProposer) else ()
         )
         self._name = proposer.name
         self._vocab = vocab
-        self._seatings: list[int] = []  # of whom it was last asked about
-        self._stays: dict[int, Running] = {}  # by seating, that it may know of
+        self._leases: list[int] = []  # row leases of the last ``propose``
+        self._sequences: dict[int, Running] = {}  # by row lease, that the proposer may know
         self._began = self._draft_s = 0.0
 
-    def decide_by(self, make: Callable[[Proposer], DraftLengthPolicy]) -> None:
-        """Lengths are decided by what ``make`` makes for the proposer, if it still is there."""
+    def use_policy(self, make: Callable[[Proposer], DraftLengthPolicy]) -> None:
+        """Replace the policy by ``make(proposer)``, unless the proposer was dropped."""
         if self.proposer is None:
             return
         try:
@@ -100,7 +73,7 @@ class Speculator:
         except Exception as error:
             self._drop(error)
 
-    def figures(self) -> SpeculationStatus:
+    def status(self) -> SpeculationStatus:
         try:
             predicted, measured = self.lengths.speedups()
         except Exception as error:
@@ -109,22 +82,22 @@ class Speculator:
         return SpeculationStatus(self._name, self.dropped, predicted, measured)
 
     @property
-    def sees(self) -> bool:
-        """Whether the proposer is to see what the model computes."""
+    def needs_hidden_states(self) -> bool:
+        """Whether the proposer needs the hidden states of the next step."""
         if self.proposer is None or not self.proposer.wants_hidden:
             return False
         try:
-            return not self.lengths.resting
+            return not self.lengths.idle
         except Exception as error:
             self._drop(error)
             return False
 
-    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
-        """Nodes for each of ``decoding``; empty: none for any."""
+    def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+        """Return the nodes to request for each of ``decoding`` [B]; empty: none for any."""
         if self.proposer is None or not decoding:
             return ()
         try:
-            wanted = self.lengths.wanted(decoding, chunk_tokens)
+            wanted = self.lengths.choose_lengths(decoding, chunk_tokens)
             if not any(wanted):
                 return ()
             if len(wanted) != len(decoding):
@@ -140,12 +113,13 @@ class Speculator:
         rows: torch.Tensor,
         wanted: Sequence[int],
     ) -> Drafts | None:
-        """Drafts for the decoding ``sequences``; None where nothing is proposed to any."""
+        """Return drafts for the decoding ``sequences`` [B]; None if there are none for any. rows:
+        [B] int64, their rows in the state; wanted: [B] maximum number of nodes."""
         if self.proposer is None:
             return None
         began = self.clock()
         try:
-            self._forget(self.proposer, sequences)
+            self._forget_ended(self.proposer, sequences)
             drafts = self._checked(self.proposer.propose(sequences, rows, wanted), wanted)
         except Exception as error:
             self._drop(error)
@@ -156,19 +130,19 @@ class Speculator:
             drafts = trim_to_grammar(drafts, sequences)
         return drafts if any(drafts.counts) else None
 
-    def saw(self, advance: VerifiedStep) -> None:
-        """Show the proposer what the model has computed."""
+    def observe(self, step: VerifiedStep) -> None:
+        """Pass the model's hidden states of a step to the proposer."""
         if self.proposer is None:
             return
         try:
-            self.proposer.saw(advance)
+            self.proposer.observe(step)
         except Exception as error:
             self._drop(error)
 
-    def begins(self, plan: StepPlan) -> bool:
-        """A step that decodes begins; whether ``end`` is to be called."""
+    def begin_step(self, plan: StepPlan) -> bool:
+        """Start the clock of a decoding step; return whether ``end_step`` must be called."""
         try:
-            if not plan.draft_nodes and (self.proposer is None or self.lengths.passes_by()):
+            if not plan.draft_nodes and (self.proposer is None or self.lengths.skips_observation()):
                 return False
         except Exception as error:
             self._drop(error)
@@ -176,8 +150,8 @@ class Speculator:
         self._draft_s = 0.0
         return True
 
-    def end(self, step: DecodedStep, counts: SpeculationCounters) -> None:
-        """It has ended as ``step``."""
+    def end_step(self, step: DecodedStep, counts: SpeculationCounters) -> None:
+        """Report the result of ``step`` to the length policy and add it to ``counts``."""
         proposed = () if step.drafts is None else tuple(step.drafts.counts)
         if self.proposer is not None:
             try:
@@ -205,22 +179,22 @@ class Speculator:
             caught_up_s=proposer.caught_up_s if plan.draft_nodes else 0.0,
         )
 
-    def _forget(self, proposer: Proposer, sequences: Sequence[Running]) -> None:
-        """Tell it which stays are over. Whoever is merely not asked about now keeps its own."""
-        seatings = [s.row_lease for s in sequences]
-        if seatings == self._seatings:
+    def _forget_ended(self, proposer: Proposer, sequences: Sequence[Running]) -> None:
+        """Tell the proposer which row leases have ended; sequences only left out now stay known."""
+        leases = [s.row_lease for s in sequences]
+        if leases == self._leases:
             return
-        self._seatings = seatings
-        self._stays.update(zip(seatings, sequences, strict=True))
-        over = [i for i, s in self._stays.items() if s.row < 0 or s.row_lease != i]
-        for seating in over:
-            del self._stays[seating]
+        self._leases = leases
+        self._sequences.update(zip(leases, sequences, strict=True))
+        over = [i for i, s in self._sequences.items() if s.row < 0 or s.row_lease != i]
+        for lease in over:
+            del self._sequences[lease]
         if over:
             proposer.forget(sorted(over))
 
     def _checked(self, drafts: Drafts, wanted: Sequence[int]) -> Drafts:
-        """Raises ValueError for what no step could be made of; a token that there is not becomes
-        another one, which is a wrong draft."""
+        """Return ``drafts`` with token ids clamped to the vocabulary (these are wrong drafts).
+        Raises ValueError for drafts that cannot be verified in a step."""
         counts, tokens, parents = drafts.counts, drafts.tokens, drafts.parents
         within = all(0 <= n <= most for n, most in zip(counts, wanted, strict=True))
         if not within or tokens.shape != (sum(counts),) or tokens.dtype != torch.int64:
@@ -241,4 +215,28 @@ class Speculator:
         log.warning("the %s proposer is dropped", self._name, exc_info=error)
         self.proposer = None
         self.lengths, self.taps = FixedDraftLength(0), ()
-        self._stays.clear()
+        self._sequences.clear()
+
+
+def trim_to_grammar(drafts: Drafts, sequences: Sequence[Running]) -> Drafts:
+    """Trim the trees of sequences with a grammar to the part of their first path that it allows.
+    The model cannot draw the tokens beyond it."""
+    tokens = drafts.tokens.tolist()
+    counts: list[int] = []
+    parents: list[int] = []
+    kept: list[int] = []
+    start = 0
+    for index, sequence in enumerate(sequences):
+        own = drafts.parents_of(index)
+        count, nodes = len(own), list(range(len(own)))
+        if sequence.grammar is not None and count:
+            nodes = first_path(own)
+            path = [tokens[start + node] for node in nodes]
+            nodes = nodes[: sequence.grammar.count_matching(path)]
+            own = list(range(ROOT, len(nodes) - 1))
+        kept += [start + node for node in nodes]
+        parents += own
+        counts.append(len(nodes))
+        start += count
+    at = torch.tensor(kept, dtype=torch.int64, device=drafts.tokens.device)
+    return Drafts(counts, drafts.tokens[at], None if drafts.parents is None else parents)

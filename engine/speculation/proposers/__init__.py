@@ -1,1 +1,1 @@
-"""What drafts tokens: prompt lookup, a draft model, Medusa and EAGLE heads."""
+"""Proposers of draft tokens: prompt lookup, a draft model, Medusa and EAGLE heads."""

@@ -1,10 +1,17 @@
-"""A small model of the same vocabulary as a proposer (Leviathan et al., 2023; Chen et al., 2023).
+"""A draft model with the target's vocabulary (Leviathan et al. 2023; Chen et al. 2023).
 
-    catch up   whose prompt or text the draft has not seen: in chunks, some at a time
-    pass 1     all that came since the last proposal, one or two tokens of each
-    pass 2 ..  the token just drawn, of those that want more
+    catch up   in chunks, over prompts or texts whose KV the draft model lacks
+    pass 1     over what was added since the last proposal, one or two tokens of each sequence
+    pass 2 ..  over the token just drawn, of sequences that need more nodes
 
-Its KV lies in a pool of its own under the target's page numbers: a token has the same slot in both.
+Its KV is in a pool of its own under the target's page numbers: a token has the same slot in both.
+DraftKvIndex knows which tokens have KV there. The target's scheduler reassigns pages without
+telling the draft model, so the index records who wrote a page last, and for which block:
+
+    text        t0 ... t31 | t32 ... t63 | t64 t65 t66
+    page        p          | q           | r
+    writer      3            9             9             row lease that wrote last
+    key         K0           K1            -             block key, once the block is complete
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batching.row_state import RowState
+from engine.batching.batcher import RowState
 from engine.model.decoder import DecoderModel, warm_up_products
 from engine.model.linear import make_draft_linear
 from engine.model.weights import load_weights
@@ -31,119 +38,26 @@ from engine.speculation.proposers.proposer import VerifiedStep
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
 
-# MERGED engine.speculation.draft_known
-# Which tokens of whom have the draft model's KV. Torch-free.
-#
-# The draft's pool has the target's page numbers, and nobody is asked before a page changes hands:
-# what is in it is known by who wrote it last, and what for.
-#
-#     text        t0 ... t31 | t32 ... t63 | t64 t65 t66
-#     page        p          | q           | r
-#     writer      3            9             9             the stay that wrote last
-#     key         K0           K1            -             of the block that is whole, once it has
-#     one
-
-
-@dataclass
-class _DraftKvState:
-    tokens: int = 0  # leading tokens of the text whose KV is there
-    blocks: int = 0  # leading blocks of these that are known by their keys
-    start: int = 0  # of what was guessed beyond the text
-    guessed: Sequence[int] = field(default_factory=tuple)  # and is there, if it came true
-
-
-class DraftKvIndex:
-    """Counts KV by stay and by page. Wrong where somebody else writes to the pool."""
-
-    def __init__(self, pages: int) -> None:
-        self._writer = [0] * pages
-        self._key: list[bytes | None] = [None] * pages
-        self._stays: dict[int, _DraftKvState] = {}
-
-    def tokens(self, sequence: Running) -> int:
-        """Leading tokens of ``sequence`` whose KV is in the pool."""
-        stay = self._stays.get(sequence.row_lease)
-        if stay is None:
-            stay = self._stays[sequence.row_lease] = _DraftKvState()
-        if stay.guessed:
-            self._resolve(sequence, stay)
-        if stay.blocks < sequence.committed:
-            self._look(sequence, stay)
-        return stay.tokens
-
-    def _resolve(self, sequence: Running, stay: _DraftKvState) -> None:
-        """Keep what came true, on pages that have not been given back meanwhile."""
-        came = _common(sequence.tokens, stay.start, stay.guessed)
-        stay.tokens, stay.guessed = stay.start + came, ()
-        for block in range(stay.start // BLOCK_TOKENS, -(-stay.tokens // BLOCK_TOKENS)):
-            if self._writer[sequence.pages[block]] != sequence.row_lease:
-                stay.tokens = min(stay.tokens, max(stay.start, block * BLOCK_TOKENS))
-
-    def _look(self, sequence: Running, stay: _DraftKvState) -> None:
-        """At the blocks that have got a key since: a page may have been replaced by another one of
-        the same key, and may hold what another stay computed."""
-        for block in range(stay.blocks, sequence.committed):
-            page, key = sequence.pages[block], sequence.keys[block]
-            end = (block + 1) * BLOCK_TOKENS
-            if self._writer[page] == sequence.row_lease and end <= stay.tokens:
-                self._key[page] = key
-            elif self._key[page] == key:
-                stay.tokens = max(stay.tokens, end)
-            else:
-                if self._writer[page] != sequence.row_lease:
-                    stay.tokens = min(stay.tokens, end - BLOCK_TOKENS)
-                return
-            stay.blocks = block + 1
-
-    def write(self, sequence: Running, tokens: int, guesses: int = 0) -> None:
-        """The KV of the first ``tokens`` tokens of its text is there with this step, and that of
-        ``guesses`` tokens that may follow the text, to be told by ``guess``."""
-        stay = self._stays[sequence.row_lease]
-        for block in range(stay.tokens // BLOCK_TOKENS, -(-(tokens + guesses) // BLOCK_TOKENS)):
-            page = sequence.pages[block]
-            self._writer[page], self._key[page] = sequence.row_lease, None
-        stay.tokens = tokens
-        self._look(sequence, stay)
-
-    def guess(self, seating: int, tokens: Sequence[int]) -> None:
-        """The guesses that were written."""
-        stay = self._stays[seating]
-        stay.start, stay.guessed = stay.tokens, tokens
-
-    def forget(self, seatings: Sequence[int]) -> None:
-        """These stays are over; what is known by key stays known."""
-        for seating in seatings:
-            self._stays.pop(seating, None)
-
-
-def _common(text: Sequence[int], start: int, guessed: Sequence[int]) -> int:
-    """Leading tokens of ``guessed`` that the text has from ``start`` on."""
-    for i, token in enumerate(guessed):
-        if start + i >= len(text) or text[start + i] != token:
-            return i
-    return len(guessed)
-
-
 MAX_INLINE_TOKENS = 4
-"""Tokens that a pass takes as rows of their own; who lacks more catches up in a chunk first."""
+"""Missing tokens that pass 1 computes as rows of their own; more are caught up in a chunk first."""
 
 CATCH_UP_WORTH = 16
-"""A token that may still come is worth so many of catching up: a draft computes a prompt's token in
-about a hundredth of the time that its target takes for a step."""
-
+"""Missing tokens worth catching up for each token that may still be generated: a draft computes a
+prompt token in about a hundredth of the target's step time."""
 
 SIZE_RATIO_TOKENS = 12
 MIN_CATCH_UP, MAX_CATCH_UP = 32, 512
-"""Tokens that are caught up in a step at most: so many times what the target is larger, between
-these two. On a CPU they take about a step of the target alone with one sequence."""
+"""Maximum tokens caught up in a step: SIZE_RATIO_TOKENS times the size ratio of target to draft,
+within these bounds. On a CPU they take about one step of the target with a single sequence."""
 
 WARM_UP_S = 0.5
-"""Most that making products ready on a CPU may take; what is not ready is made when needed."""
+"""Maximum seconds for preparing matrix products on a CPU; the others are prepared when needed."""
 
 
 class DraftModel:
-    """Proposes chains. ``state`` is the target's, ``pages`` the size of its pool; ``positions``
-    the draft's longest context, ``chunk`` the tokens it catches up in a step at most."""
+    """Proposes chains with a draft model; ``load_draft`` creates it. ``state`` is the target's and
+    ``pages`` the size of its pool. ``positions`` is the draft's maximum context, ``chunk`` the
+    maximum number of tokens it catches up in a step."""
 
     name = "draft"
     wants_hidden = False
@@ -163,52 +77,51 @@ class DraftModel:
         self._state = state
         self._positions, self._chunk = positions, chunk
         self._runner = DraftModelRunner(model, state, pages)
-        self._known = DraftKvIndex(pages)
-        self._told: tuple[list[DraftRequest], Tensor] | None = None  # the last drafts: [b, nodes]
+        self._index = DraftKvIndex(pages)
+        self._last: tuple[list[DraftRequest], Tensor] | None = None  # drafts [b, nodes]
 
     def passes(self, nodes: int) -> int:
         return nodes
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
-        self._learn()
+        """Return chains for ``sequences`` [B]; see Proposer. rows: [B] int64."""
+        self._record_last_drafts()
         began = time.perf_counter()
         ready, caught_up = self._catch_up(sequences, wanted)
         self.caught_up_s = time.perf_counter() - began if caught_up else 0.0
         if not ready:
             return Drafts([0] * len(sequences), torch.empty_like(rows[:0]))
-        ready.sort(key=lambda r: -r.nodes)  # so that those that go on are the first ones
+        ready.sort(key=lambda r: -r.nodes)  # sequences that need more passes come first
         for r in ready:
-            self._known.write(r.sequence, len(r.sequence.tokens), r.nodes - 1)
+            self._index.record_write(r.sequence, len(r.sequence.tokens), r.nodes - 1)
         places = torch.tensor([r.place for r in ready], device=rows.device)
         drawn = self._runner.draw(ready, rows[places])
-        self._told = ready, drawn
+        self._last = ready, drawn
         return _packed(ready, drawn, len(sequences))
 
-    def saw(self, advance: VerifiedStep) -> None:
+    def observe(self, step: VerifiedStep) -> None:
         pass
 
-    def forget(self, seatings: Sequence[int]) -> None:
-        self._learn()
-        self._known.forget(seatings)
+    def forget(self, leases: Sequence[int]) -> None:
+        self._record_last_drafts()
+        self._index.forget(leases)
 
-    def _learn(self) -> None:
-        """What the last drafts were: read when the device has long been done with them."""
-        if self._told is not None:
-            ready, drawn = self._told
-            self._told = None
+    def _record_last_drafts(self) -> None:
+        """Read the last draft tokens, late enough that the device has completed them."""
+        if self._last is not None:
+            ready, drawn = self._last
+            self._last = None
             for r, tokens in zip(ready, drawn.tolist(), strict=True):
-                self._known.guess(r.sequence.row_lease, tokens[: r.nodes - 1])
-
-    # ---- catching up ------------------------------------------------------------------------
+                self._index.record_drafts(r.sequence.row_lease, tokens[: r.nodes - 1])
 
     def _catch_up(
         self, sequences: Sequence[Running], wanted: Sequence[int]
     ) -> tuple[list[DraftRequest], bool]:
-        """Those that can be proposed to in this step, after some more have come closer to it; and
-        whether any had to."""
+        """Compute missing KV, up to ``self._chunk`` tokens. Return the requests that can get drafts
+        in this step, and whether any KV was missing."""
         ready: list[DraftRequest] = []
-        chunks: list[tuple[Running, int, int]] = []  # tokens known, and to compute
+        chunks: list[tuple[Running, int, int]] = []  # known tokens, tokens to compute
         left = self._chunk
         for place, (sequence, nodes) in enumerate(zip(sequences, wanted, strict=True)):
             length = len(sequence.tokens)
@@ -217,14 +130,14 @@ class DraftModel:
                 continue
             if sequence.row_pages != len(sequence.pages):
                 self._state.seat(sequence)
-            known = min(self._known.tokens(sequence), length - 1)
+            known = min(self._index.tokens(sequence), length - 1)
             if length - known > MAX_INLINE_TOKENS:
                 missing = length - 1 - known
-                count = min(missing, left) if _pays(sequence, missing) else 0
+                count = min(missing, left) if _worth_catching_up(sequence, missing) else 0
                 if count:
                     chunks.append((sequence, known, count))
                     left -= count
-                    self._known.write(sequence, known + count)
+                    self._index.record_write(sequence, known + count)
                 if count < missing:
                     continue
                 known += count
@@ -243,12 +156,10 @@ def load_draft(
     most: int,
     target_folder: Path | None = None,
 ) -> DraftModel:
-    """The model in ``folder`` as the draft of ``target``, in its type and on its device.
-
-    Raises StartupError where it cannot be loaded, has another vocabulary, or is not finite: it
-    would draft nonsense for its time. Sizes may differ where tokenizers are known to be the same:
-    checkpoints pad their vocabularies.
-    """
+    """Load the model in ``folder`` as the draft of ``target``, with its dtype and device. Raises
+    StartupError if it cannot be loaded, has another vocabulary, or has non-finite weights.
+    Vocabulary sizes may differ if the tokenizers are equal, because checkpoints pad
+    vocabularies."""
     config = load_config(folder)
     if target_folder is not None:
         check_vocabularies(folder, target_folder)
@@ -263,20 +174,19 @@ def load_draft(
     longest = state.block_table.shape[1] * BLOCK_TOKENS
     positions = min(config.max_positions, longest)
     model = DecoderModel(config, weights, positions)
-    portion = SIZE_RATIO_TOKENS * target.weights.bytes // model.weights.bytes
-    chunk = min(MAX_CATCH_UP, max(MIN_CATCH_UP, portion))
+    by_size = SIZE_RATIO_TOKENS * target.weights.bytes // model.weights.bytes
+    chunk = min(MAX_CATCH_UP, max(MIN_CATCH_UP, by_size))
     if model.device.type == "cpu":
         warm_up_products(model, max(chunk, MAX_INLINE_TOKENS * len(state.length)), most_s=WARM_UP_S)
     return DraftModel(model, state, pages=pages, positions=positions, most=most, chunk=chunk)
 
 
-def _pays(sequence: Running, missing: int) -> bool:
-    """Whether what may still come is worth computing ``missing`` tokens."""
+def _worth_catching_up(sequence: Running, missing: int) -> bool:
     return missing <= CATCH_UP_WORTH * (sequence.request.length_limit - len(sequence.tokens))
 
 
 def _packed(ready: Sequence[DraftRequest], drawn: Tensor, sequences: int) -> Drafts:
-    """In the order that they were asked for."""
+    """Pack drafts [b, nodes], which are in the order of ``ready``, in batch order."""
     nodes = drawn.shape[1]
     counts = np.zeros(sequences, dtype=np.int64)
     start = np.zeros(sequences, dtype=np.int64)  # in ``drawn``, flat
@@ -286,3 +196,84 @@ def _packed(ready: Sequence[DraftRequest], drawn: Tensor, sequences: int) -> Dra
     shift = np.repeat(start - (ends - counts), counts)
     at = torch.from_numpy(shift + np.arange(int(ends[-1]))).to(drawn.device)
     return Drafts(counts.tolist(), drawn.flatten()[at])
+
+
+@dataclass
+class _DraftKvState:
+    tokens: int = 0  # leading tokens of the text whose KV is in the pool
+    blocks: int = 0  # leading blocks of these whose keys are recorded
+    start: int = 0  # position of the first draft token
+    drafts: Sequence[int] = field(default_factory=tuple)  # tokens whose KV was written as drafts
+
+
+class DraftKvIndex:
+    """Which tokens of each sequence have KV in the draft model's pool, by row lease and by page. It
+    assumes that only its DraftModel writes to the pool."""
+
+    def __init__(self, pages: int) -> None:
+        self._writer = [0] * pages
+        self._key: list[bytes | None] = [None] * pages
+        self._states: dict[int, _DraftKvState] = {}
+
+    def tokens(self, sequence: Running) -> int:
+        """Return the number of leading tokens of ``sequence`` whose KV is in the pool."""
+        state = self._states.get(sequence.row_lease)
+        if state is None:
+            state = self._states[sequence.row_lease] = _DraftKvState()
+        if state.drafts:
+            self._keep_matching_drafts(sequence, state)
+        if state.blocks < sequence.committed:
+            self._check_keys(sequence, state)
+        return state.tokens
+
+    def _keep_matching_drafts(self, sequence: Running, state: _DraftKvState) -> None:
+        """Count draft tokens that became text, on pages that were not reassigned meanwhile."""
+        matching = _common(sequence.tokens, state.start, state.drafts)
+        state.tokens, state.drafts = state.start + matching, ()
+        for block in range(state.start // BLOCK_TOKENS, -(-state.tokens // BLOCK_TOKENS)):
+            if self._writer[sequence.pages[block]] != sequence.row_lease:
+                state.tokens = min(state.tokens, max(state.start, block * BLOCK_TOKENS))
+
+    def _check_keys(self, sequence: Running, state: _DraftKvState) -> None:
+        """Check blocks that became complete. Such a page may have been replaced by another one with
+        the same key, whose KV another sequence computed."""
+        for block in range(state.blocks, sequence.committed):
+            page, key = sequence.pages[block], sequence.keys[block]
+            end = (block + 1) * BLOCK_TOKENS
+            if self._writer[page] == sequence.row_lease and end <= state.tokens:
+                self._key[page] = key
+            elif self._key[page] == key:
+                state.tokens = max(state.tokens, end)
+            else:
+                if self._writer[page] != sequence.row_lease:
+                    state.tokens = min(state.tokens, end - BLOCK_TOKENS)
+                return
+            state.blocks = block + 1
+
+    def record_write(self, sequence: Running, tokens: int, drafts: int = 0) -> None:
+        """Record that this step writes the KV of the first ``tokens`` tokens of the text, and of
+        ``drafts`` draft tokens after it, which ``record_drafts`` reports later."""
+        state = self._states[sequence.row_lease]
+        for block in range(state.tokens // BLOCK_TOKENS, -(-(tokens + drafts) // BLOCK_TOKENS)):
+            page = sequence.pages[block]
+            self._writer[page], self._key[page] = sequence.row_lease, None
+        state.tokens = tokens
+        self._check_keys(sequence, state)
+
+    def record_drafts(self, lease: int, tokens: Sequence[int]) -> None:
+        """Record the draft tokens whose KV was written."""
+        state = self._states[lease]
+        state.start, state.drafts = state.tokens, tokens
+
+    def forget(self, leases: Sequence[int]) -> None:
+        """Remove ended row leases; KV of blocks with keys stays known."""
+        for lease in leases:
+            self._states.pop(lease, None)
+
+
+def _common(text: Sequence[int], start: int, drafts: Sequence[int]) -> int:
+    """Count the leading tokens of ``drafts`` that equal the text from ``start`` on."""
+    for i, token in enumerate(drafts):
+        if start + i >= len(text) or text[start + i] != token:
+            return i
+    return len(drafts)

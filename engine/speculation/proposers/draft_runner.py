@@ -1,4 +1,13 @@
-"""The passes of a draft model: over chunks of text that it has not seen, and over drafts."""
+"""The forward passes of a draft model: chunks of text without KV, and draft tokens.
+
+DraftModel calls DraftModelRunner. DraftSampler draws draft tokens with the noise that the target
+will draw with, so that both agree; Medusa and EAGLE use it, too.
+
+Attention metadata is computed for several passes at once: each pass adds a token to each of its
+sequences, on pages that exist before the first pass, so all passes share one list of pages and
+differ in their masks. It is computed on the host in numpy, which on few numbers takes a fraction
+of torch's time.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +20,242 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batching.attention_metadata import chunk_attention, group_by_pages
-from engine.batching.batch import AttentionMetadata, DecodeGroup, PackedBatch
-from engine.batching.row_state import RowState, kv_slots
+from engine.batching.attention_metadata import (
+    AttentionMetadata,
+    DecodeGroup,
+    PackedBatch,
+    chunk_attention,
+    group_by_pages,
+)
+from engine.batching.batcher import RowState, kv_slots
 from engine.kv_cache.kv_pool import make_pool
 from engine.model.decoder import DecoderModel
-from engine.sampling.filters import FilterRows, filter_threshold
-from engine.sampling.noise import gumbel_noise
+from engine.sampling.filters import FilterRows, filter_threshold, gumbel_noise
 from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Sequence as Running
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.sampling_params import GREEDY_BELOW
 
-# MERGED engine.speculation.draft_reach
-# What the rows of a draft model attend to, for several passes at once.
-#
-# Every pass adds a token to each of its sequences, on pages that are there before the first one:
-# one
-# list of pages and one mask for each pass are all that changes. They are laid out on the host, in
-# numpy, where an operation on few numbers takes a fraction of torch's time.
-
 Ints = NDArray[np.int64]
+
+TOP_TOKENS = 32
+"""Number of most likely tokens that noise is drawn for; draft and target seldom agree beyond."""
+
+
+class DraftRequest(NamedTuple):
+    """A sequence whose drafts are drawn in this step."""
+
+    place: int  # batch index
+    sequence: Running
+    known: int  # leading tokens whose KV is in the pool
+    nodes: int  # drafts to draw
+
+
+class DraftModelRunner:
+    """Runs a draft model, whose KV pool has the target's page numbers, on the rows of ``state``. A
+    DraftModel creates it; the runner owns the pool."""
+
+    def __init__(self, model: DecoderModel, state: RowState, pages: int) -> None:
+        self._model = model
+        self._state = state
+        format_ = model.config.kv_format("exact", "wide", model.dtype.itemsize)
+        self._pool = make_pool(format_, pages, model.dtype, model.device)
+        self._windows = sorted(set(model.config.windows))
+        self._like = torch.empty(0, dtype=model.dtype, device=model.device)
+
+    def compute(self, chunks: Sequence[tuple[Running, int, int]]) -> None:
+        """Compute KV for each (sequence, known, count): ``count`` tokens after ``known`` ones."""
+        tokens: list[int] = []
+        places, slots, starts = [], [], []
+        for sequence, known, count in chunks:
+            starts.append(len(tokens))
+            tokens += sequence.tokens[known : known + count]
+            at = torch.arange(known, known + count, device=self._state.device)
+            places.append(at)
+            slots.append(kv_slots(self._state.block_table[sequence.row][at // BLOCK_TOKENS], at))
+        views = {}
+        for window in self._windows:
+            chunk_views = [
+                chunk_attention(
+                    self._state.block_table[s.row], start, known, count, window, self._like
+                )
+                for (s, known, count), start in zip(chunks, starts, strict=True)
+            ]
+            views[window] = AttentionMetadata(0, (), tuple(chunk_views))
+        batch = PackedBatch(self._tokens(tokens), torch.cat(places), torch.cat(slots), views, None)
+        self._model.hidden(batch, self._pool)
+
+    def draw(self, ready: Sequence[DraftRequest], rows: Tensor) -> Tensor:
+        """Draw chains for ``ready``, which is sorted by falling number of nodes. rows: [b] int64,
+        rows in the state. Returns [b, nodes of the first] int64, undefined beyond the nodes of a
+        sequence."""
+        nodes = ready[0].nodes
+        going = [sum(r.nodes > i for r in ready) for i in range(nodes)]
+        sampler = DraftSampler([r.sequence for r in ready], rows, self._state.sampling)
+        lengths = np.array([len(r.sequence.tokens) for r in ready])
+        table = _table(ready)
+        # [nodes, b]: positions of the last token, then of the drafts
+        place = lengths - 1 + np.arange(nodes)[:, None]
+        at, slots = self._on_device(place), self._on_device(_slots(table, place))
+        fresh = lengths - np.array([r.known for r in ready])
+        views = self._attention(table, lengths, going, alone=bool(fresh.max() == 1))
+        drawn = torch.empty(len(ready), nodes, dtype=torch.int64, device=at.device)
+        if views[0]:
+            tokens = self._tokens([r.sequence.tokens[-1] for r in ready])
+            logits = self._logits(PackedBatch(tokens, at[0], slots[0], views[0], None))
+        else:
+            logits = self._first_logits(ready, table, fresh)
+        tokens = sampler.draw(logits, at[0] + 1)
+        drawn[:, 0] = tokens
+        for i in range(1, nodes):
+            own = slice(going[i])
+            batch = PackedBatch(tokens[own], at[i, own], slots[i, own], views[i], None)
+            tokens = sampler.draw(self._logits(batch), at[i, own] + 1)
+            drawn[own, i] = tokens
+        return drawn
+
+    def _logits(self, batch: PackedBatch) -> Tensor:
+        return self._model.logits(self._model.hidden(batch, self._pool))
+
+    def _first_logits(self, ready: Sequence[DraftRequest], table: Ints, fresh: Ints) -> Tensor:
+        """Return logits [b, vocab] after the last tokens. The pass computes the ``fresh`` [b] last
+        tokens of each sequence. table: [b, pages]."""
+        tokens = [token for r in ready for token in r.sequence.tokens[r.known :]]
+        ends = np.cumsum(fresh)
+        owner = np.repeat(np.arange(len(ready)), fresh)
+        place = np.arange(len(tokens)) + np.array([r.known for r in ready])[owner]
+        place -= (ends - fresh)[owner]
+        own = table[owner]
+        view = self._per_pass(DraftQueryRows(own, place + 1, 1))[0]
+        at, slots = self._on_device(place), self._on_device(_slots(own, place[None])[0])
+        hidden = self._model.hidden(
+            PackedBatch(self._tokens(tokens), at, slots, view, None), self._pool
+        )
+        return self._model.logits(hidden[self._on_device(ends - 1)])
+
+    def _attention(
+        self, table: Ints, lengths: Ints, going: Sequence[int], *, alone: bool
+    ) -> list[dict[int, AttentionMetadata]]:
+        """Return the metadata of each pass; the first is empty unless it computes last tokens only.
+        table: [b, pages], lengths: [b], going: sequences of each pass. Consecutive passes over the
+        same sequences share their metadata."""
+        views: list[dict[int, AttentionMetadata]] = [] if alone else [{}]
+        while len(views) < len(going):
+            start = len(views)
+            own = slice(going[start])
+            passes = going[start:].count(going[start])
+            views += self._per_pass(DraftQueryRows(table[own], lengths[own] + start, passes))
+        return views
+
+    def _per_pass(self, rows: DraftQueryRows) -> list[dict[int, AttentionMetadata]]:
+        return attention_per_pass(rows, self._windows, self._like.dtype, self._like.device)
+
+    def _on_device(self, values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(self._like.device)
+
+    def _tokens(self, values: Sequence[int]) -> Tensor:
+        """Return text tokens as a tensor [n] int64, clamped to the draft's vocabulary. It may be
+        padded less than the target's; the ids beyond are padding and not in any text."""
+        tokens = torch.tensor(values, dtype=torch.int64, device=self._state.device)
+        return tokens.clamp_(max=self._model.config.vocab_size - 1)
+
+
+def _table(ready: Sequence[DraftRequest]) -> Ints:
+    """Return the page ids of each sequence [b, pages], padded with page 0."""
+    pages = [r.sequence.pages for r in ready]
+    table = np.zeros((len(ready), max(map(len, pages))), dtype=np.int64)
+    for row, own in zip(table, pages, strict=True):
+        row[: len(own)] = own
+    return table
+
+
+def _slots(table: Ints, place: Ints) -> Ints:
+    """Return pool slots [n, b] of the positions ``place`` [n, b] in pages ``table`` [b, pages].
+    Positions beyond the table are not used and get an arbitrary slot."""
+    block = np.minimum(place // BLOCK_TOKENS, table.shape[1] - 1)
+    slots: Ints = table[np.arange(len(table)), block] * BLOCK_TOKENS + place % BLOCK_TOKENS
+    return slots
+
+
+class DraftSampler:
+    """Draws draft tokens for a fixed list of sequences."""
+
+    def __init__(self, sequences: Sequence[Running], rows: Tensor, table: SamplingTable) -> None:
+        """rows: [b] int64, rows of ``table``."""
+        wanted = [s.request.sampling for s in sequences]
+        noisy = [s for s in wanted if not s.is_greedy]
+        self._noisy = bool(noisy)
+        self._filters: FilterRows | None = None
+        if self._noisy:
+            temperature = table.column("temperature", rows)
+            greedy = temperature < GREEDY_BELOW
+            self._temperature = temperature.masked_fill_(greedy, 1.0)[:, None]
+            self._scale = (~greedy).double()[:, None]  # of the noise
+            self._keys = table.column("noise_key", rows)
+            if any(s.has_filters for s in noisy):
+                self._filters = FilterRows(
+                    top_p=table.column("top_p", rows).masked_fill_(greedy, 1.0),
+                    top_k=table.column("top_k", rows).masked_fill_(greedy, table.vocab),
+                    min_p=table.column("min_p", rows).masked_fill_(greedy, 0.0),
+                    any_top_p=any(s.top_p < 1.0 for s in noisy),
+                    any_only_top_p=False,  # the top tokens' mass is taken for that of all tokens
+                )
+
+    def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Draw tokens [n] int64 for the first n sequences from logits [n, vocab] fp32. positions:
+        [n] int64, index of the token to draw. The request's filters are applied to the draft's
+        logits. Penalties and biases are left out, which lowers acceptance only."""
+        if not self._noisy:
+            return logits.max(dim=-1).indices  # a third of argmax's time on a CPU
+        scores, ids = self._top_scores(logits, positions, TOP_TOKENS)
+        best = scores.max(dim=-1, keepdim=True).indices
+        return ids.gather(1, best)[:, 0]
+
+    def ranked(
+        self, logits: Tensor, positions: Tensor, most: int, tokens: Tensor | None = None
+    ) -> Tensor:
+        """Return the ``most`` best tokens of each sequence, best first: [n, most] int64. logits:
+        [n, columns] fp32; positions: [n] int64; tokens: [columns] int64, the token ids of the
+        columns, or None if they are token ids."""
+        if not self._noisy:
+            first = logits.max(-1).indices[:, None] if most == 1 else logits.topk(most).indices
+            return first if tokens is None else tokens[first]
+        scores, ids = self._top_scores(logits, positions, max(TOP_TOKENS, most), tokens)
+        return ids.gather(1, scores.topk(most, dim=-1).indices)
+
+    def _top_scores(
+        self, logits: Tensor, positions: Tensor, top: int, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the noisy scores and the ids of the ``top`` most likely tokens: [n, top] each."""
+        count, vocab = logits.shape
+        values, ids = logits.topk(min(top, vocab), dim=-1)
+        ids = ids if tokens is None else tokens[ids]
+        values.div_(self._temperature[:count])
+        scores = (
+            gumbel_noise(self._keys[:count], positions, ids).mul_(self._scale[:count]).add_(values)
+        )
+        if self._filters is not None:
+            cut = filter_threshold(values, values, self._filters.select(slice(count)))
+            scores.masked_fill_(values < cut, float("-inf"))
+        return scores, ids
 
 
 @dataclass(frozen=True)
-class DraftRows:
-    """Rows of one query each, one more token of text in each pass."""
+class DraftQueryRows:
+    """Rows with one query each, which attend to one more token in each pass."""
 
     table: Ints  # [b, pages] page ids of each row's sequence
-    lengths: Ints  # [b] tokens attended to in the first pass, itself included, without a window
+    lengths: Ints  # [b] tokens attended to in the first pass (incl. own), without a window
     passes: int
 
-    def of(self, rows: Ints) -> DraftRows:
-        return DraftRows(self.table[rows], self.lengths[rows], self.passes)
+    def select(self, rows: Ints) -> DraftQueryRows:
+        return DraftQueryRows(self.table[rows], self.lengths[rows], self.passes)
 
 
 def attention_per_pass(
-    rows: DraftRows, windows: Collection[int], dtype: torch.dtype, device: torch.device
+    rows: DraftQueryRows, windows: Collection[int], dtype: torch.dtype, device: torch.device
 ) -> list[dict[int, AttentionMetadata]]:
-    """Views by window, for each pass."""
+    """Return the attention metadata by window size, for each pass."""
     groups = {w: list(_groups(rows, w, dtype, device)) for w in windows}
     count = len(rows.lengths)
     return [
@@ -59,21 +265,20 @@ def attention_per_pass(
 
 
 def _groups(
-    rows: DraftRows, window: int, dtype: torch.dtype, device: torch.device
+    rows: DraftQueryRows, window: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[list[DecodeGroup]]:
-    """Rows that read about as many pages, together, so that padding stays below half; each for
-    every pass."""
+    """Yield groups of rows with similar page counts (padding below half), as one item per pass."""
     first = np.maximum(rows.lengths - window, 0) // BLOCK_TOKENS if window else rows.lengths * 0
     pages = -(-(rows.lengths + rows.passes - 1) // BLOCK_TOKENS) - first
     for own in group_by_pages(pages):
-        everybody = len(own) == len(pages)
-        at = slice(None) if everybody else torch.from_numpy(own).to(device)
+        all_rows = len(own) == len(pages)
+        at = slice(None) if all_rows else torch.from_numpy(own).to(device)
         width = int(pages[own].max())
-        yield _group(rows.of(own), at, first[own], width, window, dtype, device)
+        yield _group(rows.select(own), at, first[own], width, window, dtype, device)
 
 
 def _group(
-    rows: DraftRows,
+    rows: DraftQueryRows,
     at: torch.Tensor | slice,
     first: Ints,
     width: int,
@@ -94,209 +299,3 @@ def _group(
     own = torch.from_numpy(masks).to(device, dtype)
     start = torch.from_numpy(base).to(device)
     return [DecodeGroup(at, pages, start, mask) for mask in own.unbind()]
-
-
-# MERGED engine.speculation.draft_draw
-# What a draft model draws: with the noise that the target will draw with, so that they meet.
-
-TOP_TOKENS = 32
-"""Most likely tokens that noise is drawn for. Beyond them, draft and target seldom agree."""
-
-
-class DraftSampler:
-    """The draws of some sequences, in their order."""
-
-    def __init__(self, sequences: Sequence[Running], rows: Tensor, table: SamplingTable) -> None:
-        """rows: [b] int64, rows of ``table``."""
-        wanted = [s.request.sampling for s in sequences]
-        noisy = [s for s in wanted if not s.is_greedy]
-        self._noisy = bool(noisy)
-        self._filters: FilterRows | None = None
-        if self._noisy:
-            temperature = table.column("temperature", rows)
-            greedy = temperature < GREEDY_BELOW
-            self._temperature = temperature.masked_fill_(greedy, 1.0)[:, None]
-            self._scale = (~greedy).double()[:, None]  # of the noise
-            self._keys = table.column("noise_key", rows)
-            if any(s.has_filters for s in noisy):
-                self._filters = FilterRows(
-                    top_p=table.column("top_p", rows).masked_fill_(greedy, 1.0),
-                    top_k=table.column("top_k", rows).masked_fill_(greedy, table.vocab),
-                    min_p=table.column("min_p", rows).masked_fill_(greedy, 0.0),
-                    any_top_p=any(s.top_p < 1.0 for s in noisy),
-                    any_only_top_p=False,  # the mass of the head is taken for that of all tokens
-                )
-
-    def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Tokens [n] int64 for the first n sequences, from logits [n, vocab] fp32.
-
-        positions: [n] int64, the index of the token to draw. Filters are the request's, on the
-        draft's own logits; penalties and biases are left out: a draft without them is met less
-        often, and as right.
-        """
-        if not self._noisy:
-            return logits.max(dim=-1).indices  # a third of argmax's time on a CPU
-        scores, ids = self._scores(logits, positions, TOP_TOKENS)
-        best = scores.max(dim=-1, keepdim=True).indices
-        return ids.gather(1, best)[:, 0]
-
-    def ranked(
-        self, logits: Tensor, positions: Tensor, most: int, tokens: Tensor | None = None
-    ) -> Tensor:
-        """The ``most`` most promising tokens of each instead of one, best first: [n, most].
-        ``tokens``: which token a column of the logits stands for; None: its own index."""
-        if not self._noisy:
-            first = logits.max(-1).indices[:, None] if most == 1 else logits.topk(most).indices
-            return first if tokens is None else tokens[first]
-        scores, ids = self._scores(logits, positions, max(TOP_TOKENS, most), tokens)
-        return ids.gather(1, scores.topk(most, dim=-1).indices)
-
-    def _scores(
-        self, logits: Tensor, positions: Tensor, head: int, tokens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Of the ``head`` most likely tokens, and which these are: [n, head] each."""
-        count, vocab = logits.shape
-        values, ids = logits.topk(min(head, vocab), dim=-1)
-        ids = ids if tokens is None else tokens[ids]
-        values.div_(self._temperature[:count])
-        scores = (
-            gumbel_noise(self._keys[:count], positions, ids).mul_(self._scale[:count]).add_(values)
-        )
-        if self._filters is not None:
-            cut = filter_threshold(values, values, self._filters.select(slice(count)))
-            scores.masked_fill_(values < cut, float("-inf"))
-        return scores, ids
-
-
-class DraftRequest(NamedTuple):
-    """A sequence that drafts are drawn for."""
-
-    place: int  # among those asked for
-    sequence: Running
-    known: int  # leading tokens whose KV is there
-    nodes: int  # drafts to draw
-
-
-class DraftModelRunner:
-    """A model with a pool of its own, over the pages of ``state``."""
-
-    def __init__(self, model: DecoderModel, state: RowState, pages: int) -> None:
-        self._model = model
-        self._state = state
-        format_ = model.config.kv_format("exact", "wide", model.dtype.itemsize)
-        self._pool = make_pool(format_, pages, model.dtype, model.device)
-        self._windows = sorted(set(model.config.windows))
-        self._like = torch.empty(0, dtype=model.dtype, device=model.device)
-
-    def compute(self, chunks: Sequence[tuple[Running, int, int]]) -> None:
-        """KV of ``count`` tokens after ``known`` ones, of each."""
-        tokens: list[int] = []
-        places, slots, starts = [], [], []
-        for sequence, known, count in chunks:
-            starts.append(len(tokens))
-            tokens += sequence.tokens[known : known + count]
-            at = torch.arange(known, known + count, device=self._state.device)
-            places.append(at)
-            slots.append(kv_slots(self._state.block_table[sequence.row][at // BLOCK_TOKENS], at))
-        views = {}
-        for window in self._windows:
-            reach = [
-                chunk_attention(
-                    self._state.block_table[s.row], start, known, count, window, self._like
-                )
-                for (s, known, count), start in zip(chunks, starts, strict=True)
-            ]
-            views[window] = AttentionMetadata(0, (), tuple(reach))
-        batch = PackedBatch(self._tokens(tokens), torch.cat(places), torch.cat(slots), views, None)
-        self._model.hidden(batch, self._pool)
-
-    def draw(self, ready: Sequence[DraftRequest], rows: Tensor) -> Tensor:
-        """Chains for all of ``ready``, the longest first: [b, nodes of the first], undefined beyond
-        a sequence's own. rows: [b] int64, their rows in the state."""
-        nodes = ready[0].nodes
-        going = [sum(r.nodes > i for r in ready) for i in range(nodes)]
-        draws = DraftSampler([r.sequence for r in ready], rows, self._state.sampling)
-        lengths = np.array([len(r.sequence.tokens) for r in ready])
-        table = _table(ready)
-        # [nodes, b]: of the last token, then of the drafts
-        place = lengths - 1 + np.arange(nodes)[:, None]
-        at, slots = self._on_device(place), self._on_device(_slots(table, place))
-        fresh = lengths - np.array([r.known for r in ready])
-        views = self._views(table, lengths, going, alone=bool(fresh.max() == 1))
-        drawn = torch.empty(len(ready), nodes, dtype=torch.int64, device=at.device)
-        if views[0]:
-            tokens = self._tokens([r.sequence.tokens[-1] for r in ready])
-            logits = self._logits(PackedBatch(tokens, at[0], slots[0], views[0], None))
-        else:
-            logits = self._first(ready, table, fresh)
-        tokens = draws.draw(logits, at[0] + 1)
-        drawn[:, 0] = tokens
-        for i in range(1, nodes):
-            own = slice(going[i])
-            batch = PackedBatch(tokens[own], at[i, own], slots[i, own], views[i], None)
-            tokens = draws.draw(self._logits(batch), at[i, own] + 1)
-            drawn[own, i] = tokens
-        return drawn
-
-    def _logits(self, batch: PackedBatch) -> Tensor:
-        return self._model.logits(self._model.hidden(batch, self._pool))
-
-    def _first(self, ready: Sequence[DraftRequest], table: Ints, fresh: Ints) -> Tensor:
-        """Logits [b, vocab] after the last tokens, from a pass over the ``fresh`` [b] tokens of
-        each that have come since the last one."""
-        tokens = [token for r in ready for token in r.sequence.tokens[r.known :]]
-        ends = np.cumsum(fresh)
-        owner = np.repeat(np.arange(len(ready)), fresh)
-        place = np.arange(len(tokens)) + np.array([r.known for r in ready])[owner]
-        place -= (ends - fresh)[owner]
-        own = table[owner]
-        view = self._reaches(DraftRows(own, place + 1, 1))[0]
-        at, slots = self._on_device(place), self._on_device(_slots(own, place[None])[0])
-        hidden = self._model.hidden(
-            PackedBatch(self._tokens(tokens), at, slots, view, None), self._pool
-        )
-        return self._model.logits(hidden[self._on_device(ends - 1)])
-
-    def _views(
-        self, table: Ints, lengths: Ints, going: Sequence[int], *, alone: bool
-    ) -> list[dict[int, AttentionMetadata]]:
-        """Of every pass, the first one empty if it is not over last tokens ``alone``. Passes over
-        the same sequences share what they can."""
-        views: list[dict[int, AttentionMetadata]] = [] if alone else [{}]
-        while len(views) < len(going):
-            start = len(views)
-            own = slice(going[start])
-            passes = going[start:].count(going[start])
-            views += self._reaches(DraftRows(table[own], lengths[own] + start, passes))
-        return views
-
-    def _reaches(self, rows: DraftRows) -> list[dict[int, AttentionMetadata]]:
-        return attention_per_pass(rows, self._windows, self._like.dtype, self._like.device)
-
-    def _on_device(self, values: Ints) -> Tensor:
-        return torch.from_numpy(values).to(self._like.device)
-
-    def _tokens(self, values: Sequence[int]) -> Tensor:
-        """Of the text. The draft's vocabulary may be padded less: what it does not have, no text
-        has."""
-        return self._tensor(values).clamp_(max=self._model.config.vocab_size - 1)
-
-    def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._state.device)
-
-
-def _table(ready: Sequence[DraftRequest]) -> Ints:
-    """Pages of each sequence: [b, pages], padded with page 0."""
-    pages = [r.sequence.pages for r in ready]
-    table = np.zeros((len(ready), max(map(len, pages))), dtype=np.int64)
-    for row, own in zip(table, pages, strict=True):
-        row[: len(own)] = own
-    return table
-
-
-def _slots(table: Ints, place: Ints) -> Ints:
-    """Pool slots of the positions ``place`` [n, b] of b sequences; of those beyond the table, which
-    nobody goes to, any."""
-    block = np.minimum(place // BLOCK_TOKENS, table.shape[1] - 1)
-    slots: Ints = table[np.arange(len(table)), block] * BLOCK_TOKENS + place % BLOCK_TOKENS
-    return slots

@@ -1,9 +1,10 @@
-"""Trees of drafts that are the same in every step: only their tokens are known to the device alone.
+"""Draft trees of fixed shape: only the tokens at their nodes change from step to step.
 
-A node stands for one of the most promising tokens of its depth: rank 0 is the first of them. How
-often rank r of depth d meets the text, the path before it having met it, is the prior. A node's
-chance is the product along its path, and a tree takes the nodes of greatest chance (Cai et al.
-2024, Medusa, section 2.3.3). So the best tree of n nodes is the first n of the best of more.
+A node stands for one of the most likely tokens of its depth; rank 0 is the most likely. The prior
+[depth][rank] is the probability that a node is accepted once its parent is. A node's probability is
+the product along its path, and a tree takes the most probable nodes (Cai et al. 2024, Medusa,
+section 2.3.3). So the best tree of n nodes consists of the first n nodes of any larger best tree.
+Medusa and EAGLE use these trees.
 """
 
 from __future__ import annotations
@@ -30,35 +31,35 @@ _TYPICAL = tuple(tuple(0.6 * 0.85**depth * 0.35**rank for rank in range(6)) for 
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Nodes in the order of their chance, so parents come before their children."""
+    """A tree whose nodes are sorted by probability, so that parents precede their children."""
 
-    depths: tuple[int, ...]  # 0: those that follow the last token
+    depths: tuple[int, ...]  # 0: children of the last token
     ranks: tuple[int, ...]
     parents: tuple[int, ...]
 
     @cached_property
     def deepest(self) -> tuple[int, ...]:
-        """Of the first 1, 2, ... nodes: how many depths they have."""
+        """Number of depths among the first 1, 2, ... nodes."""
         return tuple(accumulate((d + 1 for d in self.depths), max))
 
     @cached_property
     def widest(self) -> tuple[int, ...]:
-        """Of the first 1, 2, ... nodes: how many ranks they have."""
+        """Number of ranks among the first 1, 2, ... nodes."""
         return tuple(accumulate((r + 1 for r in self.ranks), max))
 
-    def place(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(depths, ranks) on the device: [nodes, 1] int64 each."""
+    def node_places(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return (depths, ranks) on the device: [nodes, 1] int64 each."""
         depths = torch.tensor(self.depths, device=device)
         return depths[:, None], torch.tensor(self.ranks, device=device)[:, None]
 
 
 def best_tree(prior: TreePrior, nodes: int, *, spine_only: bool = False) -> DraftTree:
-    """The ``nodes`` nodes of greatest chance; fewer where the prior has no more of them.
-    ``spine_only``: only the first of each depth has children."""
+    """Return the tree of the ``nodes`` most probable nodes; fewer if the prior has no more. With
+    ``spine_only``, only the first node of each depth has children."""
     depths: list[int] = []
     ranks: list[int] = []
     parents: list[int] = []
-    # (-chance, when it came up, depth, rank, parent, chance of the parent)
+    # (-probability, tie breaker, depth, rank, parent, probability of the parent)
     heap = [(-prior[0][0], 0, 0, 0, ROOT, 1.0)]
     while heap and len(depths) < nodes:
         negative, _, depth, rank, parent, before = heapq.heappop(heap)
@@ -76,7 +77,7 @@ def best_tree(prior: TreePrior, nodes: int, *, spine_only: bool = False) -> Draf
 
 
 def pack_tree_drafts(tokens: Tensor, counts: Sequence[int], tree: DraftTree) -> Drafts:
-    """Drafts of which sequence b takes the first ``counts[b]`` nodes; tokens: [B, nodes]."""
+    """Return drafts with the first ``counts[b]`` nodes of each sequence; tokens: [B, nodes]."""
     parents = [parent for count in counts for parent in tree.parents[:count]]
     nodes = tokens.shape[1]
     if all(count == nodes for count in counts):
@@ -87,8 +88,8 @@ def pack_tree_drafts(tokens: Tensor, counts: Sequence[int], tree: DraftTree) -> 
 
 
 def read_tree_prior(settings: dict[str, Any], depths: int, source: str) -> TreePrior:
-    """The prior in ``settings``, or a typical one, of ``depths`` depths; those beyond the last one
-    that is given are like it. Raises StartupError."""
+    """Return ``tree_prior`` of a head's config for ``depths`` depths, or a typical prior. Missing
+    depths repeat the last one. Raises StartupError naming ``source``."""
     given = settings.get("tree_prior")
     if given is None:
         return [_TYPICAL[min(depth, len(_TYPICAL) - 1)] for depth in range(depths)]

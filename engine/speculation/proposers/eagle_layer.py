@@ -1,4 +1,13 @@
-"""The one layer of an EAGLE head, with KV of its own on the page numbers of the target's pool."""
+"""The single layer of an EAGLE head, and the attention metadata of its passes.
+
+The layer has KV of its own under the page numbers of the target's pool. Its passes attend only to
+what the head has seen of each text:
+
+    text       p p p p p p p | a a a a a b b | . . .
+                              ^ start         ^ length   a: KV is in the pool, b: computed in pass 1
+    pass 1     rows of b, each attending up to itself
+    pass 2 ..  one row of each sequence: the draft of the pass before
+"""
 
 from __future__ import annotations
 
@@ -10,13 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batching.batch import AttentionMetadata, DecodeGroup
+from engine.batching.attention_metadata import AttentionMetadata, DecodeGroup
 from engine.kv_cache.kv_pool import make_pool
-from engine.model.attention import paged_attention
+from engine.model.attention import apply_rotary_, paged_attention, rotary_table
 from engine.model.decoder import DecoderModel
 from engine.model.layers import TensorSource, build_attention_projections, build_dense_mlp
-from engine.model.linear import make_draft_linear
-from engine.model.norm_rotary import RmsNorm, apply_rotary_, rotary_table
+from engine.model.linear import RmsNorm, make_draft_linear
 from engine.model_config.config import ModelConfig
 from protocol.block_keys import BLOCK_TOKENS
 
@@ -24,7 +32,8 @@ _WIDENED_PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 
 
 class HeadLayer:
-    """Attention and MLP of a Llama layer, given what its attention reads."""
+    """Attention and MLP of a Llama layer, whose attention input the caller normalizes. An EAGLE
+    head creates it; the layer owns its KV pool."""
 
     def __init__(
         self,
@@ -36,34 +45,35 @@ class HeadLayer:
         positions: int,
         inputs: int = 1,
     ) -> None:
-        """get: a tensor of the layer by its name and shape. positions: of the longest text.
-        inputs: what attention reads is so many times as wide as the layer."""
+        """``get`` returns a tensor of the layer by name and shape. ``positions`` is the maximum
+        length of a text. The attention input is ``inputs`` times as wide as the layer."""
         self._config = c = config
 
-        def widened(name: str, shape: tuple[int, ...]) -> Tensor:
+        def load_wide(name: str, shape: tuple[int, ...]) -> Tensor:
+            """Load a tensor of shape [out, in], or [out, inputs * in] for q, k and v."""
             wide = (shape[0], shape[1] * inputs) if name.endswith(_WIDENED_PROJECTIONS) else shape
             return get(name, wide)
 
         self._qkv, self._out = build_attention_projections(
-            widened, c, "self_attn.", make_draft_linear
+            load_wide, c, "self_attn.", make_draft_linear
         )
         norm = get("post_attention_layernorm.weight", (c.hidden_size,))
         self._mlp_norm = RmsNorm(norm, c.norm_eps)
         self._mlp = build_dense_mlp(get, c, "mlp.", make_draft_linear)
-        self._turns = rotary_table(c.rope, c.head_dim, positions, model.device)
+        self._rotary = rotary_table(c.rope, c.head_dim, positions, model.device)
         format_ = c.kv_format("exact", "wide", model.dtype.itemsize)
         self._pool = make_pool(format_, pages, model.dtype, model.device)
 
     def __call__(
         self, x: Tensor, residual: Tensor, positions: Tensor, slots: Tensor, view: AttentionMetadata
     ) -> Tensor:
-        """The layer's output [T, hidden]. x: [T, inputs * hidden], what attention reads; residual:
-        [T, hidden], what its output is added to. positions, slots: [T]. All rows are decode rows of
-        ``view``; their KV is in the pool afterwards."""
+        """Return the layer's output [T, hidden] and write the KV of its rows to the pool. x: [T,
+        inputs * hidden], the attention input; residual: [T, hidden], added to its output.
+        positions, slots: [T]. All rows are decode rows of ``view``."""
         c, rows = self._config, len(x)
         heads = self._qkv(x).view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
         q, kv = heads[:, : c.heads], heads[:, c.heads :].unflatten(1, (2, c.kv_heads))
-        apply_rotary_(heads[:, : c.heads + c.kv_heads], self._turns[positions][:, None])
+        apply_rotary_(heads[:, : c.heads + c.kv_heads], self._rotary[positions][:, None])
         self._pool.store(0, slots, kv)
         out = torch.empty_like(q)
         paged_attention(q, kv, self._pool.layer(0), view, out, scale=c.attention_scale, softcap=0.0)
@@ -71,50 +81,42 @@ class HeadLayer:
         return self._mlp.add(self._mlp_norm(y), y)
 
 
-# MERGED engine.speculation.heads_reach
-# What the passes of an EAGLE head attend to: of each text, what the head has seen.
-#
-# text       p p p p p p p | a a a a a b b | . . .
-#                           ^ start         ^ length      a: KV is there, b: computed in pass 1
-# pass 1     rows of b, each up to itself
-# pass 2 ..  one row, of the draft that the pass before made, behind them
-
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class EagleSpans:
-    """Of ``b`` sequences, on the host."""
+    """What an EAGLE head knows of ``b`` sequences before a proposal; arrays are on the host."""
 
-    start: Ints  # [b] first position that the head has seen
+    start: Ints  # [b] first position that the head knows
     done: Ints  # [b] first position without KV
-    length: Ints  # [b] tokens known
+    length: Ints  # [b] tokens of the text
 
     @property
     def owner(self) -> Ints:
-        """Whose each row of the first pass is: [T]."""
+        """[T] index of the sequence of each row of the first pass."""
         return np.repeat(np.arange(len(self.length)), self.length - self.done)
 
     @property
     def ends(self) -> Ints:
-        """The last row of each sequence in the first pass: [b]."""
+        """[b] last row of each sequence in the first pass."""
         return np.cumsum(self.length - self.done) - 1
 
     @property
     def positions(self) -> Ints:
-        """Of the rows of the first pass: [T]."""
+        """[T] positions of the rows of the first pass."""
         owner = self.owner
-        first = self.ends - (self.length - 1)  # row of a sequence's position 0, could it be
+        first = self.ends - (self.length - 1)  # row that position 0 would have
         return np.arange(len(owner)) - first[owner]
 
 
 class EagleAttention:
-    """The pages of ``b`` sequences that all passes read, and what their rows see of them."""
+    """Attention metadata of all passes over ``b`` sequences, which read the same pages."""
 
     def __init__(
         self, spans: EagleSpans, table: Tensor, passes: int, shared: int, dtype: torch.dtype
     ) -> None:
-        """table: [b, max_pages] page ids. shared: query heads that share a key."""
+        """table: [b, max_pages] page ids; shared: query heads per KV head."""
         self._spans, self._shared, self._dtype = spans, shared, dtype
         self._device = device = table.device
         first = spans.start // BLOCK_TOKENS
@@ -125,9 +127,9 @@ class EagleAttention:
         self._at = self._base[:, None] + torch.arange(width * BLOCK_TOKENS, device=device)
         self._before = self._at < torch.from_numpy(spans.start).to(device)[:, None]  # [b, span]
 
-    def first(self) -> AttentionMetadata:
-        """All rows that are not computed yet. Where a sequence has fewer than another, its first
-        one stands again."""
+    def first_pass(self) -> AttentionMetadata:
+        """Return the metadata of the pass over all rows without KV. Shorter sequences repeat their
+        first row."""
         spans = self._spans
         pending = spans.length - spans.done
         queries = int(pending.max())
@@ -141,9 +143,9 @@ class EagleAttention:
             rows = torch.from_numpy((spans.ends[:, None] - back).ravel()).to(self._device)
         return self._view(mask, rows, total, queries)
 
-    def later(self, going: Sequence[int]) -> list[AttentionMetadata]:
-        """Of the passes after the first one: one row of each of the first ``going[i]`` sequences, a
-        token further on in each pass."""
+    def later_passes(self, going: Sequence[int]) -> list[AttentionMetadata]:
+        """Return the metadata of the passes after the first one. Pass i has one row of each of the
+        first ``going[i]`` sequences, one token further each time."""
         if not going:
             return []
         ahead = np.arange(1, len(going) + 1)[:, None]
@@ -161,7 +163,7 @@ class EagleAttention:
     def _view(
         self, mask: Tensor, rows: Tensor | slice, total: int, queries: int = 1
     ) -> AttentionMetadata:
-        """mask: [c, 1, queries or one for all heads, span], of the first c sequences."""
+        """mask: [c, 1, queries * heads or 1, span], of the first c sequences."""
         count = len(mask)
         group = DecodeGroup(rows, self._pages[:count], self._base[:count], mask, queries)
         return AttentionMetadata(total, (group,), ())

@@ -1,4 +1,4 @@
-"""What proposes tokens: the interface of the draft model, prompt lookup, Medusa and EAGLE."""
+"""The interface of proposers: draft model, prompt lookup, Medusa and EAGLE implement it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from engine.speculation.drafts import Drafts
 
 @dataclass(frozen=True)
 class VerifiedStep:
-    """What the model has computed for the sequences of a step that drew tokens, ``D`` at most.
+    """Hidden states of a step for the sequences that drew tokens in it, ``D`` tokens at most.
 
-    A path row is a row of the step that turned out to be on the text: that of the sequence's last
-    token, then those of its accepted drafts. ``hidden[at[b, i]]`` is what the model made of the
-    token at position ``length - counts[b] - 1 + i``, and ``tokens[b, i]`` what it drew from there
-    (the next one of the text). Beyond ``counts[b]`` both repeat the last one.
+    A path row is a row of the step whose token became part of the text: the row of the sequence's
+    last token, then the rows of its accepted drafts. ``hidden[at[b, i]]`` is the hidden state of
+    the token at position ``length - counts[b] - 1 + i``, and ``tokens[b, i]`` is the token drawn
+    from it (the next one of the text). Beyond ``counts[b]`` both repeat the last one.
 
-    ``length`` is the state's, which already counts the tokens drawn; ``sequence.tokens`` does not
-    have them yet.
+    ``length`` is the row state's, which already counts the drawn tokens; ``sequence.tokens`` does
+    not contain them yet.
     """
 
     sequences: Sequence[Running]  # [B]
@@ -31,39 +31,42 @@ class VerifiedStep:
     tokens: Tensor  # [B, D] int64
     at: Tensor  # [B, D] int64, rows of ``hidden``
     hidden: Tensor  # [T, hidden], the last layer's output before the final norm
-    taps: Tensor | None = None  # [T, n * hidden], the inputs of n layers, where they are wanted
+    taps: Tensor | None = None  # [T, n * hidden], the inputs of n layers, if requested
 
 
 class Proposer(Protocol):
-    """Proposes to the decoding sequences of one engine. It may raise anything: it is dropped then,
-    and decoding goes on without it. Its state of a sequence is found by ``sequence.row_lease``, the
-    number of its stay on its row: a preempted sequence comes back with another one."""
+    """Proposes draft tokens for the decoding sequences of one engine. It may raise any exception:
+    it is dropped then, and decoding goes on without it. It stores its state of a sequence by
+    ``sequence.row_lease``, which numbers the sequence's stay on its row; a preempted sequence
+    returns with another one."""
 
     name: str  # ngram, draft, medusa, eagle
-    most: int  # nodes that it proposes to a sequence at most
-    wants_hidden: bool  # whether ``saw`` is to be called
-    caught_up_s: float  # seconds of the last ``propose`` that went into texts it had to catch up on
+    most: int  # maximum number of nodes for a sequence
+    wants_hidden: bool  # whether ``observe`` must be called
+    caught_up_s: float  # seconds of the last ``propose`` spent on catching up with texts
 
     def passes(self, nodes: int) -> int:
-        """Forward passes of its own, one after the other, that ``nodes`` nodes take."""
+        """Return the number of its own sequential forward passes for ``nodes`` nodes."""
 
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
-        """At most ``wanted`` [B] nodes for each of the decoding ``sequences`` [B], the most
-        promising first (parents before children); 0 where it has nothing to say, or must catch up
-        first. rows: [B] int64, their rows in the state. All pages are there that the nodes need:
-        node i of a sequence will be computed in slot ``len(sequence.tokens) + i``."""
+        """Return at most ``wanted`` [B] nodes for each of the decoding ``sequences`` [B]. The most
+        promising nodes come first, and parents before children. A sequence gets 0 nodes if there is
+        no prediction or its text must be caught up with first. rows: [B] int64, rows of the
+        sequences in the state. The pages for the nodes are allocated: node i of a sequence will be
+        computed in slot ``len(sequence.tokens) + i``."""
 
-    def saw(self, advance: VerifiedStep) -> None:
-        """The model's pass, in every step in which tokens were drawn: the state's ``length`` counts
-        them, ``sequence.tokens`` gets them after this call."""
+    def observe(self, step: VerifiedStep) -> None:
+        """Read the hidden states of a step that drew tokens. The state's ``length`` already counts
+        these tokens; ``sequence.tokens`` gets them later."""
 
-    def forget(self, seatings: Sequence[int]) -> None:
-        """These stays are over; their sequences have ended or were preempted. Called before
-        ``propose``, not at once; a stay that is merely not asked about is not named."""
+    def forget(self, leases: Sequence[int]) -> None:
+        """Free the state of row leases whose sequences have ended or were preempted. Called before
+        ``propose``, not at once. Leases of sequences without a request for drafts are not
+        included."""
 
 
 @runtime_checkable
 class LayerTapProposer(Proposer, Protocol):
-    """A proposer that wants to see the inputs of some of the model's layers as well."""
+    """A proposer that also needs the inputs of some of the model's layers."""
 
     taps: tuple[int, ...]  # these layers, in ascending order; empty: none

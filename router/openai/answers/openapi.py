@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from router.openai.answers.wire_json import Chat, ChatChunk, Completion, ModelCard, ModelList
 from router.openai.bodies.generation_body import ChatBody, CompletionBody
-from router.openai.bodies.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, NeutralValues
+from router.openai.bodies.parsing import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, NeutralValues
 
 Schema = dict[str, Any]
 REF = "#/components/schemas/"

@@ -30,9 +30,13 @@ from router.openai.bodies.output_formats import (
     ResponseFormat,
     StructuredOutputs,
 )
-from router.openai.bodies.parsing import describe_mistake, parse_body
+from router.openai.bodies.parsing import (
+    CHAT_UNSUPPORTED,
+    COMPLETION_UNSUPPORTED,
+    describe_mistake,
+    parse_body,
+)
 from router.openai.bodies.tools import ToolChoice, Tools
-from router.openai.bodies.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
 
 MAX_CHOICES = 64
 MAX_LABELS = 16

@@ -131,9 +131,9 @@ GUIDED_FIELDS = {
 """vLLM's older fields -> their names in ``structured_outputs``."""
 
 
-def response_format_source(wanted: ResponseFormat | None) -> GrammarSource | None:
+def response_format_source(wanted: ResponseFormat) -> GrammarSource | None:
     """Return the grammar of a format; None where any text is allowed. Raises ApiError (400)."""
-    if wanted is None or isinstance(wanted, TextFormat):
+    if isinstance(wanted, TextFormat):
         return None
     if isinstance(wanted, JsonObjectFormat):
         return schema_source(ANY_OBJECT, "response_format")

@@ -1,13 +1,15 @@
 """Validates a request body against its pydantic model and reports the first mistake.
 
 A mistake is an ApiError (400) with the path of the field, what was expected, and what came. Sizes
-are checked before pydantic walks through the body. Called by ``parse_completion`` and
-``parse_chat``.
+are checked before pydantic walks through the body. A client may send an unsupported parameter of
+OpenAI or vLLM with the value that changes nothing; any other value is refused by name, because
+ignoring it would answer a different request. Called by ``parse_completion`` and ``parse_chat``.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -17,7 +19,6 @@ from pydantic_core import ErrorDetails
 
 from router.common.errors import ApiError, invalid
 from router.openai.bodies.field_types import TAG_PREFIX, show_value
-from router.openai.bodies.unsupported import NeutralValues, check_unsupported
 
 MAX_FIELD_BYTES = 256 << 10
 """Most bytes of JSON in one parameter other than the prompt or the messages."""
@@ -47,6 +48,54 @@ _SIZES = {
     "too_long": ("at most", "max_length", "entries"),
     "string_too_short": ("at least", "min_length", "characters"),
     "string_too_long": ("at most", "max_length", "characters"),
+}
+NeutralValues = Mapping[str, tuple[Any, ...]]
+"""Parameter name -> values at which it changes nothing; ``null`` is always one of them."""
+
+_COMMON: NeutralValues = {
+    "length_penalty": (1,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+    "use_beam_search": (False,),
+    "prompt_embeds": (),
+    "logits_processors": ([],),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "stop_regex": ([],),
+    "lora_path": (),
+}
+COMPLETION_UNSUPPORTED: NeutralValues = {**_COMMON, "suffix": ("",), "max_completion_tokens": ()}
+CHAT_UNSUPPORTED: NeutralValues = {
+    **_COMMON,
+    "add_special_tokens": (False,),
+    "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "functions": (),
+    "function_call": ("none",),
+    "media_io_kwargs": (),
+    "mm_processor_kwargs": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "store": (False,),
+    "truncate_prompt_tokens": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+_WHY = {
+    "chat_template": "the template is the operator's: it runs in the server",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "max_completion_tokens": "completions have max_tokens",
 }
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -198,3 +247,23 @@ def _size(word: str, bound: str, what: str, context: Mapping[str, Any], value: A
 
 def _number(bound: float) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
+def check_unsupported(given: Mapping[str, Any], neutral: NeutralValues) -> None:
+    """Raise ApiError (400) for the first parameter with an unsupported value."""
+    for name, value in given.items():
+        values = neutral.get(name)
+        if values is None or any(_equal_in_json(value, wanted) for wanted in values):
+            continue
+        only = " or ".join(json.dumps(wanted) for wanted in (*values, None))
+        why = f" ({_WHY[name]})" if name in _WHY else ""
+        raise invalid(
+            f"{name} is not supported{why}: leave it out, or send {only}",
+            name,
+            "unsupported_parameter",
+        )
+
+
+def _equal_in_json(value: Any, wanted: Any) -> bool:
+    """Return whether the values are equal in JSON, where ``true`` is not 1."""
+    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)

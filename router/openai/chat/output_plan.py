@@ -110,7 +110,7 @@ class OutputPlanner:
 def _content_source(
     response_format: ResponseFormat | None, structured: StructuredOutputs | None, field: str
 ) -> GrammarSource | None:
-    source = response_format_source(response_format)
+    source = None if response_format is None else response_format_source(response_format)
     if structured is None:
         return source
     if source is not None:

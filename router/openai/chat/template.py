@@ -1,28 +1,48 @@
-"""A model's chat template: loads it from the model's folder, renders and tokenizes prompts."""
+"""A model's chat template: loads it from the model's folder, renders and tokenizes prompts.
+
+The template comes from the operator, its input from the client. A sandbox denies access to Python
+internals and changes to the input, and limits time and size. The dialect of Jinja is that of
+``transformers.PreTrainedTokenizerBase.apply_chat_template``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from protocol.errors import StartupError
 from router.common.errors import invalid
 from router.openai.bodies.messages import Message, message_chars, to_template_message
 from router.openai.chat.control_tokens import ControlTokens
-from router.openai.chat.template_sandbox import RenderError, compile_template, render
 
 LONG_CHAT = 4096
 """Characters from which a prompt is rendered in a thread (some milliseconds), so that streams do
 not wait."""
 
+MAX_CHARS = 32 << 20
+"""Length of a rendered prompt: four times the largest body, since a template may repeat its
+input."""
+
+MAX_SECONDS = 5.0
+"""Checked whenever the template has written a piece."""
+
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
+
+
+class RenderError(Exception):
+    """The template refused its input or failed; the message is for the client."""
 
 
 class ChatTemplate:
@@ -175,3 +195,69 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise StartupError(f"cannot read {path}: {error}") from error
     return value if isinstance(value, dict) else {}
+
+
+class _Generation(Extension):
+    """Ignores ``{% generation %}``, which marks an assistant's text for training."""
+
+    tags = {"generation"}  # noqa: RUF012 - as in the base class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def compile_template(source: str, now: Callable[[], datetime] = datetime.now) -> Template:
+    """Compile a template. Raises jinja2.TemplateError for invalid syntax."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment.from_string(source)
+
+
+def render(
+    template: Template,
+    variables: dict[str, Any],
+    *,
+    max_chars: int = MAX_CHARS,
+    max_seconds: float = MAX_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> str:
+    """Return the rendered text. Raises RenderError."""
+    until = clock() + max_seconds
+    pieces, size = [], 0
+    try:
+        for piece in template.generate(variables):
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_chars:
+                raise RenderError(f"make a prompt of more than {max_chars} characters")
+            if clock() > until:
+                raise RenderError(f"take the chat template more than {max_seconds:g} s")
+    except TemplateError as error:
+        raise RenderError(f"do not fit the model's chat template: {error.message}") from error
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise RenderError(f"do not fit the model's chat template: {error}") from error
+    except (ArithmeticError, OverflowError, RecursionError, MemoryError) as error:
+        raise RenderError(f"are too much for the chat template: {type(error).__name__}") from error
+    return "".join(pieces)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write plain JSON: Jinja's own filter escapes characters for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -15,8 +15,8 @@ from cluster.sizing.demand import (
     demand_by_role,
     prefill_demand,
 )
-from cluster.sizing.queueing import prefill_service, resident_sequences, sizing_rate
 from cluster.sizing.predict import predict_latency, relative_speed
+from cluster.sizing.queueing import prefill_service, resident_sequences, sizing_rate
 from cluster.sizing.snapshot import Corrections, MachineModel, RequestSample, RoleValues
 from protocol.roles import Role
 from tests.cluster.sizing.worlds import GOALS, MACHINE, mix

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cluster.sizing.decision import DecisionRecord, decode_record, encode_record
 from cluster.sizing.actions import fit_to_limits
+from cluster.sizing.decision import DecisionRecord, decode_record, encode_record
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import (
     Corrections,

@@ -11,7 +11,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.execution.machine_ceilings import measure_ceilings
 from engine.execution.pass_cost import PassCost, pass_cost
@@ -22,6 +21,7 @@ from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
 from engine.model_config.config import MoeConfig
 from engine.process.meter import StepMeter
+from engine.scheduling.step_policy import plan_decode_step
 from tests.engine.conftest import request
 from tests.engine.families import save
 
@@ -43,7 +43,7 @@ def wide(folder: Path) -> Engine:
     config = load_config(folder)
     weights = load_weights(folder, config, torch.float64, torch.device("cpu"))
     sizes = engine_config(pages=64, max_batch=8, chunk=64, max_model_len=1024)
-    return Engine(DecoderModel(config, weights, 1024), sizes, plan)
+    return Engine(DecoderModel(config, weights, 1024), sizes, plan_decode_step)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe"])

@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.lib.settings import engine_config, engine_settings
-from decode_worker.policy import plan
-from engine.batching.batch import PackedBatch
+from engine.batching.attention_metadata import PackedBatch
 from engine.execution.engine import Engine
 from engine.execution.loading import LoadedEngine, load_engine
 from engine.execution.speculation_loading import dummy_pass, load_speculation
 from engine.ipc.settings import SpeculationMethod, SpeculationSettings
 from engine.model.decoder import DecoderModel
 from engine.process.meter import StepMeter
+from engine.scheduling.step_policy import plan_decode_step
 from engine.speculation.control.controller import Controller
 from tests.engine.conftest import drain, request
 from tests.engine.families import save
@@ -54,7 +54,7 @@ def loaded(target: Path, method: SpeculationMethod, folder: Path | None = None) 
         kv_precision="exact",
         speculation=SpeculationSettings(method=method, model_path=model_path, max_tokens=4),
     )
-    return load_engine(spec, plan, lambda what, done: None)
+    return load_engine(spec, plan_decode_step, lambda what, done: None)
 
 
 def text(engine: Engine) -> list[int]:
@@ -148,7 +148,7 @@ def test_heads_that_are_not_finite_are_refused(
         spoilt = {**state, name: tensor.clone()}
         spoilt[name].view(-1)[-1] = value
         write(tmp_path, spoilt, config)
-        engine = Engine(tiny, engine_config(pages=8, max_batch=2, chunk=64), plan)
+        engine = Engine(tiny, engine_config(pages=8, max_batch=2, chunk=64), plan_decode_step)
         asked = SpeculationSettings(method="auto", model_path=str(tmp_path), max_tokens=4)
         told = load_speculation(asked, engine, tiny_folder)
         assert f"tensor {name} has values that are not finite in float32" in str(told)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.kv_cache.kv_format import Codec, Precision, Storage, split_into_pieces
 from engine.model.decoder import DecoderModel
+from engine.scheduling.step_policy import plan_decode_step
 from protocol.errors import StartupError, TransferFailed
 from protocol.requests import Request
 from tests.engine.conftest import drain, load_model, request
@@ -33,7 +33,7 @@ def engine(model: DecoderModel, storage: Storage, precision: Precision = "fp8") 
         kv_precision=precision,
         kv_storage=storage,
     )
-    return Engine(model, sizes, plan)
+    return Engine(model, sizes, plan_decode_step)
 
 
 def prompts() -> list[Request]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
 from engine.execution.engine import Engine
 from engine.model_config.checkpoint import load_config
+from engine.scheduling.step_policy import plan_decode_step
 from protocol.errors import StartupError
 from tests.engine.conftest import drain, load_model, request
 from tests.engine.families import FAMILIES, reference_logits, save
@@ -41,7 +41,7 @@ class Spied:
 
     def __init__(self, folder: Path, chunk: int = 512) -> None:
         sizes = engine_config(pages=96, chunk=chunk, max_model_len=1024)
-        self.engine = Engine(load_model(folder), sizes, plan)
+        self.engine = Engine(load_model(folder), sizes, plan_decode_step)
         self.logits: dict[int, list[torch.Tensor]] = {}
         self._logits = self.engine.model.logits
         self._last = torch.empty(0)
@@ -113,7 +113,9 @@ def test_greedy_text_matches_transformers(tmp_path: Path) -> None:
     expected = model.generate(
         torch.tensor([prompt]), max_new_tokens=40, min_new_tokens=40, do_sample=False
     )
-    engine = Engine(load_model(folder), engine_config(pages=64, max_model_len=1024), plan)
+    engine = Engine(
+        load_model(folder), engine_config(pages=64, max_model_len=1024), plan_decode_step
+    )
     engine.generate(1, request("a", prompt, max_tokens=40))
     # min_new_tokens keeps transformers from choosing the end token; so must we, to compare.
     assert 2 not in expected[0, len(prompt) :]
@@ -125,7 +127,9 @@ def test_sharded_weights_equal_a_single_file(tmp_path: Path) -> None:
     assert len(list(sharded.glob("*.safetensors"))) > 1
     texts = []
     for folder in (whole, sharded):
-        engine = Engine(load_model(folder), engine_config(pages=8, max_model_len=128), plan)
+        engine = Engine(
+            load_model(folder), engine_config(pages=8, max_model_len=128), plan_decode_step
+        )
         engine.generate(1, request("a", list(range(5, 40)), max_tokens=30))
         texts.append(drain(engine))
     assert texts[0] == texts[1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.sampling import filters
-from engine.sampling.noise import NoiseRows, gumbel_noise, noise_key, sample_unfiltered
+from engine.sampling.filters import NoiseRows, gumbel_noise, noise_key, sample_unfiltered
 from engine.sampling.sampler import apply_logits_processors_, sample_tokens
 from tests.engine.sampling_oracle import EOS, options, p_value, processed, selected, target
 

@@ -17,7 +17,7 @@ from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Phase
 from engine.scheduling.sequence import Sequence as Running
 from protocol.requests import Request
-from tests.engine.drafted import VOCAB, Case, Verified, cases, drawn_alone
+from tests.engine.drafted import VOCAB, Case, VerifiedBatch, cases, draw_without_drafts
 from tests.engine.sampling_oracle import EOS, options, p_value, target
 
 
@@ -26,22 +26,22 @@ def test_every_verified_row_draws_the_token_of_plain_decoding(
     some: list[Case], plain: list[bool]
 ) -> None:
     """Over steps with drafts and without, bit for bit."""
-    verified = Verified(some)
+    verified = VerifiedBatch(some)
     for index, between in enumerate(plain):
         if between:
             verified.plain()
         rows = verified.step([case.steps[index] for case in some])
         owner = [i for i, case in enumerate(some) for _ in range(1 + len(case.steps[index]))]
         for i, output, token, report in zip(owner, *rows, strict=True):
-            assert (token, report) == drawn_alone(some[i], output)
+            assert (token, report) == draw_without_drafts(some[i], output)
     for i, case in enumerate(some):
         text = verified.output(i)
         for end in range(len(text)):
-            assert drawn_alone(case, text[:end])[0] == text[end], "text is the plain path's"
+            assert draw_without_drafts(case, text[:end])[0] == text[end], "text is the plain path's"
     check_history(verified)
 
 
-def check_history(verified: Verified) -> None:
+def check_history(verified: VerifiedBatch) -> None:
     """Rows of penalised sequences hold their tokens, and nothing else."""
     history = verified.table.history
     for i, sequence in enumerate(verified.sequences):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.execution.engine import Engine
-from engine.execution.kv_egress import KVEgress
 from engine.kv_cache.kv_format import Codec, KVPiece, split_into_pieces
+from engine.process.server import KVEgress
 from protocol.block_keys import block_keys
 from tests.engine.conftest import ROOT, drain, request
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode_worker import policy as decode_policy
+from engine.scheduling import step_policy as decode_policy
+from engine.scheduling import step_policy as prefill_policy
 from engine.scheduling.step_policy import StepState
 from engine.scheduling.step_time import Coefficients, StepWork
-from prefill_worker import policy as prefill_policy
 
 COST = Coefficients(step=5e-3, row=1e-4, kv_token=1e-7, prompt_token=1e-4, prompt_pair=1e-8)
 
@@ -36,7 +36,10 @@ def states(draw: st.DrawFn) -> StepState:
     )
 
 
-@given(state=states(), plan=st.sampled_from([decode_policy.plan, prefill_policy.plan]))
+@given(
+    state=states(),
+    plan=st.sampled_from([decode_policy.plan_decode_step, prefill_policy.plan_prefill_step]),
+)
 def test_policy_output_is_valid_for_any_state(state: StepState, plan: object) -> None:
     counts = plan(state)  # type: ignore[operator]
     assert len(counts) == len(state.remaining)
@@ -52,8 +55,8 @@ def test_policy_output_is_valid_for_any_state(state: StepState, plan: object) ->
 
 @given(state=states())
 def test_chunks_use_the_step_budget_without_exceeding_it(state: StepState) -> None:
-    counts = decode_policy.plan(state)
-    budget = decode_policy.STEP_BUDGET_S if state.budget_s is None else state.budget_s
+    counts = decode_policy.plan_decode_step(state)
+    budget = decode_policy.DECODE_STEP_BUDGET_S if state.budget_s is None else state.budget_s
     bounded = state.decoding and budget and state.step_time
     if not bounded or sum(counts) <= 32:
         return
@@ -81,9 +84,11 @@ def state(**changes: object) -> StepState:
     ],
 )
 def test_decode_worker_bounds_steps_with_decoding(changes: dict[str, object], tokens: int) -> None:
-    assert decode_policy.plan(state(**changes)) == [pytest.approx(tokens, abs=3)]
+    assert decode_policy.plan_decode_step(state(**changes)) == [pytest.approx(tokens, abs=3)]
 
 
 def test_prefill_worker_has_no_step_budget_of_its_own() -> None:
-    assert prefill_policy.plan(state()) == [512]
-    assert prefill_policy.plan(state(budget_s=0.03)) == decode_policy.plan(state(budget_s=0.03))
+    assert prefill_policy.plan_prefill_step(state()) == [512]
+    assert prefill_policy.plan_prefill_step(state(budget_s=0.03)) == decode_policy.plan_decode_step(
+        state(budget_s=0.03)
+    )

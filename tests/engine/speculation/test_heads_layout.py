@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batching.batch import AttentionMetadata
+from engine.batching.attention_metadata import AttentionMetadata
 from engine.model.decoder import DecoderModel
 from engine.speculation.draft_source import detect_draft_kind
 from engine.speculation.drafts import ROOT, node_depths
@@ -113,7 +113,7 @@ def test_an_eagle_head_says_what_its_layer_does_in_plain_torch(
     table = torch.tensor([[2, 1, 3]])
     positions = torch.arange(40)
     slots = table[0, positions // 32] * 32 + positions % 32
-    view: AttentionMetadata = EagleAttention(spans, table, 1, 2, torch.float32).first()
+    view: AttentionMetadata = EagleAttention(spans, table, 1, 2, torch.float32).first_pass()
     out = head(tokens, before, positions, slots, view)
     expected = eagle_features(state, embedding[tokens], before, 0)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.generation.metrics import ChoiceMetrics, RouterMetrics
-from router.generation.timeline import RequestTimes, slo_verdicts
+from router.generation.submission import RequestTimes, slo_verdicts
 from router.placement.snapshot import Objectives
 
 GOALS = Objectives(ttft_s=2.0, tpot_s=0.1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.generation.timeline import event_timeline, ttft_stages
+from router.generation.submission import event_timeline, ttft_stages
 
 MARKS = {
     "prefill_queued": 0.01,

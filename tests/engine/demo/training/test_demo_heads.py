@@ -1,9 +1,10 @@
-"""Training of heads: losses are what they say, a run learns and resumes, what it exports loads."""
+"""Training of heads: losses, learning and resuming, measurement, and export for serving."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,27 +17,31 @@ from torch import Tensor
 from engine.demo.training.corpus import VOCAB_SIZE, Tokens
 from engine.demo.training.export import model_config, write_json
 from engine.demo.training.heads_evaluate import (
-    Continued,
-    agreement,
-    continued,
-    cut_prompts,
-    draft_foretells,
-    foretells,
-    measure,
-    met_ranks,
-    prior_of,
+    Continuations,
+    draft_model_logits,
+    estimate_tree_prior,
+    generate_continuations,
+    greedy_agreement,
+    head_logits,
+    measure_draft,
+    sample_prompts,
+    target_token_ranks,
     tokens_per_step,
 )
-from engine.demo.training.heads_networks import EagleHead, Keys, eagle_step, features, read
+from engine.demo.training.heads_networks import (
+    TrainableEagleHead,
+    UnrolledAttention,
+    eagle_step,
+)
 from engine.demo.training.heads_recipe import (
     HeadBatches,
     HeadRecipe,
     HeadTrainer,
-    divergence,
-    learning_rate,
+    distillation_loss,
+    head_learning_rate,
     train_head,
 )
-from engine.demo.training.networks import Llama, Shape
+from engine.demo.training.networks import Llama, LlamaShape
 from engine.demo.training.train_heads import export_head, load_head
 from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights
@@ -46,7 +51,7 @@ from engine.speculation.proposers.draft_tree import best_tree
 from engine.speculation.proposers.eagle_heads import EagleHead as ServedEagle
 from engine.speculation.proposers.medusa import MedusaHeads as ServedMedusa
 
-SMALL = Shape(hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate=48)
+SMALL = LlamaShape(hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate=48)
 RECIPE = HeadRecipe(
     "medusa", 30, batch_tokens=128, window=32, warmup=3, segments=(16, 32), own_share=2, lr=1e-2
 )
@@ -54,7 +59,7 @@ RECIPE = HeadRecipe(
 
 @pytest.fixture(autouse=True)
 def gradients() -> Iterator[None]:
-    """An engine that was loaded in this process has turned them off."""
+    """Enable gradients, which any engine loaded in this process has disabled."""
     with torch.enable_grad():
         yield
 
@@ -62,7 +67,7 @@ def gradients() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def target() -> Llama:
     target = Llama(SMALL, 0)
-    with torch.no_grad():  # as it is drawn, it says everything alike
+    with torch.no_grad():  # the initial weights predict all tokens alike
         for p in target.parameters():
             if p.ndim == 2:
                 p *= 8.0
@@ -84,47 +89,45 @@ def docs(seed: int, count: int = 6) -> list[Tokens]:
     return [(rng.integers(50) + 3 * np.arange(400)) % 50 + 10 for _ in range(count)]
 
 
-def test_the_divergence_is_cross_entropy_with_the_targets_predictions(target: Llama) -> None:
+def test_distillation_loss_is_cross_entropy_with_the_targets_predictions(target: Llama) -> None:
     torch.manual_seed(0)
-    x, wanted = torch.randn(300, 32, requires_grad=True), torch.randn(300, 32)
-    reading = torch.randn(VOCAB_SIZE, 32, requires_grad=True)
-    loss = divergence(x, wanted, target, reading)
-    got = torch.autograd.grad(loss, [x, reading])
-    expected = F.cross_entropy(x @ reading.t(), read(target, wanted).softmax(-1))
-    wished = torch.autograd.grad(expected, [x, reading])
+    student, teacher = torch.randn(300, 32, requires_grad=True), torch.randn(300, 32)
+    lm_head = torch.randn(VOCAB_SIZE, 32, requires_grad=True)
+    loss = distillation_loss(student, teacher, target, lm_head)
+    gradients = torch.autograd.grad(loss, [student, lm_head])
+    expected = F.cross_entropy(student @ lm_head.t(), target.logits(teacher).softmax(-1))
+    references = torch.autograd.grad(expected, [student, lm_head])
     assert loss.item() == pytest.approx(expected.item(), rel=0.02)
-    for ours, theirs in zip(got, wished, strict=True):
+    for ours, theirs in zip(gradients, references, strict=True):
         cosine = F.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
         assert float(cosine) > 0.99 and float(ours.norm() / theirs.norm()) == pytest.approx(1, 0.02)
 
 
-def test_unrolled_steps_are_the_chains_of_use(target: Llama) -> None:
-    """Step s of training, at each row, is what a chain of s drafts computes one by one."""
-    head = EagleHead(SMALL, 4)
+def test_unrolled_training_steps_equal_serving_chains(target: Llama) -> None:
+    """Training step s computes at each row what a chain of s drafts computes when served."""
+    head = TrainableEagleHead(SMALL, 4)
     torch.manual_seed(1)
     ids = torch.randint(VOCAB_SIZE, (1, 9))
-    before = features(target, ids)[:, :-1]
+    before = target.features(ids)[:, :-1]
     embedded = target.model.embed_tokens(ids[:, 1:])
     cos, sin = target.cos[:8], target.sin[:8]
-    keys, known, steps = Keys(), before, []
+    attention, known, steps = UnrolledAttention(), before, []
     with torch.no_grad():
         for _ in range(3):
-            steps.append(eagle_step(head, keys, head.join(embedded, known), cos, sin))
+            steps.append(eagle_step(head, attention, head.join(embedded, known), cos, sin))
             known = torch.cat((before[:, :1], steps[-1][:, :-1]), 1)
         for row in range(2, 8):
-            seen = before[:, : row - 1].clone()  # true features up to two rows before
+            known = before[:, : row - 1].clone()  # true features up to two rows before
             for step in range(3):
                 length = row - 1 + step
-                x = head.join(embedded[:, :length], seen)
-                out = eagle_step(head, Keys(), x, cos[:length], sin[:length])
+                x = head.join(embedded[:, :length], known)
+                out = eagle_step(head, UnrolledAttention(), x, cos[:length], sin[:length])
                 torch.testing.assert_close(out[:, -1], steps[step][:, length - 1])
-                seen = torch.cat((seen, out[:, -1:]), 1)
+                known = torch.cat((known, out[:, -1:]), 1)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])
-def test_heads_learn_and_a_run_resumes_where_it_stopped(
-    target: Llama, tmp_path: Path, kind: str
-) -> None:
+def test_heads_learn_and_stopped_training_resumes(target: Llama, tmp_path: Path, kind: str) -> None:
     recipe = replace(RECIPE, kind=kind)
     batches = HeadBatches(docs(0), docs(1), recipe)
     once = [p for _, p, _ in train_head(HeadTrainer(target, recipe, tmp_path / "a.pt"), batches)]
@@ -138,16 +141,16 @@ def test_heads_learn_and_a_run_resumes_where_it_stopped(
     rest = [p for _, p, _ in train_head(HeadTrainer(target, recipe, tmp_path / "b.pt"), batches)]
     np.testing.assert_allclose(rest, once[20:], rtol=1e-5)
     with pytest.raises(SystemExit, match="another recipe"):
-        HeadTrainer(target, replace(recipe, lr=1.0), tmp_path / "b.pt").restore()
+        HeadTrainer(target, replace(recipe, lr=1.0), tmp_path / "b.pt").checkpoint.restore()
 
 
-def test_the_rate_rises_and_falls() -> None:
-    rates = [learning_rate(step, RECIPE) for step in range(RECIPE.steps)]
+def test_learning_rate_rises_and_falls() -> None:
+    rates = [head_learning_rate(step, RECIPE) for step in range(RECIPE.steps)]
     assert rates[0] < rates[5] == RECIPE.lr > rates[-1] > 0
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])
-def test_what_is_exported_is_what_is_served(
+def test_exported_head_and_served_head_compute_the_same_logits(
     target: Llama, folder: Path, tmp_path: Path, kind: str
 ) -> None:
     recipe = replace(RECIPE, kind=kind)
@@ -156,14 +159,14 @@ def test_what_is_exported_is_what_is_served(
         p.data += 0.05 * torch.randn_like(p)
     export_head(trainer.head, target, recipe, [[0.5]] * 8, tmp_path / kind)
     assert detect_draft_kind(tmp_path / kind) == kind
-    ours = load_head(target, recipe, tmp_path / kind)
+    head = load_head(target, recipe, tmp_path / kind)
     config = load_config(folder)
     weights = load_weights(folder, config, torch.float32, torch.device("cpu"))
     model = DecoderModel(config, weights, 64)
     ids = torch.randint(VOCAB_SIZE, (12,))
     with torch.no_grad():
-        by_depth = foretells(ours, target)(ids, 1)
-        seen = features(target, ids[None])[0]
+        by_depth = head_logits(head, target)(ids, 1)
+        seen = target.features(ids[None])[0]
     if kind == "medusa":
         logits = ServedMedusa(model, tmp_path / kind)(seen, 3).view(3, 12, -1)
         for depth, expected in enumerate(by_depth):
@@ -180,34 +183,34 @@ def _served(head: ServedEagle, tokens: Tensor, before: Tensor) -> Tensor:
     count = len(tokens)
     spans = EagleSpans(np.array([0]), np.array([0]), np.array([count]))
     at = torch.arange(count)
-    view = EagleAttention(spans, torch.tensor([[0]]), 1, 2, torch.float32).first()
+    view = EagleAttention(spans, torch.tensor([[0]]), 1, 2, torch.float32).first_pass()
     return head(tokens, before, at, at, view)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_that_is_the_target_is_always_met_on_its_own_text(
+def test_draft_equal_to_the_target_is_always_accepted(
     target: Llama, folder: Path, temperature: float
 ) -> None:
     with torch.inference_mode():
-        texts = continued(folder, cut_prompts(docs(2), 3, 0), [temperature], 24)
+        texts = generate_continuations(folder, sample_prompts(docs(2), 3, 0), [temperature], 24)
     assert [len(t) - p for t, p in zip(texts.texts, texts.prompts, strict=True)] <= [24, 24, 24]
-    ranks = met_ranks(draft_foretells(target), texts, temperature)
+    ranks = target_token_ranks(partial(draft_model_logits, target), texts, temperature)
     assert ranks.shape[1] > 20 and float((ranks == 0).float().mean()) > 0.99
-    assert agreement(draft_foretells(target), target, docs(3), 64)[0] == 1.0
-    figures = measure(ranks, [[0.9]] * 4, temperature, spine_only=True)
-    assert figures.per_step[4] == pytest.approx(5.0, abs=0.1)
+    assert greedy_agreement(partial(draft_model_logits, target), target, docs(3), 64)[0] == 1.0
+    measurement = measure_draft(ranks, [[0.9]] * 4, temperature, spine_only=True)
+    assert measurement.per_step[4] == pytest.approx(5.0, abs=0.1)
 
 
-def test_priors_and_tokens_per_step_are_counted_by_hand() -> None:
+def test_tree_prior_and_tokens_per_step_equal_hand_counts() -> None:
     ranks = torch.tensor([[0, 0, 1, 9], [0, 1, 0, 0], [2, 0, 0, 0]])
-    spine = prior_of(ranks, spine_only=True)
+    spine = estimate_tree_prior(ranks, spine_only=True)
     assert spine[0][:2] == [0.5, 0.25] and spine[1][:2] == [0.5, 0.5] and spine[2][2] == 1.0
-    whole = prior_of(ranks, spine_only=False)
+    whole = estimate_tree_prior(ranks, spine_only=False)
     assert whole[1][:2] == [0.6667, 0.3333] and whole[2][0] == 0.6667
     tree = best_tree([[0.5, 0.4], [0.4, 0.3], [0.1]], 5)  # 0, 1, 00, 01 and 10
     assert tokens_per_step(ranks, tree) == (3 + 3 + 3 + 1) / 4
 
 
-def test_texts_too_short_to_look_ahead_are_left_out(target: Llama) -> None:
-    texts = Continued([np.arange(40), np.arange(8)], [20, 5])
-    assert met_ranks(draft_foretells(target), texts, 0.0).shape == (4, 16)
+def test_texts_shorter_than_all_depths_are_skipped(target: Llama) -> None:
+    texts = Continuations([np.arange(40), np.arange(8)], [20, 5])
+    assert target_token_ranks(partial(draft_model_logits, target), texts, 0.0).shape == (4, 16)

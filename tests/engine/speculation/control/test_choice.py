@@ -18,12 +18,12 @@ from engine.speculation.control.draft_choice import (
 )
 
 
-def value(counts: tuple[int, ...], gains: Vector, prices: BatchCosts) -> float:
+def value(counts: tuple[int, ...], gains: Vector, costs: BatchCosts) -> float:
     """Tokens per second of proposing exactly these."""
     nodes = sum(counts)
     tokens = len(counts) + sum(gains[i, :n].sum() for i, n in enumerate(counts))
-    seconds = prices.verify[nodes] + prices.row * nodes
-    return float(tokens / (seconds + prices.a_pass * prices.passes[max(counts)]))
+    seconds = costs.verify[nodes] + costs.per_node * nodes
+    return float(tokens / (seconds + costs.per_pass * costs.passes[max(counts)]))
 
 
 @st.composite
@@ -36,33 +36,33 @@ def problems(draw: st.DrawFn) -> tuple[Vector, BatchCosts]:
     verify: Vector = 1.0 + np.cumsum(np.array([0.0, *rises]))
     chain = np.arange(most + 1)
     passes = draw(st.sampled_from([chain, np.minimum(chain, 1), (chain + 1) // 2]))
-    a_pass, row = draw(st.floats(0, 1)), draw(st.floats(0, 0.2))
-    return np.array(drawn), BatchCosts(1.0, verify, passes, a_pass, row)
+    per_pass, per_node = draw(st.floats(0, 1)), draw(st.floats(0, 0.2))
+    return np.array(drawn), BatchCosts(1.0, verify, passes, per_pass, per_node)
 
 
 @given(problems())
 def test_no_other_counts_are_better(problem: tuple[Vector, BatchCosts]) -> None:
-    gains, prices = problem
+    gains, costs = problem
     batch, most = gains.shape
-    found = choose_draft_lengths(gains, np.ones_like(gains), prices)
+    found = choose_draft_lengths(gains, np.ones_like(gains), costs)
     every = itertools.product(range(most + 1), repeat=batch)
-    best = max(value(counts, gains, prices) for counts in every if any(counts))
-    chosen = value(tuple(found.counts), gains, prices)
+    best = max(value(counts, gains, costs) for counts in every if any(counts))
+    chosen = value(tuple(found.counts), gains, costs)
     assert chosen == pytest.approx(best)
     assert found.tokens / found.seconds == pytest.approx(chosen)
-    assert found.speedup == pytest.approx(chosen * prices.plain / batch)
+    assert found.speedup == pytest.approx(chosen * costs.plain / batch)
 
 
 def test_nothing_to_gain_is_nothing_proposed() -> None:
     gains = np.zeros((4, 8))
-    prices = BatchCosts(1.0, np.ones(33), np.arange(9))
-    assert choose_draft_lengths(gains, np.ones_like(gains), prices).counts == [0, 0, 0, 0]
-    assert choose_draft_lengths(gains, np.ones_like(gains), prices).speedup == 1.0
+    costs = BatchCosts(1.0, np.ones(33), np.arange(9))
+    assert choose_draft_lengths(gains, np.ones_like(gains), costs).counts == [0, 0, 0, 0]
+    assert choose_draft_lengths(gains, np.ones_like(gains), costs).speedup == 1.0
 
 
 def test_those_who_gain_most_come_first() -> None:
     gains: Vector = np.array([0.95, 0.1, 0.6])[:, None] ** np.arange(1.0, 9.0)
-    verify: Vector = 1.0 + 0.05 * np.arange(25.0)  # rows cost, so not everybody gets all
+    verify: Vector = 1.0 + 0.05 * np.arange(25.0)  # rows cost, so not all sequences get all nodes
     counts = choose_draft_lengths(
         gains, np.ones_like(gains), BatchCosts(1.0, verify, np.zeros(9, int))
     ).counts
@@ -72,9 +72,9 @@ def test_those_who_gain_most_come_first() -> None:
 def test_a_row_that_is_seldom_proposed_is_seldom_paid_for() -> None:
     """Prompt lookup: half of the time nothing is found, and nothing is verified."""
     verify = np.array([1.0, 1.5, 2.0])
-    prices = BatchCosts(1.0, verify, np.zeros(3, int))
-    surely = choose_draft_lengths(np.array([[0.4, 0.2]]), np.array([[1.0, 1.0]]), prices)
-    seldom = choose_draft_lengths(np.array([[0.4, 0.2]]), np.array([[0.5, 0.5]]), prices)
+    costs = BatchCosts(1.0, verify, np.zeros(3, int))
+    surely = choose_draft_lengths(np.array([[0.4, 0.2]]), np.array([[1.0, 1.0]]), costs)
+    seldom = choose_draft_lengths(np.array([[0.4, 0.2]]), np.array([[0.5, 0.5]]), costs)
     assert surely.speedup < 1.0 < seldom.speedup
 
 
@@ -82,8 +82,8 @@ def test_a_row_that_is_seldom_proposed_is_seldom_paid_for() -> None:
 @pytest.mark.parametrize("cost", [0.02, 0.1, 0.3])
 def test_one_sequence_gets_the_length_of_the_paper(acceptance: float, cost: float) -> None:
     gains = acceptance ** np.arange(1.0, 17.0)[None, :]
-    prices = BatchCosts(1.0, np.ones(17), np.arange(17), a_pass=cost)
-    found = choose_draft_lengths(gains, np.ones_like(gains), prices)
+    costs = BatchCosts(1.0, np.ones(17), np.arange(17), per_pass=cost)
+    found = choose_draft_lengths(gains, np.ones_like(gains), costs)
     values = [speedup(acceptance, nodes, cost) for nodes in range(1, 17)]
     assert found.counts == [1 + values.index(max(values))]
     assert found.speedup == pytest.approx(max(values))

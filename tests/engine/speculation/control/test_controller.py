@@ -13,13 +13,13 @@ from engine.speculation.control.controller import Controller
 from engine.speculation.control.draft_choice import LatencyCurve, expected_tokens
 from engine.speculation.control.draft_lengths import FixedDraftLength, ObserveEveryStep, StepOutcome
 from engine.speculation.control.step_costs import StepCostModel
-from tests.engine.speculation_world import Acceptance, Machine, World
+from tests.engine.speculation_world import Acceptance, SimulatedEngine, SimulatedMachine
 
 MOST = 8
 
-LARGE = Machine(step=14e-3, row=0.22e-3)
-SMALL = Machine(step=1.8e-3, row=0.165e-3, draft_pass=0.4e-3)
-RIDGE = Machine(step=10e-3, row=0.01e-3, ridge=48, steep=0.4e-3)
+LARGE = SimulatedMachine(step=14e-3, row=0.22e-3)
+SMALL = SimulatedMachine(step=1.8e-3, row=0.165e-3, draft_pass=0.4e-3)
+RIDGE = SimulatedMachine(step=10e-3, row=0.01e-3, ridge=48, steep=0.4e-3)
 LOOKUP = replace(SMALL, draft_pass=20e-6, draft_row=0.0)
 MACHINES = {"large": LARGE, "small": SMALL, "ridge": RIDGE}
 
@@ -32,7 +32,7 @@ def odd(sequence: Sequence, step: int) -> bool:
     return sequence.handle % 2 == 1
 
 
-def controller(world: World, curve: LatencyCurve | None = None) -> Controller:
+def controller(world: SimulatedEngine, curve: LatencyCurve | None = None) -> Controller:
     machine = world.machine
     measured = LatencyCurve([machine.seconds(rows) for rows in range(1, 257)])
     return Controller(StepCostModel(curve or measured), MOST, world.passes)
@@ -43,7 +43,7 @@ class Ran:
     """The controller's run beside that of plain decoding, over several draws of chance."""
 
     speedup: float
-    worlds: list[World]
+    worlds: list[SimulatedEngine]
     controllers: list[Controller]
 
 
@@ -52,7 +52,7 @@ def run(steps: int, seeds: int = 2, **world: Any) -> Ran:
     plain_s = took_s = 0.0
     worlds, controllers = [], []
     for seed in range(seeds):
-        plain, other = World(seed=seed, **world), World(seed=seed, **world)
+        plain, other = SimulatedEngine(seed=seed, **world), SimulatedEngine(seed=seed, **world)
         tokens = steps * plain.batch
         plain_s += tokens / plain.run(FixedDraftLength(0), tokens)
         controllers.append(controller(other))
@@ -61,7 +61,7 @@ def run(steps: int, seeds: int = 2, **world: Any) -> Ran:
     return Ran(plain_s / took_s, worlds, controllers)
 
 
-def best(machine: Machine, acceptance: float, batch: int) -> float:
+def best(machine: SimulatedMachine, acceptance: float, batch: int) -> float:
     """Speed-up of the best length for all, as the formula has it."""
 
     def seconds(nodes: int) -> float:
@@ -147,7 +147,7 @@ def test_a_sequence_that_copies_gets_long_drafts_and_others_none() -> None:
         batch=4,
         length=400,
     )
-    fixed = World(
+    fixed = SimulatedEngine(
         LOOKUP,
         lambda s, t: 0.98 if odd(s, t) else 0.05,
         4,
@@ -167,7 +167,7 @@ def test_classes_of_requests_are_told_apart() -> None:
         temperature=lambda handle: 0.0 if handle % 2 else 1.0,
         batch=8,
     )
-    one = World(LARGE, lambda s, t: 0.85 if odd(s, t) else 0.05, 8)
+    one = SimulatedEngine(LARGE, lambda s, t: 0.85 if odd(s, t) else 0.05, 8)
     together = max(one.run(FixedDraftLength(nodes), 3000) for nodes in (1, 2, 4))
     assert ran.speedup > together / (8 / LARGE.seconds(8))
 
@@ -176,7 +176,9 @@ def test_classes_of_requests_are_told_apart() -> None:
 
 
 def test_it_stops_when_drafts_get_bad_and_begins_when_they_get_good() -> None:
-    world = World(LARGE, lambda s, t: 0.8 if t < 300 or t >= 2500 else 0.0, 2, length=5000)
+    world = SimulatedEngine(
+        LARGE, lambda s, t: 0.8 if t < 300 or t >= 2500 else 0.0, 2, length=5000
+    )
     control = controller(world)
     world.run(control, 40000)
     on = [asked > 0 for asked in world.asked]
@@ -196,7 +198,7 @@ def test_a_machine_that_gets_slower_and_faster_is_no_reason_to_stop() -> None:
 
 def test_a_wrong_curve_is_put_right() -> None:
     """Calibrated while the machine was three times as fast, and as if rows cost nothing."""
-    world = World(SMALL, always(0.3), 8, noise=0.05)
+    world = SimulatedEngine(SMALL, always(0.3), 8, noise=0.05)
     control = controller(world, LatencyCurve([0.6e-3] * 256))
     ratio = world.run(control, 8 * 1500) / (8 / SMALL.seconds(8))
     assert ratio > 0.95  # clocks' outliers are in it, 2%
@@ -205,8 +207,8 @@ def test_a_wrong_curve_is_put_right() -> None:
 # ---- what it is asked -------------------------------------------------------------------------
 
 
-def test_nothing_is_proposed_where_nothing_is_known_of_costs() -> None:
-    world = World(LARGE, always(0.9), 2)
+def test_no_drafts_without_a_cost_model() -> None:
+    world = SimulatedEngine(LARGE, always(0.9), 2)
     known: list[Coefficients] = []
     costs = StepCostModel(None, lambda: known[0] if known else None)
     control = Controller(costs, MOST, world.passes)
@@ -218,12 +220,12 @@ def test_nothing_is_proposed_where_nothing_is_known_of_costs() -> None:
 
 
 def test_no_more_than_the_request_has_left() -> None:
-    world = World(LARGE, always(0.95), 3, length=9)
+    world = SimulatedEngine(LARGE, always(0.95), 3, length=9)
     control = controller(world)
 
     class Checked(ObserveEveryStep):
-        def wanted(self, decoding: Any, chunk: int) -> Any:
-            counts = control.wanted(decoding, chunk)
+        def choose_lengths(self, decoding: Any, chunk: int) -> Any:
+            counts = control.choose_lengths(decoding, chunk)
             assert len(counts) in (0, len(decoding))
             for count, s in zip(counts, decoding, strict=bool(counts)):
                 assert 0 <= count <= min(MOST, max(0, s.request.length_limit - len(s.tokens) - 1))
@@ -239,16 +241,16 @@ def test_no_more_than_the_request_has_left() -> None:
     assert sum(map(bool, world.asked)) > 100
 
 
-def test_a_chunk_beside_it_makes_rows_dear() -> None:
+def test_prefill_chunk_beyond_the_ridge_shortens_drafts() -> None:
     """Below the ridge they are free; beyond it, where a chunk is, they are not."""
-    world = World(replace(RIDGE, draft_pass=1e-5), always(0.6), 4)
+    world = SimulatedEngine(replace(RIDGE, draft_pass=1e-5), always(0.6), 4)
     control = controller(world)
     world.run(control, 4000)
-    alone = sum(control.wanted(world.running, 0))
-    assert 0 < sum(control.wanted(world.running, 512)) < 0.75 * alone
-    assert sum(control.wanted(world.running, 0)) >= alone
+    alone = sum(control.choose_lengths(world.running, 0))
+    assert 0 < sum(control.choose_lengths(world.running, 512)) < 0.75 * alone
+    assert sum(control.choose_lengths(world.running, 0)) >= alone
 
 
-def test_nobody_decodes() -> None:
-    control = controller(World(LARGE, always(0.9), 1))
-    assert list(control.wanted([], 0)) == []
+def test_no_lengths_without_decoding_sequences() -> None:
+    control = controller(SimulatedEngine(LARGE, always(0.9), 1))
+    assert list(control.choose_lengths([], 0)) == []

@@ -32,7 +32,7 @@ class Machine:
         self.now += self.seconds(rows) * late + first * 5e-3
 
 
-def test_the_curve_is_what_passes_take() -> None:
+def test_calibrated_curve_matches_pass_times() -> None:
     machine = Machine(noise=0.15)
     curve = calibrate(machine.run, 128, lambda: machine.now)
     for rows in range(1, 129):
@@ -51,19 +51,19 @@ def test_a_large_model_is_measured_where_it_matters() -> None:
         assert curve(rows) == pytest.approx(machine.seconds(rows), rel=0.2)
 
 
-def test_between_and_beyond_the_knots() -> None:
+def test_curve_interpolates_and_extrapolates() -> None:
     curve = curve_from_knots([1, 2, 4, 8], [1.0, 1.0, 3.0, 5.0])
     assert [curve(rows) for rows in (1, 2, 3, 4, 6, 8)] == [1.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert curve(10) == pytest.approx(6.0)
     assert list(curve.span(7, 9)) == pytest.approx([4.5, 5.0, 5.5])
 
 
-def test_what_was_disturbed_is_no_slower_than_more_rows() -> None:
+def test_disturbed_knot_is_lowered_to_the_next() -> None:
     curve = curve_from_knots([1, 2, 4, 8], [1.0, 9.0, 3.0, 5.0])
     assert [curve(rows) for rows in (1, 2, 4, 8)] == [1.0, 3.0, 3.0, 5.0]
 
 
-def fed(costs: StepCostModel, batch: int, nodes: int, ratio: float, steps: int) -> None:
+def observe_steps(costs: StepCostModel, batch: int, nodes: int, ratio: float, steps: int) -> None:
     assert costs.calibrated is not None
     for _ in range(steps):
         took = costs.calibrated(batch + nodes) * ratio
@@ -73,48 +73,48 @@ def fed(costs: StepCostModel, batch: int, nodes: int, ratio: float, steps: int) 
 def test_the_overhead_of_verifying_is_learned_from_steps() -> None:
     curve = LatencyCurve(np.linspace(1e-2, 2e-2, 65))
     costs = StepCostModel(curve)
-    fed(costs, 4, 0, 1.2, 50)
+    observe_steps(costs, 4, 0, 1.2, 50)
     assert costs.plain(curve, 4, 0) == pytest.approx(1.2 * curve(4))
     assert costs.verify(curve, 4, 8, 0, 0)[8] == pytest.approx(1.2 * curve(12))
-    fed(costs, 4, 8, 1.5, 80)
+    observe_steps(costs, 4, 8, 1.5, 80)
     assert costs.verify(curve, 4, 8, 0, 0)[8] == pytest.approx(1.5 * curve(12), rel=0.01)
     assert costs.plain(curve, 4, 0) == pytest.approx(1.2 * curve(4), rel=0.03)
 
 
-def test_a_machine_that_is_slower_now_does_not_make_speculation_worse() -> None:
+def test_slower_machine_raises_both_costs() -> None:
     curve = LatencyCurve(np.linspace(1e-2, 2e-2, 65))
     costs = StepCostModel(curve)
-    fed(costs, 4, 0, 1.0, 50)
+    observe_steps(costs, 4, 0, 1.0, 50)
     for _ in range(10):
-        fed(costs, 4, 4, 1.1, 8)
-        fed(costs, 4, 0, 1.0, 1)
-    fed(costs, 4, 0, 1.4, 400)
+        observe_steps(costs, 4, 4, 1.1, 8)
+        observe_steps(costs, 4, 0, 1.0, 1)
+    observe_steps(costs, 4, 0, 1.4, 400)
     assert costs.verify(curve, 4, 4, 0, 0)[4] == pytest.approx(1.54 * curve(8), rel=0.05)
 
 
-def test_nor_does_one_that_is_faster_while_it_speculates() -> None:
+def test_faster_machine_while_speculating_lowers_both_costs() -> None:
     """Plain steps are seldom then; they are as much quicker as the others are."""
     curve = LatencyCurve(np.linspace(1e-2, 2e-2, 65))
     costs = StepCostModel(curve)
-    fed(costs, 4, 0, 1.6, 50)
+    observe_steps(costs, 4, 0, 1.6, 50)
     for _ in range(10):
-        fed(costs, 4, 4, 1.1, 8)
-        fed(costs, 4, 0, 1.0, 1)
+        observe_steps(costs, 4, 4, 1.1, 8)
+        observe_steps(costs, 4, 0, 1.0, 1)
     assert costs.plain(curve, 4, 0) == pytest.approx(curve(4), rel=0.06)
     assert costs.verify(curve, 4, 4, 0, 0)[4] == pytest.approx(1.1 * curve(8), rel=0.03)
 
 
-def test_one_late_step_is_not_believed() -> None:
+def test_single_slow_step_is_cut_as_an_outlier() -> None:
     curve = LatencyCurve(np.linspace(1e-2, 2e-2, 65))
     costs = StepCostModel(curve)
-    fed(costs, 1, 0, 1.0, 50)
-    fed(costs, 1, 0, 30.0, 1)
-    fed(costs, 1, 4, 30.0, 1)
+    observe_steps(costs, 1, 0, 1.0, 50)
+    observe_steps(costs, 1, 0, 30.0, 1)
+    observe_steps(costs, 1, 4, 30.0, 1)
     assert costs.plain(curve, 1, 0) < 1.12 * curve(1)
     assert costs.verify(curve, 1, 4, 0, 0)[4] < 1.7 * curve(5)
 
 
-def test_prompts_beside_it_are_not_what_speculation_costs() -> None:
+def test_prefill_time_is_not_attributed_to_draft_nodes() -> None:
     curve = LatencyCurve(np.concatenate([np.full(64, 1e-2), 1e-2 + 1e-4 * np.arange(1, 1000)]))
     costs = StepCostModel(curve)
     alone, beside = costs.verify(curve, 8, 16, 0, 0), costs.verify(curve, 8, 16, 512, 0)
@@ -123,19 +123,19 @@ def test_prompts_beside_it_are_not_what_speculation_costs() -> None:
     assert beside[16] == pytest.approx(curve(8) + 16e-4)
 
 
-def test_without_a_curve_the_fitted_line_does_and_without_both_nothing() -> None:
+def test_fitted_line_replaces_a_missing_curve() -> None:
     assert StepCostModel(None).curve() is None
     line = StepCostModel(None, lambda: Coefficients(2e-3, 1e-4, 0.0, 0.0, 0.0)).curve()
     assert line is not None and line(10) == pytest.approx(3e-3)
 
 
-@pytest.mark.parametrize(("a_pass", "row"), [(4e-4, 1e-5), (0.0, 2e-5), (1e-3, 0.0)])
-def test_seconds_of_proposing(a_pass: float, row: float) -> None:
+@pytest.mark.parametrize(("per_pass", "per_node"), [(4e-4, 1e-5), (0.0, 2e-5), (1e-3, 0.0)])
+def test_proposal_cost_is_fitted(per_pass: float, per_node: float) -> None:
     draw, proposing = random.Random(5), ProposalCost()
     proposing.observe(1, 1, 80e-3)  # what the first call makes ready is not what calls cost
     for _ in range(60):
         passes, batch = draw.randrange(1, 9), draw.randrange(1, 33)
-        seconds = (a_pass * passes + row * passes * batch) * draw.uniform(0.97, 1.03)
+        seconds = (per_pass * passes + per_node * passes * batch) * draw.uniform(0.97, 1.03)
         proposing.observe(passes, passes * batch, seconds)
-    assert proposing.a_pass == pytest.approx(a_pass, rel=0.1, abs=1e-5)
-    assert proposing.row == pytest.approx(row, rel=0.1, abs=1e-6)
+    assert proposing.per_pass == pytest.approx(per_pass, rel=0.1, abs=1e-5)
+    assert proposing.per_node == pytest.approx(per_node, rel=0.1, abs=1e-6)

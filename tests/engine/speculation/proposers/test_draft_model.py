@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.lib.settings import engine_config
-from decode_worker.policy import plan
-from engine.batching.attention_metadata import chunk_attention
-from engine.batching.batch import AttentionMetadata, PackedBatch
+from engine.batching.attention_metadata import AttentionMetadata, PackedBatch, chunk_attention
 from engine.execution.engine import Engine
 from engine.kv_cache.kv_pool import make_pool
 from engine.model.decoder import DecoderModel
 from engine.model.linear import make_draft_linear
-from engine.sampling.noise import NoiseRows, noise_key, sample_unfiltered
+from engine.sampling.filters import NoiseRows, noise_key, sample_unfiltered
 from engine.scheduling.draft_pages import allocate_draft_pages, trim_draft_pages
 from engine.scheduling.sequence import Sequence as Running
+from engine.scheduling.step_policy import plan_decode_step
 from engine.speculation.proposers.draft_model import (
     CATCH_UP_WORTH,
     MAX_INLINE_TOKENS,
@@ -50,7 +49,7 @@ class Desk:
     def __init__(self, target: DecoderModel, draft: DecoderModel, **changes: Any) -> None:
         sizes = {**SIZES, **{k: v for k, v in changes.items() if k in SIZES}}
         own = {k: v for k, v in changes.items() if k not in SIZES}
-        self.engine = Engine(target, engine_config(**sizes), plan)
+        self.engine = Engine(target, engine_config(**sizes), plan_decode_step)
         self.proposer = DraftModel(
             draft,
             self.engine.state,
@@ -155,7 +154,7 @@ def test_one_that_says_the_same_is_always_right(tiny: DecoderModel) -> None:
 
 @settings(max_examples=settings.default.max_examples // 4)
 @given(data=st.data())
-def test_whatever_happens_drafts_are_right(
+def test_drafts_match_reference_under_preemption_and_shared_prefixes(
     tiny: DecoderModel, window: DecoderModel, data: st.DataObject
 ) -> None:
     """Few pages: sequences are preempted, share prefixes, end, and are not always asked."""
@@ -173,14 +172,14 @@ def test_whatever_happens_drafts_are_right(
     assert not desk.engine.scheduler.sequences
 
 
-def test_catches_up_in_portions(tiny: DecoderModel) -> None:
+def test_catch_up_is_limited_per_step(tiny: DecoderModel) -> None:
     desk = Desk(tiny, tiny, chunk=32)
     desk.proposer._chunk = 50
     for i in range(2):
         desk.engine.generate(i, request(f"r{i}", _prompt(120, i), max_tokens=40))
     _decode_all(desk.engine)
     counts = [[len(t) for _, t in desk.propose(lambda s: 3)] for _ in range(6)]
-    # 50 tokens a step: the first of 120 at once, then the second; nobody waits for both
+    # 50 tokens a step: the first of 120 at once, then the second; neither waits for both
     assert counts == [[0, 0], [0, 0], [3, 0], [3, 0], [3, 3], [3, 3]]
 
 
@@ -194,11 +193,11 @@ def test_a_shared_prefix_is_computed_once(tiny: DecoderModel) -> None:
     desk.engine.generate(1, request("second", [*system, 9, 8], max_tokens=60))
     _decode_all(desk.engine)
     second = desk.engine.scheduler.sequences[1]
-    assert desk.proposer._known.tokens(second) == 96
+    assert desk.proposer._index.tokens(second) == 96
     assert [len(tokens) for _, tokens in desk.propose(lambda s: 2)] == [2, 2]
 
 
-def test_nothing_beyond_its_own_context(tiny: DecoderModel) -> None:
+def test_no_drafts_beyond_the_draft_context(tiny: DecoderModel) -> None:
     desk = Desk(tiny, tiny, positions=60)
     desk.engine.generate(0, request("r", _prompt(50), max_tokens=20))
     _decode_all(desk.engine)
@@ -210,7 +209,7 @@ def test_nothing_beyond_its_own_context(tiny: DecoderModel) -> None:
     assert [counts[n] for n in (55, 57, 58, 60, 61, 66)] == [4, 4, 3, 1, 0, 0]
 
 
-def test_does_not_catch_up_for_little(tiny: DecoderModel) -> None:
+def test_no_catch_up_for_few_remaining_tokens(tiny: DecoderModel) -> None:
     desk = Desk(tiny, tiny, chunk=512)
     desk.engine.generate(
         0, request("r", _prompt(20 + MAX_INLINE_TOKENS + 3 * CATCH_UP_WORTH), max_tokens=5)
@@ -221,13 +220,13 @@ def test_does_not_catch_up_for_little(tiny: DecoderModel) -> None:
         assert all(tokens == [] for _, tokens in told)
 
 
-def test_forgets_stays(tiny: DecoderModel) -> None:
+def test_ended_row_lease_is_forgotten(tiny: DecoderModel) -> None:
     desk = Desk(tiny, tiny)
     desk.engine.generate(0, request("r", _prompt(20), max_tokens=20))
     _decode_all(desk.engine)
     desk.propose(lambda s: 2)
     desk.proposer.forget([s.row_lease for s in desk.engine.scheduler.decoding])
-    assert not desk.proposer._known._stays
+    assert not desk.proposer._index._states
     desk.propose(lambda s: 2)  # and starts anew
 
 
@@ -236,7 +235,7 @@ def _pad(folder: Path, vocab: int) -> Path:
 
 
 def test_another_vocabulary_is_refused(tiny: DecoderModel, tmp_path: Path) -> None:
-    state = Engine(tiny, engine_config(**SIZES), plan).state
+    state = Engine(tiny, engine_config(**SIZES), plan_decode_step).state
     with pytest.raises(StartupError, match=r"other: has a vocabulary of 352 .* of 320"):
         load_draft(_pad(tmp_path / "other", 352), tiny, state, pages=64, most=4)
 
@@ -251,7 +250,7 @@ def test_one_padded_otherwise_will_do(tiny: DecoderModel, tmp_path: Path, size: 
     target.mkdir()
     for folder in (draft, target):
         (folder / "tokenizer.json").write_text(TOKENIZER.format(b="b"))
-    engine = Engine(tiny, engine_config(**SIZES), plan)
+    engine = Engine(tiny, engine_config(**SIZES), plan_decode_step)
     options: dict[str, Any] = {"pages": 64, "most": 4, "target_folder": target}
     proposer = load_draft(draft, tiny, engine.state, **options)
     engine.generate(0, request("r", [319, 255, 7], max_tokens=9))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.execution.engine import Engine
 from engine.model.decoder import DecoderModel
-from engine.sampling.noise import gumbel_noise, noise_key
+from engine.sampling.filters import gumbel_noise, noise_key
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.control.draft_lengths import FixedDraftLength
 from engine.speculation.control.speculator import Speculator
@@ -64,11 +64,11 @@ class Spy:
             self.seen.append((prompt, list(sequence.tokens), own, drafts.parents_of(i)))
         return drafts
 
-    def saw(self, advance: VerifiedStep) -> None:
-        self._inner.saw(advance)
+    def observe(self, step: VerifiedStep) -> None:
+        self._inner.observe(step)
 
-    def forget(self, seatings: Sequence[int]) -> None:
-        self._inner.forget(seatings)
+    def forget(self, leases: Sequence[int]) -> None:
+        self._inner.forget(leases)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_medusa_proposes_what_its_heads_rank_first(
             assert float((found - ranked[tree.ranks[node]]).abs()) < 1e-3
             proposed += 1
     assert proposed > 50
-    assert all(tokens for _, _, tokens, _ in spy.seen[4:20])  # everybody is proposed to
+    assert all(tokens for _, _, tokens, _ in spy.seen[4:20])  # all sequences get drafts
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 9])
@@ -192,7 +192,7 @@ class SomeLengths(FixedDraftLength):
         super().__init__(0)
         self._pause, self._step = pause, 0
 
-    def wanted(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
+    def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         self._step += 1
         if self._step % (self._pause + 3) < self._pause:
             return []

@@ -1,4 +1,4 @@
-"""Prompt lookup: against a search through the text, in portions, and as a proposer."""
+"""Prompt index: against a search through the text, in portions, and as a proposer."""
 
 from __future__ import annotations
 
@@ -63,46 +63,46 @@ class Searched:
 def test_proposes_what_a_search_finds(
     text: list[int], steps: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    lookup, searched = NgramIndex(text), Searched(text)
+    index, searched = NgramIndex(text), Searched(text)
     for right, most in steps:
-        while lookup.index(data.draw(st.integers(1, 100))):
+        while index.extend(data.draw(st.integers(1, 100))):
             pass
-        found = lookup.propose(most)
+        found = index.propose(most)
         assert found == searched.propose(most)
         text += found[:right]  # so many come true, and then another token
         text.append(data.draw(st.integers(0, 3)))
 
 
 @given(texts, st.integers(1, 7))
-def test_the_index_takes_no_more_than_it_is_told(text: list[int], most: int) -> None:
-    lookup, taken = NgramIndex(text), []
-    while (count := lookup.index(most)) > 0:
+def test_index_extends_by_at_most_the_given_tokens(text: list[int], most: int) -> None:
+    index, taken = NgramIndex(text), []
+    while (count := index.extend(most)) > 0:
         taken.append(count)
-        lookup.propose(4)  # what is indexed so far does for now
+        index.propose(4)  # what is indexed so far does for now
     assert sum(taken) == max(0, len(text) - 1)
     assert all(count <= most for count in taken)
 
 
 def test_periodic_text_goes_on_as_long_as_wanted() -> None:
     text = [5, 6, 7] * 4
-    lookup = NgramIndex(text)
-    lookup.index(100)
-    assert lookup.propose(14) == ([5, 6, 7] * 5)[:14]
+    index = NgramIndex(text)
+    index.extend(100)
+    assert index.propose(14) == ([5, 6, 7] * 5)[:14]
 
 
 def test_a_chance_match_says_little() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 2]
-    lookup = NgramIndex(text)
-    lookup.index(100)
-    assert lookup.propose(8) == [3]
+    index = NgramIndex(text)
+    index.extend(100)
+    assert index.propose(8) == [3]
     text.append(3)
-    lookup.index(100)
-    assert lookup.propose(8) == [4, 5, 6]  # two tokens match now
+    index.extend(100)
+    assert index.propose(8) == [4, 5, 6]  # two tokens match now
 
 
-def _sequence(seating: int, prompt: list[int]) -> Sequence:
-    sequence = Sequence(seating, request(f"r{seating}", prompt), Phase.DECODE)
-    sequence.take_row(seating, seating)
+def _sequence(lease: int, prompt: list[int]) -> Sequence:
+    sequence = Sequence(lease, request(f"r{lease}", prompt), Phase.DECODE)
+    sequence.take_row(lease, lease)
     return sequence
 
 
@@ -116,11 +116,11 @@ def test_proposes_to_those_that_want_it() -> None:
     assert drafts.parents is None
 
 
-def test_a_stay_that_is_over_is_forgotten() -> None:
+def test_index_of_ended_row_lease_is_freed() -> None:
     proposer = NgramProposer(most=4)
     proposer.propose([_sequence(0, [1, 2, 1, 2]), _sequence(1, [1])], torch.arange(2), [4, 4])
     proposer.forget([0, 1, 77])
-    assert not proposer._lookups
+    assert not proposer._indexes
 
 
 def test_a_long_prompt_takes_several_steps() -> None:
@@ -131,11 +131,11 @@ def test_a_long_prompt_takes_several_steps() -> None:
     rows = torch.zeros(1, dtype=torch.int64)
     first = proposer.propose([sequence], rows, [4])
     assert first.tokens.tolist() == prompt[14:18]
-    lookup = proposer._lookups[0]
-    assert lookup._indexed == 1 + INDEX_TOKENS_PER_STEP
+    index = proposer._indexes[0]
+    assert index._indexed == 1 + INDEX_TOKENS_PER_STEP
     for _ in range(2):
         proposer.propose([sequence], rows, [4])
-    assert lookup._indexed == len(prompt)
+    assert index._indexed == len(prompt)
 
 
 def test_test_proposers_keep_the_rules() -> None:

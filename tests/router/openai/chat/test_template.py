@@ -16,8 +16,13 @@ from transformers import AutoTokenizer
 
 from router.common.errors import ApiError
 from router.openai.bodies.messages import Messages, to_template_message
-from router.openai.chat.template import ChatTemplate, load_template
-from router.openai.chat.template_sandbox import RenderError, compile_template, render
+from router.openai.chat.template import (
+    ChatTemplate,
+    RenderError,
+    compile_template,
+    load_template,
+    render,
+)
 from tests.router.openai.chat.toy import CONTROL, PLAIN, SPECIAL, STYLES, TOKENIZERS, save
 
 MESSAGES = TypeAdapter(Messages)
