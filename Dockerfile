@@ -1,8 +1,8 @@
-# Baton with Ray, for workers, routers and Ray's head alike; nobody in it is root.
+# Image of Baton with Ray, for workers, routers and Ray's head. It does not run as root.
 #   docker build -t baton .                                    CPU
 #   docker build -t baton --build-arg TORCH_BACKEND=cu130 .    CUDA
-# What is installed had its hash when it was pinned (requirements.txt); torch is picked by its
-# build, as the Makefile does.
+# Dependencies are installed by hash (requirements.txt). Only torch is chosen by its build, as in the
+# Makefile.
 
 FROM python:3.11-slim-bookworm AS build
 ARG TORCH_BACKEND=cpu
@@ -20,7 +20,7 @@ RUN /opt/baton/bin/pip install --quiet --no-deps --no-build-isolation /src && \
     /opt/baton/bin/pip check
 
 FROM python:3.11-slim-bookworm
-# wget is what KubeRay looks after its pods with, where they bring no probes of their own.
+# KubeRay's default probes need wget.
 RUN apt-get update && apt-get install -y --no-install-recommends tini wget && \
     rm -rf /var/lib/apt/lists/* && useradd --create-home --uid 1000 baton
 COPY --from=build /opt/baton /opt/baton

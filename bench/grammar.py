@@ -19,8 +19,8 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from bench.lib.engines import engine_config
 from bench.lib.report import ResultRow, finish, median, percentile
-from bench.lib.settings import engine_config
 from engine.execution.engine import Engine
 from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights

@@ -27,8 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from bench.lib.engines import SHAPE_100M, make
 from bench.lib.http_load import Arrival, ClosedLoop, LoadClient, Objective, StreamTiming
-from bench.lib.random_model import SHAPE_100M, make
 from bench.lib.report import ResultRow, finish, percentile
 from bench.lib.standalone import Standalone
 from cluster.models.locate import demo_path

@@ -21,9 +21,9 @@ from bench.lib.bare_engine import (
     run_bare,
     summarize,
 )
+from bench.lib.engines import SHAPE_100M, make
 from bench.lib.http_load import Arrival, LoadClient
 from bench.lib.local_cluster import LocalCluster, local_cluster
-from bench.lib.random_model import SHAPE_100M, make
 from bench.lib.report import ResultRow, finish, median
 from cluster.models.locate import demo_path
 

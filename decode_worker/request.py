@@ -24,7 +24,9 @@ Tokens that were sent stay valid, because sampling is a function of the position
 
 Pages: the engine holds those of the sequence ``_handle`` until ``_drop_sequence``. When a client
 hangs up, ``cancel`` does both: Drop frees the pages here at the engine's next step boundary, and
-cancelling the task ``_placing`` ends Prefill.Run, which frees those on the prefill worker.
+cancelling the task ``_placing`` ends Prefill.Run, which frees those on the prefill worker; a fetch
+from a peer ends its import. In an engine Drop leads to ``Engine.drop``, ``Scheduler.finish``,
+``Sequence.release`` and ``BlockManager.release``.
 """
 
 from __future__ import annotations
@@ -64,8 +66,10 @@ def should_prefill_locally(
 ) -> bool:
     """Return whether the decode worker computes the missing tokens of the context itself.
 
-    It does when there is no prefill worker, and when at most ``local_prefill_tokens`` are missing,
-    because a handover would take longer than computing them."""
+    It does when there is no prefill worker (left), and when at most ``local_prefill_tokens`` are
+    missing, because a handover would take longer than computing them. The router sends that limit
+    with the request (``Placer.submit_message``); where D alone is the best placement, it names no
+    prefill worker."""
     return not has_prefill_worker or context_tokens - cached_tokens <= local_prefill_tokens
 
 
@@ -205,6 +209,7 @@ class DecodeRequest:
         return True
 
     def _should_prefill_locally(self, request: Request, cached_tokens: int) -> bool:
+        """Decide with 0 before the look-up, which a short context does not need, and after it."""
         has_worker, limit = self._candidate is not None, self._local_prefill_tokens
         return should_prefill_locally(len(request.context), cached_tokens, has_worker, limit)
 

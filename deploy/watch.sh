@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prometheus and Grafana on Ray's head (Ubuntu or Debian, sudo), both on loopback:
-#   sh watch.sh URL        URL: a router, as this machine reaches it
-# Then, from your own machine: ray attach FILE.yaml --port-forward 3000 --port-forward 9090
+# Install and start Prometheus and Grafana on Ray's head (Ubuntu or Debian, sudo), both on loopback:
+#   sh watch.sh URL        URL: address at which this machine reaches a router
+# Then, on your own machine: ray attach FILE.yaml --port-forward 3000 --port-forward 9090
 set -eu
 url=$1
 watch=$HOME/watch
@@ -11,7 +11,7 @@ command -v prometheus >/dev/null || missing="prometheus"
 [ -x /usr/share/grafana/bin/grafana ] || missing="$missing grafana"
 if [ -n "$missing" ]; then
   for unit in $(echo "$missing" | sed s/grafana/grafana-server/); do
-    # Otherwise the package starts its own unit, with Prometheus on all interfaces.
+    # Mask the package's own unit, which would start Prometheus on all interfaces.
     sudo ln -sf /dev/null "/etc/systemd/system/$unit.service"
   done
   key=/usr/share/keyrings/grafana.asc
@@ -20,7 +20,7 @@ if [ -n "$missing" ]; then
     sudo tee /etc/apt/sources.list.d/grafana.list >/dev/null
   apt() { sudo env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=600 "$@"; }
   apt update
-  # shellcheck disable=SC2086  # two words, perhaps
+  # shellcheck disable=SC2086  # may be two words
   apt install -y --no-install-recommends $missing
 fi
 

@@ -20,5 +20,8 @@ a prefill) and peer_fetch.py (blocks that another worker has cached).
 To add a KV transport, write a counterpart of ``KVServer`` (sender.py) and of ``KVClient``
 (receiver.py) that carries the packed frames of one transfer id in order, create both in
 cluster/worker/worker.py, and announce the server as ``kv_endpoint`` of the worker's record
-(protocol/registry/directory.py). Frames, checks, credits and the control call stay as they are.
+(protocol/registry/directory.py), which must be host:port. Frames, checks, credits and the control
+call stay as they are: let ``open`` return a ``KVPull`` on the transport's own stream (an iterator
+of frames with ``cancel``), and have ``KVPull.read_frames`` turn the errors of that stream, too,
+into TransferFailed. The metrics name the transport by ``TRANSPORT`` in cluster/worker/metrics.py.
 """

@@ -14,8 +14,8 @@
     payload
 
 Numbers are little-endian. Both ends derive the same list of pieces from the request, so a frame is
-compared with the one piece that is due, not with bounds. ``KVServer`` packs frames; ``KVPull``
-checks them with ``unpack_frame`` and ``ExpectedFrames.check``.
+compared with the one piece that is due, not with bounds. ``OutboundTransfer.frames`` packs them;
+``KVPull`` checks them with ``unpack_frame`` and ``ExpectedFrames.check``.
 """
 
 from __future__ import annotations

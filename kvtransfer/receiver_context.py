@@ -1,7 +1,8 @@
 """What the KV transfers into one worker share. ``Worker`` creates the one ``KVReceiver``; the
 Decode and the Prefill service ask it for the context of the engine session that serves now.
 
-It also owns the gRPC channels to other workers, and those on which Prefill.Run is called.
+``PrefillChannels`` has the gRPC channels on which Prefill.Run is called; those for KV/Pull belong
+to ``KVClient`` (receiver.py).
 
 ``TrafficCounter`` counts the KV that this worker receives and measures how fast it comes while
 requests wait; the metrics page and the utilisation of the worker read it, on the event loop.

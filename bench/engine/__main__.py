@@ -34,7 +34,7 @@ from bench.engine.contestants import (
     ContestantProcess,
     ContestantRun,
 )
-from bench.lib.random_model import SHAPE_100M, make
+from bench.lib.engines import SHAPE_100M, make
 from bench.lib.report import ResultRow, finish, median
 from bench.lib.roofline import CPU, MachineLimits, ModelCost, measure, quiet_core
 from cluster.models.locate import demo_path

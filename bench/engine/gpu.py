@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bench.lib.engines import engine_config
 from bench.lib.report import ResultRow, finish, median
 from bench.lib.roofline import MachineLimits, ModelCost, StepFloor, measure
-from bench.lib.settings import engine_config
 from engine.execution.engine import Engine
 from engine.kv_cache.kv_format import Precision
 from engine.model.decoder import DecoderModel

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 import torch
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from bench.lib.standalone import Standalone
 from cluster.models.locate import demo_path
 from engine.execution.engine import Engine

@@ -15,35 +15,11 @@ from cluster.config import assemble
 from cluster.config.schema import Config
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.settings.worker_settings import WorkerSettings
-from engine.execution.engine import EngineConfig
 from engine.ipc.settings import EngineSettings, SpeculationMethod, SpeculationSettings
-from engine.kv_cache.kv_format import Precision, Storage
 from protocol.roles import Role
 from router.settings import RouterSettings
 
 NO_SPECULATION = SpeculationSettings(method="off", model_path=None, max_tokens=8)
-
-
-def engine_config(
-    *,
-    pages: int,
-    max_batch: int = 64,
-    chunk: int = 512,
-    max_model_len: int = 4096,
-    step_budget_ms: float | None = None,
-    kv_precision: Precision = "exact",
-    kv_storage: Storage = "wide",
-) -> EngineConfig:
-    """Return the configuration of an engine that runs in the caller's process."""
-    return EngineConfig(
-        pages=pages,
-        max_batch=max_batch,
-        prefill_chunk=chunk,
-        max_model_len=max_model_len,
-        step_budget_ms=step_budget_ms,
-        kv_precision=kv_precision,
-        kv_storage=kv_storage,
-    )
 
 
 def speculation_settings(

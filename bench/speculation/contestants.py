@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from bench.speculation.measurements import (
     Clock,
     RecordingLengths,

@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.lib.random_model import SHAPE_100M
+from bench.lib.engines import SHAPE_100M
 from engine.model_config.checkpoint import load_config
 from engine.model_config.config import ModelConfig
 

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench.lib.random_model import SHAPE_100M
+from bench.lib.engines import SHAPE_100M
 from bench.speculation.contestants import MakeProposer, Tokens
 from bench.speculation.copying_model import PERIOD, make_copying
 from bench.speculation.grown_model import grow, grow_heads

@@ -1,4 +1,8 @@
-"""`baton scale`: changes the replica counts of a running cluster; replicas that stay go on."""
+"""`baton scale`: changes the replica counts of a running cluster; replicas that stay go on.
+
+Ray reads its environment when it is imported, so functions import it once ``_connected`` has set
+that environment.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,9 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ray import serve
-
 from cluster.local.run_state import ClusterHome
 from cluster.local.start_report import ReportWaiting, StartReporter, WaitReporter
-from cluster.serve import ray_internals, ray_runtime
-from cluster.serve.deploy import (
-    declared_slots,
-    failure_reason,
-    is_autoscaler_acting,
-    running_replicas,
-)
+from cluster.serve import ray_runtime
 from cluster.serve.replica_kinds import SCALABLE_KINDS, ReplicaKind, application_name
 from protocol.errors import StartupError
 from protocol.roles import ROLES
@@ -77,8 +73,10 @@ def set_replicas(
 
     Raises StartupError for a kind that is not deployed or that an autoscaler controls, and at the
     deadline."""
+    from cluster.serve import deploy, ray_internals
+
     _check_not_autoscaled(counts)
-    before = running_replicas()
+    before = deploy.running_replicas()
     absent = [kind for kind in counts if kind not in before]
     if absent:
         raise StartupError(
@@ -92,8 +90,10 @@ def set_replicas(
 
 
 def _check_not_autoscaled(kinds: Collection[ReplicaKind]) -> None:
+    from cluster.serve import deploy
+
     pools = [kind for kind in ROLES if kind in kinds]
-    if pools and is_autoscaler_acting():
+    if pools and deploy.is_autoscaler_acting():
         raise StartupError(
             f"the autoscaler sets the number of {' and '.join(pools)} workers (autoscaler.mode is"
             " act); change its limits, as autoscaler.decode_min, or turn it to advise, and deploy"
@@ -103,27 +103,33 @@ def _check_not_autoscaled(kinds: Collection[ReplicaKind]) -> None:
 
 def _failure_reasons(kinds: Sequence[ReplicaKind]) -> list[str]:
     """Return the errors of replicas that fail to start."""
+    from ray import serve
+
+    from cluster.serve import deploy
+
     applications = serve.status().applications
     found = [applications[name] for name in map(application_name, kinds) if name in applications]
     return [
-        failure_reason(overview)
+        deploy.failure_reason(overview)
         for overview in found
         if any("failed to start" in each.message for each in overview.deployments.values())
     ]
 
 
 def _wait_for(counts: dict[ReplicaKind, int], deadline_s: float, report: ReportWaiting) -> None:
+    from cluster.serve import deploy
+
     end = time.monotonic() + deadline_s
     wait_reporter = WaitReporter(report, end)
     while True:
-        running = running_replicas()
+        running = deploy.running_replicas()
         waiting: list[ReplicaKind] = [k for k, n in counts.items() if running.get(k, 0) != n]
         if not waiting:
             return
         if time.monotonic() > end:
             shown = ", ".join(f"{running.get(k, 0)} of {counts[k]} {k}" for k in waiting)
             reasons = "".join(f"; {reason}" for reason in _failure_reasons(waiting))
-            why = declared_slots(waiting) + reasons
+            why = deploy.declared_slots(waiting) + reasons
             raise StartupError(f"after {deadline_s:.0f} s {shown} run{why}")
         wait_reporter(waiting)
         time.sleep(_POLL_S)

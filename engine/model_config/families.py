@@ -1,7 +1,9 @@
 """The supported model families: how each one's ``config.json`` becomes a ``ModelConfig``.
 
-A family is one function from the raw config to the fields in which it differs from Llama. A feature
-that no field covers is refused by its name, before anything is loaded. Torch-free.
+A family is one function from the raw config to the fields in which it differs from Llama. It needs
+an entry in FAMILIES and one, even if empty, in DEFAULTS. It raises ``_Unsupported`` with the name
+of a feature that no field covers, before anything is loaded; keys that it does not read have no
+effect. Torch-free.
 """
 
 from __future__ import annotations

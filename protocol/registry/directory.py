@@ -31,7 +31,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     fingerprint: str
-    precision: str  # KV precision: "exact"
+    precision: str  # KV precision: "exact" | "fp8"
     max_model_len: int
     vocab_size: int
     kv_bytes_per_token: int

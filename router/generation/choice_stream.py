@@ -94,7 +94,7 @@ class RoutingServices(NamedTuple):
 
 
 class ChoiceStream:
-    """One choice of a response. Created by ``create_response``, closed by ``GenerationResponse``.
+    """One choice of a response. Created by ``accept_request``, closed by ``GenerationResponse``.
 
     created --start()--> submitted --tokens--> streaming --finish, stop string--> finished
                             |  ^                   |

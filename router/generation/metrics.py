@@ -1,7 +1,8 @@
 """Prometheus metrics of one router.
 
 ``RouterMetrics`` holds all series; ``DemandMetrics`` those of arriving requests; ``ChoiceMetrics``
-is the stopwatch of one choice. Names and bucket edges follow vLLM's, with finer edges below.
+is the stopwatch of one choice. Names and bucket edges follow vLLM's, with more edges at
+short times.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 SSE_DONE = b"data: [DONE]\n\n"
-_THREAD_TOKENS = 256  # with log-probabilities, from which a response is formatted in a thread
+_THREAD_TOKENS = 256  # a response with more log-probabilities than this is formatted in a thread
 _STUCK_S = 30.0  # beyond its deadline: for a client that neither reads nor hangs up
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.lib.random_model import SHAPE_100M
-from bench.lib.settings import engine_config
+from bench.lib.engines import SHAPE_100M, engine_config
 from bench.speculation.copying_model import PERIOD, make_copying
 from bench.speculation.targets import HeldOutTexts
 from cluster.models.locate import demo_path

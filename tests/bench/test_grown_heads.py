@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bench.lib.random_model import SHAPE_100M
+from bench.lib.engines import SHAPE_100M
 from bench.speculation.grown_model import grow, grow_heads
 from cluster.models.locate import demo_path
 from engine.batching.attention_metadata import AttentionMetadata, decode_groups

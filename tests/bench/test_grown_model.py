@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.lib.random_model import SHAPE_100M
-from bench.lib.settings import engine_config
+from bench.lib.engines import SHAPE_100M, engine_config
 from bench.speculation.grown_model import grow
 from cluster.models.locate import demo_path
 from engine.execution.engine import Engine

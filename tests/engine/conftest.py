@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from engine.execution.engine import Engine
 from engine.model.decoder import DecoderModel
 from engine.model.weights import load_weights

@@ -22,7 +22,7 @@ SPECIAL = [
     "<unk>",
     "<bos>",
     "<eos>",
-]  # the end is token 2, as in tests/engine/model_config/families.py
+]  # the end is token 2, as in tests/engine/families.py
 
 
 def save_tokenizer(folder: Path) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from engine.execution.engine import Engine
 from engine.model.decoder import DecoderModel
 from engine.scheduling.step_policy import plan_decode_step

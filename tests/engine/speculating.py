@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from engine.execution.engine import Engine
 from engine.execution.stepper import TokenOut
 from engine.model.decoder import DecoderModel

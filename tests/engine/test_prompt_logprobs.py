@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from engine.execution.engine import Engine
 from engine.execution.stepper import TokenOut
 from engine.model.decoder import DecoderModel

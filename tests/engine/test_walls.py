@@ -9,8 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from bench.lib.random_model import SHAPE_100M
-from bench.lib.settings import engine_config
+from bench.lib.engines import SHAPE_100M, engine_config
 from cluster.models.locate import demo_path
 from cluster.worker.engine_main import POLICIES
 from cluster.worker.utilisation import UtilisationSample, WorkerLimits, compute_utilisation

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from engine.execution.engine import Engine
 from engine.kv_cache.kv_format import Codec, Precision, split_into_pieces
 from engine.scheduling.step_policy import plan_decode_step

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from cluster.local.redis_server import EmbeddedRedis
 from engine.execution.engine import Engine
 from engine.scheduling.step_policy import plan_prefill_step

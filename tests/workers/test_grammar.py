@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
 from engine.execution.engine import Engine

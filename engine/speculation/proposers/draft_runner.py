@@ -98,7 +98,7 @@ class DraftModelRunner:
         place = lengths - 1 + np.arange(nodes)[:, None]
         at, slots = self._on_device(place), self._on_device(_slots(table, place))
         fresh = lengths - np.array([r.known for r in ready])
-        views = self._attention(table, lengths, going, alone=bool(fresh.max() == 1))
+        views = self._attention(table, lengths, going, last_tokens_only=bool(fresh.max() == 1))
         drawn = torch.empty(len(ready), nodes, dtype=torch.int64, device=at.device)
         if views[0]:
             tokens = self._tokens([r.sequence.tokens[-1] for r in ready])
@@ -134,12 +134,12 @@ class DraftModelRunner:
         return self._model.logits(hidden[self._on_device(ends - 1)])
 
     def _attention(
-        self, table: Ints, lengths: Ints, going: Sequence[int], *, alone: bool
+        self, table: Ints, lengths: Ints, going: Sequence[int], *, last_tokens_only: bool
     ) -> list[dict[int, AttentionMetadata]]:
         """Return the metadata of each pass; the first is empty unless it computes last tokens only.
         table: [b, pages], lengths: [b], going: sequences of each pass. Consecutive passes over the
         same sequences share their metadata."""
-        views: list[dict[int, AttentionMetadata]] = [] if alone else [{}]
+        views: list[dict[int, AttentionMetadata]] = [] if last_tokens_only else [{}]
         while len(views) < len(going):
             start = len(views)
             own = slice(going[start])

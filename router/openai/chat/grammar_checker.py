@@ -43,6 +43,8 @@ class GrammarChecker:
         Raises ApiError: 400 for a grammar that is invalid or too complex, with the field and the
         problem; 429 where other compilations leave no time for it.
         """
+        if not plan.grammar:
+            return plan
         _check_size(plan)
         verdict = self._known.get(_key(plan)) or await self._compile(plan, tenant)
         if verdict.problem:

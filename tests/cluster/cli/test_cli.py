@@ -30,7 +30,10 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["cluster.launch.standalone", "router.http.app", "cluster.launch.up", "cluster.launch.down"],
+    [
+        *("cluster.launch.standalone", "router.http.app", "cluster.launch.up"),
+        *("cluster.launch.down", "cluster.launch.supervisor", "cluster.serve.scale"),
+    ],
 )
 def test_fronts_need_neither_ray_nor_torch(name: str) -> None:
     program = f"import sys, {name}; print([m for m in ('ray', 'torch') if m in sys.modules])"

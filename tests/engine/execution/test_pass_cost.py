@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from engine.execution.engine import Engine
 from engine.execution.machine_ceilings import measure_ceilings
 from engine.execution.pass_cost import PassCost, pass_cost

@@ -11,7 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.lib.settings import engine_config, engine_settings
+from bench.lib.engines import engine_config
+from bench.lib.settings import engine_settings
 from engine.batching.attention_metadata import PackedBatch
 from engine.execution.engine import Engine
 from engine.execution.loading import LoadedEngine, load_engine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from engine.execution.engine import Engine
 from engine.kv_cache.kv_format import Codec, Precision, Storage, split_into_pieces
 from engine.model.decoder import DecoderModel

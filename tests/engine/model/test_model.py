@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from engine.execution.engine import Engine
 from engine.model_config.checkpoint import load_config
 from engine.scheduling.step_policy import plan_decode_step

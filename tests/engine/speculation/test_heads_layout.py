@@ -56,7 +56,7 @@ def without(state: State, ending: str) -> State:
 
 @pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize("layout", ["published", "prefixed", "vllm"])
-def test_medusa_heads_of_every_layout_say_the_same(
+def test_medusa_heads_of_every_layout_give_equal_logits(
     tiny: DecoderModel, tmp_path: Path, layout: str, blocks: int
 ) -> None:
     state = medusa_state(tiny, blocks=blocks)
@@ -75,9 +75,7 @@ def test_medusa_heads_of_every_layout_say_the_same(
             torch.testing.assert_close(logits[:, row], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_medusa_heads_without_a_reading_are_read_by_the_target(
-    tiny: DecoderModel, tmp_path: Path
-) -> None:
+def test_medusa_heads_without_lm_head_use_the_targets(tiny: DecoderModel, tmp_path: Path) -> None:
     state = medusa_state(tiny)
     blocks = {name: t for name, t in state.items() if "linear" in name}
     features = torch.randn(2, tiny.config.hidden_size)
@@ -98,7 +96,7 @@ def test_medusa_heads_without_a_reading_are_read_by_the_target(
 
 @pytest.mark.parametrize("prefix", ["", "model."])
 @pytest.mark.parametrize("bias", [True, False])
-def test_an_eagle_head_says_what_its_layer_does_in_plain_torch(
+def test_eagle_head_matches_plain_torch(
     tiny: DecoderModel, tmp_path: Path, bias: bool, prefix: str
 ) -> None:
     state = eagle_state(tiny, bias=bias)
@@ -119,9 +117,7 @@ def test_an_eagle_head_says_what_its_layer_does_in_plain_torch(
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_kind_a_folder_is_of_is_told_by_its_tensors(
-    tiny: DecoderModel, tmp_path: Path
-) -> None:
+def test_draft_kind_is_detected_from_tensor_names(tiny: DecoderModel, tmp_path: Path) -> None:
     llama = {"model.layers.0.self_attn.q_proj.weight": torch.zeros(2, 2)}
     kinds: dict[str, State] = {"medusa": medusa_state(tiny), "eagle": eagle_state(tiny)}
     for kind, state in (kinds | {"draft": llama}).items():
@@ -225,7 +221,7 @@ def test_pickles_are_refused(tiny: DecoderModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prior", [3, [["a"]], [[]], []])
-def test_a_prior_that_is_none_is_refused(prior: Any) -> None:
+def test_invalid_tree_prior_is_refused(prior: Any) -> None:
     with pytest.raises(StartupError, match=r"x: tree_prior"):
         read_tree_prior({"tree_prior": prior}, 2, "x")
 
@@ -252,7 +248,7 @@ priors = st.lists(
 
 
 @given(priors, st.integers(1, 30), st.booleans())
-def test_a_tree_is_the_likeliest_of_its_size(
+def test_best_tree_has_the_most_probable_nodes(
     prior: list[list[float]], nodes: int, spine_only: bool
 ) -> None:
     tree = best_tree(prior, nodes, spine_only=spine_only)

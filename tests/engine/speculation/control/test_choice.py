@@ -41,7 +41,7 @@ def problems(draw: st.DrawFn) -> tuple[Vector, BatchCosts]:
 
 
 @given(problems())
-def test_no_other_counts_are_better(problem: tuple[Vector, BatchCosts]) -> None:
+def test_chosen_lengths_are_optimal(problem: tuple[Vector, BatchCosts]) -> None:
     gains, costs = problem
     batch, most = gains.shape
     found = choose_draft_lengths(gains, np.ones_like(gains), costs)
@@ -53,14 +53,14 @@ def test_no_other_counts_are_better(problem: tuple[Vector, BatchCosts]) -> None:
     assert found.speedup == pytest.approx(chosen * costs.plain / batch)
 
 
-def test_nothing_to_gain_is_nothing_proposed() -> None:
+def test_no_drafts_without_gain() -> None:
     gains = np.zeros((4, 8))
     costs = BatchCosts(1.0, np.ones(33), np.arange(9))
     assert choose_draft_lengths(gains, np.ones_like(gains), costs).counts == [0, 0, 0, 0]
     assert choose_draft_lengths(gains, np.ones_like(gains), costs).speedup == 1.0
 
 
-def test_those_who_gain_most_come_first() -> None:
+def test_highest_gains_get_nodes_first() -> None:
     gains: Vector = np.array([0.95, 0.1, 0.6])[:, None] ** np.arange(1.0, 9.0)
     verify: Vector = 1.0 + 0.05 * np.arange(25.0)  # rows cost, so not all sequences get all nodes
     counts = choose_draft_lengths(
@@ -69,7 +69,7 @@ def test_those_who_gain_most_come_first() -> None:
     assert counts[0] > counts[2] > counts[1]
 
 
-def test_a_row_that_is_seldom_proposed_is_seldom_paid_for() -> None:
+def test_rarely_proposed_rows_cost_little() -> None:
     """Prompt lookup: half of the time nothing is found, and nothing is verified."""
     verify = np.array([1.0, 1.5, 2.0])
     costs = BatchCosts(1.0, verify, np.zeros(3, int))

@@ -84,7 +84,7 @@ def test_a_draft_that_is_always_wrong_costs_nothing(machine: str, batch: int) ->
     assert all(control.speedups()[0] == 1.0 for control in ran.controllers)
 
 
-def test_in_the_long_run_it_is_hardly_tried_any_more() -> None:
+def test_trials_of_a_bad_draft_become_rare() -> None:
     ran = run(12000, seeds=1, machine=SMALL, acceptance=always(0.0), batch=1)
     asked = ran.worlds[0].asked
     assert ran.speedup > 0.997
@@ -99,7 +99,7 @@ def test_a_draft_on_the_verge_costs_nothing(batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
-def test_an_overhead_that_no_curve_knows_is_found(batch: int) -> None:
+def test_unmodelled_overhead_is_learned(batch: int) -> None:
     dear = replace(LARGE, overhead=20e-3)
     ran = run(800, machine=dear, acceptance=always(0.6), batch=batch)
     assert ran.speedup > 0.98
@@ -175,7 +175,7 @@ def test_classes_of_requests_are_told_apart() -> None:
 # ---- it follows -------------------------------------------------------------------------------
 
 
-def test_it_stops_when_drafts_get_bad_and_begins_when_they_get_good() -> None:
+def test_speculation_follows_changing_acceptance() -> None:
     world = SimulatedEngine(
         LARGE, lambda s, t: 0.8 if t < 300 or t >= 2500 else 0.0, 2, length=5000
     )
@@ -190,13 +190,13 @@ def test_it_stops_when_drafts_get_bad_and_begins_when_they_get_good() -> None:
     assert measured == pytest.approx(best(LARGE, 0.8, 2), rel=0.1)
 
 
-def test_a_machine_that_gets_slower_and_faster_is_no_reason_to_stop() -> None:
+def test_changing_machine_speed_does_not_stop_speculation() -> None:
     drifting = replace(LARGE, speed=lambda step: 1.5 if step // 200 % 2 else 1.0)
     ran = run(2500, machine=drifting, acceptance=always(0.75), batch=2)
     assert ran.speedup > 0.9 * best(LARGE, 0.75, 2)
 
 
-def test_a_wrong_curve_is_put_right() -> None:
+def test_wrong_curve_is_corrected() -> None:
     """Calibrated while the machine was three times as fast, and as if rows cost nothing."""
     world = SimulatedEngine(SMALL, always(0.3), 8, noise=0.05)
     control = controller(world, LatencyCurve([0.6e-3] * 256))
@@ -219,7 +219,7 @@ def test_no_drafts_without_a_cost_model() -> None:
     assert sum(map(bool, world.asked)) > 100
 
 
-def test_no_more_than_the_request_has_left() -> None:
+def test_lengths_stay_within_the_remaining_tokens() -> None:
     world = SimulatedEngine(LARGE, always(0.95), 3, length=9)
     control = controller(world)
 

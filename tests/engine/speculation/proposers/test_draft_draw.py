@@ -38,7 +38,7 @@ def _seated(kinds: list[dict[str, Any]]) -> tuple[SamplingTable, list[Sequence],
 
 
 @pytest.mark.parametrize("kinds", MIXES, ids=range(len(MIXES)))
-def test_draws_as_the_target_does(kinds: list[dict[str, Any]]) -> None:
+def test_drafts_are_drawn_with_the_target_noise(kinds: list[dict[str, Any]]) -> None:
     table, sequences, rows = _seated(kinds)
     draws, target = DraftSampler(sequences, rows, table), Sampler(table)
     generator = torch.Generator().manual_seed(4)
@@ -54,7 +54,7 @@ def test_draws_as_the_target_does(kinds: list[dict[str, Any]]) -> None:
         assert all(len(set(tokens)) == 4 for tokens in ranked.tolist())
 
 
-def test_the_first_ones_go_on() -> None:
+def test_sampler_draws_for_the_first_sequences() -> None:
     table, sequences, rows = _seated(KINDS)
     draws = DraftSampler(sequences, rows, table)
     logits = torch.randn(len(KINDS), VOCAB, generator=torch.Generator().manual_seed(1))
@@ -64,7 +64,7 @@ def test_the_first_ones_go_on() -> None:
         assert draws.draw(logits[:count].clone(), positions[:count]).tolist() == every[:count]
 
 
-def test_filters_are_met_within_the_head() -> None:
+def test_filters_apply_within_the_top_tokens() -> None:
     """Flat logits: nothing ends within the head, and still only its tokens are drawn."""
     table, sequences, rows = _seated(KINDS)
     logits = torch.randn(len(KINDS), VOCAB, generator=torch.Generator().manual_seed(2)) * 0.01

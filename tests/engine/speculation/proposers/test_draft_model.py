@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.lib.settings import engine_config
+from bench.lib.engines import engine_config
 from engine.batching.attention_metadata import AttentionMetadata, PackedBatch, chunk_attention
 from engine.execution.engine import Engine
 from engine.kv_cache.kv_pool import make_pool
@@ -117,7 +117,7 @@ def _decode_all(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2])
-def test_proposes_what_it_would_say(
+def test_drafts_are_the_draft_models_own_tokens(
     tiny: DecoderModel, window: DecoderModel, temperature: float
 ) -> None:
     for draft in (tiny, window):
@@ -135,7 +135,7 @@ def test_proposes_what_it_would_say(
         assert proposed > 150
 
 
-def test_one_that_says_the_same_is_always_right(tiny: DecoderModel) -> None:
+def test_identical_draft_model_is_always_accepted(tiny: DecoderModel) -> None:
     """Noise included: what is proposed is what the target draws."""
     desk = Desk(tiny, tiny)
     told: list[tuple[int, list[int]]] = []
@@ -244,7 +244,9 @@ TOKENIZER = '{{"model": {{"vocab": {{"a": 0, "{b}": 1}}}}, "added_tokens": []}}'
 
 
 @pytest.mark.parametrize("size", [256, 352])
-def test_one_padded_otherwise_will_do(tiny: DecoderModel, tmp_path: Path, size: int) -> None:
+def test_differently_padded_vocabulary_is_accepted(
+    tiny: DecoderModel, tmp_path: Path, size: int
+) -> None:
     draft = _pad(tmp_path / "draft", size)
     target = tmp_path / "target"
     target.mkdir()
@@ -267,13 +269,13 @@ def test_one_padded_otherwise_will_do(tiny: DecoderModel, tmp_path: Path, size: 
         load_draft(draft, tiny, engine.state, **options)
 
 
-def test_the_head_is_less_than_the_vocabulary(tiny: DecoderModel) -> None:
+def test_top_tokens_are_fewer_than_the_vocabulary(tiny: DecoderModel) -> None:
     """Else the tests above would not see what is left out of it."""
     assert tiny.config.vocab_size > TOP_TOKENS
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 40])
-def test_a_drafts_products_are_products(rows: int) -> None:
+def test_draft_linear_matches_matmul(rows: int) -> None:
     generator = torch.Generator().manual_seed(3)
     weight, bias, x, residual = (
         torch.randn(shape, generator=generator)

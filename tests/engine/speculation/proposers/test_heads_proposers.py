@@ -154,7 +154,7 @@ def test_medusa_proposes_what_its_heads_rank_first(
 
 @pytest.mark.parametrize("nodes", [1, 4, 9])
 @pytest.mark.parametrize("version", [1, 3])
-def test_eagle_proposes_what_its_layer_foretells(
+def test_eagle_proposes_what_its_layer_predicts(
     make_engine: Callable[..., Engine],
     tiny: DecoderModel,
     eagle_folders: dict[int, Path],
@@ -226,7 +226,7 @@ def test_eagle_catches_up_after_steps_without_proposals(
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])
-def test_a_row_that_changes_hands_is_not_mistaken(
+def test_reassigned_row_gets_no_stale_drafts(
     make_engine: Callable[..., Engine], medusa_folder: Path, eagle_folder: Path, kind: str
 ) -> None:
     """Rows and pages are few: sequences wait, are preempted, and come back elsewhere."""

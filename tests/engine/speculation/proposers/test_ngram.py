@@ -90,7 +90,7 @@ def test_periodic_text_goes_on_as_long_as_wanted() -> None:
     assert index.propose(14) == ([5, 6, 7] * 5)[:14]
 
 
-def test_a_chance_match_says_little() -> None:
+def test_short_match_yields_few_tokens() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 2]
     index = NgramIndex(text)
     index.extend(100)
@@ -106,7 +106,7 @@ def _sequence(lease: int, prompt: list[int]) -> Sequence:
     return sequence
 
 
-def test_proposes_to_those_that_want_it() -> None:
+def test_drafts_only_for_sequences_with_a_request() -> None:
     proposer = NgramProposer(most=4)
     repeating = [1, 2, 3, 4, 5] * 3
     sequences = [_sequence(i, p) for i, p in enumerate([repeating, [1, 2, 3], repeating])]
@@ -138,7 +138,7 @@ def test_a_long_prompt_takes_several_steps() -> None:
     assert index._indexed == len(prompt)
 
 
-def test_test_proposers_keep_the_rules() -> None:
+def test_test_proposers_follow_the_protocol() -> None:
     text = list(range(3, 40))
     sequence = _sequence(0, text[:10])
     rows = torch.zeros(1, dtype=torch.int64)

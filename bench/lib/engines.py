@@ -1,4 +1,4 @@
-"""Writes a model folder with random weights of a given shape and the demo model's tokenizer."""
+"""Models with random weights, and configurations of engines that run in the caller's process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from cluster.models.locate import demo_path
+from engine.execution.engine import EngineConfig
+from engine.kv_cache.kv_format import Precision, Storage
 from engine.model.weights import tensor_shapes
 from engine.model_config.checkpoint import load_config
 
@@ -41,3 +43,25 @@ def make(folder: Path, shape: dict[str, int], std: float = 0.05) -> Path:
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def engine_config(
+    *,
+    pages: int,
+    max_batch: int = 64,
+    chunk: int = 512,
+    max_model_len: int = 4096,
+    step_budget_ms: float | None = None,
+    kv_precision: Precision = "exact",
+    kv_storage: Storage = "wide",
+) -> EngineConfig:
+    """Return the configuration of an engine that runs in the caller's process."""
+    return EngineConfig(
+        pages=pages,
+        max_batch=max_batch,
+        prefill_chunk=chunk,
+        max_model_len=max_model_len,
+        step_budget_ms=step_budget_ms,
+        kv_precision=kv_precision,
+        kv_storage=kv_storage,
+    )
