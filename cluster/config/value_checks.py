@@ -47,6 +47,8 @@ def device(text: str) -> str:
 
 
 def module_name(text: str) -> str:
+    if text == "cluster.engine_main":  # the default of earlier versions
+        raise ValueError("cluster.worker.engine_main, its name now")
     if len(text) > 128 or not _MODULE.match(text):  # `python -m` takes nothing as an option
         raise ValueError("the dotted name of a Python module")
     return text

@@ -142,6 +142,15 @@ class RoutingSection(Section):
     admission_queue_ms: Positive | None = None  # None: no bound
     path_ms: NotNegative = 4.0  # to a prefill worker and back
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_policy(cls, given: object) -> object:
+        if isinstance(given, dict) and "policy" in given:
+            raise ValueError(
+                "policy is gone: routers always choose workers by their predicted cost"
+            )
+        return given
+
 
 class ScalingSection(AutoscalerSection):
     """The configuration's section `autoscaler`, and how long starts take in the simulation."""

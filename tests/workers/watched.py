@@ -75,7 +75,7 @@ class Served:
     @property
     def looks(self) -> int:
         """Of all who watch, so far."""
-        return int(self.app.state.router.live_overview.looks)
+        return int(self.app.state.router.live_overview.scrapes)
 
 
 @contextlib.asynccontextmanager

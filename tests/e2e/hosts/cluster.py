@@ -39,7 +39,8 @@ CONFIG: dict[str, Any] = {
     "model": {"max_len": 4096},
     "kv": {"precision": "exact"},
     "worker": {"threads": 1, "kv_tokens": 32768, "prefill_chunk": 128},
-    "pools": {"prefill": {"workers": 1}, "decode": {"workers": 2}},
+    # Chunks so small make prompts slow on decode workers: routers prefer the prefill worker.
+    "pools": {"prefill": {"workers": 1}, "decode": {"workers": 2, "prefill_chunk": 4}},
     "router": {"port": PORT, "replicas": 3, "admission_ttft_ms": 600_000},
 }
 """In fp32 with exact KV, the text is that of a single engine."""

@@ -80,8 +80,9 @@ async def test_a_rolling_update_loses_no_stream(
 ) -> None:
     before = [cluster.serving(host) for host in cluster.hosts]
     router = {**CONFIG["router"], "ttft_slo_ms": 3000}
-    worker = {**CONFIG["worker"], "prefill_chunk": 64}
-    cluster.configure({**CONFIG, "router": router, "worker": worker})
+    pools = {"prefill": {"workers": 1, "prefill_chunk": 64}}
+    pools["decode"] = {**CONFIG["pools"]["decode"], "prefill_chunk": 5}
+    cluster.configure({**CONFIG, "router": router, "pools": pools})
     async with Load(clients, cluster.hosts, asked, pause_s=CALM_S) as load:
         await asyncio.to_thread(cluster.up)
     assert not load.wrong(texts)
