@@ -36,7 +36,7 @@ from bench.simulator.fit import (
     pooled_percentiles,
     simulated_times,
 )
-from cluster.workloads.arrivals import draw_gap
+from cluster.workloads.distributions import draw_gap
 from protocol.registry.directory import WorkerRecord
 from router.placement.step_model import StepModel, mean_step_model, parse_step_model
 

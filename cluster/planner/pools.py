@@ -34,7 +34,7 @@ from cluster.sizing.queueing import prefill_service, resident_sequences
 from cluster.sizing.snapshot import MachineModel, RequestMix, RoleValues, SloTargets
 from engine.kv_cache.kv_format import Codec
 from protocol.errors import StartupError
-from protocol.registry.worker_utilisation import Wall, WorkerUtilisation
+from protocol.registry.directory import Wall, WorkerUtilisation
 from protocol.roles import ROLES, Role
 from router.placement.step_model import StepModel
 from router.walls import techniques

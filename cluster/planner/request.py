@@ -19,7 +19,7 @@ from cluster.planner.workload import (
     traced_workload,
 )
 from cluster.sizing.snapshot import SloTargets
-from cluster.workloads.lengths import RequestShare
+from cluster.workloads.distributions import RequestShare
 from cluster.workloads.traces import read_trace
 from engine.kv_cache.kv_format import Precision
 from protocol.errors import StartupError

@@ -11,7 +11,7 @@ from cluster.planner.plan import DeploymentPlan
 from cluster.planner.pools import PoolPlan
 from cluster.planner.request import PlanOptions
 from cluster.planner.workload import parse_workload_length
-from cluster.workloads.lengths import ConstantLength, Length, LogNormalLength, UniformLength
+from cluster.workloads.distributions import ConstantLength, Length, LogNormalLength, UniformLength
 from protocol.errors import StartupError
 
 SECONDS = 600.0

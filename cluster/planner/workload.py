@@ -15,8 +15,8 @@ import msgspec
 
 from cluster.sizing.queueing import resident_sequences
 from cluster.sizing.snapshot import MachineModel, RequestMix, RequestSample
-from cluster.workloads.lengths import FORMS as PARSED
-from cluster.workloads.lengths import (
+from cluster.workloads.distributions import FORMS as PARSED
+from cluster.workloads.distributions import (
     ConstantLength,
     Length,
     LogNormalLength,

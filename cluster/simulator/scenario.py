@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from cluster.config.schema import AutoscalerSection, Section
 from cluster.sizing.snapshot import SloTargets
-from cluster.workloads.arrivals import ArrivalKind
-from cluster.workloads.lengths import FORMS, parse_length
+from cluster.workloads.distributions import FORMS, ArrivalKind, parse_length
 from protocol.errors import StartupError
 from protocol.roles import ROLES, Role
 

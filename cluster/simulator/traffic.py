@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.scenario import EventSection, MixSection, Scenario, TrafficSection
-from cluster.workloads.arrivals import draw_gap
+from cluster.workloads.distributions import draw_gap
 from cluster.workloads.traces import BLOCK_TOKENS, read_trace
 
 GRID_S = 1.0

@@ -41,8 +41,7 @@ from engine.ipc.counters import (
 from engine.kv_cache.kv_format import Codec
 from engine.process.client import EngineClient
 from kvtransfer.receiver_context import TRANSFER_SECONDS, CodecTraffic, TrafficCounter
-from protocol.registry.directory import WorkerRecord
-from protocol.registry.worker_utilisation import WALLS, WorkerUtilisation
+from protocol.registry.directory import WALLS, WorkerRecord, WorkerUtilisation
 
 TRANSPORT = "grpc"
 REPLICA_CHARS = 12  # of the instance id: enough to tell workers apart, and to read

@@ -18,7 +18,7 @@ from engine.kv_cache.kv_format import Codec, KVFormat
 from engine.process.client import EngineClient
 from kvtransfer.codec_choice import CodecChoice, choose_codec
 from kvtransfer.receiver_context import TrafficCounter
-from protocol.registry.worker_utilisation import WorkerUtilisation
+from protocol.registry.directory import WorkerUtilisation
 
 WINDOW_S = 10.0
 SAMPLE_S = 0.5

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from protocol.registry.worker_utilisation import WALLS
+from protocol.registry.directory import WALLS
 from router.overview.prometheus_text import MetricsPage, matching_samples, sum_samples, to_count
 from router.overview.scraper import ScrapeResult, TargetGroup
 from router.walls.binding import IDLE, NO_WALL, ROLES

@@ -20,8 +20,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge
 
-from protocol.registry.directory import WorkerRecord
-from protocol.registry.worker_utilisation import WALLS, Wall, WorkerUtilisation
+from protocol.registry.directory import WALLS, Wall, WorkerRecord, WorkerUtilisation
 from router.walls.techniques import PoolProfile, Technique, rank_techniques
 
 ROLES = ("prefill", "decode")

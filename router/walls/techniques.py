@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from protocol.registry.worker_utilisation import Wall, WorkerUtilisation
+from protocol.registry.directory import Wall, WorkerUtilisation
 
 MIN_GAIN = 1.05
 """Smaller gains are not reported."""

@@ -21,7 +21,7 @@ from engine.model.decoder import DecoderModel
 from engine.model.weights import random_weights
 from engine.model_config.checkpoint import load_config
 from engine.process.meter import StepMeter
-from protocol.registry.worker_utilisation import WorkerUtilisation
+from protocol.registry.directory import WorkerUtilisation
 from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
 from router.walls.binding import find_binding_wall

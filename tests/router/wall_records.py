@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.registry.worker_utilisation import WorkerUtilisation
+from protocol.registry.directory import WorkerUtilisation
 
 
 def figures(**changes: Any) -> WorkerUtilisation:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.registry.directory import ModelInfo, RouterRecord, WorkerRecord
-from protocol.registry.worker_utilisation import WorkerUtilisation
+from protocol.registry.directory import ModelInfo, RouterRecord, WorkerRecord, WorkerUtilisation
 
 STEP = (5e-3, 1e-4, 1e-7, 5e-5, 1e-9)
 MODEL = ModelInfo(

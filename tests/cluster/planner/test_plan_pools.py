@@ -31,7 +31,7 @@ from cluster.planner.workload import (
     traced_workload,
 )
 from cluster.sizing.demand import NO_CORRECTIONS, demand_by_role
-from cluster.workloads.lengths import LogNormalLength
+from cluster.workloads.distributions import LogNormalLength
 from cluster.workloads.traces import TraceRequest
 from engine.model_config.families import parse_config
 from protocol.errors import StartupError

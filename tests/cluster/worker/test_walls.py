@@ -13,7 +13,7 @@ from cluster.worker.metrics import ceiling_metrics, utilisation_metrics, work_me
 from cluster.worker.utilisation import UtilisationSample, WorkerLimits, compute_utilisation
 from engine.ipc.counters import BucketCounts, EngineCounters, WorkDone
 from engine.ipc.settings import MachineCeilings
-from protocol.registry.worker_utilisation import WorkerUtilisation
+from protocol.registry.directory import WorkerUtilisation
 from router.overview.pool_view import WallView
 
 MACHINE = WorkerLimits(

@@ -8,8 +8,7 @@ from statistics import mean, pstdev
 
 import pytest
 
-from cluster.workloads.arrivals import ArrivalKind, draw_gap
-from cluster.workloads.lengths import ConstantLength, parse_length
+from cluster.workloads.distributions import ArrivalKind, ConstantLength, draw_gap, parse_length
 from cluster.workloads.traces import read_trace
 from protocol.errors import StartupError
 

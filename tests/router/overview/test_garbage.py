@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.registry.worker_utilisation import WALLS
+from protocol.registry.directory import WALLS
 from router.overview.overview import cluster_overview
 from router.overview.prometheus_text import MetricsSnapshot, parse_page
 from router.overview.scraper import ScrapeResult, TargetGroup

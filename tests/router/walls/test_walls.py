@@ -9,8 +9,13 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from protocol.registry.directory import ModelInfo, WorkerRecord, _is_valid_worker
-from protocol.registry.worker_utilisation import WALLS, WorkerUtilisation
+from protocol.registry.directory import (
+    WALLS,
+    ModelInfo,
+    WorkerRecord,
+    WorkerUtilisation,
+    _is_valid_worker,
+)
 from router.overview.pool_view import wall_views
 from router.overview.prometheus_text import parse_page
 from router.walls.binding import WallGauges, combine_workers, find_binding_wall, pool_walls

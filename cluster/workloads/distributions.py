@@ -1,10 +1,10 @@
-"""Distributions of prompt and output lengths in tokens, and the text forms that users write."""
+"""Distributions of request lengths, with their text forms, and of the gaps between requests."""
 
 from __future__ import annotations
 
 import math
 import random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from protocol.errors import StartupError
 
@@ -89,3 +89,20 @@ def _is_valid(length: Length) -> bool:
             return 1 <= low <= high
         case LogNormalLength(mean, sigma, most):
             return math.isfinite(mean) and mean >= 1 and 0 <= sigma <= 10 and most >= 1
+
+
+ArrivalKind = Literal["poisson", "constant", "gamma"]
+
+
+def draw_gap(kind: ArrivalKind, rate: float, burstiness: float, draw: random.Random) -> float:
+    """Return the seconds to the next arrival; the mean is 1 / ``rate`` for every kind.
+
+    ``burstiness`` is the shape of the gamma distribution, so that the coefficient of variation is
+    burstiness ** -0.5: a value of 1 is a Poisson process, smaller values make bursts, and larger
+    values make arrivals more even.
+    """
+    if kind == "constant":
+        return 1 / rate
+    if kind == "poisson":
+        return draw.expovariate(rate)
+    return draw.gammavariate(burstiness, 1 / (rate * burstiness))
