@@ -37,9 +37,9 @@ class WorkerUtilisation(msgspec.Struct, frozen=True, kw_only=True):
                     next sequence waits for pages
         network     KV received, as a share of what the link could have carried in the whole time
 
-    All but the times are shares, 0 .. 1. Compute and bandwidth refer to the time in which steps ran,
-    so they show what bounds a step. ``busy`` is the share of that time in the whole: an idle worker
-    is bound by nothing, however slow its steps. cluster/worker/utilisation.py measures it;
+    All but the times are shares, 0 .. 1. Compute and bandwidth refer to the time in which steps
+    ran, so they show what bounds a step. ``busy`` is the share of that time in the whole: an idle
+    worker is bound by nothing, however slow its steps. cluster/worker/utilisation.py measures it;
     router/walls and the planner read it.
     """
 
