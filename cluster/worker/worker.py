@@ -91,11 +91,11 @@ class Worker:
             self._events,
         )
         self._security = EndpointSecurity(settings.tls)
-        self._source = KVServer(settings.token, self._security)
-        self._sink = KVClient(settings.token, self._security)
+        self._kv_server = KVServer(settings.token, self._security)
+        self._kv_client = KVClient(settings.token, self._security)
         prefillers = PrefillChannels(settings.token, self._security)
-        self._receiver = KVReceiver(self._engine, self._sink, prefillers, settings.kv_codec)
-        self._prefill = PrefillService(self._engine, self._source, self._receiver, self.instance)
+        self._receiver = KVReceiver(self._engine, self._kv_client, prefillers, settings.kv_codec)
+        self._prefill = PrefillService(self._engine, self._kv_server, self._receiver, self.instance)
         self._decode = DecodeService(self._engine, self._receiver, self.instance)
         self._roles = RoleService(
             *(settings.role, self.instance, self._engine, self._decode),
@@ -137,7 +137,7 @@ class Worker:
         registered = self._registered = WorkerRegistration(
             instance=self.instance,
             model=_model_info(self.settings, ready),
-            kv_endpoint=self._source.start(self.settings.host, self.settings.kv_port),
+            kv_endpoint=self._kv_server.start(self.settings.host, self.settings.kv_port),
             endpoint=await self._listen(),
             metrics_endpoint=await self._metrics.start(
                 self.settings.host, self.settings.metrics_port, self.settings.tls
@@ -178,8 +178,8 @@ class Worker:
         if self._server is not None:
             await self._server.stop(grace=1.0)
         await self._metrics.close()
-        await asyncio.to_thread(self._source.stop)
-        self._sink.close()
+        await asyncio.to_thread(self._kv_server.stop)
+        self._kv_client.close()
         await self._engine.stop()
         await self._events.close()
         await self._redis.aclose()
