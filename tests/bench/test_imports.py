@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
+from tests.folders import PRODUCT, ROOT
 from tests.test_layout import imports
 
-ROOT = Path(__file__).parents[2]
-PRODUCT = (
-    "protocol",
-    "engine",
-    "kvtransfer",
-    "prefill_worker",
-    "decode_worker",
-    "router",
-    "cluster",
-)
 COMMANDS = sorted(
     {
         name
@@ -40,8 +29,3 @@ def test_commands_of_the_page_exist(name: str) -> None:
     path = ROOT / name.replace(".", "/")
     module = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     assert "def main(" in module.read_text()
-
-
-def test_no_folder_of_benchmarks_is_crowded() -> None:
-    folders = Counter(path.parent for path in (ROOT / "bench").rglob("*.py"))
-    assert max(folders.values()) <= 15

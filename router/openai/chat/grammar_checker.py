@@ -38,13 +38,11 @@ class GrammarChecker:
         self.pool = CompilePool(tokenizer)
 
     async def check(self, plan: OutputPlan, tenant: str = "") -> OutputPlan:
-        """Return the plan with its grammar in llguidance's form.
+        """Return the plan, which has a grammar, with the grammar in llguidance's form.
 
         Raises ApiError: 400 for a grammar that is invalid or too complex, with the field and the
         problem; 429 where other compilations leave no time for it.
         """
-        if not plan.grammar:
-            return plan
         _check_size(plan)
         verdict = self._known.get(_key(plan)) or await self._compile(plan, tenant)
         if verdict.problem:

@@ -66,7 +66,9 @@ class Vocab:
 
 
 def checked(tokenizer: Tokenizer, plan: OutputPlan) -> OutputPlan:
-    """By a router with a model of this tokenizer. Raises ApiError."""
+    """Check a plan's grammar, if it has one, for a model with this tokenizer. Raises ApiError."""
+    if not plan.grammar:
+        return plan
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
         tokenizer.save(str(path))
