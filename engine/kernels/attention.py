@@ -1,0 +1,334 @@
+"""Attention of decode rows over the paged KV pool, split over the context.
+
+    pieces   grid (sequences, KV heads, pieces)  each program attends to PIECE_TOKENS tokens
+    merged   grid (rows, heads)                  adds up the pieces of a row in their order
+
+A sequence has ``row_count`` rows: its last token, then draft nodes. Row i writes its KV to slot
+``known + i`` of its sequence and attends to the ``known`` tokens before, to itself, and to the draft
+nodes on its path, which are the bits of ``ancestors``. The query heads that share a KV head, times
+the rows, are the rows of one matrix product.
+
+A piece has a fixed number of tokens, so the bits of a row's result do not depend on the other rows
+of the batch (Dao et al., Flash-Decoding, 2023, with pieces of fixed size). Under fp8 storage the
+products see the raw e4m3 values: a scale is a power of two, so it commutes with rounding. K's scale
+multiplies the scores, and V's the probabilities, relative to the largest scale of the tile, which
+keeps them within fp16. The reference is ``engine.model.attention``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels import fp8 as fp8_grid
+from engine.kernels.fp8 import INTERPRETED, MIN_EXPONENT, power_of_two, unpack_e4m3
+
+PIECE_TOKENS = 256
+"""Tokens of one piece. Smaller ones fill a GPU at batch 1, larger ones write fewer partial results:
+256 tokens of fp8 KV are read for each 4 * group / 2 bytes per dimension that are written."""
+
+MAX_ROWS = 64
+"""Rows of one sequence: the bits of an int64."""
+
+_PAGE = tl.constexpr(32)  # tokens of a page, which the inner loop reads one of at a time
+
+
+@dataclass(frozen=True)
+class PagedRows:
+    """The decode rows of a batch: S sequences with R rows in total. All tensors are on the device;
+    a sequence without rows (``row_count`` 0) is computed by no program."""
+
+    table: Tensor  # [state rows, max_pages] int64, page ids
+    state_row: Tensor  # [S] int64, row of ``table``
+    known: Tensor  # [S] int64, tokens before the sequence's first row
+    first_row: Tensor  # [S] int64
+    row_count: Tensor  # [S] int64
+    depth: Tensor  # [R] int64, 0 for a last token
+    ancestors: Tensor  # [R] int64, bit j: attends to row j of its sequence
+    owner: Tensor  # [R] int64, sequence of each row
+    most_rows: int  # of a sequence
+    most_tokens: int  # bound of the keys of a sequence
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What attention of one layer depends on besides its tensors. ``window`` 0: no window."""
+
+    scale: float
+    softcap: float
+    window: int
+
+
+class AttentionWorkspace:
+    """Partial results of the pieces, allocated once for the largest step."""
+
+    def __init__(self, rows: int, heads: int, head_dim: int, pieces: int, device: torch.device):
+        self.pieces = pieces
+        self.out = torch.empty(rows * heads * pieces * head_dim, device=device)
+        self.lse = torch.empty(rows * heads * pieces, device=device)
+
+
+def piece_count(most_tokens: int, window: int) -> int:
+    """Return the number of pieces that the keys of one sequence can touch."""
+    pieces = -(-most_tokens // PIECE_TOKENS)
+    return min(pieces, -(-window // PIECE_TOKENS) + 2) if window else pieces
+
+
+def product_rows(most_rows: int, group: int) -> int:
+    """Return the rows of the matrix product: a power of two, at least the 16 of a tensor core."""
+    return max(16, triton.next_power_of_2(most_rows * group))
+
+
+@triton.jit
+def first_piece(known, WINDOW: tl.constexpr, PIECE: tl.constexpr):
+    """Return the first piece in reach of the first row of a sequence with ``known`` tokens."""
+    if WINDOW > 0:
+        return tl.maximum(known + 1 - WINDOW, 0) // PIECE
+    return known * 0
+
+
+@triton.jit
+def attention_pieces(
+    q_ptr,  # [R, heads, D]
+    q_stride,
+    kv_ptr,  # one layer of the pool: [pages, 32, 2, KV_HEADS, D], uint8 or values
+    exponents_ptr,  # fp8 storage: [pages, 32, 2, KV_HEADS] uint8
+    table_ptr,
+    table_stride,
+    state_row_ptr,
+    known_ptr,
+    first_row_ptr,
+    row_count_ptr,
+    depth_ptr,
+    ancestors_ptr,
+    out_ptr,  # [R, heads, pieces, D] fp32
+    lse_ptr,  # [R, heads, pieces] fp32, in base 2
+    pieces,
+    scale,  # of scores, times log2(e) unless there is a soft cap
+    softcap,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+    PIECE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINGLE: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    PRODUCT: tl.constexpr,
+):
+    s, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count = tl.load(row_count_ptr + s)
+    known = tl.load(known_ptr + s)
+    end = known + count
+    start = (first_piece(known, WINDOW, PIECE) + piece) * PIECE
+    if (count == 0) | (start >= end):
+        return
+    first_row = tl.load(first_row_ptr + s)
+    m = tl.arange(0, ROWS)
+    own = m // GROUP  # row of the sequence
+    live = own < count
+    row = first_row + tl.where(live, own, 0)
+    query_head = head * GROUP + m % GROUP
+    d = tl.arange(0, BLOCK_D)
+    at_d = d < D
+    q = tl.load(
+        q_ptr + row[:, None] * q_stride + query_head[:, None] * D + d[None, :],
+        mask=live[:, None] & at_d[None, :],
+        other=0.0,
+    )
+    if PRODUCT == tl.float16:
+        q = tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0)
+    q = q.to(PRODUCT)
+    if not SINGLE:
+        visible = tl.load(ancestors_ptr + row)
+        position = known + tl.load(depth_ptr + row)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    table = table_ptr + tl.load(state_row_ptr + s) * table_stride
+    for tile in range(start, tl.minimum(start + PIECE, end), _PAGE):
+        token = tl.arange(0, _PAGE)
+        key = tile + token
+        inside = key < end
+        page = tl.load(table + tile // _PAGE)
+        at = (page * _PAGE + token) * (2 * KV_HEADS) + head
+        mask = inside[:, None] & at_d[None, :]
+        k = tl.load(kv_ptr + at[:, None] * D + d[None, :], mask=mask, other=0)
+        v = tl.load(kv_ptr + (at[:, None] + KV_HEADS) * D + d[None, :], mask=mask, other=0)
+        if FP8:
+            if NATIVE:
+                k = k.to(tl.float8e4nv, bitcast=True).to(PRODUCT)
+                v = v.to(tl.float8e4nv, bitcast=True).to(PRODUCT)
+            else:
+                k = unpack_e4m3(k).to(PRODUCT)
+                v = unpack_e4m3(v).to(PRODUCT)
+            k_scale = tl.load(exponents_ptr + at, mask=inside, other=0).to(tl.int32) + MIN_EXPONENT
+            v_scale = tl.load(exponents_ptr + at + KV_HEADS, mask=inside, other=0)
+            v_scale = v_scale.to(tl.int32) + MIN_EXPONENT
+        scores = tl.dot(q, tl.trans(k.to(PRODUCT)), input_precision="ieee")
+        if FP8:
+            scores = scores * power_of_two(k_scale)[None, :]
+        scores = scores * scale
+        if SOFTCAP:
+            # cap * tanh(score / cap), then to base 2
+            t = tl.exp(-2.0 * tl.abs(scores) / softcap)
+            capped = softcap * (1.0 - t) / (1.0 + t)
+            scores = tl.where(scores < 0, -capped, capped) * 1.4426950408889634
+        if SINGLE:
+            seen = inside[None, :] & live[:, None]
+            if WINDOW > 0:
+                seen = seen & (key > known - WINDOW)[None, :]
+        else:
+            node = key - known
+            bit = (visible[:, None] >> tl.minimum(tl.maximum(node, 0), 63)[None, :]) & 1
+            seen = (key < known)[None, :] | ((bit != 0) & inside[None, :])
+            if WINDOW > 0:
+                fresh = (node >= 0) & inside
+                at_node = tl.load(depth_ptr + first_row + node, mask=fresh, other=0) + known
+                place = tl.where(fresh, at_node, key)
+                seen = seen & (place[None, :] > position[:, None] - WINDOW)
+            seen = seen & live[:, None]
+        scores = tl.where(seen, scores, float("-inf"))
+        best = tl.maximum(peak, tl.max(scores, 1))
+        safe = tl.where(best == float("-inf"), 0.0, best)
+        p = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(peak - safe)
+        total = total * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        if FP8:
+            top = tl.max(v_scale, 0)
+            p = p * power_of_two(v_scale - top)[None, :]
+            acc += tl.dot(p.to(PRODUCT), v, input_precision="ieee") * power_of_two(top)
+        else:
+            acc += tl.dot(p.to(PRODUCT), v.to(PRODUCT), input_precision="ieee")
+        peak = best
+    result = acc / tl.where(total > 0, total, 1.0)[:, None]
+    lse = tl.where(total > 0, peak + tl.log2(total), float("-inf"))
+    to = (row * (KV_HEADS * GROUP) + query_head) * pieces + piece
+    tl.store(out_ptr + to[:, None] * D + d[None, :], result, mask=live[:, None] & at_d[None, :])
+    tl.store(lse_ptr + to, lse, mask=live)
+
+
+@triton.jit
+def merge_pieces(
+    part_ptr,
+    lse_ptr,
+    known_ptr,
+    row_count_ptr,
+    owner_ptr,
+    out_ptr,  # [R, heads, D]
+    out_stride,
+    pieces,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PIECE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    s = tl.load(owner_ptr + row)
+    known, count = tl.load(known_ptr + s), tl.load(row_count_ptr + s)
+    first = first_piece(known, WINDOW, PIECE)
+    used = tl.where(count > 0, (known + count + PIECE - 1) // PIECE - first, 0)
+    at = (row * HEADS + head) * pieces
+    peak = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for start in range(0, used, TILE):
+        piece = start + tl.arange(0, TILE)
+        live = piece < used
+        lse = tl.load(lse_ptr + at + piece, mask=live, other=float("-inf"))
+        part = tl.load(
+            part_ptr + (at + piece)[:, None] * D + d[None, :],
+            mask=live[:, None] & (d < D)[None, :],
+            other=0.0,
+        )
+        best = tl.maximum(peak, tl.max(lse, 0))
+        safe = tl.where(best == float("-inf"), 0.0, best)
+        weight = tl.exp2(lse - safe)
+        shrink = tl.exp2(peak - safe)
+        total = total * shrink + tl.sum(weight, 0)
+        acc = acc * shrink + tl.sum(part * weight[:, None], 0)
+        peak = best
+    result = acc / tl.where(total > 0, total, 1.0)
+    to = out_ptr + row * out_stride + head * D + d
+    tl.store(to, result.to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+def decode_attention(
+    q: Tensor,
+    kv: Tensor,
+    exponents: Tensor | None,
+    rows: PagedRows,
+    shape: AttentionShape,
+    workspace: AttentionWorkspace,
+    out: Tensor,
+) -> None:
+    """Compute attention of R decode rows into ``out`` [R, heads, D], which is contiguous in its last
+    two dimensions, as ``q`` [R, heads, D] is.
+
+    kv: one layer of the pool, [pages, 32, 2, kv_heads, D]; uint8 with ``exponents`` [pages, 32, 2,
+    kv_heads] under fp8 storage. The KV of the rows themselves is in the pool.
+    """
+    count, heads, head_dim = q.shape
+    kv_heads = kv.shape[3]
+    pieces = piece_count(rows.most_tokens, shape.window)
+    assert pieces <= workspace.pieces and rows.most_rows <= MAX_ROWS
+    options = _options(q, kv, heads // kv_heads, rows.most_rows, shape)
+    sequences = len(rows.state_row)
+    attention_pieces[(sequences, kv_heads, pieces)](
+        *(q, q.stride(0), kv, kv if exponents is None else exponents),
+        *(rows.table, rows.table.stride(0), rows.state_row, rows.known, rows.first_row),
+        *(rows.row_count, rows.depth, rows.ancestors, workspace.out, workspace.lse, pieces),
+        shape.scale * (1.0 if shape.softcap else 1.4426950408889634),
+        shape.softcap,
+        **options,
+        num_warps=4,
+        num_stages=3,
+    )
+    merge_pieces[(count, heads)](
+        *(workspace.out, workspace.lse, rows.known, rows.row_count, rows.owner),
+        *(out, out.stride(0), pieces),
+        HEADS=heads,
+        D=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        PIECE=PIECE_TOKENS,
+        WINDOW=shape.window,
+        TILE=8,
+        num_warps=1,
+    )
+
+
+def _options(
+    q: Tensor, kv: Tensor, group: int, most_rows: int, shape: AttentionShape
+) -> dict[str, object]:
+    """Return the specialisation of ``attention_pieces``."""
+    fp8 = kv.dtype == torch.uint8
+    product = tl.float32
+    if not INTERPRETED:
+        product = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}.get(
+            torch.float32 if q.dtype == torch.float32 else kv.dtype, tl.float16
+        )
+    return {
+        "KV_HEADS": kv.shape[3],
+        "GROUP": group,
+        "D": kv.shape[4],
+        "BLOCK_D": max(16, triton.next_power_of_2(kv.shape[4])),
+        "ROWS": product_rows(most_rows, group),
+        "PIECE": PIECE_TOKENS,
+        "WINDOW": shape.window,
+        "SOFTCAP": shape.softcap > 0,
+        "SINGLE": most_rows == 1,
+        "FP8": fp8,
+        "NATIVE": fp8 and fp8_grid.converts_e4m3(q.device),
+        "PRODUCT": product,
+    }

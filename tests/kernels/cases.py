@@ -1,0 +1,118 @@
+"""Launches of every kernel in the shapes of served models: what ``compiling`` compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engine.kernels import attention, elementwise, fp8, gather, kv_store
+
+_PAGES = 64
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The dimensions of a model that kernels are specialised for."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qk_norm: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    gelu: bool = False
+
+
+SHAPES = {
+    "llama-3-8b": ModelShape(4096, 14336, 32, 8, 128),
+    "qwen3-8b": ModelShape(4096, 12288, 32, 8, 128, qk_norm=True),
+    "qwen3-0.6b": ModelShape(1024, 3072, 16, 8, 128, qk_norm=True),
+    "mistral-7b": ModelShape(4096, 14336, 32, 8, 128, window=4096),
+    "gemma-2-9b": ModelShape(3584, 14336, 16, 8, 256, window=4096, softcap=50.0, gelu=True),
+}
+STORAGES = ("fp8", "wide")
+QUERIES = (1, 4, 16)
+"""Rows of a sequence: one, and with drafts."""
+
+
+def take_capability(arch: int) -> None:
+    """Let the launch functions believe that CPU tensors are on ``sm_{arch}``."""
+    fp8.converts_e4m3 = lambda _device: arch >= 89
+
+
+def _values(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def _ints(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def _pool(shape: ModelShape, storage: str) -> tuple[Tensor, Tensor | None]:
+    sizes = (_PAGES, 32, 2, shape.kv_heads, shape.head_dim)
+    if storage == "wide":
+        return _values(*sizes), None
+    return _values(*sizes, dtype=torch.uint8), _values(*sizes[:-1], dtype=torch.uint8)
+
+
+def _attention(shape: ModelShape, storage: str, queries: int) -> None:
+    sequences = 4
+    count = sequences * queries
+    rows = attention.PagedRows(
+        table=_ints(8, 16),
+        state_row=_ints(sequences),
+        known=_ints(sequences),
+        first_row=_ints(sequences),
+        row_count=_ints(sequences),
+        depth=_ints(count),
+        ancestors=_ints(count),
+        owner=_ints(count),
+        most_rows=queries,
+        most_tokens=2048,
+    )
+    q = _values(count, shape.heads + 2 * shape.kv_heads, shape.head_dim)[:, : shape.heads]
+    look = attention.AttentionShape(0.1, shape.softcap, shape.window)
+    space = attention.AttentionWorkspace(count, shape.heads, shape.head_dim, 32, q.device)
+    out = _values(count, shape.heads, shape.head_dim)
+    attention.decode_attention(q, *_pool(shape, storage), rows, look, space, out)
+
+
+def _store(shape: ModelShape, storage: str) -> None:
+    weight = _values(shape.head_dim)
+    norms = kv_store.HeadNorms(weight, weight, 1e-6) if shape.qk_norm else None
+    layer = kv_store.PoolLayer(*_pool(shape, storage), rounds=True)
+    projected = _values(4, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+    rotation = _values(64, shape.head_dim, dtype=torch.float32)
+    kv_store.rotate_and_store_(projected, rotation, _ints(4), _ints(4), norms, layer, shape.heads)
+
+
+def _elementwise(shape: ModelShape) -> None:
+    x, weight = _values(4, shape.hidden), _values(shape.hidden)
+    elementwise.rms_norm(x, weight, 1e-5)
+    elementwise.add_and_norm(x, x, weight, 1e-5)
+    elementwise.gated(_values(4, 2 * shape.intermediate), "gelu_tanh" if shape.gelu else "silu")
+
+
+def _gather(shape: ModelShape, storage: str) -> None:
+    gather.gather_slots(*_pool(shape, storage), _ints(8), torch.bfloat16)
+
+
+def product_cases() -> dict[str, Callable[[], None]]:
+    """Return the launches by name."""
+    cases: dict[str, Callable[[], None]] = {}
+    for name, shape in SHAPES.items():
+        cases[f"{name} norms and gate"] = partial(_elementwise, shape)
+        for storage in STORAGES:
+            own = f"{name} {storage}"
+            cases[f"{own} store"] = partial(_store, shape, storage)
+            cases[f"{own} gather"] = partial(_gather, shape, storage)
+            for queries in QUERIES:
+                launch = partial(_attention, shape, storage, queries)
+                cases[f"{own} attention, {queries} rows"] = launch
+    return cases
