@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batching.draft_layout import BoolArray, DraftLayout, IntArray
+from engine.kernels.paged_rows import PagedAttention
 from protocol.block_keys import BLOCK_TOKENS
 
 
@@ -70,6 +71,8 @@ class PackedBatch:
     slots: Tensor  # [T] int64, pool slot for each token's KV
     attention: Mapping[int, AttentionMetadata]  # by window; 0: no window
     logit_rows: Tensor | None  # [R] rows that need logits; None: all
+    # For kernels; where it is present, ``attention`` has only what no kernel computes.
+    paged: PagedAttention | None = None
 
     def select_logit_rows(self, hidden: Tensor) -> Tensor:
         """Return the rows [R, ...] of ``hidden`` [T, ...] that need logits."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from engine.model_config.config import ModelConfig
 from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Sequence, blocks_for
 from engine.scheduling.step_policy import StepPlan
+from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 
 
@@ -43,18 +45,29 @@ class RowState:
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)  # [rows]
 
-    def seat(self, sequence: Sequence) -> None:
-        """Update the row of ``sequence``: all of it for a new sequence, else its new pages."""
-        row = sequence.row
-        if sequence.row_pages < 0:
-            self.length[row] = len(sequence.tokens)
-            self.last_token[row] = sequence.tokens[-1]
+    def seat(self, sequences: Seq[Sequence]) -> None:
+        """Update the rows of ``sequences``: all of it for a new sequence, else its new pages."""
+        fresh = [s for s in sequences if s.row_pages < 0]
+        for sequence in fresh:
             self.sampling.set_row(sequence)
             sequence.row_pages = 0
-        known = sequence.row_pages
-        if known < len(sequence.pages):
-            fresh = torch.tensor(sequence.pages[known:], device=self.device)
-            self.block_table[row, known : len(sequence.pages)] = fresh
+        if fresh:
+            parts = [[s.row, len(s.tokens), s.tokens[-1]] for s in fresh]
+            rows, lengths, last = upload(np.array(parts, dtype=np.int64).T, self.device).unbind()
+            self.length.index_copy_(0, rows, lengths)
+            self.last_token.index_copy_(0, rows, last)
+        self._write_pages([s for s in sequences if s.row_pages < len(s.pages)])
+
+    def _write_pages(self, sequences: Seq[Sequence]) -> None:
+        """Write the pages of ``sequences`` that their rows do not have yet."""
+        if not sequences:
+            return
+        width = self.block_table.shape[1]
+        at = [s.row * width + i for s in sequences for i in range(s.row_pages, len(s.pages))]
+        pages = [page for s in sequences for page in s.pages[s.row_pages :]]
+        places, ids = upload(np.array([at, pages], dtype=np.int64), self.device).unbind()
+        self.block_table.view(-1).index_copy_(0, places, ids)
+        for sequence in sequences:
             sequence.row_pages = len(sequence.pages)
 
 
@@ -111,7 +124,7 @@ class Batcher:
 
     def _chunk(self, sequence: Sequence, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens, positions and slots [count] of a prompt chunk."""
-        self._state.seat(sequence)
+        self._state.seat((sequence,))
         first, end = sequence.computed, sequence.computed + count
         at = torch.arange(first, end, device=self._state.device)
         tokens = torch.tensor(sequence.tokens[first:end], device=self._state.device)
@@ -127,7 +140,7 @@ class Batcher:
         """Return tokens, positions and slots [R] of decode rows with drafts."""
         for sequence in decode:
             if sequence.row_pages != len(sequence.pages):
-                self._state.seat(sequence)
+                self._state.seat((sequence,))
         self._leases = []  # a later plain step cannot continue from here
         self._rows = self._tensor([s.row for s in decode])  # [B]
         table = self._state.block_table.index_select(0, self._rows)  # [B, max_pages]
@@ -152,8 +165,7 @@ class Batcher:
         same = leases == self._leases and blocks == self._blocks
         same = same and all(s.row_pages == len(s.pages) for s in decode)
         if not same:
-            for sequence in decode:
-                self._state.seat(sequence)
+            self._state.seat(decode)
             self._leases, self._blocks = leases, blocks
             self._rows = self._tensor([s.row for s in decode])
             self._table = self._state.block_table[self._rows]

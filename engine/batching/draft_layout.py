@@ -25,6 +25,7 @@ from torch import Tensor
 
 from engine.scheduling.sequence import Sequence
 from engine.speculation.drafts import ROOT, Drafts
+from engine.uploads import upload
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -60,13 +61,18 @@ class DraftShape:
         ancestors = self.starts[self.owner][:, None] + self.paths - self.owner[:, None] - 1
         ancestors = np.where(self.paths < 0, len(nodes), ancestors)
 
-        self.device_owner = torch.from_numpy(self.owner).to(device)  # [R]
-        self.device_offset = torch.from_numpy(self.offset).to(device)  # [R]
-        self.device_depth = torch.from_numpy(self.depth).to(device)  # [R]
+        self.device_starts = upload(self.starts, device)  # [B]
+        self.device_counts = upload(self.row_counts, device)  # [B]
+        self.device_owner = upload(self.owner, device)  # [R]
+        self.device_offset = upload(self.offset, device)  # [R]
+        self.device_depth = upload(self.depth, device)  # [R]
         # [R] place of each row's token in the concatenation of last tokens and draft nodes
-        self.device_order = torch.from_numpy(order).to(device)
+        self.device_order = upload(order, device)
         # [R, D] draft nodes on the path to each row, padded with N
-        self.device_ancestors = torch.from_numpy(ancestors).to(device)
+        self.device_ancestors = upload(ancestors, device)
+        # [R] bit i: the path to the row includes row i of its sequence
+        on_path = np.left_shift(1, np.maximum(self.paths, 0)) * (self.paths >= 0)
+        self.device_ancestor_bits = upload(on_path.sum(1) | 1, device)
 
     @property
     def uniform(self) -> bool:

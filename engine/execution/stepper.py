@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -33,6 +34,9 @@ from engine.structured_output.masks import MaskFiller, PendingMasks
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
 from protocol.requests import Finish, Logprobs
+
+if TYPE_CHECKING:
+    from engine.batching.paged_batcher import PagedBatcher
 
 
 def finish_reason(sequence: Sequence, token: int, eos: Set[int]) -> Finish:
@@ -65,6 +69,16 @@ class TokenOut(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[Logprobs] = []  # with the first token
 
 
+def make_batcher(model: DecoderModel, state: RowState) -> Batcher | PagedBatcher:
+    """Return the batcher for the layers of ``model``."""
+    if not model.uses_kernels:
+        return Batcher(state, model.dtype, model.config)
+    # Only an installation for GPUs has Triton, which this module imports.
+    from engine.batching.paged_batcher import PagedBatcher
+
+    return PagedBatcher(state, model.dtype, model.config, masks=not model.prompts_by_varlen)
+
+
 class Stepper:
     """Runs the steps of one engine. ``speculator`` is None while no tokens are drafted."""
 
@@ -83,7 +97,7 @@ class Stepper:
         self._timer = timer
         self._cost = cost
         self.speculator: Speculator | None = None
-        self._batcher = Batcher(state, model.dtype, model.config)
+        self._batcher = make_batcher(model, state)
         self._verifier = Verifier(state, pool, Sampler(state.sampling))
         self._shapes = DraftShapeCache(model.device)
         self._masker = MaskFiller()

@@ -3,10 +3,8 @@
     pieces   grid (sequences, KV heads, pieces)  each program attends to PIECE_TOKENS tokens
     merged   grid (rows, heads)                  adds up the pieces of a row in their order
 
-A sequence has ``row_count`` rows: its last token, then draft nodes. Row i writes its KV to slot
-``known + i`` of its sequence and attends to the ``known`` tokens before, to itself, and to the draft
-nodes on its path, which are the bits of ``ancestors``. The query heads that share a KV head, times
-the rows, are the rows of one matrix product.
+Which rows a sequence has and what they attend to is described by ``PagedRows``. The query heads
+that share a KV head, times the rows of a sequence, are the rows of one matrix product.
 
 A piece has a fixed number of tokens, so the bits of a row's result do not depend on the other rows
 of the batch (Dao et al., Flash-Decoding, 2023, with pieces of fixed size). Under fp8 storage the
@@ -26,32 +24,14 @@ from torch import Tensor
 
 from engine.kernels import fp8 as fp8_grid
 from engine.kernels.fp8 import INTERPRETED, MIN_EXPONENT, power_of_two, unpack_e4m3
+from engine.kernels.kv_store import PoolLayer
+from engine.kernels.paged_rows import MAX_ROWS, PagedRows
 
 PIECE_TOKENS = 256
 """Tokens of one piece. Smaller ones fill a GPU at batch 1, larger ones write fewer partial results:
 256 tokens of fp8 KV are read for each 4 * group / 2 bytes per dimension that are written."""
 
-MAX_ROWS = 64
-"""Rows of one sequence: the bits of an int64."""
-
 _PAGE = tl.constexpr(32)  # tokens of a page, which the inner loop reads one of at a time
-
-
-@dataclass(frozen=True)
-class PagedRows:
-    """The decode rows of a batch: S sequences with R rows in total. All tensors are on the device;
-    a sequence without rows (``row_count`` 0) is computed by no program."""
-
-    table: Tensor  # [state rows, max_pages] int64, page ids
-    state_row: Tensor  # [S] int64, row of ``table``
-    known: Tensor  # [S] int64, tokens before the sequence's first row
-    first_row: Tensor  # [S] int64
-    row_count: Tensor  # [S] int64
-    depth: Tensor  # [R] int64, 0 for a last token
-    ancestors: Tensor  # [R] int64, bit j: attends to row j of its sequence
-    owner: Tensor  # [R] int64, sequence of each row
-    most_rows: int  # of a sequence
-    most_tokens: int  # bound of the keys of a sequence
 
 
 @dataclass(frozen=True)
@@ -143,7 +123,7 @@ def attention_pieces(
         mask=live[:, None] & at_d[None, :],
         other=0.0,
     )
-    if PRODUCT == tl.float16:
+    if tl.float16 == PRODUCT:
         q = tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0)
     q = q.to(PRODUCT)
     if not SINGLE:
@@ -266,20 +246,19 @@ def merge_pieces(
 
 def decode_attention(
     q: Tensor,
-    kv: Tensor,
-    exponents: Tensor | None,
+    layer: PoolLayer,
     rows: PagedRows,
     shape: AttentionShape,
     workspace: AttentionWorkspace,
     out: Tensor,
 ) -> None:
-    """Compute attention of R decode rows into ``out`` [R, heads, D], which is contiguous in its last
-    two dimensions, as ``q`` [R, heads, D] is.
+    """Compute attention of R decode rows q [R, heads, D] into ``out`` [R, heads, D]. Both are
+    contiguous in their last two dimensions.
 
-    kv: one layer of the pool, [pages, 32, 2, kv_heads, D]; uint8 with ``exponents`` [pages, 32, 2,
-    kv_heads] under fp8 storage. The KV of the rows themselves is in the pool.
+    The KV of the rows themselves is in the pool's ``layer``.
     """
     count, heads, head_dim = q.shape
+    kv, exponents = layer.values, layer.exponents
     kv_heads = kv.shape[3]
     pieces = piece_count(rows.most_tokens, shape.window)
     assert pieces <= workspace.pieces and rows.most_rows <= MAX_ROWS

@@ -42,9 +42,7 @@ def add_rms_norm(
         x = rounded.to(tl.float32)
     weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / N + eps)
-    tl.store(
-        normed_ptr + row + at, (x * scale * weight).to(normed_ptr.dtype.element_ty), mask=mask
-    )
+    tl.store(normed_ptr + row + at, (x * scale * weight).to(normed_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -76,9 +74,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed
 
 
-def add_and_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_and_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the norm of x + residual, and the sum; all [T, N], contiguous."""
     normed, total = torch.empty_like(x), torch.empty_like(x)
     _launch_norm(x, residual, weight, normed, total, eps, add=True)

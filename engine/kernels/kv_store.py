@@ -32,8 +32,9 @@ class HeadNorms:
 
 @dataclass(frozen=True)
 class PoolLayer:
-    """One layer of a pool. ``values`` [pages, 32, 2, kv_heads, head_dim]: the model's type, or uint8
-    with ``exponents`` [pages, 32, 2, kv_heads]. ``rounds``: values are rounded to the fp8 grid."""
+    """One layer of a pool. ``values`` [pages, 32, 2, kv_heads, head_dim] have the model's type, or
+    uint8 with ``exponents`` [pages, 32, 2, kv_heads]. ``rounds``: values are rounded to the fp8
+    grid."""
 
     values: Tensor
     exponents: Tensor | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,9 @@ from engine.model.attention import apply_rotary_, paged_attention, rotary_table
 from engine.model.layers import LayerWeights, ModelWeights
 from engine.model_config.config import ModelConfig, padded_row_counts, padded_rows
 
+if TYPE_CHECKING:
+    from engine.model.fused_layers import FusedLayers
+
 WARM_UP_LIMIT_S = 1.0
 """Longest duration of ``warm_up_products``; kernels that are missing then are generated on use."""
 
@@ -23,7 +27,16 @@ class DecoderModel:
     """Weights and the forward pass, without state of any request. The engine owns the target model,
     a draft proposer its draft model."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, max_positions: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        max_positions: int,
+        *,
+        kernels: bool | None = None,
+    ) -> None:
+        """``kernels``: whether the kernels of ``engine.kernels`` compute the layers; None: on a GPU
+        that they support."""
         self.config = config
         self.weights = weights
         self.device = weights.embedding.device
@@ -36,6 +49,25 @@ class DecoderModel:
         # On a CPU rows are padded once per pass (engine/model/linear.py). With experts, padding
         # would choose some and have their weights read.
         self._pads = self.device.type == "cpu" and config.moe is None
+        self._fused = self._fuse() if runs_kernels(self.device, kernels) else None
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether batches need what kernels read (``PackedBatch.paged``)."""
+        return self._fused is not None
+
+    @property
+    def prompts_by_varlen(self) -> bool:
+        """Whether prompts attend without masks."""
+        return self._fused is not None and self._fused.prompts_by_varlen
+
+    def _fuse(self) -> FusedLayers:
+        # Only an installation for GPUs has Triton, which this module imports.
+        from engine.model.fused_layers import FusedLayers
+
+        rotations = {id(t): torch.view_as_real(t).flatten(1) for t in self._rotary}
+        ordered = [rotations[id(table)] for table in self._rotary]
+        return FusedLayers(self.config, self.weights.layers, ordered)
 
     def warm_up(self, rows: int) -> None:
         """Multiply ``rows`` rows with every kind of weight, so that the kernels for this number of
@@ -64,6 +96,8 @@ class DecoderModel:
         x = F.embedding(batch.tokens, self.weights.embedding)  # [T, hidden]
         if c.embedding_scale != 1.0:
             x = x * torch.tensor(c.embedding_scale, dtype=x.dtype)
+        if self._fused is not None:
+            return self._fused.hidden(x, batch, pool, {} if taps is None else taps)
         if self._pads and padded_rows(rows) != rows:
             x = F.pad(x, (0, 0, 0, padded_rows(rows) - rows))
         rotations = {id(table): table[batch.positions][:, None] for table in set(self._rotary)}
@@ -112,6 +146,14 @@ class DecoderModel:
         if w.mlp_out_norm is None:
             return w.mlp.add(normed, x)
         return x + w.mlp_out_norm(w.mlp(normed))
+
+
+def runs_kernels(device: torch.device, wanted: bool | None) -> bool:
+    """Return whether kernels compute the layers: where ``wanted``, else on a GPU of sm_80 or later
+    (earlier ones have no bfloat16 products)."""
+    if wanted is not None:
+        return wanted
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def warm_up_products(

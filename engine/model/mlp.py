@@ -9,6 +9,7 @@ that each expert multiplies all rows that chose it in one product.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from torch import Tensor
 
 from engine.model.linear import Linear, make_linear
 from engine.model_config.config import Activation, MoeConfig
+
+Gate = Callable[[Tensor, Activation], Tensor]
+"""Returns act(gate) * up, as ``gated_activation`` does."""
 
 
 def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -33,6 +37,9 @@ class FeedForward(Protocol):
 
     bytes: int
 
+    def use_gate(self, gate: Gate) -> None:
+        """Compute the activation with ``gate`` from now on."""
+
     def __call__(self, x: Tensor) -> Tensor:
         """Return [T, hidden] for x [T, hidden]."""
 
@@ -45,14 +52,19 @@ class DenseMlp:
 
     def __init__(self, gate_up: Linear, down: Linear, activation: Activation) -> None:
         self._gate_up, self._down, self._activation = gate_up, down, activation
+        self._gate: Gate = gated_activation
         self.bytes = gate_up.bytes + down.bytes
 
+    def use_gate(self, gate: Gate) -> None:
+        """Compute the activation with ``gate`` from now on."""
+        self._gate = gate
+
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(gated_activation(self._gate_up(x), self._activation))
+        return self._down(self._gate(self._gate_up(x), self._activation))
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return [T, hidden], as ``FeedForward.add``."""
-        return self._down.add(gated_activation(self._gate_up(x), self._activation), residual)
+        return self._down.add(self._gate(self._gate_up(x), self._activation), residual)
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,10 @@ class MoeMlp:
         experts = LoopedExperts if weights.down.device.type == "cpu" else GroupedExperts
         self._experts: LoopedExperts | GroupedExperts = experts(weights, activation)
         self.bytes = self._router.bytes + weights.gate_up.nbytes + weights.down.nbytes
+
+    def use_gate(self, gate: Gate) -> None:
+        """Compute the activation with ``gate`` from now on."""
+        self._experts.gate = gate
 
     def __call__(self, x: Tensor) -> Tensor:
         probability = self._router(x).softmax(dim=-1, dtype=torch.float32)  # [T, experts]
@@ -100,6 +116,7 @@ class LoopedExperts:
         self._gate_up = [make_linear(w) for w in weights.gate_up]
         self._down = [make_linear(w) for w in weights.down]
         self._activation = activation
+        self.gate: Gate = gated_activation
 
     def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
         """Return [rows, hidden] for x [rows, hidden], sorted by expert; the rows of expert e end at
@@ -108,7 +125,7 @@ class LoopedExperts:
         for expert, end in enumerate(ends.tolist()):
             if end > start:
                 rows = self._gate_up[expert](x[start:end])
-                parts.append(self._down[expert](gated_activation(rows, self._activation)))
+                parts.append(self._down[expert](self.gate(rows, self._activation)))
                 start = end
         return torch.cat(parts)
 
@@ -120,8 +137,9 @@ class GroupedExperts:
         self._gate_up = weights.gate_up.transpose(1, 2)
         self._down = weights.down.transpose(1, 2)
         self._activation = activation
+        self.gate: Gate = gated_activation
 
     def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
         """Return [rows, hidden]; arguments as those of ``LoopedExperts``."""
         rows = F.grouped_mm(x, self._gate_up, offs=ends)
-        return F.grouped_mm(gated_activation(rows, self._activation), self._down, offs=ends)
+        return F.grouped_mm(self.gate(rows, self._activation), self._down, offs=ends)

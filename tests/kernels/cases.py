@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import attention, elementwise, fp8, gather, kv_store
+from engine.kernels.paged_rows import PagedRows
 
 _PAGES = 64
 
@@ -64,7 +65,7 @@ def _pool(shape: ModelShape, storage: str) -> tuple[Tensor, Tensor | None]:
 def _attention(shape: ModelShape, storage: str, queries: int) -> None:
     sequences = 4
     count = sequences * queries
-    rows = attention.PagedRows(
+    rows = PagedRows(
         table=_ints(8, 16),
         state_row=_ints(sequences),
         known=_ints(sequences),
@@ -80,7 +81,8 @@ def _attention(shape: ModelShape, storage: str, queries: int) -> None:
     look = attention.AttentionShape(0.1, shape.softcap, shape.window)
     space = attention.AttentionWorkspace(count, shape.heads, shape.head_dim, 32, q.device)
     out = _values(count, shape.heads, shape.head_dim)
-    attention.decode_attention(q, *_pool(shape, storage), rows, look, space, out)
+    layer = kv_store.PoolLayer(*_pool(shape, storage), rounds=True)
+    attention.decode_attention(q, layer, rows, look, space, out)
 
 
 def _store(shape: ModelShape, storage: str) -> None:

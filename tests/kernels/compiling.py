@@ -51,9 +51,9 @@ class _OneGpu:
         return self._target
 
 
-def compile_cases(arch: int, cases: dict[str, Callable[[], None]]) -> Iterator[
-    CompiledSpecialisation
-]:
+def compile_cases(
+    arch: int, cases: dict[str, Callable[[], None]]
+) -> Iterator[CompiledSpecialisation]:
     """Yield every specialisation that the launches of ``cases`` need on ``sm_{arch}``."""
     triton.runtime.driver.set_active(_OneGpu(GPUTarget("cuda", arch, 32)))
     compiled: list[Any] = []

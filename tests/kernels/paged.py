@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape, PagedRows
+from engine.kernels.attention import AttentionShape
+from engine.kernels.paged_rows import PagedRows
 from engine.kv_cache.kv_format import KVFormat, Precision, Storage
-from engine.kv_cache.kv_pool import Fp8Pool, KVPool, WidePool, make_pool
+from engine.kv_cache.kv_pool import KVPool, make_pool
 from protocol.block_keys import BLOCK_TOKENS
 
 
@@ -52,14 +53,6 @@ def random_pool(
     kv *= 2.0 ** torch.randint(-3, 3, (len(slots), 2, kv_heads, 1), device=device)
     pool.store(0, slots, kv)
     return pool
-
-
-def layer_tensors(pool: KVPool) -> tuple[Tensor, Tensor | None]:
-    """Return the first layer of a pool as kernels take it."""
-    if isinstance(pool, Fp8Pool):
-        return pool.payload[0], pool.exponents[0]
-    assert isinstance(pool, WidePool)
-    return pool.tensor[0], None
 
 
 def paged_rows(trees: Sequence[Tree], pages: int, device: str, *, longest: int = 0) -> PagedRows:

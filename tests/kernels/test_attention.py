@@ -12,13 +12,14 @@ from engine.kernels.attention import (
     PIECE_TOKENS,
     AttentionShape,
     AttentionWorkspace,
-    PagedRows,
     decode_attention,
     piece_count,
 )
+from engine.kernels.paged_rows import PagedRows
 from engine.kv_cache.kv_format import Storage
 from engine.kv_cache.kv_pool import KVPool
-from tests.kernels.paged import Tree, layer_tensors, paged_rows, random_pool, reference_attention
+from engine.model.fused_layers import pool_layers
+from tests.kernels.paged import Tree, paged_rows, random_pool, reference_attention
 
 HEADS, KV_HEADS, PAGES = 4, 2, 40
 CHAIN = tuple(range(6))
@@ -33,7 +34,7 @@ def attend(q: Tensor, pool: KVPool, rows: PagedRows, shape: AttentionShape) -> T
     workspace.out.fill_(float("nan"))
     workspace.lse.fill_(float("nan"))
     out = torch.full_like(q, float("nan"))
-    decode_attention(q, *layer_tensors(pool), rows, shape, workspace, out)
+    decode_attention(q, pool_layers(pool)[0], rows, shape, workspace, out)
     return out
 
 

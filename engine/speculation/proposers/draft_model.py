@@ -129,7 +129,7 @@ class DraftModel:
             if nodes <= 0:
                 continue
             if sequence.row_pages != len(sequence.pages):
-                self._state.seat(sequence)
+                self._state.seat((sequence,))
             known = min(self._index.tokens(sequence), length - 1)
             if length - known > MAX_INLINE_TOKENS:
                 missing = length - 1 - known

@@ -110,7 +110,7 @@ class EagleProposer:
         chosen = [sequences[i] for i in asked]
         for sequence in chosen:
             if sequence.row_pages != len(sequence.pages):
-                self._state.seat(sequence)
+                self._state.seat((sequence,))
         own = rows[torch.tensor(asked, device=rows.device)]
         tokens = self._compute(chosen, own, [counts[i] for i in asked])
         back = torch.from_numpy(np.argsort(asked)).to(rows.device)

@@ -1,0 +1,169 @@
+"""The batcher for kernels: builds the batch of a step with everything on the device.
+
+The stepper calls ``build`` once per step, as it calls ``Batcher.build`` on a CPU. Nothing here
+waits for the device: what the host knows is uploaded in few copies, and the tokens and positions of
+decode rows are read from the RowState by a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batching.attention_metadata import AttentionMetadata, PackedBatch, chunk_attention
+from engine.batching.batcher import RowState
+from engine.batching.draft_layout import DraftLayout, IntArray
+from engine.kernels.paged_rows import PagedAttention, PagedRows, PromptRows
+from engine.kernels.step_inputs import StepInputs, fill_step_inputs
+from engine.model_config.config import ModelConfig
+from engine.scheduling.sequence import Sequence, blocks_for
+from engine.scheduling.step_policy import StepPlan
+from engine.uploads import upload, upload_parts
+from protocol.block_keys import BLOCK_TOKENS
+
+
+class PagedBatcher:
+    """Builds the batches of one engine over its RowState. ``masks``: prompts attend by torch's
+    general attention, which needs masks."""
+
+    def __init__(
+        self, state: RowState, dtype: torch.dtype, config: ModelConfig, *, masks: bool
+    ) -> None:
+        self._state = state
+        self._windows = sorted(set(config.windows)) if masks else []
+        self._like = torch.empty(0, dtype=dtype, device=state.device)
+        self._leases: list[int] = []  # row leases of ``_rows``
+        self._rows = torch.empty(0, dtype=torch.int64, device=state.device)
+        most = len(state.length)
+        # Without drafts every sequence has one row, with the number of the sequence.
+        self._order = torch.arange(most, device=state.device)
+        self._ones = torch.ones(most, dtype=torch.int64, device=state.device)
+        self._zeros = torch.zeros(most, dtype=torch.int64, device=state.device)
+
+    def build(
+        self, plan: StepPlan, layout: DraftLayout | None = None
+    ) -> tuple[PackedBatch, Tensor]:
+        """Return the batch, and the state rows [sequences] of the sequences that draw a token, in
+        the order of the logits. With a ``layout`` of drafts, decoding sequences draw a token for
+        each of their rows."""
+        self._state.seat([*plan.decode, *(sequence for sequence, _ in plan.chunks)])
+        parts: list[StepInputs] = []
+        decode: PagedRows | None = None
+        rows = self._rows[:0]
+        if plan.decode:
+            rows = self._state_rows(plan.decode)
+            decode, inputs = self.decode_rows(plan.decode, rows, layout)
+            parts.append(inputs)
+        decode_rows = len(parts[0].tokens) if parts else 0
+        prompts: PromptRows | None = None
+        logit_rows: Tensor | None = None
+        if plan.chunks:
+            prompts, inputs, logit_rows, drawing = self._prompts(plan, decode_rows)
+            parts.append(inputs)
+            rows = torch.cat([rows, drawing])
+        batch = PackedBatch(
+            tokens=_joined([part.tokens for part in parts]),
+            positions=_joined([part.positions for part in parts]),
+            slots=_joined([part.slots for part in parts]),
+            attention=self._masks(plan, decode_rows) if plan.chunks else {},
+            logit_rows=logit_rows,
+            paged=PagedAttention(decode_rows, decode, prompts),
+        )
+        return batch, rows
+
+    def decode_rows(
+        self, decode: Seq[Sequence], rows: Tensor, layout: DraftLayout | None
+    ) -> tuple[PagedRows, StepInputs]:
+        """Return the rows of sequences that decode, and their inputs; rows: [S] int64."""
+        count, longest = len(decode), max([len(s.tokens) for s in decode])
+        known = torch.empty_like(rows)
+        if layout is None:
+            order, ones, zeros = self._order[:count], self._ones[:count], self._zeros[:count]
+            paged = PagedRows(
+                *(self._state.block_table, rows, known, order, ones, zeros, ones, order),
+                most_rows=1,
+                most_tokens=longest,
+            )
+            first_node, drafts = order, None
+        else:
+            shape = layout.shape
+            most = int(shape.row_counts.max())
+            paged = PagedRows(
+                *(self._state.block_table, rows, known, shape.device_starts, shape.device_counts),
+                *(shape.device_depth, shape.device_ancestor_bits, shape.device_owner),
+                most_rows=most,
+                most_tokens=longest + most - 1,
+            )
+            first_node, drafts = shape.device_starts - self._order[:count], layout.tokens
+        inputs = StepInputs(*torch.empty_like(paged.owner.expand(3, -1)).unbind())
+        length, last_token = self._state.length, self._state.last_token
+        fill_step_inputs(paged, length, last_token, drafts, first_node, inputs)
+        return paged, inputs
+
+    def _state_rows(self, decode: Seq[Sequence]) -> Tensor:
+        leases = [s.row_lease for s in decode]
+        if leases != self._leases:
+            self._leases = leases
+            self._rows = upload([s.row for s in decode], self._state.device)
+        return self._rows
+
+    def _prompts(
+        self, plan: StepPlan, decode_rows: int
+    ) -> tuple[PromptRows, StepInputs, Tensor, Tensor]:
+        """Return the rows of all prompt chunks, their inputs, the rows of the batch that need
+        logits, and the state rows of the sequences whose prompt ends."""
+        spans = [(s, s.computed, s.computed + count) for s, count in plan.chunks]
+        counts = np.array([count for _, count in plan.chunks], dtype=np.int64)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        key_counts = np.array([end for _, _, end in spans], dtype=np.int64)
+        key_starts = np.concatenate([[0], np.cumsum(key_counts)])
+        ends = [i for i, (s, _, end) in enumerate(spans) if end == len(s.tokens)]
+        slots = [_slots(s, 0, end) for s, _, end in spans]
+        drawing = np.array([spans[i][0].row for i in ends], dtype=np.int64)
+        last = starts[1:][ends] - 1 + decode_rows
+        parts = [
+            np.concatenate([np.array(s.tokens[a:b], dtype=np.int64) for s, a, b in spans]),
+            np.concatenate([np.arange(a, b) for _, a, b in spans]),
+            np.concatenate([own[a:] for own, (_, a, _) in zip(slots, spans, strict=True)]),
+            *(np.concatenate(slots), starts, key_starts, drawing),
+            np.concatenate([np.arange(decode_rows), last]),
+        ]
+        tokens, positions, own, keys, first, first_key, rows, logits = upload_parts(
+            parts, self._state.device
+        )
+        prompts = PromptRows(
+            *(first.int(), first_key.int(), keys),
+            most_rows=int(counts.max()),
+            most_keys=int(key_counts.max()),
+        )
+        return prompts, StepInputs(tokens, positions, own), logits, rows
+
+    def _masks(self, plan: StepPlan, decode_rows: int) -> dict[int, AttentionMetadata]:
+        starts = np.cumsum([decode_rows, *(count for _, count in plan.chunks)])
+        table = self._state.block_table
+        return {
+            window: AttentionMetadata(
+                decode_rows,
+                (),
+                tuple(
+                    chunk_attention(table[s.row], start, s.computed, count, window, self._like)
+                    for (s, count), start in zip(plan.chunks, starts.tolist(), strict=False)
+                ),
+            )
+            for window in self._windows
+        }
+
+
+def _slots(sequence: Sequence, first: int, end: int) -> IntArray:
+    """Return the pool slots of the tokens ``first .. end`` of a sequence."""
+    pages = np.array(sequence.pages[: blocks_for(end)], dtype=np.int64)
+    every = (pages[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)).ravel()
+    slots: IntArray = every[first:end]
+    return slots
+
+
+def _joined(parts: Seq[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -1,0 +1,55 @@
+"""The rows of a batch as kernels take them: tensors on the device instead of masks.
+
+    decode rows   the last token of each sequence, with drafts followed by its draft nodes
+    prompt rows   chunks of prompts, back to back
+
+``PagedBatcher`` creates them, and ``FusedLayers`` passes them to the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+MAX_ROWS = 64
+"""Most decode rows of one sequence: ``ancestors`` has a bit for each of them."""
+
+
+@dataclass(frozen=True)
+class PagedRows:
+    """The decode rows of a batch: S sequences with R rows in total. Row i of a sequence writes its
+    KV to slot ``known + i`` of the sequence, and attends to the ``known`` tokens before, to itself,
+    and to the rows on its path. A sequence with ``row_count`` 0 is computed by no program."""
+
+    table: Tensor  # [state rows, max_pages] int64, page ids
+    state_row: Tensor  # [S] int64, row of ``table``
+    known: Tensor  # [S] int64, tokens before the sequence's first row
+    first_row: Tensor  # [S] int64
+    row_count: Tensor  # [S] int64
+    depth: Tensor  # [R] int64, 0 for a last token
+    ancestors: Tensor  # [R] int64, bit j: attends to row j of its sequence
+    owner: Tensor  # [R] int64, sequence of each row
+    most_rows: int  # of a sequence
+    most_tokens: int  # bound of the keys of a sequence
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """The C prompt chunks of a batch. Each attends to its context and, causally, to itself; the KV
+    of all K keys is in the pool."""
+
+    starts: Tensor  # [C + 1] int32, first row of each chunk, counted from the first chunk
+    key_starts: Tensor  # [C + 1] int32, first key of each chunk
+    key_slots: Tensor  # [K] int64, slots of the keys
+    most_rows: int  # of a chunk
+    most_keys: int  # of a chunk
+
+
+@dataclass(frozen=True)
+class PagedAttention:
+    """All rows of a batch; the decode rows come first."""
+
+    decode_rows: int
+    decode: PagedRows | None
+    prompts: PromptRows | None

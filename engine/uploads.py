@@ -1,0 +1,28 @@
+"""Tensors made from numbers of the host, without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def upload(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:
+    """Return ``values`` as int64 on ``device``, with the same shape.
+
+    A copy from ordinary memory to a GPU waits for all work before it. Pinned memory is copied in
+    stream order instead; torch keeps it until the copy is done.
+    """
+    host = torch.as_tensor(values, dtype=torch.int64)
+    if device.type == "cpu":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def upload_parts(parts: Sequence[NDArray[np.int64]], device: torch.device) -> list[Tensor]:
+    """Return one-dimensional ``parts`` on ``device`` as views of a single copy."""
+    whole = upload(np.concatenate(parts), device)
+    return list(whole.split([len(part) for part in parts]))
