@@ -16,6 +16,8 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12)
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 TORCH := 2.13.0
+TORCH_CUDA := 13
+TORCH_CUDA_12 := cu126
 UV := 0.13.8
 VENV := .venv
 BIN := $(VENV)/bin
@@ -106,13 +108,29 @@ $(VENV)/created:
 	@$(PIP) install "uv==$(UV)"
 	@touch $@
 
+# With a GPU: the build for the CUDA that the driver serves. PyPI has the one for CUDA $(TORCH_CUDA);
+# a driver of CUDA 12 runs every build for CUDA 12, which uv gets from PyTorch's own index; an older
+# driver runs none. Where nvidia-smi does not tell the version, PyPI's is taken.
 # The CPU build where there is no GPU: from the configured index if it has one, else by way of uv,
 # which knows where PyTorch keeps it, else the build that brings CUDA along. Some of its files are for
 # newer versions of Python than this one: they do not compile, and need not.
 $(VENV)/torch-$(TORCH): $(VENV)/created
 	@echo "setting up: torch $(TORCH)"
 	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then \
-		$(PIP) install "torch==$(TORCH)"; \
+		cuda=$$(nvidia-smi 2>/dev/null | \
+			sed -nE 's/.*CUDA (UMD )?Version: *([0-9]+)\.([0-9]+).*/\2.\3/p' | head -n 1); \
+		major=$${cuda%%.*}; \
+		if [ "$${major:-$(TORCH_CUDA)}" -ge $(TORCH_CUDA) ]; then \
+			$(PIP) install "torch==$(TORCH)"; \
+		elif [ "$$major" -eq 12 ]; then \
+			echo "setting up: the driver serves CUDA $$cuda: torch for CUDA 12 ($(TORCH_CUDA_12))"; \
+			$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
+				--torch-backend=$(TORCH_CUDA_12) "torch==$(TORCH)"; \
+		else \
+			echo "make: the driver serves CUDA $$cuda, torch $(TORCH) needs 12 or newer:" \
+				"install a newer NVIDIA driver (525 or newer; 580 or newer for CUDA 13)"; \
+			exit 1; \
+		fi; \
 	elif $(PIP) install --no-compile "torch==$(TORCH)+cpu" 2>/dev/null; then \
 		$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3.*/site-packages/torch || \
 			true; \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -111,11 +112,14 @@ def init(
         str, typer.Option(help="DNS name that all processes of the cluster prove to each other.")
     ] = "baton.cluster",
 ) -> None:
-    """Make what the nodes of a cluster share: certificates, keys, secrets, a configuration."""
+    """Make what the nodes of a cluster share: certificates, keys, secrets, a configuration. A
+    token in HF_TOKEN, with which nodes download models, is among the secrets."""
     from cluster.credentials import init as credentials
 
     try:
-        made = credentials.create_cluster_folder(folder, host or [], redis_url, tenant, name)
+        made = credentials.create_cluster_folder(
+            folder, host or [], redis_url, tenant, name, os.environ.get("HF_TOKEN", "").strip()
+        )
     except StartupError as e:
         raise report_failure(e) from None
     typer.echo(f"{folder}/ca.key, ca.pem  the CA; its key stays here, and signs what is renewed")

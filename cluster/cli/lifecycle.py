@@ -40,10 +40,11 @@ def _deploy(flags: CommandFlags, address: str) -> NoReturn:
     needs = ("redis.url", "security.token", "security.secret")
     config = load_config(flags, keys.UP_KEYS, needs).config
     from cluster.config import assemble
-    from cluster.serve import external_cluster
+    from cluster.launch.prepare_nodes import prepare_nodes
+    from cluster.serve.external_cluster import deploy_to_ray
 
     launch, routers = assemble.launch_settings(config), config.router.replicas
-    raise typer.Exit(external_cluster.deploy_to_ray(launch, config.model.path, address, routers))
+    raise typer.Exit(deploy_to_ray(launch, config.model.path, address, routers, prepare_nodes))
 
 
 @with_config_flags(keys.DOWN_KEYS)

@@ -31,8 +31,13 @@ Gpu: TypeAlias = Annotated[
 PrefillGpu: TypeAlias = Annotated[str | None, Option(help="Of the prefill pool.")]
 DecodeGpu: TypeAlias = Annotated[str | None, Option(help="Of the decode pool.")]
 KvPrecision: TypeAlias = Annotated[Literal["fp8", "exact"], Option(help="As of `baton up`.")]
-PrefillChunk: TypeAlias = Annotated[int, Option(min=32, help="Prompt tokens in a step.")]
-MaxBatch: TypeAlias = Annotated[int, Option(min=1, max=65536, help="Sequences in a step.")]
+PrefillChunk: TypeAlias = Annotated[
+    int | None, Option(min=32, help="Prompt tokens in a step; without it a GPU worker's default.")
+]
+MaxBatch: TypeAlias = Annotated[
+    int | None,
+    Option(min=1, max=65536, help="Sequences in a step; without it a GPU worker's default."),
+]
 LinkGbPerS: TypeAlias = Annotated[
     float | None, Option(help="Of each worker's network; without it the GPU's NIC.")
 ]
@@ -110,8 +115,8 @@ def plan(
     ttft_ms: TtftMs = 2000.0,
     tpot_ms: TpotMs = 100.0,
     kv_precision: KvPrecision = "fp8",
-    prefill_chunk: PrefillChunk = 512,
-    max_batch: MaxBatch = 64,
+    prefill_chunk: PrefillChunk = None,
+    max_batch: MaxBatch = None,
     link_gb_per_s: LinkGbPerS = None,
     acceptance: Acceptance = None,
     draft_cost: DraftCost = 0.0,

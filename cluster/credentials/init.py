@@ -54,13 +54,14 @@ class ClusterFolder(NamedTuple):
 
 
 def create_cluster_folder(
-    folder: Path, hosts: list[str], redis_url: str, tenant: str, name: str
+    folder: Path, hosts: list[str], redis_url: str, tenant: str, name: str, hub_token: str = ""
 ) -> ClusterFolder:
     """Create the folder with certificates, keys, secrets and a configuration.
 
     ``hosts`` are the names and addresses by which clients reach the routers, ``name`` is the DNS
-    name that all processes prove to each other. Raises StartupError before anything is written,
-    except for errors of the disk."""
+    name that all processes prove to each other. With ``hub_token`` nodes download models from the
+    Hugging Face hub; it may be empty. Raises StartupError before anything is written, except for
+    errors of the disk."""
     redis = parse_node_redis(redis_url)
     if tenant == MONITORING_TENANT:
         raise StartupError(f"--tenant must not be {MONITORING_TENANT!r}: that tenant is reserved")
@@ -81,7 +82,7 @@ def create_cluster_folder(
         lines = [api_key_line(key, tenant), api_key_line(monitoring_key, MONITORING_TENANT)]
         contents["api-keys.yaml"] = "".join(f"{line}\n" for line in lines).encode()
         contents["monitoring.key"] = monitoring_key.encode()
-        contents["node.env"] = node_env(redis, name, monitoring_key).encode()
+        contents["node.env"] = node_env(redis, name, monitoring_key, hub_token).encode()
         contents["baton.yaml"] = _CONFIG.encode()
         for file, content in contents.items():
             _write(node / file, content)

@@ -95,8 +95,10 @@ _RAY = {
 }
 
 
-def node_env(redis: NodeRedis, tls_name: str, monitoring_key: str) -> str:
-    """Return the text of node.env, with newly drawn secrets."""
+def node_env(redis: NodeRedis, tls_name: str, monitoring_key: str, hub_token: str) -> str:
+    """Return the text of node.env, with newly drawn secrets.
+
+    ``hub_token``: of the Hugging Face hub, with which nodes download models; may be empty."""
     baton = {
         "BATON_TOKEN": secrets.token_hex(32),
         "BATON_SECRET": secrets.token_hex(32),
@@ -121,6 +123,9 @@ def node_env(redis: NodeRedis, tls_name: str, monitoring_key: str) -> str:
         _HEAD,
         *(f"{name}={_url(redis) if v is None else _quoted(v)}" for name, v in baton.items()),
         *(f"{name}={_path(file)}" for name, file in files.items()),
+        "",
+        # The library of the Hugging Face hub reads it. A token that a node has already stays.
+        f"HF_TOKEN={_quoted(hub_token) or '${HF_TOKEN:-}'}",
         "",
         # KubeRay sets a namespace itself, and deletes its keys at the end.
         "RAY_external_storage_namespace=${RAY_external_storage_namespace:-"

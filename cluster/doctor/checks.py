@@ -34,6 +34,14 @@ def start_checks(subject: DoctorSubject) -> list[Check[Any]]:
     return [_PACKAGES, _MACHINE, _GPU, _PORT, _REDIS, MODEL, _DRAFT, MEMORY]
 
 
+def node_checks(subject: DoctorSubject, *, memory: bool) -> list[Check[Any]]:
+    """Return the checks of a node of a Ray cluster. With ``memory`` the engines must fit into what
+    is free; where workers run that a deployment replaces, that says nothing."""
+    if subject.kind == "router":
+        return [MODEL]
+    return [_GPU, MODEL, _DRAFT, *([MEMORY] if memory else [])]
+
+
 _INDENT = "\n         "
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from cluster.local.start_report import format_size
 from cluster.serve.ray_runtime import gpu_count
 
 _DEADLINE_S = 2.0
-_FIELDS = "index,name,memory.total,memory.free,driver_version"
+_FIELDS = "index,name,memory.total,memory.free,driver_version,uuid"
 
 
 class GpuDevice(msgspec.Struct, frozen=True):
@@ -28,6 +29,7 @@ class GpuDevice(msgspec.Struct, frozen=True):
     total: int
     free: int
     driver: str
+    uuid: str = ""
 
 
 class GpuFacts(msgspec.Struct, frozen=True):
@@ -41,10 +43,29 @@ class GpuFacts(msgspec.Struct, frozen=True):
     driver_cuda: str = ""
     torch_cuda: str = ""
     error: str = ""
+    order: str | None = None  # CUDA_VISIBLE_DEVICES: indices or the beginnings of UUIDs
+
+    def engine_gpus(self, device: str | None) -> tuple[GpuDevice, ...]:
+        """Return the GPUs that engines on ``device`` use, in CUDA's order: all that are visible, or
+        the N-th of them for cuda:N."""
+        names = [str(gpu.index) for gpu in self.gpus]
+        if self.order is not None:
+            names = [name.strip() for name in self.order.split(",")]
+        found = [gpu for name in names for gpu in self.gpus if _is_named(gpu, name)]
+        visible = (found if len(found) >= self.visible else list(self.gpus))[: self.visible]
+        _, _, index = (device or "").partition(":")
+        return tuple(visible[int(index) : int(index) + 1] if index else visible)
 
 
-def collect(_: DoctorSubject) -> GpuFacts:
-    program, visible, torch_cuda = shutil.which("nvidia-smi"), gpu_count(), _torch_cuda()
+def _is_named(gpu: GpuDevice, name: str) -> bool:
+    return name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))
+
+
+def collect(subject: DoctorSubject) -> GpuFacts:
+    program, torch_cuda = shutil.which("nvidia-smi"), _torch_cuda()
+    visible, order = gpu_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if subject.gpus is not None:  # Ray hides a node's GPUs from the process that checks it
+        visible, order = subject.gpus, None
     if program is None:
         error = "nvidia-smi is not installed" if visible else ""
         return GpuFacts(visible, torch_cuda=torch_cuda, error=error)
@@ -56,7 +77,8 @@ def collect(_: DoctorSubject) -> GpuFacts:
         return GpuFacts(visible, torch_cuda=torch_cuda, error=f"nvidia-smi: {error}")
     found = re.search(r"CUDA (?:UMD )?Version:\s*([\d.]+)", text)
     gpus = tuple(_gpu(row) for row in rows.splitlines() if row.strip())
-    return GpuFacts(visible, gpus, found.group(1) if found else "", torch_cuda)
+    cuda = found.group(1) if found else ""
+    return GpuFacts(visible, gpus, cuda, torch_cuda, order=order)
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:
@@ -81,8 +103,8 @@ def _output(process: subprocess.Popen[str]) -> str:
 
 
 def _gpu(row: str) -> GpuDevice:
-    index, name, total, free, driver = (part.strip() for part in row.split(","))
-    return GpuDevice(int(index), name, int(total) << 20, int(free) << 20, driver)
+    index, name, total, free, driver, uuid = (part.strip() for part in row.split(","))
+    return GpuDevice(int(index), name, int(total) << 20, int(free) << 20, driver, uuid)
 
 
 def _torch_cuda() -> str:
@@ -112,7 +134,12 @@ def _build(facts: GpuFacts, subject: DoctorSubject) -> Finding:
         return problem("gpu", text, f"install the CUDA build of torch, or {on_cpu}")
     if facts.driver_cuda and _major(facts.driver_cuda) < _major(facts.torch_cuda):
         text = f"the driver serves CUDA {facts.driver_cuda}, torch needs {facts.torch_cuda}"
-        return problem("gpu", text, f"install a newer driver, or {on_cpu}")
+        newer = f"install a driver for CUDA {_major(facts.torch_cuda)} or newer"
+        build = "or the build of torch for this driver (`make clean up` does it)"
+        return problem("gpu", text, f"{newer}, {build}, or {on_cpu}")
+    if not facts.engine_gpus(subject.device):
+        text = f"worker.device is {subject.device}, but {facts.visible} GPU(s) are visible"
+        return problem("gpu", text, f"expected cuda:0 to cuda:{facts.visible - 1}, or cuda")
     return ok("gpu", f"{facts.visible}, torch with CUDA {facts.torch_cuda}")
 
 

@@ -37,7 +37,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def collect(subject: DoctorSubject) -> ModelFacts:
     facts, repo = _locate(subject)
-    return facts if repo is None else _on_hub(repo)
+    return facts if repo is None else _on_hub(repo, weights=subject.weights)
 
 
 def local_model_facts(subject: DoctorSubject) -> ModelFacts:
@@ -47,33 +47,34 @@ def local_model_facts(subject: DoctorSubject) -> ModelFacts:
 
 def _locate(subject: DoctorSubject) -> tuple[ModelFacts, hub.HubRepo | None]:
     try:
-        found = locate.locate_model(subject.model)
+        found = locate.locate_model(subject.model, weights=subject.weights)
     except StartupError as error:
         return ModelFacts(problems=(str(error),)), None
     if found.path is None:
         return ModelFacts(id=found.id), found.repo
-    return inspect_model(found.path, found.id), None
+    return inspect_model(found.path, found.id, weights=subject.weights), None
 
 
-def _on_hub(repo: hub.HubRepo) -> ModelFacts:
+def _on_hub(repo: hub.HubRepo, *, weights: bool) -> ModelFacts:
     cache = hub.cache_folder()
     place = next(p for p in (cache, *cache.parents) if p.is_dir())
     try:
-        listing = hub.list_files(repo, _HUB_S)
+        listing = hub.list_files(repo, _HUB_S, locate.files_needed(weights=weights))
     except StartupError as error:
         return ModelFacts(id=str(repo), problems=(str(error),))
     return ModelFacts(id=str(repo), to_fetch=listing, disk_free=shutil.disk_usage(place).free)
 
 
-def inspect_model(path: Path, model_id: str) -> ModelFacts:
-    """Return the facts about a folder, from its configuration and its weights' headers."""
+def inspect_model(path: Path, model_id: str, *, weights: bool = True) -> ModelFacts:
+    """Return the facts about a folder, from its configuration and its weights' headers, which are
+    not looked at without ``weights``."""
     problems: list[str] = []
     config: ModelConfig | None = None
     shards: WeightShards | None = None
     try:
-        locate.check_model_folder(path)
+        locate.check_model_folder(path, weights=weights)
         config = load_config(path)
-        shards = read_shards(path)
+        shards = read_shards(path) if weights else None
     except StartupError as error:
         problems.append(str(error))
     if (path / "tokenizer.json").is_file() and (text := _tokenizer_problem(path)):
@@ -113,9 +114,10 @@ def judge(facts: ModelFacts, subject: DoctorSubject) -> list[Finding]:
         return [problem("model", text, remedy) for text in facts.problems]
     if facts.to_fetch is not None:
         return [_fetch(facts, facts.to_fetch)]
-    assert facts.config is not None and facts.shards is not None
-    weights = sum(facts.shards.elements.values())
-    text = f"{facts.id}, {facts.config.architecture}, {weights / 1e6:.0f} M parameters"
+    assert facts.config is not None
+    text = f"{facts.id}, {facts.config.architecture}"
+    if facts.shards is not None:
+        text += f", {sum(facts.shards.elements.values()) / 1e6:.0f} M parameters"
     findings = [ok("model", text)]
     if not facts.chat_template:
         text = "has no chat template: no /v1/chat/completions"

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from cluster.settings.launch_settings import LaunchSettings
+from cluster.settings.launch_settings import LaunchSettings, share_of_gpu
 from cluster.settings.worker_settings import WorkerSettings
 from engine.ipc.settings import EngineSettings
 from protocol.roles import ROLES, Role
@@ -27,7 +27,8 @@ class DoctorSubject(msgspec.Struct, frozen=True, kw_only=True):
     """What the checks examine: a whole cluster, one worker, or one router.
 
     ``ports``: ports to listen on, 0 for any. ``port_moves``: the next free port is used instead of
-    a port that is taken."""
+    a port that is taken. ``most_workers``: workers that may come to share the machine's GPUs.
+    ``gpus``: number of GPUs that workers may use; None: those that this process sees."""
 
     kind: SubjectKind = "cluster"
     model: str | None = None
@@ -37,6 +38,13 @@ class DoctorSubject(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str | None = None
     cluster: str = "default"
     pools: tuple[SubjectPool, ...] = ()
+    most_workers: int = 0
+    gpus: int | None = None
+
+    @property
+    def weights(self) -> bool:
+        """Whether the model's weights are needed: routers load its tokenizer only."""
+        return self.kind != "router"
 
     @property
     def workers(self) -> int:
@@ -46,6 +54,12 @@ class DoctorSubject(msgspec.Struct, frozen=True, kw_only=True):
     def device(self) -> str | None:
         """The configured device; None means a GPU if there is one."""
         return self.pools[0].engine.device if self.pools else "cpu"
+
+    def gpu_share(self, gpus: int) -> float:
+        """Return the share of its GPU that each engine may take, as the engines are told."""
+        configured = self.pools[0].engine.gpu_share if self.pools else None
+        sharing = self.workers if gpus >= self.workers else max(self.workers, self.most_workers)
+        return configured or share_of_gpu(gpus, sharing)
 
 
 def cluster_subject(
@@ -62,6 +76,7 @@ def cluster_subject(
         redis_url=launch.redis_url,
         cluster=launch.cluster,
         pools=tuple(pool for pool in pools if pool.workers),
+        most_workers=launch.most_workers(gpus=0),
     )
 
 

@@ -22,7 +22,7 @@ def check_and_fetch_model(
     Notes and the memory plan are reported. ``settings`` are functions that raise StartupError for
     invalid settings. Raises StartupError with all problems that can be found before the start."""
     notes, plans = checks.preflight(subject, settings)
-    found = locate.resolve_model(subject.model, model_id, report.download)
+    found = locate.resolve_model(subject.model, model_id, report.download, weights=subject.weights)
     if not plans and subject.pools:  # the model was not on this machine before
         notes, plans = checks.preflight(subject, model_only=True)
     for finding in notes:

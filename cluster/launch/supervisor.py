@@ -37,7 +37,7 @@ from cluster.local.start_report import (
 from cluster.serve import node_settings, ray_runtime
 from cluster.serve.node_settings import ReplicaContext, program_fingerprint
 from cluster.serve.router_probe import RouterProbe
-from cluster.settings.launch_settings import LaunchSettings, read_launch
+from cluster.settings.launch_settings import LaunchSettings, read_launch, share_of_gpu
 from protocol.errors import StartupError
 
 
@@ -130,7 +130,7 @@ class Supervisor:
 
         self._begin("deploy")
         launch = self._launch
-        share = applications.gpu_share(gpus, launch.most_workers(gpus))
+        share = share_of_gpu(gpus, launch.most_workers(gpus))
         context = ReplicaContext(launch.events_path, launch.drain_s, program_fingerprint())
         deploy.deploy_cluster(launch, applications.ReplicaLayout(context, share), self._write)
         self._end(launch.counts)

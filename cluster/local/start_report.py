@@ -173,11 +173,12 @@ class StartReporter:
         """Print a table within the current stage."""
         self._console.print(Padding(what, (0, 0, 0, 9)), style="dim", soft_wrap=False)
 
-    def download(self, done: int, total: int) -> None:
-        """Report the progress of a model's download, in bytes."""
+    def download(self, done: int, total: int, to: str = "") -> None:
+        """Report the progress of a model's download, in bytes. ``to``: the nodes, if not this."""
         percent = f" {100 * done // total}%" if total else ""
         of = f" of {format_size(total)}" if total else ""
-        self._progress(f"downloading the model: {format_size(done)}{of}{percent}")
+        where = f" to {to}" if to else ""
+        self._progress(f"downloading the model{where}: {format_size(done)}{of}{percent}")
 
     def close(self) -> None:
         self._spin(None)

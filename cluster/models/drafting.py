@@ -5,13 +5,23 @@ A missing draft stops no start: the engine reports it and decodes without specul
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from msgspec.structs import replace
 
-from cluster.local.start_report import StageNote, StartReporter
-from cluster.models import hub, locate
+from cluster.local.start_report import StageNote
+from cluster.models import download, hub, locate
 from cluster.models.hub import HubRepo
 from engine.ipc.settings import METHODS_WITH_MODEL, SpeculationSettings
 from protocol.errors import StartupError
+
+
+class DraftReporter(Protocol):
+    """What ``resolve_draft`` reports to; a StartReporter is one."""
+
+    def __call__(self, event: StageNote) -> None: ...
+
+    def download(self, done: int, total: int) -> None: ...
 
 
 def locate_draft(
@@ -32,7 +42,7 @@ def locate_draft(
 
 
 def resolve_draft(
-    settings: SpeculationSettings, served: str | None, report: StartReporter
+    settings: SpeculationSettings, served: str | None, report: DraftReporter
 ) -> SpeculationSettings:
     """Return ``settings`` with the folder of its model, after a download if needed.
 
@@ -44,9 +54,8 @@ def resolve_draft(
     if repo is None:
         return here
     try:
-        return replace(
-            settings, model_path=str(hub.download_snapshot(repo, hub.FILES, report.download))
-        )
+        path = download.download_snapshot(repo, hub.FILES, report.download)
+        return replace(settings, model_path=str(path))
     except StartupError as error:
         report(StageNote(f"speculation: {error}"))
         return settings

@@ -1,33 +1,24 @@
-"""Models of the Hugging Face hub: the local cache, listings, and downloads that report progress.
+"""Models of the Hugging Face hub: the local cache, listings, and what to do about its errors.
 
 Only configs, tokenizers and safetensors are fetched; no code of a repository is ever run.
-``locate``, ``drafting`` and the doctor call it.
+``download`` fetches files; ``locate``, ``drafting`` and the doctor call this module.
 """
 
 from __future__ import annotations
 
 import errno
-import queue
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from protocol.errors import StartupError
 
 CONFIGS = ["config.json", "generation_config.json"]
-FILES = [*CONFIGS, "tokenizer*", "*.safetensors*", "*.jinja"]
+TOKENIZER_FILES = [*CONFIGS, "tokenizer*", "*.jinja"]
+"""What a router needs of a model."""
+FILES = [*TOKENIZER_FILES, "*.safetensors*"]
+"""What an engine needs of a model."""
 NOT_NEEDED = ["consolidated*", "*/*"]  # copies of the weights in other layouts
-
-STALLED_S = 60.0
-"""Longest time in seconds that a download may receive nothing."""
-_POLL_S = 0.2
-
-DownloadProgress = Callable[[int, int], None]
-"""Called with the bytes that are present and the bytes in all."""
 
 
 class HubRepo(msgspec.Struct, frozen=True):
@@ -35,6 +26,11 @@ class HubRepo(msgspec.Struct, frozen=True):
 
     id: str
     revision: str | None = None
+
+    @property
+    def cache_name(self) -> str:
+        """Name of the repository's folder in the cache."""
+        return f"models--{self.id.replace('/', '--')}"
 
     def __str__(self) -> str:
         return f"{self.id}@{self.revision}" if self.revision else self.id
@@ -59,8 +55,8 @@ def cached_ids() -> list[str]:
     return ["/".join(folder.name.split("--")[1:3]) for folder in folders]
 
 
-def cached_snapshot(repo: HubRepo) -> Path | None:
-    """Return the snapshot in the local cache; None when it is missing or incomplete."""
+def cached_snapshot(repo: HubRepo, patterns: list[str] = FILES) -> Path | None:
+    """Return the snapshot in the local cache; None unless it has all files of ``patterns``."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -69,7 +65,7 @@ def cached_snapshot(repo: HubRepo) -> Path | None:
             snapshot_download(
                 repo.id,
                 revision=repo.revision,
-                allow_patterns=FILES,
+                allow_patterns=patterns,
                 ignore_patterns=NOT_NEEDED,
                 local_files_only=True,
             )
@@ -80,97 +76,53 @@ def cached_snapshot(repo: HubRepo) -> Path | None:
         raise explain_hub_error(repo, error) from error
 
 
-def list_files(repo: HubRepo, timeout_s: float) -> HubListing:
-    """List the files on the hub. Raises StartupError when there are none, or after the timeout."""
+def list_files(repo: HubRepo, timeout_s: float, patterns: list[str] = FILES) -> HubListing:
+    """List the files on the hub that match ``patterns``.
+
+    Raises StartupError when there is no such model, when this node's token gives no access to a
+    gated one, and after the timeout."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils._paths import filter_repo_objects
 
+    check_token()
     try:
         info = HfApi().model_info(
             repo.id, revision=repo.revision, timeout=timeout_s, files_metadata=True
         )
     except Exception as error:
         raise explain_hub_error(repo, error) from error
+    if info.gated:  # anybody may list its files
+        _check_access(repo)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    names = list(filter_repo_objects(sizes, allow_patterns=FILES, ignore_patterns=NOT_NEEDED))
+    names = list(filter_repo_objects(sizes, allow_patterns=patterns, ignore_patterns=NOT_NEEDED))
     return HubListing(len(names), sum(sizes[name] for name in names))
 
 
-def download_snapshot(
-    repo: HubRepo, patterns: list[str], progress: DownloadProgress, stalled_s: float = STALLED_S
-) -> Path:
-    """Fetch the missing files. Raises StartupError, also after ``stalled_s`` without progress."""
-    from huggingface_hub import snapshot_download
+def _check_access(repo: HubRepo) -> None:
+    """Raise StartupError if the token of this node gives no access to the gated model."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError
 
-    done: queue.SimpleQueue[Path | Exception] = queue.SimpleQueue()
-    meter = _Meter()
-
-    def work() -> None:
-        try:
-            path = snapshot_download(
-                repo.id,
-                revision=repo.revision,
-                allow_patterns=patterns,
-                ignore_patterns=NOT_NEEDED,
-                tqdm_class=meter.bar(),
-            )
-            done.put(Path(path))
-        except Exception as error:
-            done.put(error)
-
-    threading.Thread(target=work, daemon=True, name="download").start()
-    while True:
-        try:
-            result = done.get(timeout=_POLL_S)
-        except queue.Empty:
-            progress(meter.done, meter.total)
-            if meter.idle_s() > stalled_s:
-                raise StartupError(
-                    f"model {str(repo)!r}: the hub has sent nothing for {stalled_s:.0f} s; what"
-                    " is there is kept, try again"
-                ) from None
-            continue
-        if isinstance(result, Exception):
-            raise explain_hub_error(repo, result) from result
-        return result
+    try:
+        HfApi().auth_check(repo.id)
+    except GatedRepoError as error:
+        raise explain_hub_error(repo, error) from error
+    except Exception:  # a mirror of the hub may not have this call; the download will tell
+        return
 
 
-class _Meter:
-    """Sums the counts that the progress bars of one download would show."""
+def check_token() -> None:
+    """Raise StartupError for a token that no HTTP header can carry, without showing it.
 
-    def __init__(self) -> None:
-        self.done = self.total = 0
-        self._changed = time.monotonic()
-        self._lock = threading.Lock()
+    The HTTP client would show it in its error."""
+    from huggingface_hub import get_token
 
-    def idle_s(self) -> float:
-        return time.monotonic() - self._changed
-
-    def _count(self, nbytes: int, total: int, *, written: bool) -> None:
-        with self._lock:
-            self._changed = time.monotonic()
-            if written:
-                self.done += nbytes
-                self.total = max(self.total, total)
-
-    def bar(self) -> type[Any]:
-        """Return a class of progress bars that show nothing and count here."""
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
-        meter = self
-
-        class Bar(tqdm):  # type: ignore[misc]
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                # One bar counts bytes received, one bytes written, one files.
-                self._written = str(kwargs.get("desc", "")).startswith("Reconstructing")
-                kwargs.pop("name", None)
-                super().__init__(*args, **{**kwargs, "disable": True})
-
-            def update(self, n: float | None = 1) -> bool | None:
-                meter._count(int(n or 0), int(self.total or 0), written=self._written)
-                return None
-
-        return Bar
+    token = get_token() or ""
+    if not all("!" <= character <= "~" for character in token):
+        raise StartupError(
+            "the token of the hub (HF_TOKEN, or the file that `hf auth login` writes) has blanks or"
+            " characters that are not ASCII: set it to the token alone"
+        )
 
 
 def explain_hub_error(repo: HubRepo, error: Exception) -> StartupError:
@@ -181,7 +133,7 @@ def explain_hub_error(repo: HubRepo, error: Exception) -> StartupError:
     if isinstance(error, e.GatedRepoError):
         text = (
             f"{name} is gated: accept its terms at https://huggingface.co/{repo.id}, and set"
-            " HF_TOKEN to a token of that account"
+            " HF_TOKEN to a token of that account (on a cluster of hosts: in each node.env)"
         )
     elif isinstance(error, e.RepositoryNotFoundError):
         text = f"{name} is not on the hub, or private: check its name, or set HF_TOKEN"

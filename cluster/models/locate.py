@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.models import hub
-from cluster.models.hub import DownloadProgress, HubRepo
+from cluster.models import download, hub
+from cluster.models.download import DownloadProgress
+from cluster.models.hub import HubRepo
 from engine.model_config.checkpoint import load_config
 from protocol.errors import StartupError
 
@@ -39,9 +40,10 @@ def demo_path() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "demo" / "target"
 
 
-def locate_model(wanted: str | None) -> ModelLocation:
+def locate_model(wanted: str | None, *, weights: bool = True) -> ModelLocation:
     """Return the place of a model: None is the demo, otherwise a folder or a hub id ``owner/name``
-    or ``owner/name@revision``. Only this machine's disk is searched.
+    or ``owner/name@revision``. Only this machine's disk is searched. Without ``weights`` a router's
+    files suffice.
 
     Raises StartupError, with similar names, for text that names neither."""
     if wanted is None:
@@ -52,10 +54,15 @@ def locate_model(wanted: str | None) -> ModelLocation:
     repo = _as_repo(wanted)
     if repo is None or folder.is_file():
         raise StartupError(_not_found(wanted, folder))
-    path = hub.cached_snapshot(repo)
+    path = hub.cached_snapshot(repo, files_needed(weights=weights))
     if path is None and folder.parent.is_dir() and _near(folder):  # probably a folder was meant
         raise StartupError(_not_found(wanted, folder))
     return ModelLocation(path, repo.id, repo)
+
+
+def files_needed(*, weights: bool) -> list[str]:
+    """Return the patterns of the files that an engine needs, or a router, without ``weights``."""
+    return hub.FILES if weights else hub.TOKENIZER_FILES
 
 
 def _as_repo(wanted: str) -> HubRepo | None:
@@ -100,32 +107,38 @@ def _silent(_done: int, _total: int) -> None:
 
 
 def resolve_model(
-    wanted: str | None, model_id: str | None = None, progress: DownloadProgress = _silent
+    wanted: str | None,
+    model_id: str | None = None,
+    progress: DownloadProgress = _silent,
+    *,
+    weights: bool = True,
 ) -> ServedModel:
     """Return the model that ``wanted`` names (see ``locate_model``), after a download if needed.
 
-    Raises StartupError when it cannot be found, fetched or served.
+    Without ``weights`` only the config and the tokenizer are fetched and looked for. Raises
+    StartupError when the model cannot be found, fetched or served.
     """
-    found = locate_model(wanted)
+    found = locate_model(wanted, weights=weights)
     path = found.path
     if path is None:
         assert found.repo is not None
         # The config comes first, so that an unsupported model costs no download.
-        load_config(hub.download_snapshot(found.repo, hub.CONFIGS, _silent))
-        path = hub.download_snapshot(found.repo, hub.FILES, progress)
-    check_model_folder(path)
+        load_config(download.download_snapshot(found.repo, hub.CONFIGS, _silent))
+        files = files_needed(weights=weights)
+        path = download.download_snapshot(found.repo, files, progress)
+    check_model_folder(path, weights=weights)
     return ServedModel(path, model_id or found.id)
 
 
-def check_model_folder(path: Path) -> None:
-    """Raise StartupError unless ``path`` holds a supported model in the layout of Hugging Face.
-    Only its config is read."""
+def check_model_folder(path: Path, *, weights: bool = True) -> None:
+    """Raise StartupError unless ``path`` holds a supported model in the layout of Hugging Face,
+    which may lack its weights without ``weights``. Only its config is read."""
     if not path.is_dir():
         raise StartupError(f"model folder {path} does not exist")
     if (path / "config.json").is_file():
         load_config(path)
     missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-    if not any(path.glob("*.safetensors")):
+    if weights and not any(path.glob("*.safetensors")):
         missing.append("*.safetensors")
     if missing:
         raise StartupError(f"model folder {path} has no {', '.join(missing)}{_elsewhere(path)}")

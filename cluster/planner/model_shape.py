@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.models import hub, locate
+from cluster.models import download, hub, locate
 from engine.execution.pass_cost import PassCost, pass_cost
 from engine.kv_cache.kv_format import Codec, KVFormat, Precision
 from engine.model_config.checkpoint import load_config
@@ -192,7 +192,7 @@ def find_model(text: str, precision: Precision, element_bytes: int = 2) -> Model
     folder = found.path
     if folder is None:
         assert found.repo is not None
-        folder = hub.download_snapshot(found.repo, hub.CONFIGS, lambda _done, _total: None)
+        folder = download.download_snapshot(found.repo, hub.CONFIGS, lambda _done, _total: None)
     return shape_from_config(load_config(folder), found.id, precision, element_bytes)
 
 

@@ -55,7 +55,8 @@ _CLASSES = {
 
 
 class ReplicaLayout(NamedTuple):
-    """Where replicas run. ``gpus``: GPUs of each worker, 0 when workers compute on CPUs."""
+    """Where replicas run. ``gpus``: GPUs of each worker (``share_of_gpu``), 0 when workers compute
+    on CPUs."""
 
     context: ReplicaContext
     gpus: float
@@ -63,13 +64,6 @@ class ReplicaLayout(NamedTuple):
     @property
     def cuda(self) -> bool:
         return self.gpus > 0
-
-
-def gpu_share(gpus: int, workers: int) -> float:
-    """Return the GPUs for each worker of one machine: one, or an equal fraction if too few."""
-    if gpus == 0:
-        return 0.0
-    return 1.0 if gpus >= workers else int(10_000 * gpus / workers) / 10_000
 
 
 def configured_replicas(kind: ReplicaKind, launch: LaunchSettings) -> int:
@@ -113,14 +107,17 @@ def _replica_arguments(
         return _router_settings(launch), layout.context, launch.host, launch.port
     if kind == "autoscaler":
         return _autoscaler_settings(launch), layout.context
-    return _worker_settings(launch, kind, cuda=layout.cuda), layout.context
+    return _worker_settings(launch, kind, layout), layout.context
 
 
-def _worker_settings(launch: LaunchSettings, role: Role, *, cuda: bool) -> WorkerSettings:
+def _worker_settings(launch: LaunchSettings, role: Role, layout: ReplicaLayout) -> WorkerSettings:
     """Return a worker's settings without those that its node adds (see ``node_settings``)."""
     settings = launch.workers[role]
-    device = settings.engine.device or ("cuda" if cuda else "cpu")
-    located = settings.with_model(launch.model_path, launch.model_id, device=device)
+    device = settings.engine.device or ("cuda" if layout.cuda else "cpu")
+    share = settings.engine.gpu_share or layout.gpus or None
+    located = settings.with_model(
+        launch.model_path, launch.model_id, device=device, gpu_share=share
+    )
     return msgspec.structs.replace(located, tls=None)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from redis.exceptions import RedisError
@@ -40,16 +40,36 @@ from router.settings import RouterSettings
 if TYPE_CHECKING:
     from cluster.serve.applications import ReplicaLayout
 
+
+class PrepareNodes(Protocol):
+    """Checks the nodes before a deployment; ``memory``: their memory must be free. Raises
+    StartupError."""
+
+    def __call__(
+        self,
+        launch: LaunchSettings,
+        layout: ReplicaLayout,
+        report: StartReporter,
+        *,
+        memory: bool,
+    ) -> None: ...
+
+
 _REDIS_TIMEOUT_S = 5.0
 _DEFAULT_HOST = "127.0.0.1"
 
 
 def deploy_to_ray(
-    wanted: LaunchSettings, model: str | None, address: str, routers: int | None
+    wanted: LaunchSettings,
+    model: str | None,
+    address: str,
+    routers: int | None,
+    prepare: PrepareNodes,
 ) -> int:
     """Deploy or update, and return exit status 0 when the cluster serves, 1 after an error.
 
-    ``routers``: None for one on each node that takes routers. Errors are printed."""
+    ``routers``: None for one on each node that takes routers. ``prepare`` checks the nodes and
+    fetches the model onto them. Errors are printed."""
     with StartReporter() as report:
         stage = "check"
         try:
@@ -61,6 +81,8 @@ def deploy_to_ray(
                     routers = sum(node.takes("router") for node in ray_nodes.living_nodes())
                 launch = msgspec.structs.replace(launch, routers=max(1, routers))
                 report(StageDone(stage, f"a Ray cluster with {_declared_text()}"))
+                stage = "nodes"
+                prepare(launch, layout, report, memory=not _workers_run())
                 stage = "deploy"
                 report(StageStarted(stage))
                 ray_runtime.start_serve()
@@ -74,6 +96,12 @@ def deploy_to_ray(
             report.say(f"router   {url}")
         report(ClusterReady(urls[0], launch.model_id, launch.router.api_keys is not None))
     return 0
+
+
+def _workers_run() -> bool:
+    from cluster.serve import deploy
+
+    return any(deploy.running_replicas().get(role) for role in ROLES)
 
 
 def _with_model(wanted: LaunchSettings, model: str | None) -> LaunchSettings:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from cluster.local.start_report import ReportWaiting, WaitReporter
 from cluster.serve.node_settings import program_fingerprint
@@ -16,6 +16,9 @@ from protocol.errors import StartupError
 
 _POLL_S = 0.5
 _ANSWER_S = 60.0  # time for a node to start a process and read the program
+
+Asked = TypeVar("Asked")
+Said = TypeVar("Said")
 
 
 class RayNode(NamedTuple):
@@ -59,6 +62,55 @@ def wait_for_nodes(
         time.sleep(_POLL_S)
 
 
+class NodeTasks(Generic[Asked, Said]):
+    """A generator function that runs on several nodes, once on each, and what it yields there.
+
+    ``work`` must be importable on the nodes. The tasks end with the process that made them."""
+
+    def __init__(
+        self, work: Callable[[Asked], Iterator[Said]], asked: Sequence[tuple[RayNode, Asked]]
+    ) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        run: Any = ray.remote(num_cpus=0, max_retries=0, num_returns="streaming")(work)
+        self._running: dict[Any, str] = {}
+        for node, argument in asked:
+            place = NodeAffinitySchedulingStrategy(node.id, soft=False)
+            made = run.options(scheduling_strategy=place).remote(argument)
+            self._running[made] = node.address
+
+    @property
+    def pending(self) -> list[str]:
+        """The addresses of the nodes on which it still runs."""
+        return list(self._running.values())
+
+    def poll(self, timeout_s: float) -> list[tuple[str, Said]]:
+        """Return what nodes have yielded, at most one value each; wait ``timeout_s`` for the first.
+
+        Raises StartupError for a task that fails."""
+        import ray
+
+        said: list[tuple[str, Said]] = []
+        wait: Any = ray.wait  # its types do not know generators
+        ready, _ = wait(list(self._running), num_returns=1, timeout=timeout_s)
+        for stream in ready:
+            address = self._running[stream]
+            try:
+                value: Any = ray.get(next(stream))
+                said.append((address, value))
+            except StopIteration:
+                del self._running[stream]
+            except Exception as error:  # any type: the other node's exception, or Ray's own
+                raise StartupError(f"the node {address}: {_last_line(error)}") from None
+        return said
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
 def check_same_program(nodes: list[RayNode], program: str) -> None:
     """Raise StartupError if a node that takes Baton's replicas has another program."""
     import ray
@@ -73,8 +125,8 @@ def check_same_program(nodes: list[RayNode], program: str) -> None:
         try:
             found = ray.get(answer, timeout=max(0.1, end - time.monotonic()))
         except Exception as error:  # any type: the other node's exception, or Ray's own
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise StartupError(f"the node {node.address} has no Baton: {reason[-1]}") from None
+            text = f"the node {node.address} has no Baton: {_last_line(error)}"
+            raise StartupError(text) from None
         if found != program:
             raise StartupError(
                 f"the node {node.address} has another version of Baton than this one: bring the"

@@ -141,10 +141,13 @@ def resolve_worker_model(settings: WorkerSettings) -> WorkerSettings:
 
 
 def resolve_router_model(settings: RouterSettings) -> RouterSettings:
-    """Return ``settings`` with the folder of the model, as ``resolve_worker_model`` does."""
+    """Return ``settings`` with the folder of the model on this node, which may lack the weights.
+
+    A missing config and tokenizer are downloaded. Raises StartupError."""
     with stderr_reporter() as report:
-        wanted = settings.model_path or None
-        found = locate.resolve_model(wanted, settings.model_id or None, report.download)
+        found = locate.resolve_model(
+            settings.model_path or None, settings.model_id or None, report.download, weights=False
+        )
     return replace(settings, model_path=str(found.path), model_id=found.id)
 
 

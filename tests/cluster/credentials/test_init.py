@@ -78,6 +78,25 @@ def test_sh_and_baton_read_node_env(tmp_path: Path) -> None:
     assert "environment BATON_TLS_NAME" in shown and PASSWORD not in shown
 
 
+def test_token_of_the_hub_travels_in_node_env(tmp_path: Path) -> None:
+    token = "hf_it's $(secret)"
+    folder = tmp_path / "c"
+    cluster = create_cluster_folder(folder, ["h"], URL, "acme", "baton.cluster", token)
+    assert sourced(cluster, tmp_path / "home")["HF_TOKEN"] == token
+    others = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "node.env"]
+    assert not [path for path in others if token in path.read_text()]
+
+
+def test_without_a_token_that_of_the_node_stays(tmp_path: Path) -> None:
+    text = (made(tmp_path / "c").node / "node.env").read_text()
+    [line] = [line for line in text.splitlines() if line.startswith("HF_TOKEN=")]
+    command = ["sh", "-uc", f"{line}; printf %s $HF_TOKEN"]
+    for own in ("", "hf_of-the-node"):
+        env = {"PATH": os.defpath, **({"HF_TOKEN": own} if own else {})}
+        run = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+        assert run.stdout == own
+
+
 def test_two_clusters_share_no_secret(tmp_path: Path) -> None:
     one, other = (sourced(made(tmp_path / n), tmp_path / f"home-{n}") for n in ("a", "b"))
     drawn = {

@@ -14,7 +14,7 @@ from tests.cluster.hub_server import Hub, files_of, serving
 
 SCRIPT = """
 import json, sys, time
-from cluster.models import hub, locate
+from cluster.models import download, hub, locate
 from cluster.doctor import model
 from cluster.doctor.subject import DoctorSubject
 from protocol.errors import StartupError
@@ -24,7 +24,7 @@ try:
     answer["to_fetch"] = listed.to_fetch.bytes if listed.to_fetch else None
     if sys.argv[2:]:
         repo, limit_s = hub.HubRepo("owner/name"), float(sys.argv[2])
-        hub.download_snapshot(repo, hub.FILES, lambda *p: seen.append(p), limit_s)
+        download.download_snapshot(repo, hub.FILES, lambda *p: seen.append(p), limit_s)
     found = locate.resolve_model(sys.argv[1], None, lambda *p: seen.append(p))
     answer |= {"path": str(found.path), "id": found.id}
 except StartupError as e:
