@@ -1,8 +1,9 @@
-"""Tensors made from numbers of the host, without waiting for the device."""
+"""Numbers of the host on the device and back, with as few waits for it as possible."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,3 +27,13 @@ def upload_parts(parts: Sequence[NDArray[np.int64]], device: torch.device) -> li
     """Return one-dimensional ``parts`` on ``device`` as views of a single copy."""
     whole = upload(np.concatenate(parts), device)
     return list(whole.split([len(part) for part in parts]))
+
+
+def read_back(*tensors: Tensor) -> list[list[Any]]:
+    """Return ``tensors``, of one device, as lists of numbers, after one wait for the device."""
+    device = tensors[0].device
+    if device.type != "cpu":
+        # Without blocking, torch copies into pinned memory, so that the copies need no wait each.
+        tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
+        torch.cuda.current_stream(device).synchronize()
+    return [tensor.tolist() for tensor in tensors]

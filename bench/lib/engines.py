@@ -62,6 +62,8 @@ def engine_config(
         prefill_chunk=chunk,
         max_model_len=max_model_len,
         step_budget_ms=step_budget_ms,
+        ttft_slo_s=None,
+        tpot_slo_s=None,
         kv_precision=kv_precision,
         kv_storage=kv_storage,
     )

@@ -43,9 +43,8 @@ def main() -> None:
         pace(loaded.engine, device)
         if may:
             _be(SERVING)
-        longest = device.step_time.seconds(
-            StepWork(0, 0, settings.prefill_chunk, settings.prefill_chunk**2 / 2)
-        )
+        chunk = loaded.engine.config.prefill_chunk
+        longest = device.step_time.seconds(StepWork(0, 0, chunk, chunk**2 / 2))
         ready = msgspec.structs.replace(loaded.ready, step_seconds=longest)
         return dataclasses.replace(loaded, ready=ready)
 

@@ -46,8 +46,11 @@ def _engine_settings(config: Config, role: Role) -> EngineSettings:
         role=role,
         dtype=config.model.dtype,
         device=worker.device,
+        gpu_share=worker.gpu_share,
         max_model_len=config.model.max_len,
         kv_precision=config.kv.precision,
+        ttft_slo_s=config.router.ttft_slo_ms / 1000,
+        tpot_slo_s=config.router.tpot_slo_ms / 1000,
         # A prefill worker decodes no tokens, so that proposers would only cost time there.
         speculation=SpeculationSettings(
             method=drafts.method if role == "decode" else "off",

@@ -141,6 +141,7 @@ WORKER_KEYS = select_keys(
     "cluster", "drain_s", "model", "pools", "worker", "kv", "speculation", "redis"
 )
 WORKER_KEYS |= select_keys("security.token", "security.tls")
+WORKER_KEYS |= select_keys("router.ttft_slo_ms", "router.tpot_slo_ms")
 ROUTER_KEYS = select_keys(
     "cluster", "drain_s", "model.path", "model.id", "router", "limits", "redis", "security"
 )

@@ -104,14 +104,26 @@ class ModelSection(Section):
 class WorkerSection(Section):
     host: Host = key("127.0.0.1", "Address that workers listen on.", "--worker-host")
     device: Device | None = key(None, "cpu, cuda or cuda:N; null: a GPU where there is one.")
+    gpu_share: float | None = key(
+        None,
+        "Share of its GPU's memory that a worker may take; null: all, and where Ray places several "
+        "on a GPU an equal share each.",
+        gt=0,
+        le=1,
+    )
     threads: int | None = key(None, "CPU threads of each engine; null: it chooses.", ge=1)
     kv_tokens: int | None = key(None, "Tokens in each worker's KV pool; null: it chooses.", ge=32)
-    max_batch: int = key(64, "Sequences in a step.", ge=1)
-    prefill_chunk: int = key(512, "Prompt tokens in a step.", ge=1)
+    max_batch: int | None = key(None, "Sequences in a step; null: 64 on a CPU, 256 on a GPU.", ge=1)
+    prefill_chunk: int | None = key(
+        None,
+        "Prompt tokens in a step; null: 512 on a CPU, on a GPU 2048, and 4096 on prefill workers.",
+        ge=1,
+    )
     step_budget_ms: float | None = key(
         None,
         "Milliseconds of a step in which streams wait for a prompt's chunk; 0: no bound; "
-        "null: 50 on decode workers, none on prefill workers.",
+        "null: by the objectives and the measured steps on decode workers, none on prefill "
+        "workers.",
         ge=0,
     )
     peak_tflops: float | None = key(

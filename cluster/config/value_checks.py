@@ -16,7 +16,7 @@ MASK = "<hidden>"
 """Replaces a secret where the configuration is shown."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?\Z")
+_DEVICE = re.compile(r"(cpu|cuda(:[0-9]{1,3})?)\Z")
 _NAME = re.compile(r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*\Z")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9.:_%-]{1,253}\Z")

@@ -16,14 +16,15 @@ from cluster.doctor.gpus import GpuDevice, GpuFacts
 from cluster.doctor.subject import DoctorSubject
 from cluster.local.start_report import format_size
 from cluster.models import drafting
-from engine.execution.memory_footprint import Device, Footprint, estimate_footprint
-from engine.ipc.settings import EngineSettings
+from engine.execution.memory_footprint import Footprint, GpuMemory, estimate_footprint
+from engine.ipc.settings import DeviceKind, EngineSettings
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
 from protocol.roles import Role
 
 _USABLE_SHARE = 0.95  # of the free memory; the rest is left to the system
 _MIN_PAGES = 8  # fewer are not worth proposing
+_MOSTLY_FREE = 0.8  # of a GPU: less means that others use it
 FRONT_BYTES = 105 << 20  # a worker's front, or a router; measured
 CLUSTER_BYTES = 640 << 20  # Ray, Serve, router, Redis; measured
 _GPU_HOST_BYTES = 2 << 30  # host memory of an engine on a GPU; not measured
@@ -48,6 +49,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     free: int
     engines: tuple[PoolEngines, ...]
     others: int  # all processes except engines
+    gpu: GpuMemory | None = None  # as each of the engines counts it; None: the machine
 
     @property
     def needed(self) -> int:
@@ -55,11 +57,20 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        return self.needed <= self.room
+        return self.needed <= self.room and not self.beyond_share
 
     @property
     def room(self) -> int:
-        return int(self.free * _USABLE_SHARE)
+        if self.gpu is None:
+            return int(self.free * _USABLE_SHARE)
+        return self.free - sum(pool.count for pool in self.engines) * self.gpu.reserve
+
+    @property
+    def beyond_share(self) -> int:
+        """Bytes by which the largest engine exceeds what it may take of its GPU; 0: none does."""
+        if self.gpu is None:
+            return 0
+        return max(0, *(pool.each.total - self.gpu.allowed for pool in self.engines))
 
 
 class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +81,7 @@ class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     total: int
     free: int
-    gpus: tuple[GpuDevice, ...] = ()
+    gpus: tuple[GpuDevice, ...] = ()  # that engines use
     engines: tuple[PoolEngines, ...] = ()
     error: str = ""
 
@@ -79,8 +90,8 @@ def collect(subject: DoctorSubject) -> MemoryFacts:
     total, free = _host()
     found = model.local_model_facts(subject) if subject.pools else None
     cards = gpus.collect(subject)
-    device: Device = "cuda" if _on_gpu(cards, subject) else "cpu"
-    used = cards.gpus[: cards.visible] if device == "cuda" else ()
+    device: DeviceKind = "cuda" if _on_gpu(cards, subject) else "cpu"
+    used = cards.engine_gpus(subject.device) if device == "cuda" else ()
     engines: tuple[PoolEngines, ...] = ()
     error = ""
     if found is not None and found.config is not None and not found.problems:
@@ -107,6 +118,8 @@ def judge(facts: MemoryFacts, subject: DoctorSubject) -> list[Finding]:
         text = f"{format_size(plan.needed)} needed, {format_size(plan.free)} free"
         if plan.fits:
             findings.append(ok(plan.place, text))
+        elif plan.gpu is not None:
+            findings.append(problem(plan.place, f"{text}{_share_text(plan)}", gpu_remedy(plan)))
         else:
             remedy = remedy_flags(plan, FRONT_BYTES, cluster=subject.kind == "cluster")
             findings.append(problem(plan.place, text, remedy))
@@ -123,10 +136,11 @@ def memory_plans(facts: MemoryFacts | None, subject: DoctorSubject) -> list[Memo
     if facts.engines[0].each.device == "cpu":
         return [MemoryPlan("memory", facts.free, facts.engines, others)]
     host = MemoryPlan("memory", facts.free, (), others + subject.workers * _GPU_HOST_BYTES)
-    cards = []
+    cards, share = [], subject.gpu_share(len(facts.gpus))
     for index, gpu in enumerate(facts.gpus):
         part = engines_of_place(facts.engines, index, len(facts.gpus))
-        cards += [MemoryPlan(f"gpu {gpu.index}", gpu.free, part, 0)] if part else []
+        memory = GpuMemory(total=gpu.total, free=gpu.free, share=share)
+        cards += [MemoryPlan(f"gpu {gpu.index}", gpu.free, part, 0, memory)] if part else []
     return [host, *cards]
 
 
@@ -184,6 +198,44 @@ def remedy_flags(plan: MemoryPlan, front_bytes: int, *, cluster: bool) -> str:
         found += filter(None, [_smallest(plan, front_bytes)])
     missing = format_size(plan.needed - plan.room)
     return " or ".join(found) or f"free {missing} more, or take a smaller model"
+
+
+def _share_text(plan: MemoryPlan) -> str:
+    """Say which engine exceeds its share of a GPU; empty if none does."""
+    if plan.gpu is None or not plan.beyond_share:
+        return ""
+    largest = max(pool.each.total for pool in plan.engines)
+    return (
+        f"; an engine needs {format_size(largest)}, and may take {format_size(plan.gpu.allowed)}"
+        f" ({plan.gpu.share:.0%} of {format_size(plan.gpu.total)}, less a reserve)"
+    )
+
+
+def gpu_remedy(plan: MemoryPlan) -> str:
+    """Return what would make the engines fit on their GPU."""
+    assert plan.gpu is not None
+    found = []
+    if tokens := context_that_fits(plan):
+        grows = any(pool.each.kv_grows for pool in plan.engines)
+        found.append(f"--max-model-len {tokens}" if grows else f"--kv-tokens {tokens}")
+    if sum(pool.count for pool in plan.engines) > 1:
+        found.append("fewer workers for each GPU")
+    found.append("smaller --max-batch and --prefill-chunk")
+    if plan.free < _MOSTLY_FREE * plan.gpu.total:
+        found.append("end what else uses the GPU (`nvidia-smi` lists it)")
+    return " or ".join(found) + ", or take a smaller model"
+
+
+def context_that_fits(plan: MemoryPlan) -> int:
+    """Return the KV tokens, or the longest context, that every engine on a GPU has memory for, in
+    whole pages; 0 when they are too few."""
+    assert plan.gpu is not None
+    each = [pool.each for pool in plan.engines for _ in range(pool.count)]
+    fixed = [engine.fixed - engine.workspace + engine.step.step for engine in each]
+    per_token = [engine.kv_bytes_per_token + engine.step.context_token for engine in each]
+    own = ((plan.gpu.allowed - f) // p for f, p in zip(fixed, per_token, strict=True))
+    pages = min((plan.room - sum(fixed)) // sum(per_token), *own) // BLOCK_TOKENS
+    return pages * BLOCK_TOKENS if pages >= _MIN_PAGES else 0
 
 
 def kv_tokens_that_fit(plan: MemoryPlan) -> int:

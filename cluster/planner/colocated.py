@@ -88,7 +88,7 @@ def _meets(
     """Return the plan for ``rate`` requests/s per worker and steps of ``budget`` TPOT objectives,
     if it is feasible."""
     workload, pool = request.workload, kv_pool_tokens(request.shape, gpu)
-    most = min(request.max_batch, pool / (workload.context or 1.0))
+    most = min(request.step_sizes("decode").max_batch, pool / (workload.context or 1.0))
     held, found = 0.0, 0.0
     for _ in range(_ROUNDS):
         step = _step(request, gpu, held, budget, mixed=mixed)
@@ -141,7 +141,8 @@ def _step(
         return at.seconds(work)
 
     step_s = request.goals.tpot_s * budget
-    most = largest_where(lambda tokens: seconds(tokens) <= step_s, 0, request.chunk)
+    chunk = request.step_sizes("decode").prefill_chunk
+    most = largest_where(lambda tokens: seconds(tokens) <= step_s, 0, chunk)
     if not most:
         return None
     return most, seconds(most), decode_step_s(shape, at, max(1.0, held), workload.context)

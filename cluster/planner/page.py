@@ -176,8 +176,8 @@ def _shares(request: PlanRequest) -> list[tuple[str, float, str]]:
 
 def _prompt_s(request: PlanRequest, tokens: int, share: float) -> float:
     cached = int(tokens * share)
-    at = request.rates("prefill")
-    return prefill_s(request.shape, at, cached, max(1, tokens - cached), request.chunk)
+    at, chunk = request.rates("prefill"), request.step_sizes("prefill").prefill_chunk
+    return prefill_s(request.shape, at, cached, max(1, tokens - cached), chunk)
 
 
 def _drafts(plan: DeploymentPlan) -> go.Figure:

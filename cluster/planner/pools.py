@@ -22,6 +22,7 @@ from cluster.planner.roofline import (
     GpuRates,
     decode_step_s,
     gpu_rates,
+    gpu_step_sizes,
     largest_batch_within,
     machine_model,
     steady_pace,
@@ -32,6 +33,7 @@ from cluster.sizing.demand import NO_CORRECTIONS, decode_batch_limits, demand_by
 from cluster.sizing.predict import predict_latency
 from cluster.sizing.queueing import prefill_service, resident_sequences
 from cluster.sizing.snapshot import MachineModel, RequestMix, RoleValues, SloTargets
+from engine.ipc.settings import StepSizes
 from engine.kv_cache.kv_format import Codec
 from protocol.errors import StartupError
 from protocol.registry.directory import Wall, WorkerUtilisation
@@ -46,21 +48,24 @@ BatchCeiling = Literal["tpot", "kv", "max_batch"]
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of a plan. ``link_bytes_s``: of each worker, None: as in the data file of
-    GPUs."""
+    """The request of a plan. ``chunk`` and ``max_batch``: None for what a worker on a GPU takes by
+    default. ``link_bytes_s``: of each worker, None: as in the data file of GPUs."""
 
     shape: ModelShape
     workload: Workload
     goals: SloTargets
     gpus: dict[Role, GpuSpec]
-    chunk: int = 512
-    max_batch: int = 64
+    chunk: int | None = None
+    max_batch: int | None = None
     efficiency: Efficiency = ASSUMED
     link_bytes_s: float | None = None
     drafting: DraftingOptions | None = None
 
     def rates(self, role: Role) -> GpuRates:
         return gpu_rates(self.gpus[role], self.efficiency)
+
+    def step_sizes(self, role: Role) -> StepSizes:
+        return gpu_step_sizes(role, self.max_batch, self.chunk)
 
 
 class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,8 +182,8 @@ def _machines(request: PlanRequest, pace: float) -> dict[Role, MachineModel]:
             request.gpus[role],
             context=request.workload.context,
             tpot_s=request.goals.tpot_s,
-            chunk=request.chunk,
-            max_batch=request.max_batch,
+            chunk=request.step_sizes(role).prefill_chunk,
+            max_batch=request.step_sizes(role).max_batch,
             pace=pace,
             efficiency=request.efficiency,
             link_bytes_s=request.link_bytes_s,

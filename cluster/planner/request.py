@@ -44,8 +44,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float = 2000.0
     tpot_ms: float = 100.0
     kv_precision: Precision = "fp8"
-    prefill_chunk: int = 512
-    max_batch: int = 64
+    prefill_chunk: int | None = None
+    max_batch: int | None = None
     link_gb_per_s: float | None = None
     acceptance: float | None = None
     draft_cost: float = 0.0

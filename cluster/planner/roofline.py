@@ -20,12 +20,19 @@ from cluster.planner.gpus import GpuSpec, known_gpus
 from cluster.planner.model_shape import ModelShape, PassWork
 from cluster.planner.speculation_grid import PassTimes, SpeculationCell, speculation_cell
 from cluster.sizing.snapshot import MachineModel
-from engine.execution.memory_footprint import GPU_KV_SHARE, RUNTIME_BYTES
+from engine.execution.memory_footprint import RUNTIME_BYTES
+from engine.ipc.settings import StepSizes, default_step_sizes
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from engine.speculation.control.draft_choice import LatencyCurve
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
+from protocol.roles import Role
 from router.placement.step_model import StepModel
+
+PLANNED_KV_SHARE = 0.8
+"""Share of a GPU's memory beside the weights that holds KV in a plan. A worker counts exactly, with
+the shapes of its model and 10% in reserve (``engine/execution/memory_footprint.py``): Llama-3-8B
+gets 0.84 on an H200 and 0.78 on an H100."""
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,10 +139,9 @@ def _in_windows(shape: ModelShape, chunk: int) -> float:
     return further * shape.cost.pair_flops
 
 
-def kv_pool_tokens(shape: ModelShape, gpu: GpuSpec, kv_share: float = GPU_KV_SHARE) -> int:
-    """Return the tokens of the KV pool that a worker takes by default
-    (``engine/execution/memory_footprint.py``): a share of what is free beside the weights. Raises
-    StartupError for a model that does not fit."""
+def kv_pool_tokens(shape: ModelShape, gpu: GpuSpec, kv_share: float = PLANNED_KV_SHARE) -> int:
+    """Return about as many tokens as the KV pool of a worker has by default: a share of what is
+    free beside the weights. Raises StartupError for a model that does not fit."""
     free = gpu.memory - RUNTIME_BYTES["cuda"] - shape.weight_bytes
     tokens = int(max(0.0, free) * kv_share / shape.kv_bytes) // BLOCK_TOKENS * BLOCK_TOKENS
     if tokens < 2 * BLOCK_TOKENS:
@@ -145,13 +151,19 @@ def kv_pool_tokens(shape: ModelShape, gpu: GpuSpec, kv_share: float = GPU_KV_SHA
 
 def _too_large(shape: ModelShape, gpu: GpuSpec) -> str:
     wanted = shape.weight_bytes + RUNTIME_BYTES["cuda"] + 2 * BLOCK_TOKENS * shape.kv_bytes
-    fitting = [g.name for g in known_gpus().values() if g.memory > wanted / GPU_KV_SHARE]
+    fitting = [g.name for g in known_gpus().values() if g.memory > wanted / PLANNED_KV_SHARE]
     hint = f"it fits {', '.join(fitting)}" if fitting else "no GPU that is known holds it"
     return (
         f"{shape.name} takes {shape.weight_bytes / 2**30:.1f} GiB of weights and"
         f" {shape.kv_bytes / 2**20:.3g} MiB of KV for each token, more than the {gpu.gib:g} GiB of"
         f" {gpu.name}; a worker is one GPU, and {hint}"
     )
+
+
+def gpu_step_sizes(role: Role, max_batch: int | None, chunk: int | None) -> StepSizes:
+    """Return the largest step of a worker on a GPU; None leaves a size to the worker's default."""
+    default = default_step_sizes("cuda", role)
+    return StepSizes(max_batch or default.max_batch, chunk or default.prefill_chunk)
 
 
 def machine_model(

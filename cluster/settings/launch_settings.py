@@ -16,6 +16,16 @@ from protocol.roles import Role
 from router.settings import RouterSettings
 
 
+def share_of_gpu(gpus: int, workers: int) -> float:
+    """Return the share of a GPU that each of a machine's ``workers`` gets: a GPU of its own, or an
+    equal part. Ray gives a worker a part of one GPU, never of two: three workers on two GPUs get a
+    half each. Without GPUs it is 0."""
+    if gpus == 0:
+        return 0.0
+    # Rounded down to the precision in which Ray counts, so that all parts fit.
+    return int(10_000 / -(-max(1, workers) // gpus)) / 10_000
+
+
 class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A cluster to start, after every check that needs no running process.
 

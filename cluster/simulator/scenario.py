@@ -33,8 +33,8 @@ class MachineSection(Section):
     compute: Annotated[float, Field(gt=0, le=1)] = 0.5  # of the GPU's figures, as in baton plan
     bandwidth: Annotated[float, Field(gt=0, le=1)] = 0.7
     weight_bytes: Literal[1, 2] = 2  # of a parameter, with gpu and model
-    chunk: Annotated[int, Field(ge=1, le=1_000_000)] = 512
-    max_batch: Annotated[int, Field(ge=1, le=100_000)] = 64
+    chunk: Annotated[int | None, Field(ge=1, le=1_000_000)] = None  # 512; with gpu, as a worker's
+    max_batch: Annotated[int | None, Field(ge=1, le=100_000)] = None  # 64; with gpu, likewise
     kv_tokens: Annotated[int | None, Field(ge=32, le=10**9)] = None
     kv_bytes: Positive | None = None
     link_gb_per_s: Positive | None = None

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cluster.observation.request_mix import RequestCounter
 from cluster.planner.gpus import find_gpu
 from cluster.planner.model_shape import find_model
-from cluster.planner.roofline import Efficiency, machine_model
+from cluster.planner.roofline import Efficiency, gpu_step_sizes, machine_model
 from cluster.simulator.autoscaling import SimulatedAutoscaler
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.fleet import SimulatedFleet
@@ -36,11 +36,13 @@ from protocol.roles import ROLES, Role
 from router.placement.admission import AdmissionLimits
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives
+from router.placement.step_model import DEFAULT_CHUNK
 
 LONGEST_TAIL_S = 3600.0
 """Seconds after the last arrival; a request that has not ended by then counts as failed."""
 SAMPLES = 400
 """Approximate number of fleet samples, the points of a plot."""
+_DEFAULT_BATCH = 64  # sequences in a step of a machine that is given by its coefficients
 
 
 @dataclass(frozen=True)
@@ -78,31 +80,34 @@ def scenario_machines(scenario: Scenario) -> dict[Role, MachineModel]:
     """Return the machine of each pool. Raises StartupError for an unknown model or GPU."""
     section = scenario.machines
     tpot_s = scenario.objectives.tpot_ms / 1e3
-    prefill = _machine(section.prefill, tpot_s, section.pace)
-    decode = _machine(section.decode, tpot_s, section.pace) if section.decode else prefill
-    return {"prefill": prefill, "decode": decode}
+    decode = section.decode or section.prefill
+    return {
+        "prefill": _machine(section.prefill, "prefill", tpot_s, section.pace),
+        "decode": _machine(decode, "decode", tpot_s, section.pace),
+    }
 
 
-def _machine(section: MachineSection, tpot_s: float, pace: float) -> MachineModel:
+def _machine(section: MachineSection, role: Role, tpot_s: float, pace: float) -> MachineModel:
     link = None if section.link_gb_per_s is None else section.link_gb_per_s * 1e9
     if section.step is not None:
         assert section.kv_tokens is not None and section.kv_bytes is not None
         return MachineModel(
             step=section.step,
-            chunk=section.chunk,
-            max_batch=section.max_batch,
+            chunk=section.chunk or DEFAULT_CHUNK,
+            max_batch=section.max_batch or _DEFAULT_BATCH,
             kv_tokens=section.kv_tokens,
             kv_bytes=section.kv_bytes,
             link_bytes_s=link or 0.0,
         )
     assert section.gpu is not None and section.model is not None
+    sizes = gpu_step_sizes(role, section.max_batch, section.chunk)
     return machine_model(
         find_model(section.model, "fp8", section.weight_bytes),
         find_gpu(section.gpu, "gpu"),
         context=section.context,
         tpot_s=tpot_s,
-        chunk=section.chunk,
-        max_batch=section.max_batch,
+        chunk=sizes.prefill_chunk,
+        max_batch=sizes.max_batch,
         pace=pace,
         efficiency=Efficiency(compute=section.compute, bandwidth=section.bandwidth),
         link_bytes_s=link,

@@ -23,7 +23,7 @@ from engine.ipc.shared_memory import Arena
 from engine.scheduling import step_policy as decode_policy
 from engine.scheduling import step_policy as prefill_policy
 from engine.scheduling.step_policy import StepPolicy
-from protocol.errors import BatonError
+from protocol.errors import BatonError, EngineDied
 
 POLICIES: dict[str, StepPolicy] = {
     "prefill": prefill_policy.plan_prefill_step,
@@ -48,7 +48,8 @@ def main() -> None:
 
 
 def serve_engine(settings: EngineSettings, channel: EngineChannel[m.Command], arena: Arena) -> None:
-    """Load the model, announce it, and serve until the front closes the socket."""
+    """Load the model, announce it, and serve until the front closes the socket. Raise a BatonError
+    for what the operator has to change, which ``main`` reports to the front."""
 
     def progress(what: str, fraction: float) -> None:
         channel.send([m.Progress(what, fraction)])
@@ -71,7 +72,6 @@ def build_server(
     from engine.process.server import EngineServer
 
     loaded = load_engine(settings, POLICIES[settings.role], progress)
-    channel.send([loaded.ready])
     engine = loaded.engine
 
     def take_role(role: str) -> None:
@@ -80,7 +80,14 @@ def build_server(
 
     take_role(settings.role)  # a lent worker whose engine was restarted has another role
     speculation = loaded.speculation
-    return EngineServer(engine, loaded.grammars, channel, arena, speculation, take_role).run
+    server = EngineServer(engine, loaded.grammars, channel, arena, speculation, take_role)
+    channel.send([loaded.ready])  # on a GPU the server has compiled its kernels by now
+
+    def run() -> None:
+        with loaded.memory.explained(lambda: "running a step", EngineDied):
+            server.run()
+
+    return run
 
 
 if __name__ == "__main__":

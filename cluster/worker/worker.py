@@ -67,6 +67,8 @@ class WorkerRegistration:
     endpoint: str
     kv_endpoint: str
     metrics_endpoint: str
+    max_batch: int
+    prefill_chunk: int
 
 
 class Worker:
@@ -142,6 +144,8 @@ class Worker:
             metrics_endpoint=await self._metrics.start(
                 self.settings.host, self.settings.metrics_port, self.settings.tls
             ),
+            max_batch=ready.max_batch,
+            prefill_chunk=ready.prefill_chunk,
         )
         try:
             await self._lease.start()
@@ -231,8 +235,8 @@ class Worker:
             kv_tokens_total=ready.kv_tokens if ready is not None else 0,
             step_model=beat.step_model,
             pace=beat.pace,
-            max_batch=self.settings.engine.max_batch,
-            prefill_chunk=self.settings.engine.prefill_chunk,
+            max_batch=registered.max_batch,
+            prefill_chunk=registered.prefill_chunk,
             link_bytes_s=self.settings.link_bytes_s,
             walls=self._utilisation.current(),
         )

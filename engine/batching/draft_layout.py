@@ -72,12 +72,25 @@ class DraftShape:
         self.device_ancestors = upload(ancestors, device)
         # [R] bit i: the path to the row includes row i of its sequence
         on_path = np.left_shift(1, np.maximum(self.paths, 0)) * (self.paths >= 0)
-        self.device_ancestor_bits = upload(on_path.sum(1) | 1, device)
+        self.ancestor_bits: IntArray = on_path.sum(1) | 1
+        self.device_ancestor_bits = upload(self.ancestor_bits, device)
+        self._padded_nodes: dict[int, Tensor] = {}
 
     @property
     def uniform(self) -> bool:
         """Whether all sequences have the same number of rows."""
         return len(set(self.counts)) == 1
+
+    def padded_nodes(self, rows: int) -> Tensor:
+        """Return the places [N] of the draft nodes where every sequence has ``rows`` rows."""
+        if rows not in self._padded_nodes:
+            at = self.owner * (rows - 1) + self.offset - 1
+            self._padded_nodes[rows] = upload(at[self.offset > 0], self.device_owner.device)
+        return self._padded_nodes[rows]
+
+    def rows_when_padded(self, rows: int) -> Tensor:
+        """Return where the rows [R] are when every sequence has ``rows`` rows."""
+        return self.device_owner * rows + self.device_offset
 
     def visible_rows(self, sequences: IntArray, queries: int) -> BoolArray:
         """Return which rows of its own sequence each row attends to, [b, queries, queries], for

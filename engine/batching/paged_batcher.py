@@ -16,7 +16,13 @@ from torch import Tensor
 from engine.batching.attention_metadata import AttentionMetadata, PackedBatch, chunk_attention
 from engine.batching.batcher import RowState
 from engine.batching.draft_layout import DraftLayout, IntArray
-from engine.kernels.paged_rows import PagedAttention, PagedRows, PromptRows
+from engine.kernels.paged_rows import (
+    PagedAttention,
+    PagedRows,
+    PieceList,
+    PromptRows,
+    piece_count,
+)
 from engine.kernels.step_inputs import StepInputs, fill_step_inputs
 from engine.model_config.config import ModelConfig
 from engine.scheduling.sequence import Sequence, blocks_for
@@ -78,30 +84,34 @@ class PagedBatcher:
         self, decode: Seq[Sequence], rows: Tensor, layout: DraftLayout | None
     ) -> tuple[PagedRows, StepInputs]:
         """Return the rows of sequences that decode, and their inputs; rows: [S] int64."""
-        count, longest = len(decode), max([len(s.tokens) for s in decode])
+        count = len(decode)
         known = torch.empty_like(rows)
         if layout is None:
             order, ones, zeros = self._order[:count], self._ones[:count], self._zeros[:count]
             paged = PagedRows(
-                *(self._state.block_table, rows, known, order, ones, zeros, ones, order),
-                most_rows=1,
-                most_tokens=longest,
+                *(self._state.block_table, rows, known, order, zeros, ones, zeros, ones, order),
+                *(self._pieces(decode, [0] * count), 1),
             )
-            first_node, drafts = order, None
+            drafts = None
         else:
             shape = layout.shape
-            most = int(shape.row_counts.max())
             paged = PagedRows(
-                *(self._state.block_table, rows, known, shape.device_starts, shape.device_counts),
+                *(self._state.block_table, rows, known, shape.device_starts),
+                *(shape.device_starts - self._order[:count], shape.device_counts),
                 *(shape.device_depth, shape.device_ancestor_bits, shape.device_owner),
-                most_rows=most,
-                most_tokens=longest + most - 1,
+                *(self._pieces(decode, shape.counts), int(shape.row_counts.max())),
             )
-            first_node, drafts = shape.device_starts - self._order[:count], layout.tokens
+            drafts = layout.tokens
         inputs = StepInputs(*torch.empty_like(paged.owner.expand(3, -1)).unbind())
         length, last_token = self._state.length, self._state.last_token
-        fill_step_inputs(paged, length, last_token, drafts, first_node, inputs)
+        fill_step_inputs(paged, length, last_token, drafts, inputs)
         return paged, inputs
+
+    def _pieces(self, decode: Seq[Sequence], nodes: Seq[int]) -> PieceList:
+        """Return an empty list for the contexts of ``decode`` with ``nodes`` [S] draft nodes."""
+        keys = [len(s.tokens) + n for s, n in zip(decode, nodes, strict=True)]
+        pieces = sum(map(piece_count, keys))
+        return PieceList.empty(pieces, len(decode), self._state.device)
 
     def _state_rows(self, decode: Seq[Sequence]) -> Tensor:
         leases = [s.row_lease for s in decode]

@@ -28,7 +28,7 @@ from engine.sampling.sampling_table import SamplingTable, check_token_ids
 from engine.scheduling.draft_pages import allocate_draft_pages
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Phase, Sequence, blocks_for
-from engine.scheduling.step_policy import StepPlan, StepPlanner, StepPolicy
+from engine.scheduling.step_policy import StepBounds, StepPlan, StepPlanner, StepPolicy
 from engine.scheduling.step_time import StepTimeModel, StepTimer
 from engine.speculation.control.speculator import Speculator
 from engine.structured_output.matcher import GrammarMatcher
@@ -41,6 +41,8 @@ class EngineConfig(StepSettings, frozen=True, kw_only=True):
     """Configuration of one engine: the settings that it takes as they are, and the values that
     ``load_engine`` derives from the others, the model and the machine."""
 
+    max_batch: int  # sequences in a step
+    prefill_chunk: int  # prompt tokens in a step
     pages: int  # pages of the KV pool
     max_model_len: int  # tokens of one sequence
     kv_storage: Storage
@@ -89,14 +91,15 @@ class Engine:
         self.manager = BlockManager(config.pages)
         self.step_time = StepTimeModel()
         self._timer = StepTimer(self.step_time, clock)
-        budget_s = None if config.step_budget_ms is None else config.step_budget_ms / 1e3
-        planner = StepPlanner(policy, config.prefill_chunk, budget_s, self.step_time)
+        bounds = StepBounds.from_settings(config)
+        planner = StepPlanner(policy, config.prefill_chunk, bounds, self.step_time)
         self.scheduler = Scheduler(self.manager, config.max_batch, planner)
         pages = blocks_for(config.max_model_len) + 1  # of one sequence
         vocab, eos = model.config.vocab_size, model.config.eos_token_ids
         length = pages * BLOCK_TOKENS
-        table = SamplingTable(config.max_batch, length, vocab, eos, model.device)
-        self.state = RowState(config.max_batch, pages, table)
+        rows = config.max_batch + 1  # the last one is for the padding of CUDA graphs
+        table = SamplingTable(rows, length, vocab, eos, model.device)
+        self.state = RowState(rows, pages, table)
         self.speculator: Speculator | None = None
         cost = pass_cost(model.config, self.format, model.weights.bytes, model.dtype.itemsize)
         self._stepper = Stepper(model, self.pool, self.scheduler, self.state, self._timer, cost)
@@ -104,6 +107,16 @@ class Engine:
     def speculate(self, speculator: Speculator) -> None:
         """Draft tokens with ``speculator`` from the next step on."""
         self.speculator = self._stepper.speculator = speculator
+
+    def record_graphs(self, progress: Callable[[float], None]) -> None:
+        """Record the decode steps as CUDA graphs, where kernels compute the model. No sequence may
+        be running. Steps with drafts are recorded if the engine drafts."""
+        self._stepper.record_graphs(progress)
+
+    def run_empty_graph(self, rows: int) -> bool:
+        """Run a recorded step of at least ``rows`` rows without any sequence, to measure how long it
+        takes; return whether there is one."""
+        return self._stepper.run_empty_graph(rows)
 
     def take_role(self, policy: StepPolicy, *, drafts: bool) -> None:
         """Plan with ``policy`` from the next step on. Without ``drafts`` the speculator pauses and
@@ -182,27 +195,43 @@ class Engine:
             return blocks_for(context)
         return sequence.computed // BLOCK_TOKENS
 
+    def pages_of(self, handle: int, piece: KVPiece) -> list[int]:
+        """Return the pages of a piece's blocks, in order."""
+        return self.scheduler.sequences[handle].pages[piece.block : piece.block + piece.blocks]
+
     def read(self, handle: int, piece: KVPiece, out: Tensor, codec: Codec = Codec.RAW) -> int:
         """Copy computed KV of a sequence into ``out`` [>= bytes] uint8; return the bytes."""
-        pages = self.scheduler.sequences[handle].pages[piece.block : piece.block + piece.blocks]
-        return self.pool.read(piece, pages, out, codec)
+        return self.pool.read(piece, self.pages_of(handle, piece), out, codec)
 
     def write(self, handle: int, piece: KVPiece, data: Tensor, codec: Codec = Codec.RAW) -> None:
         """Write received KV, ``data`` [bytes] uint8, to the reserved pages of a sequence. Pieces
         must come in order. If the pool rejects the data, drop the sequence and raise
         TransferFailed."""
-        sequence = self.scheduler.sequences[handle]
-        imports = sequence.phase is Phase.IMPORTING
-        assert imports or sequence.phase is Phase.RECEIVING
-        assert piece.block * BLOCK_TOKENS >= sequence.cached
-        end = piece.block + piece.blocks
         try:
-            self.pool.write(piece, sequence.pages[piece.block : end], data, codec)
+            self.pool.write(piece, self.pages_to_write(handle, piece), data, codec)
         except TransferFailed:
-            self.end_import(handle) if imports else self.drop(handle)
+            self.reject_write(handle)
             raise
-        if imports and piece.layer + piece.layers == self.format.layers:
-            sequence.computed = end * BLOCK_TOKENS
+        self.confirm_write(handle, piece)
+
+    def pages_to_write(self, handle: int, piece: KVPiece) -> list[int]:
+        """Return the reserved pages of a received piece. Whoever writes them instead of ``write``
+        calls ``confirm_write`` or ``reject_write`` afterwards."""
+        sequence = self.scheduler.sequences[handle]
+        assert sequence.phase in (Phase.IMPORTING, Phase.RECEIVING)
+        assert piece.block * BLOCK_TOKENS >= sequence.cached
+        return self.pages_of(handle, piece)
+
+    def confirm_write(self, handle: int, piece: KVPiece) -> None:
+        """Record that every later step sees the KV of ``piece`` in its pages."""
+        sequence = self.scheduler.sequences[handle]
+        if sequence.phase is Phase.IMPORTING and piece.layer + piece.layers == self.format.layers:
+            sequence.computed = (piece.block + piece.blocks) * BLOCK_TOKENS
+
+    def reject_write(self, handle: int) -> None:
+        """Drop a sequence whose received KV is invalid. An import keeps the blocks before it."""
+        imports = self.scheduler.sequences[handle].phase is Phase.IMPORTING
+        self.end_import(handle) if imports else self.drop(handle)
 
     # ---- one step ---------------------------------------------------------------------------
 

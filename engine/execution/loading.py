@@ -15,19 +15,19 @@ import torch
 
 from engine.execution import memory_footprint
 from engine.execution.engine import Engine, EngineConfig
+from engine.execution.gpu_memory import MemoryGuard, prepare_gpu
 from engine.execution.machine_ceilings import measure_ceilings
 from engine.execution.speculation_loading import load_speculation, start_controller
 from engine.ipc.counters import SpeculationStatus
 from engine.ipc.messages import EngineReady
-from engine.ipc.settings import EngineSettings, MachineCeilings
+from engine.ipc.settings import DeviceKind, EngineSettings, MachineCeilings
 from engine.kv_cache.kv_format import KVFormat
 from engine.model.decoder import DecoderModel, warm_up_products
 from engine.model.weights import load_weights
-from engine.model_config.checkpoint import fingerprint, load_config
+from engine.model_config.checkpoint import fingerprint, load_config, read_shards
 from engine.model_config.config import ModelConfig
 from engine.scheduling.step_policy import StepPolicy
 from engine.scheduling.step_time import MIN_OBSERVATIONS
-from engine.speculation.draft_source import draft_size
 from engine.structured_output.compiler import GrammarCompiler
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
@@ -35,7 +35,8 @@ from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
 
 OnProgress = Callable[[str, float], None]
-"""Called with (what is being done, fraction done)."""
+"""Called with (what is being done, fraction done). The front ends an engine that is silent for long
+while it loads (``LOADING_SILENCE_S``), so a slow stage calls it again and again."""
 
 
 @dataclass(frozen=True)
@@ -46,29 +47,50 @@ class LoadedEngine:
     grammars: GrammarCompiler
     ready: EngineReady
     speculation: SpeculationStatus  # at the start
+    memory: MemoryGuard
 
 
 def load_engine(settings: EngineSettings, policy: StepPolicy, progress: OnProgress) -> LoadedEngine:
     """Return an engine that has run its warm-up. Raise StartupError naming what cannot be loaded
     or does not fit."""
-    device, dtype = _device_and_dtype(settings)
+    doing = "starting"
+
+    def report(what: str, fraction: float) -> None:
+        nonlocal doing
+        doing = what
+        progress(what, fraction)
+
+    device = choose_device(settings)
+    memory = MemoryGuard(device, settings.gpu_share)
+    with memory.explained(lambda: doing):
+        return _load(settings, policy, device, memory, report)
+
+
+def _load(
+    settings: EngineSettings,
+    policy: StepPolicy,
+    device: torch.device,
+    memory: MemoryGuard,
+    progress: OnProgress,
+) -> LoadedEngine:
     torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 2) // 2))
     torch.set_grad_enabled(False)
     folder = Path(settings.model_path)
     config = load_config(folder)
-    engine, ceilings = _build(settings, config, policy, device, dtype, progress)
+    engine, ceilings = _build(settings, config, policy, device, memory, progress)
+    sizes = engine.config
     if device.type == "cpu":
         progress("making products ready", 0.0)
-        rows = settings.prefill_chunk + settings.max_batch
+        rows = sizes.prefill_chunk + sizes.max_batch
         warm_up_products(engine.model, rows, lambda done: progress("making products ready", done))
-    progress("warming up", 0.0)
-    step_seconds = warm_up(engine)
+    step_seconds = warm_up(engine, progress)
     speculation = start_speculation(settings, engine, progress)
     grammars = GrammarCompiler(folder, config.vocab_size, config.eos_token_ids)
+    dtype = engine.model.dtype
     ready = EngineReady(
         fingerprint=fingerprint(folder, str(dtype)),
         vocab_size=config.vocab_size,
-        max_model_len=engine.config.max_model_len,
+        max_model_len=sizes.max_model_len,
         kv=engine.format,
         kv_tokens=engine.manager.pages * BLOCK_TOKENS,
         step_seconds=step_seconds,
@@ -76,8 +98,10 @@ def load_engine(settings: EngineSettings, policy: StepPolicy, progress: OnProgre
         ceilings=ceilings,
         element_bytes=dtype.itemsize,
         gpu=device.type == "cuda",
+        max_batch=sizes.max_batch,
+        prefill_chunk=sizes.prefill_chunk,
     )
-    return LoadedEngine(engine, grammars, ready, speculation)
+    return LoadedEngine(engine, grammars, ready, speculation, memory)
 
 
 def _build(
@@ -85,57 +109,51 @@ def _build(
     config: ModelConfig,
     policy: StepPolicy,
     device: torch.device,
-    dtype: torch.dtype,
+    memory: MemoryGuard,
     progress: OnProgress,
 ) -> tuple[Engine, MachineCeilings]:
     """Load the weights, measure the machine and allocate the KV pool."""
+    folder, kind = Path(settings.model_path), _kind(device)
+    shards = read_shards(folder) if kind == "cuda" else None  # only a GPU's plan needs them
+    memory.plan = plan = memory_footprint.estimate_footprint(settings, config, shards, kind)
+    dtype = getattr(torch, plan.dtype)
     progress("loading weights", 0.0)
     weights = load_weights(
-        Path(settings.model_path),
-        config,
-        dtype,
-        device,
-        lambda done: progress("loading weights", done),
+        folder, config, dtype, device, lambda done: progress("loading weights", done)
     )
     progress("measuring the machine", 0.0)
     # Measured before the pool takes the rest of the memory.
     ceilings = measure_ceilings(settings.ceilings, device, dtype, weights.bytes)
-    max_len = memory_footprint.context_length(settings, config)
-    storage = memory_footprint.choose_storage(settings, _kind(device))
+    storage = memory_footprint.choose_storage(settings, kind)
     kv = config.kv_format(settings.kv_precision, storage, dtype.itemsize)
     _check_slots(kv, settings)
-    draft = draft_size(settings.speculation, config, dtype.itemsize, on_cpu=device.type == "cpu")
-    model = DecoderModel(config, weights, max_len)
-    free = _free_bytes(device, draft.elements * dtype.itemsize)
+    model = DecoderModel(config, weights, plan.max_len)
+    if kind == "cuda":
+        plan = memory.size_pool(plan)
+    progress("allocating the KV pool", 0.0)
+    steps = settings.step_sizes(kind)
     sizes = EngineConfig(
-        pages=memory_footprint.pool_pages(settings, kv, max_len, free, draft.kv_bytes_per_token),
-        max_batch=settings.max_batch,
-        prefill_chunk=settings.prefill_chunk,
-        max_model_len=max_len,
+        pages=plan.kv_tokens // BLOCK_TOKENS,
+        max_batch=steps.max_batch,
+        prefill_chunk=steps.prefill_chunk,
+        max_model_len=plan.max_len,
         kv_precision=settings.kv_precision,
         kv_storage=storage,
         step_budget_ms=settings.step_budget_ms,
+        ttft_slo_s=settings.ttft_slo_s,
+        tpot_slo_s=settings.tpot_slo_s,
     )
     return Engine(model, sizes, policy), ceilings
 
 
-def _device_and_dtype(settings: EngineSettings) -> tuple[torch.device, torch.dtype]:
-    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise StartupError("device cuda was asked for, but torch sees no GPU; use device cpu")
-    return device, getattr(torch, memory_footprint.dtype_name(settings, _kind(device)))
+def choose_device(settings: EngineSettings) -> torch.device:
+    """Return the device of an engine, ready for use. Raise StartupError if torch has none such."""
+    name = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return prepare_gpu(name) if name.startswith("cuda") else torch.device(name)
 
 
-def _kind(device: torch.device) -> memory_footprint.Device:
+def _kind(device: torch.device) -> DeviceKind:
     return "cuda" if device.type == "cuda" else "cpu"
-
-
-def _free_bytes(device: torch.device, draft_bytes: int) -> int | None:
-    """Return the free memory of a GPU that holds the weights, less ``draft_bytes`` for the draft
-    model that is still to be loaded."""
-    if device.type != "cuda":
-        return None
-    return max(0, torch.cuda.mem_get_info(device)[0] - draft_bytes)
 
 
 def _check_slots(kv: KVFormat, settings: EngineSettings) -> None:
@@ -147,17 +165,19 @@ def _check_slots(kv: KVFormat, settings: EngineSettings) -> None:
         )
 
 
-def warm_up(engine: Engine) -> float:
+def warm_up(engine: Engine, progress: OnProgress = lambda _what, _done: None) -> float:
     """Run the largest prefill step and some others, and return the seconds of the longest. First
     steps are slower than later ones, so the step-time model learns from the second round only."""
-    longest = _warm_up_round(engine, {-1: 1}, tokens=2)
+    longest = _warm_up_round(engine, {-1: 1}, 2, lambda: progress("warming up", 0.0))
     engine.step_time.reset()
-    _warm_up_round(engine, {-2: 1, -3: 4}, tokens=MIN_OBSERVATIONS)
+    _warm_up_round(engine, {-2: 1, -3: 4}, MIN_OBSERVATIONS, lambda: progress("warming up", 0.0))
     engine.manager.evict_unused()  # no request will ever use these blocks
     return longest
 
 
-def _warm_up_round(engine: Engine, shares: dict[int, int], tokens: int) -> float:
+def _warm_up_round(
+    engine: Engine, shares: dict[int, int], tokens: int, before_step: Callable[[], None]
+) -> float:
     """Run a prompt of 1/share of the chunk with ``tokens`` output tokens for each handle, and
     return the seconds of the longest step. Handles are negative, unlike those of requests."""
     limit = min(engine.config.max_model_len, engine.manager.pages * BLOCK_TOKENS)
@@ -172,6 +192,7 @@ def _warm_up_round(engine: Engine, shares: dict[int, int], tokens: int) -> float
         engine.generate(handle, request)
     longest = 0.0
     while plan := engine.plan():
+        before_step()
         began = time.perf_counter()
         engine.run(plan)
         longest = max(longest, time.perf_counter() - began)
@@ -182,12 +203,18 @@ def _warm_up_round(engine: Engine, shares: dict[int, int], tokens: int) -> float
 def start_speculation(
     settings: EngineSettings, engine: Engine, progress: OnProgress
 ) -> SpeculationStatus:
-    """Start speculation as configured, measure its costs, and return its status."""
+    """Start speculation as configured, measure its costs, and return its status. On a GPU the
+    steps are recorded in between, because they run faster then."""
+    progress("loading what drafts tokens", 0.0)
     status = load_speculation(settings.speculation, engine, Path(settings.model_path))
+    if engine.model.uses_kernels:
+        engine.record_graphs(lambda done: progress("recording CUDA graphs", done))
+        warm_up(engine, progress)
     if engine.speculator is None:
         return status
-    progress("measuring what drafts cost", 0.0)
-    _warm_up_round(engine, {-4: 2, -5: 4}, tokens=MIN_OBSERVATIONS)
+    what = "measuring what drafts cost"
+    _warm_up_round(engine, {-4: 2, -5: 4}, MIN_OBSERVATIONS, lambda: progress(what, 0.0))
+    progress(what, 0.0)
     engine.manager.evict_unused()
     start_controller(engine)
     return engine.speculator.status()

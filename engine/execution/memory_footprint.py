@@ -1,4 +1,4 @@
-"""Estimates the memory of an engine before anything is loaded, and sizes its KV pool.
+"""Estimates the memory of an engine before anything is loaded, and sizes its KV pool. Pure.
 
 weights    every tensor in the type it is computed in, including those of a draft model or heads;
            on a CPU the output head is stored apart from the embedding even if they are tied,
@@ -9,16 +9,20 @@ workspace  the activations of the largest step, including draft nodes, and on a 
 runtime    the interpreter and torch
 shared     slots for KV frames in both directions (engine/ipc/shared_memory.py)
 
+On a GPU that several engines share, each takes its share and nothing more:
+
+    | engine A: runtime, weights, workspace, KV pool | reserve | engine B: the same | reserve |
+    |<----------------- allowed ------------------->|         |<---- allowed ----->|
+    |<------------------ share x total ---------------------->|
+
 The loader, ``baton doctor`` and the planner call it; it imports no torch.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 import msgspec
 
-from engine.ipc.settings import EngineSettings
+from engine.ipc.settings import DeviceKind, EngineSettings, StepSizes
 from engine.kv_cache.kv_format import KVFormat, Storage
 from engine.model_config.checkpoint import WeightShards, resident_elements
 from engine.model_config.config import ModelConfig, padded_row_counts
@@ -28,25 +32,35 @@ from engine.speculation.draft_source import draft_size
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
 
-Device: TypeAlias = Literal["cpu", "cuda"]
-
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CPU_KV_BYTES = 256 << 20
 """Default limit of the KV pool on a CPU; ``kv_tokens`` overrides it."""
-GPU_KV_SHARE = 0.8
-"""Share of the GPU memory left after the weights; the rest is workspace."""
+GPU_USABLE_SHARE = 0.9
+"""Share of a GPU's memory that is counted out to engines. The rest holds what is not estimated:
+fragmentation, captured graphs, and the tables of requests with penalties."""
 
 # Measured with torch 2.13 on x86-64.
-RUNTIME_BYTES: dict[Device, int] = {"cpu": 236 << 20, "cuda": 500 << 20}
+RUNTIME_BYTES: dict[DeviceKind, int] = {"cpu": 236 << 20, "cuda": 500 << 20}
 _KERNEL_BYTES = 600 << 10  # code and scratch of one product for one number of rows
 _PRODUCTS = 5  # distinct products: those of a layer, and the head
 _LOGIT_BYTES = 40  # per logit: fp32 value, copies and sort order while a token is drawn
+_LEAST_TOKENS = 2 * BLOCK_TOKENS  # of a KV pool
+
+
+class Workspace(msgspec.Struct, frozen=True):
+    """Bytes of the activations of the largest step."""
+
+    step: int  # whatever the context
+    context_token: int  # for each token of the longest context
+
+    def bytes(self, context: int) -> int:
+        return self.step + context * self.context_token
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated bytes of one engine."""
 
-    device: Device
+    device: DeviceKind
     dtype: str
     weights: int
     kv: int
@@ -55,7 +69,20 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     shared: int
     kv_tokens: int
     kv_bytes_per_token: int
-    kv_grows: bool  # the pool takes the memory left after the weights; ``kv`` is its minimum
+    kv_grows: bool  # the pool takes the memory that is left; ``kv`` is its minimum
+    step: Workspace = Workspace(0, 0)  # what ``workspace`` is computed from
+    max_len: int = 0  # tokens of the longest sequence
+
+    def with_pool(self, tokens: int) -> Footprint:
+        """Return the footprint with a KV pool of this size. A pool smaller than the longest
+        sequence bounds the context, and with it the workspace."""
+        return msgspec.structs.replace(
+            self,
+            kv=tokens * self.kv_bytes_per_token,
+            workspace=self.step.bytes(min(tokens, self.max_len)),
+            kv_tokens=tokens,
+            kv_grows=False,
+        )
 
     @property
     def total(self) -> int:
@@ -67,7 +94,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
         return self.weights + self.workspace + self.runtime + self.shared
 
 
-def dtype_name(settings: EngineSettings, device: Device) -> str:
+def dtype_name(settings: EngineSettings, device: DeviceKind) -> str:
     """Return the type that the model computes in. Raise StartupError for an unknown type."""
     name = settings.dtype or ("float32" if device == "cpu" else "bfloat16")
     if name not in ELEMENT_BYTES:
@@ -76,7 +103,7 @@ def dtype_name(settings: EngineSettings, device: Device) -> str:
     return name
 
 
-def choose_storage(settings: EngineSettings, device: Device) -> Storage:
+def choose_storage(settings: EngineSettings, device: DeviceKind) -> Storage:
     """Return the storage of the KV pool. A GPU is limited by memory, and fp8 halves its KV; on a
     CPU, decoding fp8 bytes costs more time than reading wide values."""
     if settings.kv_storage != "auto":
@@ -89,23 +116,15 @@ def context_length(settings: EngineSettings, config: ModelConfig) -> int:
     return min(settings.max_model_len or config.max_positions, config.max_positions)
 
 
-def pool_pages(
-    settings: EngineSettings,
-    kv: KVFormat,
-    max_len: int,
-    free_bytes: int | None,
-    draft_bytes: int = 0,
-) -> int:
-    """Return the number of pages of the KV pool. ``free_bytes`` is what a GPU has left after the
-    weights, None on a CPU; ``draft_bytes`` is the KV of a draft model per token. Raise StartupError
+def configured_pages(settings: EngineSettings, kv: KVFormat, max_len: int) -> int:
+    """Return the pages of a KV pool whose size is configured, or that of a CPU. Raise StartupError
     for a pool of fewer than two pages."""
     page_bytes = kv.bytes_per_token * BLOCK_TOKENS
     if settings.kv_tokens is not None:
         pages = settings.kv_tokens // BLOCK_TOKENS
-    elif free_bytes is not None:
-        pages = int(free_bytes * GPU_KV_SHARE) // (page_bytes + draft_bytes * BLOCK_TOKENS)
     else:
-        pages = min(CPU_KV_BYTES // page_bytes, settings.max_batch * blocks_for(max_len))
+        most = settings.step_sizes("cpu").max_batch * blocks_for(max_len)
+        pages = min(CPU_KV_BYTES // page_bytes, most)
     if pages < 2:
         raise StartupError(
             f"the KV pool would have {pages} pages of {BLOCK_TOKENS} tokens; give it at least"
@@ -114,8 +133,74 @@ def pool_pages(
     return pages
 
 
+class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a GPU as one of its engines finds it, in bytes."""
+
+    total: int
+    free: int  # now, whichever process has the rest
+    share: float = 1.0  # of the total that is this engine's
+
+    @property
+    def allowed(self) -> int:
+        """Bytes that the engine may take, all in all."""
+        return int(self.total * self.share * GPU_USABLE_SHARE)
+
+    @property
+    def reserve(self) -> int:
+        """Bytes of its share that the engine does not count out."""
+        return int(self.total * self.share) - self.allowed
+
+    def left(self, taken: int) -> int:
+        """Return the bytes that an engine which has ``taken`` some may still take: the rest of what
+        it is allowed, and never more than what is free now."""
+        return max(0, min(self.allowed - taken, self.free - self.reserve))
+
+
+def gpu_pool_tokens(left: int, plan: Footprint) -> int:
+    """Return the tokens of the KV pools that ``left`` bytes hold beside the workspace, in whole
+    pages."""
+    per_token, context = plan.kv_bytes_per_token, plan.step.context_token
+    tokens = (left - plan.step.step) // (per_token + context)
+    if tokens > plan.max_len:
+        tokens = (left - plan.step.bytes(plan.max_len)) // per_token
+    return max(0, tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def gpu_footprint(plan: Footprint, gpu: GpuMemory, taken: int) -> Footprint:
+    """Return ``plan`` with the KV pool that an engine gets which has ``taken`` bytes of its GPU;
+    it takes the weights of a draft and the workspace later. Raise StartupError with the numbers
+    if the configured pool, or the smallest one, does not fit."""
+    later = max(0, plan.weights + plan.runtime - taken)
+    most = gpu_pool_tokens(gpu.left(taken) - later, plan)
+    wanted = _LEAST_TOKENS if plan.kv_grows else plan.kv_tokens
+    if wanted > most:
+        fitting = f"{most} tokens fit" if most >= _LEAST_TOKENS else "not even the smallest one"
+        raise StartupError(
+            f"a KV pool of {wanted} tokens does not fit on the GPU ({fitting}):"
+            f" {gpu_memory_text(gpu, plan.with_pool(wanted))}"
+        )
+    return plan.with_pool(most if plan.kv_grows else wanted)
+
+
+def gpu_memory_text(gpu: GpuMemory, plan: Footprint) -> str:
+    """Return in words what an engine takes of its GPU, and what to change."""
+    change = "lower worker.kv_tokens, worker.max_batch, worker.prefill_chunk or model.max_len"
+    if plan.weights + plan.runtime >= gpu.allowed:
+        change = "take a smaller model, a larger GPU, or fewer workers for each GPU"
+    return (
+        f"{_gib(gpu.total)} in all, {_gib(gpu.free)} free, {_gib(gpu.allowed)} for this engine"
+        f" ({gpu.share:.0%} of the GPU, less a reserve); it takes {_gib(plan.weights)} for weights,"
+        f" {_gib(plan.kv)} for {plan.kv_tokens} tokens of KV, {_gib(plan.workspace)} for a step,"
+        f" {_gib(plan.runtime)} for CUDA; {change}, or end other processes that `nvidia-smi` lists"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
 def estimate_footprint(
-    settings: EngineSettings, config: ModelConfig, shards: WeightShards | None, device: Device
+    settings: EngineSettings, config: ModelConfig, shards: WeightShards | None, device: DeviceKind
 ) -> Footprint:
     """Return the footprint of an engine; without ``shards`` its weights count as 0. Raise
     StartupError for sizes that no engine can have."""
@@ -126,43 +211,42 @@ def estimate_footprint(
     draft = draft_size(settings.speculation, config, element, on_cpu=on_cpu)
     kv_bytes = kv.bytes_per_token + draft.kv_bytes_per_token
     max_len = context_length(settings, config)
-    grows = device == "cuda" and settings.kv_tokens is None
+    grows = not on_cpu and settings.kv_tokens is None
     weights = resident_elements(shards, config, on_cpu=on_cpu) + draft.elements if shards else 0
     # The minimum of a pool that grows is one sequence of maximum length.
-    pages = blocks_for(max_len) if grows else pool_pages(settings, kv, max_len, None)
+    pages = blocks_for(max_len) if grows else configured_pages(settings, kv, max_len)
+    step = _workspace(settings.step_sizes(device), config, device, element, draft.most)
     return Footprint(
         device=device,
         dtype=dtype,
         weights=weights * element,
         kv=pages * BLOCK_TOKENS * kv_bytes,
-        workspace=_workspace(settings, config, max_len, device, element, draft.most),
+        workspace=step.bytes(max_len if on_cpu else min(pages * BLOCK_TOKENS, max_len)),
         runtime=RUNTIME_BYTES[device],
-        shared=settings.arena.bytes if device == "cpu" else 0,
+        shared=settings.arena.bytes if on_cpu else 0,
         kv_tokens=pages * BLOCK_TOKENS,
         kv_bytes_per_token=kv_bytes,
         kv_grows=grows,
+        step=step,
+        max_len=max_len,
     )
 
 
 def _workspace(
-    settings: EngineSettings,
-    config: ModelConfig,
-    max_len: int,
-    device: Device,
-    element: int,
-    drafted: int,
-) -> int:
+    sizes: StepSizes, config: ModelConfig, device: DeviceKind, element: int, drafted: int
+) -> Workspace:
     """``drafted`` is the maximum number of draft nodes of a sequence in a step."""
-    drawing = settings.max_batch + min(
-        settings.max_batch * drafted, MAX_DRAFT_NODES
-    )  # rows of logits
-    c, rows = config, settings.prefill_chunk + drawing
+    # Rows of logits.
+    drawing = sizes.max_batch + min(sizes.max_batch * drafted, MAX_DRAFT_NODES)
+    c, rows = config, sizes.prefill_chunk + drawing
     q, kv = c.heads * c.head_dim, 2 * c.kv_heads * c.head_dim
     # Input, its norm, projections, what attention returns; gate, up and their product.
     attention = rows * (3 * c.hidden_size + 2 * q + kv)
     mlp = rows * (2 * c.hidden_size + 3 * c.intermediate_size)
-    context = 2 * max_len * kv + settings.prefill_chunk * max_len  # a gathered prompt, and its mask
-    step = (max(attention, mlp) + context) * element + drawing * c.vocab_size * _LOGIT_BYTES
+    step = max(attention, mlp) * element + drawing * c.vocab_size * _LOGIT_BYTES
+    context = (2 * kv + sizes.prefill_chunk) * element  # a gathered prompt, and its mask
     if device == "cpu":
         step += len(padded_row_counts(rows)) * _PRODUCTS * _KERNEL_BYTES
-    return step
+    else:  # the pages as stored and as cast, and K and V repeated for all query heads
+        context += kv * (1 + element) + 2 * q * element
+    return Workspace(step, context)

@@ -6,9 +6,10 @@ sequences here; the scheduler is told when one is done, held, or decodes from no
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from engine.batching.batcher import Batcher, RowState
 from engine.batching.draft_layout import DraftLayout, DraftShapeCache
 from engine.execution.pass_cost import PassCost
-from engine.execution.verifier import DrawnTokens, Verifier
+from engine.execution.verifier import DrawnOnDevice, DrawnTokens, Verifier
 from engine.kv_cache.kv_pool import KVPool
 from engine.model.decoder import DecoderModel
 from engine.sampling.logprobs import add_prompt_logprobs
@@ -37,6 +38,9 @@ from protocol.requests import Finish, Logprobs
 
 if TYPE_CHECKING:
     from engine.batching.paged_batcher import PagedBatcher
+    from engine.execution.decode_graphs import DecodeGraphs
+    from engine.execution.device_verifier import DeviceVerifier, TokensOnTheWay
+    from engine.kernels.paged_rows import PagedRows
 
 
 def finish_reason(sequence: Sequence, token: int, eos: Set[int]) -> Finish:
@@ -59,6 +63,32 @@ def finish_reason(sequence: Sequence, token: int, eos: Set[int]) -> Finish:
     return Finish.NONE
 
 
+class DecodeInputs(NamedTuple):
+    """The decode rows of a pass on the device, for verifying drafts there."""
+
+    rows: PagedRows
+    positions: Tensor  # [>= R] int64
+    drafts: Tensor  # [nodes] int64, tokens of the draft nodes
+
+
+@dataclass
+class ModelPass:
+    """What the model computed in a step. A recorded graph has more rows than the step."""
+
+    rows: Tensor  # [B] int64, state rows of the sequences that draw
+    hidden: Tensor  # [T, hidden], the last layer's output for all rows
+    last_hidden: Tensor  # [R, hidden], for the rows with logits
+    logits: Tensor  # [R, vocab] fp32
+    taps: list[Tensor]  # [R, hidden] each
+    inputs: DecodeInputs | None
+    tokens: TokensOnTheWay | None  # drawn in the graph as if all rows were plain
+
+    def select_rows_(self, at: Tensor) -> None:
+        """Keep the rows ``at`` [R] only."""
+        self.last_hidden, self.logits = self.last_hidden[at], self.logits[at]
+        self.taps = [tap[at] for tap in self.taps]
+
+
 class TokenOut(msgspec.Struct, frozen=True, array_like=True):
     """One token drawn for a sequence, with the log-probabilities that its request asked for."""
 
@@ -79,6 +109,17 @@ def make_batcher(model: DecoderModel, state: RowState) -> Batcher | PagedBatcher
     return PagedBatcher(state, model.dtype, model.config, masks=not model.prompts_by_varlen)
 
 
+def make_device_verifier(
+    model: DecoderModel, state: RowState, pool: KVPool
+) -> DeviceVerifier | None:
+    """Return what draws on the device; None where no kernels run."""
+    if not model.uses_kernels:
+        return None
+    from engine.execution.device_verifier import DeviceVerifier
+
+    return DeviceVerifier(state, pool)
+
+
 class Stepper:
     """Runs the steps of one engine. ``speculator`` is None while no tokens are drafted."""
 
@@ -93,16 +134,41 @@ class Stepper:
     ) -> None:
         self._model = model
         self._pool = pool
+        self._state = state
         self._scheduler = scheduler
         self._timer = timer
         self._cost = cost
         self.speculator: Speculator | None = None
         self._batcher = make_batcher(model, state)
-        self._verifier = Verifier(state, pool, Sampler(state.sampling))
+        self._sampler = Sampler(state.sampling)
+        self._verifier = Verifier(state, pool, self._sampler)
+        self._device = make_device_verifier(model, state, pool)
+        self._graphs: DecodeGraphs | None = None
         self._shapes = DraftShapeCache(model.device)
-        self._masker = MaskFiller()
+        self._masker = MaskFiller(pinned=model.device.type == "cuda")
         self._eos = frozenset(model.config.eos_token_ids)
         self._refused: list[tuple[int, InvalidRequest]] = []
+
+    def record_graphs(self, progress: Callable[[float], None]) -> None:
+        """Record steps without prompts, and run them in graphs from now on where one fits. Steps
+        with drafts are recorded if there is a speculator. On a CPU nothing is recorded."""
+        if self._device is None:
+            return
+        from engine.execution import decode_graphs
+
+        taps = () if self.speculator is None else self.speculator.taps
+        pieces = self._scheduler.manager.pages * BLOCK_TOKENS
+        graphs = decode_graphs.DecodeGraphs(
+            self._model, self._pool, self._state, self._device, pieces, taps
+        )
+        rows = decode_graphs.ROWS[:1] if self.speculator is None else decode_graphs.ROWS
+        graphs.record(rows, progress)
+        self._graphs = graphs
+
+    def run_empty_graph(self, rows: int) -> bool:
+        """Run a recorded step of at least ``rows`` rows without any sequence; return whether there
+        is one."""
+        return self._graphs is not None and self._graphs.run_empty(rows)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[TokenOut]:
@@ -142,26 +208,69 @@ class Stepper:
         self, plan: StepPlan, drawing: list[Sequence], layout: DraftLayout | None
     ) -> list[DrawnTokens]:
         """Run the model, and return what each of ``drawing`` drew."""
+        passed = self._replay(plan, layout) or self._run_model(plan, layout)
+        drawn: list[DrawnTokens] = []
+        if drawing:
+            drawn, on_device = self._draw(drawing, layout, passed)
+            if self.speculator is not None and self.speculator.needs_hidden_states:
+                seen = on_device.advance(drawing, passed.rows, passed.last_hidden, passed.taps)
+                self.speculator.observe(seen)
+        self._add_prompt_logprobs(plan, passed.hidden)
+        return drawn
+
+    def _replay(self, plan: StepPlan, layout: DraftLayout | None) -> ModelPass | None:
+        """Run the model in a recorded graph, if there is one for the step."""
+        if self._graphs is None or plan.chunks:
+            return None
+        size = self._graphs.size_for(plan.decode, layout)
+        if size is None:
+            return None
+        out = self._graphs.run(size, plan.decode, layout)
+        rows = out.rows.state_row[: len(plan.decode)]
+        inputs = DecodeInputs(out.rows, out.inputs.positions, out.drafts)
+        tokens = None
+        if layout is None:
+            assert self._device is not None
+            tokens = self._device.fetch(len(plan.decode))
+        return ModelPass(rows, out.hidden, out.hidden, out.logits, out.taps, inputs, tokens)
+
+    def _run_model(self, plan: StepPlan, layout: DraftLayout | None) -> ModelPass:
         batch, rows = self._batcher.build(plan, layout)
-        masks = self._start_masks(drawing, layout)  # filled while the model computes
         taps: dict[int, Tensor | None] = dict.fromkeys(
             self.speculator.taps if self.speculator else ()
         )
         hidden = self._model.hidden(batch, self._pool, taps)
         last_hidden = batch.select_logit_rows(hidden)  # [R, hidden]
         logits = self._model.logits(last_hidden)  # [R, vocab]
-        drawn: list[DrawnTokens] = []
-        if drawing:
-            barred = None if masks is None else masks.wait(logits.shape[1], logits.device)
+        seen = [batch.select_logit_rows(x) for x in taps.values() if x is not None]
+        inputs = None
+        if batch.paged is not None and batch.paged.decode is not None and layout is not None:
+            inputs = DecodeInputs(batch.paged.decode, batch.positions, layout.tokens)
+        return ModelPass(rows, hidden, last_hidden, logits, seen, inputs, None)
+
+    def _draw(
+        self, drawing: list[Sequence], layout: DraftLayout | None, passed: ModelPass
+    ) -> tuple[list[DrawnTokens], DrawnOnDevice]:
+        """Draw the tokens of a step and append them to the state of their sequences."""
+        masks = self._start_masks(drawing, layout)  # filled while the model computes
+        if self._device is not None and masks is None and self._sampler.is_plain(drawing):
             if layout is None:
-                drawn, on_device = self._verifier.draw_one_each(drawing, logits, rows, barred)
-            else:
-                drawn, on_device = self._verifier.verify(drawing, logits, rows, barred, layout)
-            if self.speculator is not None and self.speculator.needs_hidden_states:
-                seen = [batch.select_logit_rows(x) for x in taps.values() if x is not None]
-                self.speculator.observe(on_device.advance(drawing, rows, last_hidden, seen))
-        self._add_prompt_logprobs(plan, hidden)
-        return drawn
+                return self._device.draw_one_each(passed.logits, passed.rows, passed.tokens)
+            if len(drawing) == len(layout.lengths) and passed.inputs is not None:
+                rows, positions, drafts = passed.inputs
+                own = passed.logits[: len(rows.owner)]
+                return self._device.verify(own, rows, positions, drafts, len(drawing))
+        logits, vocab = passed.logits, passed.logits.shape[1]
+        barred = None if masks is None else masks.wait(vocab, logits.device)
+        if layout is None:
+            own, advanced = logits[: len(drawing)], passed.tokens is not None
+            return self._verifier.draw_one_each(
+                drawing, own, passed.rows, barred, advanced=advanced
+            )
+        if passed.inputs is not None and len(passed.inputs.rows.owner) > len(layout.shape.owner):
+            at = layout.shape.rows_when_padded(passed.inputs.rows.most_rows)
+            passed.select_rows_(at)
+        return self._verifier.verify(drawing, passed.logits, passed.rows, barred, layout)
 
     def _start_masks(
         self, drawing: list[Sequence], layout: DraftLayout | None

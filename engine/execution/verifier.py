@@ -21,7 +21,8 @@ from torch.nn.functional import pad
 from engine.batching.batcher import RowState, kv_slots
 from engine.batching.draft_layout import DraftLayout, DraftShape, IntArray, accepted_nodes
 from engine.kv_cache.kv_pool import KVPool
-from engine.sampling.sampler import DraftRows, Sampler
+from engine.sampling.sampler import Sampler
+from engine.sampling.sampling_metadata import DraftRows
 from engine.scheduling.sequence import Sequence
 from engine.speculation.proposers.proposer import VerifiedStep
 from engine.structured_output.masks import ForbiddenTokens
@@ -73,14 +74,19 @@ class Verifier:
         logits: Tensor,
         rows: Tensor,
         barred: ForbiddenTokens | None,
+        *,
+        advanced: bool = False,
     ) -> tuple[list[DrawnTokens], DrawnOnDevice]:
         """Draw one token for each of ``drawing`` [B]. ``logits`` [B, vocab] fp32 are changed in
-        place; ``rows`` [B] int64 are rows of the RowState."""
-        positions = self._state.length[rows]
-        tokens, logprobs = self._draw(drawing, logits, rows, positions, barred)
+        place; ``rows`` [B] int64 are rows of the RowState. With ``advanced`` the state has a token
+        of this step already, which is replaced."""
+        positions = self._state.length[rows] - int(advanced)
+        draw = self._draw(drawing, logits, rows, positions, barred)
+        pairs = zip_longest(*draw.read())  # the only wait for the device
+        tokens = draw.tokens
         self._state.last_token[rows] = tokens
-        self._state.length[rows] += 1
-        pairs = zip_longest(tokens.tolist(), logprobs)
+        if not advanced:
+            self._state.length[rows] += 1
         return [DrawnTokens([token], [report]) for token, report in pairs], DrawnOnDevice(tokens)
 
     def verify(
@@ -99,8 +105,9 @@ class Verifier:
         nodes = self._draft_rows(more, layout)
         before = self._state.length.index_select(0, rows)  # [B] index of the first token to draw
         positions = before.index_select(0, nodes.owner).add_(nodes.depth)
-        drawn, logprobs = self._draw.verify(drawing, logits, rows, positions, nodes, barred)
-        host = torch.cat([drawn, layout.tokens]).tolist()  # the only wait for the device
+        draw = self._draw.verify(drawing, logits, rows, positions, nodes, barred)
+        host, logprobs = draw.read(layout.tokens)  # the only wait for the device
+        drawn = draw.tokens
         paths = _accepted_paths(layout.shape, host[: len(drawn)], host[len(drawn) :])
         paths += [[] for _ in range(more)]
         at, counts = self._accepted_rows(paths, starts)
@@ -119,7 +126,7 @@ class Verifier:
     def _draft_rows(self, more: int, layout: DraftLayout) -> DraftRows:
         """Return all R rows; the last ``more`` are those of prompts that end."""
         shape = layout.shape
-        owner, depth = shape.device_owner, shape.device_depth
+        owner, depth, counts = shape.device_owner, shape.device_depth, shape.row_counts
         ancestors = owner.new_empty(len(owner), 0)
         if self._state.sampling.history is not None:
             padded = pad(layout.tokens, (0, 1), value=-1)
@@ -127,8 +134,9 @@ class Verifier:
         if more:
             fresh = torch.arange(more, device=owner.device) + len(shape.counts)
             owner, depth = torch.cat([owner, fresh]), pad(depth, (0, more))
+            counts = np.concatenate([counts, np.ones(more, dtype=np.int64)])
             ancestors = pad(ancestors, (0, 0, 0, more), value=-1)
-        return DraftRows(owner, depth, ancestors)
+        return DraftRows(owner, counts, depth, ancestors)
 
     def _accepted_rows(self, paths: Seq[list[int]], starts: IntArray) -> tuple[Tensor, Tensor]:
         """Return the rows of the tokens drawn [B, 1 + D], the last one repeated, and how many there

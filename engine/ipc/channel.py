@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import threading
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -58,7 +59,7 @@ def encode_batch(messages: Sequence[Any]) -> bytes:
 
 class EngineChannel(Generic[T]):
     """The engine's end of the socket. It never blocks the step loop: ``send`` keeps what the socket
-    does not accept for later."""
+    does not accept for later. Any thread may call ``send``, and one thread ``receive``."""
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         sock.setblocking(False)
@@ -67,6 +68,7 @@ class EngineChannel(Generic[T]):
         self._poll.register(sock, select.POLLIN)
         self._decoder: BatchDecoder[T] = BatchDecoder(kind)
         self._out = bytearray()
+        self._sending = threading.Lock()
 
     def receive(self, wait_s: float) -> list[T]:
         """Return the messages that have arrived, waiting up to ``wait_s`` for the first one. Raise
@@ -91,16 +93,17 @@ class EngineChannel(Generic[T]):
 
     def send(self, messages: Sequence[Any]) -> None:
         """Queue a batch, and send what the socket accepts without waiting. Raise ChannelClosed."""
-        if messages:
-            self._out += encode_batch(messages)
-        self._flush()
+        batch = encode_batch(messages) if messages else b""
+        self._flush(batch)
 
-    def _flush(self) -> None:
-        while self._out:
-            try:
-                sent = self._socket.send(self._out)
-            except BlockingIOError:
-                return
-            except ConnectionError as error:
-                raise ChannelClosed from error
-            del self._out[:sent]
+    def _flush(self, batch: bytes = b"") -> None:
+        with self._sending:
+            self._out += batch
+            while self._out:
+                try:
+                    sent = self._socket.send(self._out)
+                except BlockingIOError:
+                    return
+                except ConnectionError as error:
+                    raise ChannelClosed from error
+                del self._out[:sent]

@@ -164,6 +164,8 @@ class EngineReady(_Message, frozen=True):
     ceilings: MachineCeilings = MachineCeilings()
     element_bytes: int = 4  # per weight
     gpu: bool = False
+    max_batch: int = 0  # sequences in a step; 0: unknown
+    prefill_chunk: int = 0  # prompt tokens in a step; 0: unknown
 
     @property
     def kv_identity(self) -> str:
@@ -172,7 +174,7 @@ class EngineReady(_Message, frozen=True):
 
 
 class EngineFailed(_Message, frozen=True):
-    """The engine cannot start; ``why`` is written for the operator."""
+    """The engine cannot start or go on, and ends; ``why`` is written for the operator."""
 
     why: str
 

@@ -37,12 +37,36 @@ class MachineCeilings(msgspec.Struct, frozen=True, kw_only=True):
     bytes: float = 0.0  # read from memory
 
 
+DeviceKind: TypeAlias = Literal["cpu", "cuda"]
+
+
+class StepSizes(msgspec.Struct, frozen=True):
+    """The largest step of an engine."""
+
+    max_batch: int  # sequences
+    prefill_chunk: int  # prompt tokens
+
+
+def default_step_sizes(device: DeviceKind, role: Role) -> StepSizes:
+    """Return the sizes of an engine that is configured without them.
+
+    A GPU reads its weights once for all rows of a step, so that rows are nearly free below some 300
+    (the FLOPs of an H100 in the time of one byte). Chunks of 2048 tokens are far above that. A
+    prefill worker has twice as many, which halves the steps of a long prompt; more tokens would
+    compute no faster, while short prompts wait for a whole step, KV leaves after its step, and a
+    mask of chunk x context tokens has to fit.
+    """
+    if device == "cpu":
+        return StepSizes(64, 512)
+    return StepSizes(256, 4096 if role == "prefill" else 2048)
+
+
 class StepSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that the scheduler and the KV pool use exactly as they were configured."""
 
-    max_batch: int  # sequences in a step
-    prefill_chunk: int  # prompt tokens in a step
     step_budget_ms: float | None  # of a step with decoding; None: the policy's own; 0: no bound
+    ttft_slo_s: float | None  # objectives that the policy's own budget follows
+    tpot_slo_s: float | None  # None: unknown, as in an engine without a deployment
     kv_precision: Precision
 
 
@@ -57,9 +81,20 @@ class EngineSettings(StepSettings, frozen=True, kw_only=True):
     dtype: str | None
     device: str | None
     threads: int | None
+    gpu_share: float | None  # of the GPU's memory; None: all of it, on Ray what it was assigned
+    max_batch: int | None  # sequences in a step
+    prefill_chunk: int | None  # prompt tokens in a step
     kv_tokens: int | None
     max_model_len: int | None
     kv_storage: StorageChoice = "auto"
     arena: ArenaShape = ArenaShape()
     speculation: SpeculationSettings
     ceilings: MachineCeilings  # as declared; the engine measures what is unknown
+
+    def step_sizes(self, device: DeviceKind) -> StepSizes:
+        """Return the sizes of the largest step: as configured, else the default of the device and
+        the role that the engine is started with."""
+        default = default_step_sizes(device, self.role)
+        return StepSizes(
+            self.max_batch or default.max_batch, self.prefill_chunk or default.prefill_chunk
+        )

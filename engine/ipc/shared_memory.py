@@ -5,6 +5,7 @@
 
 The memory is an anonymous file whose descriptor the engine inherits: it has no name that could be
 left behind, and disappears with its last process. The side that fills slots owns the free ones.
+An engine on a GPU registers the memory with CUDA, for copies beside its steps.
 """
 
 from __future__ import annotations
@@ -26,6 +27,22 @@ class ArenaShape(msgspec.Struct, frozen=True):
     def bytes(self) -> int:
         return self.slot_bytes * (self.inbound + self.outbound)
 
+    @property
+    def inbound_staging_slots(self) -> int:
+        """Slots of GPU memory for incoming frames. They are more than those of the arena, which are
+        free after the copy to the GPU; these are free after the step in progress."""
+        return 2 * self.inbound
+
+    @property
+    def staging_slot_bytes(self) -> int:
+        """Bytes of a slot of GPU memory, a multiple of the 16 bytes of a kernel's access."""
+        return -(-self.slot_bytes // 16) * 16
+
+    @property
+    def staging_bytes(self) -> int:
+        """GPU memory that an engine on a GPU allocates to copy frames through."""
+        return self.staging_slot_bytes * (self.inbound_staging_slots + self.outbound)
+
     def inbound_slots(self) -> list[int]:
         return list(range(self.inbound))
 
@@ -35,7 +52,8 @@ class ArenaShape(msgspec.Struct, frozen=True):
 
 class Arena:
     """One process's mapping. The front creates the memory, and the engine maps the descriptor that
-    it inherits. A page of memory is allocated when a slot is first written."""
+    it inherits. A page of memory is allocated when a slot is first written, and all are when an
+    engine on a GPU registers them."""
 
     def __init__(self, fd: int, shape: ArenaShape) -> None:
         self.fd = fd

@@ -1,7 +1,10 @@
 """Attention of decode rows over the paged KV pool, split over the context.
 
-    pieces   grid (sequences, KV heads, pieces)  each program attends to PIECE_TOKENS tokens
-    merged   grid (rows, heads)                  adds up the pieces of a row in their order
+    pieces   grid (KV heads, pieces)  each program attends to PIECE_TOKENS tokens of a sequence
+    merged   grid (rows, heads)       adds up the pieces of a row in their order
+
+The grid has one program for each piece that exists (``PieceList``), so that a long context beside
+short ones costs only its own pieces.
 
 Which rows a sequence has and what they attend to is described by ``PagedRows``. The query heads
 that share a KV head, times the rows of a sequence, are the rows of one matrix product.
@@ -25,11 +28,7 @@ from torch import Tensor
 from engine.kernels import fp8 as fp8_grid
 from engine.kernels.fp8 import INTERPRETED, MIN_EXPONENT, power_of_two, unpack_e4m3
 from engine.kernels.kv_store import PoolLayer
-from engine.kernels.paged_rows import MAX_ROWS, PagedRows
-
-PIECE_TOKENS = 256
-"""Tokens of one piece. Smaller ones fill a GPU at batch 1, larger ones write fewer partial results:
-256 tokens of fp8 KV are read for each 4 * group / 2 bytes per dimension that are written."""
+from engine.kernels.paged_rows import MAX_ROWS, PIECE_TOKENS, PagedRows
 
 _PAGE = tl.constexpr(32)  # tokens of a page, which the inner loop reads one of at a time
 
@@ -43,24 +42,10 @@ class AttentionShape:
     window: int
 
 
-class AttentionWorkspace:
-    """Partial results of the pieces, allocated once for the largest step."""
-
-    def __init__(self, rows: int, heads: int, head_dim: int, pieces: int, device: torch.device):
-        self.pieces = pieces
-        self.out = torch.empty(rows * heads * pieces * head_dim, device=device)
-        self.lse = torch.empty(rows * heads * pieces, device=device)
-
-
-def piece_count(most_tokens: int, window: int) -> int:
-    """Return the number of pieces that the keys of one sequence can touch."""
-    pieces = -(-most_tokens // PIECE_TOKENS)
-    return min(pieces, -(-window // PIECE_TOKENS) + 2) if window else pieces
-
-
 def product_rows(most_rows: int, group: int) -> int:
     """Return the rows of the matrix product: a power of two, at least the 16 of a tensor core."""
-    return max(16, triton.next_power_of_2(most_rows * group))
+    rows: int = max(16, triton.next_power_of_2(most_rows * group))
+    return rows
 
 
 @triton.jit
@@ -71,7 +56,14 @@ def first_piece(known, WINDOW: tl.constexpr, PIECE: tl.constexpr):
     return known * 0
 
 
-@triton.jit
+_PER_ROW = [
+    *("state_row_ptr", "known_ptr", "first_row_ptr", "row_count_ptr", "depth_ptr"),
+    *("ancestors_ptr", "owner_ptr", "items_ptr", "starts_ptr", "total_ptr"),
+]
+"""Their alignment may change from step to step, and must not make Triton compile again."""
+
+
+@triton.jit(do_not_specialize_on_alignment=_PER_ROW)
 def attention_pieces(
     q_ptr,  # [R, heads, D]
     q_stride,
@@ -85,30 +77,35 @@ def attention_pieces(
     row_count_ptr,
     depth_ptr,
     ancestors_ptr,
-    out_ptr,  # [R, heads, pieces, D] fp32
-    lse_ptr,  # [R, heads, pieces] fp32, in base 2
-    pieces,
+    items_ptr,
+    total_ptr,
+    out_ptr,  # [pieces, rows of a sequence, heads, D] fp32
+    lse_ptr,  # [pieces, rows of a sequence, heads] fp32, in base 2
     scale,  # of scores, times log2(e) unless there is a soft cap
     softcap,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr,  # of the matrix product
+    MOST: tl.constexpr,  # rows of a sequence
     PIECE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    SINGLE: tl.constexpr,
     FP8: tl.constexpr,
     NATIVE: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
-    s, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, index = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    if index >= tl.load(total_ptr):
+        return
+    item = tl.load(items_ptr + index)
+    s, piece = item >> 32, item & 0xFFFFFFFF
     count = tl.load(row_count_ptr + s)
     known = tl.load(known_ptr + s)
     end = known + count
-    start = (first_piece(known, WINDOW, PIECE) + piece) * PIECE
-    if (count == 0) | (start >= end):
+    start = piece * PIECE
+    if piece < first_piece(known, WINDOW, PIECE):
         return
     first_row = tl.load(first_row_ptr + s)
     m = tl.arange(0, ROWS)
@@ -126,7 +123,7 @@ def attention_pieces(
     if tl.float16 == PRODUCT:
         q = tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0)
     q = q.to(PRODUCT)
-    if not SINGLE:
+    if MOST > 1:
         visible = tl.load(ancestors_ptr + row)
         position = known + tl.load(depth_ptr + row)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -161,7 +158,7 @@ def attention_pieces(
             t = tl.exp(-2.0 * tl.abs(scores) / softcap)
             capped = softcap * (1.0 - t) / (1.0 + t)
             scores = tl.where(scores < 0, -capped, capped) * 1.4426950408889634
-        if SINGLE:
+        if MOST == 1:
             seen = inside[None, :] & live[:, None]
             if WINDOW > 0:
                 seen = seen & (key > known - WINDOW)[None, :]
@@ -191,24 +188,26 @@ def attention_pieces(
         peak = best
     result = acc / tl.where(total > 0, total, 1.0)[:, None]
     lse = tl.where(total > 0, peak + tl.log2(total), float("-inf"))
-    to = (row * (KV_HEADS * GROUP) + query_head) * pieces + piece
+    to = (index * MOST + own) * (KV_HEADS * GROUP) + query_head
     tl.store(out_ptr + to[:, None] * D + d[None, :], result, mask=live[:, None] & at_d[None, :])
     tl.store(lse_ptr + to, lse, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_PER_ROW)
 def merge_pieces(
     part_ptr,
     lse_ptr,
+    starts_ptr,
     known_ptr,
+    first_row_ptr,
     row_count_ptr,
     owner_ptr,
     out_ptr,  # [R, heads, D]
     out_stride,
-    pieces,
     HEADS: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    MOST: tl.constexpr,
     PIECE: tl.constexpr,
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
@@ -217,18 +216,20 @@ def merge_pieces(
     d = tl.arange(0, BLOCK_D)
     s = tl.load(owner_ptr + row)
     known, count = tl.load(known_ptr + s), tl.load(row_count_ptr + s)
+    own = row - tl.load(first_row_ptr + s)
     first = first_piece(known, WINDOW, PIECE)
-    used = tl.where(count > 0, (known + count + PIECE - 1) // PIECE - first, 0)
-    at = (row * HEADS + head) * pieces
+    used = tl.where(own < count, (known + count + PIECE - 1) // PIECE - first, 0)
+    index = tl.load(starts_ptr + s) + first
     peak = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     acc = tl.zeros([BLOCK_D], tl.float32)
     for start in range(0, used, TILE):
         piece = start + tl.arange(0, TILE)
         live = piece < used
-        lse = tl.load(lse_ptr + at + piece, mask=live, other=float("-inf"))
+        at = ((index + piece) * MOST + own) * HEADS + head
+        lse = tl.load(lse_ptr + at, mask=live, other=float("-inf"))
         part = tl.load(
-            part_ptr + (at + piece)[:, None] * D + d[None, :],
+            part_ptr + at[:, None] * D + d[None, :],
             mask=live[:, None] & (d < D)[None, :],
             other=0.0,
         )
@@ -245,12 +246,7 @@ def merge_pieces(
 
 
 def decode_attention(
-    q: Tensor,
-    layer: PoolLayer,
-    rows: PagedRows,
-    shape: AttentionShape,
-    workspace: AttentionWorkspace,
-    out: Tensor,
+    q: Tensor, layer: PoolLayer, rows: PagedRows, shape: AttentionShape, out: Tensor
 ) -> None:
     """Compute attention of R decode rows q [R, heads, D] into ``out`` [R, heads, D]. Both are
     contiguous in their last two dimensions.
@@ -258,28 +254,29 @@ def decode_attention(
     The KV of the rows themselves is in the pool's ``layer``.
     """
     count, heads, head_dim = q.shape
-    kv, exponents = layer.values, layer.exponents
-    kv_heads = kv.shape[3]
-    pieces = piece_count(rows.most_tokens, shape.window)
-    assert pieces <= workspace.pieces and rows.most_rows <= MAX_ROWS
-    options = _options(q, kv, heads // kv_heads, rows.most_rows, shape)
-    sequences = len(rows.state_row)
-    attention_pieces[(sequences, kv_heads, pieces)](
+    kv, exponents, pieces = layer.values, layer.exponents, rows.pieces
+    kv_heads, most = kv.shape[3], rows.most_rows
+    assert most <= MAX_ROWS
+    # The partial results of each piece; torch keeps their memory for the next layer.
+    part = q.new_empty((len(pieces.items), most, heads, head_dim), dtype=torch.float32)
+    lse = q.new_empty((len(pieces.items), most, heads), dtype=torch.float32)
+    attention_pieces[(kv_heads, len(pieces.items))](
         *(q, q.stride(0), kv, kv if exponents is None else exponents),
         *(rows.table, rows.table.stride(0), rows.state_row, rows.known, rows.first_row),
-        *(rows.row_count, rows.depth, rows.ancestors, workspace.out, workspace.lse, pieces),
+        *(rows.row_count, rows.depth, rows.ancestors, pieces.items, pieces.total, part, lse),
         shape.scale * (1.0 if shape.softcap else 1.4426950408889634),
         shape.softcap,
-        **options,
+        **_options(q, kv, heads // kv_heads, most, shape),
         num_warps=4,
         num_stages=3,
     )
     merge_pieces[(count, heads)](
-        *(workspace.out, workspace.lse, rows.known, rows.row_count, rows.owner),
-        *(out, out.stride(0), pieces),
+        *(part, lse, pieces.starts, rows.known, rows.first_row, rows.row_count, rows.owner),
+        *(out, out.stride(0)),
         HEADS=heads,
         D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
+        MOST=most,
         PIECE=PIECE_TOKENS,
         WINDOW=shape.window,
         TILE=8,
@@ -303,10 +300,10 @@ def _options(
         "D": kv.shape[4],
         "BLOCK_D": max(16, triton.next_power_of_2(kv.shape[4])),
         "ROWS": product_rows(most_rows, group),
+        "MOST": most_rows,
         "PIECE": PIECE_TOKENS,
         "WINDOW": shape.window,
         "SOFTCAP": shape.softcap > 0,
-        "SINGLE": most_rows == 1,
         "FP8": fp8,
         "NATIVE": fp8 and fp8_grid.converts_e4m3(q.device),
         "PRODUCT": product,

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.kernels.fp8 import MIN_EXPONENT, power_of_two, unpack_e4m3
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
 def gather_tokens(
     kv_ptr,
     exponents_ptr,

@@ -41,7 +41,7 @@ class PoolLayer:
     rounds: bool
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["position_ptr", "slot_ptr"])
 def rotate_and_store(
     x_ptr,  # [T, HEADS + 2 * KV_HEADS, D]
     x_stride,

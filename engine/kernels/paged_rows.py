@@ -10,10 +10,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 MAX_ROWS = 64
 """Most decode rows of one sequence: ``ancestors`` has a bit for each of them."""
+
+PIECE_TOKENS = 256
+"""Tokens of one piece of the context in decode attention. Smaller ones fill a GPU at batch 1,
+larger ones write fewer partial results: 256 tokens of fp8 KV are 64 KiB for each KV head."""
+
+
+@dataclass(frozen=True)
+class PieceList:
+    """The pieces of all contexts of a batch, one after the other, so that a program knows which one
+    to compute. The kernel that makes the inputs of the rows fills it."""
+
+    items: Tensor  # [pieces] int64, sequence << 32 | piece
+    starts: Tensor  # [S] int64, first item of each sequence
+    total: Tensor  # [1] int64
+
+    @classmethod
+    def empty(cls, pieces: int, sequences: int, device: torch.device) -> PieceList:
+        """Return a list for up to ``pieces`` pieces of ``sequences`` sequences."""
+        numbers = torch.zeros(pieces + sequences + 1, dtype=torch.int64, device=device)
+        return cls(*numbers.split([pieces, sequences, 1]))
+
+
+def piece_count(tokens: int) -> int:
+    """Return the number of pieces of ``tokens`` keys."""
+    return -(-tokens // PIECE_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -26,12 +52,13 @@ class PagedRows:
     state_row: Tensor  # [S] int64, row of ``table``
     known: Tensor  # [S] int64, tokens before the sequence's first row
     first_row: Tensor  # [S] int64
+    first_node: Tensor  # [S] int64, first draft node among those of all sequences
     row_count: Tensor  # [S] int64
     depth: Tensor  # [R] int64, 0 for a last token
     ancestors: Tensor  # [R] int64, bit j: attends to row j of its sequence
     owner: Tensor  # [R] int64, sequence of each row
+    pieces: PieceList
     most_rows: int  # of a sequence
-    most_tokens: int  # bound of the keys of a sequence
 
 
 @dataclass(frozen=True)

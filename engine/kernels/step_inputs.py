@@ -1,6 +1,6 @@
-"""Tokens, positions and slots of decode rows, read from the state of their sequences.
+"""Inputs of decode rows: tokens, positions, slots, and the list of the pieces of their contexts.
 
-grid (sequences). The host needs no part of them, so a CUDA graph can begin here. The reference is
+grid (sequences). They are read from the state of the sequences. The host needs no part of them, so a CUDA graph can begin here. The reference is
 ``Batcher``.
 """
 
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.paged_rows import PagedRows
+from engine.kernels.paged_rows import PIECE_TOKENS, PagedRows
 
 _PAGE = tl.constexpr(32)
 
@@ -26,7 +26,15 @@ class StepInputs:
     slots: Tensor  # -1 for a row that stands for no token
 
 
-@triton.jit
+_PER_ROW = [
+    *("draft_ptr", "state_row_ptr", "first_row_ptr", "first_node_ptr", "row_count_ptr"),
+    *("depth_ptr", "known_ptr", "items_ptr", "starts_ptr", "total_ptr"),
+    *("token_ptr", "position_ptr", "slot_ptr"),
+]
+"""Their alignment may change from step to step, and must not make Triton compile again."""
+
+
+@triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=_PER_ROW)
 def write_step_inputs(
     table_ptr,
     table_stride,
@@ -39,13 +47,34 @@ def write_step_inputs(
     row_count_ptr,
     depth_ptr,
     known_ptr,
+    items_ptr,  # the list of pieces
+    starts_ptr,
+    total_ptr,
     token_ptr,
     position_ptr,
     slot_ptr,
+    sequences,
+    SEQUENCES: tl.constexpr,  # a power of two
+    PIECE: tl.constexpr,
     ROWS: tl.constexpr,
     PADDED: tl.constexpr,  # rows of every sequence; 0: each has its own count
 ):
-    s = tl.program_id(0)
+    s = tl.program_id(0).to(tl.int64)
+    # The pieces of the sequences before this one tell where its own ones begin.
+    other = tl.arange(0, SEQUENCES)
+    counted = other < sequences
+    others = tl.load(row_count_ptr + other, mask=counted, other=0)
+    other_row = tl.load(state_row_ptr + other, mask=counted, other=0)
+    keys = tl.load(length_ptr + other_row, mask=counted, other=0) - 1 + others
+    pieces = tl.where(others > 0, (keys + PIECE - 1) // PIECE, 0)
+    start = tl.sum(tl.where(other < s, pieces, 0), 0)
+    own = tl.sum(tl.where(other == s, pieces, 0), 0)
+    tl.store(starts_ptr + s, start)
+    if s == 0:
+        tl.store(total_ptr, tl.sum(pieces, 0))
+    for first in range(0, own, 32):
+        piece = first + tl.arange(0, 32)
+        tl.store(items_ptr + start + piece, (s << 32) | piece, mask=piece < own)
     count = tl.load(row_count_ptr + s)
     state_row = tl.load(state_row_ptr + s)
     known = tl.load(length_ptr + state_row) - 1
@@ -71,22 +100,23 @@ def fill_step_inputs(
     length: Tensor,
     last_token: Tensor,
     drafts: Tensor | None,
-    first_node: Tensor,
     out: StepInputs,
     *,
     padded: bool = False,
 ) -> None:
-    """Write ``rows.known`` and ``out``.
+    """Write ``rows.known``, ``rows.pieces`` and ``out``.
 
-    length, last_token: [state rows] int64. drafts: tokens [nodes] int64, those of a sequence from
-    ``first_node`` [S] on. ``padded``: every sequence has ``rows.most_rows`` rows, of which those
+    length, last_token: [state rows] int64. drafts: tokens [nodes] int64. ``padded``: every sequence has ``rows.most_rows`` rows, of which those
     beyond its count get the token and position 0, and no slot.
     """
     write_step_inputs[(len(rows.state_row),)](
         *(rows.table, rows.table.stride(0), length, last_token),
         last_token if drafts is None else drafts,
-        *(rows.state_row, rows.first_row, first_node, rows.row_count, rows.depth, rows.known),
-        *(out.tokens, out.positions, out.slots),
+        *(rows.state_row, rows.first_row, rows.first_node, rows.row_count, rows.depth, rows.known),
+        *(rows.pieces.items, rows.pieces.starts, rows.pieces.total),
+        *(out.tokens, out.positions, out.slots, len(rows.state_row)),
+        SEQUENCES=triton.next_power_of_2(len(rows.state_row)),
+        PIECE=PIECE_TOKENS,
         ROWS=triton.next_power_of_2(rows.most_rows),
         PADDED=rows.most_rows if padded else 0,
         num_warps=1,

@@ -108,14 +108,16 @@ class DecoderModel:
             x = self._mlp(layer, x)
         return x[:rows]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [R, vocab] in fp32 of ``hidden`` [R, hidden], the last layer's output."""
-        return self.lm_head(self.weights.final_norm(hidden))
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return logits [R, vocab] in fp32 of ``hidden`` [R, hidden], the last layer's output; they
+        are written to ``out`` if it is given."""
+        return self.lm_head(self.weights.final_norm(hidden), out)
 
-    def lm_head(self, normed: Tensor) -> Tensor:
+    def lm_head(self, normed: Tensor, out: Tensor | None = None) -> Tensor:
         """Return logits [R, vocab] in fp32 of ``normed`` [R, hidden], the final norm's output."""
         c = self.config
-        logits = self.weights.head(normed).float()
+        product = self.weights.head(normed)
+        logits = product.float() if out is None else out.copy_(product)
         if c.logit_softcap:
             logits = logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
         return logits

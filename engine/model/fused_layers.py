@@ -20,12 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.batching.attention_metadata import PackedBatch
-from engine.kernels.attention import (
-    AttentionShape,
-    AttentionWorkspace,
-    decode_attention,
-    piece_count,
-)
+from engine.kernels.attention import AttentionShape, decode_attention
 from engine.kernels.elementwise import add_and_norm, gated, rms_norm
 from engine.kernels.gather import gather_slots
 from engine.kernels.kv_store import HeadNorms, PoolLayer, rotate_and_store_
@@ -43,7 +38,6 @@ class _LayerInput:
     batch: PackedBatch
     pool: KVPool
     layers: list[PoolLayer]
-    workspace: AttentionWorkspace | None
 
 
 class FusedLayers:
@@ -74,7 +68,7 @@ class FusedLayers:
     ) -> Tensor:
         """Return the last layer's output [T, hidden] for the embeddings x [T, hidden]; arguments as
         those of ``DecoderModel.hidden``."""
-        given = _LayerInput(batch, pool, self._layers_of(pool), self._workspace(x, batch))
+        given = _LayerInput(batch, pool, self._layers_of(pool))
         total: Tensor | None = None  # sum of all outputs but x, the last one
         for i, layer in enumerate(self._layers):
             if i in taps:
@@ -110,9 +104,8 @@ class FusedLayers:
         shape = AttentionShape(c.attention_scale, c.attention_softcap, c.windows[i])
         paged = batch.paged
         if paged is not None and paged.decode is not None:
-            assert given.workspace is not None
             end = paged.decode_rows
-            decode_attention(q[:end], layer, paged.decode, shape, given.workspace, out[:end])
+            decode_attention(q[:end], layer, paged.decode, shape, out[:end])
         if paged is not None and paged.prompts is not None and runs_varlen(q, shape.softcap):
             own = slice(paged.decode_rows, None)
             out[own] = _prompt_attention(q[own], layer, paged.prompts, shape)
@@ -127,13 +120,6 @@ class FusedLayers:
         if pool is not self._pool:
             self._pool, self._pool_layers = pool, pool_layers(pool)
         return self._pool_layers
-
-    def _workspace(self, x: Tensor, batch: PackedBatch) -> AttentionWorkspace | None:
-        if batch.paged is None or batch.paged.decode is None:
-            return None
-        c, paged = self._config, batch.paged
-        pieces = max(piece_count(paged.decode.most_tokens, w) for w in set(c.windows))
-        return AttentionWorkspace(paged.decode_rows, c.heads, c.head_dim, pieces, x.device)
 
 
 def pool_layers(pool: KVPool) -> list[PoolLayer]:
@@ -193,5 +179,6 @@ def varlen_attention(
     elif shape.window:
         raise NotImplementedError("this version of torch has no window in varlen_attn")
     sizes = (prompts.starts, prompts.key_starts, prompts.most_rows, prompts.most_keys)
-    out: Tensor = varlen_attn(q, k, v, *sizes, **options)
+    out = varlen_attn(q, k, v, *sizes, **options)
+    assert isinstance(out, Tensor)
     return out

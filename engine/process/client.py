@@ -18,14 +18,18 @@ from engine.ipc import messages as m
 from engine.ipc.counters import EngineCounters, SpeculationStatus
 from engine.ipc.settings import EngineSettings
 from engine.process.session import CacheListener, EngineSession, ProgressReport, spawn_engine
-from protocol.errors import StartupError, Unavailable
+from protocol.errors import EngineDied, StartupError, Unavailable
 
 log = logging.getLogger("baton.engine")
 
-START_DEADLINE_S = 600.0
+LOADING_SILENCE_S = 180.0
+"""An engine that is loading and reports no progress for so long is stuck. The longest work between
+two reports is a tensor from a slow disk, a first step of a large model on a CPU, or a first step on
+a GPU that compiles several kernels, some seconds each."""
+
 MIN_SILENCE_S = 3.5
-"""An engine that sends nothing for so long, seven beats, is stuck. ``_silence_limit`` allows more
-for models with longer steps."""
+"""An engine that serves and sends nothing for so long, seven beats, is stuck. ``_silence_limit``
+allows more for models with longer steps."""
 
 MAX_DEATHS = 5
 """Deaths of engines within DEATH_WINDOW_S after which the worker gives up."""
@@ -118,19 +122,39 @@ class EngineClient:
         settings = self._settings
         session = spawn_engine(self._argv, settings, self._cache)
         try:
-            async with asyncio.timeout(START_DEADLINE_S):
-                await session.open(self._report)
-        except TimeoutError as error:
-            session.end()
-            raise StartupError(f"the engine was not ready after {START_DEADLINE_S:g} s") from error
+            ready = await self._open(session)
         except BaseException:
             session.end()
             raise
         self._session = session
+        # A successor that starts under another role has the same sizes.
+        self._settings = msgspec.structs.replace(
+            self._settings,
+            max_batch=ready.max_batch or settings.max_batch,
+            prefill_chunk=ready.prefill_chunk or settings.prefill_chunk,
+        )
         if self._settings.role != settings.role:  # changed while this engine was loading
             session.send(m.TakeRole(self._settings.role))
         self._settled.set()
         return session
+
+    async def _open(self, session: EngineSession) -> m.EngineReady:
+        """Wait until the engine is loaded. Raise StartupError if it fails, ends or falls silent."""
+        opening = asyncio.create_task(session.open(self._report))
+        silent = asyncio.create_task(session.silence.wait_for_silence(LOADING_SILENCE_S))
+        try:
+            await asyncio.wait([opening, silent], return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                return opening.result()
+            raise StartupError(
+                f"the engine reported no progress for {LOADING_SILENCE_S:g} s while it was"
+                f" {session.loading}"
+            )
+        except EngineDied as error:
+            raise StartupError(str(error)) from error
+        finally:
+            opening.cancel()
+            silent.cancel()
 
     async def _keep(self, session: EngineSession) -> None:
         """Replace the engine whenever it is lost. An error here ends the client's attempts."""

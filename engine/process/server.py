@@ -2,15 +2,12 @@
 
     loop:  receive commands -> run a step -> fill slots with KV to send -> send one batch of events
 
+Frames are copied between slots and the pool by ``DirectCopies`` here at once, or on a GPU by
+``engine.process.slot_copies`` beside the steps.
+
 The loop never waits for I/O while there is work. It ends when the front closes the socket.
 
-A sequence whose grammar is being compiled is held by ``PendingCommands``, without delay for others:
-
-    opens a sequence, grammar cached --------------------------------> passed on
-    opens a sequence, grammar new --> held --compiled--> passed on, with the later commands
-                                        |  invalid or too late --> refused
-                                        +--Drop--> forgotten
-
+A sequence whose grammar is being compiled is held by ``PendingCommands``, without delay for others.
 ``KVEgress`` decides when frames of outgoing KV are copied from the pool into slots of shared
 memory.
 """
@@ -22,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -35,6 +32,8 @@ from engine.ipc.messages import KVFrame
 from engine.ipc.shared_memory import Arena
 from engine.kv_cache.kv_format import Codec, KVPiece, split_into_pieces
 from engine.process.meter import StepMeter
+from engine.process.pending_commands import PendingCommands
+from engine.process.slot_copies import CopyProgress, SenderThread, SlotCopies, StreamedCopies
 from engine.scheduling.sequence import blocks_for
 from engine.structured_output.compiler import GrammarCompiler
 from engine.structured_output.matcher import GrammarMatcher
@@ -108,67 +107,66 @@ class KVEgress:
         return KVFrame(handle, sequence, slot, piece, nbytes, last=not transfer.pieces)
 
 
+class DirectCopies:
+    """Copies between slots and a pool in the same kind of memory, each at once."""
+
+    asynchronous = busy = False
+
+    def __init__(self, engine: Engine, slots: torch.Tensor) -> None:
+        self._engine = engine
+        self._slots = slots  # [slots, slot_bytes] uint8
+
+    def ingest(self, command: m.Ingest) -> Sequence[m.Event]:
+        data = self._slots[command.slot][: command.nbytes]
+        try:
+            self._engine.write(command.handle, command.piece, data, command.codec)
+        except TransferFailed as error:
+            return m.ReceiveFailed(command.handle, str(error)), m.SlotsFree([command.slot])
+        return (m.SlotsFree([command.slot]),)
+
+    def hold(self, _command: m.Command) -> bool:
+        return False
+
+    def poll(self) -> CopyProgress:
+        return CopyProgress([], [])
+
+    def fill_slot(self, handle: int, piece: KVPiece, slot: int, codec: Codec) -> int:
+        return self._engine.read(handle, piece, self._slots[slot], codec)
+
+    def offer(self, frames: list[KVFrame]) -> Sequence[m.Event]:
+        return frames
+
+    def close(self) -> None:
+        pass
+
+
+def make_copies(
+    engine: Engine, arena: Arena, send: Callable[[Sequence[m.Event]], None]
+) -> SlotCopies:
+    """Return the copies between ``arena`` and the pool for the engine's device. ``send`` is called
+    by threads."""
+    slots = torch.frombuffer(arena.map, dtype=torch.uint8).view(-1, arena.shape.slot_bytes)
+    device = engine.model.device
+    if device.type == "cpu":
+        return DirectCopies(engine, slots)
+    from engine.process.cuda_copies import CudaCopyDevice
+
+    copy_device = CudaCopyDevice(engine.pool, slots, arena.shape, device)
+    senders = (SenderThread(send, name) for name in ("kv-fetched", "kv-gathered"))
+    return StreamedCopies(engine, copy_device, *senders)
+
+
 POLL_INTERVAL_S = 0.002
 """Interval at which an idle engine checks whether a grammar is ready."""
 
-
-class ReleasedCommands(NamedTuple):
-    """The commands of a sequence that need not wait any longer, or the problem that ends it."""
-
-    handle: int
-    commands: list[m.Command]
-    problem: InvalidRequest | Unavailable | None
+COPY_POLL_INTERVAL_S = 0.001
+"""The same for frames on their way to the pool: the least that the socket's wait can resolve."""
 
 
-class PendingCommands:
-    """The held commands of one engine process, and the matchers of sequences that are about to be
-    opened."""
-
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
-        self._held: dict[int, list[m.Command]] = {}  # by handle
-        self._matchers: dict[int, GrammarMatcher] = {}
-
-    def hold(self, command: m.Command) -> bool:
-        """Return whether the command has to wait; it is held here then."""
-        handle = getattr(command, "handle", None)
-        if handle in self._held:
-            self._held[handle].append(command)
-            if isinstance(command, m.Drop):
-                self._compiler.cancel(handle)
-                del self._held[handle]
-            return True
-        if not isinstance(command, m.Generate | m.Prefill | m.Receive):
-            return False
-        grammar = command.request.sampling.grammar
-        if not grammar:
-            return False
-        if (known := self._compiler.get_cached(grammar)) is not None:
-            self._matchers[command.handle] = known
-            return False
-        self._compiler.submit(command.handle, grammar)
-        self._held[command.handle] = [command]
-        return True
-
-    @property
-    def busy(self) -> bool:
-        """Whether any command is held."""
-        return bool(self._held)
-
-    def take_released(self) -> list[ReleasedCommands]:
-        """Return, and forget, the commands of every sequence that need not wait any longer."""
-        out = []
-        for handle, result in self._compiler.take_finished():
-            problem = None if isinstance(result, GrammarMatcher) else result
-            if isinstance(result, GrammarMatcher):
-                self._matchers[handle] = result
-            out.append(ReleasedCommands(handle, self._held.pop(handle), problem))
-        return out
-
-    def take_matcher(self, handle: int) -> GrammarMatcher | None:
-        """Return, only once, the matcher of a sequence that is opened now, at the grammar's
-        start."""
-        return self._matchers.pop(handle, None)
+def _has_grammar(command: m.Command) -> bool:
+    if isinstance(command, m.Generate | m.Prefill | m.Receive):
+        return bool(command.request.sampling.grammar)
+    return False
 
 
 def token_events(drawn: Sequence[TokenOut]) -> list[m.Event]:
@@ -201,17 +199,15 @@ class EngineServer:
         speculation: SpeculationStatus,
         take_role: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        copies: SlotCopies | None = None,
     ) -> None:
         self._engine = engine
         self._pending = PendingCommands(grammars)
         self._channel = channel
         self._clock = clock
         self._take_role = take_role
-        # [slots, slot_bytes] uint8 over the shared mapping
-        self._slots = torch.frombuffer(arena.map, dtype=torch.uint8).view(
-            -1, arena.shape.slot_bytes
-        )
-        self._egress = KVEgress(arena.shape.outbound_slots(), self._copy_out)
+        self._copies = make_copies(engine, arena, channel.send) if copies is None else copies
+        self._egress = KVEgress(arena.shape.outbound_slots(), self._copies.fill_slot)
         self._out: list[Any] = []
         self._meter = StepMeter(engine, clock, speculation)
         engine.manager.record_changes()
@@ -222,23 +218,40 @@ class EngineServer:
         busy = False
         try:
             while True:
-                wait_s = POLL_INTERVAL_S if self._pending.busy else m.BEAT_S
-                for command in self._channel.receive(0.0 if busy else wait_s):
-                    if not self._pending.hold(command):
+                for command in self._channel.receive(0.0 if busy else self._wait_s()):
+                    if not self._hold_for_grammar(command):
                         self._take(command)
                 self._apply_compiled()
+                self._continue_copies()
                 busy = self._step()
                 if self._clock() - last_beat >= m.BEAT_S:
                     last_beat = self._clock()
                     self._out.append(self._meter.beat())
                 self._flush()
         except ChannelClosed:
-            return
+            self._copies.close()
+
+    def _wait_s(self) -> float:
+        """Return how long to wait for a command while there is nothing to compute."""
+        if self._copies.busy:
+            return COPY_POLL_INTERVAL_S
+        return POLL_INTERVAL_S if self._pending.busy else m.BEAT_S
 
     # ---- commands ---------------------------------------------------------------------------
 
+    def _hold_for_grammar(self, command: m.Command) -> bool:
+        """Return whether the command has to wait for a grammar; it is held then."""
+        if not self._pending.busy and not _has_grammar(command):
+            return False
+        return self._pending.hold(command)
+
+    def _take_matcher(self, command: m.Generate | m.Prefill | m.Receive) -> GrammarMatcher | None:
+        return self._pending.take_matcher(command.handle) if _has_grammar(command) else None
+
     def _take(self, command: m.Command) -> None:
         """Apply a command, unless its sequence has ended in the meantime."""
+        if self._copies.hold(command):
+            return
         handle = getattr(command, "handle", None)
         opens = isinstance(command, m.Generate | m.Prefill | m.Receive | m.Export | m.Import)
         if handle is None or opens or handle in self._engine.scheduler.sequences:
@@ -259,18 +272,26 @@ class EngineServer:
             for command in ready.commands:
                 self._take(command)
 
+    def _continue_copies(self) -> None:
+        """Apply the commands that waited for frames in the pool."""
+        if self._copies.busy:
+            progress = self._copies.poll()
+            self._out += progress.events
+            for command in progress.released:
+                self._take(command)
+
     @singledispatchmethod
     def _apply(self, command: m.Command) -> None:
         raise AssertionError(command)
 
     @_apply.register
     def _generate(self, command: m.Generate) -> None:
-        grammar = self._pending.take_matcher(command.handle)
+        grammar = self._take_matcher(command)
         self._engine.generate(command.handle, command.request, grammar)
 
     @_apply.register
     def _prefill(self, command: m.Prefill) -> None:
-        grammar = self._pending.take_matcher(command.handle)
+        grammar = self._take_matcher(command)
         self._engine.prefill(command.handle, command.request, grammar)
         self._offer(command, blocks_for(len(command.request.context)))
 
@@ -296,7 +317,7 @@ class EngineServer:
 
     @_apply.register
     def _receive(self, command: m.Receive) -> None:
-        grammar = self._pending.take_matcher(command.handle)
+        grammar = self._take_matcher(command)
         cached = self._engine.receive(command.handle, command.request, grammar)
         self._out.append(m.PrefixFound(command.handle, cached))
 
@@ -306,12 +327,7 @@ class EngineServer:
 
     @_apply.register
     def _ingest(self, command: m.Ingest) -> None:
-        data = self._slots[command.slot][: command.nbytes]
-        try:
-            self._engine.write(command.handle, command.piece, data, command.codec)
-        except TransferFailed as error:
-            self._out.append(m.ReceiveFailed(command.handle, str(error)))
-        self._out.append(m.SlotsFree([command.slot]))
+        self._out += self._copies.ingest(command)
 
     @_apply.register
     def _join(self, command: m.Join) -> None:
@@ -359,8 +375,7 @@ class EngineServer:
             m.ImportEnded(handle, tokens) for handle, tokens in scheduler.take_ended_imports()
         ]
         # Frames granted during the last step do not have to wait for this step, too.
-        granted = self._egress.fill_slots(self._engine.computed_blocks)
-        self._out += granted
+        granted = self._fill_slots()
         if plan:
             self._flush()  # peers can start transfers into new pages while this step computes
             drawn = self._meter.run(plan)
@@ -371,13 +386,18 @@ class EngineServer:
             self._out.append(m.CacheChanged(changes))
         # Tokens are sent before KV is copied, so that a first token does not wait for the copy.
         self._flush()
-        frames = self._egress.fill_slots(self._engine.computed_blocks)
-        self._out += frames
+        frames = self._fill_slots()
         return bool(plan or granted or frames)
+
+    def _fill_slots(self) -> bool:
+        """Send the KV that is computed and granted. Return whether there was any."""
+        frames = self._egress.fill_slots(self._engine.computed_blocks)
+        if frames:
+            if self._copies.asynchronous:
+                self._flush()  # the front hears of a sequence before it hears of its frames
+            self._out += self._copies.offer(frames)
+        return bool(frames)
 
     def _flush(self) -> None:
         self._channel.send(self._out)
         self._out = []
-
-    def _copy_out(self, handle: int, piece: KVPiece, slot: int, codec: Codec) -> int:
-        return self._engine.read(handle, piece, self._slots[slot], codec)

@@ -72,6 +72,7 @@ class EngineSession:
         self.arena = arena
         self.ready: m.EngineReady | None = None
         self.beat = m.EngineBeat(0, 0, 0, 0)
+        self.loading = "starting"  # what the engine said last that it is doing, before it is ready
         self.alive = True
         self.inbound = arena.shape.inbound_slots()
         self.on_inbound_free: Callable[[], None] = lambda: None
@@ -92,6 +93,7 @@ class EngineSession:
         while self.ready is None:
             for event in decoder.feed(await self._read()):
                 if isinstance(event, m.Progress):
+                    self.loading = event.what
                     report(event.what, event.fraction)
                 elif isinstance(event, m.EngineFailed):
                     raise StartupError(event.why)
@@ -108,14 +110,18 @@ class EngineSession:
         except ConnectionError:
             data = b""
         if not data:
-            raise EngineDied("the engine process ended")
+            loading = f" while it was {self.loading}" if self.ready is None else ""
+            raise EngineDied(f"the engine process ended{loading}")
         self.silence.heard()
         return data
 
     async def listen(self) -> None:
-        """Dispatch events until the engine process ends, and raise EngineDied."""
+        """Dispatch events until the engine process ends, and raise EngineDied with its own words,
+        if it had any."""
         while True:
             for event in self._decoder.feed(await self._read()):
+                if isinstance(event, m.EngineFailed):
+                    raise EngineDied(event.why)
                 try:
                     self._dispatch(event)
                 except Exception:

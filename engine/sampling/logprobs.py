@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.sampling.penalties import IntArray
 from engine.scheduling.sequence import Sequence
+from engine.uploads import read_back, upload
 from protocol.requests import Logprobs
 from protocol.sampling_params import MAX_LOGPROBS
 
@@ -25,7 +28,7 @@ class LogprobRows:
     """Rows of the logits whose requests want log-probabilities."""
 
     at: Tensor  # [S] int64, rows of the logits
-    places: tuple[int, ...]  # [S] the same, on the host
+    places: IntArray  # [S] the same, on the host
     top: tuple[int, ...]  # [S] number of most likely tokens that each wants
 
 
@@ -55,14 +58,8 @@ def compute_logprobs(inputs: LogprobInputs, drawn: Tensor) -> list[Logprobs]:
     chosen = inputs.logits.gather(1, drawn[inputs.rows.at][:, None])  # [S, 1]
     rank = (inputs.logits > chosen).sum(dim=-1) + 1
     total = inputs.total[:, None]
-    columns = zip(
-        (chosen - total)[:, 0].tolist(),
-        rank.tolist(),
-        inputs.tokens.tolist(),
-        (inputs.values - total).tolist(),
-        inputs.rows.top,
-        strict=True,
-    )
+    host = read_back((chosen - total)[:, 0], rank, inputs.tokens, inputs.values - total)
+    columns = zip(*host, inputs.rows.top, strict=True)
     return [Logprobs(own, place, ids[:n], top[:n]) for own, place, ids, top, n in columns]
 
 
@@ -82,7 +79,7 @@ def add_prompt_logprobs(
         stop = min(end, start + PROMPT_CHUNK)
         chunk = hidden[start - sequence.computed : stop - sequence.computed]
         rows = torch.arange(stop - start, device=hidden.device)
-        wanted = LogprobRows(rows, tuple(range(stop - start)), (top,) * (stop - start))
-        actual = torch.tensor(prompt[start + 1 : stop + 1], device=hidden.device)
+        wanted = LogprobRows(rows, np.arange(stop - start), (top,) * (stop - start))
+        actual = upload(prompt[start + 1 : stop + 1], hidden.device)
         inputs = gather_logprob_inputs(compute_logits(chunk), wanted)
         sequence.prompt_logprobs += compute_logprobs(inputs, actual)

@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from engine.uploads import upload
+
+IntArray = NDArray[np.int64]
 
 
 def flat_index(tokens: Tensor, at: Tensor, vocab: int) -> Tensor:
@@ -24,6 +30,7 @@ class LogitBiasRows:
     """Biases of the rows that have any, padded with bias 0 for token 0."""
 
     at: Tensor  # [S] int64, rows of the logits
+    places: IntArray  # [S] the same, on the host
     tokens: Tensor  # [S, W] int64
     bias: Tensor  # [S, W] float32
 
@@ -40,6 +47,7 @@ class BannedTokenRows:
     padded with the first one."""
 
     at: Tensor  # [S] int64, rows of the logits
+    places: IntArray  # [S] the same, on the host
     tokens: Tensor  # [S, W] int64
     min_length: Tensor  # [S] int64: banned while the sequence has fewer tokens
 
@@ -67,6 +75,7 @@ class PenaltyRows:
     """Penalties of the rows that have any: [S]."""
 
     at: Tensor  # [S] int64, rows of the logits
+    places: IntArray  # [S] the same, on the host
     history_rows: Tensor  # [S] int64, rows of the TokenHistory
     repetition: Tensor  # [S] float32; 1: off
     presence: Tensor  # [S] float32; 0: off
@@ -98,7 +107,7 @@ class TokenHistory:
 
     def set_row(self, row: int, tokens: Sequence[int], prompt: int) -> None:
         """Give ``row`` to a sequence of ``tokens``; the first ``prompt`` of them are its prompt."""
-        known = torch.tensor(tokens, device=self.tokens.device)
+        known = upload(tokens, self.tokens.device)
         self.tokens[row] = known[0]  # beyond its end, a row repeats a token that it has
         self.tokens[row, : len(tokens)] = known
         self.counts[row] = 0

@@ -9,30 +9,78 @@ where the grammar allows banned tokens only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.sampling.filters import sample_filtered, sample_unfiltered
+from engine.sampling.filters import FilteredDraw, sample_unfiltered
 from engine.sampling.logprobs import compute_logprobs, gather_logprob_inputs
 from engine.sampling.penalties import TokenHistory, add_logit_bias_, ban_tokens_
-from engine.sampling.sampling_metadata import RandomRows, SamplingMetadata, build_sampling_metadata
+from engine.sampling.sampling_metadata import (
+    DraftRows,
+    SamplingMetadata,
+    build_sampling_metadata,
+)
 from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Sequence as Running
 from engine.structured_output.masks import ForbiddenTokens, mask_forbidden_
+from engine.uploads import read_back
 from protocol.requests import Logprobs
 
 
-@dataclass(frozen=True)
-class DraftRows:
-    """The rows of a verification, packed by sequence: the row of its last token, then the rows of
-    its draft tokens."""
+class TokenDraw:
+    """The tokens drawn for the rows of a step, before the host has read them."""
 
-    owner: Tensor  # [R] int64, index into ``drawing`` of each row
-    depth: Tensor  # [R] int64, 0 for the row of the last token
-    ancestors: Tensor  # [R, D] int64, draft tokens from the root down to the row, padded with -1
+    def __init__(
+        self,
+        tokens: Tensor,
+        filtered: FilteredDraw | None = None,
+        filtered_at: Tensor | None = None,
+    ) -> None:
+        """filtered_at: [S] int64, rows of the ``filtered`` draw; None: all of them."""
+        self.tokens = tokens
+        """[R] int64. ``read`` makes them final; without filters they are from the start."""
+        self._filtered = filtered
+        self._filtered_at = filtered_at
+
+    def read(self, more: Tensor | None = None) -> list[int]:
+        """Wait for the device and return the tokens [R], then ``more`` [n] int64.
+
+        It waits once, and again where filters allow more tokens than the most likely ones that were
+        searched.
+        """
+        after = () if more is None else (more,)
+        if self._filtered is None or self._filtered.short is None:
+            host, *rest = read_back(self.tokens, *after)
+        else:
+            host, short, *rest = read_back(self.tokens, self._filtered.short, *after)
+            if any(short):
+                self._filtered.search_further([row for row, flag in enumerate(short) if flag])
+                if self._filtered_at is not None:
+                    self.tokens[self._filtered_at] = self._filtered.tokens
+                (host,) = read_back(self.tokens)
+        return host + rest[0] if rest else host
+
+
+@dataclass(frozen=True)
+class PendingDraw:
+    """A step's draw, for the caller of ``Sampler`` to read once."""
+
+    draw: TokenDraw
+    finish: Callable[[Tensor], list[Logprobs | None]]
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens on the device [R] int64, after ``read``."""
+        return self.draw.tokens
+
+    def read(self, more: Tensor | None = None) -> tuple[list[int], list[Logprobs | None]]:
+        """Return the tokens [R] followed by ``more`` [n] int64, and the log-probabilities that the
+        requests want; an empty list if none does. These are read in a second wait."""
+        host = self.draw.read(more)
+        return host, self.finish(self.draw.tokens)
 
 
 class Sampler:
@@ -44,7 +92,16 @@ class Sampler:
         self._row_numbers: list[int] = []
         self._rows: Tensor | None = None
         self._metadata: SamplingMetadata | None = None
+        self._plain_of: list[Running] = []
+        self._plain = False
         self._penalized: list[Running] = []  # those of ``_drawing`` with penalties
+
+    def is_plain(self, drawing: list[Running]) -> bool:
+        """Return whether all of ``drawing`` are greedy or have a temperature and nothing else."""
+        if drawing != self._plain_of:
+            self._plain_of = drawing
+            self._plain = all(_is_plain(s) for s in drawing)
+        return self._plain
 
     def __call__(
         self,
@@ -53,18 +110,23 @@ class Sampler:
         rows: Tensor,
         positions: Tensor,
         forbidden: ForbiddenTokens | None = None,
-    ) -> tuple[Tensor, list[Logprobs | None]]:
-        """Draw one token for each of ``drawing``: [R] int64, and the log-probabilities that their
-        requests want; an empty list if none does.
+    ) -> PendingDraw:
+        """Draw one token for each of ``drawing``, [R]. The caller reads it before the next draw.
 
         logits: [R, vocab] fp32, changed here. rows: [R] int64, rows of the table. positions: [R]
         int64, the index of the token to draw.
         """
         metadata = self._metadata_of(drawing, rows)
-        drawn = self._sample(metadata, logits, positions, forbidden)
-        if metadata.penalties is not None and self._table.history is not None:
-            self._table.history.append(metadata.penalties, positions, drawn[0])
-        return drawn
+        pending = self._sample(metadata, logits, positions, forbidden)
+        penalties, history = metadata.penalties, self._table.history
+        if penalties is None or history is None:
+            return pending
+
+        def append_and_finish(tokens: Tensor) -> list[Logprobs | None]:
+            history.append(penalties, positions, tokens)
+            return pending.finish(tokens)
+
+        return PendingDraw(pending.draw, append_and_finish)
 
     def verify(
         self,
@@ -74,14 +136,14 @@ class Sampler:
         positions: Tensor,
         nodes: DraftRows,
         forbidden: ForbiddenTokens | None = None,
-    ) -> tuple[Tensor, list[Logprobs | None]]:
-        """Draw the token that follows each row of a verification: [R] int64, and the
-        log-probabilities. The caller passes the tokens that it accepts to ``append``.
+    ) -> PendingDraw:
+        """Draw the token that follows each row of a verification: [R]. The caller reads it, and
+        passes the tokens that it accepts to ``append``.
 
         logits: [R, vocab] fp32, changed here. rows: [B] int64, rows of the table. positions: [R]
         int64, the index of the token that a row draws.
         """
-        metadata = self._metadata_of(drawing, rows).expand(nodes.owner)
+        metadata = self._metadata_of(drawing, rows).expand(nodes)
         return self._sample(metadata, logits, positions, forbidden, nodes.ancestors)
 
     def append(
@@ -109,17 +171,17 @@ class Sampler:
         positions: Tensor,
         forbidden: ForbiddenTokens | None,
         ancestors: Tensor | None = None,
-    ) -> tuple[Tensor, list[Logprobs | None]]:
+    ) -> PendingDraw:
         wanted = metadata.logprobs
         inputs = None if wanted is None else gather_logprob_inputs(logits, wanted)
         longest = max((len(s.tokens) for s in self._penalized), default=0)
         apply_logits_processors_(
             logits, metadata, positions, self._table.history, longest, forbidden, ancestors
         )
-        tokens = sample_tokens(logits, metadata, positions)
+        draw = sample_tokens(logits, metadata, positions)
         if inputs is None:
-            return tokens, []
-        return tokens, _by_row(metadata, compute_logprobs(inputs, tokens))
+            return PendingDraw(draw, lambda _: [])
+        return PendingDraw(draw, lambda tokens: _by_row(metadata, compute_logprobs(inputs, tokens)))
 
     def _metadata_of(self, drawing: list[Running], rows: Tensor) -> SamplingMetadata:
         """The metadata of these rows. Sequences compare by identity, so this costs no Python per
@@ -163,31 +225,40 @@ def apply_logits_processors_(
         ban_tokens_(logits, metadata.bans, positions, keep_last=forbidden is not None)
 
 
-def sample_tokens(logits: Tensor, metadata: SamplingMetadata, positions: Tensor) -> Tensor:
-    """Draw tokens [R] int64 from processed logits [R, vocab] fp32: a function of each row alone.
+def sample_tokens(logits: Tensor, metadata: SamplingMetadata, positions: Tensor) -> TokenDraw:
+    """Draw tokens [R] from processed logits [R, vocab] fp32: a function of each row alone.
 
     positions: [R] int64, the index of the token to draw.
     """
     # On the CPU, max takes a third of argmax's time.
     tokens = logits.max(dim=-1).indices if metadata.any_greedy else torch.empty_like(positions)
+    filtered: FilteredDraw | None = None
+    filtered_at: Tensor | None = None
     for rows in metadata.random:
-        drawn = _sample_random(logits if rows.at is None else logits[rows.at], rows, positions)
+        own = logits if rows.at is None else logits[rows.at]
+        noise = rows.noise(positions)
+        if rows.filters is None:
+            drawn = sample_unfiltered(own, noise)
+        else:
+            filtered, filtered_at = FilteredDraw(own, noise, rows.filters), rows.at
+            drawn = filtered.tokens
         if rows.at is None:
-            return drawn
-        tokens[rows.at] = drawn
-    return tokens
-
-
-def _sample_random(logits: Tensor, rows: RandomRows, positions: Tensor) -> Tensor:
-    if rows.filters is None:
-        return sample_unfiltered(logits, rows.noise(positions))
-    return sample_filtered(logits, rows.noise(positions), rows.filters)
+            tokens = drawn
+        else:
+            tokens[rows.at] = drawn
+    return TokenDraw(tokens, filtered, filtered_at)
 
 
 def _by_row(metadata: SamplingMetadata, logprobs: Sequence[Logprobs]) -> list[Logprobs | None]:
     """One element per row of the logits; None for the rows without log-probabilities."""
     assert metadata.logprobs is not None
     out: list[Logprobs | None] = [None] * metadata.rows
-    for row, each in zip(metadata.logprobs.places, logprobs, strict=True):
+    for row, each in zip(metadata.logprobs.places.tolist(), logprobs, strict=True):
         out[row] = each
     return out
+
+
+def _is_plain(sequence: Running) -> bool:
+    p = sequence.request.sampling
+    more = p.has_penalties or p.logit_bias or p.min_tokens or p.logprobs is not None
+    return (p.is_greedy or not p.has_filters) and not more and sequence.grammar is None

@@ -1,6 +1,7 @@
 """The sampling parameters of every running request, one row each, as tensors.
 
-    floats   [rows, len(FLOAT_COLUMNS)] float32   the float fields of ``SamplingParams``
+    floats   [rows, len(FLOAT_COLUMNS)] float32   the float fields of ``SamplingParams``; a greedy
+                                                  row has the temperature 0
     ints     [rows, len(INT_COLUMNS)] int64       values derived from its integer fields
     bias     [rows, 1024] twice                   token ids (int64) and biases (float32), padded
                                                   with (0, 0.0)
@@ -13,7 +14,7 @@ table; ``sampling_metadata`` reads it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 import torch
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from engine.sampling.filters import noise_key
 from engine.sampling.penalties import TokenHistory
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence import Sequence as Running
+from engine.uploads import upload
 from protocol.errors import InvalidRequest
 from protocol.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
 
@@ -72,15 +74,17 @@ class SamplingTable:
             return self.floats[rows, FLOAT_COLUMNS.index(name)]
         return self.ints[rows, INT_COLUMNS.index(name)]
 
-    def set_row(self, sequence: Sequence) -> None:
+    def set_row(self, sequence: Running) -> None:
         """Write the parameters of a sequence into the row that it has just been given."""
         row, params = sequence.row, sequence.request.sampling
         prompt = len(sequence.request.prompt)
         floats = [getattr(params, name) for name in FLOAT_COLUMNS]
+        if params.is_greedy:
+            floats[FLOAT_COLUMNS.index("temperature")] = 0.0
         key = noise_key(params.seed, params.choice)
         ints = (key, params.top_k or self.vocab, prompt + params.min_tokens)
-        self.floats[row] = torch.tensor(floats, device=self.device)
-        self.ints[row] = torch.tensor(ints, device=self.device)
+        self.floats[row] = self._upload_floats(floats)
+        self.ints[row] = upload(ints, self.device)
         if params.logit_bias:
             self._set_bias(row, params)
         if params.min_tokens and self.end_tokens(params):
@@ -99,16 +103,25 @@ class SamplingTable:
     def _set_bias(self, row: int, params: SamplingParams) -> None:
         if self.bias is None:
             shape = (len(self.ints), MAX_LOGIT_BIAS)
-            tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
-            self.bias = (tokens, torch.zeros_like(tokens, dtype=torch.float32))
-        for column, values in zip(self.bias, zip(*params.logit_bias, strict=True), strict=True):
+            padding = torch.zeros(shape, dtype=torch.int64, device=self.device)
+            self.bias = (padding, torch.zeros_like(padding, dtype=torch.float32))
+        tokens, biases = zip(*params.logit_bias, strict=True)
+        uploaded = upload(tokens, self.device), self._upload_floats(biases)
+        for column, values in zip(self.bias, uploaded, strict=True):
             column[row] = 0
-            column[row, : len(values)] = torch.tensor(values, device=self.device)
+            column[row, : len(values)] = values
 
     def _set_ends(self, row: int, params: SamplingParams) -> None:
         if self.ends is None:
             width = MAX_STOP_TOKENS + len(self._eos)
             self.ends = torch.zeros((len(self.ints), width), dtype=torch.int64, device=self.device)
-        ends = torch.tensor(self.end_tokens(params), device=self.device)
+        ends = upload(self.end_tokens(params), self.device)
         self.ends[row] = ends[0]
         self.ends[row, : len(ends)] = ends
+
+    def _upload_floats(self, values: Sequence[float]) -> Tensor:
+        """Return ``values`` as float32 on the device, without waiting for it."""
+        host = torch.tensor(values)
+        if self.device.type == "cpu":
+            return host
+        return host.pin_memory().to(self.device, non_blocking=True)

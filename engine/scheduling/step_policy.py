@@ -7,19 +7,37 @@ shows the policy the running sequences and returns the ``StepPlan`` that the eng
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from engine.ipc.settings import StepSettings
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_time import Coefficients, StepTimeModel, StepWork
 from protocol.block_keys import BLOCK_TOKENS
 
 CHUNK_SHARE_BEFORE_FIT = 4
 """A step with a budget gets 1/n of the chunk as prompt tokens until step times can be predicted."""
+
+
+class StepBounds(NamedTuple):
+    """What bounds a step in which sequences decode, in seconds. ``budget_s`` is the configured
+    duration of such a step: None leaves it to the role's policy, 0 means no bound. The objectives
+    are those of the deployment; None: unknown."""
+
+    budget_s: float | None = None
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+
+    @classmethod
+    def from_settings(cls, settings: StepSettings) -> StepBounds:
+        budget_ms = settings.step_budget_ms
+        budget_s = None if budget_ms is None else budget_ms / 1e3
+        return cls(budget_s, settings.ttft_slo_s, settings.tpot_slo_s)
 
 
 class StepState(msgspec.Struct, frozen=True):
@@ -30,7 +48,7 @@ class StepState(msgspec.Struct, frozen=True):
     remaining: Seq[int]  # [prefills] uncomputed tokens, the most urgent sequence first
     computed: Seq[int]  # [prefills] computed tokens
     chunk: int  # configured limit of prompt tokens in a step
-    budget_s: float | None = None  # configured seconds of a step; None: the role's own budget
+    bounds: StepBounds = StepBounds()
     step_time: Coefficients | None = None  # None: too few steps were observed
 
 
@@ -74,10 +92,11 @@ def chunks_within_seconds(state: StepState, seconds: float) -> list[int]:
 
 
 def choose_chunks(state: StepState, own_budget_s: float) -> list[int]:
-    """Return the chunks of a role whose step budget is ``own_budget_s`` unless one is configured. A
-    budget of 0 means no bound. A step without decoding sequences always takes the whole chunk."""
-    budget = own_budget_s if state.budget_s is None else state.budget_s
-    if not state.decoding or budget == 0:
+    """Return the chunks of a role whose step budget is ``own_budget_s``, infinite without a bound,
+    unless one is configured. A step without decoding sequences always takes the whole chunk."""
+    configured = state.bounds.budget_s
+    budget = own_budget_s if configured is None else configured or math.inf
+    if not state.decoding or budget == math.inf:
         return chunks_in_order(state.remaining, state.chunk)
     return chunks_within_seconds(state, budget)
 
@@ -97,15 +116,14 @@ class StepPlan:
 
 
 class StepPlanner:
-    """Asks the policy for each step. ``policy`` may be replaced between two steps (a role flip).
-    ``budget_s`` is the configured length of a step: None leaves it to the policy, 0 is no bound."""
+    """Asks the policy for each step. ``policy`` may be replaced between two steps (a role flip)."""
 
     def __init__(
-        self, policy: StepPolicy, chunk: int, budget_s: float | None, step_time: StepTimeModel
+        self, policy: StepPolicy, chunk: int, bounds: StepBounds, step_time: StepTimeModel
     ) -> None:
         self.policy = policy
         self._chunk = chunk
-        self._budget_s = budget_s
+        self._bounds = bounds
         self._step_time = step_time
 
     def plan(self, decoding: Seq[Sequence], prefilling: Seq[Sequence]) -> StepPlan:
@@ -127,34 +145,70 @@ class StepPlanner:
             remaining=[s.remaining for s in prefilling],
             computed=[s.computed for s in prefilling],
             chunk=self._chunk,
-            budget_s=self._budget_s,
+            bounds=self._bounds,
             step_time=self._step_time.known,
         )
-
-
-PREFILL_STEP_BUDGET_S = 0.0
-"""No limit: on a prefill worker no stream waits for its next token."""
 
 
 def plan_prefill_step(state: StepState) -> list[int]:
     """Return the prompt tokens to compute for each prefill: [prefills].
 
     The most urgent prompt comes first and may take the whole chunk, so that its TTFT is not spent
-    on prompts behind it; a short prompt shares the step with the tail of the one before it."""
-    return choose_chunks(state, PREFILL_STEP_BUDGET_S)
+    on prompts behind it; a short prompt shares the step with the tail of the one before it. No
+    budget bounds the step unless one is configured, because no stream waits for its next token."""
+    return choose_chunks(state, math.inf)
 
 
-DECODE_STEP_BUDGET_S = 0.05
-"""Longest step, roughly, while sequences decode: prompts that are computed here must leave the
-inter-token latency of the others where the output still reads as a stream."""
+URGENT_TTFT_SHARE = 0.25
+"""Prompts that take this share of the TTFT objective to compute get all of a step that the TPOT
+objective leaves. At half of it, they have the other half for their place in the queue and for the
+steps between theirs."""
+
+LEAST_PROMPT_SHARE = 0.25
+"""Prompts get at least this share of decoding's time where decoding alone takes the whole TPOT
+objective. Otherwise sequences would leave the batch faster than new ones join it."""
+
+
+def decode_step_budget_s(
+    alone_s: float, prompts_s: float, ttft_slo_s: float | None, tpot_slo_s: float | None
+) -> float:
+    """Return the seconds of a step that computes prompts beside decoding sequences.
+
+    ``alone_s``: the step without prompts. ``prompts_s``: computing all prompts that are waiting.
+    While prompts are computed, every sequence gets a token per step, so that a step is the longest
+    inter-token latency, and prompts have the share 1 - alone/budget of the worker. So
+
+        budget = min(alone + max(alone, u^2 * (tpot_slo - alone)),  max(tpot_slo, 1.25 * alone))
+        u      = min(1, prompts / (ttft_slo / 4))
+
+    - Prompts get as long as decoding. That at most doubles both the inter-token latency and the
+      time of the prompts, and their product would be larger with any other share.
+    - As prompts pile up, they get more, up to all that the TPOT objective leaves. Half of the
+      worker may be less than arrives, and where a step takes the same time for any batch, a late
+      prompt costs throughput, too.
+    - No step is longer than the TPOT objective: it then holds for every sequence, however many
+      prompts come in its lifetime. Only where decoding alone takes (nearly) as long, prompts get a
+      fifth of the worker. Longer steps would meet the mean of many tokens as well, but that of a
+      short answer only by chance.
+
+    Without objectives the first rule alone decides.
+    """
+    if ttft_slo_s is None or tpot_slo_s is None:
+        return 2 * alone_s
+    urgency = min(1.0, prompts_s / (URGENT_TTFT_SHARE * ttft_slo_s))
+    budget_s = alone_s + max(alone_s, urgency**2 * (tpot_slo_s - alone_s))
+    return min(budget_s, max(tpot_slo_s, (1 + LEAST_PROMPT_SHARE) * alone_s))
 
 
 def plan_decode_step(state: StepState) -> list[int]:
     """Return the prompt tokens to compute for each prefill: [prefills].
 
-    Decoding goes on in every step, and prompts take the rest of its budget. Where decoding alone
-    takes most of the budget, prompts get as long as decoding, because otherwise sequences would
-    leave the batch faster than new ones join it."""
-    decoding = StepWork(state.decoding, state.decode_kv_tokens)
-    alone = 0.0 if state.step_time is None else state.step_time.seconds(decoding)
-    return choose_chunks(state, max(DECODE_STEP_BUDGET_S, 2 * alone))
+    Decoding goes on in every step, and prompts take the rest of its budget."""
+    if state.step_time is None:
+        return choose_chunks(state, 0.0)  # a share of the chunk, until times can be predicted
+    alone_s = state.step_time.seconds(StepWork(state.decoding, state.decode_kv_tokens))
+    tokens = zip(state.remaining, state.computed, strict=True)
+    pairs = sum(n * (m + n / 2) for n, m in tokens)
+    prompts_s = state.step_time.added_seconds(StepWork(0, 0, sum(state.remaining), pairs))
+    _, ttft_slo_s, tpot_slo_s = state.bounds
+    return choose_chunks(state, decode_step_budget_s(alone_s, prompts_s, ttft_slo_s, tpot_slo_s))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.structured_output.matcher import GrammarMatcher
+from engine.uploads import upload
 
 Bitmask = NDArray[np.int32]
 """[rows, words]"""
@@ -38,14 +39,15 @@ def forbidden_mask(bits: Bitmask, vocab: int, device: torch.device) -> Tensor:
         bytes_ = (~bits).view(np.uint8)
         unpacked = np.unpackbits(bytes_, axis=1, count=vocab, bitorder="little")
         return torch.from_numpy(unpacked).view(torch.bool)
-    return unpack_bits(torch.from_numpy(~bits).to(device), vocab)
+    return unpack_bits(torch.from_numpy(bits).to(device, non_blocking=True).bitwise_not_(), vocab)
 
 
 def unpack_bits(words: Tensor, vocab: int) -> Tensor:
     """Return the first ``vocab`` bits of each row of words [rows, words] int32: [rows, vocab]
     bool, on the device of ``words``."""
-    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
-    return ((words[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab].bool()
+    shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
+    bits = (words.view(torch.uint8)[:, :, None] >> shifts).bitwise_and_(1)
+    return bits.view(torch.bool).flatten(1)[:, :vocab]
 
 
 class ForbiddenTokens(NamedTuple):
@@ -60,7 +62,7 @@ def mask_forbidden_(logits: Tensor, forbidden: ForbiddenTokens) -> None:
     if len(forbidden.at) == len(logits):
         logits.masked_fill_(forbidden.tokens, float("-inf"))
     else:
-        rows = torch.tensor(forbidden.at, device=logits.device)
+        rows = upload(forbidden.at, logits.device)
         logits[rows] = logits[rows].masked_fill_(forbidden.tokens, float("-inf"))
 
 
@@ -74,11 +76,24 @@ class PendingMasks(NamedTuple):
         """Wait for the masks and return the tokens that they forbid."""
         return ForbiddenTokens(self.at, forbidden_mask(self.bits.result(), vocab, device))
 
+    def copy_to(self, bits: Tensor, rows: Tensor) -> None:
+        """Wait for the masks, and copy them to where a kernel reads them: the packed masks into the
+        first rows of ``bits`` [masks, words] int32, and into ``rows`` [R] int32 the mask of each
+        row of the logits, -1 for those without one."""
+        own = torch.from_numpy(self.bits.result())
+        index = np.full(len(rows), -1, dtype=np.int64)
+        index[self.at] = np.arange(len(self.at))
+        bits[: len(own), : own.shape[1]].copy_(own[:, : bits.shape[1]], non_blocking=True)
+        rows.copy_(upload(index, rows.device))
+
 
 class MaskFiller:
     """Fills the masks of one engine; its matchers all have one vocabulary."""
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, *, pinned: bool = False) -> None:
+        """``pinned``: masks are filled in memory that a GPU copies from in stream order, without
+        the host waiting for it."""
+        self._pinned = pinned
         self._threads = threads or min(MAX_THREADS, max(1, (os.cpu_count() or 2) // 2))
         self._executor: LLExecutor | None = None  # starts threads, so it is created on first use
         self._background = ThreadPoolExecutor(1, thread_name_prefix="masks")
@@ -116,7 +131,9 @@ class MaskFiller:
         of its ``drafts``, which match. A matcher with a problem allows only the end of the text."""
         chains = [list(chain) for chain in drafts or [()] * len(matchers)]
         firsts = list(accumulate((1 + len(chain) for chain in chains), initial=0))
-        bits = np.zeros((firsts.pop(), bitmask_words(matchers[0].vocab)), dtype=np.int32)
+        shape = (firsts.pop(), bitmask_words(matchers[0].vocab))
+        # The array keeps torch's pinned memory, which torch reuses only after the copies from it.
+        bits: Bitmask = torch.zeros(shape, dtype=torch.int32, pin_memory=self._pinned).numpy()
         self._fill(matchers, chains, firsts, bits)
         for matcher, chain, first in zip(matchers, chains, firsts, strict=True):
             matcher.clear_expected_problem()

@@ -32,8 +32,10 @@ MISS_WEIGHT = 10.0
 PATH_S = 0.004
 """Latency to P and back without queue and compute, before any measurement."""
 LOCAL_PATH_S = 0.001
-STEP_BUDGET_S = 0.05
-"""Longest step of a decode worker with a prompt in it, unless configured otherwise."""
+URGENT_TTFT_SHARE = 0.25
+LEAST_PROMPT_SHARE = 0.25
+"""Constants of ``decode_step_budget_s`` in engine/scheduling/step_policy.py, which this folder must
+not import."""
 REUSE_SHARE = 0.1
 """Share of evicted tokens that will have to be computed again."""
 FETCH_GAIN = 0.9
@@ -187,6 +189,14 @@ def decode_terms(
     )
 
 
+def step_budget_s(alone_s: float, prompts_s: float, goals: Objectives) -> float:
+    """Return the seconds of a decode worker's step with prompts in it, as the worker decides unless
+    it is configured otherwise (``decode_step_budget_s`` in engine/scheduling/step_policy.py)."""
+    urgency = min(1.0, prompts_s / (URGENT_TTFT_SHARE * goals.ttft_s))
+    budget_s = alone_s + max(alone_s, urgency**2 * (goals.tpot_s - alone_s))
+    return min(budget_s, max(goals.tpot_s, (1 + LEAST_PROMPT_SHARE) * alone_s))
+
+
 def local_prefill_terms(
     worker: DecodeState,
     decode: DecodeTerms,
@@ -204,13 +214,9 @@ def local_prefill_terms(
         return alone, 0.0
     stall_s = own.model.prompt_s(alone.cached, query.tokens - alone.cached)
     decode_s = own.model.decode_s(worker.batch, worker.kv_used)
-    # Residents see a longer step as a stall, so a prompt may use half of their objective.
-    budget_s = min(STEP_BUDGET_S, goals.tpot_s / 2)
-    steps = max(
-        (query.tokens - alone.cached) / own.chunk,
-        stall_s / max(budget_s - decode_s, budget_s / 10),
-    )
     begins = alone.ttft_s - alone.prefill_s
+    budget_s = step_budget_s(decode_s, stall_s + begins, goals)
+    steps = max((query.tokens - alone.cached) / own.chunk, stall_s / max(budget_s - decode_s, 1e-9))
     prefill_s = stall_s + max(1.0, steps) * decode_s
     per_token = decode.step_s + stall_s / max(1.0, resident_output / 2)
     imposed = objective_cost(per_token / goals.tpot_s) - objective_cost(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from bench.interference import (
+from bench.interference.traffic import (
     UNSPLIT,
     InterferenceBenchmark,
     InterferencePlan,
@@ -41,6 +41,6 @@ async def test_a_pool_that_does_not_split_answers() -> None:
     subject = Subject("demo", demo_path(), PromptMix(16, 64, 4))
     bench = InterferenceBenchmark(subject, InterferencePlan((), (), (), 1, 8, 1))
     objective = Objective(10.0, 1.0)
-    async with running_pool(bench.subject, UNSPLIT, 32, objective) as pool:
+    async with running_pool(bench.subject, UNSPLIT, objective, chunk=32) as pool:
         found = await bench.segment(pool.url, bench.load(20.0), objective)
     assert found.goodput == found.answered > 0

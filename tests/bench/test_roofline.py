@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.engine.gpu import TINY
+from bench.gpu.models import TINY
 from bench.lib.roofline import MachineLimits, ModelCost, bandwidth, gemm_rate
 from engine.model.decoder import DecoderModel
 from engine.model.weights import random_weights, tensor_shapes

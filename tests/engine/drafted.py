@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.sampling.sampler import DraftRows, Sampler
+from engine.sampling.sampler import Sampler
+from engine.sampling.sampling_metadata import DraftRows
 from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Phase
 from engine.scheduling.sequence import Sequence as Running
@@ -133,8 +135,8 @@ def draw_without_drafts(case: Case, output: list[int]) -> tuple[int, Logprobs | 
     logits = logits_after(case, output)[None]
     tokens, reports = Sampler(table)(
         [sequence], logits, at * 0, at, forbidden_tokens([(case, output)])
-    )
-    return int(tokens), reports[0] if reports else None
+    ).read()
+    return tokens[0], reports[0] if reports else None
 
 
 class VerifiedBatch:
@@ -163,6 +165,7 @@ class VerifiedBatch:
         deepest = max(map(len, paths))
         nodes = DraftRows(
             torch.tensor(owner),
+            np.bincount(owner),
             torch.tensor([len(path) for path in paths]),
             torch.tensor([[*p, *[-1] * (deepest - len(p))] for p in paths], dtype=torch.int64),
         )
@@ -177,9 +180,9 @@ class VerifiedBatch:
             known[nodes.owner] + nodes.depth,
             nodes,
             forbidden_tokens(texts),
-        )
-        self.accept(drafts, tokens.tolist(), known)
-        return outputs, tokens.tolist(), reports or [None] * len(owner)
+        ).read()
+        self.accept(drafts, tokens, known)
+        return outputs, tokens, reports or [None] * len(owner)
 
     def accept(self, drafts: list[Tree], drawn: list[int], known: Tensor) -> None:
         """Append the accepted drafts and the token drawn after them; known: [sequences]."""
@@ -204,6 +207,6 @@ class VerifiedBatch:
         at = torch.tensor([len(s.tokens) for s in self.sequences])
         texts = [(case, self.output(i)) for i, case in enumerate(self.cases)]
         logits = torch.stack([logits_after(*text) for text in texts])
-        tokens, _ = self.draw(self.sequences, logits, self.rows, at, forbidden_tokens(texts))
-        for sequence, token in zip(self.sequences, tokens.tolist(), strict=True):
+        draw = self.draw(self.sequences, logits, self.rows, at, forbidden_tokens(texts))
+        for sequence, token in zip(self.sequences, draw.read()[0], strict=True):
             sequence.tokens.append(token)

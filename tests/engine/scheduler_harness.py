@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.kv_cache.block_manager import BlockManager
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Phase, Sequence
-from engine.scheduling.step_policy import StepPlan, StepPlanner, plan_decode_step
+from engine.scheduling.step_policy import StepBounds, StepPlan, StepPlanner, plan_decode_step
 from engine.scheduling.step_time import StepTimeModel
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.requests import Request
@@ -26,7 +26,7 @@ class SchedulerHarness:
 
     def __init__(self, pages: int, rows: int = 8, chunk: int = 64) -> None:
         self.manager = BlockManager(pages)
-        planner = StepPlanner(plan_decode_step, chunk, None, StepTimeModel())
+        planner = StepPlanner(plan_decode_step, chunk, StepBounds(), StepTimeModel())
         self.scheduler = Scheduler(self.manager, rows, planner)
         self.computed_tokens = 0
         self.preempted: list[int] = []

@@ -9,8 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.kernels import attention, elementwise, fp8, gather, kv_store
-from engine.kernels.paged_rows import PagedRows
+from engine.kernels import attention, elementwise, fp8, gather, kv_copy, kv_store
+from engine.kernels.paged_rows import PagedRows, PieceList
+from engine.kv_cache.kv_format import KVFormat, KVPiece, Storage
+from engine.kv_cache.kv_pool import FrameCopy, make_pool
 
 _PAGES = 64
 
@@ -37,7 +39,7 @@ SHAPES = {
     "mistral-7b": ModelShape(4096, 14336, 32, 8, 128, window=4096),
     "gemma-2-9b": ModelShape(3584, 14336, 16, 8, 256, window=4096, softcap=50.0, gelu=True),
 }
-STORAGES = ("fp8", "wide")
+STORAGES: tuple[Storage, ...] = ("fp8", "wide")
 QUERIES = (1, 4, 16)
 """Rows of a sequence: one, and with drafts."""
 
@@ -70,19 +72,19 @@ def _attention(shape: ModelShape, storage: str, queries: int) -> None:
         state_row=_ints(sequences),
         known=_ints(sequences),
         first_row=_ints(sequences),
+        first_node=_ints(sequences),
         row_count=_ints(sequences),
         depth=_ints(count),
         ancestors=_ints(count),
         owner=_ints(count),
+        pieces=PieceList.empty(32, sequences, torch.device("cpu")),
         most_rows=queries,
-        most_tokens=2048,
     )
     q = _values(count, shape.heads + 2 * shape.kv_heads, shape.head_dim)[:, : shape.heads]
     look = attention.AttentionShape(0.1, shape.softcap, shape.window)
-    space = attention.AttentionWorkspace(count, shape.heads, shape.head_dim, 32, q.device)
     out = _values(count, shape.heads, shape.head_dim)
     layer = kv_store.PoolLayer(*_pool(shape, storage), rounds=True)
-    attention.decode_attention(q, layer, rows, look, space, out)
+    attention.decode_attention(q, layer, rows, look, out)
 
 
 def _store(shape: ModelShape, storage: str) -> None:
@@ -105,6 +107,24 @@ def _gather(shape: ModelShape, storage: str) -> None:
     gather.gather_slots(*_pool(shape, storage), _ints(8), torch.bfloat16)
 
 
+def _kv_frames(shape: ModelShape, storage: Storage) -> None:
+    kv = KVFormat(
+        precision="fp8",
+        storage=storage,
+        layers=1,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        element_bytes=2,
+    )
+    pool = make_pool(kv, 2, torch.bfloat16, torch.device("cpu"))
+    staging = _values(2, 1 << 20, dtype=torch.uint8)
+    for codec in kv.codecs:
+        frames = [FrameCopy(0, KVPiece(0, 1, 0, 1), [1], codec)]
+        kv_copy.gather_frames(pool, staging, frames)
+        kv_copy.find_defects(pool, staging, frames)
+        kv_copy.scatter_frames(pool, staging, frames)
+
+
 def product_cases() -> dict[str, Callable[[], None]]:
     """Return the launches by name."""
     cases: dict[str, Callable[[], None]] = {}
@@ -114,6 +134,7 @@ def product_cases() -> dict[str, Callable[[], None]]:
             own = f"{name} {storage}"
             cases[f"{own} store"] = partial(_store, shape, storage)
             cases[f"{own} gather"] = partial(_gather, shape, storage)
+            cases[f"{own} frames"] = partial(_kv_frames, shape, storage)
             for queries in QUERIES:
                 launch = partial(_attention, shape, storage, queries)
                 cases[f"{own} attention, {queries} rows"] = launch

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention import AttentionShape
-from engine.kernels.paged_rows import PagedRows
+from engine.kernels.paged_rows import PagedRows, PieceList, piece_count
 from engine.kv_cache.kv_format import KVFormat, Precision, Storage
 from engine.kv_cache.kv_pool import KVPool, make_pool
 from protocol.block_keys import BLOCK_TOKENS
@@ -55,8 +55,8 @@ def random_pool(
     return pool
 
 
-def paged_rows(trees: Sequence[Tree], pages: int, device: str, *, longest: int = 0) -> PagedRows:
-    """Return rows whose sequences use random pages. ``longest`` raises the bound of the keys."""
+def paged_rows(trees: Sequence[Tree], pages: int, device: str, *, spare: int = 0) -> PagedRows:
+    """Return rows whose sequences use random pages. The list has ``spare`` items without a piece."""
     counts = [tree.rows for tree in trees]
     most = max(-(-(tree.known + tree.rows) // BLOCK_TOKENS) for tree in trees)
     table = torch.stack([torch.randperm(pages)[:most] for _ in range(len(trees) + 1)])
@@ -71,13 +71,24 @@ def paged_rows(trees: Sequence[Tree], pages: int, device: str, *, longest: int =
         state_row=tensor(range(1, len(trees) + 1)),
         known=tensor([tree.known for tree in trees]),
         first_row=tensor(firsts),
+        first_node=tensor([first - i for i, first in enumerate(firsts)]),
         row_count=tensor(counts),
         depth=tensor([len(path) - 1 for path in paths]),
         ancestors=tensor([sum(1 << row for row in path) for path in paths]),
         owner=tensor([i for i, count in enumerate(counts) for _ in range(count)]),
+        pieces=_pieces(trees, spare, torch.device(device)),
         most_rows=max(counts),
-        most_tokens=max(longest, *(tree.known + tree.rows for tree in trees)),
     )
+
+
+def _pieces(trees: Sequence[Tree], spare: int, device: torch.device) -> PieceList:
+    counts = [piece_count(tree.known + tree.rows) for tree in trees]
+    pieces = PieceList.empty(sum(counts) + spare, len(trees), device)
+    items = [(s << 32) | piece for s, count in enumerate(counts) for piece in range(count)]
+    pieces.items[: len(items)] = torch.tensor(items)
+    pieces.starts.copy_(torch.tensor([sum(counts[:s]) for s in range(len(counts))]))
+    pieces.total.fill_(len(items))
+    return pieces
 
 
 def reference_attention(

@@ -8,13 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import (
-    PIECE_TOKENS,
-    AttentionShape,
-    AttentionWorkspace,
-    decode_attention,
-    piece_count,
-)
+from engine.kernels.attention import AttentionShape, decode_attention
 from engine.kernels.paged_rows import PagedRows
 from engine.kv_cache.kv_format import Storage
 from engine.kv_cache.kv_pool import KVPool
@@ -29,12 +23,8 @@ DRAFTED = [Tree(5, CHAIN), Tree(254, BUSH), Tree(600), Tree(250, CHAIN), Tree(31
 
 
 def attend(q: Tensor, pool: KVPool, rows: PagedRows, shape: AttentionShape) -> Tensor:
-    pieces = piece_count(rows.most_tokens, shape.window)
-    workspace = AttentionWorkspace(len(q), q.shape[1], q.shape[2], pieces, q.device)
-    workspace.out.fill_(float("nan"))
-    workspace.lse.fill_(float("nan"))
     out = torch.full_like(q, float("nan"))
-    decode_attention(q, pool_layers(pool)[0], rows, shape, workspace, out)
+    decode_attention(q, pool_layers(pool)[0], rows, shape, out)
     return out
 
 
@@ -78,7 +68,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(
     q, shape = queries(rows, 32, device), AttentionShape(0.2, 0.0, 0)
     together = attend(q, pool, rows, shape)
     for i, tree in enumerate(PLAIN):
-        one = paged_rows([tree], PAGES, str(device), longest=3 * PIECE_TOKENS)
+        one = paged_rows([tree], PAGES, str(device), spare=3)
         one.table[1] = rows.table[i + 1][: one.table.shape[1]]
         alone = attend(q[i : i + 1], pool, one, shape)
         assert torch.equal(alone[0], together[i])
@@ -90,7 +80,7 @@ def test_a_sequence_without_rows_is_skipped(device: torch.device) -> None:
     rows = paged_rows([Tree(40), Tree(70)], PAGES, str(device))
     q, shape = queries(rows, 32, device), AttentionShape(0.2, 0.0, 0)
     full = attend(q, pool, rows, shape)
-    rows.row_count[0] = 0
+    rows.row_count[0] = 0  # its pieces stay in the list, and write to no row
     part = attend(q, pool, rows, shape)
     assert torch.equal(part[1], full[1])
     assert not part[0].any()

@@ -79,7 +79,8 @@ class SimulatedFleet:
         """Add a worker that serves from now on."""
         machine = self._machines[home]
         worker = SimulatedWorker(
-            self._next_number, home, machine, self._clock, self._lifecycle, self._index, self._pace
+            *(self._next_number, home, machine, self._clock, self._lifecycle, self._index),
+            *(self._pace, self._router.terms.goals),
         )
         self._next_number += 1
         worker.asked_s = self._clock.now if asked_s is None else asked_s

@@ -16,8 +16,9 @@ from cluster.simulator.devices.batch import SimulatedBatch
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.sizing.snapshot import MachineModel
-from engine.scheduling.step_policy import StepState, plan_decode_step
+from engine.scheduling.step_policy import StepBounds, StepState, plan_decode_step
 from engine.scheduling.step_time import Coefficients
+from router.placement.snapshot import Objectives
 from router.placement.step_model import StepModel
 
 if TYPE_CHECKING:
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
 class ChunkedPrompts:
     """Prompts that a decode worker computes in the steps of its batch, by its own step policy.
 
-    All of them have their KV room and a row; they are ordered by arrival.
+    All of them have their KV room and a row; they are ordered by arrival. ``goals``: the objectives
+    that the policy follows.
     """
 
-    def __init__(self, model: StepModel, chunk: int) -> None:
+    def __init__(self, model: StepModel, chunk: int, goals: Objectives) -> None:
         self.requests: dict[SimulatedRequest, int] = {}  # tokens computed, cached ones included
         self._model = model
         self._chunk = chunk
+        self._bounds = StepBounds(ttft_slo_s=goals.ttft_s, tpot_slo_s=goals.tpot_s)
         self._coefficients = Coefficients(*model)
 
     def add(self, request: SimulatedRequest) -> None:
@@ -58,6 +61,7 @@ class ChunkedPrompts:
             remaining=remaining,
             computed=computed,
             chunk=self._chunk,
+            bounds=self._bounds,
             step_time=self._coefficients,
         )
         counts = plan_decode_step(state)
@@ -80,9 +84,10 @@ class StepRunner:
         machine: MachineModel,
         model: StepModel,
         pace: float,
+        goals: Objectives,
     ) -> None:
         self.batch = SimulatedBatch(model, pace)
-        self.prompts = ChunkedPrompts(model, machine.chunk)
+        self.prompts = ChunkedPrompts(model, machine.chunk, goals)
         self._worker = worker
         self._clock = clock
         self._max_batch = machine.max_batch

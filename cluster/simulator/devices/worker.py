@@ -27,6 +27,7 @@ from cluster.sizing.snapshot import MachineModel
 from protocol.roles import Role
 from router.placement.cost import usable_tokens
 from router.placement.prefix_index import PrefixIndex
+from router.placement.snapshot import Objectives
 from router.placement.step_model import StepModel
 
 
@@ -94,7 +95,7 @@ class SimulatedWorker:
 
     def __init__(
         self, number: int, home: Role, machine: MachineModel, clock: SimulatedClock,
-        listener: RequestListener, index: PrefixIndex, pace: float = 1.0,
+        listener: RequestListener, index: PrefixIndex, pace: float, goals: Objectives,
     ) -> None:  # fmt: skip
         self.number = number
         self.name = f"{home}-{number}"
@@ -112,7 +113,7 @@ class SimulatedWorker:
         self.cache = SimulatedCache(self.name, index, machine.kv_tokens)
         self._pool = KvReservations(machine.kv_tokens, self.cache, self._on_reserved)
         self.requests = self._pool.requests
-        self._steps = StepRunner(self, clock, machine, self.model, pace)
+        self._steps = StepRunner(self, clock, machine, self.model, pace, goals)
         self.batch = self._steps.batch
         self._prefill_busy_s = 0.0
         self._clock = clock

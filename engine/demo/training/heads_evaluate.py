@@ -96,6 +96,8 @@ def _engine(folder: Path, length: int) -> Engine:
         max_model_len=length,
         prefill_chunk=512,
         step_budget_ms=None,
+        ttft_slo_s=None,
+        tpot_slo_s=None,
         kv_precision="exact",
         kv_storage="wide",
     )

@@ -131,6 +131,7 @@ def unlike_the_defaults(folder: Path) -> dict[str, Any]:
         "cluster": "other",
         "worker.host": "localhost",
         "worker.device": "cpu",
+        "worker.gpu_share": 0.5,
         "worker.engine": "other.engine",
         "router.host": "localhost",
         "router.metrics_host": "localhost",

@@ -36,7 +36,7 @@ def test_flag_over_environment_over_file_over_default(file: Path) -> None:
         *(8003, "in-environment", "::1"),
     )
     assert (config.pools.decode.workers, config.worker.max_batch) == (3, 32)
-    assert config.worker.prefill_chunk == 512
+    assert config.worker.prefill_chunk is None
     assert origin(settled, "router.port") == "flag --port"
     assert origin(settled, "model.id") == "environment BATON_MODEL_ID"
     assert origin(settled, "router.host") == f"{file}:3"

@@ -46,7 +46,7 @@ def test_every_value_says_where_it_is_from(file: Path, monkeypatch: pytest.Monke
         "workers: 3 # environment BATON_PREFILL",
         f"workers: 2 # {file}:3",
         "allow_plain_http: true # flag --allow-plain-http",
-        "max_batch: 64 # default",
+        "max_batch: null # default",
         f"url: redis://localhost:6380/1 # {file}:4",
         f"id: 'yes: # 1' # {file}:1",
     ):

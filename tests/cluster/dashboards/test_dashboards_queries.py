@@ -56,7 +56,7 @@ async def exported(tmp_path: Path) -> dict[str, list[Family]]:
         model_id=MODEL.id,
     )
     worker = Worker(settings)
-    worker._registered = WorkerRegistration("w" * 32, MODEL, "w:1", "w:2", "w:3")
+    worker._registered = WorkerRegistration("w" * 32, MODEL, "w:1", "w:2", "w:3", 64, 512)
     router = RouterMetrics("tiny", Objectives(1.0, 0.1), "r" * 12).page()
     told = figures(turn(busy(1.0, observed=ObservedLatency(ttft_s=0.3, tpot_s=0.02))))
     pages = [router, worker._metrics._page(), autoscaler.metrics_page(told)()]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,12 +15,13 @@ import msgspec
 import pytest
 from redis import Redis
 
-from cluster.doctor import checks, leftovers, ports, redis
+from cluster.doctor import checks, gpus, leftovers, model, ports, redis
 from cluster.doctor import checks as preflight
 from cluster.doctor.finding import Check, Finding, ok, run_checks
 from cluster.doctor.subject import DoctorSubject
 from cluster.local import run_state as cluster_state
 from cluster.local.redis_server import EmbeddedRedis
+from cluster.models.locate import demo_path
 from protocol.errors import StartupError
 from tests.cluster.doctor.subjects import POOLS, SPEC, SUBJECT, levels
 
@@ -146,6 +148,23 @@ def test_preflight_refuses_a_start_without_enough_memory() -> None:
         preflight.preflight(DoctorSubject(pools=pools))
     assert [f.check for f in failure.value.findings] == ["memory"]
     assert "--kv-tokens" in failure.value.findings[0].remedy
+
+
+def test_router_needs_a_tokenizer_and_no_weights(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(demo_path() / name, tmp_path)
+    wanted = DoctorSubject(kind="router", model=str(tmp_path))
+    [found] = model.judge(model.collect(wanted), wanted)[:1]
+    assert found.level == "ok" and "parameters" not in found.text
+    worker = msgspec.structs.replace(wanted, kind="worker", pools=POOLS)
+    assert "*.safetensors" in model.judge(model.collect(worker), worker)[0].text
+
+
+def test_gpus_that_ray_hides_from_the_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    facts = gpus.collect(msgspec.structs.replace(SUBJECT, gpus=2))
+    assert facts.visible == 2 and facts.order is None
+    assert gpus.collect(SUBJECT).visible == 0
 
 
 # ---- collectors ------------------------------------------------------------------------------

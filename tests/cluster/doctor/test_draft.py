@@ -12,7 +12,7 @@ from bench.lib.settings import speculation_settings
 from cluster.doctor import draft
 from cluster.doctor.subject import DoctorSubject, SubjectPool
 from cluster.local.start_report import StartReporter
-from cluster.models import drafting, hub, locate
+from cluster.models import download, drafting, locate
 from engine.execution.memory_footprint import estimate_footprint
 from engine.ipc.settings import METHODS_WITH_MODEL, SpeculationMethod
 from engine.model_config.checkpoint import load_config, read_shards
@@ -114,9 +114,9 @@ def test_draft_that_cannot_be_downloaded_is_left_to_the_engine(
     def unreachable(*_: object) -> Path:
         raise StartupError("the hub cannot be reached")
 
-    monkeypatch.setattr(hub, "download_snapshot", unreachable)
+    monkeypatch.setattr(download, "download_snapshot", unreachable)
     away = speculation_settings("auto", "nobody-here/nothing")
     assert drafting.resolve_draft(away, None, notes) == away
     assert "speculation: the hub cannot be reached" in str(notes.came)
-    monkeypatch.setattr(hub, "download_snapshot", lambda *_: tmp_path)
+    monkeypatch.setattr(download, "download_snapshot", lambda *_: tmp_path)
     assert drafting.resolve_draft(away, None, notes).model_path == str(tmp_path)

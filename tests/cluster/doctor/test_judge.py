@@ -115,6 +115,43 @@ def test_gpus(facts: GpuFacts, level: str, text: str) -> None:
     assert first.level == level and text in first.text
 
 
+def test_driver_that_is_too_old_is_a_problem_with_three_ways_out() -> None:
+    wanted = msgspec.structs.replace(SUBJECT, pools=(_anywhere("decode", 1),))
+    [finding, *_] = gpus.judge(GpuFacts(1, (CARD,), "12.4", "13.0"), wanted)
+    assert "install a driver for CUDA 13 or newer" in finding.remedy
+    assert "`make clean up`" in finding.remedy and "CUDA_VISIBLE_DEVICES=" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("order", "visible", "device", "expected"),
+    [
+        (None, 4, None, [0, 1, 2, 3]),
+        (None, 4, "cuda:2", [2]),
+        ("3,1", 2, None, [3, 1]),
+        ("3,1", 2, "cuda:1", [1]),
+        ("3,1", 2, "cuda", [3, 1]),
+        ("GPU-b0, GPU-d", 2, None, [1, 3]),
+        ("MIG-7", 1, None, [0]),  # nvidia-smi's list does not say which GPU that is
+        (None, 4, "cuda:4", []),
+    ],
+)
+def test_gpus_of_engines_are_those_that_cuda_shows_them(
+    order: str | None, visible: int, device: str | None, expected: list[int]
+) -> None:
+    cards = tuple(GpuDevice(i, "H", GIB, GIB, "", f"GPU-{c}0") for i, c in enumerate("abcd"))
+    facts = GpuFacts(visible, cards, order=order)
+    assert [gpu.index for gpu in facts.engine_gpus(device)] == expected
+
+
+def test_a_gpu_that_is_not_visible_is_a_problem() -> None:
+    facts = GpuFacts(1, (CARD,), "13.1", "13.0")
+    for device, level in (("cuda:0", "ok"), ("cuda:1", "problem")):
+        engine = msgspec.structs.replace(SPEC, device=device)
+        pool = msgspec.structs.replace(POOLS[0], engine=engine)
+        found = gpus.judge(facts, msgspec.structs.replace(SUBJECT, pools=(pool,)))[0]
+        assert found.level == level, found.text
+
+
 def _anywhere(role: str, workers: int) -> object:
     return msgspec.structs.replace(
         POOLS[0], role=role, workers=workers, engine=msgspec.structs.replace(SPEC, device=None)

@@ -10,8 +10,14 @@ from cluster.doctor import memory
 from cluster.doctor import memory as fitting
 from cluster.doctor.gpus import GpuDevice
 from cluster.doctor.memory import MemoryFacts, MemoryPlan, PoolEngines
+from cluster.doctor.subject import SubjectPool
 from cluster.models import locate
-from engine.execution.memory_footprint import Footprint, estimate_footprint
+from engine.execution.memory_footprint import (
+    Footprint,
+    GpuMemory,
+    Workspace,
+    estimate_footprint,
+)
 from engine.model_config.checkpoint import load_config, read_shards
 from protocol.block_keys import BLOCK_TOKENS
 from tests.cluster.doctor.subjects import SUBJECT, levels
@@ -106,6 +112,86 @@ def test_gpus_share_the_engines_and_each_is_judged() -> None:
     assert [(pool.role, pool.count) for pool in first.engines] == [("prefill", 1), ("decode", 1)]
     assert [(pool.role, pool.count) for pool in second.engines] == [("prefill", 1)]
     assert levels(memory.judge(facts, SUBJECT)) == ["ok", "ok", "problem"]
+
+
+def on_gpu(**fields: object) -> Footprint:
+    made = msgspec.structs.replace(ENGINE, device="cuda", dtype="bfloat16", kv_grows=True)
+    made = msgspec.structs.replace(made, step=Workspace(GIB // 2, 0), max_len=8192)
+    return msgspec.structs.replace(made, **fields)
+
+
+def gpu_plan(total: int, free: int, share: float, *engines: Footprint) -> MemoryPlan:
+    gpu = GpuMemory(total=total, free=free, share=share)
+    pools = tuple(PoolEngines("decode", 1, engine) for engine in engines)
+    return MemoryPlan("gpu 0", free, pools, 0, gpu)
+
+
+@pytest.mark.parametrize("total", [12, 13, 14, 24])
+@pytest.mark.parametrize("used", [0, 1, 4])
+def test_two_engines_on_one_gpu_fit_exactly_when_both_can_size_their_pools(
+    total: int, used: int
+) -> None:
+    """The engines start one after the other, as the doctor foresees it."""
+    engine = on_gpu(shared=0)
+    free = (total - used) * GIB
+    for _ in range(2):
+        own = engine.weights + engine.runtime
+        gpu = GpuMemory(total=total * GIB, free=max(0, free - own), share=0.5)
+        left = gpu.left(own) - engine.workspace
+        # The first engine takes no more than its whole share, reserve included.
+        free -= min(int(gpu.total * gpu.share), own + engine.workspace + engine.kv + gpu.reserve)
+        if left < engine.kv:
+            break
+    else:
+        assert gpu_plan(total * GIB, (total - used) * GIB, 0.5, engine, engine).fits
+        return
+    assert not gpu_plan(total * GIB, (total - used) * GIB, 0.5, engine, engine).fits
+
+
+def test_an_engine_beyond_its_share_is_a_problem_though_the_sum_fits() -> None:
+    large, small = on_gpu(weights=12 * GIB), on_gpu(weights=1 * GIB)
+    plan = gpu_plan(24 * GIB, 24 * GIB, 0.5, large, small)
+    assert plan.needed < plan.room and not plan.fits
+    facts = MemoryFacts(
+        total=64 * GIB,
+        free=60 * GIB,
+        gpus=(GpuDevice(0, "A", 24 * GIB, 24 * GIB, ""),),
+        engines=(PoolEngines("prefill", 1, large), PoolEngines("decode", 1, small)),
+    )
+    _, found = memory.judge(facts, SUBJECT)
+    assert found.level == "problem"
+    assert "an engine needs 14.0 GiB, and may take 10.8 GiB (50% of 24.0 GiB" in found.text
+    assert "fewer workers for each GPU" in found.remedy
+
+
+def test_the_context_that_is_proposed_for_a_gpu_fits() -> None:
+    engine = on_gpu(kv=16 * GIB, kv_tokens=16 * GIB // PER_TOKEN, max_len=131072)
+    plan = gpu_plan(40 * GIB, 40 * GIB, 0.5, engine, engine)
+    assert not plan.fits
+    flag, _, tokens = fitting.gpu_remedy(plan).partition(" or ")[0].partition(" ")
+    assert flag == "--max-model-len"
+    shorter = msgspec.structs.replace(engine, kv=int(tokens) * PER_TOKEN)
+    assert gpu_plan(40 * GIB, 40 * GIB, 0.5, shorter, shorter).fits
+    fixed = msgspec.structs.replace(engine, kv_grows=False)
+    assert fitting.gpu_remedy(gpu_plan(40 * GIB, 40 * GIB, 0.5, fixed)).startswith("--kv-tokens ")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "most", "configured", "share"),
+    [(1, 2, 0, None, 0.5), (1, 2, 4, None, 0.25), (2, 2, 4, None, 1.0), (1, 2, 0, 0.4, 0.4)],
+)
+def test_the_doctor_counts_with_the_share_that_engines_are_told(
+    gpus: int, workers: int, most: int, configured: float | None, share: float
+) -> None:
+    engine = engine_settings("", gpu_share=configured)
+    pool = SubjectPool("decode", workers, engine)
+    subject = msgspec.structs.replace(SUBJECT, pools=(pool,), most_workers=most)
+    assert subject.gpu_share(gpus) == share
+    engines = (PoolEngines("decode", workers, on_gpu()),)
+    cards = tuple(GpuDevice(i, "A", 80 * GIB, 80 * GIB, "") for i in range(gpus))
+    facts = MemoryFacts(total=64 * GIB, free=60 * GIB, gpus=cards, engines=engines)
+    _, first, *_ = memory.memory_plans(facts, subject)
+    assert first.gpu is not None and first.gpu.share == share
 
 
 def test_unknown_model_has_no_plan() -> None:

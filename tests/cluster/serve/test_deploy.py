@@ -28,7 +28,7 @@ from cluster.serve.replica_kinds import (
     deployment_name,
     resource_name,
 )
-from cluster.settings.launch_settings import LaunchSettings
+from cluster.settings.launch_settings import LaunchSettings, share_of_gpu
 from protocol.errors import StartupError
 
 
@@ -175,6 +175,33 @@ def test_gpus_of_one_machine_are_shared_by_the_most_workers_possible(
     assert made.most_workers(1) == 2
     made = msgspec.structs.replace(made, autoscaler=settings)
     assert (made.most_workers(1), made.most_workers(2)) == (16, 2)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "share"),
+    [(0, 2, 0.0), (1, 2, 0.5), (2, 2, 1.0), (8, 2, 1.0), (1, 3, 0.3333), (2, 3, 0.5), (4, 6, 0.5)],
+)
+def test_ray_can_place_every_worker_on_its_part_of_one_gpu(
+    gpus: int, workers: int, share: float
+) -> None:
+    assert share_of_gpu(gpus, workers) == share
+    if share:
+        assert gpus * int(1 / share) >= workers
+
+
+@pytest.mark.parametrize(
+    ("gpus", "configured", "told"), [(0.0, None, None), (0.5, None, 0.5), (0.5, 0.3, 0.3)]
+)
+def test_engines_are_told_their_share_of_a_gpu(
+    launch: LaunchSettings, gpus: float, configured: float | None, told: float | None
+) -> None:
+    decode = launch.workers["decode"]
+    engine = msgspec.structs.replace(decode.engine, gpu_share=configured)
+    workers = {**launch.workers, "decode": msgspec.structs.replace(decode, engine=engine)}
+    launch = msgspec.structs.replace(launch, workers=workers)
+    layout = ReplicaLayout(LAYOUT.context, gpus)
+    settings, _ = applications._replica_arguments("decode", launch, layout)
+    assert (settings.engine.gpu_share, settings.engine.device) == (told, "cuda" if gpus else "cpu")
 
 
 @pytest.mark.parametrize("name", [ACTING_AUTOSCALER, ADVISING_AUTOSCALER, ""])

@@ -98,12 +98,14 @@ def test_a_prompt_alone_with_a_decode_worker_takes_its_steps_there() -> None:
 
 
 def test_prompts_take_of_a_batch_s_steps_what_the_budget_leaves() -> None:
-    """A step of 10 ms under a budget of 50 ms has room for 40 tokens of a prompt."""
+    """A step of 10 ms under an objective of 50 ms has room for 40 tokens of an urgent prompt."""
     of = scenario(
         mix(1, arrivals="constant", prompt=100, output=400),
         mix(1, arrivals="constant", prompt=400, output=2, from_s=1.5, for_s=0.5),
         seconds=2,
         pools={"prefill": 0, "decode": 1},
+        objectives={"ttft_ms": 40, "tpot_ms": 50},
+        **NO_DEADLINE,
     )
     late = next(job for job in simulate(of).requests if job.prompt == 400)
     assert late.ttft_s == pytest.approx(10 * 0.05 + LOCAL_PATH_S, abs=0.011)

@@ -76,6 +76,19 @@ def test_every_byte_round_trips() -> None:
         assert torch.equal(got, code.view(torch.float8_e4m3fn).float() * 2.0**exponent)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decoding_by_cast_gives_the_same_values(dtype: torch.dtype) -> None:
+    """What a GPU does, for every byte at every exponent."""
+    code = torch.arange(256, dtype=torch.uint8)
+    code = code[(code & 0x7F) != 0x7F]
+    scales = fp8_grid.MAX_EXPONENT - fp8_grid.MIN_EXPONENT + 1
+    payload, exponents = code.repeat(scales, 1), torch.arange(scales, dtype=torch.uint8)
+    out = torch.empty(payload.shape, dtype=dtype)
+    fp8_grid.decode_by_cast(payload, exponents, out)
+    assert torch.equal(out, values_of(payload, exponents, dtype))
+    assert torch.isfinite(out).all()
+
+
 def test_infinity_and_nan_do_not_spread() -> None:
     x = torch.ones(4, 2, 1, 16)
     x[0, 0, 0, 3] = float("nan")

@@ -133,6 +133,25 @@ def test_frames_with_invalid_values_are_refused(
         d.drop(0)
 
 
+@pytest.mark.parametrize("storage", ["wide", "fp8"])
+@pytest.mark.parametrize("byte", [0x7F, 0xFF])
+@pytest.mark.parametrize("place", [0, 1000, -1])
+def test_one_byte_that_is_no_number_is_refused(
+    model: DecoderModel, storage: Storage, byte: int, place: int
+) -> None:
+    """On a GPU it would decode to NaN."""
+    d = engine(model, storage)
+    size = d.format.page_layer_bytes(Codec.FP8)
+    piece = split_into_pieces(0, 1, d.format.layers, size, 1 << 20)[0]
+    data = torch.full((piece.bytes(size),), 0x7E, dtype=torch.uint8)
+    payload = len(data) * d.format.head_dim // (d.format.head_dim + 1)
+    data[payload:] = 22
+    d.pool.write(piece, [0], data, Codec.FP8)  # the largest value at the largest scale
+    data[place % payload] = byte
+    with pytest.raises(TransferFailed, match="not a number in e4m3"):
+        d.pool.write(piece, [0], data, Codec.FP8)
+
+
 def test_wide_pool_rounds_received_values(model: DecoderModel) -> None:
     d = engine(model, "wide")
     d.receive(0, request("a", list(range(5, 40))))

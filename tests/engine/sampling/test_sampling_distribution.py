@@ -34,8 +34,8 @@ def frequencies(row: torch.Tensor, **changes: Any) -> np.ndarray[Any, Any]:
     start = len(PROMPT) + len(OUTPUT)
     apply_logits_processors_(logits, chosen, torch.full((AT_ONCE,), start), table.history, start)
     for position in range(start, start + DRAWS // AT_ONCE):
-        tokens = sample_tokens(logits, chosen, torch.full((AT_ONCE,), position))
-        counts += torch.bincount(tokens, minlength=len(row))
+        draw = sample_tokens(logits, chosen, torch.full((AT_ONCE,), position))
+        counts += torch.bincount(torch.tensor(draw.read()), minlength=len(row))
     return counts.double().numpy()
 
 
@@ -103,7 +103,16 @@ def mixed_rows(count: int, vocab: int) -> tuple[torch.Tensor, NoiseRows, filters
     noise = NoiseRows(
         0.5 + torch.rand(count, generator=generator), torch.arange(count) * 77, torch.arange(count)
     )
-    return rows, noise, filters.FilterRows.create(top_p, top_k, min_p, vocab)
+    return rows, noise, filters.FilterRows(top_p, top_k, min_p, True, True)
+
+
+def filtered_tokens(
+    rows: torch.Tensor, noise: NoiseRows, chosen: filters.FilterRows
+) -> torch.Tensor:
+    draw = filters.FilteredDraw(rows, noise, chosen)
+    if draw.short is not None:
+        draw.search_further(draw.short.nonzero()[:, 0].tolist())
+    return draw.tokens
 
 
 @pytest.mark.parametrize("heads", [(1,), (8, 64), (256,), (699,), filters.TOP_COUNTS])
@@ -112,9 +121,9 @@ def test_filtered_tokens_do_not_depend_on_the_top_counts(
 ) -> None:
     rows, noise, chosen = mixed_rows(400, 700)
     monkeypatch.setattr(filters, "TOP_COUNTS", ())
-    whole = filters.sample_filtered(rows, noise, chosen)
+    whole = filtered_tokens(rows, noise, chosen)
     monkeypatch.setattr(filters, "TOP_COUNTS", heads)
-    assert torch.equal(filters.sample_filtered(rows, noise, chosen), whole)
+    assert torch.equal(filtered_tokens(rows, noise, chosen), whole)
     assert 20 < (whole != sample_unfiltered(rows, noise)).sum() < 380, (
         "filters matter in some rows only"
     )
@@ -165,8 +174,8 @@ def test_tokens_of_a_seed_never_change() -> None:
     seeds = torch.tensor([noise_key(seed, 0) for seed in range(8)])
     rows = NoiseRows(torch.full((8,), 0.8), seeds, torch.arange(8) + 5)
     assert sample_unfiltered(row, rows).tolist() == [174, 209, 38, 37, 259, 227, 278, 141]
-    half = filters.FilterRows.create(
-        torch.full((8,), 0.5), torch.full((8,), 320), torch.zeros(8), 320
+    half = filters.FilterRows(
+        torch.full((8,), 0.5), torch.full((8,), 320), torch.zeros(8), True, True
     )
     expected = [174, 209, 38, 173, 259, 310, 275, 141]
-    assert filters.sample_filtered(row, rows, half).tolist() == expected
+    assert filtered_tokens(row, rows, half).tolist() == expected

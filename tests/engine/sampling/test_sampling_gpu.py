@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from engine.sampling.sampler import DraftRows, Sampler
+from engine.sampling.sampler import Sampler
+from engine.sampling.sampling_metadata import DraftRows
 from engine.structured_output.masks import (
     ForbiddenTokens,
     bitmask_words,
@@ -34,8 +36,8 @@ def drawn(
     for position in range(start, start + STEPS):
         logits = torch.randn(len(samplings), VOCAB, generator=generator) * spread
         at = torch.full((len(samplings),), position, device=device)
-        tokens, logprobs = draw(sequences, logits.to(device), rows, at)
-        steps.append(tokens.tolist())
+        tokens, logprobs = draw(sequences, logits.to(device), rows, at).read()
+        steps.append(tokens)
     return steps, logprobs
 
 
@@ -72,11 +74,13 @@ def verified(device: str, samplings: list[SamplingParams]) -> list[list[int]]:
     for step in range(STEPS):
         drafts = torch.randint(0, 9, (count, 4), generator=generator)
         ancestors = torch.where(torch.arange(3) < depth[:, None], drafts[owner, :3], -1)
-        nodes = DraftRows(owner.to(device), depth.to(device), ancestors.to(device))
+        nodes = DraftRows(
+            *(owner.to(device), np.full(count, 4)), *(depth.to(device), ancestors.to(device))
+        )
         logits = (torch.randn(4 * count, VOCAB, generator=generator) * 3).to(device)
         start = len(sequences[0].tokens)
-        tokens, _ = draw.verify(sequences, logits, rows, start + nodes.depth, nodes)
-        steps.append(tokens.tolist())
+        tokens, _ = draw.verify(sequences, logits, rows, start + nodes.depth, nodes).read()
+        steps.append(tokens)
         at = torch.full((count,), start, device=device)
         taken = torch.full((count,), 3 + step % 2, device=device)
         drafts[:, 3] = drafts[:, 2] if step % 2 == 0 else drafts[:, 3]

@@ -22,8 +22,7 @@ def drawn(
 ) -> list[int]:
     sequences, rows, table = seated(samplings, PROMPT, OUTPUT, VOCAB)
     positions = AT.expand(len(samplings))
-    tokens, _ = Sampler(table)(sequences, logits.clone(), rows, positions, barred)
-    return tokens.tolist()
+    return Sampler(table)(sequences, logits.clone(), rows, positions, barred).read()[0]
 
 
 def bars(rows: int, left: int, seed: int = 0) -> torch.Tensor:
@@ -90,7 +89,7 @@ def test_few_allowed_tokens_need_only_the_first_top_count(monkeypatch: pytest.Mo
     sizes: list[int] = []
     inner = filters._sample_among_top
 
-    def counted(*args: object) -> torch.Tensor:
+    def counted(*args: object) -> object:
         sizes.append(args[3][0])  # type: ignore[index]
         return inner(*args)  # type: ignore[arg-type]
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.sampling.penalties import PenaltyRows, TokenHistory
-from engine.sampling.sampler import DraftRows, Sampler
+from engine.sampling.sampler import Sampler
+from engine.sampling.sampling_metadata import DraftRows
 from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Phase
 from engine.scheduling.sequence import Sequence as Running
@@ -59,7 +60,7 @@ def test_token_history_is_padded_within_its_length() -> None:
     history = TokenHistory(2, 6, VOCAB, torch.device("cpu"))
     for row in range(2):
         history.set_row(row, [5, 6, 7][: 2 + row], 2)
-    rows = PenaltyRows(torch.tensor([0, 1]), torch.tensor([1, 0]), *torch.ones(3, 2))
+    rows = PenaltyRows(torch.tensor([0, 1]), np.arange(2), torch.tensor([1, 0]), *torch.ones(3, 2))
     tokens, counts = torch.tensor([[8, 8, 9, 9], [7, 8, 8, 7]]), torch.tensor([3, 4])
     history.extend(rows, torch.tensor([3, 2]), tokens, counts)
     assert history.tokens.tolist() == [[5, 6, 7, 8, 8, 7], [5, 6, 7, 8, 8, 9]]
@@ -102,14 +103,15 @@ class Chains:
         depth = torch.arange(4).repeat(STREAMS)
         ancestors = torch.where(torch.arange(3) < depth[:, None], drafts[owner], -1)
         before = torch.cat([self.last[:, None], drafts], dim=1)
-        drawn, _ = self.draw.verify(
+        drawn = self.draw.verify(
             self.sequences,
             chain_logits()[before.flatten()],
             self.rows,
             self.known[owner] + depth,
-            DraftRows(owner, depth, ancestors),
+            DraftRows(owner, np.full(STREAMS, 4), depth, ancestors),
         )
-        own = drawn.view(STREAMS, 4)
+        drawn.read()
+        own = drawn.tokens.view(STREAMS, 4)
         counts = 1 + (own[:, :3] == drafts).int().cumprod(dim=1).sum(dim=1)
         for d in range(4):
             on = counts > d

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduling import step_policy as decode_policy
 from engine.scheduling import step_policy as prefill_policy
-from engine.scheduling.step_policy import StepState
+from engine.scheduling.step_policy import StepBounds, StepState, decode_step_budget_s
 from engine.scheduling.step_time import Coefficients, StepWork
 
 COST = Coefficients(step=5e-3, row=1e-4, kv_token=1e-7, prompt_token=1e-4, prompt_pair=1e-8)
@@ -31,7 +34,10 @@ def states(draw: st.DrawFn) -> StepState:
         remaining=[r for r, _ in prefills],
         computed=[c for _, c in prefills],
         chunk=draw(st.sampled_from([8, 64, 512])),
-        budget_s=draw(st.sampled_from([None, 0.0, 0.01, 0.1])),
+        bounds=StepBounds(
+            draw(st.sampled_from([None, None, 0.0, 0.01, 0.1])),
+            *draw(st.sampled_from([(None, None), (2.0, 0.1), (0.5, 0.01)])),
+        ),
         step_time=draw(st.sampled_from([COST, COST, COST, None])),
     )
 
@@ -53,10 +59,21 @@ def test_policy_output_is_valid_for_any_state(state: StepState, plan: object) ->
         assert sum(counts) == min(state.chunk, sum(state.remaining))
 
 
+def own_budget_s(state: StepState) -> float:
+    """The decode worker's own budget, from its parts."""
+    nothing = state.decoding and [0] * len(state.remaining)
+    if not nothing or state.step_time is None:
+        return math.inf
+    alone_s = seconds(state, nothing)
+    prompts_s = seconds(state, list(state.remaining)) - alone_s
+    _, ttft_slo_s, tpot_slo_s = state.bounds
+    return decode_step_budget_s(alone_s, prompts_s, ttft_slo_s, tpot_slo_s)
+
+
 @given(state=states())
 def test_chunks_use_the_step_budget_without_exceeding_it(state: StepState) -> None:
     counts = decode_policy.plan_decode_step(state)
-    budget = decode_policy.DECODE_STEP_BUDGET_S if state.budget_s is None else state.budget_s
+    budget = own_budget_s(state) if state.bounds.budget_s is None else state.bounds.budget_s
     bounded = state.decoding and budget and state.step_time
     if not bounded or sum(counts) <= 32:
         return
@@ -68,27 +85,87 @@ def test_chunks_use_the_step_budget_without_exceeding_it(state: StepState) -> No
 
 
 def state(**changes: object) -> StepState:
-    base = {"decoding": 8, "decode_kv_tokens": 8000, "remaining": [4000], "computed": [0]}
-    return StepState(**{**base, "chunk": 512, "step_time": COST, **changes})  # type: ignore[arg-type]
+    base: dict[str, Any] = {"decoding": 8, "decode_kv_tokens": 8000, "remaining": [4000], **changes}
+    base["computed"] = [0] * len(base["remaining"])
+    return StepState(**{"chunk": 512, "step_time": COST, **base})
 
 
+# Decoding alone takes 6.6 ms, a prompt of 4,000 tokens 480 ms, and one of 1,000 tokens 105 ms.
 @pytest.mark.parametrize(
     ("changes", "tokens"),
     [
-        ({}, 427),  # 50 ms are the decode worker's own: 6.6 without a prompt, 43.4 of it
-        ({"budget_s": 0.03}, 231),
-        ({"budget_s": 0.0}, 512),
-        ({"budget_s": 0.001}, 32),
+        ({}, 66),  # without objectives prompts get as long as decoding
+        ({"bounds": StepBounds(None, 2.0, 0.1)}, 512),  # nearly 100 ms
+        ({"bounds": StepBounds(None, 2.0, 0.05)}, 392),  # u = 0.96: 40 ms of prompts
+        ({"bounds": StepBounds(None, 2.0, 0.05), "remaining": [1000]}, 66),  # u^2 * 43 < 6.6
+        ({"bounds": StepBounds(None, 2.0, 0.05), "remaining": [1000] * 4}, 304),  # u = 0.84
+        ({"bounds": StepBounds(None, 2.0, 0.01)}, 34),  # 10 ms in all
+        ({"bounds": StepBounds(None, 2.0, 0.001)}, 32),  # a block at least
+        ({"bounds": StepBounds(0.03, 2.0, 0.1)}, 231),  # a configured budget wins
+        ({"bounds": StepBounds(0.03)}, 231),
+        ({"bounds": StepBounds(0.0, 2.0, 0.01)}, 512),  # 0: no bound
+        ({"bounds": StepBounds(0.001)}, 32),
         ({"decoding": 0, "decode_kv_tokens": 0}, 512),
         ({"step_time": None}, 128),
+        ({"step_time": None, "bounds": StepBounds(None, 2.0, 0.01)}, 128),
+        ({"step_time": None, "bounds": StepBounds(0.0)}, 512),
     ],
 )
 def test_decode_worker_bounds_steps_with_decoding(changes: dict[str, object], tokens: int) -> None:
-    assert decode_policy.plan_decode_step(state(**changes)) == [pytest.approx(tokens, abs=3)]
+    counts = decode_policy.plan_decode_step(state(**changes))
+    assert sum(counts) == pytest.approx(tokens, abs=3)
+
+
+SMALL_CPU = (0.008, 1.2, 0.013)  # alone, TTFT and TPOT objectives, in seconds
+DEFAULT_CPU = (0.008, 2.0, 0.1)
+GPU = (0.005, 2.0, 0.05)
+FULL_GPU = (0.045, 2.0, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("worker", "prompts_s", "budget_s"),
+    [
+        # A model of 7M on a CPU core, with four times the latencies of an idle one as objectives.
+        (SMALL_CPU, 0.05, 0.013),
+        (SMALL_CPU, 5.0, 0.013),
+        # The same with the default objectives: a chat, a prompt of 1,500, and a queue of them.
+        (DEFAULT_CPU, 0.05, 0.016),
+        (DEFAULT_CPU, 0.25, 0.031),
+        (DEFAULT_CPU, 0.5, 0.1),
+        (DEFAULT_CPU, 5.0, 0.1),
+        # An 8B model on an H100: prompts of 1,000 and 8,000 tokens, and a queue.
+        (GPU, 0.034, 0.01),
+        (GPU, 0.33, 0.0246),
+        (GPU, 2.0, 0.05),
+        # Decoding alone takes nearly the objective, or more.
+        (FULL_GPU, 0.03, 0.05625),
+        ((0.06, 2.0, 0.05), 2.0, 0.075),
+    ],
+)
+def test_default_budget_of_a_decode_worker(
+    worker: tuple[float, float, float], prompts_s: float, budget_s: float
+) -> None:
+    alone_s, ttft_slo_s, tpot_slo_s = worker
+    found = decode_step_budget_s(alone_s, prompts_s, ttft_slo_s, tpot_slo_s)
+    assert found == pytest.approx(budget_s, rel=0.01)
+
+
+SECONDS = st.floats(1e-4, 10.0)
+
+
+@given(alone_s=SECONDS, prompts_s=SECONDS, ttft_slo_s=SECONDS, tpot_slo_s=SECONDS)
+def test_default_budget_keeps_the_objective_and_lets_prompts_progress(
+    alone_s: float, prompts_s: float, ttft_slo_s: float, tpot_slo_s: float
+) -> None:
+    budget_s = decode_step_budget_s(alone_s, prompts_s, ttft_slo_s, tpot_slo_s)
+    assert budget_s <= max(tpot_slo_s, 1.25 * alone_s)
+    assert budget_s >= 1.25 * alone_s * (1 - 1e-9)
+    assert budget_s <= decode_step_budget_s(alone_s, 2 * prompts_s, ttft_slo_s, tpot_slo_s)
+    assert budget_s <= decode_step_budget_s(alone_s, prompts_s, ttft_slo_s, 2 * tpot_slo_s)
 
 
 def test_prefill_worker_has_no_step_budget_of_its_own() -> None:
-    assert prefill_policy.plan_prefill_step(state()) == [512]
-    assert prefill_policy.plan_prefill_step(state(budget_s=0.03)) == decode_policy.plan_decode_step(
-        state(budget_s=0.03)
-    )
+    goals = (2.0, 0.01)
+    assert prefill_policy.plan_prefill_step(state(bounds=StepBounds(None, *goals))) == [512]
+    bounded = state(bounds=StepBounds(0.03, *goals))
+    assert prefill_policy.plan_prefill_step(bounded) == decode_policy.plan_decode_step(bounded)

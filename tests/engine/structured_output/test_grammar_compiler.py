@@ -11,7 +11,7 @@ import pytest
 
 from engine.ipc import messages as m
 from engine.kv_cache.kv_format import Codec
-from engine.process.server import PendingCommands
+from engine.process.pending_commands import PendingCommands
 from engine.structured_output import compiler as compiling
 from engine.structured_output.compiler import CompileResult, GrammarCompiler
 from engine.structured_output.matcher import GrammarMatcher

@@ -80,6 +80,18 @@ def test_masks_after_drafts_equal_masks_of_single_steps(
     assert allowed(matcher) == (~rows[0]).nonzero()[:, 0].tolist(), "it stays where it was"
 
 
+def test_masks_are_copied_with_the_mask_of_each_row(constrained: Constrained) -> None:
+    matchers = [constrained.matcher(DRAFTED), None, constrained.matcher(regex("a+"))]
+    filling = MaskFiller(1).start(matchers)
+    assert filling is not None
+    bits = torch.full((4, bitmask_words(320)), 7, dtype=torch.int32)
+    rows = torch.full((5,), 9, dtype=torch.int32)
+    filling.copy_to(bits, rows)
+    assert rows.tolist() == [0, -1, 1, -1, -1]
+    wanted = torch.stack([bars(matcher) for matcher in matchers if matcher is not None])
+    assert torch.equal(~unpack_bits(bits[:2], 320), wanted) and (bits[2:] == 7).all()
+
+
 def bars(matcher: GrammarMatcher) -> torch.Tensor:
     return forbidden_mask(MaskFiller(1).fill([matcher]), 320, CPU)[0]
 

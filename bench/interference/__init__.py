@@ -1,0 +1,1 @@
+"""Long prompts beside short chats: what they do to streams, and what bounds it."""
