@@ -118,10 +118,10 @@ class TimedModel(DecoderModel):
         self.spent += self.clock() - began
         return out
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the logits [rows, vocab] of hidden states [rows, hidden], and add the time."""
         began = self.clock()
-        out = super().logits(hidden)
+        out = super().logits(*args, **kwargs)
         self.spent += self.clock() - began
         return out
 

@@ -266,10 +266,13 @@ class DecodeGraphs:
         if rows.most_rows == 1:
             self._draw.advance(out.logits, DrawRows(rows.state_row, rows.row_count))
 
-    def size_for(self, decode: Sequence[Running], layout: DraftLayout | None) -> GraphSize | None:
-        """Return the smallest recorded graph that can compute a step; None: there is none."""
+    def size_for(
+        self, decode: Sequence[Running], layout: DraftLayout | None, ahead: int = 0
+    ) -> GraphSize | None:
+        """Return the smallest recorded graph that can compute a step of sequences that will have
+        ``ahead`` more tokens than now; None: there is none."""
         nodes = [0] * len(decode) if layout is None else layout.shape.counts
-        keys = (len(s.tokens) + n for s, n in zip(decode, nodes, strict=True))
+        keys = (len(s.tokens) + ahead + n for s, n in zip(decode, nodes, strict=True))
         pieces = sum(map(piece_count, keys))
         most = 1 if layout is None else 1 + max(nodes)
         rows = next((n for n in self._known if n >= most and (n == 1) == (layout is None)), 0)

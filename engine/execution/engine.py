@@ -113,9 +113,14 @@ class Engine:
         be running. Steps with drafts are recorded if the engine drafts."""
         self._stepper.record_graphs(progress)
 
+    @property
+    def steps_ahead(self) -> int:
+        """Number of steps that were launched before the tokens of the step before were read."""
+        return self._stepper.steps_ahead
+
     def run_empty_graph(self, rows: int) -> bool:
-        """Run a recorded step of at least ``rows`` rows without any sequence, to measure how long it
-        takes; return whether there is one."""
+        """Run a recorded step of at least ``rows`` rows without any sequence, to measure how long
+        it takes; return whether there is one."""
         return self._stepper.run_empty_graph(rows)
 
     def take_role(self, policy: StepPolicy, *, drafts: bool) -> None:
@@ -237,6 +242,8 @@ class Engine:
 
     def plan(self) -> StepPlan:
         """Return the plan of the next step, which is false if there is nothing to compute."""
+        if (ahead := self._stepper.ahead_plan()) is not None:
+            return ahead
         plan = self.scheduler.plan()
         if not plan:
             self._timer.idle()

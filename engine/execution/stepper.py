@@ -7,6 +7,7 @@ sequences here; the scheduler is told when one is done, held, or decodes from no
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +24,7 @@ from engine.kv_cache.kv_pool import KVPool
 from engine.model.decoder import DecoderModel
 from engine.sampling.logprobs import add_prompt_logprobs
 from engine.sampling.sampler import Sampler
-from engine.scheduling.draft_pages import trim_draft_pages
+from engine.scheduling.draft_pages import allocate_page_ahead, trim_draft_pages
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Phase, Sequence
 from engine.scheduling.step_policy import StepPlan
@@ -38,7 +39,7 @@ from protocol.requests import Finish, Logprobs
 
 if TYPE_CHECKING:
     from engine.batching.paged_batcher import PagedBatcher
-    from engine.execution.decode_graphs import DecodeGraphs
+    from engine.execution.decode_graphs import DecodeGraphs, GraphSize
     from engine.execution.device_verifier import DeviceVerifier, TokensOnTheWay
     from engine.kernels.paged_rows import PagedRows
 
@@ -89,6 +90,14 @@ class ModelPass:
         self.taps = [tap[at] for tap in self.taps]
 
 
+class StepAhead(NamedTuple):
+    """A step that was launched before the tokens of the step before it were read."""
+
+    sequences: tuple[Sequence, ...]
+    leases: list[int]
+    passed: ModelPass
+
+
 class TokenOut(msgspec.Struct, frozen=True, array_like=True):
     """One token drawn for a sequence, with the log-probabilities that its request asked for."""
 
@@ -121,7 +130,8 @@ def make_device_verifier(
 
 
 class Stepper:
-    """Runs the steps of one engine. ``speculator`` is None while no tokens are drafted."""
+    """Runs the steps of one engine. ``speculator`` is None while no tokens are drafted.
+    ``steps_ahead`` counts the steps that were launched before the last one was read."""
 
     def __init__(
         self,
@@ -144,6 +154,8 @@ class Stepper:
         self._verifier = Verifier(state, pool, self._sampler)
         self._device = make_device_verifier(model, state, pool)
         self._graphs: DecodeGraphs | None = None
+        self._ahead: StepAhead | None = None
+        self.steps_ahead = 0
         self._shapes = DraftShapeCache(model.device)
         self._masker = MaskFiller(pinned=model.device.type == "cuda")
         self._eos = frozenset(model.config.eos_token_ids)
@@ -208,8 +220,12 @@ class Stepper:
         self, plan: StepPlan, drawing: list[Sequence], layout: DraftLayout | None
     ) -> list[DrawnTokens]:
         """Run the model, and return what each of ``drawing`` drew."""
+        if self._ahead is not None:
+            return self._read_ahead(self._ahead, plan, drawing)
         passed = self._replay(plan, layout) or self._run_model(plan, layout)
         drawn: list[DrawnTokens] = []
+        if passed.tokens is not None:
+            self._launch_ahead(plan, drawing)
         if drawing:
             drawn, on_device = self._draw(drawing, layout, passed)
             if self.speculator is not None and self.speculator.needs_hidden_states:
@@ -223,16 +239,61 @@ class Stepper:
         if self._graphs is None or plan.chunks:
             return None
         size = self._graphs.size_for(plan.decode, layout)
-        if size is None:
-            return None
-        out = self._graphs.run(size, plan.decode, layout)
-        rows = out.rows.state_row[: len(plan.decode)]
+        return None if size is None else self._run_graph(size, plan.decode, layout)
+
+    def _run_graph(
+        self, size: GraphSize, decode: Seq[Sequence], layout: DraftLayout | None
+    ) -> ModelPass:
+        assert self._graphs is not None and self._device is not None
+        out = self._graphs.run(size, decode, layout)
+        rows = out.rows.state_row[: len(decode)]
         inputs = DecodeInputs(out.rows, out.inputs.positions, out.drafts)
-        tokens = None
-        if layout is None:
-            assert self._device is not None
-            tokens = self._device.fetch(len(plan.decode))
+        tokens = self._device.fetch(len(decode)) if layout is None else None
         return ModelPass(rows, out.hidden, out.hidden, out.logits, out.taps, inputs, tokens)
+
+    # ---- running ahead ----------------------------------------------------------------------
+
+    def ahead_plan(self) -> StepPlan | None:
+        """Return the plan of the step that was launched before the last one was read: those of its
+        sequences that still decode. None: there is no such step."""
+        if self._ahead is None:
+            return None
+        pairs = zip(self._ahead.sequences, self._ahead.leases, strict=True)
+        going = [s for s, lease in pairs if s.row >= 0 and s.row_lease == lease]
+        if not going:
+            self._ahead = None  # what it draws is of no use
+            return None
+        return self._scheduler.planner.plan(going, ())
+
+    def _read_ahead(
+        self, ahead: StepAhead, plan: StepPlan, drawing: list[Sequence]
+    ) -> list[DrawnTokens]:
+        """Return what ``drawing``, those that still decode, drew in the step ``ahead``."""
+        self._launch_ahead(plan, drawing)
+        drawn, _ = self._draw(list(ahead.sequences), None, ahead.passed)
+        by_lease = dict(zip(ahead.leases, drawn, strict=True))
+        return [by_lease[sequence.row_lease] for sequence in drawing]
+
+    def _launch_ahead(self, plan: StepPlan, drawing: list[Sequence]) -> None:
+        """Launch the step after ``plan`` before the tokens of ``plan`` are read, where nothing but
+        the end of a text can change what it computes. So the device does not wait for the host. A
+        text that ends has computed one token too many, which is dropped. Its page may be free by
+        then: whatever writes to the page next runs later on the same stream."""
+        self._ahead = None
+        if self._graphs is None or not self._sampler.is_plain(drawing):
+            return
+        if self.speculator is not None and not self.speculator.idle:
+            return
+        s = self._scheduler
+        if s.queue or s.joining or s.prefilling or len(plan.decode) < len(s.decoding):
+            return
+        if not allocate_page_ahead(s.manager, plan.decode):
+            return
+        size = self._graphs.size_for(plan.decode, None, ahead=1)
+        if size is not None:
+            self.steps_ahead += 1
+            passed = self._run_graph(size, plan.decode, None)
+            self._ahead = StepAhead(plan.decode, [s.row_lease for s in plan.decode], passed)
 
     def _run_model(self, plan: StepPlan, layout: DraftLayout | None) -> ModelPass:
         batch, rows = self._batcher.build(plan, layout)

@@ -1,4 +1,6 @@
-"""Pages for draft nodes: the engine allocates them before a step, the stepper frees them after it.
+"""Pages for tokens that are not known yet: draft nodes, and the token of a step launched ahead.
+
+The engine allocates pages for draft nodes before a step, and the stepper frees them after it.
 
 Drafts use only pages that are free or evictable, so they never preempt a sequence; where these do
 not suffice, there are fewer drafts. One step has at most MAX_DRAFT_NODES of them, because its
@@ -60,3 +62,17 @@ def trim_draft_pages(manager: BlockManager, sequence: Sequence) -> None:
         manager.release(sequence.pages[needed:])
         del sequence.pages[needed:]
         sequence.row_pages = min(sequence.row_pages, needed)
+
+
+def allocate_page_ahead(manager: BlockManager, sequences: Seq[Sequence]) -> bool:
+    """Give each of ``sequences``, which decode in a step that has been launched, the page for the
+    step after that one. Return False, without a change, if one of them ends by its length before,
+    or if pages are missing."""
+    if any(len(s.tokens) + 1 >= s.request.length_limit for s in sequences):
+        return False
+    short = [s for s in sequences if len(s.tokens) + 1 > len(s.pages) * BLOCK_TOKENS]
+    if len(short) > manager.available:
+        return False
+    for sequence in short:
+        sequence.pages += manager.allocate(1)
+    return True

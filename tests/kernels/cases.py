@@ -9,7 +9,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.kernels import attention, elementwise, fp8, gather, kv_copy, kv_store
+from engine.kernels import (
+    attention,
+    drafts,
+    elementwise,
+    fp8,
+    gather,
+    kv_copy,
+    kv_store,
+    sampling,
+    step_inputs,
+)
 from engine.kernels.paged_rows import PagedRows, PieceList
 from engine.kv_cache.kv_format import KVFormat, KVPiece, Storage
 from engine.kv_cache.kv_pool import FrameCopy, make_pool
@@ -64,10 +74,9 @@ def _pool(shape: ModelShape, storage: str) -> tuple[Tensor, Tensor | None]:
     return _values(*sizes, dtype=torch.uint8), _values(*sizes[:-1], dtype=torch.uint8)
 
 
-def _attention(shape: ModelShape, storage: str, queries: int) -> None:
-    sequences = 4
+def _rows(queries: int, sequences: int = 4) -> PagedRows:
     count = sequences * queries
-    rows = PagedRows(
+    return PagedRows(
         table=_ints(8, 16),
         state_row=_ints(sequences),
         known=_ints(sequences),
@@ -80,6 +89,11 @@ def _attention(shape: ModelShape, storage: str, queries: int) -> None:
         pieces=PieceList.empty(32, sequences, torch.device("cpu")),
         most_rows=queries,
     )
+
+
+def _attention(shape: ModelShape, storage: str, queries: int) -> None:
+    rows = _rows(queries)
+    count = len(rows.owner)
     q = _values(count, shape.heads + 2 * shape.kv_heads, shape.head_dim)[:, : shape.heads]
     look = attention.AttentionShape(0.1, shape.softcap, shape.window)
     out = _values(count, shape.heads, shape.head_dim)
@@ -125,14 +139,51 @@ def _kv_frames(shape: ModelShape, storage: Storage) -> None:
         kv_copy.scatter_frames(pool, staging, frames)
 
 
+def _inputs(queries: int) -> None:
+    for sequences in (1, 64, 256):
+        for padded in (False, True):
+            rows = _rows(queries, sequences)
+            inputs = step_inputs.StepInputs(*_ints(3, len(rows.owner)).unbind())
+            nodes = None if queries == 1 else _ints(len(rows.owner))
+            step_inputs.fill_step_inputs(rows, _ints(8), _ints(8), nodes, inputs, padded=padded)
+
+
+def _draw(vocab: int) -> None:
+    cpu = torch.device("cpu")
+    table = _values(8, 6, dtype=torch.float32)
+    state = sampling.DrawState(table[:, 0], _ints(8, 3)[:, 0], _ints(8), _ints(8))
+    workspace = sampling.DrawWorkspace(16, vocab, cpu)
+    logits, rows = _values(4, vocab, dtype=torch.float32), _rows(4, 1)
+    plain = sampling.DrawRows(_ints(4), _ints(4))
+    sampling.draw_tokens(logits, plain, state, workspace)
+    sampling.draw_tokens(logits, sampling.DrawRows(_ints(4)), state, workspace)
+    drafted = sampling.DrawRows(rows.state_row, rows.row_count, rows.owner, _ints(4))
+    sampling.draw_tokens(logits, drafted, state, workspace, update=False)
+
+
+def _accept(shape: ModelShape, storage: str) -> None:
+    for queries in QUERIES[1:]:
+        rows = _rows(queries)
+        accepted = drafts.AcceptedPaths(4, queries - 1, torch.device("cpu"))
+        numbers = _ints(len(rows.owner))
+        drafts.accept_drafts(numbers, rows, numbers, rows.first_node, _ints(8), _ints(8), accepted)
+        pool = [part[None] for part in _pool(shape, storage) if part is not None]
+        drafts.move_accepted_kv(pool, rows, accepted)
+
+
 def product_cases() -> dict[str, Callable[[], None]]:
     """Return the launches by name."""
     cases: dict[str, Callable[[], None]] = {}
+    for queries in QUERIES:
+        cases[f"inputs, {queries} rows"] = partial(_inputs, queries)
+    for vocab in (128256, 151936):
+        cases[f"draw from {vocab}"] = partial(_draw, vocab)
     for name, shape in SHAPES.items():
         cases[f"{name} norms and gate"] = partial(_elementwise, shape)
         for storage in STORAGES:
             own = f"{name} {storage}"
             cases[f"{own} store"] = partial(_store, shape, storage)
+            cases[f"{own} accept"] = partial(_accept, shape, storage)
             cases[f"{own} gather"] = partial(_gather, shape, storage)
             cases[f"{own} frames"] = partial(_kv_frames, shape, storage)
             for queries in QUERIES:

@@ -89,3 +89,36 @@ def test_rows_that_need_more_than_a_temperature_are_drawn_after_the_graph(tmp_pa
     own = engine(folder, kernels=True, max_batch=3, pages=8)
     own.record_graphs(lambda _: None)
     assert run(own) == run(engine(folder, kernels=False))
+
+
+def test_a_step_is_launched_before_the_one_before_it_is_read(tmp_path: Path) -> None:
+    """Texts that end at a stop token or are dropped, and requests that arrive, change nothing."""
+    folder = save(tmp_path, "llama", **SMALL)
+
+    def run(own: Engine, stop: int | None) -> dict[int, list[int]]:
+        out: dict[int, list[int]] = {}
+        stops = {} if stop is None else {"stop_token_ids": (stop,)}
+        own.generate(1, request("a", [5, 6, 7], max_tokens=40, **stops))
+        own.generate(2, request("b", [8, 9], max_tokens=36, temperature=0.8, seed=3))
+        own.generate(3, request("c", [4], max_tokens=40))
+        for step in range(200):
+            if step == 6:
+                own.drop(3)
+                own.generate(4, request("d", [11, 12], max_tokens=5))
+            plan = own.plan()
+            if not plan and step > 6:
+                break
+            for token in own.run(plan):
+                out.setdefault(token.handle, []).append(token.token)
+        del out[3]  # how far it gets before it is dropped may differ
+        return out
+
+    whole = run(engine(folder, kernels=False), None)
+    stop = whole[1][10]
+    expected = run(engine(folder, kernels=False), stop)
+    assert len(expected[1]) < len(whole[1])
+    own = engine(folder, kernels=True, max_batch=3, pages=12)
+    own.record_graphs(lambda _: None)
+    assert run(own, stop) == expected
+    assert own.steps_ahead > 20
+    assert own.manager.available == own.manager.pages

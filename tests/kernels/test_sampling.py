@@ -92,13 +92,14 @@ def test_verified_rows_share_a_state_row_that_is_not_updated(device: torch.devic
 
 
 def test_noise_decides_between_scores_that_fp32_cannot_tell_apart(device: torch.device) -> None:
-    """Logits that cancel the noise of some tokens: their scores differ by the rounding of fp32."""
-    vocab = 2050
+    """Logits that cancel the noise of some tokens: their scores differ by a millionth."""
+    vocab, rows = 2050, torch.arange(8, device=device)
     state = random_state(device)
     state = replace(state, temperature=torch.ones_like(state.temperature))
-    rows = torch.tensor([1, 2], device=device)
-    keys, at = state.keys.cpu()[rows.cpu()], state.length.cpu()[rows.cpu()]
-    logits = -gumbel_noise(keys, at, torch.arange(vocab)).float().to(device)
+    noise = gumbel_noise(state.keys.cpu()[:8], state.length.cpu()[:8], torch.arange(vocab))
+    generator = torch.Generator().manual_seed(2)
+    noise -= torch.rand(noise.shape, generator=generator, dtype=torch.float64) * 1e-6
+    logits = (-noise).float().to(device)
     logits[:, torch.arange(vocab) % 40 > 0] -= 20
     wanted = reference(logits, rows, state, None).tolist()
     assert draw(logits, rows, state) == wanted

@@ -100,6 +100,8 @@ class SpeculationBenchmark:
         ]
         self._plain = self._contestant()
         self._other = self._contestant()
+        self._plain.engine.record_graphs(lambda _: None)
+        self._recorded = False  # steps with drafts
 
     def _contestant(self) -> DecodingContestant:
         most = max(self._sizes.batches)
@@ -125,6 +127,9 @@ class SpeculationBenchmark:
         """Time plain decoding and decoding with drafts by turns; length 0: the controller's."""
         plain, other = self._plain, self._other
         other.equip(make, length or MOST, FixedDraftLength(length) if length else None)
+        if not self._recorded:  # they are the same for all proposers
+            other.engine.record_graphs(lambda _: None)
+            self._recorded = True
         loads = [DecodingLoad(self._prompts[:batch], TEXT)]
         ours, theirs = compete([plain, other], loads, self._sizes.slices)
         for contestant, rows in ((plain, batch), (other, batch * (1 + length))):

@@ -92,6 +92,17 @@ class Speculator:
             self._drop(error)
             return False
 
+    @property
+    def idle(self) -> bool:
+        """Whether no drafts will be requested in the next steps."""
+        if self.proposer is None:
+            return True
+        try:
+            return self.lengths.idle
+        except Exception as error:
+            self._drop(error)
+            return True
+
     def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         """Return the nodes to request for each of ``decoding`` [B]; empty: none for any."""
         if self.proposer is None or not decoding:
