@@ -32,8 +32,8 @@ class PieceList:
 
     @classmethod
     def empty(cls, pieces: int, sequences: int, device: torch.device) -> PieceList:
-        """Return a list for up to ``pieces`` pieces of ``sequences`` sequences."""
-        numbers = torch.zeros(pieces + sequences + 1, dtype=torch.int64, device=device)
+        """Return an unwritten list for up to ``pieces`` pieces of ``sequences`` sequences."""
+        numbers = torch.empty(pieces + sequences + 1, dtype=torch.int64, device=device)
         return cls(*numbers.split([pieces, sequences, 1]))
 
 

@@ -67,7 +67,7 @@ class DecoderModel:
 
         rotations = {id(t): torch.view_as_real(t).flatten(1) for t in self._rotary}
         ordered = [rotations[id(table)] for table in self._rotary]
-        return FusedLayers(self.config, self.weights.layers, ordered)
+        return FusedLayers(self.config, self.weights, ordered)
 
     def warm_up(self, rows: int) -> None:
         """Multiply ``rows`` rows with every kind of weight, so that the kernels for this number of
@@ -111,7 +111,8 @@ class DecoderModel:
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Return logits [R, vocab] in fp32 of ``hidden`` [R, hidden], the last layer's output; they
         are written to ``out`` if it is given."""
-        return self.lm_head(self.weights.final_norm(hidden), out)
+        norm = self.weights.final_norm if self._fused is None else self._fused.final_norm
+        return self.lm_head(norm(hidden), out)
 
     def lm_head(self, normed: Tensor, out: Tensor | None = None) -> Tensor:
         """Return logits [R, vocab] in fp32 of ``normed`` [R, hidden], the final norm's output."""

@@ -27,7 +27,7 @@ from engine.kernels.kv_store import HeadNorms, PoolLayer, rotate_and_store_
 from engine.kernels.paged_rows import PromptRows
 from engine.kv_cache.kv_pool import Fp8Pool, KVPool, WidePool
 from engine.model.attention import paged_attention
-from engine.model.layers import LayerWeights
+from engine.model.layers import LayerWeights, ModelWeights
 from engine.model_config.config import ModelConfig
 
 
@@ -44,11 +44,10 @@ class FusedLayers:
     """The layers of one model. ``rotations`` [positions, head_dim] fp32 hold cos and sin of each
     pair for every layer."""
 
-    def __init__(
-        self, config: ModelConfig, layers: tuple[LayerWeights, ...], rotations: list[Tensor]
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, rotations: list[Tensor]) -> None:
         self._config = config
-        self._layers = layers
+        self._layers = layers = weights.layers
+        self._final_norm = weights.final_norm
         self._rotations = rotations
         self._norms = [_head_norms(layer) for layer in layers]
         self._pool: KVPool | None = None
@@ -75,6 +74,10 @@ class FusedLayers:
                 taps[i] = x if total is None else x + total
             x, total = self._layer(i, layer, x, total, given)
         return x if total is None else x + total
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return the last norm's output [R, hidden] for ``hidden`` [R, hidden]."""
+        return rms_norm(hidden.contiguous(), self._final_norm.weight, self._final_norm.eps)
 
     def _layer(
         self, i: int, w: LayerWeights, x: Tensor, total: Tensor | None, given: _LayerInput

@@ -56,7 +56,7 @@ def random_pool(
 
 
 def paged_rows(trees: Sequence[Tree], pages: int, device: str, *, spare: int = 0) -> PagedRows:
-    """Return rows whose sequences use random pages. The list has ``spare`` items without a piece."""
+    """Return rows whose sequences use random pages; ``spare`` items of the list have no piece."""
     counts = [tree.rows for tree in trees]
     most = max(-(-(tree.known + tree.rows) // BLOCK_TOKENS) for tree in trees)
     table = torch.stack([torch.randperm(pages)[:most] for _ in range(len(trees) + 1)])

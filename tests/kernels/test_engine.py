@@ -62,7 +62,7 @@ def test_texts_are_those_of_the_cpu(family: str, storage: Storage, tmp_path: Pat
 
 
 def test_steps_in_graphs_draw_the_same_texts(tmp_path: Path) -> None:
-    """Without CUDA a graph computes again at each replay, from the memory that a graph would read."""
+    """Without CUDA a replay computes again, from the memory that a graph would read."""
     folder = save(tmp_path, "llama", **SMALL)
     expected = texts(engine(folder, kernels=False, kv_precision="fp8"))
     sizes = {"max_batch": 3, "pages": 8, "kv_precision": "fp8"}
