@@ -8,7 +8,7 @@ A KV frame passes these files, in this order:
     4. frames.py            THE CHECKS: unpack_frame (length, magic, checksum), then
                             ExpectedFrames.check (transfer, order, piece, codec, size)
     5. receiver.py          a frame needs a slot that was granted: CreditWindow, InboundSlots
-    6. inbound_transfer.py  InboundTransfer gives the slot to the engine, which writes the pages
+    6. prefill_call.py      InboundTransfer gives the slot to the engine, which writes the pages
 
 ``KVPull._accept`` in receiver.py runs steps 4 and 5 for every frame; a frame that fails a check
 ends its transfer before it touches a page.
