@@ -220,8 +220,8 @@ class Engine:
         self.confirm_write(handle, piece)
 
     def pages_to_write(self, handle: int, piece: KVPiece) -> list[int]:
-        """Return the reserved pages of a received piece. Whoever writes them instead of ``write``
-        calls ``confirm_write`` or ``reject_write`` afterwards."""
+        """Return the reserved pages of a received piece. A caller that writes them itself calls
+        ``confirm_write`` or ``reject_write`` afterwards."""
         sequence = self.scheduler.sequences[handle]
         assert sequence.phase in (Phase.IMPORTING, Phase.RECEIVING)
         assert piece.block * BLOCK_TOKENS >= sequence.cached

@@ -275,10 +275,10 @@ class Stepper:
         return [by_lease[sequence.row_lease] for sequence in drawing]
 
     def _launch_ahead(self, plan: StepPlan, drawing: list[Sequence]) -> None:
-        """Launch the step after ``plan`` before the tokens of ``plan`` are read, where nothing but
-        the end of a text can change what it computes. So the device does not wait for the host. A
-        text that ends has computed one token too many, which is dropped. Its page may be free by
-        then: whatever writes to the page next runs later on the same stream."""
+        """Launch the step after ``plan`` before the tokens of ``plan`` are read, so that the device
+        does not wait for the host. This is possible where nothing but the end of a text changes
+        what that step computes. A text that ends has computed one token too many, which is dropped.
+        Its page may be free by then, but the next write to it runs later on the same stream."""
         self._ahead = None
         if self._graphs is None or not self._sampler.is_plain(drawing):
             return

@@ -1,7 +1,7 @@
 """Inputs of decode rows: tokens, positions, slots, and the list of the pieces of their contexts.
 
-grid (sequences). They are read from the state of the sequences. The host needs no part of them, so a CUDA graph can begin here. The reference is
-``Batcher``.
+grid (sequences). They are read from the state of the sequences, and the host needs no part of them,
+so a CUDA graph can begin here. The reference is ``Batcher``.
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ def fill_step_inputs(
 ) -> None:
     """Write ``rows.known``, ``rows.pieces`` and ``out``.
 
-    length, last_token: [state rows] int64. drafts: tokens [nodes] int64. ``padded``: every sequence has ``rows.most_rows`` rows, of which those
-    beyond its count get the token and position 0, and no slot.
+    length, last_token: [state rows] int64. drafts: tokens [nodes] int64. ``padded``: every sequence
+    has ``rows.most_rows`` rows, of which those beyond its count get the token and position 0, and
+    no slot.
     """
     write_step_inputs[(len(rows.state_row),)](
         *(rows.table, rows.table.stride(0), length, last_token),

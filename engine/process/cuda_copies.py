@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.ipc.shared_memory import ArenaShape
 from engine.kv_cache.kv_format import KVPiece
 from engine.kv_cache.kv_pool import FrameCopy, KVPool
-from engine.process.slot_copies import ArenaFrame, Completion, Fetch
+from engine.process.slot_copies import ArenaFrame, CopyCompletion, Fetch
 
 log = logging.getLogger("baton.engine")
 
@@ -88,12 +88,12 @@ class CudaCopyDevice:
             copies = [frame.copy for frame in frames]
             return CudaFetch(self._kernels.find_defects(self._pool, self._fetched, copies))
 
-    def scatter(self, frames: Sequence[FrameCopy]) -> Completion:
+    def scatter(self, frames: Sequence[FrameCopy]) -> CopyCompletion:
         # The host has seen the end of their fetch, so no stream has to wait for another one.
         self._kernels.scatter_frames(self._pool, self._fetched, frames)
         return CudaCompletion()
 
-    def gather(self, frames: Sequence[ArenaFrame]) -> Completion:
+    def gather(self, frames: Sequence[ArenaFrame]) -> CopyCompletion:
         first = self._first_outbound
         copies = [copy._replace(slot=slot - first) for slot, _, copy in frames]
         # After the kernels that computed these pages, because they are on the same stream.

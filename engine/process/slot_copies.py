@@ -74,7 +74,7 @@ class SlotCopies(Protocol):
         """Finish what is being copied, and release memory and threads."""
 
 
-class Completion(Protocol):
+class CopyCompletion(Protocol):
     """The end of work on a GPU stream."""
 
     def is_done(self) -> bool:
@@ -84,7 +84,7 @@ class Completion(Protocol):
         """Block the calling thread, not the interpreter, until the work is complete."""
 
 
-class Fetch(Completion, Protocol):
+class Fetch(CopyCompletion, Protocol):
     """Frames on their way from arena slots to staging memory."""
 
     def defects(self) -> Sequence[int]:
@@ -109,10 +109,10 @@ class CopyDevice(Protocol):
         """Copy frames to staging memory and check them there, on a stream of its own. No pages are
         needed yet."""
 
-    def scatter(self, frames: Sequence[FrameCopy]) -> Completion:
+    def scatter(self, frames: Sequence[FrameCopy]) -> CopyCompletion:
         """Copy fetched frames to their pages, on the stream of the steps."""
 
-    def gather(self, frames: Sequence[ArenaFrame]) -> Completion:
+    def gather(self, frames: Sequence[ArenaFrame]) -> CopyCompletion:
         """Copy pages to staging memory on the stream of the steps, and from there to slots of the
         arena on a stream of its own, whose end is returned."""
 
@@ -123,7 +123,7 @@ class CopyDevice(Protocol):
 class CompletionSender(Protocol):
     """Sends events once some work is complete, in the order of the calls."""
 
-    def send_after(self, done: Completion, events: Sequence[m.Event]) -> None: ...
+    def send_after(self, done: CopyCompletion, events: Sequence[m.Event]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -134,12 +134,12 @@ class SenderThread:
 
     def __init__(self, send: Callable[[Sequence[m.Event]], None], name: str) -> None:
         self._send = send
-        self._queue: queue.SimpleQueue[tuple[Completion, Sequence[m.Event]] | None]
+        self._queue: queue.SimpleQueue[tuple[CopyCompletion, Sequence[m.Event]] | None]
         self._queue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def send_after(self, done: Completion, events: Sequence[m.Event]) -> None:
+    def send_after(self, done: CopyCompletion, events: Sequence[m.Event]) -> None:
         self._queue.put((done, events))
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class StreamedCopies:
         self._free = list(range(device.inbound_slots))  # of staging memory
         self._queued: deque[m.Ingest] = deque()
         self._fetching: deque[_Fetching] = deque()
-        self._scattering: deque[tuple[Completion, list[int]]] = deque()
+        self._scattering: deque[tuple[CopyCompletion, list[int]]] = deque()
         self._unwritten: Counter[int] = Counter()  # frames by handle, until scattered or dropped
         self._held: dict[int, m.Command] = {}  # by handle
         self._filled: list[ArenaFrame] = []

@@ -74,13 +74,13 @@ async def _measure_handover(context: PartContext, folder: Path) -> None:
         for front in fronts:
             await front.open()
         for length in sizes.prompts:
-            await _hand_over_prompts(context, Handover(*fronts), length)
+            await _hand_over_prompts(context, TimedHandover(*fronts), length)
     finally:
         for front in fronts:
             front.close()
 
 
-async def _hand_over_prompts(context: PartContext, pair: Handover, length: int) -> None:
+async def _hand_over_prompts(context: PartContext, pair: TimedHandover, length: int) -> None:
     vocab = int(shape_of(context)["vocab_size"])
     requests = [
         random_request(vocab, 1000 * length + repeat, length, NEW_TOKENS)
@@ -117,7 +117,7 @@ class TransferTiming:
     seconds: float
 
 
-class Handover:
+class TimedHandover:
     """A prefill and a decode engine of one machine, and the copies between their arenas."""
 
     def __init__(self, p: EngineFront, d: EngineFront) -> None:

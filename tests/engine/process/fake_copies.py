@@ -11,7 +11,7 @@ from engine.execution.engine import Engine
 from engine.ipc import messages as m
 from engine.kv_cache.kv_format import Codec
 from engine.kv_cache.kv_pool import FrameCopy, FrameDefect, make_pool
-from engine.process.slot_copies import ArenaFrame, Completion
+from engine.process.slot_copies import ArenaFrame, CopyCompletion
 from protocol.errors import TransferFailed
 
 
@@ -123,10 +123,10 @@ class FakeSender:
     """Sends what is complete when ``deliver`` is called, the first first, as its thread does."""
 
     def __init__(self) -> None:
-        self._queue: list[tuple[Completion, Sequence[m.Event]]] = []
+        self._queue: list[tuple[CopyCompletion, Sequence[m.Event]]] = []
         self.closed = False
 
-    def send_after(self, done: Completion, events: Sequence[m.Event]) -> None:
+    def send_after(self, done: CopyCompletion, events: Sequence[m.Event]) -> None:
         self._queue.append((done, events))
 
     def deliver(self) -> list[m.Event]:

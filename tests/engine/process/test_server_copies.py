@@ -16,7 +16,7 @@ from engine.ipc.counters import SpeculationStatus
 from engine.ipc.shared_memory import Arena, ArenaShape
 from engine.kv_cache.kv_format import Codec
 from engine.process.server import COPY_POLL_INTERVAL_S, DirectCopies, EngineServer
-from engine.process.slot_copies import Completion, SlotCopies, StreamedCopies
+from engine.process.slot_copies import CopyCompletion, SlotCopies, StreamedCopies
 from engine.structured_output.compiler import GrammarCompiler
 from tests.engine.conftest import drain, request
 from tests.engine.process.fake_copies import FakeCopyDevice, FakeSender
@@ -243,7 +243,7 @@ def test_front_hears_of_an_export_before_its_frames(
     sender = worker.senders[1]
     queue = sender.send_after
 
-    def send_at_once(done: Completion, events: Sequence[m.Event]) -> None:
+    def send_at_once(done: CopyCompletion, events: Sequence[m.Event]) -> None:
         queue(done, events)
         worker.channel.send(sender.deliver())
 
