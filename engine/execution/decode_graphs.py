@@ -12,10 +12,8 @@ because they run one after the other. The engine's stepper owns this object.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +24,13 @@ from engine.batching.batcher import RowState
 from engine.batching.draft_layout import DraftLayout, DraftShape, IntArray
 from engine.execution.device_verifier import DeviceVerifier
 from engine.kernels.paged_rows import PagedAttention, PagedRows, PieceList, piece_count
+from engine.kernels.recording import (
+    MOST_DRAFTED_ROWS,
+    GraphSize,
+    GraphSizes,
+    Recording,
+    make_recorder,
+)
 from engine.kernels.sampling import DrawRows
 from engine.kernels.step_inputs import StepInputs, fill_step_inputs
 from engine.kv_cache.kv_pool import KVPool
@@ -34,35 +39,8 @@ from engine.scheduling.sequence import Sequence as Running
 from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 
-SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 384, 512)
-"""Numbers of sequences of graphs. A product with few more rows costs hardly more time."""
-
 ROWS = (1, 2, 4, 8)
 """Rows of each sequence; those above 1 are for drafts."""
-
-MOST_DRAFTED_ROWS = 256
-"""Rows of a graph with drafts: a step has at most as many draft nodes."""
-
-
-class Recording(Protocol):
-    """A recorded computation."""
-
-    def replay(self) -> None: ...
-
-
-class Recorder(Protocol):
-    """Runs a computation and records it."""
-
-    def __call__(self, compute: Callable[[], None]) -> Recording: ...
-
-
-class GraphSize(NamedTuple):
-    """What a graph is made for: at most so many sequences and pieces, exactly so many rows each."""
-
-    rows: int
-    sequences: int
-    pieces: int
-
 
 @dataclass(frozen=True)
 class GraphOutput:
@@ -75,35 +53,6 @@ class GraphOutput:
     rows: PagedRows
     inputs: StepInputs
     drafts: Tensor  # [sequences * (rows - 1)] int64, tokens of draft nodes
-
-
-class CudaRecorder:
-    """Records CUDA graphs in one memory pool."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
-
-    def __call__(self, compute: Callable[[], None]) -> Recording:
-        current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            # The first run compiles kernels and lets libraries allocate, which cannot be recorded.
-            compute()
-            # Not torch.cuda.graph: it collects garbage, which takes longer than the recording.
-            graph.capture_begin(pool=self._pool)
-            compute()
-            graph.capture_end()
-        current.wait_stream(self._stream)
-        return graph
-
-
-class DirectCall:
-    """A recorder for devices without graphs: a replay computes again."""
-
-    def __init__(self, compute: Callable[[], None]) -> None:
-        self.replay = compute
 
 
 class _GraphRows:
@@ -185,56 +134,30 @@ class DecodeGraphs:
         taps: Sequence[int] = (),
     ) -> None:
         self._model, self._pool, self._state, self._draw = model, pool, state, draw
-        cuda = state.device.type == "cuda"
-        self._recorder: Recorder = CudaRecorder() if cuda else DirectCall
+        self._recorder = make_recorder(state.device)
         self._taps = tuple(taps)
         self._most = most = len(state.length) - 1
         # A sequence may have one piece that is begun; none is longer than its row of the table.
-        self._most_pieces = piece_count(tokens) + most
-        self._longest = piece_count(state.block_table.shape[1] * BLOCK_TOKENS)
+        pieces = piece_count(tokens) + most
+        longest = piece_count(state.block_table.shape[1] * BLOCK_TOKENS)
+        self._sizes = GraphSizes(most, pieces, longest)
         self._rows: dict[int, _GraphRows] = {}
-        # By rows of a sequence: the sequences of graphs, and by these the pieces, both ascending.
-        self._known: dict[int, dict[int, list[int]]] = {}
         self._graphs: dict[GraphSize, tuple[GraphOutput, Recording]] = {}
         config, rows = model.config, max(most, MOST_DRAFTED_ROWS)
         like = model.weights.embedding
-        self._pieces = PieceList.empty(self._most_pieces, most, state.device)
+        self._pieces = PieceList.empty(pieces, most, state.device)
         self._logits = like.new_empty((rows, config.vocab_size), dtype=torch.float32)
         self._hidden = like.new_empty((1 + len(self._taps), rows, config.hidden_size))
-
-    def sizes(self, rows: Sequence[int]) -> list[GraphSize]:
-        """Return the sizes of all graphs with these ``rows`` a sequence, the largest first, so that
-        later ones find their memory in the pool."""
-        sequences = sorted({min(n, self._most) for n in SEQUENCES} | {self._most})
-        sizes = [
-            GraphSize(n, s, p)
-            for n in rows
-            for s in sequences
-            if n == 1 or s * n <= MOST_DRAFTED_ROWS
-            for p in self._piece_bounds(s)
-        ]
-        return sorted(sizes, key=lambda size: (size.pieces, size.sequences * size.rows))[::-1]
-
-    def _piece_bounds(self, sequences: int) -> list[int]:
-        """Return powers of two, from one piece for each sequence up to what the pool holds."""
-        most = min(self._most_pieces, sequences * self._longest)
-        bound = max(8, sequences)
-        bounds = []
-        while bound < most:
-            bounds.append(bound)
-            bound *= 2
-        return [*bounds, most]
 
     def record(
         self, rows: Sequence[int] = (1,), progress: Callable[[float], None] = lambda _: None
     ) -> None:
         """Record all graphs with these ``rows`` a sequence. No sequence may be running."""
-        sizes = self.sizes(rows)
+        sizes = self._sizes.of_rows(rows)
         for done, size in enumerate(sizes):
             progress(done / len(sizes))
             self._graphs[size] = self._record(size)
-        for n, s, p in sorted(sizes):
-            self._known.setdefault(n, {}).setdefault(s, []).append(p)
+        self._sizes.add(sizes)
 
     def _record(self, size: GraphSize) -> tuple[GraphOutput, Recording]:
         if size.rows not in self._rows:
@@ -275,11 +198,8 @@ class DecodeGraphs:
         keys = (len(s.tokens) + ahead + n for s, n in zip(decode, nodes, strict=True))
         pieces = sum(map(piece_count, keys))
         most = 1 if layout is None else 1 + max(nodes)
-        rows = next((n for n in self._known if n >= most and (n == 1) == (layout is None)), 0)
-        for sequences, bounds in self._known.get(rows, {}).items():
-            if sequences >= len(decode) and bounds[-1] >= pieces:
-                return GraphSize(rows, sequences, bounds[bisect_left(bounds, pieces)])
-        return None
+        rows = next((n for n in self._sizes.rows if n >= most and (n == 1) == (layout is None)), 0)
+        return self._sizes.find(rows, len(decode), pieces)
 
     def run_empty(self, rows: int) -> bool:
         """Run the smallest graph with at least ``rows`` rows without any sequence, to measure how

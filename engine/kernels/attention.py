@@ -56,6 +56,40 @@ def first_piece(known, WINDOW: tl.constexpr, PIECE: tl.constexpr):
     return known * 0
 
 
+@triton.jit
+def _operand(x, FP8: tl.constexpr, NATIVE: tl.constexpr, PRODUCT: tl.constexpr):
+    """Return K or V of a page, without scale, in the type of the matrix product."""
+    if FP8:
+        if NATIVE:
+            x = x.to(tl.float8e4nv, bitcast=True)
+        else:
+            x = unpack_e4m3(x)
+    return x.to(PRODUCT)
+
+
+@triton.jit
+def _log2_scores(scores, softcap, SOFTCAP: tl.constexpr):
+    """Return scores times log2(e), which are so without a soft cap already."""
+    if SOFTCAP:
+        t = tl.exp(-2.0 * tl.abs(scores) / softcap)  # tanh(x) = (1 - t) / (1 + t), x >= 0
+        capped = softcap * (1.0 - t) / (1.0 + t)
+        scores = tl.where(scores < 0, -capped, capped) * 1.4426950408889634
+    return scores
+
+
+@triton.jit
+def _on_path(visible, position, key, known, depth, WINDOW: tl.constexpr):
+    """Return which keys [keys] the rows attend to that have the bits ``visible`` [rows] and are at
+    ``position`` [rows]. depth: [keys], of keys that are draft nodes."""
+    node = key - known
+    bit = (visible[:, None] >> tl.minimum(tl.maximum(node, 0), 63)[None, :]) & 1
+    seen = (node < 0)[None, :] | (bit != 0)
+    if WINDOW > 0:
+        place = tl.where(node >= 0, known + depth, key)
+        seen = seen & (place[None, :] > position[:, None] - WINDOW)
+    return seen
+
+
 _PER_ROW = [
     *("state_row_ptr", "known_ptr", "first_row_ptr", "row_count_ptr", "depth_ptr"),
     *("ancestors_ptr", "owner_ptr", "items_ptr", "starts_ptr", "total_ptr"),
@@ -139,39 +173,20 @@ def attention_pieces(
         mask = inside[:, None] & at_d[None, :]
         k = tl.load(kv_ptr + at[:, None] * D + d[None, :], mask=mask, other=0)
         v = tl.load(kv_ptr + (at[:, None] + KV_HEADS) * D + d[None, :], mask=mask, other=0)
+        k, v = _operand(k, FP8, NATIVE, PRODUCT), _operand(v, FP8, NATIVE, PRODUCT)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if FP8:
-            if NATIVE:
-                k = k.to(tl.float8e4nv, bitcast=True).to(PRODUCT)
-                v = v.to(tl.float8e4nv, bitcast=True).to(PRODUCT)
-            else:
-                k = unpack_e4m3(k).to(PRODUCT)
-                v = unpack_e4m3(v).to(PRODUCT)
-            k_scale = tl.load(exponents_ptr + at, mask=inside, other=0).to(tl.int32) + MIN_EXPONENT
-            v_scale = tl.load(exponents_ptr + at + KV_HEADS, mask=inside, other=0)
-            v_scale = v_scale.to(tl.int32) + MIN_EXPONENT
-        scores = tl.dot(q, tl.trans(k.to(PRODUCT)), input_precision="ieee")
-        if FP8:
-            scores = scores * power_of_two(k_scale)[None, :]
-        scores = scores * scale
-        if SOFTCAP:
-            # cap * tanh(score / cap), then to base 2
-            t = tl.exp(-2.0 * tl.abs(scores) / softcap)
-            capped = softcap * (1.0 - t) / (1.0 + t)
-            scores = tl.where(scores < 0, -capped, capped) * 1.4426950408889634
+            k_scale = tl.load(exponents_ptr + at, mask=inside, other=0).to(tl.int32)
+            scores = scores * power_of_two(k_scale + MIN_EXPONENT)[None, :]
+        scores = _log2_scores(scores * scale, softcap, SOFTCAP)
+        seen = inside[None, :] & live[:, None]
         if MOST == 1:
-            seen = inside[None, :] & live[:, None]
             if WINDOW > 0:
                 seen = seen & (key > known - WINDOW)[None, :]
         else:
-            node = key - known
-            bit = (visible[:, None] >> tl.minimum(tl.maximum(node, 0), 63)[None, :]) & 1
-            seen = (key < known)[None, :] | ((bit != 0) & inside[None, :])
-            if WINDOW > 0:
-                fresh = (node >= 0) & inside
-                at_node = tl.load(depth_ptr + first_row + node, mask=fresh, other=0) + known
-                place = tl.where(fresh, at_node, key)
-                seen = seen & (place[None, :] > position[:, None] - WINDOW)
-            seen = seen & live[:, None]
+            node = (key >= known) & inside
+            depth = tl.load(depth_ptr + first_row + key - known, mask=node, other=0)
+            seen = seen & _on_path(visible, position, key, known, depth, WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         best = tl.maximum(peak, tl.max(scores, 1))
         safe = tl.where(best == float("-inf"), 0.0, best)
@@ -180,11 +195,13 @@ def attention_pieces(
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
         if FP8:
+            v_scale = tl.load(exponents_ptr + at + KV_HEADS, mask=inside, other=0).to(tl.int32)
             top = tl.max(v_scale, 0)
             p = p * power_of_two(v_scale - top)[None, :]
-            acc += tl.dot(p.to(PRODUCT), v, input_precision="ieee") * power_of_two(top)
+            part = tl.dot(p.to(PRODUCT), v, input_precision="ieee")
+            acc += part * power_of_two(top + MIN_EXPONENT)
         else:
-            acc += tl.dot(p.to(PRODUCT), v.to(PRODUCT), input_precision="ieee")
+            acc += tl.dot(p.to(PRODUCT), v, input_precision="ieee")
         peak = best
     result = acc / tl.where(total > 0, total, 1.0)[:, None]
     lse = tl.where(total > 0, peak + tl.log2(total), float("-inf"))
