@@ -50,7 +50,7 @@ async def compare_budgets(bench: InterferenceBenchmark) -> list[ResultRow]:
             if load == CLOSED:
                 capacity = found[0].answered
             name = f"{CLOSED_STREAMS} streams" if load == CLOSED else f"{load:.0%}"
-            rows += _rows(f"{label}, {name}", found)
+            rows += budget_rows(f"{label}, {name}", found)
     return rows
 
 
@@ -73,7 +73,7 @@ async def _in_turns(
     return [LatencySummary(*map(median, zip(*of, strict=True))) for of in rounds]
 
 
-def _rows(at: str, found: list[LatencySummary]) -> list[ResultRow]:
+def budget_rows(at: str, found: list[LatencySummary]) -> list[ResultRow]:
     """Return the rows of one load. Ratios compare the worker's own budget with the best fixed one
     in each figure and are larger where its own is better."""
     own, fixed = found[0], found[1:]

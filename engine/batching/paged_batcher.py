@@ -22,6 +22,7 @@ from engine.kernels.paged_rows import (
     PieceList,
     PromptRows,
     piece_count,
+    rows_bound,
 )
 from engine.kernels.step_inputs import StepInputs, fill_step_inputs
 from engine.model_config.config import ModelConfig
@@ -99,7 +100,7 @@ class PagedBatcher:
                 *(self._state.block_table, rows, known, shape.device_starts),
                 *(shape.device_starts - self._order[:count], shape.device_counts),
                 *(shape.device_depth, shape.device_ancestor_bits, shape.device_owner),
-                *(self._pieces(decode, shape.counts), int(shape.row_counts.max())),
+                *(self._pieces(decode, shape.counts), rows_bound(1 + max(shape.counts))),
             )
             drafts = layout.tokens
         inputs = StepInputs(*torch.empty_like(paged.owner.expand(3, -1)).unbind())
@@ -126,30 +127,12 @@ class PagedBatcher:
         """Return the rows of all prompt chunks, their inputs, the rows of the batch that need
         logits, and the state rows of the sequences whose prompt ends."""
         spans = [(s, s.computed, s.computed + count) for s, count in plan.chunks]
-        counts = np.array([count for _, count in plan.chunks], dtype=np.int64)
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        key_counts = np.array([end for _, _, end in spans], dtype=np.int64)
-        key_starts = np.concatenate([[0], np.cumsum(key_counts)])
         ends = [i for i, (s, _, end) in enumerate(spans) if end == len(s.tokens)]
-        slots = [_slots(s, 0, end) for s, _, end in spans]
         drawing = np.array([spans[i][0].row for i in ends], dtype=np.int64)
-        last = starts[1:][ends] - 1 + decode_rows
-        parts = [
-            np.concatenate([np.array(s.tokens[a:b], dtype=np.int64) for s, a, b in spans]),
-            np.concatenate([np.arange(a, b) for _, a, b in spans]),
-            np.concatenate([own[a:] for own, (_, a, _) in zip(slots, spans, strict=True)]),
-            *(np.concatenate(slots), starts, key_starts, drawing),
-            np.concatenate([np.arange(decode_rows), last]),
-        ]
-        tokens, positions, own, keys, first, first_key, rows, logits = upload_parts(
-            parts, self._state.device
-        )
-        prompts = PromptRows(
-            *(first.int(), first_key.int(), keys),
-            most_rows=int(counts.max()),
-            most_keys=int(key_counts.max()),
-        )
-        return prompts, StepInputs(tokens, positions, own), logits, rows
+        last = decode_rows + np.cumsum([count for _, count in plan.chunks])[ends] - 1
+        logits = np.concatenate([np.arange(decode_rows), last])
+        prompts, inputs, more = pack_prompts(spans, self._state.device, logits, drawing)
+        return prompts, inputs, more[0], more[1]
 
     def _masks(self, plan: StepPlan, decode_rows: int) -> dict[int, AttentionMetadata]:
         starts = np.cumsum([decode_rows, *(count for _, count in plan.chunks)])
@@ -165,6 +148,31 @@ class PagedBatcher:
             )
             for window in self._windows
         }
+
+
+def pack_prompts(
+    spans: Seq[tuple[Sequence, int, int]], device: torch.device, *more: IntArray
+) -> tuple[PromptRows, StepInputs, list[Tensor]]:
+    """Return the rows of prompt chunks, their inputs, and ``more`` on the device, after one copy.
+    A span (sequence, first, end) stands for the tokens first .. end of a sequence."""
+    counts = np.array([end - first for _, first, end in spans], dtype=np.int64)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    key_counts = np.array([end for _, _, end in spans], dtype=np.int64)
+    key_starts = np.concatenate([[0], np.cumsum(key_counts)])
+    slots = [_slots(s, 0, end) for s, _, end in spans]
+    parts = [
+        np.concatenate([np.array(s.tokens[a:b], dtype=np.int64) for s, a, b in spans]),
+        np.concatenate([np.arange(a, b) for _, a, b in spans]),
+        np.concatenate([own[a:] for own, (_, a, _) in zip(slots, spans, strict=True)]),
+        *(np.concatenate(slots), starts, key_starts, *more),
+    ]
+    tokens, positions, own, keys, first, first_key, *rest = upload_parts(parts, device)
+    prompts = PromptRows(
+        *(first.int(), first_key.int(), keys),
+        most_rows=int(counts.max()),
+        most_keys=int(key_counts.max()),
+    )
+    return prompts, StepInputs(tokens, positions, own), rest
 
 
 def _slots(sequence: Sequence, first: int, end: int) -> IntArray:

@@ -39,8 +39,9 @@ from engine.scheduling.sequence import Sequence as Running
 from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 
-ROWS = (1, 2, 4, 8)
+ROWS = (1, 2, 4, 8, 16, 32)
 """Rows of each sequence; those above 1 are for drafts."""
+
 
 @dataclass(frozen=True)
 class GraphOutput:
@@ -158,6 +159,17 @@ class DecodeGraphs:
             progress(done / len(sizes))
             self._graphs[size] = self._record(size)
         self._sizes.add(sizes)
+        self._draw_once()
+
+    @torch.inference_mode()
+    def _draw_once(self) -> None:
+        """Compile the draws that are not part of a graph, by drawing for no sequence."""
+        scratch = upload([self._sizes.most_sequences], self._state.device)
+        self._draw.advance(self._logits[:1], DrawRows(scratch))
+        drafted = {size.rows: size for size in self._graphs if size.rows > 1}
+        for size in drafted.values():
+            out = self.run(size, (), None)
+            self._draw.verify(out.logits, out.rows, out.inputs.positions, out.drafts, 0)
 
     def _record(self, size: GraphSize) -> tuple[GraphOutput, Recording]:
         if size.rows not in self._rows:

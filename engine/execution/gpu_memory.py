@@ -65,8 +65,17 @@ class MemoryGuard:
         StartupError with the numbers if it does not fit."""
         torch.cuda.empty_cache()
         taken = torch.cuda.memory_reserved(self._device) + RUNTIME_BYTES["cuda"]
-        self.plan = gpu_footprint(plan, read_gpu_memory(self._device, self._share), taken)
+        gpu = read_gpu_memory(self._device, self._share)
+        self.plan = gpu_footprint(plan, gpu, taken)
+        self._limit_torch(gpu)
         return self.plan
+
+    def _limit_torch(self, gpu: GpuMemory) -> None:
+        """Let torch free what it keeps unused before it exceeds the engine's share. Otherwise it
+        would do so only where the whole GPU is full, at the expense of the other engines."""
+        if gpu.share < 1.0:
+            most = gpu.total * gpu.share - RUNTIME_BYTES["cuda"]
+            torch.cuda.set_per_process_memory_fraction(most / gpu.total, self._device)
 
     @contextlib.contextmanager
     def explained(

@@ -2,12 +2,14 @@
 
 weights    every tensor in the type it is computed in, including those of a draft model or heads;
            on a CPU the output head is stored apart from the embedding even if they are tied,
-           because it is repacked
+           because it is repacked; on a GPU also the rotary tables
 kv         all pages of the pool; a draft model has the same number of its own
 workspace  the activations of the largest step, including draft nodes, and on a CPU the prepared
-           products for each number of rows
-runtime    the interpreter and torch
+           products for each number of rows; on a GPU also tables, recorded steps and memory for
+           KV frames (engine/execution/workspace.py)
+runtime    the interpreter and torch; on a GPU what CUDA takes there
 shared     slots for KV frames in both directions (engine/ipc/shared_memory.py)
+pinned     the same slots of an engine on a GPU, which are in the host's memory
 
 On a GPU that several engines share, each takes its share and nothing more:
 
@@ -22,13 +24,19 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.ipc.settings import DeviceKind, EngineSettings, StepSizes
+from engine.execution.workspace import (
+    GpuWork,
+    Workspace,
+    cpu_workspace,
+    gpu_workspace_parts,
+    rotary_bytes,
+)
+from engine.ipc.settings import DeviceKind, EngineSettings
 from engine.kv_cache.kv_format import KVFormat, Storage
 from engine.model_config.checkpoint import WeightShards, resident_elements
-from engine.model_config.config import ModelConfig, padded_row_counts
-from engine.scheduling.draft_pages import MAX_DRAFT_NODES
+from engine.model_config.config import ModelConfig
 from engine.scheduling.sequence import blocks_for
-from engine.speculation.draft_source import draft_size
+from engine.speculation.draft_source import DraftSize, draft_size
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
 
@@ -37,24 +45,11 @@ CPU_KV_BYTES = 256 << 20
 """Default limit of the KV pool on a CPU; ``kv_tokens`` overrides it."""
 GPU_USABLE_SHARE = 0.9
 """Share of a GPU's memory that is counted out to engines. The rest holds what is not estimated:
-fragmentation, captured graphs, and the tables of requests with penalties."""
+fragmentation, and steps whose sequences share long prefixes (engine/execution/workspace.py)."""
 
-# Measured with torch 2.13 on x86-64.
+# On a CPU measured with torch 2.13 on x86-64; what CUDA takes is an assumption.
 RUNTIME_BYTES: dict[DeviceKind, int] = {"cpu": 236 << 20, "cuda": 500 << 20}
-_KERNEL_BYTES = 600 << 10  # code and scratch of one product for one number of rows
-_PRODUCTS = 5  # distinct products: those of a layer, and the head
-_LOGIT_BYTES = 40  # per logit: fp32 value, copies and sort order while a token is drawn
 _LEAST_TOKENS = 2 * BLOCK_TOKENS  # of a KV pool
-
-
-class Workspace(msgspec.Struct, frozen=True):
-    """Bytes of the activations of the largest step."""
-
-    step: int  # whatever the context
-    context_token: int  # for each token of the longest context
-
-    def bytes(self, context: int) -> int:
-        return self.step + context * self.context_token
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +65,8 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     kv_bytes_per_token: int
     kv_grows: bool  # the pool takes the memory that is left; ``kv`` is its minimum
-    step: Workspace = Workspace(0, 0)  # what ``workspace`` is computed from
+    pinned: int = 0  # of the host, beside an engine on a GPU
+    step: Workspace = Workspace()  # what ``workspace`` is computed from
     max_len: int = 0  # tokens of the longest sequence
 
     def with_pool(self, tokens: int) -> Footprint:
@@ -79,10 +75,15 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             self,
             kv=tokens * self.kv_bytes_per_token,
-            workspace=self.step.bytes(min(tokens, self.max_len)),
+            workspace=self.step.bytes(min(tokens, self.max_len), tokens),
             kv_tokens=tokens,
             kv_grows=False,
         )
+
+    @property
+    def pool_bytes_per_token(self) -> int:
+        """Bytes of KV, and of what grows with the pool."""
+        return self.kv_bytes_per_token + self.step.pool_token
 
     @property
     def total(self) -> int:
@@ -159,10 +160,10 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
 def gpu_pool_tokens(left: int, plan: Footprint) -> int:
     """Return the tokens of the KV pools that ``left`` bytes hold beside the workspace, in whole
     pages."""
-    per_token, context = plan.kv_bytes_per_token, plan.step.context_token
+    per_token, context = plan.pool_bytes_per_token, plan.step.context_token
     tokens = (left - plan.step.step) // (per_token + context)
     if tokens > plan.max_len:
-        tokens = (left - plan.step.bytes(plan.max_len)) // per_token
+        tokens = (left - plan.step.bytes(plan.max_len, 0)) // per_token
     return max(0, tokens) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
@@ -190,7 +191,7 @@ def gpu_memory_text(gpu: GpuMemory, plan: Footprint) -> str:
     return (
         f"{_gib(gpu.total)} in all, {_gib(gpu.free)} free, {_gib(gpu.allowed)} for this engine"
         f" ({gpu.share:.0%} of the GPU, less a reserve); it takes {_gib(plan.weights)} for weights,"
-        f" {_gib(plan.kv)} for {plan.kv_tokens} tokens of KV, {_gib(plan.workspace)} for a step,"
+        f" {_gib(plan.kv)} for {plan.kv_tokens} tokens of KV, {_gib(plan.workspace)} for steps,"
         f" {_gib(plan.runtime)} for CUDA; {change}, or end other processes that `nvidia-smi` lists"
     )
 
@@ -212,41 +213,48 @@ def estimate_footprint(
     kv_bytes = kv.bytes_per_token + draft.kv_bytes_per_token
     max_len = context_length(settings, config)
     grows = not on_cpu and settings.kv_tokens is None
-    weights = resident_elements(shards, config, on_cpu=on_cpu) + draft.elements if shards else 0
+    weights = 0
+    if shards:
+        weights = (resident_elements(shards, config, on_cpu=on_cpu) + draft.elements) * element
+        weights += 0 if on_cpu else rotary_bytes(config, max_len)
     # The minimum of a pool that grows is one sequence of maximum length.
     pages = blocks_for(max_len) if grows else configured_pages(settings, kv, max_len)
-    step = _workspace(settings.step_sizes(device), config, device, element, draft.most)
+    step = _workspace(settings, config, device, element, draft)
+    tokens = pages * BLOCK_TOKENS
     return Footprint(
         device=device,
         dtype=dtype,
-        weights=weights * element,
-        kv=pages * BLOCK_TOKENS * kv_bytes,
-        workspace=step.bytes(max_len if on_cpu else min(pages * BLOCK_TOKENS, max_len)),
+        weights=weights,
+        kv=tokens * kv_bytes,
+        workspace=step.bytes(max_len if on_cpu else min(tokens, max_len), tokens),
         runtime=RUNTIME_BYTES[device],
         shared=settings.arena.bytes if on_cpu else 0,
-        kv_tokens=pages * BLOCK_TOKENS,
+        kv_tokens=tokens,
         kv_bytes_per_token=kv_bytes,
         kv_grows=grows,
+        pinned=0 if on_cpu else settings.arena.bytes,
         step=step,
         max_len=max_len,
     )
 
 
 def _workspace(
-    sizes: StepSizes, config: ModelConfig, device: DeviceKind, element: int, drafted: int
+    settings: EngineSettings,
+    config: ModelConfig,
+    device: DeviceKind,
+    element: int,
+    draft: DraftSize,
 ) -> Workspace:
-    """``drafted`` is the maximum number of draft nodes of a sequence in a step."""
-    # Rows of logits.
-    drawing = sizes.max_batch + min(sizes.max_batch * drafted, MAX_DRAFT_NODES)
-    c, rows = config, sizes.prefill_chunk + drawing
-    q, kv = c.heads * c.head_dim, 2 * c.kv_heads * c.head_dim
-    # Input, its norm, projections, what attention returns; gate, up and their product.
-    attention = rows * (3 * c.hidden_size + 2 * q + kv)
-    mlp = rows * (2 * c.hidden_size + 3 * c.intermediate_size)
-    step = max(attention, mlp) * element + drawing * c.vocab_size * _LOGIT_BYTES
-    context = (2 * kv + sizes.prefill_chunk) * element  # a gathered prompt, and its mask
+    sizes = settings.step_sizes(device)
     if device == "cpu":
-        step += len(padded_row_counts(rows)) * _PRODUCTS * _KERNEL_BYTES
-    else:  # the pages as stored and as cast, and K and V repeated for all query heads
-        context += kv * (1 + element) + 2 * q * element
-    return Workspace(step, context)
+        return cpu_workspace(config, sizes, element, draft.most)
+    work = GpuWork(
+        config=config,
+        sizes=sizes,
+        element=element,
+        max_len=context_length(settings, config),
+        drafted=draft.most,
+        draft_model=draft.elements > 0,
+        staging=settings.arena.staging_bytes,
+    )
+    return gpu_workspace_parts(work).whole

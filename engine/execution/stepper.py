@@ -39,9 +39,10 @@ from protocol.requests import Finish, Logprobs
 
 if TYPE_CHECKING:
     from engine.batching.paged_batcher import PagedBatcher
-    from engine.execution.decode_graphs import DecodeGraphs, GraphSize
+    from engine.execution.decode_graphs import DecodeGraphs
     from engine.execution.device_verifier import DeviceVerifier, TokensOnTheWay
     from engine.kernels.paged_rows import PagedRows
+    from engine.kernels.recording import GraphSize
 
 
 def finish_reason(sequence: Sequence, token: int, eos: Set[int]) -> Finish:
@@ -176,6 +177,8 @@ class Stepper:
         rows = decode_graphs.ROWS[:1] if self.speculator is None else decode_graphs.ROWS
         graphs.record(rows, progress)
         self._graphs = graphs
+        if self.speculator is not None:
+            self.speculator.record_graphs(progress)
 
     def run_empty_graph(self, rows: int) -> bool:
         """Run a recorded step of at least ``rows`` rows without any sequence; return whether there

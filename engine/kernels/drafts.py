@@ -161,7 +161,7 @@ def accept_drafts(
     accept_paths[(count,)](
         *(drawn, drafts, first_node, rows.ancestors, rows.state_row, rows.first_row),
         *(rows.row_count, last_token, length, out.counts, out.paths, out.tokens, columns),
-        ROWS=triton.next_power_of_2(rows.most_rows),
+        ROWS=rows.most_rows,
         WIDTH=triton.next_power_of_2(columns),
         num_warps=1,
     )

@@ -37,6 +37,11 @@ class PieceList:
         return cls(*numbers.split([pieces, sequences, 1]))
 
 
+def rows_bound(rows: int) -> int:
+    """Return the least power of two that is not below ``rows``."""
+    return 1 << (rows - 1).bit_length()
+
+
 def piece_count(tokens: int) -> int:
     """Return the number of pieces of ``tokens`` keys."""
     return -(-tokens // PIECE_TOKENS)
@@ -58,7 +63,7 @@ class PagedRows:
     ancestors: Tensor  # [R] int64, bit j: attends to row j of its sequence
     owner: Tensor  # [R] int64, sequence of each row
     pieces: PieceList
-    most_rows: int  # of a sequence
+    most_rows: int  # bound of the rows of a sequence, a power of two: kernels are made for it
 
 
 @dataclass(frozen=True)

@@ -94,18 +94,19 @@ class GraphSizes:
             for n in rows
             for s in sequences
             if n == 1 or s * n <= MOST_DRAFTED_ROWS
-            for p in self._piece_bounds(s)
+            for p in self._piece_bounds(s, 2 if n == 1 else 4)
         ]
         return sorted(sizes, key=lambda size: (size.pieces, size.sequences * size.rows))[::-1]
 
-    def _piece_bounds(self, sequences: int) -> list[int]:
-        """Return powers of two, from one piece for each sequence up to what the pool holds."""
+    def _piece_bounds(self, sequences: int, factor: int) -> list[int]:
+        """Return bounds that grow by ``factor``, from one piece for each sequence up to what the
+        pool holds."""
         most = min(self.most_pieces, sequences * self._longest)
         bound = max(8, sequences)
         bounds = []
         while bound < most:
             bounds.append(bound)
-            bound *= 2
+            bound *= factor
         return [*bounds, most]
 
     def add(self, sizes: Sequence[GraphSize]) -> None:

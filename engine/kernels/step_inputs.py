@@ -54,7 +54,7 @@ def write_step_inputs(
     position_ptr,
     slot_ptr,
     sequences,
-    SEQUENCES: tl.constexpr,  # a power of two
+    SEQUENCES: tl.constexpr,  # bound of the sequences, a power of two
     PIECE: tl.constexpr,
     ROWS: tl.constexpr,
     PADDED: tl.constexpr,  # rows of every sequence; 0: each has its own count
@@ -116,9 +116,9 @@ def fill_step_inputs(
         *(rows.state_row, rows.first_row, rows.first_node, rows.row_count, rows.depth, rows.known),
         *(rows.pieces.items, rows.pieces.starts, rows.pieces.total),
         *(out.tokens, out.positions, out.slots, len(rows.state_row)),
-        SEQUENCES=triton.next_power_of_2(len(rows.state_row)),
+        SEQUENCES=triton.next_power_of_2(len(length)),
         PIECE=PIECE_TOKENS,
-        ROWS=triton.next_power_of_2(rows.most_rows),
+        ROWS=rows.most_rows,
         PADDED=rows.most_rows if padded else 0,
         num_warps=1,
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention import AttentionShape
-from engine.kernels.paged_rows import PagedRows, PieceList, piece_count
+from engine.kernels.paged_rows import PagedRows, PieceList, piece_count, rows_bound
 from engine.kv_cache.kv_format import KVFormat, Precision, Storage
 from engine.kv_cache.kv_pool import KVPool, make_pool
 from protocol.block_keys import BLOCK_TOKENS
@@ -77,7 +77,7 @@ def paged_rows(trees: Sequence[Tree], pages: int, device: str, *, spare: int = 0
         ancestors=tensor([sum(1 << row for row in path) for path in paths]),
         owner=tensor([i for i, count in enumerate(counts) for _ in range(count)]),
         pieces=_pieces(trees, spare, torch.device(device)),
-        most_rows=max(counts),
+        most_rows=rows_bound(max(counts)),
     )
 
 

@@ -23,7 +23,12 @@ from engine.speculation.control.draft_lengths import (
     StepOutcome,
 )
 from engine.speculation.drafts import ROOT, Drafts, first_path
-from engine.speculation.proposers.proposer import LayerTapProposer, Proposer, VerifiedStep
+from engine.speculation.proposers.proposer import (
+    LayerTapProposer,
+    Proposer,
+    RecordedProposer,
+    VerifiedStep,
+)
 
 log = logging.getLogger("baton.engine")
 
@@ -72,6 +77,14 @@ class Speculator:
             self.lengths = make(self.proposer)
         except Exception as error:
             self._drop(error)
+
+    def record_graphs(self, progress: Callable[[float], None]) -> None:
+        """Let the proposer record its passes as CUDA graphs, if it has any."""
+        if isinstance(self.proposer, RecordedProposer):
+            try:
+                self.proposer.record_graphs(progress)
+            except Exception as error:
+                self._drop(error)
 
     def status(self) -> SpeculationStatus:
         try:

@@ -17,9 +17,10 @@ telling the draft model, so the index records who wrote a page last, and for whi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,8 +36,12 @@ from engine.speculation.draft_source import check_vocabularies
 from engine.speculation.drafts import Drafts
 from engine.speculation.proposers.draft_runner import DraftModelRunner, DraftRequest
 from engine.speculation.proposers.proposer import VerifiedStep
+from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
+
+if TYPE_CHECKING:
+    from engine.speculation.proposers.paged_draft_runner import PagedDraftRunner
 
 MAX_INLINE_TOKENS = 4
 """Missing tokens that pass 1 computes as rows of their own; more are caught up in a chunk first."""
@@ -76,12 +81,17 @@ class DraftModel:
         self.most = most
         self._state = state
         self._positions, self._chunk = positions, chunk
-        self._runner = DraftModelRunner(model, state, pages)
+        self._runner = _make_runner(model, state, pages, most)
         self._index = DraftKvIndex(pages)
-        self._last: tuple[list[DraftRequest], Tensor] | None = None  # drafts [b, nodes]
+        # The last requests, and what returns their drafts.
+        self._last: tuple[list[DraftRequest], Callable[[], list[list[int]]]] | None = None
 
     def passes(self, nodes: int) -> int:
         return nodes
+
+    def record_graphs(self, progress: Callable[[float], None]) -> None:
+        """Record the passes as CUDA graphs, where kernels compute the model."""
+        self._runner.record(progress)
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
@@ -95,9 +105,9 @@ class DraftModel:
         ready.sort(key=lambda r: -r.nodes)  # sequences that need more passes come first
         for r in ready:
             self._index.record_write(r.sequence, len(r.sequence.tokens), r.nodes - 1)
-        places = torch.tensor([r.place for r in ready], device=rows.device)
+        places = upload([r.place for r in ready], rows.device)
         drawn = self._runner.draw(ready, rows[places])
-        self._last = ready, drawn
+        self._last = ready, self._runner.read_later(drawn)
         return _packed(ready, drawn, len(sequences))
 
     def observe(self, step: VerifiedStep) -> None:
@@ -110,9 +120,9 @@ class DraftModel:
     def _record_last_drafts(self) -> None:
         """Read the last draft tokens, late enough that the device has completed them."""
         if self._last is not None:
-            ready, drawn = self._last
+            ready, read = self._last
             self._last = None
-            for r, tokens in zip(ready, drawn.tolist(), strict=True):
+            for r, tokens in zip(ready, read(), strict=True):
                 self._index.record_drafts(r.sequence.row_lease, tokens[: r.nodes - 1])
 
     def _catch_up(
@@ -145,6 +155,18 @@ class DraftModel:
         if chunks:
             self._runner.compute(chunks)
         return ready, bool(chunks)
+
+
+def _make_runner(
+    model: DecoderModel, state: RowState, pages: int, most: int
+) -> DraftModelRunner | PagedDraftRunner:
+    """Return the runner for the layers of ``model``."""
+    if not model.uses_kernels:
+        return DraftModelRunner(model, state, pages)
+    # Only an installation for GPUs has Triton, which this module imports.
+    from engine.speculation.proposers.paged_draft_runner import PagedDraftRunner
+
+    return PagedDraftRunner(model, state, pages, most)
 
 
 def load_draft(
@@ -194,7 +216,7 @@ def _packed(ready: Sequence[DraftRequest], drawn: Tensor, sequences: int) -> Dra
         counts[r.place], start[r.place] = r.nodes, i * nodes
     ends = np.cumsum(counts)
     shift = np.repeat(start - (ends - counts), counts)
-    at = torch.from_numpy(shift + np.arange(int(ends[-1]))).to(drawn.device)
+    at = upload(shift + np.arange(int(ends[-1])), drawn.device)
     return Drafts(counts.tolist(), drawn.flatten()[at])
 
 

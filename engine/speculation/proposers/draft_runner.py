@@ -1,7 +1,6 @@
 """The forward passes of a draft model: chunks of text without KV, and draft tokens.
 
-DraftModel calls DraftModelRunner. DraftSampler draws draft tokens with the noise that the target
-will draw with, so that both agree; Medusa and EAGLE use it, too.
+DraftModel calls DraftModelRunner on a CPU, and PagedDraftRunner where kernels run.
 
 Attention metadata is computed for several passes at once: each pass adds a token to each of its
 sequences, on pages that exist before the first pass, so all passes share one list of pages and
@@ -11,7 +10,7 @@ of torch's time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,16 +29,11 @@ from engine.batching.attention_metadata import (
 from engine.batching.batcher import RowState, kv_slots
 from engine.kv_cache.kv_pool import make_pool
 from engine.model.decoder import DecoderModel
-from engine.sampling.filters import FilterRows, filter_threshold, gumbel_noise
-from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Sequence as Running
+from engine.speculation.proposers.draft_sampler import DraftSampler
 from protocol.block_keys import BLOCK_TOKENS
-from protocol.sampling_params import GREEDY_BELOW
 
 Ints = NDArray[np.int64]
-
-TOP_TOKENS = 32
-"""Number of most likely tokens that noise is drawn for; draft and target seldom agree beyond."""
 
 
 class DraftRequest(NamedTuple):
@@ -66,22 +60,13 @@ class DraftModelRunner:
     def compute(self, chunks: Sequence[tuple[Running, int, int]]) -> None:
         """Compute KV for each (sequence, known, count): ``count`` tokens after ``known`` ones."""
         tokens: list[int] = []
-        places, slots, starts = [], [], []
+        places, slots = [], []
         for sequence, known, count in chunks:
-            starts.append(len(tokens))
             tokens += sequence.tokens[known : known + count]
             at = torch.arange(known, known + count, device=self._state.device)
             places.append(at)
             slots.append(kv_slots(self._state.block_table[sequence.row][at // BLOCK_TOKENS], at))
-        views = {}
-        for window in self._windows:
-            chunk_views = [
-                chunk_attention(
-                    self._state.block_table[s.row], start, known, count, window, self._like
-                )
-                for (s, known, count), start in zip(chunks, starts, strict=True)
-            ]
-            views[window] = AttentionMetadata(0, (), tuple(chunk_views))
+        views = chunk_views(chunks, self._state.block_table, self._windows, self._like)
         batch = PackedBatch(self._tokens(tokens), torch.cat(places), torch.cat(slots), views, None)
         self._model.hidden(batch, self._pool)
 
@@ -113,6 +98,13 @@ class DraftModelRunner:
             tokens = sampler.draw(self._logits(batch), at[i, own] + 1)
             drawn[own, i] = tokens
         return drawn
+
+    def read_later(self, drawn: Tensor) -> Callable[[], list[list[int]]]:
+        """Return a function that waits for drafts [b, nodes] and returns them."""
+        return drawn.tolist
+
+    def record(self, progress: Callable[[float], None]) -> None:
+        """Do nothing: only passes of kernels are recorded."""
 
     def _logits(self, batch: PackedBatch) -> Tensor:
         return self._model.logits(self._model.hidden(batch, self._pool))
@@ -160,6 +152,25 @@ class DraftModelRunner:
         return tokens.clamp_(max=self._model.config.vocab_size - 1)
 
 
+def chunk_views(
+    chunks: Sequence[tuple[Running, int, int]],
+    table: Tensor,
+    windows: Collection[int],
+    like: Tensor,
+) -> dict[int, AttentionMetadata]:
+    """Return the attention metadata by window of (sequence, known, count): ``count`` tokens after
+    ``known`` ones. table: [rows, max_pages] page ids; masks get the type and device of ``like``."""
+    starts = np.cumsum([0, *(count for _, _, count in chunks)]).tolist()
+    views = {}
+    for window in windows:
+        own = [
+            chunk_attention(table[s.row], start, known, count, window, like)
+            for (s, known, count), start in zip(chunks, starts, strict=False)
+        ]
+        views[window] = AttentionMetadata(0, (), tuple(own))
+    return views
+
+
 def _table(ready: Sequence[DraftRequest]) -> Ints:
     """Return the page ids of each sequence [b, pages], padded with page 0."""
     pages = [r.sequence.pages for r in ready]
@@ -175,69 +186,6 @@ def _slots(table: Ints, place: Ints) -> Ints:
     block = np.minimum(place // BLOCK_TOKENS, table.shape[1] - 1)
     slots: Ints = table[np.arange(len(table)), block] * BLOCK_TOKENS + place % BLOCK_TOKENS
     return slots
-
-
-class DraftSampler:
-    """Draws draft tokens for a fixed list of sequences."""
-
-    def __init__(self, sequences: Sequence[Running], rows: Tensor, table: SamplingTable) -> None:
-        """rows: [b] int64, rows of ``table``."""
-        wanted = [s.request.sampling for s in sequences]
-        noisy = [s for s in wanted if not s.is_greedy]
-        self._noisy = bool(noisy)
-        self._filters: FilterRows | None = None
-        if self._noisy:
-            temperature = table.column("temperature", rows)
-            greedy = temperature < GREEDY_BELOW
-            self._temperature = temperature.masked_fill_(greedy, 1.0)[:, None]
-            self._scale = (~greedy).double()[:, None]  # of the noise
-            self._keys = table.column("noise_key", rows)
-            if any(s.has_filters for s in noisy):
-                self._filters = FilterRows(
-                    top_p=table.column("top_p", rows).masked_fill_(greedy, 1.0),
-                    top_k=table.column("top_k", rows).masked_fill_(greedy, table.vocab),
-                    min_p=table.column("min_p", rows).masked_fill_(greedy, 0.0),
-                    any_top_p=any(s.top_p < 1.0 for s in noisy),
-                    any_only_top_p=False,  # the top tokens' mass is taken for that of all tokens
-                )
-
-    def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Draw tokens [n] int64 for the first n sequences from logits [n, vocab] fp32. positions:
-        [n] int64, index of the token to draw. The request's filters are applied to the draft's
-        logits. Penalties and biases are left out, which lowers acceptance only."""
-        if not self._noisy:
-            return logits.max(dim=-1).indices  # a third of argmax's time on a CPU
-        scores, ids = self._top_scores(logits, positions, TOP_TOKENS)
-        best = scores.max(dim=-1, keepdim=True).indices
-        return ids.gather(1, best)[:, 0]
-
-    def ranked(
-        self, logits: Tensor, positions: Tensor, most: int, tokens: Tensor | None = None
-    ) -> Tensor:
-        """Return the ``most`` best tokens of each sequence, best first: [n, most] int64. logits:
-        [n, columns] fp32; positions: [n] int64; tokens: [columns] int64, the token ids of the
-        columns, or None if they are token ids."""
-        if not self._noisy:
-            first = logits.max(-1).indices[:, None] if most == 1 else logits.topk(most).indices
-            return first if tokens is None else tokens[first]
-        scores, ids = self._top_scores(logits, positions, max(TOP_TOKENS, most), tokens)
-        return ids.gather(1, scores.topk(most, dim=-1).indices)
-
-    def _top_scores(
-        self, logits: Tensor, positions: Tensor, top: int, tokens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the noisy scores and the ids of the ``top`` most likely tokens: [n, top] each."""
-        count, vocab = logits.shape
-        values, ids = logits.topk(min(top, vocab), dim=-1)
-        ids = ids if tokens is None else tokens[ids]
-        values.div_(self._temperature[:count])
-        scores = (
-            gumbel_noise(self._keys[:count], positions, ids).mul_(self._scale[:count]).add_(values)
-        )
-        if self._filters is not None:
-            cut = filter_threshold(values, values, self._filters.select(slice(count)))
-            scores.masked_fill_(values < cut, float("-inf"))
-        return scores, ids
 
 
 @dataclass(frozen=True)

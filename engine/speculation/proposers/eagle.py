@@ -27,7 +27,7 @@ from engine.model.weights import CheckpointTensors
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.draft_source import is_eagle3, read_head_config, refuse_pickles
 from engine.speculation.drafts import Drafts
-from engine.speculation.proposers.draft_runner import DraftSampler
+from engine.speculation.proposers.draft_sampler import DraftSampler
 from engine.speculation.proposers.draft_tree import best_tree, pack_tree_drafts, read_tree_prior
 from engine.speculation.proposers.eagle_heads import AnyEagleHead, Eagle3Head, EagleHead
 from engine.speculation.proposers.eagle_layer import EagleAttention, EagleSpans

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -70,3 +70,12 @@ class LayerTapProposer(Proposer, Protocol):
     """A proposer that also needs the inputs of some of the model's layers."""
 
     taps: tuple[int, ...]  # these layers, in ascending order; empty: none
+
+
+@runtime_checkable
+class RecordedProposer(Proposer, Protocol):
+    """A proposer whose passes can be recorded as CUDA graphs."""
+
+    def record_graphs(self, progress: Callable[[float], None]) -> None:
+        """Record the passes before the first proposal, reporting the share that is done. On a CPU
+        nothing is recorded."""

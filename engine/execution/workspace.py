@@ -1,0 +1,253 @@
+"""Estimates what an engine takes beside its weights and its KV pool, by parts. Pure, without torch.
+
+On a GPU that runs the kernels (sm_80 and later), with rows for all prompt tokens and draws:
+
+    frames     staging memory of KV frames
+    tables     block table, sampling parameters, and the token history that penalties need
+    graphs     buffers of the recorded decode steps, their shared pool, and each graph itself
+    libraries  workspaces of cuBLAS
+    layers     the widest moment of a layer, and attention: partial results of decode rows, and the
+               keys of prompts, or their masks and scores
+    draw       logits and what is computed from them; never at the same time as ``layers``
+
+``memory_footprint`` calls it. Where no device was at hand, a figure is an assumption and says so.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from engine.ipc.settings import StepSizes
+from engine.model_config.config import ModelConfig, padded_row_counts
+from engine.scheduling.draft_pages import MAX_DRAFT_NODES
+from engine.scheduling.sequence import blocks_for
+from protocol.block_keys import BLOCK_TOKENS
+from protocol.sampling_params import MAX_LOGIT_BIAS
+
+_KERNEL_BYTES = 600 << 10  # of oneDNN: code and scratch of one product for one number of rows
+_PRODUCTS = 5  # distinct products: those of a layer, and the head
+_LOGIT_BYTES = 40
+"""Per logit of a draw: fp32 value, copies, fp64 noise or sort order. Rows whose filters allow more
+than 8192 tokens take up to 70, from the reserve of a GPU."""
+
+PIECE_TOKENS = 256  # of decode attention, as in engine/kernels/paged_rows.py
+_PIECE_BYTES = 8  # an item of a list of pieces
+RECORDED_ROWS = 256  # a recorded step has at least so many, as in decode_graphs.MOST_DRAFTED_ROWS
+_GRAPH_ROWS = 8  # of a sequence in a recorded step with drafts, the last of decode_graphs.ROWS
+_GRAPH_SHAPES = {False: 18, True: 48}  # (rows, sequences) of decode_graphs, without drafts and with
+_GRAPH_BYTES = 1 << 20  # of one graph of some 400 kernels; an assumption, not measured
+_LIBRARY_BYTES = 128 << 20
+"""Workspaces of cuBLAS and cuBLASLt, 32 MiB each on sm_90, for the streams of steps and of recording
+(at::cuda::getChosenWorkspaceSize of PyTorch)."""
+_TAPS = 3  # layers whose inputs an EAGLE-3 head reads
+_DRAW_TILE_BYTES = 12  # score and token of the best one of a tile, as in DrawWorkspace
+_DRAW_TILE = 1024  # tokens
+_STATE_BYTES = 256  # numbers of a sequence in RowState and SamplingTable
+_HISTORY_BYTES = 40  # for each token of a sequence with penalties: tokens, indexes, logits, counts
+_KEY_BYTES = 8  # slot of a prompt's key
+_HIDDEN_ROWS = 6  # alive in a layer: embedding, the caller's two inputs, input, norm and sum
+_SCORE_BYTES = 12  # of attention with a soft cap: scores, with the mask, and their softmax, in fp32
+
+
+class Workspace(msgspec.Struct, frozen=True):
+    """Bytes beside weights and KV, as a linear function of two sizes."""
+
+    step: int = 0  # whatever the context
+    context_token: int = 0  # for each token of the longest context
+    pool_token: int = 0  # for each token of the KV pool
+
+    def bytes(self, context: int, pool: int) -> int:
+        return self.step + context * self.context_token + pool * self.pool_token
+
+    def plus(self, *others: Workspace) -> Workspace:
+        parts = (self, *others)
+        return Workspace(
+            sum(part.step for part in parts),
+            sum(part.context_token for part in parts),
+            sum(part.pool_token for part in parts),
+        )
+
+    def or_larger(self, other: Workspace) -> Workspace:
+        """Return what suffices for either of two, which are not needed at the same time."""
+        return Workspace(
+            max(self.step, other.step),
+            max(self.context_token, other.context_token),
+            max(self.pool_token, other.pool_token),
+        )
+
+
+class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workspace of an engine on a GPU depends on."""
+
+    config: ModelConfig
+    sizes: StepSizes
+    element: int  # bytes
+    max_len: int
+    drafted: int  # maximum number of draft nodes of a sequence in a step
+    draft_model: bool  # whether a model or heads draft
+    staging: int  # bytes for KV frames
+
+    @property
+    def draws(self) -> int:
+        """Rows of logits."""
+        return drawing_rows(self.sizes, self.drafted)
+
+    @property
+    def rows(self) -> int:
+        return self.sizes.prefill_chunk + self.draws
+
+    @property
+    def taps(self) -> int:
+        return _TAPS if self.draft_model else 0
+
+
+class GpuWorkspaceParts(NamedTuple):
+    """The parts of the workspace on a GPU; see the head of this module."""
+
+    frames: Workspace
+    tables: Workspace
+    graphs: Workspace
+    libraries: Workspace
+    layers: Workspace
+    draw: Workspace
+
+    @property
+    def whole(self) -> Workspace:
+        *kept, layers, draw = self
+        return layers.or_larger(draw).plus(*kept)
+
+
+def drawing_rows(sizes: StepSizes, drafted: int) -> int:
+    """Return the rows of logits in the largest step."""
+    return sizes.max_batch + min(sizes.max_batch * drafted, MAX_DRAFT_NODES)
+
+
+def cpu_workspace(config: ModelConfig, sizes: StepSizes, element: int, drafted: int) -> Workspace:
+    """Return the workspace on a CPU. ``drafted`` is the maximum number of draft nodes of a sequence
+    in a step."""
+    drawing = drawing_rows(sizes, drafted)
+    c, rows = config, sizes.prefill_chunk + drawing
+    q, kv = c.heads * c.head_dim, 2 * c.kv_heads * c.head_dim
+    # Input, its norm, projections, what attention returns; gate, up and their product.
+    attention = rows * (3 * c.hidden_size + 2 * q + kv)
+    mlp = rows * (2 * c.hidden_size + 3 * c.intermediate_size)
+    step = max(attention, mlp) * element + drawing * c.vocab_size * _LOGIT_BYTES
+    step += len(padded_row_counts(rows)) * _PRODUCTS * _KERNEL_BYTES
+    return Workspace(step, (2 * kv + sizes.prefill_chunk) * element)  # a gathered prompt, its mask
+
+
+def gpu_workspace_parts(work: GpuWork) -> GpuWorkspaceParts:
+    """Return the workspace on a GPU by parts."""
+    return GpuWorkspaceParts(
+        frames=Workspace(work.staging),
+        tables=_tables(work),
+        graphs=_graphs(work),
+        libraries=Workspace(_LIBRARY_BYTES),
+        layers=_layers(work),
+        draw=_draw(work),
+    )
+
+
+def rotary_bytes(config: ModelConfig, max_len: int) -> int:
+    """Return the bytes of the rotary tables, complex64 for each pair and position. They are made
+    with the model, and counted with its weights."""
+    tables = len({config.rope, config.local_rope or config.rope})
+    return tables * max_len * config.head_dim * 4
+
+
+def _tables(work: GpuWork) -> Workspace:
+    """The tables of all rows, one of them padding. Those of requests with penalties and biases are
+    allocated when one comes."""
+    vocab, rows = work.config.vocab_size, work.sizes.max_batch + 1
+    pages = blocks_for(work.max_len) + 1
+    history = pages * BLOCK_TOKENS * 8 + vocab * 4
+    state = pages * 8 + _STATE_BYTES + MAX_LOGIT_BIAS * 12
+    draw_rows = 2 * (rows + MAX_DRAFT_NODES)  # engine/execution/device_verifier.py
+    return Workspace(
+        rows * (state + history) + draw_rows * (-(-vocab // _DRAW_TILE) * _DRAW_TILE_BYTES + 8)
+    )
+
+
+def _graphs(work: GpuWork) -> Workspace:
+    """Logits and hidden states that all graphs share, and the memory pool in which one largest step
+    computes."""
+    c, drafts = work.config, bool(work.drafted)
+    kept = max(work.sizes.max_batch, RECORDED_ROWS)
+    buffers = kept * (c.vocab_size * 4 + (1 + work.taps) * c.hidden_size * work.element)
+    rows = kept if drafts else work.sizes.max_batch
+    pool = rows * (_row_elements(c) + c.vocab_size) * work.element  # logits before fp32
+    graphs = most_graphs(work.max_len, drafts=drafts) * _GRAPH_BYTES
+    partial = _partial_results(work, _GRAPH_ROWS if drafts else 1)
+    return Workspace(buffers + pool + graphs).plus(partial)
+
+
+def most_graphs(max_len: int, *, drafts: bool) -> int:
+    """Return an upper bound of the number of recorded graphs. Those of one shape have powers of two
+    of pieces, from one for each sequence to all of the longest context, and the most."""
+    longest = -(-(blocks_for(max_len) + 1) * BLOCK_TOKENS // PIECE_TOKENS)
+    return _GRAPH_SHAPES[drafts] * (1 + (longest - 1).bit_length())
+
+
+def _partial_results(work: GpuWork, rows: int) -> Workspace:
+    """Partial results and lse in fp32 of decode attention with ``rows`` rows a sequence. The pieces
+    are those of the pool, and one that is begun for each sequence; sequences that share a prefix
+    may have more, from the reserve."""
+    c = work.config
+    piece = rows * c.heads * (c.head_dim + 1) * 4 + _PIECE_BYTES
+    return Workspace(work.sizes.max_batch * piece, 0, -(-piece // PIECE_TOKENS))
+
+
+def _layers(work: GpuWork) -> Workspace:
+    c, element = work.config, work.element
+    step = work.rows * (_row_elements(c) + work.taps * c.hidden_size) * element
+    prompts = _masked_prompts(work) if _needs_masks(c, element) else _gathered_prompts(work)
+    return Workspace(step).plus(prompts, _partial_results(work, 1 + work.drafted))
+
+
+def _row_elements(config: ModelConfig) -> int:
+    """Return the elements of a row at the widest moment of a layer: attention with its projection,
+    result and copies of queries and result, or the MLP."""
+    c = config
+    attention = 4 * c.heads * c.head_dim + 2 * c.kv_heads * c.head_dim
+    mlp = 3 * c.intermediate_size
+    if (moe := c.moe) is not None:
+        # Rows sorted by expert, gate, up and their product; then the outputs in three orders.
+        expert = moe.per_token * max(c.hidden_size + 3 * moe.intermediate_size, 3 * c.hidden_size)
+        mlp = expert if all(moe.layers) else max(mlp, expert)
+    return _HIDDEN_ROWS * c.hidden_size + max(attention, mlp)
+
+
+def _needs_masks(config: ModelConfig, element: int) -> bool:
+    """Return whether prompts attend with masks, as ``runs_varlen`` in engine/model/fused_layers.py
+    decides."""
+    varlen = element == 2 and config.head_dim <= 256 and config.head_dim % 8 == 0
+    return bool(config.attention_softcap) or not varlen
+
+
+def _gathered_prompts(work: GpuWork) -> Workspace:
+    """K and V of the keys of one layer: those of the longest prompt, and one for each other row of
+    the step. Chunks behind cached prefixes may have more in one step, from the reserve."""
+    key = 2 * work.config.kv_heads * work.config.head_dim * work.element + _KEY_BYTES
+    return Workspace(work.sizes.prefill_chunk * key, key)
+
+
+def _masked_prompts(work: GpuWork) -> Workspace:
+    """The masks of all windows with two temporary ones, and of one prompt at a time its K and V,
+    gathered, repeated for all query heads, and the scores."""
+    c, element, rows = work.config, work.element, work.sizes.prefill_chunk
+    q, kv = c.heads * c.head_dim, 2 * c.kv_heads * c.head_dim
+    masks = (len(set(c.windows)) + 2) * rows * element
+    # Bytes as stored, and values before their scales; then the repeated heads.
+    gathered = kv * element + max(kv * (1 + element), 2 * q * element)
+    scores = c.heads * rows * _SCORE_BYTES if c.attention_softcap else 0
+    return Workspace(0, masks + gathered + scores)
+
+
+def _draw(work: GpuWork) -> Workspace:
+    """Logits of the rows that draw, while the hidden states of all rows exist. The history of all
+    rows is read as wide as the longest one."""
+    hidden = work.rows * work.config.hidden_size * work.element
+    logits = work.draws * work.config.vocab_size * _LOGIT_BYTES
+    return Workspace(hidden + logits, work.sizes.max_batch * _HISTORY_BYTES)
