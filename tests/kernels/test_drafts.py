@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.batching.batcher import kv_slots
 from engine.batching.draft_layout import accepted_nodes
 from engine.kernels.drafts import AcceptedPaths, accept_drafts, move_accepted_kv
-from engine.kernels.paged_rows import PagedRows, PieceList
+from engine.kernels.paged_rows import PagedRows, PieceList, rows_bound
 from engine.kv_cache.kv_format import KVFormat, Precision, Storage
 from engine.kv_cache.kv_pool import Fp8Pool, KVPool, WidePool, make_pool
 from protocol.block_keys import BLOCK_TOKENS
@@ -92,7 +92,7 @@ class Step:
             depth=torch.empty(0),
             ancestors=ints(chain.from_iterable(tree.ancestors for tree in trees)),
             owner=torch.empty(0),
-            most_rows=max(counts),
+            most_rows=rows_bound(max(counts)),
             pieces=PieceList.empty(1, size, device),
         )
         self.accepted = AcceptedPaths(size + 1, DEPTH, device)
