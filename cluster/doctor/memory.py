@@ -5,6 +5,7 @@ The plans are also printed at every start (``prepare``).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from pathlib import Path
 
 import msgspec
@@ -135,7 +136,9 @@ def memory_plans(facts: MemoryFacts | None, subject: DoctorSubject) -> list[Memo
     others = subject.workers * FRONT_BYTES + (CLUSTER_BYTES if subject.kind == "cluster" else 0)
     if facts.engines[0].each.device == "cpu":
         return [MemoryPlan("memory", facts.free, facts.engines, others)]
-    host = MemoryPlan("memory", facts.free, (), others + subject.workers * _GPU_HOST_BYTES)
+    others += subject.workers * _GPU_HOST_BYTES
+    others += sum(pool.count * pool.each.pinned for pool in facts.engines)
+    host = MemoryPlan("memory", facts.free, (), others)
     cards, share = [], subject.gpu_share(len(facts.gpus))
     for index, gpu in enumerate(facts.gpus):
         part = engines_of_place(facts.engines, index, len(facts.gpus))
@@ -230,11 +233,15 @@ def context_that_fits(plan: MemoryPlan) -> int:
     """Return the KV tokens, or the longest context, that every engine on a GPU has memory for, in
     whole pages; 0 when they are too few."""
     assert plan.gpu is not None
+    gpu, room = plan.gpu, plan.room
     each = [pool.each for pool in plan.engines for _ in range(pool.count)]
-    fixed = [engine.fixed - engine.workspace + engine.step.step for engine in each]
-    per_token = [engine.kv_bytes_per_token + engine.step.context_token for engine in each]
-    own = ((plan.gpu.allowed - f) // p for f, p in zip(fixed, per_token, strict=True))
-    pages = min((plan.room - sum(fixed)) // sum(per_token), *own) // BLOCK_TOKENS
+
+    def is_too_much(pages: int) -> bool:
+        sizes = [engine.with_pool(pages * BLOCK_TOKENS).total for engine in each]
+        return max(sizes) > gpu.allowed or sum(sizes) > room
+
+    most = room // (min(engine.kv_bytes_per_token for engine in each) * BLOCK_TOKENS)
+    pages = bisect_left(range(1, most + 1), True, key=is_too_much)
     return pages * BLOCK_TOKENS if pages >= _MIN_PAGES else 0
 
 

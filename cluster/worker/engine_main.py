@@ -80,7 +80,8 @@ def build_server(
 
     take_role(settings.role)  # a lent worker whose engine was restarted has another role
     speculation = loaded.speculation
-    server = EngineServer(engine, loaded.grammars, channel, arena, speculation, take_role)
+    with loaded.memory.explained(lambda: "allocating memory for KV frames"):
+        server = EngineServer(engine, loaded.grammars, channel, arena, speculation, take_role)
     channel.send([loaded.ready])  # on a GPU the server has compiled its kernels by now
 
     def run() -> None:

@@ -164,8 +164,7 @@ class DecodeGraphs:
     @torch.inference_mode()
     def _draw_once(self) -> None:
         """Compile the draws that are not part of a graph, by drawing for no sequence."""
-        scratch = upload([self._sizes.most_sequences], self._state.device)
-        self._draw.advance(self._logits[:1], DrawRows(scratch))
+        self._draw.warm_up(self._logits[:1])
         drafted = {size.rows: size for size in self._graphs if size.rows > 1}
         for size in drafted.values():
             out = self.run(size, (), None)

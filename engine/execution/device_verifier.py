@@ -3,8 +3,9 @@
     one row a sequence   draw -> the state -> tokens, read after an event
     with drafts          draw -> accept -> the state -> move KV -> tokens, read in one copy
 
-Rows with filters, penalties, biases, grammars or log-probabilities go through ``Verifier``, whose
-tokens are the same function of the logits. The stepper of an engine with kernels owns one.
+Rows with filters, penalties, biases or log-probabilities go through ``Verifier``, whose tokens are
+the same function of the logits, and so do drafts of rows with a grammar. The stepper of an engine
+with kernels owns one.
 """
 
 from __future__ import annotations
@@ -18,10 +19,18 @@ from engine.batching.batcher import RowState
 from engine.execution.verifier import DrawnOnDevice, DrawnTokens
 from engine.kernels.drafts import AcceptedPaths, accept_drafts, move_accepted_kv
 from engine.kernels.paged_rows import PagedRows
-from engine.kernels.sampling import DrawRows, DrawState, DrawWorkspace, draw_tokens
+from engine.kernels.sampling import (
+    DrawRows,
+    DrawState,
+    DrawWorkspace,
+    GrammarBits,
+    draw_tokens,
+)
 from engine.kv_cache.kv_pool import Fp8Pool, KVPool, WidePool
 from engine.sampling.sampling_table import FLOAT_COLUMNS, INT_COLUMNS
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
+from engine.structured_output.masks import PendingMasks, bitmask_words
+from engine.uploads import upload
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class DeviceVerifier:
         self._host = torch.zeros((2, rows), dtype=torch.int64, pin_memory=pinned)
         self._turn = 0
         self._pool = _tensors(pool)
+        self._grammar: GrammarBits | None = None  # made for the first request with a grammar
 
     def advance(self, logits: Tensor, rows: DrawRows) -> None:
         """Draw a token for each sequence, of which each has one row or none, and append it to its
@@ -87,6 +97,45 @@ class DeviceVerifier:
         host = tokens.read()
         on_device = DrawnOnDevice(self._workspace.drawn[: len(host)])
         return [DrawnTokens([token], [None]) for token in host], on_device
+
+    def draw_masked(
+        self, logits: Tensor, rows: Tensor, masks: PendingMasks, *, advanced: bool
+    ) -> tuple[list[DrawnTokens], DrawnOnDevice]:
+        """Draw a token for each sequence from those that the ``masks`` allow, and append it to its
+        state. With ``advanced`` the state has a token of this step already, which is replaced.
+        logits: [S, vocab] fp32; rows: [S] int64, rows of the RowState."""
+        grammar = self._grammar_bits()
+        masks.copy_to(grammar.bits, grammar.rows[: len(rows)])
+        positions = None
+        if advanced:
+            positions = self._state.length.index_select(0, rows) - 2  # of the sequences' own tokens
+        own = DrawRows(rows, positions=positions)
+        tokens = draw_tokens(
+            logits, own, self._draw, self._workspace, grammar=grammar, update=not advanced
+        )
+        if advanced:
+            self._state.last_token.index_copy_(0, rows, tokens)
+        return self.draw_one_each(logits, rows, self.fetch(len(rows)))
+
+    def _grammar_bits(self) -> GrammarBits:
+        if self._grammar is None:
+            count, words = len(self._state.length), bitmask_words(self._state.sampling.vocab)
+            size = (count, words)
+            bits = torch.full(size, -1, dtype=torch.int32, device=self._state.device)
+            self._grammar = GrammarBits(bits, torch.full_like(bits[:, 0], -1))
+        return self._grammar
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Compile the draws of single rows, by drawing from logits [1, vocab] for the state row
+        that no sequence has."""
+        rows = upload([len(self._state.length) - 1], logits.device)
+        own, grammar = DrawRows(rows), self._grammar_bits()
+        positions = torch.zeros_like(rows)
+        self.advance(logits, own)
+        with_masks = (self._draw, self._workspace)
+        draw_tokens(logits, own, *with_masks, grammar=grammar)
+        own = DrawRows(rows, positions=positions)
+        draw_tokens(logits, own, *with_masks, grammar=grammar, update=False)
 
     def verify(
         self, logits: Tensor, rows: PagedRows, positions: Tensor, drafts: Tensor, sequences: int

@@ -66,24 +66,21 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     kv_grows: bool  # the pool takes the memory that is left; ``kv`` is its minimum
     pinned: int = 0  # of the host, beside an engine on a GPU
-    step: Workspace = Workspace()  # what ``workspace`` is computed from
+    # What ``workspace`` is computed from: the largest of these, which follow each other in a step.
+    phases: tuple[Workspace, ...] = (Workspace(),)
     max_len: int = 0  # tokens of the longest sequence
 
     def with_pool(self, tokens: int) -> Footprint:
         """Return the footprint with a KV pool of this size. A pool smaller than the longest
         sequence bounds the context, and with it the workspace."""
+        context = min(tokens, self.max_len)
         return msgspec.structs.replace(
             self,
             kv=tokens * self.kv_bytes_per_token,
-            workspace=self.step.bytes(min(tokens, self.max_len), tokens),
+            workspace=_largest(self.phases, context, tokens),
             kv_tokens=tokens,
             kv_grows=False,
         )
-
-    @property
-    def pool_bytes_per_token(self) -> int:
-        """Bytes of KV, and of what grows with the pool."""
-        return self.kv_bytes_per_token + self.step.pool_token
 
     @property
     def total(self) -> int:
@@ -160,11 +157,20 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
 def gpu_pool_tokens(left: int, plan: Footprint) -> int:
     """Return the tokens of the KV pools that ``left`` bytes hold beside the workspace, in whole
     pages."""
-    per_token, context = plan.pool_bytes_per_token, plan.step.context_token
-    tokens = (left - plan.step.step) // (per_token + context)
-    if tokens > plan.max_len:
-        tokens = (left - plan.step.bytes(plan.max_len, 0)) // per_token
+    tokens = min(_tokens_beside(left, plan, phase) for phase in plan.phases)
     return max(0, tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def _tokens_beside(left: int, plan: Footprint, phase: Workspace) -> int:
+    per_token = plan.kv_bytes_per_token + phase.pool_token
+    tokens = (left - phase.step) // (per_token + phase.context_token)
+    if tokens > plan.max_len:
+        tokens = (left - phase.bytes(plan.max_len, 0)) // per_token
+    return tokens
+
+
+def _largest(phases: tuple[Workspace, ...], context: int, pool: int) -> int:
+    return max(phase.bytes(context, pool) for phase in phases)
 
 
 def gpu_footprint(plan: Footprint, gpu: GpuMemory, taken: int) -> Footprint:
@@ -219,35 +225,35 @@ def estimate_footprint(
         weights += 0 if on_cpu else rotary_bytes(config, max_len)
     # The minimum of a pool that grows is one sequence of maximum length.
     pages = blocks_for(max_len) if grows else configured_pages(settings, kv, max_len)
-    step = _workspace(settings, config, device, element, draft)
+    phases = _phases(settings, config, device, element, draft)
     tokens = pages * BLOCK_TOKENS
     return Footprint(
         device=device,
         dtype=dtype,
         weights=weights,
         kv=tokens * kv_bytes,
-        workspace=step.bytes(max_len if on_cpu else min(tokens, max_len), tokens),
+        workspace=_largest(phases, max_len if on_cpu else min(tokens, max_len), tokens),
         runtime=RUNTIME_BYTES[device],
         shared=settings.arena.bytes if on_cpu else 0,
         kv_tokens=tokens,
         kv_bytes_per_token=kv_bytes,
         kv_grows=grows,
         pinned=0 if on_cpu else settings.arena.bytes,
-        step=step,
+        phases=phases,
         max_len=max_len,
     )
 
 
-def _workspace(
+def _phases(
     settings: EngineSettings,
     config: ModelConfig,
     device: DeviceKind,
     element: int,
     draft: DraftSize,
-) -> Workspace:
+) -> tuple[Workspace, ...]:
     sizes = settings.step_sizes(device)
     if device == "cpu":
-        return cpu_workspace(config, sizes, element, draft.most)
+        return (cpu_workspace(config, sizes, element, draft.most),)
     work = GpuWork(
         config=config,
         sizes=sizes,
@@ -257,4 +263,4 @@ def _workspace(
         draft_model=draft.elements > 0,
         staging=settings.arena.staging_bytes,
     )
-    return gpu_workspace_parts(work).whole
+    return gpu_workspace_parts(work).phases

@@ -283,7 +283,8 @@ class Stepper:
         what that step computes. A text that ends has computed one token too many, which is dropped.
         Its page may be free by then, but the next write to it runs later on the same stream."""
         self._ahead = None
-        if self._graphs is None or not self._sampler.is_plain(drawing):
+        plain = self._sampler.is_plain(drawing) and not any(s.grammar for s in drawing)
+        if self._graphs is None or not plain:
             return
         if self.speculator is not None and not self.speculator.idle:
             return
@@ -317,13 +318,18 @@ class Stepper:
     ) -> tuple[list[DrawnTokens], DrawnOnDevice]:
         """Draw the tokens of a step and append them to the state of their sequences."""
         masks = self._start_masks(drawing, layout)  # filled while the model computes
-        if self._device is not None and masks is None and self._sampler.is_plain(drawing):
-            if layout is None:
-                return self._device.draw_one_each(passed.logits, passed.rows, passed.tokens)
-            if len(drawing) == len(layout.lengths) and passed.inputs is not None:
-                rows, positions, drafts = passed.inputs
-                own = passed.logits[: len(rows.owner)]
-                return self._device.verify(own, rows, positions, drafts, len(drawing))
+        if self._device is not None and self._sampler.is_plain(drawing):
+            rows, advanced = passed.rows, passed.tokens is not None
+            if layout is None and masks is None:
+                return self._device.draw_one_each(passed.logits, rows, passed.tokens)
+            if layout is None and masks is not None:
+                own = passed.logits[: len(drawing)]
+                return self._device.draw_masked(own, rows, masks, advanced=advanced)
+            if layout is not None and masks is None and len(drawing) == len(layout.lengths):
+                assert passed.inputs is not None
+                paged, positions, drafts = passed.inputs
+                own = passed.logits[: len(paged.owner)]
+                return self._device.verify(own, paged, positions, drafts, len(drawing))
         logits, vocab = passed.logits, passed.logits.shape[1]
         barred = None if masks is None else masks.wait(vocab, logits.device)
         if layout is None:

@@ -39,8 +39,8 @@ _GRAPH_ROWS = 8  # of a sequence in a recorded step with drafts, the last of dec
 _GRAPH_SHAPES = {False: 18, True: 48}  # (rows, sequences) of decode_graphs, without drafts and with
 _GRAPH_BYTES = 1 << 20  # of one graph of some 400 kernels; an assumption, not measured
 _LIBRARY_BYTES = 128 << 20
-"""Workspaces of cuBLAS and cuBLASLt, 32 MiB each on sm_90, for the streams of steps and of recording
-(at::cuda::getChosenWorkspaceSize of PyTorch)."""
+"""Workspaces of cuBLAS and cuBLASLt for the streams of steps and of recording: 32 MiB each on sm_90
+(github.com/pytorch/pytorch/pull/120925)."""
 _TAPS = 3  # layers whose inputs an EAGLE-3 head reads
 _DRAW_TILE_BYTES = 12  # score and token of the best one of a tile, as in DrawWorkspace
 _DRAW_TILE = 1024  # tokens
@@ -67,14 +67,6 @@ class Workspace(msgspec.Struct, frozen=True):
             sum(part.step for part in parts),
             sum(part.context_token for part in parts),
             sum(part.pool_token for part in parts),
-        )
-
-    def or_larger(self, other: Workspace) -> Workspace:
-        """Return what suffices for either of two, which are not needed at the same time."""
-        return Workspace(
-            max(self.step, other.step),
-            max(self.context_token, other.context_token),
-            max(self.pool_token, other.pool_token),
         )
 
 
@@ -114,9 +106,10 @@ class GpuWorkspaceParts(NamedTuple):
     draw: Workspace
 
     @property
-    def whole(self) -> Workspace:
+    def phases(self) -> tuple[Workspace, Workspace]:
+        """The workspace while layers are computed, and while tokens are drawn."""
         *kept, layers, draw = self
-        return layers.or_larger(draw).plus(*kept)
+        return layers.plus(*kept), draw.plus(*kept)
 
 
 def drawing_rows(sizes: StepSizes, drafted: int) -> int:

@@ -97,7 +97,8 @@ class Sampler:
         self._penalized: list[Running] = []  # those of ``_drawing`` with penalties
 
     def is_plain(self, drawing: list[Running]) -> bool:
-        """Return whether all of ``drawing`` are greedy or have a temperature and nothing else."""
+        """Return whether all of ``drawing`` are greedy or have a temperature and nothing else but
+        perhaps a grammar."""
         if drawing != self._plain_of:
             self._plain_of = drawing
             self._plain = all(_is_plain(s) for s in drawing)
@@ -261,4 +262,4 @@ def _by_row(metadata: SamplingMetadata, logprobs: Sequence[Logprobs]) -> list[Lo
 def _is_plain(sequence: Running) -> bool:
     p = sequence.request.sampling
     more = p.has_penalties or p.logit_bias or p.min_tokens or p.logprobs is not None
-    return (p.is_greedy or not p.has_filters) and not more and sequence.grammar is None
+    return (p.is_greedy or not p.has_filters) and not more

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from math import inf
 
+from bench.interference.step_budgets import budget_rows
 from bench.interference.traffic import (
     UNSPLIT,
     InterferenceBenchmark,
     InterferencePlan,
+    LatencySummary,
     PromptMix,
     Subject,
     arrivals,
@@ -44,3 +46,13 @@ async def test_a_pool_that_does_not_split_answers() -> None:
     async with running_pool(bench.subject, UNSPLIT, objective, chunk=32) as pool:
         found = await bench.segment(pool.url, bench.load(20.0), objective)
     assert found.goodput == found.answered > 0
+
+
+def test_own_budget_is_compared_with_the_best_fixed_one_in_each_figure() -> None:
+    def summary(goodput: float, itl_p99: float) -> LatencySummary:
+        return LatencySummary(goodput, goodput, 0.1, 0.2, 0.01, itl_p99, 0.01)
+
+    found = [summary(4.0, 0.02), summary(2.0, 0.01), summary(5.0, 0.05)]
+    rows = budget_rows("at", found)
+    ratios = {row.name: row.ratio for row in rows if row.ratio is not None}
+    assert ratios == {"at, own budget: goodput": 0.8, "at, own budget: ITL p99": 0.5}

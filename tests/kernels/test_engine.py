@@ -17,6 +17,7 @@ from engine.model_config.checkpoint import load_config
 from engine.scheduling.step_policy import plan_decode_step
 from tests.engine.conftest import drain, request
 from tests.engine.families import save
+from tests.engine.grammars import Constrained, regex, save_tokenizer
 
 POSITIONS = 512
 
@@ -122,3 +123,24 @@ def test_a_step_is_launched_before_the_one_before_it_is_read(tmp_path: Path) -> 
     assert run(own, stop) == expected
     assert own.steps_ahead > 20
     assert own.manager.available == own.manager.pages
+
+
+def test_grammars_are_read_in_place(tmp_path: Path) -> None:
+    """Rows with and without a grammar, in graphs and beside a prompt."""
+    folder = save_tokenizer(save(tmp_path, "llama", **SMALL))
+    config = load_config(folder)
+    constrained = Constrained(folder, config.vocab_size, config.eos_token_ids)
+    grammar = regex("(ab|cd|[0-9]){4}")
+
+    def run(own: Engine) -> dict[int, list[int]]:
+        for handle, temperature in ((1, 0.0), (2, 0.9), (3, 0.9)):
+            more = {"grammar": grammar} if handle < 3 else {}
+            sampling = {"temperature": temperature, "seed": handle, "max_tokens": 6, **more}
+            asked = request(f"r{handle}", [5 + handle] * (3 + 15 * handle), **sampling)
+            own.generate(handle, asked, constrained.of(asked))
+        return drain(own)
+
+    expected = run(engine(folder, kernels=False))
+    own = engine(folder, kernels=True, max_batch=3, pages=8)
+    own.record_graphs(lambda _: None)
+    assert run(own) == expected

@@ -88,6 +88,13 @@ def test_every_setting_has_a_key(tmp_path: Path) -> None:
     assert same(scaler, default_scaler) == WITHOUT_A_KEY[AutoscalerSettings]
 
 
+def test_engines_know_the_objectives_of_the_routers() -> None:
+    config = Config.model_validate({"router": {"ttft_slo_ms": 500.0, "tpot_slo_ms": 25.0}})
+    engine = assemble.worker_settings(config, "decode").engine
+    assert (engine.ttft_slo_s, engine.tpot_slo_s) == (0.5, 0.025)
+    assert keys.select_keys("router.ttft_slo_ms", "router.tpot_slo_ms") < keys.WORKER_KEYS
+
+
 def test_only_decode_workers_speculate() -> None:
     config = Config.model_validate({"speculation": {"method": "draft", "model": "/d"}})
     decode, prefill = (

@@ -15,9 +15,9 @@ from cluster.models import locate
 from engine.execution.memory_footprint import (
     Footprint,
     GpuMemory,
-    Workspace,
     estimate_footprint,
 )
+from engine.execution.workspace import Workspace
 from engine.model_config.checkpoint import load_config, read_shards
 from protocol.block_keys import BLOCK_TOKENS
 from tests.cluster.doctor.subjects import SUBJECT, levels
@@ -116,7 +116,7 @@ def test_gpus_share_the_engines_and_each_is_judged() -> None:
 
 def on_gpu(**fields: object) -> Footprint:
     made = msgspec.structs.replace(ENGINE, device="cuda", dtype="bfloat16", kv_grows=True)
-    made = msgspec.structs.replace(made, step=Workspace(GIB // 2, 0), max_len=8192)
+    made = msgspec.structs.replace(made, phases=(Workspace(GIB // 2),), max_len=8192)
     return msgspec.structs.replace(made, **fields)
 
 
@@ -192,6 +192,18 @@ def test_the_doctor_counts_with_the_share_that_engines_are_told(
     facts = MemoryFacts(total=64 * GIB, free=60 * GIB, gpus=cards, engines=engines)
     _, first, *_ = memory.memory_plans(facts, subject)
     assert first.gpu is not None and first.gpu.share == share
+
+
+def test_the_arenas_of_engines_on_gpus_count_on_the_host() -> None:
+    def host_bytes(pinned: int) -> int:
+        engines = (PoolEngines("decode", 2, on_gpu(pinned=pinned)),)
+        card = GpuDevice(0, "A", 80 * GIB, 80 * GIB, "")
+        facts = MemoryFacts(total=64 * GIB, free=60 * GIB, gpus=(card,), engines=engines)
+        host, gpu = memory.memory_plans(facts, SUBJECT)
+        assert gpu.needed == 2 * on_gpu().total
+        return host.needed
+
+    assert host_bytes(128 << 20) == host_bytes(0) + (256 << 20)
 
 
 def test_unknown_model_has_no_plan() -> None:

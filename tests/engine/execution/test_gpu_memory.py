@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,9 +31,13 @@ class FakeCuda:
         self.current: torch.device | None = None
         self.free = 20 * GIB
         self.reserved = 0
+        self.limits: list[float] = []
         for name in ("is_available", "device_count", "set_device", "mem_get_info", "empty_cache"):
             patch.setattr(torch.cuda, name, getattr(self, name))
         patch.setattr(torch.cuda, "memory_reserved", lambda _device: self.reserved)
+        patch.setattr(
+            torch.cuda, "set_per_process_memory_fraction", lambda f, _device: self.limits.append(f)
+        )
 
     def is_available(self) -> bool:
         return True
@@ -97,6 +101,8 @@ def test_the_pool_is_sized_by_the_share_and_what_the_engine_has_taken(cuda: Fake
     page = plan.kv_bytes_per_token * 32
     assert sizes[0] == sizes[1]
     assert 0.9 * 12 * GIB - page < sizes[2] <= 0.9 * 12 * GIB
+    # What torch keeps of freed memory stays within the share of an engine that has one.
+    assert cuda.limits == [pytest.approx((12 * GIB - RUNTIME_BYTES["cuda"]) / (24 * GIB))]
     cuda.free = 5 * GIB  # another engine has the rest
     found = MemoryGuard(GPU, 0.5).size_pool(plan)
     assert found.kv + found.workspace <= 5 * GIB
@@ -122,7 +128,7 @@ def test_out_of_memory_names_the_numbers_and_the_keys(error: RuntimeError) -> No
     for text in (
         "cuda:1 has no memory left (warming up): 24.0 GiB in all, 20.0 GiB free",
         "10.8 GiB for this engine (50% of the GPU",
-        *("tokens of KV", "for a step", "worker.kv_tokens", "worker.max_batch"),
+        *("tokens of KV", "for steps", "worker.kv_tokens", "worker.max_batch"),
         *("worker.prefill_chunk", "model.max_len"),
     ):
         assert text in str(raised.value)
@@ -177,19 +183,34 @@ def test_a_load_that_runs_out_of_memory_says_at_what(
     assert "1.0 GiB free" in str(raised.value)
 
 
+class LoadedEngineOfGpu:
+    memory = MemoryGuard(GPU, None)
+    ready = grammars = speculation = None
+
+    class engine:  # noqa: N801
+        @staticmethod
+        def take_role(*_policy: object, drafts: bool) -> None:
+            assert drafts
+
+
+class SilentChannel:
+    def send(self, _events: list[object]) -> None:
+        pass
+
+
+def build(folder: Path) -> Callable[[], None]:
+    return engine_main.build_server(
+        engine_settings(str(folder)),
+        SilentChannel(),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        lambda *_: None,
+    )
+
+
 @pytest.mark.usefixtures("cuda")
 def test_a_step_that_runs_out_of_memory_ends_the_engine_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    class LoadedEngineOfGpu:
-        memory = MemoryGuard(GPU, None)
-        ready = grammars = speculation = None
-
-        class engine:  # noqa: N801
-            @staticmethod
-            def take_role(*_policy: object, drafts: bool) -> None:
-                assert drafts
-
     class LosingServer:
         def __init__(self, *_arguments: object) -> None:
             pass
@@ -197,20 +218,25 @@ def test_a_step_that_runs_out_of_memory_ends_the_engine_with_the_reason(
         def run(self) -> None:
             raise LOST
 
-    class SilentChannel:
-        def send(self, _events: list[object]) -> None:
-            pass
-
     monkeypatch.setattr(loading, "load_engine", lambda *_: LoadedEngineOfGpu)
     monkeypatch.setattr("engine.process.server.EngineServer", LosingServer)
-    run = engine_main.build_server(
-        engine_settings(str(tmp_path)),
-        SilentChannel(),  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
-        lambda *_: None,
-    )
+    run = build(tmp_path)
     with pytest.raises(EngineDied, match=r"cuda:1 has no memory left \(running a step\): 20480 of"):
         run()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_no_memory_for_frames_fails_the_start_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def lose(*_arguments: object) -> None:
+        raise LOST
+
+    monkeypatch.setattr(loading, "load_engine", lambda *_: LoadedEngineOfGpu)
+    monkeypatch.setattr("engine.process.server.EngineServer", lose)
+    says = r"cuda:1 has no memory left \(allocating memory for KV frames\): 20480 of"
+    with pytest.raises(StartupError, match=says):
+        build(tmp_path)
 
 
 def test_out_of_memory_is_told_apart_from_other_errors() -> None:

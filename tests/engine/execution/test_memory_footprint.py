@@ -13,10 +13,10 @@ from engine.execution.memory_footprint import (
     RUNTIME_BYTES,
     Footprint,
     GpuMemory,
-    Workspace,
     estimate_footprint,
     gpu_footprint,
 )
+from engine.execution.workspace import Workspace
 from engine.ipc.settings import DeviceKind, SpeculationMethod, StepSizes
 from engine.model_config.checkpoint import load_config
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
@@ -43,12 +43,12 @@ def test_every_draft_node_needs_a_row_of_logits(max_batch: int, max_tokens: int)
     nodes = min(max_batch * max_tokens, MAX_DRAFT_NODES)
     logits = 4 * load_config(DEMO).vocab_size  # of a row in fp32, once at least
     more = with_nodes.workspace - plain.workspace
-    assert nodes * logits < more < 20 * nodes * logits
+    assert more > nodes * logits
     assert with_nodes.kv == plain.kv and with_nodes.weights == plain.weights
 
 
-def test_draft_nodes_beyond_the_step_limit_need_no_memory() -> None:
-    assert sized("ngram", 64, 4).workspace == sized("ngram", 64, 16).workspace
+def test_draft_nodes_beyond_the_step_limit_need_no_logits() -> None:
+    assert sized("ngram", 64, 4).phases[1] == sized("ngram", 64, 16).phases[1]
 
 
 def test_method_without_drafts_needs_no_memory() -> None:
@@ -102,7 +102,7 @@ def on_gpu(weights: int = 16 * GIB, **fields: object) -> Footprint:
         kv_tokens=8192,
         kv_bytes_per_token=1 << 16,
         kv_grows=True,
-        step=Workspace(GIB, 1 << 14),
+        phases=(Workspace(GIB // 2, 1 << 15, 8), Workspace(GIB, 1 << 14)),
         max_len=8192,
     )
     return replace(plan, **fields)
@@ -176,7 +176,7 @@ def test_a_context_that_no_pool_holds_takes_no_workspace() -> None:
             {"kv_grows": False, "kv_tokens": 1_000_000},
             ("1000000 tokens does not fit", "lower worker.kv_tokens, worker.max_batch"),
         ),
-        ({"step": Workspace(30 * GIB, 0)}, ("not even the smallest", "30.0 GiB for a step")),
+        ({"phases": (Workspace(30 * GIB),)}, ("not even the smallest", "30.0 GiB for steps")),
         ({"weights": 37 * GIB}, ("37.0 GiB for weights", "fewer workers for each GPU")),
     ],
 )

@@ -13,6 +13,8 @@ from engine.scheduling import step_policy as decode_policy
 from engine.scheduling import step_policy as prefill_policy
 from engine.scheduling.step_policy import StepBounds, StepState, decode_step_budget_s
 from engine.scheduling.step_time import Coefficients, StepWork
+from router.placement.cost import step_budget_s
+from router.placement.snapshot import Objectives
 
 COST = Coefficients(step=5e-3, row=1e-4, kv_token=1e-7, prompt_token=1e-4, prompt_pair=1e-8)
 
@@ -162,6 +164,9 @@ def test_default_budget_keeps_the_objective_and_lets_prompts_progress(
     assert budget_s >= 1.25 * alone_s * (1 - 1e-9)
     assert budget_s <= decode_step_budget_s(alone_s, 2 * prompts_s, ttft_slo_s, tpot_slo_s)
     assert budget_s <= decode_step_budget_s(alone_s, prompts_s, ttft_slo_s, 2 * tpot_slo_s)
+    # Routers predict the same decision.
+    goals = Objectives(ttft_slo_s, tpot_slo_s)
+    assert step_budget_s(alone_s, prompts_s, goals) == pytest.approx(budget_s)
 
 
 def test_prefill_worker_has_no_step_budget_of_its_own() -> None:

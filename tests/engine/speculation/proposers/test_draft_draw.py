@@ -10,7 +10,7 @@ import torch
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Phase, Sequence
-from engine.speculation.proposers.draft_runner import TOP_TOKENS, DraftSampler
+from engine.speculation.proposers.draft_sampler import TOP_TOKENS, DraftSampler
 from tests.engine.conftest import request
 
 VOCAB = 320

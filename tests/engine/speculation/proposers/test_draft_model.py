@@ -28,7 +28,7 @@ from engine.speculation.proposers.draft_model import (
     DraftModel,
     load_draft,
 )
-from engine.speculation.proposers.draft_runner import TOP_TOKENS
+from engine.speculation.proposers.draft_sampler import TOP_TOKENS
 from protocol.errors import StartupError
 from tests.engine.conftest import load_model, request
 from tests.engine.families import save
