@@ -20,12 +20,19 @@ RUN /opt/baton/bin/pip install --quiet --no-deps --no-build-isolation /src && \
     /opt/baton/bin/pip check
 
 FROM python:3.11-slim-bookworm
-# KubeRay's default probes need wget.
-RUN apt-get update && apt-get install -y --no-install-recommends tini wget && \
+ARG TORCH_BACKEND=cpu
+# KubeRay's default probes need wget. On a GPU, Triton compiles a C module to launch kernels; this
+# image's Python comes with Python.h.
+RUN if [ "$TORCH_BACKEND" != cpu ]; then compiler="gcc libc6-dev"; fi && \
+    apt-get update && apt-get install -y --no-install-recommends tini wget $compiler && \
     rm -rf /var/lib/apt/lists/* && useradd --create-home --uid 1000 baton
 COPY --from=build /opt/baton /opt/baton
 ENV PATH=/opt/baton/bin:$PATH HOME=/home/baton PYTHONUNBUFFERED=1
+# Compiled kernels. Like ~/.cache/huggingface, a volume may be mounted here, which gets the owner of
+# the folder in the image. Triton loads code from it, so nobody else may write to it.
+ENV TRITON_CACHE_DIR=/home/baton/.cache/triton
 USER 1000:1000
 WORKDIR /home/baton
+RUN mkdir -p .cache/huggingface "$TRITON_CACHE_DIR"
 ENTRYPOINT ["tini", "--"]
 CMD ["baton", "--help"]

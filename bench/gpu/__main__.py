@@ -5,8 +5,9 @@
     python -m bench.gpu --device cpu --tiny          the same code, to see that it runs
 
 It needs one CUDA GPU with some 80 GB, torch, Triton and this tree; no Ray, no Redis, no network and
-no model files. The packages that it needs are in bench/gpu/requirements.py; without a network
-they are installed from a folder of wheels:
+no model files. Triton needs a C compiler and Python.h (the Debian packages gcc and python3-dev) to
+launch kernels on a GPU. The packages are in bench/gpu/requirements.py; without a network they are
+installed from a folder of wheels:
 
     python -m pip download --no-deps -d wheels msgspec llguidance 'protobuf>=7.35.1'
     python -m pip install --no-index --no-deps --find-links wheels msgspec llguidance protobuf
@@ -29,7 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.requirements import how_to_install, missing_packages
+from bench.gpu.requirements import missing_text
 from bench.gpu.results import ROOT, ResultFile, commit, markdown, source_hash
 from bench.gpu.runner import GpuPart, PartRunner, RunOptions
 
@@ -80,9 +81,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     chosen = parse(arguments)
     deadline = time.monotonic() + 60 * chosen.minutes
-    if missing := missing_packages():
-        lines = "\n".join(f"  {line}" for line in missing)
-        raise SystemExit(f"packages are missing:\n{lines}\n{how_to_install(missing)}")
+    if missing := missing_text(chosen.device):
+        raise SystemExit(missing)
     results = ResultFile(chosen.out)
     results.machine = describe(chosen.device)
     options = RunOptions(

@@ -89,9 +89,13 @@ def make_engine(
         tpot_slo_s=None,
         kv_precision=precision,
         kv_storage=storage,
+        batch_invariant=False,
     )
     engine = Engine(model, config, plan_decode_step)
     warm_up(engine)
+    if model.uses_kernels:
+        engine.record_graphs(lambda _: None)
+        warm_up(engine)
     return engine
 
 

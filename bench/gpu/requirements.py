@@ -1,4 +1,4 @@
-"""The packages that ``python -m bench.gpu`` needs, and which are missing. Needs none itself.
+"""What ``python -m bench.gpu`` needs, and what of it is missing. Needs no package itself.
 
 A machine with a GPU often has torch and no way to an index, so the check names everything at once.
 """
@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from importlib import metadata
 from typing import NamedTuple
+
+from engine.execution.build_tools import missing_build_tools
 
 
 class NeededPackage(NamedTuple):
@@ -66,3 +68,15 @@ def missing_packages(needed: Sequence[NeededPackage] = NEEDED) -> list[str]:
 def how_to_install(lines: list[str]) -> str:
     """Return the commands that install the packages of ``missing_packages``."""
     return INSTALL.format(names=" ".join(f"'{line.split(':')[0]}'" for line in lines))
+
+
+def missing_text(device: str) -> str:
+    """Return everything that is missing to measure ``device``, with the remedies; empty if nothing
+    is. Only kernels on a GPU need what is no package."""
+    texts = []
+    if packages := missing_packages():
+        lines = "\n".join(f"  {line}" for line in packages)
+        texts.append(f"packages are missing:\n{lines}\n{how_to_install(packages)}")
+    if device.startswith("cuda"):
+        texts += map(str, missing_build_tools())
+    return "\n".join(texts)

@@ -54,6 +54,7 @@ def engine_config(
     step_budget_ms: float | None = None,
     kv_precision: Precision = "exact",
     kv_storage: Storage = "wide",
+    batch_invariant: bool = False,
 ) -> EngineConfig:
     """Return the configuration of an engine that runs in the caller's process."""
     return EngineConfig(
@@ -65,5 +66,6 @@ def engine_config(
         ttft_slo_s=None,
         tpot_slo_s=None,
         kv_precision=kv_precision,
+        batch_invariant=batch_invariant,
         kv_storage=kv_storage,
     )

@@ -124,7 +124,7 @@ class PacedTimer(StepTimer):
         self._start = 0.0
         self._busy = False
 
-    def begin(self) -> None:
+    def begin(self, *, ahead: bool = False) -> None:
         if not self._busy:
             self._start = self._clock()
         self._busy = True

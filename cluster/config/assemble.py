@@ -49,6 +49,7 @@ def _engine_settings(config: Config, role: Role) -> EngineSettings:
         gpu_share=worker.gpu_share,
         max_model_len=config.model.max_len,
         kv_precision=config.kv.precision,
+        batch_invariant=worker.batch_invariant,
         ttft_slo_s=config.router.ttft_slo_ms / 1000,
         tpot_slo_s=config.router.tpot_slo_ms / 1000,
         # A prefill worker decodes no tokens, so that proposers would only cost time there.

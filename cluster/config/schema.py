@@ -126,6 +126,11 @@ class WorkerSection(Section):
         "workers.",
         ge=0,
     )
+    batch_invariant: bool = key(
+        False,
+        "On a GPU, compute every decode step with max_batch rows, so that what a sequence draws "
+        "does not depend on the others that decode.",
+    )
     peak_tflops: float | None = key(
         None, "TFLOP/s that a worker reaches at most; null: measured at its start.", gt=0
     )

@@ -1,4 +1,4 @@
-"""Checks the GPUs, their driver, and whether the installed torch can use them; imports no torch."""
+"""Checks the GPUs, their driver, and what torch and Triton need to use them; imports neither."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cluster.doctor.finding import Finding, note, ok, problem
 from cluster.doctor.subject import DoctorSubject
 from cluster.local.start_report import format_size
 from cluster.serve.ray_runtime import gpu_count
+from engine.execution.build_tools import MissingTool, missing_build_tools
 
 _DEADLINE_S = 2.0
 _FIELDS = "index,name,memory.total,memory.free,driver_version,uuid"
@@ -36,7 +37,7 @@ class GpuFacts(msgspec.Struct, frozen=True):
     """GPUs and CUDA versions. ``driver_cuda``: the newest CUDA that the driver supports.
 
     ``torch_cuda``: the CUDA that torch was built with, empty for its CPU build. ``error``: why
-    nvidia-smi reported nothing."""
+    nvidia-smi reported nothing. ``missing_tools``: what Triton lacks to launch kernels."""
 
     visible: int  # number of GPUs that engines would use
     gpus: tuple[GpuDevice, ...] = ()
@@ -44,6 +45,7 @@ class GpuFacts(msgspec.Struct, frozen=True):
     torch_cuda: str = ""
     error: str = ""
     order: str | None = None  # CUDA_VISIBLE_DEVICES: indices or the beginnings of UUIDs
+    missing_tools: tuple[MissingTool, ...] = ()
 
     def engine_gpus(self, device: str | None) -> tuple[GpuDevice, ...]:
         """Return the GPUs that engines on ``device`` use, in CUDA's order: all that are visible, or
@@ -62,6 +64,10 @@ def _is_named(gpu: GpuDevice, name: str) -> bool:
 
 
 def collect(subject: DoctorSubject) -> GpuFacts:
+    return msgspec.structs.replace(_query(subject), missing_tools=missing_build_tools())
+
+
+def _query(subject: DoctorSubject) -> GpuFacts:
     program, torch_cuda = shutil.which("nvidia-smi"), _torch_cuda()
     visible, order = gpu_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if subject.gpus is not None:  # Ray hides a node's GPUs from the process that checks it
@@ -120,9 +126,11 @@ def _torch_cuda() -> str:
 def judge(facts: GpuFacts, subject: DoctorSubject) -> list[Finding]:
     if not facts.visible:
         return [ok("gpu", "none; engines run on the CPU")]
+    missing = () if subject.device == "cpu" else facts.missing_tools
+    lacks = [problem("gpu", tool.text, tool.remedy) for tool in missing]
     if facts.error:
-        return [note("gpu", facts.error, "install the NVIDIA driver's tools")]
-    return [_build(facts, subject), *(_free(gpu) for gpu in facts.gpus)]
+        return [note("gpu", facts.error, "install the NVIDIA driver's tools"), *lacks]
+    return [_build(facts, subject), *lacks, *(_free(gpu) for gpu in facts.gpus)]
 
 
 def _build(facts: GpuFacts, subject: DoctorSubject) -> Finding:

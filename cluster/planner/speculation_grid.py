@@ -145,6 +145,7 @@ def _curve(
         ttft_slo_s=None,
         tpot_slo_s=None,
         kv_precision="exact",
+        batch_invariant=False,
         speculation=SpeculationSettings(method="off", model_path=None, max_tokens=1),
         ceilings=MachineCeilings(),
     )

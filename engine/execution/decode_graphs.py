@@ -30,6 +30,7 @@ from engine.kernels.recording import (
     GraphSizes,
     Recording,
     make_recorder,
+    recording_session,
 )
 from engine.kernels.sampling import DrawRows
 from engine.kernels.step_inputs import StepInputs, fill_step_inputs
@@ -39,7 +40,7 @@ from engine.scheduling.sequence import Sequence as Running
 from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 
-ROWS = (1, 2, 4, 8, 16, 32)
+ROWS = (1, 2, 4, 8, 16)
 """Rows of each sequence; those above 1 are for drafts."""
 
 
@@ -123,7 +124,8 @@ class _GraphRows:
 
 
 class DecodeGraphs:
-    """The graphs of one engine. ``tokens`` is the number of tokens that its pool can hold."""
+    """The graphs of one engine. With ``batch_invariant`` every step runs in a graph with the most
+    sequences, so that its products have the same number of rows and a row the same bits."""
 
     def __init__(
         self,
@@ -131,33 +133,34 @@ class DecodeGraphs:
         pool: KVPool,
         state: RowState,
         draw: DeviceVerifier,
-        tokens: int,
         taps: Sequence[int] = (),
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         self._model, self._pool, self._state, self._draw = model, pool, state, draw
         self._recorder = make_recorder(state.device)
         self._taps = tuple(taps)
+        self._invariant = batch_invariant
         self._most = most = len(state.length) - 1
-        # A sequence may have one piece that is begun; none is longer than its row of the table.
-        pieces = piece_count(tokens) + most
-        longest = piece_count(state.block_table.shape[1] * BLOCK_TOKENS)
-        self._sizes = GraphSizes(most, pieces, longest)
+        c, longest = model.config, piece_count(state.block_table.shape[1] * BLOCK_TOKENS)
+        self._sizes = GraphSizes(most, longest, 4 * c.heads * c.head_dim)
         self._rows: dict[int, _GraphRows] = {}
         self._graphs: dict[GraphSize, tuple[GraphOutput, Recording]] = {}
-        config, rows = model.config, max(most, MOST_DRAFTED_ROWS)
+        rows = max(most, MOST_DRAFTED_ROWS)
         like = model.weights.embedding
-        self._pieces = PieceList.empty(pieces, most, state.device)
-        self._logits = like.new_empty((rows, config.vocab_size), dtype=torch.float32)
-        self._hidden = like.new_empty((1 + len(self._taps), rows, config.hidden_size))
+        self._pieces = PieceList.empty(self._sizes.most_pieces, most, state.device)
+        self._logits = like.new_empty((rows, c.vocab_size), dtype=torch.float32)
+        self._hidden = like.new_empty((1 + len(self._taps), rows, c.hidden_size))
 
     def record(
         self, rows: Sequence[int] = (1,), progress: Callable[[float], None] = lambda _: None
     ) -> None:
         """Record all graphs with these ``rows`` a sequence. No sequence may be running."""
         sizes = self._sizes.of_rows(rows)
-        for done, size in enumerate(sizes):
-            progress(done / len(sizes))
-            self._graphs[size] = self._record(size)
+        with recording_session(self._state.device):
+            for done, size in enumerate(sizes):
+                progress(done / len(sizes))
+                self._graphs[size] = self._record(size)
         self._sizes.add(sizes)
         self._draw_once()
 
@@ -210,7 +213,7 @@ class DecodeGraphs:
         pieces = sum(map(piece_count, keys))
         most = 1 if layout is None else 1 + max(nodes)
         rows = next((n for n in self._sizes.rows if n >= most and (n == 1) == (layout is None)), 0)
-        return self._sizes.find(rows, len(decode), pieces)
+        return self._sizes.find(rows, len(decode), pieces, widest=self._invariant)
 
     def run_empty(self, rows: int) -> bool:
         """Run the smallest graph with at least ``rows`` rows without any sequence, to measure how

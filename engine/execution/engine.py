@@ -111,7 +111,7 @@ class Engine:
     def record_graphs(self, progress: Callable[[float], None]) -> None:
         """Record the decode steps as CUDA graphs, where kernels compute the model. No sequence may
         be running. Steps with drafts are recorded if the engine drafts."""
-        self._stepper.record_graphs(progress)
+        self._stepper.record_graphs(progress, batch_invariant=self.config.batch_invariant)
 
     @property
     def steps_ahead(self) -> int:

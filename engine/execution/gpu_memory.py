@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from engine.execution.build_tools import missing_build_tools
 from engine.execution.memory_footprint import (
     RUNTIME_BYTES,
     Footprint,
@@ -26,7 +27,7 @@ _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
 
 def prepare_gpu(name: str) -> torch.device:
     """Make the GPU ``name`` (cuda or cuda:N) the one of this process and return it with its index.
-    Raise StartupError if torch does not see it."""
+    Raise StartupError if torch does not see it, or if Triton cannot launch kernels."""
     wanted = torch.device(name)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
@@ -37,6 +38,8 @@ def prepare_gpu(name: str) -> torch.device:
             f"device {name} was asked for, but torch sees {count} GPU(s); expected cuda:0"
             + (f" to cuda:{count - 1}" if count > 1 else "")
         )
+    if missing := missing_build_tools():
+        raise StartupError(f"device {name}: " + "; ".join(map(str, missing)))
     device = torch.device("cuda", index)
     # Kernels, streams and allocations that name no device would use GPU 0 otherwise.
     torch.cuda.set_device(device)

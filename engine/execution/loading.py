@@ -84,7 +84,14 @@ def _load(
         rows = sizes.prefill_chunk + sizes.max_batch
         warm_up_products(engine.model, rows, lambda done: progress("making products ready", done))
     step_seconds = warm_up(engine, progress)
-    speculation = start_speculation(settings, engine, progress)
+    progress("loading what drafts tokens", 0.0)
+    speculation = load_speculation(settings.speculation, engine, folder)
+    if engine.model.uses_kernels:
+        # The first steps compiled kernels. From now on steps run in graphs, which are faster.
+        engine.record_graphs(lambda done: progress("recording CUDA graphs", done))
+        step_seconds = warm_up(engine, progress)
+    if engine.speculator is not None:
+        speculation = measure_drafts(engine, progress)
     grammars = GrammarCompiler(folder, config.vocab_size, config.eos_token_ids)
     dtype = engine.model.dtype
     ready = EngineReady(
@@ -138,6 +145,7 @@ def _build(
         prefill_chunk=steps.prefill_chunk,
         max_model_len=plan.max_len,
         kv_precision=settings.kv_precision,
+        batch_invariant=settings.batch_invariant,
         kv_storage=storage,
         step_budget_ms=settings.step_budget_ms,
         ttft_slo_s=settings.ttft_slo_s,
@@ -200,18 +208,9 @@ def _warm_up_round(
     return longest
 
 
-def start_speculation(
-    settings: EngineSettings, engine: Engine, progress: OnProgress
-) -> SpeculationStatus:
-    """Start speculation as configured, measure its costs, and return its status. On a GPU the
-    steps are recorded in between, because they run faster then."""
-    progress("loading what drafts tokens", 0.0)
-    status = load_speculation(settings.speculation, engine, Path(settings.model_path))
-    if engine.model.uses_kernels:
-        engine.record_graphs(lambda done: progress("recording CUDA graphs", done))
-        warm_up(engine, progress)
-    if engine.speculator is None:
-        return status
+def measure_drafts(engine: Engine, progress: OnProgress) -> SpeculationStatus:
+    """Measure what drafts cost, let a controller choose their lengths, and return the status."""
+    assert engine.speculator is not None
     what = "measuring what drafts cost"
     _warm_up_round(engine, {-4: 2, -5: 4}, MIN_OBSERVATIONS, lambda: progress(what, 0.0))
     progress(what, 0.0)

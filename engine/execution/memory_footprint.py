@@ -192,6 +192,8 @@ def gpu_footprint(plan: Footprint, gpu: GpuMemory, taken: int) -> Footprint:
 def gpu_memory_text(gpu: GpuMemory, plan: Footprint) -> str:
     """Return in words what an engine takes of its GPU, and what to change."""
     change = "lower worker.kv_tokens, worker.max_batch, worker.prefill_chunk or model.max_len"
+    if gpu.share < 1.0:
+        change += ", or take fewer workers for each GPU"
     if plan.weights + plan.runtime >= gpu.allowed:
         change = "take a smaller model, a larger GPU, or fewer workers for each GPU"
     return (
@@ -259,8 +261,7 @@ def _phases(
         sizes=sizes,
         element=element,
         max_len=context_length(settings, config),
-        drafted=draft.most,
-        draft_model=draft.elements > 0,
+        draft=draft,
         staging=settings.arena.staging_bytes,
     )
     return gpu_workspace_parts(work).phases

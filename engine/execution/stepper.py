@@ -33,6 +33,7 @@ from engine.speculation.control.speculator import DecodedStep, Speculator
 from engine.speculation.drafts import Drafts
 from engine.structured_output.compiler import invalid_grammar
 from engine.structured_output.masks import MaskFiller, PendingMasks
+from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
 from protocol.requests import Finish, Logprobs
@@ -162,17 +163,19 @@ class Stepper:
         self._eos = frozenset(model.config.eos_token_ids)
         self._refused: list[tuple[int, InvalidRequest]] = []
 
-    def record_graphs(self, progress: Callable[[float], None]) -> None:
+    def record_graphs(
+        self, progress: Callable[[float], None], *, batch_invariant: bool = False
+    ) -> None:
         """Record steps without prompts, and run them in graphs from now on where one fits. Steps
         with drafts are recorded if there is a speculator. On a CPU nothing is recorded."""
-        if self._device is None:
+        if self._device is None or not self._model.can_be_recorded:
             return
         from engine.execution import decode_graphs
 
         taps = () if self.speculator is None else self.speculator.taps
-        pieces = self._scheduler.manager.pages * BLOCK_TOKENS
         graphs = decode_graphs.DecodeGraphs(
-            self._model, self._pool, self._state, self._device, pieces, taps
+            *(self._model, self._pool, self._state, self._device, taps),
+            batch_invariant=batch_invariant,
         )
         rows = decode_graphs.ROWS[:1] if self.speculator is None else decode_graphs.ROWS
         graphs.record(rows, progress)
@@ -195,7 +198,7 @@ class Stepper:
         drafts = self._propose(plan)
         layout = None if drafts is None else DraftLayout.of(plan.decode, drafts, self._shapes)
         work = plan.work if drafts is None else plan.work.plus(StepWork(sum(drafts.counts)))
-        self._timer.begin()
+        self._timer.begin(ahead=self._ahead is not None)
         drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
         self._cost.add(self._scheduler.counters.done, plan, work, len(drawing))
         drawn = self._compute(plan, drawing, layout)
@@ -216,7 +219,7 @@ class Stepper:
     def _propose(self, plan: StepPlan) -> Drafts | None:
         if not plan.draft_nodes or self.speculator is None:
             return None
-        rows = torch.tensor([s.row for s in plan.decode], device=self._model.device)
+        rows = upload([s.row for s in plan.decode], self._model.device)
         return self.speculator.propose(plan.decode, rows, plan.draft_nodes)
 
     def _compute(
@@ -289,7 +292,12 @@ class Stepper:
         if self.speculator is not None and not self.speculator.idle:
             return
         s = self._scheduler
-        if s.queue or s.joining or s.prefilling or len(plan.decode) < len(s.decoding):
+        if (
+            (s.queue and not s.blocked)
+            or s.joining
+            or s.prefilling
+            or len(plan.decode) < len(s.decoding)
+        ):
             return
         if not allocate_page_ahead(s.manager, plan.decode):
             return

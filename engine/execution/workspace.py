@@ -5,12 +5,13 @@ On a GPU that runs the kernels (sm_80 and later), with rows for all prompt token
     frames     staging memory of KV frames
     tables     block table, sampling parameters, and the token history that penalties need
     graphs     buffers of the recorded decode steps, their shared pool, and each graph itself
+    drafts     the same of the passes of a draft model
     libraries  workspaces of cuBLAS
     layers     the widest moment of a layer, and attention: partial results of decode rows, and the
                keys of prompts, or their masks and scores
     draw       logits and what is computed from them; never at the same time as ``layers``
 
-``memory_footprint`` calls it. Where no device was at hand, a figure is an assumption and says so.
+``memory_footprint`` calls it. A figure that does not follow from shapes is named as an assumption.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from engine.ipc.settings import StepSizes
 from engine.model_config.config import ModelConfig, padded_row_counts
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from engine.scheduling.sequence import blocks_for
+from engine.speculation.draft_source import DraftSize
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.sampling_params import MAX_LOGIT_BIAS
 
@@ -34,9 +36,11 @@ than 8192 tokens take up to 70, from the reserve of a GPU."""
 
 PIECE_TOKENS = 256  # of decode attention, as in engine/kernels/paged_rows.py
 _PIECE_BYTES = 8  # an item of a list of pieces
-RECORDED_ROWS = 256  # a recorded step has at least so many, as in decode_graphs.MOST_DRAFTED_ROWS
-_GRAPH_ROWS = 8  # of a sequence in a recorded step with drafts, the last of decode_graphs.ROWS
-_GRAPH_SHAPES = {False: 18, True: 48}  # (rows, sequences) of decode_graphs, without drafts and with
+RECORDED_ROWS = 256  # of a step with drafts at most, as in engine/kernels/recording.py
+_PLAIN_SHAPES = 18  # numbers of sequences of graphs with one row each
+DRAFTED_SHAPES = 36  # and numbers of rows, of graphs with 2, 4, 8 or 16 rows each
+PASS_SHAPES = 22  # of passes of a draft model with 2 or 4 rows
+MOST_PARTIAL_BYTES = 256 << 20  # of results in one graph, as in engine/kernels/recording.py
 _GRAPH_BYTES = 1 << 20  # of one graph of some 400 kernels; an assumption, not measured
 _LIBRARY_BYTES = 128 << 20
 """Workspaces of cuBLAS and cuBLASLt for the streams of steps and of recording: 32 MiB each on sm_90
@@ -77,14 +81,13 @@ class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
     sizes: StepSizes
     element: int  # bytes
     max_len: int
-    drafted: int  # maximum number of draft nodes of a sequence in a step
-    draft_model: bool  # whether a model or heads draft
+    draft: DraftSize
     staging: int  # bytes for KV frames
 
     @property
     def draws(self) -> int:
         """Rows of logits."""
-        return drawing_rows(self.sizes, self.drafted)
+        return drawing_rows(self.sizes, self.draft.most)
 
     @property
     def rows(self) -> int:
@@ -92,7 +95,7 @@ class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def taps(self) -> int:
-        return _TAPS if self.draft_model else 0
+        return _TAPS if self.draft.elements else 0
 
 
 class GpuWorkspaceParts(NamedTuple):
@@ -101,6 +104,7 @@ class GpuWorkspaceParts(NamedTuple):
     frames: Workspace
     tables: Workspace
     graphs: Workspace
+    drafts: Workspace
     libraries: Workspace
     layers: Workspace
     draw: Workspace
@@ -137,6 +141,7 @@ def gpu_workspace_parts(work: GpuWork) -> GpuWorkspaceParts:
         frames=Workspace(work.staging),
         tables=_tables(work),
         graphs=_graphs(work),
+        drafts=_draft_passes(work) if work.draft.row_bytes else Workspace(),
         libraries=Workspace(_LIBRARY_BYTES),
         layers=_layers(work),
         draw=_draw(work),
@@ -151,44 +156,69 @@ def rotary_bytes(config: ModelConfig, max_len: int) -> int:
 
 
 def _tables(work: GpuWork) -> Workspace:
-    """The tables of all rows, one of them padding. Those of requests with penalties and biases are
-    allocated when one comes."""
+    """The tables of all rows, one of them padding: pages, bits of grammars, and what is allocated
+    when a request with biases or penalties comes."""
     vocab, rows = work.config.vocab_size, work.sizes.max_batch + 1
     pages = blocks_for(work.max_len) + 1
     history = pages * BLOCK_TOKENS * 8 + vocab * 4
-    state = pages * 8 + _STATE_BYTES + MAX_LOGIT_BIAS * 12
+    state = pages * 8 + _STATE_BYTES + MAX_LOGIT_BIAS * 12 + -(-vocab // 32) * 4
     draw_rows = 2 * (rows + MAX_DRAFT_NODES)  # engine/execution/device_verifier.py
-    return Workspace(
-        rows * (state + history) + draw_rows * (-(-vocab // _DRAW_TILE) * _DRAW_TILE_BYTES + 8)
-    )
+    draw = -(-vocab // _DRAW_TILE) * _DRAW_TILE_BYTES + 8
+    return Workspace(rows * (state + history) + draw_rows * draw)
 
 
 def _graphs(work: GpuWork) -> Workspace:
     """Logits and hidden states that all graphs share, and the memory pool in which one largest step
     computes."""
-    c, drafts = work.config, bool(work.drafted)
+    c, drafts = work.config, work.draft.most > 0
     kept = max(work.sizes.max_batch, RECORDED_ROWS)
     buffers = kept * (c.vocab_size * 4 + (1 + work.taps) * c.hidden_size * work.element)
     rows = kept if drafts else work.sizes.max_batch
     pool = rows * (_row_elements(c) + c.vocab_size) * work.element  # logits before fp32
-    graphs = most_graphs(work.max_len, drafts=drafts) * _GRAPH_BYTES
-    partial = _partial_results(work, _GRAPH_ROWS if drafts else 1)
-    return Workspace(buffers + pool + graphs).plus(partial)
+    graphs = most_graphs(work.max_len, DRAFTED_SHAPES if drafts else 0) * _GRAPH_BYTES
+    return Workspace(buffers + pool + graphs + _recorded_results(work, _row_bytes(c)))
 
 
-def most_graphs(max_len: int, *, drafts: bool) -> int:
-    """Return an upper bound of the number of recorded graphs. Those of one shape have powers of two
-    of pieces, from one for each sequence to all of the longest context, and the most."""
-    longest = -(-(blocks_for(max_len) + 1) * BLOCK_TOKENS // PIECE_TOKENS)
-    return _GRAPH_SHAPES[drafts] * (1 + (longest - 1).bit_length())
+def _draft_passes(work: GpuWork) -> Workspace:
+    """The recorded passes of a draft model. What its layers hold for so few rows is small beside
+    the logits, of which a pass has at most as many as there are sequences."""
+    logits = work.sizes.max_batch * work.config.vocab_size * (4 + work.element)
+    graphs = most_graphs(work.max_len, PASS_SHAPES) * _GRAPH_BYTES
+    return Workspace(logits + graphs + _recorded_results(work, work.draft.row_bytes))
+
+
+def most_graphs(max_len: int, drafted_shapes: int) -> int:
+    """Return an upper bound of the number of recorded graphs. Those of one shape have bounds of
+    pieces that double, from one piece for each sequence to all of the longest context; those with
+    several rows a sequence have every other one."""
+    doublings = (_longest(max_len) - 1).bit_length()
+    return _PLAIN_SHAPES * (1 + doublings) + drafted_shapes * (1 + -(-doublings // 2))
+
+
+def _longest(max_len: int) -> int:
+    """Return the pieces of the longest context."""
+    return -(-(blocks_for(max_len) + 1) * BLOCK_TOKENS // PIECE_TOKENS)
+
+
+def _recorded_results(work: GpuWork, row_bytes: int) -> int:
+    """Return the bytes of partial results in the largest graph, whose rows have all pieces of the
+    longest context each. Those with more run without a graph."""
+    rows = max(work.sizes.max_batch, RECORDED_ROWS if work.draft.most else 0)
+    # The limit is one of the values, beside which there is an lse for each head.
+    most = MOST_PARTIAL_BYTES + MOST_PARTIAL_BYTES // work.config.head_dim
+    return min(rows * _longest(work.max_len) * row_bytes, most)
+
+
+def _row_bytes(config: ModelConfig) -> int:
+    """Return the bytes of one row's results and lse in fp32."""
+    return config.heads * (config.head_dim + 1) * 4
 
 
 def _partial_results(work: GpuWork, rows: int) -> Workspace:
     """Partial results and lse in fp32 of decode attention with ``rows`` rows a sequence. The pieces
     are those of the pool, and one that is begun for each sequence; sequences that share a prefix
     may have more, from the reserve."""
-    c = work.config
-    piece = rows * c.heads * (c.head_dim + 1) * 4 + _PIECE_BYTES
+    piece = rows * _row_bytes(work.config) + _PIECE_BYTES
     return Workspace(work.sizes.max_batch * piece, 0, -(-piece // PIECE_TOKENS))
 
 
@@ -196,7 +226,7 @@ def _layers(work: GpuWork) -> Workspace:
     c, element = work.config, work.element
     step = work.rows * (_row_elements(c) + work.taps * c.hidden_size) * element
     prompts = _masked_prompts(work) if _needs_masks(c, element) else _gathered_prompts(work)
-    return Workspace(step).plus(prompts, _partial_results(work, 1 + work.drafted))
+    return Workspace(step).plus(prompts, _partial_results(work, 1 << work.draft.most.bit_length()))
 
 
 def _row_elements(config: ModelConfig) -> int:

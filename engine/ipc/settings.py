@@ -68,6 +68,7 @@ class StepSettings(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_s: float | None  # objectives that the policy's own budget follows
     tpot_slo_s: float | None  # None: unknown, as in an engine without a deployment
     kv_precision: Precision
+    batch_invariant: bool  # on a GPU: decode steps have one number of rows
 
 
 class EngineSettings(StepSettings, frozen=True, kw_only=True):

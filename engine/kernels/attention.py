@@ -1,7 +1,7 @@
 """Attention of decode rows over the paged KV pool, split over the context.
 
-    pieces   grid (KV heads, pieces)  each program attends to PIECE_TOKENS tokens of a sequence
-    merged   grid (rows, heads)       adds up the pieces of a row in their order
+    pieces   grid (pieces * KV heads)  each program attends to PIECE_TOKENS tokens of a sequence
+    merged   grid (rows, heads)        adds up the pieces of a row in their order
 
 The grid has one program for each piece that exists (``PieceList``), so that a long context beside
 short ones costs only its own pieces.
@@ -19,6 +19,7 @@ keeps them within fp16. The reference is ``engine.model.attention``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -130,7 +131,8 @@ def attention_pieces(
     NATIVE: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
-    head, index = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    head = tl.program_id(0) % KV_HEADS
+    index = (tl.program_id(0) // KV_HEADS).to(tl.int64)
     if index >= tl.load(total_ptr):
         return
     item = tl.load(items_ptr + index)
@@ -277,14 +279,15 @@ def decode_attention(
     # The partial results of each piece; torch keeps their memory for the next layer.
     part = q.new_empty((len(pieces.items), most, heads, head_dim), dtype=torch.float32)
     lse = q.new_empty((len(pieces.items), most, heads), dtype=torch.float32)
-    attention_pieces[(kv_heads, len(pieces.items))](
+    options = _options(q, kv, heads // kv_heads, most, shape)
+    attention_pieces[(kv_heads * len(pieces.items),)](
         *(q, q.stride(0), kv, kv if exponents is None else exponents),
         *(rows.table, rows.table.stride(0), rows.state_row, rows.known, rows.first_row),
         *(rows.row_count, rows.depth, rows.ancestors, pieces.items, pieces.total, part, lse),
         shape.scale * (1.0 if shape.softcap else 1.4426950408889634),
         shape.softcap,
-        **_options(q, kv, heads // kv_heads, most, shape),
-        num_warps=4,
+        **options,
+        num_warps=8 if options["ROWS"] * options["BLOCK_D"] >= 1 << 14 else 4,  # fewer spill
         num_stages=3,
     )
     merge_pieces[(count, heads)](
@@ -303,7 +306,7 @@ def decode_attention(
 
 def _options(
     q: Tensor, kv: Tensor, group: int, most_rows: int, shape: AttentionShape
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the specialisation of ``attention_pieces``."""
     fp8 = kv.dtype == torch.uint8
     product = tl.float32

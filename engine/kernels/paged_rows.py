@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_ROWS = 64
+MAX_ROWS = 32
 """Most decode rows of one sequence: ``ancestors`` has a bit for each of them."""
 
 PIECE_TOKENS = 256

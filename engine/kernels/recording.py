@@ -7,8 +7,11 @@ recorded.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,6 +21,11 @@ SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 384, 5
 
 MOST_DRAFTED_ROWS = 256
 """Rows of a graph with several rows a sequence: a step has at most as many draft nodes."""
+
+
+MOST_PARTIAL_BYTES = 256 << 20
+"""Bytes of the partial results of attention in a graph. Steps with longer contexts run without one;
+for Llama-3-8B these are 4 million tokens."""
 
 
 class Recording(Protocol):
@@ -47,11 +55,43 @@ class CudaRecorder:
             # The first run compiles kernels and lets libraries allocate, which cannot be recorded.
             compute()
             # Not torch.cuda.graph: it collects garbage, which takes longer than the recording.
-            graph.capture_begin(pool=self._pool)
-            compute()
+            # Other threads may use CUDA meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                compute()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the first error is the one to report
+                    graph.capture_end()
+                raise
             graph.capture_end()
         current.wait_stream(self._stream)
-        return graph
+        return _CudaRecording(graph, compute)
+
+
+class _CudaRecording:
+    """A CUDA graph with its computation, whose tensors are those that the graph reads."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, compute: Callable[[], None]) -> None:
+        self._graph = graph
+        self._compute = compute
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+@contextmanager
+def recording_session(device: torch.device) -> Iterator[None]:
+    """Record graphs within it. Garbage is not collected meanwhile, because freeing memory of CUDA
+    breaks a recording, and memory that only the first runs needed is freed afterwards."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 class DirectCall:
@@ -75,11 +115,12 @@ class GraphSize(NamedTuple):
 
 
 class GraphSizes:
-    """The sizes of graphs for up to ``sequences`` sequences. Their contexts have up to ``pieces``
-    pieces in total and up to ``longest`` pieces each."""
+    """The sizes of graphs for up to ``sequences`` sequences, whose contexts have up to ``longest``
+    pieces each. A piece takes ``piece_bytes`` of partial results for each row of a sequence."""
 
-    def __init__(self, sequences: int, pieces: int, longest: int) -> None:
-        self.most_sequences, self.most_pieces = sequences, pieces
+    def __init__(self, sequences: int, longest: int, piece_bytes: int) -> None:
+        self.most_sequences = sequences
+        self.most_pieces = min(sequences * longest, MOST_PARTIAL_BYTES // piece_bytes)
         self._longest = longest
         # By rows of a sequence: the sequences of graphs, and by these the pieces, both ascending.
         self._known: dict[int, dict[int, list[int]]] = {}
@@ -94,17 +135,17 @@ class GraphSizes:
             for n in rows
             for s in sequences
             if n == 1 or s * n <= MOST_DRAFTED_ROWS
-            for p in self._piece_bounds(s, 2 if n == 1 else 4)
+            for p in self._piece_bounds(s, self.most_pieces // n, 2 if n == 1 else 4)
         ]
         return sorted(sizes, key=lambda size: (size.pieces, size.sequences * size.rows))[::-1]
 
-    def _piece_bounds(self, sequences: int, factor: int) -> list[int]:
-        """Return bounds that grow by ``factor``, from one piece for each sequence up to what the
-        pool holds."""
-        most = min(self.most_pieces, sequences * self._longest)
+    def _piece_bounds(self, sequences: int, most: int, factor: int) -> list[int]:
+        """Return bounds that grow by ``factor``, from one piece for each sequence up to ``most``,
+        or what these sequences can have."""
+        most = min(most, sequences * self._longest)
         bound = max(8, sequences)
         bounds = []
-        while bound < most:
+        while bound * 1.1 < most:
             bounds.append(bound)
             bound *= factor
         return [*bounds, most]
@@ -119,10 +160,14 @@ class GraphSizes:
         """Rows of a sequence that recorded graphs have, in ascending order."""
         return tuple(self._known)
 
-    def find(self, rows: int, sequences: int, pieces: int) -> GraphSize | None:
+    def find(
+        self, rows: int, sequences: int, pieces: int, *, widest: bool = False
+    ) -> GraphSize | None:
         """Return the smallest recorded size with exactly ``rows`` rows a sequence for so many
-        ``sequences`` and ``pieces``; None: there is none."""
-        for most, bounds in self._known.get(rows, {}).items():
+        ``sequences`` and ``pieces``; None: there is none. ``widest``: of those with the most
+        sequences."""
+        known = self._known.get(rows, {})
+        for most, bounds in list(known.items())[-1:] if widest else known.items():
             if most >= sequences and bounds[-1] >= pieces:
                 return GraphSize(rows, most, bounds[bisect_left(bounds, pieces)])
         return None

@@ -57,6 +57,15 @@ class DecoderModel:
         return self._fused is not None
 
     @property
+    def can_be_recorded(self) -> bool:
+        """Whether a CUDA graph can contain a pass. Torch's grouped product of experts waits for the
+        host except on sm_90 and sm_100 in bfloat16."""
+        if self.config.moe is None or self.device.type != "cuda":
+            return True
+        major, _ = torch.cuda.get_device_capability(self.device)
+        return self.dtype == torch.bfloat16 and major in (9, 10)
+
+    @property
     def prompts_by_varlen(self) -> bool:
         """Whether prompts attend without masks."""
         return self._fused is not None and self._fused.prompts_by_varlen

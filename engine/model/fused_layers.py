@@ -13,7 +13,9 @@ that form does not exist: fp32, soft caps, and the CPU.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -158,18 +160,28 @@ def _prompt_attention(
     return varlen_attention(q, k, v, prompts, shape)
 
 
+@cache
+def _varlen_attn() -> tuple[Callable[..., Any], frozenset[str]]:
+    """Return torch's variable-length attention and the names of its options."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn, frozenset(inspect.signature(varlen_attn).parameters)
+
+
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, prompts: PromptRows, shape: AttentionShape
 ) -> Tensor:
     """Return causal attention [T, heads, head_dim] by torch.nn.attention.varlen. Versions of torch
     before 2.13 take fewer options: heads are repeated there, and bits may depend on the batch."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    known = inspect.signature(varlen_attn).parameters
-    options: dict[str, Any] = {"scale": shape.scale}
+    varlen_attn, known = _varlen_attn()
+    options: dict[str, Any] = {}
+    if "scale" in known:
+        options["scale"] = shape.scale
+    else:
+        q = q * (shape.scale * q.shape[2] ** 0.5)  # torch divides by the root of the head's size
     group = q.shape[1] // k.shape[1]
-    if group > 1 and "enable_gqa" in known:
-        options["enable_gqa"] = True
+    if "enable_gqa" in known:
+        options["enable_gqa"] = group > 1
     elif group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     if "num_splits" in known:

@@ -39,7 +39,7 @@ import itertools
 
 from engine.ipc.counters import EngineCounters
 from engine.kv_cache.block_manager import BlockManager
-from engine.scheduling.sequence import Phase, Sequence, blocks_for
+from engine.scheduling.sequence import BlocksInFlight, Phase, Sequence, blocks_for
 from engine.scheduling.step_policy import StepPlan, StepPlanner
 from protocol.block_keys import BLOCK_TOKENS
 
@@ -52,29 +52,6 @@ def by_order(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
 
 
-class _BlocksInFlight:
-    """Keys that running prefills will commit. Block keys chain, so one look-up tells whether a
-    prefix is being computed. A prefill that ends for any reason removes its keys."""
-
-    def __init__(self) -> None:
-        self._owner: dict[bytes, Sequence] = {}
-
-    def add(self, sequence: Sequence) -> None:
-        for key in sequence.keys[sequence.committed :]:
-            self._owner.setdefault(key, sequence)
-
-    def remove(self, sequence: Sequence) -> None:
-        for key in sequence.keys:
-            if self._owner.get(key) is sequence:
-                del self._owner[key]
-
-    def computes(self, key: bytes, order: tuple[int, int]) -> bool:
-        """Return whether a prefill at least as urgent as ``order`` computes the block. A less
-        urgent one may have to wait itself, so it is not worth waiting for."""
-        owner = self._owner.get(key)
-        return owner is not None and owner.order[0] <= order[0]
-
-
 class Scheduler:
     """The queues and rows of one engine. The engine creates it and feeds it sequences; each call of
     ``plan`` moves them between queues, and the ``take_*`` methods report what has moved."""
@@ -84,13 +61,14 @@ class Scheduler:
         self.planner = planner
         self.counters = EngineCounters()
         self.starved = False  # the first sequence in the queue lacks pages
+        self._blocked = (0, 0, 0)  # sequences in the queue, free rows and pages when none fitted
         self.sequences: dict[int, Sequence] = {}  # by handle
         self.queue: list[Sequence] = []  # by order, like joining and prefilling
         self.joining: list[Sequence] = []  # received completely, waiting for a row
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []  # in the order of their start
         self.importing: list[Sequence] = []  # in the order of their arrival
-        self._in_flight = _BlocksInFlight()
+        self._in_flight = BlocksInFlight()
         self._started: list[Sequence] = []
         self._reserved: list[Sequence] = []
         self._evicted: list[Sequence] = []
@@ -238,7 +216,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Admit sequences in the order of the queue as long as pages and rows last."""
         passed = kept = 0  # sequences that wait for a prefix in flight, and pages left for them
-        self.starved = False
+        self.starved, self._blocked = False, (0, 0, 0)
         while passed < len(self.queue) and passed <= MAX_PASSED:
             sequence = self.queue[passed]
             cached, missing = self._count_blocks(sequence)
@@ -256,7 +234,15 @@ class Scheduler:
             else:
                 needed = missing + kept
                 self.starved = not self.manager.can_extend(sequence.keys, cached, needed)
+                self._blocked = (len(self.queue), len(self._rows), self.manager.available)
                 return
+
+    @property
+    def blocked(self) -> bool:
+        """Whether nothing in the queue fits: nothing was added or freed since that was found."""
+        queued, rows, pages = self._blocked
+        unchanged = len(self.queue) == queued > 0
+        return unchanged and len(self._rows) <= rows and self.manager.available <= pages
 
     def _count_blocks(self, sequence: Sequence) -> tuple[int, int]:
         """Return its usable cached blocks, and the pages that it needs beside them."""
@@ -331,6 +317,7 @@ class Scheduler:
 
     def _enqueue(self, queue: list[Sequence], sequence: Sequence, phase: Phase) -> None:
         sequence.phase = phase
+        self._blocked = (0, 0, 0)
         bisect.insort(queue, sequence, key=by_order)
 
     def _dequeue(self, sequence: Sequence) -> None:

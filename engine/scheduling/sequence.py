@@ -127,3 +127,26 @@ class Sequence:
         manager.release(self.pages)
         self.pages = []
         self.computed = self.cached = self.committed = 0
+
+
+class BlocksInFlight:
+    """Keys that running prefills will commit. Block keys chain, so one look-up tells whether a
+    prefix is being computed. A prefill that ends for any reason removes its keys."""
+
+    def __init__(self) -> None:
+        self._owner: dict[bytes, Sequence] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        for key in sequence.keys[sequence.committed :]:
+            self._owner.setdefault(key, sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        for key in sequence.keys:
+            if self._owner.get(key) is sequence:
+                del self._owner[key]
+
+    def computes(self, key: bytes, order: tuple[int, int]) -> bool:
+        """Return whether a prefill at least as urgent as ``order`` computes the block. A less
+        urgent one may have to wait itself, so it is not worth waiting for."""
+        owner = self._owner.get(key)
+        return owner is not None and owner.order[0] <= order[0]

@@ -153,13 +153,14 @@ class StepTimer:
     def __init__(self, model: StepTimeModel, clock: Callable[[], float]) -> None:
         self._model = model
         self._clock = clock
-        self._began = 0.0
+        self._began = self._ended = 0.0
         self._work = StepWork()
         self._steps = 0  # steps that have begun and are not known to be computed
 
-    def begin(self) -> None:
+    def begin(self, *, ahead: bool = False) -> None:
+        """Start to measure a step; one that was launched ``ahead`` began at the last one's end."""
         if not self._steps:
-            self._began = self._clock()
+            self._began = self._ended if ahead else self._clock()
             self._work = StepWork()
         self._steps += 1
 
@@ -168,7 +169,8 @@ class StepTimer:
         finished it, so that the time can be measured."""
         self._work = self._work.plus(work)
         if done:
-            self._model.observe(self._work, self._clock() - self._began, self._steps)
+            self._ended = self._clock()
+            self._model.observe(self._work, self._ended - self._began, self._steps)
             self._steps = 0
 
     def idle(self) -> None:

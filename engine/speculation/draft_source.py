@@ -41,6 +41,7 @@ class DraftSize(msgspec.Struct, frozen=True):
     most: int = 0  # maximum nodes of a sequence in a step
     elements: int = 0  # of the weights
     kv_bytes_per_token: int = 0  # for each token of the target's pool
+    row_bytes: int = 0  # results of a row of a draft model's attention in fp32, with their lse
 
 
 def resolve_draft_source(spec: SpeculationSettings) -> DraftSource | None:
@@ -83,7 +84,8 @@ def draft_size(
             return DraftSize(most, elements, kv // target.layers)
         own = load_config(of.folder)
         kv = own.kv_format("exact", "wide", element).bytes_per_token
-        return DraftSize(most, resident_elements(shards, own, on_cpu=on_cpu), kv)
+        row = own.heads * (own.head_dim + 1) * 4
+        return DraftSize(most, resident_elements(shards, own, on_cpu=on_cpu), kv, row)
     except StartupError:
         return DraftSize()
 

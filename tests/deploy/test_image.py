@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from setuptools import find_packages
 
 from tests.deploy.commands import ROOT, check_shell
@@ -16,6 +18,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 IGNORE = (ROOT / ".dockerignore").read_text().splitlines()
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PRODUCT = {*MAY_IMPORT, "cluster", "bench"}
+LAST_STAGE = DOCKERFILE.split("\nFROM ")[-1]
 
 
 def test_versions_are_the_makefiles() -> None:
@@ -48,18 +51,39 @@ def test_nothing_else_goes_into_the_image() -> None:
 
 def test_it_is_not_run_by_root() -> None:
     stages = DOCKERFILE.split("\nFROM ")
-    last = stages[-1]
-    assert re.search(r"^USER (\d+):\1$", last, re.M)
+    assert re.search(r"^USER (\d+):\1$", LAST_STAGE, re.M)
     assert "HEALTHCHECK" not in DOCKERFILE
     assert {stage.split()[0] for stage in stages[1:]} == {"python:3.11-slim-bookworm"}
 
 
+@pytest.mark.parametrize(("backend", "compiler"), [("cpu", []), ("cu126", ["gcc", "libc6-dev"])])
+def test_only_the_image_for_gpus_has_a_compiler(
+    backend: str, compiler: list[str], tmp_path: Path
+) -> None:
+    [first, *_] = re.findall(r"^RUN (.*)$", joined(LAST_STAGE), re.M)
+    for name in ("apt-get", "rm", "useradd"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o700)
+    environment = {"PATH": str(tmp_path), "TORCH_BACKEND": backend}
+    done = subprocess.run(["/bin/sh", "-c", first], env=environment, capture_output=True, text=True)
+    [installed] = re.findall(r"^apt-get install .*recommends (.*)$", done.stdout, re.M)
+    assert installed.split() == ["tini", "wget", *compiler], done.stderr
+    assert "\nuseradd " in done.stdout
+    defaults = re.findall(r"^ARG TORCH_BACKEND=(.*)$", DOCKERFILE, re.M)
+    assert defaults == ["cpu", "cpu"]  # an ARG is known in its own stage only
+
+
+def joined(text: str) -> str:
+    """Return ``text`` with what goes on after a backslash on one line."""
+    return re.sub(r"\\\n\s*", "", text)
+
+
 def test_commands_of_the_image_exist() -> None:
-    joined = re.sub(r"\\\n\s*", "", DOCKERFILE)
-    runs = re.findall(r"^RUN (.*)$", joined, re.M)
+    text = joined(DOCKERFILE)
+    runs = re.findall(r"^RUN (.*)$", text, re.M)
     assert len(runs) >= 4
     for run in runs:
         check_shell(run)
-    assert "--require-hashes -r /src/requirements.txt" in joined
-    for source in re.findall(r"^COPY (?!--from)(\S+)", joined, re.M):
+    assert "--require-hashes -r /src/requirements.txt" in text
+    for source in re.findall(r"^COPY (?!--from)(\S+)", text, re.M):
         assert (ROOT / Path(source)).exists(), source

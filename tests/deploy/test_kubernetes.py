@@ -110,6 +110,19 @@ def test_pods_have_no_rights(groups: dict[str, dict[str, Any]]) -> None:
     assert f"USER {uid}:" in (ROOT / "Dockerfile").read_text()
 
 
+def test_caches_are_mounted_where_the_image_has_folders_of_its_user(
+    groups: dict[str, dict[str, Any]],
+) -> None:
+    image = (ROOT / "Dockerfile").read_text()
+    [kernels] = re.findall(r"^ENV TRITON_CACHE_DIR=(.*)$", image, re.M)
+    _, _, as_user = image.rpartition("\nUSER 1000:1000\n")
+    [models] = re.findall(r'^RUN mkdir -p (\S+) "\$TRITON_CACHE_DIR"$', as_user, re.M)
+    for group in groups.values():
+        mounts = {m["mountPath"]: m["name"] for m in container(group)["volumeMounts"]}
+        assert {kernels, f"/home/baton/{models}"} < set(mounts)
+        assert set(mounts.values()) == {v["name"] for v in group["template"]["spec"]["volumes"]}
+
+
 def test_only_routers_are_reached(
     documents: dict[str, dict[str, Any]], groups: dict[str, dict[str, Any]]
 ) -> None:

@@ -73,6 +73,12 @@ def test_commands_in_the_comments_exist(path: Path) -> None:
         check_baton(words)
 
 
+@pytest.mark.parametrize("path", CLOUDS, ids=[path.stem for path in CLOUDS])
+def test_clouds_nodes_can_launch_kernels(path: Path) -> None:
+    [install] = [line for line in config(path)["setup_commands"] if "apt-get" in line]
+    assert {"gcc", "python3-dev"} <= set(install.split())
+
+
 @pytest.mark.parametrize("path", FILES, ids=IDS)
 def test_ray_starts_closed_and_fault_tolerant(path: Path, node: Path) -> None:
     """With the node's environment, which has token authentication and the Redis of the head."""

@@ -50,7 +50,7 @@ SHAPES = {
     "gemma-2-9b": ModelShape(3584, 14336, 16, 8, 256, window=4096, softcap=50.0, gelu=True),
 }
 STORAGES: tuple[Storage, ...] = ("fp8", "wide")
-QUERIES = (1, 4, 16)
+QUERIES = (1, 4, 16, 32)
 """Rows of a sequence: one, and with drafts."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from tests.engine.speculating import RandomLengths
 from tests.kernels.test_launches import counted
 
 POSITIONS, MOST, VOCAB = 512, 4, 320
-SMALL = {"num_hidden_layers": 2, "vocab_size": VOCAB}
+SMALL = {"num_hidden_layers": 1, "vocab_size": VOCAB}
 SIZES: dict[str, Any] = {"pages": 16, "max_batch": 3, "chunk": 32, "max_model_len": POSITIONS}
 KIND: dict[str, list[dict[str, Any]]] = {
     "plain": [{}, {"temperature": 0.2, "seed": 3}, {"temperature": 0.15, "seed": 4}],
@@ -102,16 +103,16 @@ class Compared:
 
 
 def run_arrivals(engine: Engine, kinds: list[dict[str, Any]]) -> dict[int, list[int]]:
-    """Run six requests that join and leave at different steps."""
+    """Run four requests that join and leave at different steps."""
     out: dict[int, list[int]] = {}
-    lengths = [3, 50, 31, 9, 70, 2]
+    lengths = [3, 50, 31, 9]
     for step in range(200):
         if step % 3 == 0 and step // 3 < len(lengths):
             handle = step // 3
             prompt = [3 + (handle * 7 + i * i) % 300 for i in range(lengths[handle])]
             own = kinds[handle % len(kinds)]
             engine.generate(
-                handle, request(f"r{handle}", prompt, max_tokens=12 + 5 * (handle % 3), **own)
+                handle, request(f"r{handle}", prompt, max_tokens=9 + 5 * (handle % 3), **own)
             )
         plan = engine.plan()
         if not plan and step > 3 * len(lengths):
@@ -147,7 +148,7 @@ def test_drafts_are_those_of_the_cpu(
     assert compared.most_fresh > 2
     counts = engine.scheduler.counters.speculation
     assert 0.3 < counts.accepted_tokens / counts.draft_tokens < 1.0
-    assert counts.accepted_tokens > 20
+    assert counts.accepted_tokens > 10
 
 
 def test_texts_with_drafts_in_graphs_are_those_without(tmp_path: Path) -> None:
@@ -167,19 +168,24 @@ def test_texts_with_drafts_in_graphs_are_those_without(tmp_path: Path) -> None:
     assert texts(engine) == texts(plain)
     assert speculator.dropped == ""
     assert proposer._runner._passes._graphs  # type: ignore[union-attr]
+    freed = weakref.ref(proposer._runner._model)
+    del proposer
+    speculator._drop(RuntimeError("no more drafts"))
+    assert freed() is None
     assert engine.scheduler.counters.speculation.accepted_tokens > 6
 
 
-class CountedGraph:
-    """A recording whose replay counts as one launch."""
+class CountedGraphs:
+    """Records graphs that compute nothing, and counts their replays."""
 
-    def __init__(self, compute: Callable[[], None]) -> None:
-        self._compute = compute
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, compute: Callable[[], None]) -> CountedGraphs:
+        return self
 
     def replay(self) -> None:
-        torch.zeros(1).sin()  # the launch
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-            self._compute()
+        self.replays += 1
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="counts the launches of Triton's interpreter")
@@ -187,7 +193,8 @@ class CountedGraph:
 def test_a_draft_token_is_one_graph_and_no_wait(
     fresh: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_passes, "make_recorder", lambda _: CountedGraph)
+    graphs = CountedGraphs()
+    monkeypatch.setattr(draft_passes, "make_recorder", lambda _: graphs)
     _, draft = folders(tmp_path)
     engine = Engine(model(draft, kernels=False), engine_config(**SIZES), plan_decode_step)
     proposer = draft_model(engine, draft, kernels=True)
@@ -198,15 +205,17 @@ def test_a_draft_token_is_one_graph_and_no_wait(
         engine.run(engine.plan())
     sequences = list(engine.scheduler.decoding)
     rows = torch.tensor([s.row for s in sequences])
-    proposer.propose(sequences, rows, [1] * 3)
+    proposer.propose(sequences, rows, [2] * 3)
     found = {}
     for nodes in (1, 4):
         for _ in range(fresh):
             engine.run(engine.plan())
+        graphs.replays = 0
         with counted(monkeypatch) as (launches, waits):
             proposer.propose(sequences, rows, [nodes] * 3)
-        print(f"\n{nodes} drafts: {dict(launches)}\nwaits: {dict(waits)}")
-        found[nodes] = launches.total()
+        print(f"\n{nodes} drafts: {graphs.replays} graphs, {dict(launches)}\nwaits: {dict(waits)}")
+        assert graphs.replays == nodes
+        found[nodes] = graphs.replays + launches.total()
         assert waits.total() == 0
     assert (found[4] - found[1]) / 3 <= 2
     assert found[1] <= 12

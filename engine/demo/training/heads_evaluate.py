@@ -99,6 +99,7 @@ def _engine(folder: Path, length: int) -> Engine:
         ttft_slo_s=None,
         tpot_slo_s=None,
         kv_precision="exact",
+        batch_invariant=False,
         kv_storage="wide",
     )
 

@@ -22,7 +22,13 @@ from engine.batching.attention_metadata import PackedBatch
 from engine.batching.batcher import RowState
 from engine.batching.draft_layout import IntArray
 from engine.kernels.paged_rows import PagedAttention, PagedRows, PieceList, piece_count
-from engine.kernels.recording import GraphSize, GraphSizes, Recording, make_recorder
+from engine.kernels.recording import (
+    GraphSize,
+    GraphSizes,
+    Recording,
+    make_recorder,
+    recording_session,
+)
 from engine.kernels.sampling import DrawRows, DrawState, DrawWorkspace, draw_tokens
 from engine.kernels.step_inputs import StepInputs, fill_step_inputs
 from engine.kv_cache.kv_pool import KVPool
@@ -97,51 +103,76 @@ class _PassRows:
         )
 
 
-class DraftPasses:
-    """The passes of one draft model over the sequences of ``state``. ``tokens`` is the number of
-    tokens that its ``pool`` can hold."""
+class _Pass:
+    """The computation of a pass and the memory of all passes. It is apart from DraftPasses because
+    recordings refer to it: dropping the proposer frees the model at once."""
 
-    def __init__(self, model: DecoderModel, pool: KVPool, state: RowState, tokens: int) -> None:
-        self._model, self._pool, self._state = model, pool, state
+    def __init__(self, model: DecoderModel, pool: KVPool, state: RowState) -> None:
+        self._model, self._pool = model, pool
         device, table = state.device, state.sampling
-        self._numbers = torch.zeros((2, len(state.length)), dtype=torch.int64, device=device)
-        self.length, self.last_token = self._numbers.unbind()  # [state rows] each
-        self._draw = DrawState(
+        most, vocab = len(state.length) - 1, model.config.vocab_size
+        self.numbers = torch.zeros((2, len(state.length)), dtype=torch.int64, device=device)
+        self.state = DrawState(
             temperature=table.floats[:, FLOAT_COLUMNS.index("temperature")],
             keys=table.ints[:, INT_COLUMNS.index("noise_key")],
-            length=self.length,
-            last_token=self.last_token,
+            length=self.numbers[0],
+            last_token=self.numbers[1],
         )
-        self._vocab = vocab = model.config.vocab_size
-        most = len(state.length) - 1
-        self._workspace = DrawWorkspace(most, vocab, device)
-        self.logits = torch.empty((most, vocab), device=device)  # of the last pass
-        self._rows = {rows: _PassRows(rows, most, state) for rows in ROWS}
-        # A sequence may have one piece that is begun; none is longer than its row of the table.
-        pieces = piece_count(tokens) + most
-        self._pieces = PieceList.empty(pieces, most, device)
+        self.workspace = DrawWorkspace(most, vocab, device)
+        self.logits = torch.empty((most, vocab), device=device)
+        self.rows = {rows: _PassRows(rows, most, state) for rows in ROWS}
+
+    @torch.inference_mode()
+    def __call__(self, rows: PagedRows) -> None:
+        own, count, sequences = self.rows[rows.most_rows], len(rows.owner), len(rows.state_row)
+        state = self.state
+        inputs = StepInputs(*(numbers[:count] for numbers in own.inputs))
+        fill_step_inputs(rows, state.length, state.last_token, own.later, inputs, padded=True)
+        paged = PagedAttention(count, rows, None)
+        batch = PackedBatch(inputs.tokens, inputs.positions, inputs.slots, {}, None, paged)
+        hidden = self._model.hidden(batch, self._pool)
+        if rows.most_rows > 1:
+            state.length.index_copy_(0, rows.state_row, own.length[:sequences])
+            hidden = hidden.index_select(0, own.last_row[:sequences])
+        logits = self._model.logits(hidden, self.logits[:sequences])
+        draw_tokens(logits, DrawRows(rows.state_row, rows.row_count), state, self.workspace)
+
+
+class DraftPasses:
+    """The passes of one draft model over the sequences of ``state``."""
+
+    def __init__(self, model: DecoderModel, pool: KVPool, state: RowState) -> None:
+        self._model, self._state = model, state
+        self._compute = _Pass(model, pool, state)
+        self.logits = self._compute.logits  # of the last pass
+        self.length = self._compute.state.length  # [state rows] tokens, with those drawn
+        c, most = model.config, len(state.length) - 1
         longest = piece_count(state.block_table.shape[1] * BLOCK_TOKENS)
-        self._sizes = GraphSizes(most, pieces, longest)
+        self._sizes = GraphSizes(most, longest, 4 * c.heads * c.head_dim)
+        self._pieces = PieceList.empty(self._sizes.most_pieces, most, state.device)
         self._graphs: dict[GraphSize, Recording] = {}
 
     def record(self, progress: Callable[[float], None]) -> None:
         """Record passes of all sizes. No pass may have begun."""
+        if not self._model.can_be_recorded:
+            return
         recorder = make_recorder(self._state.device)
         sizes, whole = self._sizes.of_rows(ROWS), self._pieces
-        for done, size in enumerate(sizes):
-            progress(done / len(sizes))
-            pieces = PieceList(whole.items[: size.pieces], whole.starts, whole.total)
-            rows = self._rows[size.rows].paged(size.sequences, pieces)
-            self._graphs[size] = recorder(partial(self._compute, rows))
+        with recording_session(self._state.device):
+            for done, size in enumerate(sizes):
+                progress(done / len(sizes))
+                pieces = PieceList(whole.items[: size.pieces], whole.starts, whole.total)
+                rows = self._compute.rows[size.rows].paged(size.sequences, pieces)
+                self._graphs[size] = recorder(partial(self._compute, rows))
         self._sizes.add(sizes)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Start a chain of passes for ``requests``."""
         known = [(r.sequence.row, r.known + 1, r.sequence.tokens[r.known]) for r in requests]
         numbers = np.array(known, dtype=np.int64).T
-        np.minimum(numbers[2], self._vocab - 1, out=numbers[2])
-        rows, *state = upload(numbers, self._numbers.device).split([1, 2])
-        self._numbers.index_copy_(1, rows[0], state[0])
+        np.minimum(numbers[2], self._model.config.vocab_size - 1, out=numbers[2])
+        rows, *state = upload(numbers, self._compute.numbers.device).split([1, 2])
+        self._compute.numbers.index_copy_(1, rows[0], state[0])
 
     def run(self, requests: Sequence[DraftRequest], place: int) -> Tensor:
         """Run pass ``place``, 0 for the first, of a chain for the first ``requests`` of those that
@@ -150,30 +181,16 @@ class DraftPasses:
         and calls ``redraw``."""
         fresh = 1 if place else max(len(r.sequence.tokens) - r.known for r in requests)
         rows = next(rows for rows in ROWS if rows >= fresh)
-        self._rows[rows].write(requests, self._vocab)
+        self._compute.rows[rows].write(requests, self._model.config.vocab_size)
         pieces = sum(piece_count(len(r.sequence.tokens) + place) for r in requests)
         size = self._sizes.find(rows, len(requests), pieces)
         if size is None:
             own = PieceList.empty(pieces, len(requests), self._state.device)
-            self._compute(self._rows[rows].paged(len(requests), own))
+            self._compute(self._compute.rows[rows].paged(len(requests), own))
         else:
             self._graphs[size].replay()
-        return self._workspace.drawn[: len(requests)]
+        return self._compute.workspace.drawn[: len(requests)]
 
     def redraw(self, rows: Tensor, tokens: Tensor) -> None:
         """Replace the tokens drawn by the last pass; rows, tokens: [n] int64, state rows first."""
-        self.last_token.index_copy_(0, rows, tokens)
-
-    @torch.inference_mode()
-    def _compute(self, rows: PagedRows) -> None:
-        own, count, sequences = self._rows[rows.most_rows], len(rows.owner), len(rows.state_row)
-        inputs = StepInputs(*(numbers[:count] for numbers in own.inputs))
-        fill_step_inputs(rows, self.length, self.last_token, own.later, inputs, padded=True)
-        paged = PagedAttention(count, rows, None)
-        batch = PackedBatch(inputs.tokens, inputs.positions, inputs.slots, {}, None, paged)
-        hidden = self._model.hidden(batch, self._pool)
-        if rows.most_rows > 1:
-            self.length.index_copy_(0, rows.state_row, own.length[:sequences])
-            hidden = hidden.index_select(0, own.last_row[:sequences])
-        logits = self._model.logits(hidden, self.logits[:sequences])
-        draw_tokens(logits, DrawRows(rows.state_row, rows.row_count), self._draw, self._workspace)
+        self._compute.state.last_token.index_copy_(0, rows, tokens)

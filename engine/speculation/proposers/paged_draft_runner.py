@@ -21,7 +21,6 @@ from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.proposers.draft_passes import DraftPasses
 from engine.speculation.proposers.draft_runner import DraftRequest, chunk_views
 from engine.speculation.proposers.draft_sampler import DraftSampler
-from protocol.block_keys import BLOCK_TOKENS
 
 
 class PagedDraftRunner:
@@ -32,7 +31,7 @@ class PagedDraftRunner:
         self._model, self._state = model, state
         format_ = model.config.kv_format("exact", "wide", model.dtype.itemsize)
         self._pool = make_pool(format_, pages, model.dtype, model.device)
-        self._passes = DraftPasses(model, self._pool, state, pages * BLOCK_TOKENS)
+        self._passes = DraftPasses(model, self._pool, state)
         # Prompts attend by torch's general attention, which needs masks, or without them.
         self._windows = [] if model.prompts_by_varlen else sorted(set(model.config.windows))
         self._like = torch.empty(0, dtype=model.dtype, device=model.device)

@@ -167,6 +167,23 @@ def test_gpus_that_ray_hides_from_the_process_count(monkeypatch: pytest.MonkeyPa
     assert gpus.collect(SUBJECT).visible == 0
 
 
+def test_node_with_gpus_and_without_a_compiler_has_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `baton up --address` asks a node, with a folder on the path that has no program."""
+    monkeypatch.setenv("PATH", os.environ["BATON_HOME"])
+    monkeypatch.delenv("CC", raising=False)
+    engine = msgspec.structs.replace(SPEC, device="cuda")
+    pools = (msgspec.structs.replace(POOLS[1], engine=engine),)
+    node = msgspec.structs.replace(SUBJECT, kind="worker", pools=pools, gpus=1)
+    results = run_checks(checks.node_checks(node, memory=False), node)
+    [found] = [f for f in results.findings if "C compiler" in f.text]
+    assert found.level == "problem" and "gcc and libc6-dev" in found.remedy
+    monkeypatch.setenv("CC", sys.executable)
+    results = run_checks(checks.node_checks(node, memory=False), node)
+    assert not [f for f in results.findings if "C compiler" in f.text]
+
+
 # ---- collectors ------------------------------------------------------------------------------
 
 

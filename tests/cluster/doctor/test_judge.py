@@ -15,6 +15,7 @@ from cluster.doctor.packages import PackageFacts
 from cluster.doctor.ports import PortFacts, PortState
 from cluster.doctor.redis import RedisFacts
 from cluster.models import hub
+from engine.execution.build_tools import MissingTool
 from tests.cluster.doctor.subjects import POOLS, SPEC, SUBJECT, levels
 
 GIB = 2**30
@@ -120,6 +121,17 @@ def test_driver_that_is_too_old_is_a_problem_with_three_ways_out() -> None:
     [finding, *_] = gpus.judge(GpuFacts(1, (CARD,), "12.4", "13.0"), wanted)
     assert "install a driver for CUDA 13 or newer" in finding.remedy
     assert "`make clean up`" in finding.remedy and "CUDA_VISIBLE_DEVICES=" in finding.remedy
+
+
+@pytest.mark.parametrize("error", ["", "nvidia-smi is not installed"])
+def test_tools_that_triton_lacks_are_problems_where_engines_use_a_gpu(error: str) -> None:
+    tools = (MissingTool("no compiler", "get gcc"), MissingTool("no header", "get it"))
+    facts = GpuFacts(1, () if error else (CARD,), "13.1", "13.0", error, missing_tools=tools)
+    wanted = msgspec.structs.replace(SUBJECT, pools=(_anywhere("decode", 1),))
+    found = [f for f in gpus.judge(facts, wanted) if f.level == "problem"]
+    assert [(f.check, f.text, f.remedy) for f in found] == [("gpu", *tool) for tool in tools]
+    assert "problem" not in levels(gpus.judge(facts, SUBJECT))  # its engines use the CPU
+    assert levels(gpus.judge(GpuFacts(0, missing_tools=tools), wanted)) == ["ok"]
 
 
 @pytest.mark.parametrize(

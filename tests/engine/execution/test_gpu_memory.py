@@ -12,6 +12,7 @@ from bench.lib.settings import engine_settings
 from cluster.models import locate
 from cluster.worker import engine_main
 from engine.execution import gpu_memory, loading
+from engine.execution.build_tools import MissingTool
 from engine.execution.gpu_memory import MemoryGuard, prepare_gpu
 from engine.execution.memory_footprint import RUNTIME_BYTES, estimate_footprint
 from engine.model_config.checkpoint import load_config, read_shards
@@ -58,6 +59,7 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     had_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(gpu_memory, "missing_build_tools", lambda: ())
     yield FakeCuda(monkeypatch)
     torch.backends.cuda.enable_cudnn_sdp(had_cudnn)
 
@@ -81,6 +83,19 @@ def test_cudnn_attention_is_off_on_a_gpu() -> None:
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(StartupError, match=r"cuda:2 .* 2 GPU\(s\); expected cuda:0 to cuda:1"):
         prepare_gpu("cuda:2")
+
+
+def test_an_engine_without_a_compiler_ends_before_weights_are_loaded(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = (MissingTool("no compiler", "get gcc"), MissingTool("no header", "get it"))
+    monkeypatch.setattr(gpu_memory, "missing_build_tools", lambda: missing)
+    stages: list[str] = []
+    settings = engine_settings(str(DEMO), device="cuda:1")
+    says = "^device cuda:1: no compiler; get gcc; no header; get it$"
+    with pytest.raises(StartupError, match=says):
+        loading.load_engine(settings, plan_decode_step, lambda stage, _done: stages.append(stage))
+    assert stages == [] and cuda.current is None
 
 
 def test_no_gpu_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def on_gpu(weights: int = 16 * GIB, **fields: object) -> Footprint:
         kv_tokens=8192,
         kv_bytes_per_token=1 << 16,
         kv_grows=True,
-        phases=(Workspace(GIB // 2, 1 << 15, 8), Workspace(GIB, 1 << 14)),
+        phases=(Workspace(GIB // 2, 1 << 13, 8), Workspace(GIB, 1 << 14)),
         max_len=8192,
     )
     return replace(plan, **fields)

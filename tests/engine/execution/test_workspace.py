@@ -6,6 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from bench.lib.settings import engine_settings, speculation_settings
+from cluster.doctor import memory
+from cluster.doctor.gpus import GpuDevice
+from cluster.doctor.memory import MemoryFacts, PoolEngines
+from cluster.doctor.subject import DoctorSubject, SubjectPool
 from engine.execution.memory_footprint import (
     RUNTIME_BYTES,
     Footprint,
@@ -23,6 +27,8 @@ from engine.execution.workspace import (
 from engine.ipc.settings import SpeculationMethod, StepSizes
 from engine.ipc.shared_memory import ArenaShape
 from engine.model_config.config import ModelConfig, MoeConfig, RopeConfig
+from engine.speculation.draft_source import DraftSize
+from protocol.errors import StartupError
 from protocol.roles import Role
 
 LLAMA_3_8B = ModelConfig(
@@ -72,8 +78,7 @@ def work(config: ModelConfig, role: Role = "decode", **fields: object) -> GpuWor
         sizes=SIZES[role],
         element=2,
         max_len=8192,
-        drafted=0,
-        draft_model=False,
+        draft=DraftSize(),
         staging=ArenaShape().staging_bytes,
     )
     return replace(made, **fields)
@@ -86,29 +91,28 @@ def parts(config: ModelConfig, role: Role = "decode", **fields: object) -> GpuWo
 def test_the_parts_of_llama_3_8b_are_those_counted_by_hand() -> None:
     found = parts(LLAMA_3_8B)
     assert found.frames == Workspace(192 << 20)  # 128 slots in, 64 out, 1 MiB each
-    # 257 rows: 257 pages, state, bias, 8224 tokens of history and counts of all tokens. 1026 rows
-    # of draws: 126 tiles and a token.
-    row = 257 * 8 + 256 + 1024 * 12 + 8224 * 8 + 128256 * 4
-    assert found.tables == Workspace(257 * row + 1026 * (126 * 12 + 8)) == Workspace(154_067_432)
+    # 257 rows: 257 pages, state, bias, 4008 words of bits, 8224 tokens of history and counts of all
+    # tokens. 1026 rows of draws: 126 tiles and a token.
+    row = 257 * 8 + 256 + 1024 * 12 + 4008 * 4 + 8224 * 8 + 128256 * 4
+    assert found.tables == Workspace(257 * row + 1026 * (126 * 12 + 8)) == Workspace(158_187_656)
     # A piece of 256 tokens has 32 heads of 128 values and an lse, and 8 bytes in the list.
     piece = 32 * 129 * 4 + 8
     assert found.graphs == Workspace(
         256 * (128256 * 4 + 4096 * 2)  # logits and hidden states: 133,431,296
         + 256 * (6 * 4096 + 3 * 14336 + 128256) * 2  # one step: 100,270,080
         + (18 * 7 << 20)  # 18 numbers of sequences, 8 to 33 pieces each in 7 steps
-        + 256 * piece,
-        0,
-        65,
+        + 256 * 33 * 32 * 129 * 4  # partial results: 139,493,376
     )
+    assert found.drafts == Workspace()
     assert found.libraries == Workspace(128 << 20)
     # 2304 rows through the MLP, and 4096 bytes of K and V with a slot of 8 for each key.
     layers = 2304 * (6 * 4096 + 3 * 14336) * 2 + 2048 * (4096 + 8) + 256 * piece
     assert found.layers == Workspace(layers, 4096 + 8, 65) == Workspace(324_061_184, 4104, 65)
     draw = 2304 * 4096 * 2 + 256 * 128256 * 40
     assert found.draw == Workspace(draw, 256 * 40) == Workspace(1_332_215_808, 10240)
-    layers, draw = found.phases
-    assert layers == Workspace(1_183_724_000, 4104, 130)
-    assert draw == Workspace(2_191_878_632, 10240, 65)
+    while_layers, while_drawing = found.phases
+    assert while_layers == Workspace(1_323_108_488, 4104, 65)
+    assert while_drawing == Workspace(2_331_263_112, 10240)
 
 
 def test_a_prefill_worker_differs_by_the_rows_of_its_chunk() -> None:
@@ -146,14 +150,26 @@ def test_only_what_varlen_attention_computes_needs_no_masks(config: ModelConfig)
 
 
 def test_drafts_add_rows_graphs_and_partial_results() -> None:
-    plain, ngram = parts(LLAMA_3_8B), parts(LLAMA_3_8B, drafted=8)
-    eagle = parts(LLAMA_3_8B, drafted=8, draft_model=True)
+    plain, ngram = (parts(LLAMA_3_8B, draft=DraftSize(most)) for most in (0, 8))
+    eagle = parts(LLAMA_3_8B, draft=DraftSize(8, 10**9))
     assert ngram.draw.step - plain.draw.step == 256 * (4096 * 2 + 128256 * 40)
-    # 8 rows of each sequence in graphs, and 9 in other steps.
-    assert ngram.graphs.pool_token == 517 and ngram.layers.pool_token == 581
-    assert ngram.graphs.step - plain.graphs.step == ((48 - 18) * 7 << 20) + 256 * 7 * 32 * 129 * 4
+    # 36 more shapes of graphs, 8 to 33 pieces in 4 steps.
+    assert ngram.graphs.step - plain.graphs.step == 36 * 4 << 20
+    row = 32 * 129 * 4
+    # A step that is not recorded has 16 rows of each sequence for up to 8 drafts.
+    assert ngram.layers.pool_token == -(-(16 * row + 8) // 256) == 1033
     assert eagle.graphs.step - ngram.graphs.step == 256 * 3 * 4096 * 2  # three taps
     assert eagle.layers.step - ngram.layers.step == 2560 * 3 * 4096 * 2
+
+
+def test_a_draft_model_has_recorded_passes_of_its_own() -> None:
+    row = 32 * 65 * 4  # Llama-3.2-1B
+    drafts = parts(LLAMA_3_8B, draft=DraftSize(8, 10**9, 32768, row)).drafts
+    graphs = 18 * 7 + 22 * 4 << 20
+    assert drafts == Workspace(256 * 128256 * 6 + graphs + 256 * 33 * row)
+    long = parts(LLAMA_3_8B, draft=DraftSize(8, 10**9, 32768, row), max_len=131072).drafts
+    graphs = 18 * 11 + 22 * 6 << 20
+    assert long == Workspace(256 * 128256 * 6 + graphs + (258 << 20))  # the limit, and its lse
 
 
 def test_experts_compute_copies_of_every_row() -> None:
@@ -194,17 +210,20 @@ def sized_pool(
 @pytest.mark.parametrize(
     ("gpu_bytes", "role", "max_len", "tokens"),
     [
-        # 72 GB, less 16,060,522,496 of weights, 4,194,304 of rotary tables, 524,288,000 of CUDA,
-        # 2,191,878,632 for steps and 8192 * 10240 for the context, by 66,048 + 130 a token
-        (80_000_000_000, "decode", 8192, 802_912),
-        (80_000_000_000, "prefill", 8192, 802_656),
-        # 67,108,864 of rotary tables, 260,536,320 more of tables, 72 more graphs, 131072 * 10240
-        (80_000_000_000, "decode", 131072, 777_856),
-        (80_000_000_000, "prefill", 131072, 777_600),
-        (141_000_000_000, "decode", 8192, 1_632_480),
-        (141_000_000_000, "prefill", 8192, 1_632_224),
-        (141_000_000_000, "decode", 131072, 1_607_424),
-        (141_000_000_000, "prefill", 131072, 1_607_168),
+        # 72,000,000,000, less 16,060,522,496 for weights, 4,194,304 for rotary tables, 524,288,000
+        # for CUDA, 2,331,263,112 for draws and what is kept, and 8192 * 10,240 for the history:
+        # 52,995,846,008, in pages of 32 * 66,048
+        (80_000_000_000, "decode", 8192, 802_368),
+        (80_000_000_000, "prefill", 8192, 802_112),  # 2048 * 8192 less
+        # less 62,914,560 for rotary tables, 260,536,320 for tables, 72 MiB for graphs,
+        # 131,039,232 for partial results, and 122,880 * 10,240 for the history
+        (80_000_000_000, "decode", 131072, 775_296),
+        (80_000_000_000, "prefill", 131072, 775_040),
+        # 126,900,000,000, less the same
+        (141_000_000_000, "decode", 8192, 1_633_568),
+        (141_000_000_000, "prefill", 8192, 1_633_312),
+        (141_000_000_000, "decode", 131072, 1_606_496),
+        (141_000_000_000, "prefill", 131072, 1_606_240),
     ],
 )
 def test_pools_of_llama_3_8b(gpu_bytes: int, role: Role, max_len: int, tokens: int) -> None:
@@ -213,7 +232,51 @@ def test_pools_of_llama_3_8b(gpu_bytes: int, role: Role, max_len: int, tokens: i
     assert found.kv_tokens == tokens
 
 
-@pytest.mark.parametrize(("role", "gib"), [("prefill", 9.9), ("decode", 6.6)])
-def test_gemma_2_9b_takes_gigabytes_for_a_step(role: Role, gib: float) -> None:
+@pytest.mark.parametrize(
+    ("role", "step", "tokens"),
+    [
+        # 1,631,321,736 and 8192 * 434,176 of 52,983,911,424, by 42 * 2 * 8 * 257 + 65 a token
+        ("decode", 5_188_091_528, 276_640),
+        ("prefill", 8_807_775_880, 255_680),
+    ],
+)
+def test_pools_of_gemma_2_9b(role: Role, step: int, tokens: int) -> None:
     found = sized_pool(GEMMA_2_9B, GEMMA_ELEMENTS, 80_000_000_000, role=role)
-    assert found.workspace / 2**30 == pytest.approx(gib, abs=0.1)
+    assert found.kv_tokens == tokens
+    assert found.workspace == step + 65 * tokens
+
+
+def test_two_engines_of_llama_3_8b_share_80_gb_and_four_do_not() -> None:
+    half = sized_pool(LLAMA_3_8B, LLAMA_ELEMENTS, 80_000_000_000, 0.5, max_len=131072)
+    assert half.kv_tokens == 230_240
+    drafting = sized_pool(
+        LLAMA_3_8B, LLAMA_ELEMENTS, 80_000_000_000, 0.5, max_len=131072, method="ngram"
+    )
+    assert 131072 <= drafting.kv_tokens < half.kv_tokens  # one sequence of the maximum length
+    with pytest.raises(StartupError) as raised:
+        sized_pool(LLAMA_3_8B, LLAMA_ELEMENTS, 80_000_000_000, 0.25)
+    for text in (
+        "a KV pool of 64 tokens does not fit on the GPU (not even the smallest one): 74.5 GiB in",
+        "16.8 GiB for this engine (25% of the GPU, less a reserve)",
+        "15.0 GiB for weights, 0.0 GiB for 64 tokens of KV, 2.2 GiB for steps, 0.5 GiB for CUDA",
+        "fewer workers for each GPU",
+    ):
+        assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.5, "ok"), (0.25, "problem")])
+def test_the_doctor_says_whether_two_engines_fit_on_80_gb(share: float, level: str) -> None:
+    engines = []
+    roles: tuple[Role, Role] = ("prefill", "decode")
+    for role in roles:
+        settings = engine_settings("", role, max_model_len=8192, gpu_share=share)
+        plan = estimate_footprint(settings, LLAMA_3_8B, None, "cuda")
+        weights = LLAMA_ELEMENTS * 2 + rotary_bytes(LLAMA_3_8B, 8192)
+        engines.append(PoolEngines(role, 1, replace(plan, weights=weights)))
+    card = GpuDevice(0, "H100", 80_000_000_000, 80_000_000_000, "")
+    facts = MemoryFacts(total=256 << 30, free=200 << 30, gpus=(card,), engines=tuple(engines))
+    pools = (SubjectPool("decode", 2, settings),)
+    host, found = memory.judge(facts, DoctorSubject(ports=(8000,), pools=pools))
+    assert (host.level, found.level) == ("ok", level)
+    assert "74.5 GiB free" in found.text
+    assert (found.level == "ok") == ("an engine needs" not in found.text)

@@ -1,0 +1,83 @@
+"""What the estimate of a GPU's memory takes over from kernels and recorded steps.
+
+The estimate imports no torch, so it repeats their numbers and bounds.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.execution import decode_graphs, workspace
+from engine.execution.workspace import GpuWork, gpu_workspace_parts, most_graphs
+from engine.ipc.settings import StepSizes
+from engine.kernels import paged_rows, recording, sampling
+from engine.kernels.paged_rows import piece_count
+from engine.kernels.recording import GraphSizes
+from engine.scheduling.sequence import blocks_for
+from engine.speculation.draft_source import DraftSize
+from engine.speculation.proposers import draft_passes
+from protocol.block_keys import BLOCK_TOKENS
+from tests.engine.execution.test_workspace import LLAMA_3_8B
+
+
+def graph_sizes(max_batch: int, max_len: int) -> GraphSizes:
+    longest = piece_count((blocks_for(max_len) + 1) * BLOCK_TOKENS)
+    return GraphSizes(max_batch, longest, 32 * 128 * 4)
+
+
+def test_pieces_and_recorded_rows_are_those_of_the_kernels() -> None:
+    assert workspace.PIECE_TOKENS == paged_rows.PIECE_TOKENS
+    assert workspace.RECORDED_ROWS == recording.MOST_DRAFTED_ROWS
+    assert workspace.MOST_PARTIAL_BYTES == recording.MOST_PARTIAL_BYTES
+
+
+@pytest.mark.parametrize("max_len", [64, 4096, 8192, 131072])
+@pytest.mark.parametrize("max_batch", [1, 7, 64, 256, 300, 1000])
+@pytest.mark.parametrize(
+    ("rows", "drafted_shapes"),
+    [
+        (decode_graphs.ROWS[:1], 0),
+        (decode_graphs.ROWS, workspace.DRAFTED_SHAPES),
+        (draft_passes.ROWS, workspace.PASS_SHAPES),
+    ],
+)
+def test_no_more_graphs_are_recorded_than_counted(
+    max_batch: int, max_len: int, rows: tuple[int, ...], drafted_shapes: int
+) -> None:
+    count = len(graph_sizes(max_batch, max_len).of_rows(rows))
+    assert count <= most_graphs(max_len, drafted_shapes)
+    if max_batch == 256 and max_len >= 8192:
+        assert most_graphs(max_len, drafted_shapes) < 2 * count
+
+
+@pytest.mark.parametrize("max_len", [64, 4096, 131072])
+@pytest.mark.parametrize("max_batch", [1, 256])
+@pytest.mark.parametrize("drafts", [0, 8])
+def test_partial_results_of_recorded_steps_fit(max_len: int, max_batch: int, drafts: int) -> None:
+    """A graph allocates the results of all its pieces for all its rows of a sequence."""
+    work = GpuWork(
+        config=LLAMA_3_8B,
+        sizes=StepSizes(max_batch, 2048),
+        element=2,
+        max_len=max_len,
+        draft=DraftSize(drafts),
+        staging=0,
+    )
+    counted = gpu_workspace_parts(work).graphs.step
+    counted -= 256 * (128256 * 4 + 4096 * 2)  # buffers
+    step_rows = 256 if drafts else max_batch
+    counted -= step_rows * (6 * 4096 + 3 * 14336 + 128256) * 2  # the rest of the step
+    counted -= most_graphs(max_len, workspace.DRAFTED_SHAPES if drafts else 0) << 20
+    rows = decode_graphs.ROWS if drafts else decode_graphs.ROWS[:1]
+    sizes = graph_sizes(max_batch, max_len).of_rows(rows)
+    largest = max(size.pieces * size.rows for size in sizes) * 32 * 129 * 4
+    assert largest <= counted
+    if max_batch == 256:
+        assert counted < 2 * largest
+
+
+def test_draws_take_what_is_counted() -> None:
+    own = sampling.DrawWorkspace(10, 128256, torch.device("cpu"))
+    size = sum(t.nbytes for t in (own.scores, own.tokens, own.drawn))
+    assert size == 10 * (126 * 12 + 8)
