@@ -138,14 +138,21 @@ class DeviceVerifier:
         draw_tokens(logits, own, *with_masks, grammar=grammar, update=False)
 
     def verify(
-        self, logits: Tensor, rows: PagedRows, positions: Tensor, drafts: Tensor, sequences: int
+        self,
+        logits: Tensor,
+        rows: PagedRows,
+        positions: Tensor,
+        drafts: Tensor,
+        sequences: int,
+        *,
+        places: bool = True,
     ) -> tuple[list[DrawnTokens], DrawnOnDevice]:
         """Draw a token for each row, accept the drafts that equal the draws, append the tokens to
         the state, and move the KV of accepted nodes to the slots of their positions. Return the
         tokens of the first ``sequences``.
 
         logits: [R, vocab] fp32. positions: [R] int64, of the rows' own tokens. drafts: tokens
-        [nodes] int64.
+        [nodes] int64. ``places``: the result tells the row of each token, for proposers.
         """
         own = DrawRows(rows.state_row, rows.row_count, rows.owner, positions)
         drawn = draw_tokens(logits, own, self._draw, self._workspace, update=False)
@@ -155,11 +162,11 @@ class DeviceVerifier:
             drawn, rows, drafts, rows.first_node, state.length, state.last_token, accepted
         )
         move_accepted_kv(self._pool, rows, accepted)
-        return _accepted_tokens(accepted, rows, sequences)
+        return _accepted_tokens(accepted, rows, sequences, places)
 
 
 def _accepted_tokens(
-    accepted: AcceptedPaths, rows: PagedRows, sequences: int
+    accepted: AcceptedPaths, rows: PagedRows, sequences: int, places: bool
 ) -> tuple[list[DrawnTokens], DrawnOnDevice]:
     """Return the tokens of the first ``sequences``; this is the step's only wait for the device."""
     counts = accepted.counts[:sequences]
@@ -174,6 +181,8 @@ def _accepted_tokens(
         )
         for row in host
     ]
+    if not places:
+        return drawn, DrawnOnDevice(tokens)
     last = paths.amax(dim=1, keepdim=True)
     at = rows.first_row[:sequences, None] + torch.where(paths < 0, last, paths)
     return drawn, DrawnOnDevice(tokens, at, counts)

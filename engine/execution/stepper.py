@@ -337,7 +337,9 @@ class Stepper:
                 assert passed.inputs is not None
                 paged, positions, drafts = passed.inputs
                 own = passed.logits[: len(paged.owner)]
-                return self._device.verify(own, paged, positions, drafts, len(drawing))
+                places = self.speculator is not None and self.speculator.needs_hidden_states
+                count = len(drawing)
+                return self._device.verify(own, paged, positions, drafts, count, places=places)
         logits, vocab = passed.logits, passed.logits.shape[1]
         barred = None if masks is None else masks.wait(vocab, logits.device)
         if layout is None:

@@ -7,6 +7,7 @@ e4m3 and Triton's interpreter rounds it wrongly.
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import torch
 import triton
@@ -17,6 +18,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreter in 16 bits are wrong."""
 
 
+@cache
 def converts_e4m3(device: torch.device) -> bool:
     """Return whether the GPU ``device`` has instructions that convert e4m3 (sm_89 and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

@@ -120,7 +120,8 @@ class GraphSizes:
 
     def __init__(self, sequences: int, longest: int, piece_bytes: int) -> None:
         self.most_sequences = sequences
-        self.most_pieces = min(sequences * longest, MOST_PARTIAL_BYTES // piece_bytes)
+        self._most_partial = MOST_PARTIAL_BYTES // piece_bytes  # pieces times rows of a sequence
+        self.most_pieces = min(sequences * longest, self._most_partial)
         self._longest = longest
         # By rows of a sequence: the sequences of graphs, and by these the pieces, both ascending.
         self._known: dict[int, dict[int, list[int]]] = {}
@@ -135,7 +136,7 @@ class GraphSizes:
             for n in rows
             for s in sequences
             if n == 1 or s * n <= MOST_DRAFTED_ROWS
-            for p in self._piece_bounds(s, self.most_pieces // n, 2 if n == 1 else 4)
+            for p in self._piece_bounds(s, self._most_partial // n, 2 if n == 1 else 4)
         ]
         return sorted(sizes, key=lambda size: (size.pieces, size.sequences * size.rows))[::-1]
 
