@@ -87,6 +87,7 @@ def front_settings(folder: Path, role: Role, device: str, **changes: Any) -> Eng
         "kv_storage": "fp8",
         "kv_precision": "fp8",
         "step_budget_ms": 0.0,
+        "batch_invariant": False,
         "speculation": SpeculationSettings(method="off", model_path=None, max_tokens=1),
         "ceilings": MachineCeilings(flops=1.0, bytes=1.0),  # declared, so that none is measured
     }

@@ -262,8 +262,9 @@ def _masked_prompts(work: GpuWork) -> Workspace:
     c, element, rows = work.config, work.element, work.sizes.prefill_chunk
     q, kv = c.heads * c.head_dim, 2 * c.kv_heads * c.head_dim
     masks = (len(set(c.windows)) + 2) * rows * element
-    # Bytes as stored, and values before their scales; then the repeated heads.
-    gathered = kv * element + max(kv * (1 + element), 2 * q * element)
+    # Bytes as stored, and values before their scales; then the repeated heads, and K once more in
+    # the order of the product.
+    gathered = kv * element + max(kv * (1 + element), 3 * q * element)
     scores = c.heads * rows * _SCORE_BYTES if c.attention_softcap else 0
     return Workspace(0, masks + gathered + scores)
 

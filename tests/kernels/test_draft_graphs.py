@@ -32,7 +32,7 @@ from tests.engine.speculating import RandomLengths
 from tests.kernels.test_launches import counted
 
 POSITIONS, MOST, VOCAB = 512, 4, 320
-SMALL = {"num_hidden_layers": 1, "vocab_size": VOCAB}
+SMALL: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": VOCAB}
 SIZES: dict[str, Any] = {"pages": 16, "max_batch": 3, "chunk": 32, "max_model_len": POSITIONS}
 KIND: dict[str, list[dict[str, Any]]] = {
     "plain": [{}, {"temperature": 0.2, "seed": 3}, {"temperature": 0.15, "seed": 4}],

@@ -22,6 +22,7 @@ from engine.speculation.control.draft_lengths import (
     FixedDraftLength,
     StepOutcome,
 )
+from engine.speculation.device_span import DeviceSpan
 from engine.speculation.drafts import ROOT, Drafts, first_path
 from engine.speculation.proposers.proposer import (
     LayerTapProposer,
@@ -67,7 +68,8 @@ class Speculator:
         self._vocab = vocab
         self._leases: list[int] = []  # row leases of the last ``propose``
         self._sequences: dict[int, Running] = {}  # by row lease, that the proposer may know
-        self._began = self._draft_s = 0.0
+        self._began = 0.0
+        self._proposing = DeviceSpan(clock)
 
     def use_policy(self, make: Callable[[Proposer], DraftLengthPolicy]) -> None:
         """Replace the policy by ``make(proposer)``, unless the proposer was dropped."""
@@ -141,15 +143,15 @@ class Speculator:
         [B] int64, their rows in the state; wanted: [B] maximum number of nodes."""
         if self.proposer is None:
             return None
-        began = self.clock()
         try:
+            self._proposing.begin(rows.device)
             self._forget_ended(self.proposer, sequences)
             drafts = self._checked(self.proposer.propose(sequences, rows, wanted), wanted)
         except Exception as error:
             self._drop(error)
             return None
         finally:
-            self._draft_s = self.clock() - began
+            self._proposing.end()
         if any(s.grammar is not None for s in sequences):
             drafts = trim_to_grammar(drafts, sequences)
         return drafts if any(drafts.counts) else None
@@ -171,7 +173,7 @@ class Speculator:
         except Exception as error:
             self._drop(error)
         self._began = self.clock()
-        self._draft_s = 0.0
+        self._proposing.clear()
         return True
 
     def end_step(self, step: DecodedStep, counts: SpeculationCounters) -> None:
@@ -183,7 +185,8 @@ class Speculator:
             except Exception as error:
                 self._drop(error)
         if step.plan.draft_nodes:
-            counts.step(proposed, [len(nodes) for nodes in step.accepted], self._draft_s)
+            accepted = [len(nodes) for nodes in step.accepted]
+            counts.step(proposed, accepted, self._proposing.seconds)
 
     def _outcome(
         self, proposer: Proposer, step: DecodedStep, proposed: Sequence[int]
@@ -195,7 +198,7 @@ class Speculator:
             accepted=step.accepted if proposed else (),
             rows=step.work.decode_rows + step.work.prompt_tokens,
             kv_tokens=step.work.decode_kv_tokens,
-            draft_s=self._draft_s,
+            draft_s=self._proposing.seconds,
             step_s=self.clock() - self._began,
             passes=proposer.passes(max(proposed)) if proposed else 0,
             chunked=bool(plan.chunks),

@@ -5,20 +5,13 @@
     pass 2 ..  over the token just drawn, of sequences that need more nodes
 
 Its KV is in a pool of its own under the target's page numbers: a token has the same slot in both.
-DraftKvIndex knows which tokens have KV there. The target's scheduler reassigns pages without
-telling the draft model, so the index records who wrote a page last, and for which block:
-
-    text        t0 ... t31 | t32 ... t63 | t64 t65 t66
-    page        p          | q           | r
-    writer      3            9             9             row lease that wrote last
-    key         K0           K1            -             block key, once the block is complete
+DraftKvIndex knows which tokens have KV there.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +25,10 @@ from engine.model.linear import make_draft_linear
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
 from engine.scheduling.sequence import Sequence as Running
+from engine.speculation.device_span import DeviceSpan
 from engine.speculation.draft_source import check_vocabularies
 from engine.speculation.drafts import Drafts
+from engine.speculation.proposers.draft_kv_index import DraftKvIndex
 from engine.speculation.proposers.draft_runner import DraftModelRunner, DraftRequest
 from engine.speculation.proposers.proposer import VerifiedStep
 from engine.uploads import upload
@@ -66,7 +61,6 @@ class DraftModel:
 
     name = "draft"
     wants_hidden = False
-    caught_up_s = 0.0
 
     def __init__(
         self,
@@ -82,12 +76,17 @@ class DraftModel:
         self._state = state
         self._positions, self._chunk = positions, chunk
         self._runner = _make_runner(model, state, pages, most)
+        self._catching_up = DeviceSpan(time.perf_counter)
         self._index = DraftKvIndex(pages)
         # The last requests, and what returns their drafts.
         self._last: tuple[list[DraftRequest], Callable[[], list[list[int]]]] | None = None
 
     def passes(self, nodes: int) -> int:
         return nodes
+
+    @property
+    def caught_up_s(self) -> float:
+        return self._catching_up.seconds
 
     def record_graphs(self, progress: Callable[[float], None]) -> None:
         """Record the passes as CUDA graphs, where kernels compute the model."""
@@ -97,9 +96,9 @@ class DraftModel:
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
         """Return chains for ``sequences`` [B]; see Proposer. rows: [B] int64."""
         self._record_last_drafts()
-        began = time.perf_counter()
+        self._catching_up.begin(rows.device)
         ready, caught_up = self._catch_up(sequences, wanted)
-        self.caught_up_s = time.perf_counter() - began if caught_up else 0.0
+        self._catching_up.end() if caught_up else self._catching_up.clear()
         if not ready:
             return Drafts([0] * len(sequences), torch.empty_like(rows[:0]))
         ready.sort(key=lambda r: -r.nodes)  # sequences that need more passes come first
@@ -218,84 +217,3 @@ def _packed(ready: Sequence[DraftRequest], drawn: Tensor, sequences: int) -> Dra
     shift = np.repeat(start - (ends - counts), counts)
     at = upload(shift + np.arange(int(ends[-1])), drawn.device)
     return Drafts(counts.tolist(), drawn.flatten()[at])
-
-
-@dataclass
-class _DraftKvState:
-    tokens: int = 0  # leading tokens of the text whose KV is in the pool
-    blocks: int = 0  # leading blocks of these whose keys are recorded
-    start: int = 0  # position of the first draft token
-    drafts: Sequence[int] = field(default_factory=tuple)  # tokens whose KV was written as drafts
-
-
-class DraftKvIndex:
-    """Which tokens of each sequence have KV in the draft model's pool, by row lease and by page. It
-    assumes that only its DraftModel writes to the pool."""
-
-    def __init__(self, pages: int) -> None:
-        self._writer = [0] * pages
-        self._key: list[bytes | None] = [None] * pages
-        self._states: dict[int, _DraftKvState] = {}
-
-    def tokens(self, sequence: Running) -> int:
-        """Return the number of leading tokens of ``sequence`` whose KV is in the pool."""
-        state = self._states.get(sequence.row_lease)
-        if state is None:
-            state = self._states[sequence.row_lease] = _DraftKvState()
-        if state.drafts:
-            self._keep_matching_drafts(sequence, state)
-        if state.blocks < sequence.committed:
-            self._check_keys(sequence, state)
-        return state.tokens
-
-    def _keep_matching_drafts(self, sequence: Running, state: _DraftKvState) -> None:
-        """Count draft tokens that became text, on pages that were not reassigned meanwhile."""
-        matching = _common(sequence.tokens, state.start, state.drafts)
-        state.tokens, state.drafts = state.start + matching, ()
-        for block in range(state.start // BLOCK_TOKENS, -(-state.tokens // BLOCK_TOKENS)):
-            if self._writer[sequence.pages[block]] != sequence.row_lease:
-                state.tokens = min(state.tokens, max(state.start, block * BLOCK_TOKENS))
-
-    def _check_keys(self, sequence: Running, state: _DraftKvState) -> None:
-        """Check blocks that became complete. Such a page may have been replaced by another one with
-        the same key, whose KV another sequence computed."""
-        for block in range(state.blocks, sequence.committed):
-            page, key = sequence.pages[block], sequence.keys[block]
-            end = (block + 1) * BLOCK_TOKENS
-            if self._writer[page] == sequence.row_lease and end <= state.tokens:
-                self._key[page] = key
-            elif self._key[page] == key:
-                state.tokens = max(state.tokens, end)
-            else:
-                if self._writer[page] != sequence.row_lease:
-                    state.tokens = min(state.tokens, end - BLOCK_TOKENS)
-                return
-            state.blocks = block + 1
-
-    def record_write(self, sequence: Running, tokens: int, drafts: int = 0) -> None:
-        """Record that this step writes the KV of the first ``tokens`` tokens of the text, and of
-        ``drafts`` draft tokens after it, which ``record_drafts`` reports later."""
-        state = self._states[sequence.row_lease]
-        for block in range(state.tokens // BLOCK_TOKENS, -(-(tokens + drafts) // BLOCK_TOKENS)):
-            page = sequence.pages[block]
-            self._writer[page], self._key[page] = sequence.row_lease, None
-        state.tokens = tokens
-        self._check_keys(sequence, state)
-
-    def record_drafts(self, lease: int, tokens: Sequence[int]) -> None:
-        """Record the draft tokens whose KV was written."""
-        state = self._states[lease]
-        state.start, state.drafts = state.tokens, tokens
-
-    def forget(self, leases: Sequence[int]) -> None:
-        """Remove ended row leases; KV of blocks with keys stays known."""
-        for lease in leases:
-            self._states.pop(lease, None)
-
-
-def _common(text: Sequence[int], start: int, drafts: Sequence[int]) -> int:
-    """Count the leading tokens of ``drafts`` that equal the text from ``start`` on."""
-    for i, token in enumerate(drafts):
-        if start + i >= len(text) or text[start + i] != token:
-            return i
-    return len(drafts)

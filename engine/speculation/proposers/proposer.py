@@ -43,7 +43,10 @@ class Proposer(Protocol):
     name: str  # ngram, draft, medusa, eagle
     most: int  # maximum number of nodes for a sequence
     wants_hidden: bool  # whether ``observe`` must be called
-    caught_up_s: float  # seconds of the last ``propose`` spent on catching up with texts
+
+    @property
+    def caught_up_s(self) -> float:
+        """Seconds of the last ``propose`` spent on catching up with texts, once they are spent."""
 
     def passes(self, nodes: int) -> int:
         """Return the number of its own sequential forward passes for ``nodes`` nodes."""
