@@ -7,6 +7,7 @@ decode rows are read from the RowState by a kernel.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -30,6 +31,10 @@ from engine.scheduling.sequence import Sequence, blocks_for
 from engine.scheduling.step_policy import StepPlan
 from engine.uploads import upload, upload_parts
 from protocol.block_keys import BLOCK_TOKENS
+
+MOST_GATHERED_KEYS = 1 << 16
+"""Keys whose KV is gathered at a time for chunks of several prompts: 256 MiB for a layer of
+Llama-3-8B. A single prompt may have more."""
 
 
 class PagedBatcher:
@@ -65,7 +70,7 @@ class PagedBatcher:
             decode, inputs = self.decode_rows(plan.decode, rows, layout)
             parts.append(inputs)
         decode_rows = len(parts[0].tokens) if parts else 0
-        prompts: PromptRows | None = None
+        prompts: tuple[PromptRows, ...] = ()
         logit_rows: Tensor | None = None
         if plan.chunks:
             prompts, inputs, logit_rows, drawing = self._prompts(plan, decode_rows)
@@ -123,7 +128,7 @@ class PagedBatcher:
 
     def _prompts(
         self, plan: StepPlan, decode_rows: int
-    ) -> tuple[PromptRows, StepInputs, Tensor, Tensor]:
+    ) -> tuple[tuple[PromptRows, ...], StepInputs, Tensor, Tensor]:
         """Return the rows of all prompt chunks, their inputs, the rows of the batch that need
         logits, and the state rows of the sequences whose prompt ends."""
         spans = [(s, s.computed, s.computed + count) for s, count in plan.chunks]
@@ -131,7 +136,9 @@ class PagedBatcher:
         drawing = np.array([spans[i][0].row for i in ends], dtype=np.int64)
         last = decode_rows + np.cumsum([count for _, count in plan.chunks])[ends] - 1
         logits = np.concatenate([np.arange(decode_rows), last])
-        prompts, inputs, more = pack_prompts(spans, self._state.device, logits, drawing)
+        prompts, inputs, more = pack_prompts(
+            spans, self._state.device, logits, drawing, first_row=decode_rows
+        )
         return prompts, inputs, more[0], more[1]
 
     def _masks(self, plan: StepPlan, decode_rows: int) -> dict[int, AttentionMetadata]:
@@ -151,28 +158,62 @@ class PagedBatcher:
 
 
 def pack_prompts(
-    spans: Seq[tuple[Sequence, int, int]], device: torch.device, *more: IntArray
-) -> tuple[PromptRows, StepInputs, list[Tensor]]:
+    spans: Seq[tuple[Sequence, int, int]],
+    device: torch.device,
+    *more: IntArray,
+    first_row: int = 0,
+) -> tuple[tuple[PromptRows, ...], StepInputs, list[Tensor]]:
     """Return the rows of prompt chunks, their inputs, and ``more`` on the device, after one copy.
-    A span (sequence, first, end) stands for the tokens first .. end of a sequence."""
-    counts = np.array([end - first for _, first, end in spans], dtype=np.int64)
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    key_counts = np.array([end for _, _, end in spans], dtype=np.int64)
-    key_starts = np.concatenate([[0], np.cumsum(key_counts)])
+    A span (sequence, first, end) stands for the tokens first .. end of a sequence. The rows begin
+    with ``first_row`` of the batch."""
+    starts = _starts([end - first for _, first, end in spans])
     slots = [_slots(s, 0, end) for s, _, end in spans]
+    groups = _key_groups([len(own) for own in slots])
     parts = [
         np.concatenate([np.array(s.tokens[a:b], dtype=np.int64) for s, a, b in spans]),
         np.concatenate([np.arange(a, b) for _, a, b in spans]),
         np.concatenate([own[a:] for own, (_, a, _) in zip(slots, spans, strict=True)]),
-        *(np.concatenate(slots), starts, key_starts, *more),
+        *more,
     ]
-    tokens, positions, own, keys, first, first_key, *rest = upload_parts(parts, device)
-    prompts = PromptRows(
-        *(first.int(), first_key.int(), keys),
-        most_rows=int(counts.max()),
-        most_keys=int(key_counts.max()),
+    for group in groups:
+        parts.append(np.concatenate(slots[group]))
+        parts.append(starts[group.start : group.stop + 1] - starts[group.start])
+        parts.append(_starts([len(own) for own in slots[group]]))
+    tokens, positions, own, *rest = upload_parts(parts, device)
+    prompts = tuple(
+        PromptRows(
+            rows=slice(*(first_row + int(starts[i]) for i in (group.start, group.stop))),
+            starts=first.int(),
+            key_starts=first_key.int(),
+            key_slots=keys,
+            most_rows=max(end - begin for _, begin, end in spans[group]),
+            most_keys=max(len(own) for own in slots[group]),
+        )
+        for group, (keys, first, first_key) in zip(
+            groups, _in_threes(rest[len(more) :]), strict=True
+        )
     )
-    return prompts, StepInputs(tokens, positions, own), rest
+    return prompts, StepInputs(tokens, positions, own), rest[: len(more)]
+
+
+def _starts(counts: Seq[int]) -> IntArray:
+    """Return the sums [n + 1] of the counts [n] before each one, and of all."""
+    return np.concatenate([[0], np.cumsum(np.array(counts, dtype=np.int64))])
+
+
+def _key_groups(keys: Seq[int]) -> list[slice]:
+    """Divide chunks with ``keys`` each into runs of at most MOST_GATHERED_KEYS, or of one chunk."""
+    groups, first, gathered = [], 0, 0
+    for i, count in enumerate(keys):
+        if i > first and gathered + count > MOST_GATHERED_KEYS:
+            groups.append(slice(first, i))
+            first, gathered = i, 0
+        gathered += count
+    return [*groups, slice(first, len(keys))]
+
+
+def _in_threes(tensors: Seq[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    return zip(tensors[::3], tensors[1::3], tensors[2::3], strict=True)
 
 
 def _slots(sequence: Sequence, first: int, end: int) -> IntArray:

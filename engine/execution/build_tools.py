@@ -36,8 +36,10 @@ def _missing_compiler() -> MissingTool | None:
     remedy = "install the Debian packages gcc and libc6-dev"
     chosen = os.environ.get("CC")
     if chosen is not None:
+        if shutil.which(chosen):
+            return None
         text = f"CC is {chosen!r}, which is no program; Triton needs a C compiler to launch kernels"
-        return None if shutil.which(chosen) else MissingTool(text, f"unset CC, and {remedy}")
+        return MissingTool(text, f"unset CC; without gcc, {remedy}")
     if shutil.which("gcc") or shutil.which("clang"):
         return None
     text = "there is no C compiler (gcc or clang), which Triton needs to launch kernels"

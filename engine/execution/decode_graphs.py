@@ -192,7 +192,7 @@ class DecodeGraphs:
     def _compute(self, out: GraphOutput) -> None:
         state, rows, inputs = self._state, out.rows, out.inputs
         fill_step_inputs(rows, state.length, state.last_token, out.drafts, inputs, padded=True)
-        paged = PagedAttention(len(rows.owner), rows, None)
+        paged = PagedAttention(len(rows.owner), rows, ())
         batch = PackedBatch(inputs.tokens, inputs.positions, inputs.slots, {}, None, paged)
         taps: dict[int, Tensor | None] = dict.fromkeys(self._taps)
         out.hidden.copy_(self._model.hidden(batch, self._pool, taps))

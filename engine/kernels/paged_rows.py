@@ -68,9 +68,10 @@ class PagedRows:
 
 @dataclass(frozen=True)
 class PromptRows:
-    """The C prompt chunks of a batch. Each attends to its context and, causally, to itself; the KV
-    of all K keys is in the pool."""
+    """C prompt chunks of a batch, which are computed together. Each attends to its context and,
+    causally, to itself; the KV of all K keys is in the pool, and is gathered for each layer."""
 
+    rows: slice  # of the batch
     starts: Tensor  # [C + 1] int32, first row of each chunk, counted from the first chunk
     key_starts: Tensor  # [C + 1] int32, first key of each chunk
     key_slots: Tensor  # [K] int64, slots of the keys
@@ -84,4 +85,4 @@ class PagedAttention:
 
     decode_rows: int
     decode: PagedRows | None
-    prompts: PromptRows | None
+    prompts: tuple[PromptRows, ...]

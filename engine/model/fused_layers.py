@@ -111,10 +111,10 @@ class FusedLayers:
         if paged is not None and paged.decode is not None:
             end = paged.decode_rows
             decode_attention(q[:end], layer, paged.decode, shape, out[:end])
-        if paged is not None and paged.prompts is not None and runs_varlen(q, shape.softcap):
-            own = slice(paged.decode_rows, None)
-            out[own] = _prompt_attention(q[own], layer, paged.prompts, shape)
-        elif paged is None or paged.prompts is not None:
+        if paged is not None and (not paged.prompts or runs_varlen(q, shape.softcap)):
+            for prompts in paged.prompts:
+                out[prompts.rows] = _prompt_attention(q[prompts.rows], layer, prompts, shape)
+        else:
             kv = rows[:, c.heads :].unflatten(1, (2, c.kv_heads))
             metadata, pool = batch.attention[shape.window], given.pool.layer(i)
             scale, softcap = shape.scale, shape.softcap

@@ -20,8 +20,8 @@ MOST_SHARED = 100 << 10
 """Bytes of a program: an sm_80 has 164 KiB, so that one program at least fits beside another."""
 
 MOST_STACK = 96
-"""Bytes of a thread: a spilled register costs a trip to the L1 cache. Only the kernels for 16 drafts
-of a sequence spill, where heads are wide."""
+"""Bytes of a thread: a spilled register costs a trip to the L1 cache. Only kernels for many drafts
+spill."""
 
 
 @pytest.mark.alone

@@ -161,7 +161,7 @@ def _chain_rows(
     on_device = {name: tensor.to(context.device) for name, tensor in numbers.items()}
     count = sequences * piece_count(length + rows)
     pieces = PieceList.empty(count, sequences, context.device)
-    paged = PagedRows(**on_device, pieces=pieces, most_rows=rows)
+    paged = PagedRows(**on_device, pieces=pieces, most_rows=1 << (rows - 1).bit_length())
     zeros = torch.zeros_like(paged.owner)
     inputs = StepInputs(zeros.clone(), zeros.clone(), zeros.clone())
     lengths = torch.full_like(paged.state_row, length + 1)

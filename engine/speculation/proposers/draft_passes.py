@@ -128,7 +128,7 @@ class _Pass:
         state = self.state
         inputs = StepInputs(*(numbers[:count] for numbers in own.inputs))
         fill_step_inputs(rows, state.length, state.last_token, own.later, inputs, padded=True)
-        paged = PagedAttention(count, rows, None)
+        paged = PagedAttention(count, rows, ())
         batch = PackedBatch(inputs.tokens, inputs.positions, inputs.slots, {}, None, paged)
         hidden = self._model.hidden(batch, self._pool)
         if rows.most_rows > 1:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.speculation.drafts import ROOT, Drafts
+from engine.uploads import upload
 from protocol.errors import StartupError
 
 TreePrior: TypeAlias = Sequence[Sequence[float]]
@@ -84,7 +85,7 @@ def pack_tree_drafts(tokens: Tensor, counts: Sequence[int], tree: DraftTree) -> 
         return Drafts(counts, tokens.flatten(), parents)
     own = np.asarray(counts, dtype=np.int64)
     at = np.flatnonzero(np.arange(nodes) < own[:, None])
-    return Drafts(counts, tokens.flatten()[torch.from_numpy(at).to(tokens.device)], parents)
+    return Drafts(counts, tokens.flatten()[upload(at, tokens.device)], parents)
 
 
 def read_tree_prior(settings: dict[str, Any], depths: int, source: str) -> TreePrior:

@@ -32,6 +32,7 @@ from engine.speculation.proposers.draft_tree import best_tree, pack_tree_drafts,
 from engine.speculation.proposers.eagle_heads import AnyEagleHead, Eagle3Head, EagleHead
 from engine.speculation.proposers.eagle_layer import EagleAttention, EagleSpans
 from engine.speculation.proposers.proposer import VerifiedStep
+from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 
 MAX_NODES = 16  # maximum number of nodes of a tree
@@ -111,9 +112,9 @@ class EagleProposer:
         for sequence in chosen:
             if sequence.row_pages != len(sequence.pages):
                 self._state.seat((sequence,))
-        own = rows[torch.tensor(asked, device=rows.device)]
+        own = rows[upload(asked, rows.device)]
         tokens = self._compute(chosen, own, [counts[i] for i in asked])
-        back = torch.from_numpy(np.argsort(asked)).to(rows.device)
+        back = upload(np.argsort(asked), rows.device)
         drafts = pack_tree_drafts(tokens[back], [count for count in counts if count], self._tree)
         return Drafts(counts, drafts.tokens, drafts.parents)
 
@@ -173,16 +174,16 @@ class EagleProposer:
         attention: EagleAttention,
     ) -> Tensor:
         """Compute ``tokens``, which lack KV; return features [b, hidden] after the last ones."""
-        owner = torch.from_numpy(spans.owner).to(rows.device)
-        at = torch.from_numpy(spans.positions).to(rows.device)
+        owner = upload(spans.owner, rows.device)
+        at = upload(spans.positions, rows.device)
         ring = rows[owner] * RING_TOKENS + at % RING_TOKENS
         slots = kv_slots(table[owner, at // BLOCK_TOKENS], at)
         before = self._head.features(self._states[ring])
-        known = torch.tensor(tokens, device=rows.device)
+        known = upload(tokens, rows.device)
         features = self._head(known, before, at, slots, attention.first_pass())
         if len(features) == len(rows):
             return features
-        return features[torch.from_numpy(spans.ends).to(rows.device)]
+        return features[upload(spans.ends, rows.device)]
 
 
 def load_eagle_head(model: DecoderModel, folder: Path, pages: int, positions: int) -> AnyEagleHead:

@@ -26,6 +26,7 @@ from engine.model.decoder import DecoderModel
 from engine.model.layers import TensorSource, build_attention_projections, build_dense_mlp
 from engine.model.linear import RmsNorm, make_draft_linear
 from engine.model_config.config import ModelConfig
+from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 
 _WIDENED_PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
@@ -121,11 +122,11 @@ class EagleAttention:
         self._device = device = table.device
         first = spans.start // BLOCK_TOKENS
         width = int(((spans.length + passes - 2) // BLOCK_TOKENS - first).max()) + 1
-        columns = torch.from_numpy(first[:, None] + np.arange(width)).to(device)
+        columns = upload(first[:, None] + np.arange(width), device)
         self._pages = table.gather(1, columns.clamp_(max=table.shape[1] - 1))
-        self._base = torch.from_numpy(first * BLOCK_TOKENS).to(device)
+        self._base = upload(first * BLOCK_TOKENS, device)
         self._at = self._base[:, None] + torch.arange(width * BLOCK_TOKENS, device=device)
-        self._before = self._at < torch.from_numpy(spans.start).to(device)[:, None]  # [b, span]
+        self._before = self._at < upload(spans.start, device)[:, None]  # [b, span]
 
     def first_pass(self) -> AttentionMetadata:
         """Return the metadata of the pass over all rows without KV. Shorter sequences repeat their
@@ -134,13 +135,13 @@ class EagleAttention:
         pending = spans.length - spans.done
         queries = int(pending.max())
         back = np.minimum(np.arange(queries)[::-1], pending[:, None] - 1)  # [b, queries]
-        last = torch.from_numpy(spans.length[:, None] - 1 - back).to(self._device)
+        last = upload(spans.length[:, None] - 1 - back, self._device)
         hidden = (self._at[:, None] > last[:, :, None]) | self._before[:, None]
         mask = self._mask(hidden).repeat_interleave(self._shared, 1)[:, None]
         total = int(spans.ends[-1]) + 1
         rows: Tensor | slice = slice(None)
         if total < len(pending) * queries:
-            rows = torch.from_numpy((spans.ends[:, None] - back).ravel()).to(self._device)
+            rows = upload((spans.ends[:, None] - back).ravel(), self._device)
         return self._view(mask, rows, total, queries)
 
     def later_passes(self, going: Sequence[int]) -> list[AttentionMetadata]:
@@ -149,7 +150,7 @@ class EagleAttention:
         if not going:
             return []
         ahead = np.arange(1, len(going) + 1)[:, None]
-        newest = torch.from_numpy(self._spans.length - 1 + ahead).to(self._device)
+        newest = upload(self._spans.length - 1 + ahead, self._device)
         masks = self._mask((self._at > newest[:, :, None]) | self._before)  # [passes, b, span]
         return [
             self._view(mask[:count, None, None], slice(None), count)

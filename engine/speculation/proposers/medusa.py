@@ -33,6 +33,7 @@ from engine.speculation.drafts import Drafts
 from engine.speculation.proposers.draft_sampler import DraftSampler
 from engine.speculation.proposers.draft_tree import best_tree, pack_tree_drafts, read_tree_prior
 from engine.speculation.proposers.proposer import VerifiedStep
+from engine.uploads import upload
 from protocol.errors import StartupError
 
 _NAMES = (
@@ -80,7 +81,7 @@ class MedusaProposer:
         if not asked:
             return Drafts(counts, rows[:0])
         if len(asked) < len(counts):
-            rows = rows[torch.tensor(asked, device=rows.device)]
+            rows = rows[upload(asked, rows.device)]
         most = max(counts)
         tokens = self._tokens([sequences[i] for i in asked], rows, most)
         drafts = pack_tree_drafts(tokens, [counts[i] for i in asked], self._tree)
