@@ -28,6 +28,7 @@ from engine.speculation.proposers.draft_model import DraftModel
 from engine.speculation.proposers.proposer import VerifiedStep
 from tests.engine.conftest import drain, request
 from tests.engine.families import save
+from tests.engine.proposers import RandomDraft
 from tests.engine.speculating import RandomLengths
 from tests.kernels.test_launches import counted
 
@@ -219,3 +220,20 @@ def test_a_draft_token_is_one_graph_and_no_wait(
         assert waits.total() == 0
     assert (found[4] - found[1]) / 3 <= 2
     assert found[1] <= 12
+
+
+def test_a_proposer_that_cannot_be_recorded_is_dropped() -> None:
+    class Unrecordable(RandomDraft):
+        def record_graphs(self, progress: Callable[[float], None]) -> None:
+            progress(0.0)
+            raise MemoryError("no memory for graphs")
+
+    speculator = Speculator(Unrecordable(VOCAB, MOST), FixedDraftLength(2), VOCAB)
+    reported: list[float] = []
+    speculator.record_graphs(reported.append)
+    assert reported == [0.0]
+    assert speculator.proposer is None
+    assert speculator.dropped == "MemoryError: no memory for graphs"
+    plain = Speculator(RandomDraft(VOCAB, MOST), FixedDraftLength(2), VOCAB)
+    plain.record_graphs(reported.append)
+    assert plain.dropped == ""

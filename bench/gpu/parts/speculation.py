@@ -171,6 +171,7 @@ def draft_maker(config: ModelConfig, taken: list[float]) -> MakeProposer:
         pages = engine.config.pages
         made = TimedDraftModel(model, engine.state, pages=pages, positions=LONGEST, most=most)
         made.taken = taken
+        made.record_graphs(lambda _: None)
         return made
 
     return make
