@@ -1,8 +1,9 @@
-"""What every test runs under: one thread for torch, and one Hypothesis profile."""
+"""What every test runs under: one thread for torch, one Hypothesis profile, Triton's interpreter."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,10 @@ from hypothesis import HealthCheck, settings
 # Before torch is imported anywhere: its threads spin at barriers, and on a shared machine a second
 # one makes small models slower by an order of magnitude.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Before Triton is imported anywhere: without a GPU its interpreter runs kernels on the CPU.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LONG = {"e2e", "engine", "workers"}
 """Folders whose files take longest."""

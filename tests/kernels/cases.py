@@ -46,11 +46,12 @@ SHAPES = {
     "llama-3-8b": ModelShape(4096, 14336, 32, 8, 128),
     "qwen3-8b": ModelShape(4096, 12288, 32, 8, 128, qk_norm=True),
     "qwen3-0.6b": ModelShape(1024, 3072, 16, 8, 128, qk_norm=True),
+    "llama-3.2-1b": ModelShape(2048, 8192, 32, 8, 64),
     "mistral-7b": ModelShape(4096, 14336, 32, 8, 128, window=4096),
     "gemma-2-9b": ModelShape(3584, 14336, 16, 8, 256, window=4096, softcap=50.0, gelu=True),
 }
 STORAGES: tuple[Storage, ...] = ("fp8", "wide")
-QUERIES = (1, 4, 16, 32)
+QUERIES = (1, 2, 4, 16, 32)
 """Rows of a sequence: one, and with drafts."""
 
 

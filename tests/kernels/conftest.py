@@ -1,17 +1,12 @@
 """Kernels run natively where there is a GPU, and elsewhere under Triton's interpreter on the CPU.
 
-Triton reads the variable when a kernel is decorated, so it is set before any kernel is imported.
+Triton reads TRITON_INTERPRET when it is imported: ``tests/conftest.py`` sets it.
 """
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

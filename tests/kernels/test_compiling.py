@@ -24,7 +24,6 @@ MOST_STACK = 96
 spill."""
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", [90, 80])
 def test_every_kernel_compiles(arch: int) -> None:
