@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def upload(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:
-    """Return ``values`` as int64 on ``device``, with the same shape.
+    """Return ``values`` [n] or [m, n] as int64 on ``device``, with the same shape.
 
     A copy from ordinary memory to a GPU waits for all work before it. Pinned memory is copied in
     stream order instead; torch keeps it until the copy is done.
@@ -24,7 +24,7 @@ def upload(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> T
 
 
 def upload_parts(parts: Sequence[NDArray[np.int64]], device: torch.device) -> list[Tensor]:
-    """Return one-dimensional ``parts`` on ``device`` as views of a single copy."""
+    """Return ``parts`` [n] each on ``device`` as views of a single copy."""
     whole = upload(np.concatenate(parts), device)
     return list(whole.split([len(part) for part in parts]))
 

@@ -1,4 +1,4 @@
-"""What every test runs under: one thread for torch, one Hypothesis profile, Triton's interpreter."""
+"""What all tests run under: one thread of torch, a Hypothesis profile, Triton's interpreter."""
 
 from __future__ import annotations
 

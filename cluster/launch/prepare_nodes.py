@@ -17,18 +17,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from cluster.doctor import checks
 from cluster.doctor.checks import PreflightFailed
 from cluster.doctor.draft import requested_speculation
 from cluster.doctor.finding import Finding, problems, run_checks
-from cluster.doctor.subject import DoctorSubject
-from cluster.launch.node_subject import node_subject
+from cluster.doctor.subject import DoctorSubject, SubjectPool
 from cluster.local.start_report import StageDone, StageNote, StageStarted, StartReporter
 from cluster.models import drafting, locate
 from cluster.serve import ray_nodes
+from cluster.serve.ray_nodes import RayNode
+from cluster.serve.replica_kinds import resource_name
 from cluster.settings.launch_settings import LaunchSettings
 from protocol.errors import StartupError
+from protocol.roles import ROLES, Role
 
 if TYPE_CHECKING:  # it imports Ray Serve, which the tasks on the nodes do not need
     from cluster.serve.applications import ReplicaLayout
@@ -218,3 +221,37 @@ def _named(addresses: Sequence[str]) -> str:
     shown = ", ".join(addresses[:_SHOWN_NODES])
     more = len(addresses) - _SHOWN_NODES
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def node_subject(
+    node: RayNode, launch: LaunchSettings, layout: ReplicaLayout
+) -> DoctorSubject | None:
+    """Return the subject of the checks on ``node``; None for one that takes no replicas.
+
+    It has as many workers as may come to run there. A node with room for workers needs the model's
+    weights, any other one its tokenizer only."""
+    gpus = int(node.resources.get("GPU", 0))
+    wanted = {"prefill": launch.prefill, "decode": launch.decode}
+    counts: dict[Role, int] = {role: min(_slots(node, role), wanted[role]) for role in ROLES}
+    while layout.cuda and sum(counts.values()) > gpus:  # Ray gives each worker a GPU of its own
+        counts[max(ROLES, key=lambda role: counts[role])] -= 1
+    engines = {role: launch.workers[role].engine for role in ROLES}
+    device = engines["decode"].device or ("cuda" if layout.cuda else "cpu")
+    pools = [
+        SubjectPool(role, count, replace(engines[role], device=device))
+        for role, count in counts.items()
+        if count
+    ]
+    if not pools and not node.takes("router"):
+        return None
+    return DoctorSubject(
+        kind="worker" if pools else "router",
+        model=launch.model_path or None,
+        cluster=launch.cluster,
+        pools=tuple(pools),
+        gpus=gpus,
+    )
+
+
+def _slots(node: RayNode, role: Role) -> int:
+    return int(node.resources.get(resource_name(role), 0))

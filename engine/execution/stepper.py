@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from engine.batching.batcher import Batcher, RowState
 from engine.batching.draft_layout import DraftLayout, DraftShapeCache
+from engine.execution.model_pass import DecodeInputs, ModelPass, StepAhead
 from engine.execution.pass_cost import PassCost
 from engine.execution.verifier import DrawnOnDevice, DrawnTokens, Verifier
 from engine.kv_cache.kv_pool import KVPool
@@ -41,8 +41,7 @@ from protocol.requests import Finish, Logprobs
 if TYPE_CHECKING:
     from engine.batching.paged_batcher import PagedBatcher
     from engine.execution.decode_graphs import DecodeGraphs
-    from engine.execution.device_verifier import DeviceVerifier, TokensOnTheWay
-    from engine.kernels.paged_rows import PagedRows
+    from engine.execution.device_verifier import DeviceVerifier
     from engine.kernels.recording import GraphSize
 
 
@@ -64,40 +63,6 @@ def finish_reason(sequence: Sequence, token: int, eos: Set[int]) -> Finish:
     if len(sequence.tokens) >= sequence.request.length_limit:
         return Finish.LENGTH
     return Finish.NONE
-
-
-class DecodeInputs(NamedTuple):
-    """The decode rows of a pass on the device, for verifying drafts there."""
-
-    rows: PagedRows
-    positions: Tensor  # [>= R] int64
-    drafts: Tensor  # [nodes] int64, tokens of the draft nodes
-
-
-@dataclass
-class ModelPass:
-    """What the model computed in a step. A recorded graph has more rows than the step."""
-
-    rows: Tensor  # [B] int64, state rows of the sequences that draw
-    hidden: Tensor  # [T, hidden], the last layer's output for all rows
-    last_hidden: Tensor  # [R, hidden], for the rows with logits
-    logits: Tensor  # [R, vocab] fp32
-    taps: list[Tensor]  # [R, hidden] each
-    inputs: DecodeInputs | None
-    tokens: TokensOnTheWay | None  # drawn in the graph as if all rows were plain
-
-    def select_rows_(self, at: Tensor) -> None:
-        """Keep the rows ``at`` [R] only."""
-        self.last_hidden, self.logits = self.last_hidden[at], self.logits[at]
-        self.taps = [tap[at] for tap in self.taps]
-
-
-class StepAhead(NamedTuple):
-    """A step that was launched before the tokens of the step before it were read."""
-
-    sequences: tuple[Sequence, ...]
-    leases: list[int]
-    passed: ModelPass
 
 
 class TokenOut(msgspec.Struct, frozen=True, array_like=True):
@@ -281,10 +246,10 @@ class Stepper:
         return [by_lease[sequence.row_lease] for sequence in drawing]
 
     def _launch_ahead(self, plan: StepPlan, drawing: list[Sequence]) -> None:
-        """Launch the step after ``plan`` before the tokens of ``plan`` are read, so that the device
-        does not wait for the host. This is possible where nothing but the end of a text changes
-        what that step computes. A text that ends has computed one token too many, which is dropped.
-        Its page may be free by then, but the next write to it runs later on the same stream."""
+        """Launch the step after ``plan`` before the tokens of ``plan`` are read, if only the end of
+        a text can change it: the device does not wait for the host then. A text that ends has
+        computed one token too many, which is dropped. Its page may be free by then, but the next
+        write to it runs later on the same stream."""
         self._ahead = None
         plain = self._sampler.is_plain(drawing) and not any(s.grammar for s in drawing)
         if self._graphs is None or not plain:

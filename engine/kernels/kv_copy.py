@@ -52,14 +52,15 @@ _BAD_VALUE = tl.constexpr(int(FrameDefect.VALUE))
 
 
 def scatter_frames(pool: KVPool, staging: Tensor, frames: Sequence[FrameCopy]) -> None:
-    """Copy frames that ``find_defects`` has passed from ``staging`` to the pages of ``pool``, on
-    the current stream. Of two frames with the same unit either one may stay."""
+    """Copy frames that ``find_defects`` has passed from ``staging`` [slots, slot_bytes] to the
+    pages of ``pool``, on the current stream. Of two frames with the same unit either may stay."""
     for codec, group in _by_codec(frames):
         _launch_copy(pool, staging, codec, group, to_pool=True)
 
 
 def gather_frames(pool: KVPool, staging: Tensor, frames: Sequence[FrameCopy]) -> None:
-    """Copy frames from the pages of ``pool`` to ``staging``, on the current stream."""
+    """Copy frames from the pages of ``pool`` to ``staging`` [slots, slot_bytes], on the current
+    stream."""
     for codec, group in _by_codec(frames):
         _launch_copy(pool, staging, codec, group, to_pool=False)
 

@@ -70,8 +70,8 @@ def decode(payload: Tensor, exponents: Tensor, out: Tensor) -> None:
 
 
 def decode_by_cast(payload: Tensor, exponents: Tensor, out: Tensor) -> None:
-    """Do what ``decode`` does, with torch's e4m3 type. Value, scale and product are exact in each
-    type of ``out``, so they need no wider one."""
+    """Decode ``payload`` [rows, ..., head_dim] as ``decode`` does, with torch's e4m3 type. Value,
+    scale and product are exact in each type of ``out``, so they need no wider one."""
     scale = _power(exponents[..., None].to(torch.int32) + MIN_EXPONENT)
     values = payload.view(torch.float8_e4m3fn).to(out.dtype)
     torch.mul(values, scale.to(out.dtype), out=out)

@@ -3,13 +3,11 @@
     loop:  receive commands -> run a step -> fill slots with KV to send -> send one batch of events
 
 Frames are copied between slots and the pool by ``DirectCopies`` here at once, or on a GPU by
-``engine.process.slot_copies`` beside the steps.
-
-The loop never waits for I/O while there is work. It ends when the front closes the socket.
+``engine.process.slot_copies`` beside the steps. The loop never waits for I/O while there is work.
+It ends when the front closes the socket.
 
 A sequence whose grammar is being compiled is held by ``PendingCommands``, without delay for others.
-``KVEgress`` decides when frames of outgoing KV are copied from the pool into slots of shared
-memory.
+``KVEgress`` decides when frames of outgoing KV are copied from the pool into slots.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from cluster.config import assemble
 from cluster.config.schema import Config
 from cluster.doctor.finding import note, ok, problem
 from cluster.launch import prepare_nodes
-from cluster.launch.node_subject import node_subject
-from cluster.launch.prepare_nodes import SILENT_S, NodeReport, follow_nodes
+from cluster.launch.prepare_nodes import SILENT_S, NodeReport, follow_nodes, node_subject
 from cluster.local.start_report import StartReporter
 from cluster.models import locate
 from cluster.serve.applications import ReplicaLayout
