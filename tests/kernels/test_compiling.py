@@ -14,7 +14,7 @@ from tests.kernels.compiling import CompiledSpecialisation
 KERNELS = {
     *("add_rms_norm", "gate", "rotate_and_store", "gather_tokens", "write_step_inputs"),
     *("attention_pieces", "merge_pieces", "draw_tiles", "draw_winners", "accept_paths"),
-    "move_slots",
+    *("move_slots", "_copy_frames", "_check_frames"),
 }
 MOST_SHARED = 100 << 10
 """Bytes of a program: an sm_80 has 164 KiB, so that one program at least fits beside another."""
