@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -57,12 +57,12 @@ class FusedLayers:
         for layer in layers:
             layer.mlp.use_gate(gated)
 
-    @property
+    @cached_property
     def prompts_by_varlen(self) -> bool:
         """Whether rows of prompts attend by torch's variable-length attention in every layer."""
         c = self._config
         q = self._layers[0].attention_norm.weight.new_empty(0, c.heads, c.head_dim)
-        return runs_varlen(q, c.attention_softcap)
+        return runs_varlen(q, c.attention_softcap, windows=any(c.windows))
 
     def hidden(
         self, x: Tensor, batch: PackedBatch, pool: KVPool, taps: dict[int, Tensor | None]
@@ -111,7 +111,7 @@ class FusedLayers:
         if paged is not None and paged.decode is not None:
             end = paged.decode_rows
             decode_attention(q[:end], layer, paged.decode, shape, out[:end])
-        if paged is not None and (not paged.prompts or runs_varlen(q, shape.softcap)):
+        if paged is not None and (not paged.prompts or self.prompts_by_varlen):
             for prompts in paged.prompts:
                 out[prompts.rows] = _prompt_attention(q[prompts.rows], layer, prompts, shape)
         else:
@@ -143,12 +143,14 @@ def _head_norms(layer: LayerWeights) -> HeadNorms | None:
     return HeadNorms(layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
 
 
-def runs_varlen(q: Tensor, softcap: float) -> bool:
+def runs_varlen(q: Tensor, softcap: float, *, windows: bool) -> bool:
     """Return whether torch's variable-length attention computes queries like q [T, heads,
-    head_dim]."""
+    head_dim], for ``windows`` in versions of torch that have them."""
     half = q.dtype in (torch.bfloat16, torch.float16)
     dim = q.shape[2]
-    return q.device.type == "cuda" and half and not softcap and dim <= 256 and dim % 8 == 0
+    if q.device.type != "cuda" or not half or softcap or dim > 256 or dim % 8:
+        return False
+    return not windows or "window_size" in _varlen_attn()[1]
 
 
 def _prompt_attention(
@@ -191,8 +193,6 @@ def varlen_attention(
     if "window_size" in known:
         # A window counts the token itself; torch's counts the tokens to the left of it.
         options["window_size"] = (shape.window - 1 if shape.window else -1, 0)
-    elif shape.window:
-        raise NotImplementedError("this version of torch has no window in varlen_attn")
     sizes = (prompts.starts, prompts.key_starts, prompts.most_rows, prompts.most_keys)
     out = varlen_attn(q, k, v, *sizes, **options)
     assert isinstance(out, Tensor)

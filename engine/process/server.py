@@ -7,7 +7,6 @@ Frames are copied between slots and the pool by ``DirectCopies`` here at once, o
 It ends when the front closes the socket.
 
 A sequence whose grammar is being compiled is held by ``PendingCommands``, without delay for others.
-``KVEgress`` decides when frames of outgoing KV are copied from the pool into slots.
 """
 
 from __future__ import annotations
