@@ -1,7 +1,7 @@
 """Decode steps recorded as CUDA graphs: one launch for all kernels of a step.
 
     recorded   inputs from the state of the sequences -> the model -> logits
-               without drafts also: the draw -> the state -> the tokens in pinned memory
+               without drafts also: the draw -> the state
     replayed   in a graph made for at least as many sequences, rows and pieces
 
 A graph reads the same memory in every replay, so what changes between steps is written there first:

@@ -158,9 +158,7 @@ class DeviceVerifier:
         drawn = draw_tokens(logits, own, self._draw, self._workspace, update=False)
         accepted = AcceptedPaths(len(rows.state_row), rows.most_rows - 1, logits.device)
         state = self._state
-        accept_drafts(
-            drawn, rows, drafts, rows.first_node, state.length, state.last_token, accepted
-        )
+        accept_drafts(drawn, rows, drafts, state.length, state.last_token, accepted)
         move_accepted_kv(self._pool, rows, accepted)
         return _accepted_tokens(accepted, rows, sequences, places)
 

@@ -145,7 +145,6 @@ def accept_drafts(
     drawn: Tensor,
     rows: PagedRows,
     drafts: Tensor,
-    first_node: Tensor,
     length: Tensor,
     last_token: Tensor,
     out: AcceptedPaths,
@@ -154,12 +153,12 @@ def accept_drafts(
     of ``out``. Write ``out``, and append the tokens to length and last_token [state rows] int64.
 
     drawn: [R] int64, the token drawn after each row. drafts: tokens [nodes] int64, those of a
-    sequence from ``first_node`` [S] int64 on. A sequence with ``row_count`` 0 changes no state.
+    sequence from ``rows.first_node`` on. A sequence with ``row_count`` 0 changes no state.
     """
     count, columns = len(rows.state_row), out.paths.shape[1]
     assert count <= len(out.counts)
     accept_paths[(count,)](
-        *(drawn, drafts, first_node, rows.ancestors, rows.state_row, rows.first_row),
+        *(drawn, drafts, rows.first_node, rows.ancestors, rows.state_row, rows.first_row),
         *(rows.row_count, last_token, length, out.counts, out.paths, out.tokens, columns),
         ROWS=rows.most_rows,
         WIDTH=triton.next_power_of_2(columns),

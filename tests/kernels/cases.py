@@ -167,7 +167,7 @@ def _accept(shape: ModelShape, storage: str) -> None:
         rows = _rows(queries)
         accepted = drafts.AcceptedPaths(4, queries - 1, torch.device("cpu"))
         numbers = _ints(len(rows.owner))
-        drafts.accept_drafts(numbers, rows, numbers, rows.first_node, _ints(8), _ints(8), accepted)
+        drafts.accept_drafts(numbers, rows, numbers, _ints(8), _ints(8), accepted)
         pool = [part[None] for part in _pool(shape, storage) if part is not None]
         drafts.move_accepted_kv(pool, rows, accepted)
 

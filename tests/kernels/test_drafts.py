@@ -102,7 +102,6 @@ class Step:
             self.drawn,
             self.rows,
             self.drafts,
-            self.rows.first_node,
             self.length,
             self.last_token,
             self.accepted,
