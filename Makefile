@@ -48,7 +48,7 @@ up: $(VENV)/installed
 down: $(VENV)/installed
 	$(BIN)/baton down
 
-test: $(VENV)/installed-dev $(VENV)/installed-litellm
+test: $(VENV)/installed-dev $(VENV)/installed-litellm $(VENV)/installed-nixl
 	@failed=0; \
 	$(call run,-n 3 --dist loadfile --no-loadscope-reorder -m "not alone and not system"); \
 	$(call run,-m "alone and not system" $(APART)); \
@@ -83,7 +83,7 @@ dashboards: $(VENV)/installed-dev
 # a file that had this hash when the pin was made.
 lock: $(VENV)/created
 	$(PIP) install "uv==$(UV)"
-	for name in requirements requirements-dev requirements-litellm; do \
+	for name in requirements requirements-dev requirements-litellm requirements-nixl; do \
 		$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --upgrade --no-header \
 			--no-annotate --no-emit-index-url --python-version 3.11 \
 			--output-file $$name.lock $$name.in && \
@@ -158,4 +158,10 @@ $(VENV)/installed-litellm: requirements-litellm.txt $(VENV)/created
 	@echo "setting up: litellm, to be tested against"
 	@$(PYTHON) -m venv --clear --without-pip $(VENV)/litellm
 	@$(call install,$(VENV)/litellm,-r $<)
+	@touch $@
+
+# The extra `nixl`, whose carrier is tested over TCP and shared memory. What it depends on is there.
+$(VENV)/installed-nixl: requirements-nixl.txt $(VENV)/installed-dev
+	@echo "setting up: NIXL, to be tested against"
+	@$(call install,$(VENV),--no-deps -r $<)
 	@touch $@

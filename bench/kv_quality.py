@@ -106,7 +106,7 @@ def sizes(model: DecoderModel) -> list[ResultRow]:
     for name, element_bytes in (("fp32", 4), ("bf16", 2)):
         format_ = model.config.kv_format("fp8", "wide", element_bytes)
         raw, packed = (
-            format_.layers * format_.page_layer_bytes(codec) / BLOCK_TOKENS
+            format_.layers * format_.block_layer_bytes(codec) / BLOCK_TOKENS
             for codec in (Codec.RAW, Codec.FP8)
         )
         rows.append(

@@ -16,11 +16,14 @@
     prefill elsewhere  Prefill.Run is open (handover.py)
     receiving KV       the first token is with the client, and the rest of the KV under way
     decoding           Join was sent, or the prefill here has drawn the first token
-    retried            a new sequence starts from the tokens already sent, on another prefill
-                       worker; after MAX_TRANSFERS failures the prompt is prefilled here
+    retried            a new sequence starts from the tokens already sent, on the same prefill
+                       worker while that lives, because it has the prompt cached; after
+                       MAX_TRANSFERS failures the prompt is prefilled here
     handed back        the router gives the request to another worker, with the tokens already sent
 
-Tokens that were sent stay valid, because sampling is a function of the position.
+Tokens that were sent stay valid, because sampling is a function of the position. Every sequence of
+the request says how long the request has waited (``Request.waited_s``), so that a retry keeps its
+place in the queues of both workers.
 
 Pages: the engine holds those of the sequence ``_handle`` until ``_drop_sequence``. When a client
 hangs up, ``cancel`` does both: Drop frees the pages here at the engine's next step boundary, and
@@ -36,6 +39,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from decode_worker.candidates import PrefillCandidates
 from decode_worker.handover import FirstToken, Handover
 from engine.ipc import messages as m
 from engine.process.client import EngineClient
@@ -53,9 +57,6 @@ ENGINE_WAIT_S = 5.0
 
 LOOKUP_S = 30.0
 """How long the engine may take to look up a prefix; it does so at its next step boundary."""
-
-MAX_TRANSFERS = 3
-"""Handovers that may fail before the prompt is prefilled here."""
 
 _AFTER_FIRST_TOKEN = {"kv_ready", "decode_started", "finished"}
 """Events that are recorded after the first token."""
@@ -96,7 +97,7 @@ class DecodeRequest:
         on_end: Callable[[DecodeRequest], None],
     ) -> None:
         self.request = request
-        self._candidates = list(submit.prefill[:MAX_TRANSFERS])
+        self._candidates = PrefillCandidates(submit.prefill)
         self._fetch_source = submit.fetch if submit.HasField("fetch") else None
         self._deaths = submit.deaths
         self._engine = engine
@@ -116,6 +117,7 @@ class DecodeRequest:
         self._context: ReceiverContext | None = None
         self._handle = -1  # of the sequence in the engine; -1: none
         self._candidate: pb.PrefillCandidate | None = None
+        self._unreserved = len(request.context)  # tokens that have no pages here yet
         self._prefix_found: asyncio.Future[int] | None = None
         self._handover: Handover | None = None
         self._placing = self._start_placing()
@@ -153,12 +155,11 @@ class DecodeRequest:
             self._context.session.send(m.Drop(self._handle))
             self._handle = -1
 
-    def _drop_attempt(self, why: str) -> None:
-        """Drop the sequence, and strike off the prefill worker that was asked."""
-        log.warning("request %s: %s", self.request.id, why)
-        if self._candidate is not None:
-            self._candidates.remove(self._candidate)
-            self._candidate = None
+    def _drop_attempt(self, error: TransferFailed) -> None:
+        """Drop the sequence, and the prefill worker that was asked if it is of no further use."""
+        log.warning("request %s: %s", self.request.id, error)
+        self._candidates.failed(self._candidate, error)
+        self._candidate = None
         self._drop_sequence()
 
     # ---- queued: placing the sequence in the decode batch -----------------------------------
@@ -182,7 +183,7 @@ class DecodeRequest:
     async def _fetch_from_peer(self) -> None:
         """Fetch what another worker has cached, where the router names one; tried only once."""
         source, self._fetch_source = self._fetch_source, None
-        request = self.request.resumed(self._emitted)
+        request = self._resumed()
         if source is not None and not request.prompt_logprobs_due:
             handle = self._engine.handle()
             await PeerFetch(self._receiver.context(), handle, request, source, self._mark).run()
@@ -191,9 +192,13 @@ class DecodeRequest:
         """Return whether the sequence is in the batch, or the request has ended."""
         await self._engine.session(ENGINE_WAIT_S)
         context = self._context = self._receiver.context()
-        able = [c for c in self._candidates if not context.channels.is_suspected(c.endpoint)]
-        candidate = self._candidate = able[0] if able else None
-        request = self.request.resumed(self._emitted)
+        candidate = self._candidate = self._candidates.choose(
+            lambda c: (
+                not context.channels.is_suspected(c.endpoint) and context.links.usable(c.instance)
+            )
+        )
+        request = self._resumed()
+        self._unreserved = len(request.context)
         try:
             if (
                 candidate is None
@@ -202,11 +207,21 @@ class DecodeRequest:
             ):
                 self._prefill_here(context, request)
         except TransferFailed as error:
-            self._drop_attempt(str(error))
+            self._drop_attempt(error)
             if isinstance(error, PeerLost) and candidate is not None:
                 self._count_death(context, error, candidate.endpoint)
             return self._ended  # by one death too many
         return True
+
+    def _resumed(self) -> Request:
+        """Return the request as it is now: with the tokens already sent, and its age."""
+        waited_s = self.request.waited_s + time.monotonic() - self._began
+        return self.request.resumed(self._emitted, waited_s)
+
+    @property
+    def promised_tokens(self) -> int:
+        """Number of tokens that will need pages of this worker, and have none yet."""
+        return 0 if self._ended else self._unreserved
 
     def _should_prefill_locally(self, request: Request, cached_tokens: int) -> bool:
         """Decide with 0 before the look-up, which a short context does not need, and after it."""
@@ -242,6 +257,7 @@ class DecodeRequest:
         stream = context.channels.open_call(candidate.endpoint)  # connects during the look-up
         try:
             cached = await self._look_up_prefix(context, request)
+            self._unreserved = len(request.context) - cached
             if self._should_prefill_locally(request, cached):
                 return False
             handle = self._handle
@@ -255,7 +271,7 @@ class DecodeRequest:
                     self._send_first_token(first)
                     self._measured = await handover.remaining_kv()
                     self._mark("kv_ready")
-                    context.session.send(m.Join(handle, first.token))
+                    context.session.send(m.Join(handle, first.token, handover.frames))
             if first.finish is not Finish.NONE:
                 self._send_first_token(first)  # it is the last one, too
             return True
@@ -282,17 +298,23 @@ class DecodeRequest:
 
     def on_event(self, event: m.Event) -> None:
         if isinstance(event, m.Started):
+            self._unreserved = 0
             self._mark("prefill_started")
             self._set_cached_tokens(event.cached_tokens)
         elif isinstance(event, m.PrefixFound):
             if self._prefix_found is not None and not self._prefix_found.done():
                 self._prefix_found.set_result(event.cached_tokens)
         elif isinstance(event, m.Reserved) and self._handover is not None:
+            self._unreserved = 0
             self._handover.pages_reserved.set()
+        elif isinstance(event, m.SlotRead) and self._handover is not None:
+            self._handover.on_slot_read(event.sequence)
         elif isinstance(event, m.Joined):
             self._mark("decode_started")
         elif isinstance(event, m.ReceiveFailed):  # also after Join, which follows the last frames
-            self._retry(event.why)
+            if self._handover is not None:
+                self._handover.on_receive_failed(event)
+            self._retry(TransferFailed(event.why))
         elif isinstance(event, m.RequestRefused) and event.busy:
             self._fail(event.why, retryable=True)
         elif isinstance(event, m.RequestRefused):
@@ -305,10 +327,10 @@ class DecodeRequest:
         self._handle = -1
         self._fail("the engine died under this request", retryable=True)
 
-    def _retry(self, why: str) -> None:
+    def _retry(self, error: TransferFailed) -> None:
         """Start again from the tokens already sent, because the KV that came is of no use."""
         if not self._ended:
-            self._drop_attempt(why)
+            self._drop_attempt(error)
             self._placing.cancel()
             self._placing = self._start_placing()
 

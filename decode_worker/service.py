@@ -125,6 +125,12 @@ class DecodeService(rpc.DecodeServicer):
         self.draining = False
 
     @property
+    def _promised_tokens(self) -> int:
+        """Number of tokens that the requests here will need pages for, and have none for yet."""
+        requests = (r for link in self._links for r in link.requests.values())
+        return sum(request.promised_tokens for request in requests)
+
+    @property
     def request_count(self) -> int:
         """Number of requests on this worker, in any state."""
         return sum(len(link.requests) for link in self._links)
@@ -230,7 +236,7 @@ class DecodeService(rpc.DecodeServicer):
             running=beat.running,
             waiting=beat.waiting,
             queued_tokens=beat.queued_tokens,
-            kv_tokens_free=beat.pages_free * BLOCK_TOKENS,
+            kv_tokens_free=max(0, beat.pages_free * BLOCK_TOKENS - self._promised_tokens),
             kv_tokens_total=session.ready.kv_tokens,
             step_model=beat.step_model,
             pace=beat.pace,

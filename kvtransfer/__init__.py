@@ -1,27 +1,29 @@
-"""KV transfer: moves the KV of a prompt from one worker to another over gRPC.
+"""KV transfer: moves the KV of a prompt from one worker (P) to another (D).
 
 A KV frame passes these files, in this order:
 
-    1. sender.py            KVServer and OutboundTransfer take a filled slot from the engine
-    2. frames.py            pack_frame adds the header and the checksum
-    3. receiver.py          KVPull reads the stream on a thread of KVClient
-    4. frames.py            THE CHECKS: unpack_frame (length, magic, checksum), then
-                            ExpectedFrames.check (transfer, order, piece, codec, size)
-    5. receiver.py          a frame needs a slot that was granted: CreditWindow, InboundSlots
-    6. prefill_call.py      InboundTransfer gives the slot to the engine, which writes the pages
+    1. prefill_worker/served_call.py  a slot that P's engine has filled becomes an OutboundFrame,
+                                      whose header (frames.py) has the checksum of the payload
+    2. carriers/                      the carrier that D and P agreed on brings it: grpc and tcp
+                                      send the bytes; local tells D which slot of P to read
+    3. inbound_frames.py              THE CHECKS: InboundFrames.admit (unpack_header: length, magic,
+                                      checksum; ExpectedFrames.check: transfer, piece, codec, size,
+                                      each once; a credit), then ``filled`` (payload's checksum)
+    4. inbound.py                     InboundTransfer gives the slot to D's engine (Ingest), which
+                                      writes the pages
 
-``KVPull._accept`` in receiver.py runs steps 4 and 5 for every frame; a frame that fails a check
-ends its transfer before it touches a page.
+A frame that fails a check ends its transfer before it touches a page. Frames that are read in place
+(local) are checked by D's engine, with the generation of the slot beside the checksum.
 
 Each transfer has a control call, Prefill.Run: prefill_call.py is the receiver's end of it, and
 prefill_worker/service.py the sender's. Two callers receive KV: decode_worker/handover.py (the KV of
-a prefill) and peer_fetch.py (blocks that another worker has cached).
+a prefill) and peer_fetch.py (blocks that another worker has cached). Credits (credits.py) travel on
+the control call: a credit is a slot of D, or of P where D's engine reads in place. links.py decides
+which carriers are offered to which worker, and traffic.py counts what came.
 
-To add a KV transport, write a counterpart of ``KVServer`` (sender.py) and of ``KVClient``
-(receiver.py) that carries the packed frames of one transfer id in order, create both in
-cluster/worker/worker.py, and announce the server as ``kv_endpoint`` of the worker's record
-(protocol/registry/directory.py), which must be host:port. Frames, checks, credits and the control
-call stay as they are: let ``open`` return a ``KVPull`` on the transport's own stream (an iterator
-of frames with ``cancel``), and have ``KVPull.read_frames`` turn the errors of that stream, too,
-into TransferFailed. The metrics name the transport by ``TRANSPORT`` in cluster/worker/metrics.py.
+To add a carrier, write a class with the methods of ``Carrier`` (carrier.py says what each must do)
+in carriers/, create it in cluster/worker/carriers.py at its place in the order, give its expected
+rate in ``DEFAULT_BYTES_S`` (links.py), and add its name to ``CARRIERS`` of the tests
+(tests/kvtransfer/fronts.py): the suite test_carriers.py says what it still lacks. Frames, checks,
+credits, deadlines, metrics and the control call stay as they are.
 """

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.ipc import messages as m
+from kvtransfer.inbound import InboundTransfer
 from kvtransfer.prefill_call import PrefillRunCall
 from kvtransfer.receiver_context import ReceiverContext
 from protocol.block_keys import BLOCK_TOKENS
@@ -59,13 +60,14 @@ class PeerFetch:
         self._mark = mark
         self._import: m.ImportStarted | None = None
         self._import_started = asyncio.Event()
+        self._inbound: InboundTransfer | None = None
         self._cached_tokens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Return when the blocks are cached here, or will not be."""
         blocks = leading_blocks(self._request, self._source.blocks)
         session = self._context.session
-        if not blocks.prompt or not session.alive:
+        if not blocks.prompt or not session.alive or not self._source_may_serve():
             return
         session.attach(self._handle, self)
         session.send(m.Import(self._handle, blocks))
@@ -74,7 +76,15 @@ class PeerFetch:
                 self._mark("fetch_done")
         finally:
             session.detach(self._handle)
-            session.send(m.EndImport(self._handle))
+            self._end_import()
+
+    def _source_may_serve(self) -> bool:
+        """Return whether the other worker is neither suspected to be dead nor unreachable.
+
+        A request that asked it all the same would wait in vain before it computes the blocks."""
+        source, context = self._source, self._context
+        suspected = context.channels.is_suspected(source.endpoint)
+        return not suspected and context.links.usable(source.instance)
 
     async def _import_blocks(self, blocks: Request) -> bool:
         """Return whether more is cached than before."""
@@ -88,7 +98,7 @@ class PeerFetch:
         if not transfer.cancelled() and (error := transfer.exception()) is not None:
             bug = None if isinstance(error, TransferFailed) else error
             log.warning("request %s: a fetch failed: %s", self._request.id, error, exc_info=bug)
-        self._context.session.send(m.EndImport(self._handle))
+        self._end_import()
         await asyncio.wait([self._cached_tokens], timeout=END_IMPORT_S)
         if not self._cached_tokens.done() or self._import is None:
             return False
@@ -107,24 +117,35 @@ class PeerFetch:
                 return
             self._mark("fetch_started")
             blocks = leading_blocks(blocks, here.blocks)
-            await call.start(blocks, source.instance, here.cached_blocks, cached_only=True)
+            where = source.instance, source.endpoint
+            await call.start(blocks, *where, here.cached_blocks, cached_only=True)
             async with asyncio.timeout(START_S):
                 started = (await call.next_event("started")).started
             available = min(started.cached_tokens // BLOCK_TOKENS, here.blocks)
             if available <= here.cached_blocks:
                 raise TransferFailed("the other worker does not have the blocks any more")
-            inbound = call.inbound_transfer(self._handle, here.cached_blocks, available)
-            receiving = asyncio.create_task(inbound.run(source.kv_endpoint))
-            try:
-                with self._context.traffic.kv_wait.waiting(lambda: inbound.bytes):
-                    await call.wait_for_kv(receiving, inbound, FRAME_S)
-            except TransferFailed:
-                inbound.count_failure()
-                raise
-            finally:
-                stream.cancel()  # first: it frees the pages of the other worker
-                receiving.cancel()
-                await asyncio.wait([receiving])
+            self._inbound = call.inbound_transfer(self._handle, here.cached_blocks, available)
+            await self._receive(call, self._inbound)
+
+    @staticmethod
+    async def _receive(call: PrefillRunCall, inbound: InboundTransfer) -> None:
+        inbound.frames_due()
+        receiving = asyncio.create_task(inbound.run(FRAME_S))
+        try:
+            with inbound.waiting_alone():
+                await call.guard(receiving)
+        except TransferFailed:
+            inbound.count_failure()
+            raise
+        finally:
+            call.end()  # first: it frees the pages of the other worker
+            receiving.cancel()
+            await asyncio.wait([receiving])
+
+    def _end_import(self) -> None:
+        """End the import: no further frame is given to the engine."""
+        frames = self._inbound.frames if self._inbound is not None else 0
+        self._context.session.send(m.EndImport(self._handle, frames))
 
     # ---- events of the engine ---------------------------------------------------------------
 
@@ -134,6 +155,12 @@ class PeerFetch:
             self._import_started.set()
         elif isinstance(event, m.ImportEnded):
             self._end(event.cached_tokens)
+        elif isinstance(event, m.SlotRead):
+            if self._inbound is not None:
+                self._inbound.on_slot_read(event.sequence)
+        elif isinstance(event, m.ReceiveFailed):  # ImportEnded follows
+            if self._inbound is not None:
+                self._inbound.on_receive_failed(event)
         elif isinstance(event, m.RequestRefused):
             self._end(0)
 

@@ -1,137 +1,36 @@
 """What the KV transfers into one worker share. ``Worker`` creates the one ``KVReceiver``; the
 Decode and the Prefill service ask it for the context of the engine session that serves now.
 
-``PrefillChannels`` has the gRPC channels on which Prefill.Run is called; those for KV/Pull belong
-to ``KVClient`` (receiver.py).
-
-``TrafficCounter`` counts the KV that this worker receives and measures how fast it comes while
-requests wait; the metrics page and the utilisation of the worker read it, on the event loop.
+``PrefillChannels`` has the gRPC channels on which Prefill.Run is called; carriers have connections
+of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import grpc
 
-from engine.ipc.counters import BucketCounts
-from engine.kv_cache.kv_format import Codec, KVFormat, KVPiece
 from engine.process.client import EngineClient
 from engine.process.session import EngineSession
-from kvtransfer.codec_choice import CodecChoice, choose_codec
-from kvtransfer.frames import HEADER_BYTES
-from kvtransfer.receiver import InboundSlots, KVClient
+from kvtransfer.carrier import Carrier
+from kvtransfer.codec_choice import CodecChoice, choose_frames
+from kvtransfer.credits import InboundSlots
+from kvtransfer.links import LinkTable
+from kvtransfer.traffic import TrafficCounter
 from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY, ChannelCache, EndpointSecurity
 from protocol.security.cluster_token import token_metadata
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
 
-MIN_MEASURED_BYTES = 64 << 10
-"""A wait that brings fewer bytes measures latency instead of bandwidth, and is left out."""
+CONNECTION_BYTES_S = 2.5e9
+"""About what one TCP connection moves; faster links get several."""
 
-MEASURED_WAITS = 16
-"""Number of recent waits that ``best_bytes_per_s`` covers, so that a link that has become slower is
-noticed after so many."""
-
-TRANSFER_SECONDS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
-)
-
-
-class KVWaitMeter:
-    """Waits for KV alone, over all transfers to one worker.
-
-    Once a prompt is computed, the rest of its KV (the tail) comes as fast as the link carries it.
-    The best of the recent tails is the bandwidth of a link for which no setting declares one.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._rates: deque[float] = deque(maxlen=MEASURED_WAITS)
-        self._active = 0
-        self._waited_s = 0.0
-        self._updated = clock()
-
-    @contextmanager
-    def waiting(self, received_bytes: Callable[[], int]) -> Iterator[None]:
-        """Measure the body, in which a receiver waits for KV alone; ``received_bytes`` returns the
-        bytes of its transfer so far. A body that raises adds to the time, and to no rate."""
-        self._update(1)
-        began, before = self._clock(), received_bytes()
-        try:
-            yield
-            count, seconds = received_bytes() - before, self._clock() - began
-            if count >= MIN_MEASURED_BYTES and seconds > 0:
-                self._rates.append(count / seconds)
-        finally:
-            self._update(-1)
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that receivers have waited for KV alone, summed over the receivers."""
-        self._update(0)
-        return self._waited_s
-
-    @property
-    def best_bytes_per_s(self) -> float | None:
-        """Best rate of the recent waits; None until one has been long enough."""
-        return max(self._rates, default=None)
-
-    def _update(self, started: int) -> None:
-        now = self._clock()
-        self._waited_s += self._active * (now - self._updated)
-        self._updated = now
-        self._active += started
-
-
-@dataclass
-class CodecTraffic:
-    """KV received with one codec. Bytes include frame headers; ``raw_bytes`` is what the same
-    frames would have had with the codec raw; ``seconds`` counts whole transfers."""
-
-    frames: int = 0
-    bytes: int = 0
-    raw_bytes: int = 0
-    failures: int = 0
-    seconds: BucketCounts = field(default_factory=lambda: BucketCounts.over(TRANSFER_SECONDS))
-
-
-@dataclass
-class TrafficCounter:
-    """All KV that one worker has received."""
-
-    by_codec: dict[Codec, CodecTraffic] = field(default_factory=dict)
-    kv_wait: KVWaitMeter = field(default_factory=KVWaitMeter)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes received so far, headers included."""
-        return sum(traffic.bytes for traffic in self.by_codec.values())
-
-    def count_frame(self, kv_format: KVFormat, codec: Codec, piece: KVPiece, nbytes: int) -> None:
-        """Count one frame with ``nbytes`` of payload."""
-        traffic = self._traffic(codec)
-        traffic.frames += 1
-        traffic.bytes += HEADER_BYTES + nbytes
-        traffic.raw_bytes += HEADER_BYTES + piece.bytes(kv_format.page_layer_bytes(Codec.RAW))
-
-    def count_transfer(self, codec: Codec, seconds: float) -> None:
-        """Count a transfer whose frames have all come."""
-        self._traffic(codec).seconds.add(seconds, TRANSFER_SECONDS)
-
-    def count_failure(self, codec: Codec) -> None:
-        """Count a transfer that broke, or brought a frame that failed a check."""
-        self._traffic(codec).failures += 1
-
-    def _traffic(self, codec: Codec) -> CodecTraffic:
-        return self.by_codec.setdefault(codec, CodecTraffic())
-
+MAX_CONNECTIONS = 8
 
 SUSPECT_S = 5.0
 """How long a worker that was found dead or silent gets no new prefill; after that its record has
@@ -188,10 +87,38 @@ class ReceiverContext:
 
     session: EngineSession
     slots: InboundSlots
-    client: KVClient
+    carriers: Mapping[str, Carrier]  # best first
+    links: LinkTable
     channels: PrefillChannels
-    codec: Codec
+    codec: CodecChoice
     traffic: TrafficCounter
+
+    def carrier_offers(self, instance: str, endpoint: str) -> list[pb.CarrierOffer]:
+        """Return the carriers to offer to the worker ``instance``, whose control service is at
+        ``endpoint``, with the frames that suit each link."""
+        offers = []
+        for name in self.links.offers(instance):
+            address = self.carriers[name].offer(endpoint)
+            if address is not None:
+                offers.append(self._offer(instance, name, address))
+        return offers
+
+    def _offer(self, instance: str, name: str, address: str) -> pb.CarrierOffer:
+        ready = self.session.ready
+        assert ready is not None
+        frames = choose_frames(
+            *(ready.kv, self.codec, ready.copy_costs),
+            self.links.expected_bytes_s(instance, name),
+            self.session.arena.shape.slot_bytes,
+        )
+        return pb.CarrierOffer(
+            name=name, address=address, codec=frames.codec, frame_bytes=frames.frame_bytes
+        )
+
+    def connections(self, instance: str, carrier: str) -> int:
+        """Return how many connections fill the link, as far as its rate is known."""
+        rate = self.links.known_bytes_s(instance, carrier) or 0.0
+        return max(1, min(MAX_CONNECTIONS, round(rate / CONNECTION_BYTES_S)))
 
 
 class KVReceiver:
@@ -200,14 +127,18 @@ class KVReceiver:
     def __init__(
         self,
         engine: EngineClient,
-        client: KVClient,
+        carriers: Sequence[Carrier],
         channels: PrefillChannels,
         codec: CodecChoice,
+        link_bytes_s: float = 0.0,
     ) -> None:
+        """``carriers``: best first, the one that always works last. ``link_bytes_s``: declared
+        bandwidth of the network; 0: unknown."""
         self._engine = engine
-        self._client = client
+        self._carriers = {carrier.name: carrier for carrier in carriers}
         self._channels = channels
         self._codec = codec
+        self.links = LinkTable(list(self._carriers), link_bytes_s)
         self.traffic = TrafficCounter()
         self._slots: tuple[EngineSession, InboundSlots] | None = None
 
@@ -217,9 +148,9 @@ class KVReceiver:
         assert session is not None and session.ready is not None
         if self._slots is None or self._slots[0] is not session:
             self._slots = (session, InboundSlots(session))
-        codec = choose_codec(session.ready.kv, self._codec)
         return ReceiverContext(
-            session, self._slots[1], self._client, self._channels, codec, self.traffic
+            *(session, self._slots[1], self._carriers, self.links),
+            *(self._channels, self._codec, self.traffic),
         )
 
     async def close(self) -> None:

@@ -1,10 +1,14 @@
 """The Prefill RPC, served by workers of both roles: one call for each prompt.
 
     call opens --Accepted--> (fetch what another worker has cached) --> queued in the engine
-         --Started--> chunks run, KV goes to the OutboundTransfer --FirstToken--> the rest of the KV
+         --Started--> chunks run (Computed), KV goes to the carrier --FirstToken--> the rest of it
          --Sent--> the caller ends the call --> pages are free
 
 With ``cached_only`` nothing is computed: --Accepted--> --Started--> cached KV --Sent-->.
+
+The caller offers carriers, and the first one that this worker has, too, is used. Its end here gets
+every filled slot, and gives it back when it was carried; a caller that lets a slot wait for longer
+than FRAME_SEND_S loses its call.
 
 The pages of a prompt are freed by the call's done callback (``release`` in ``Run``), so they are
 freed however the call ends: served, cancelled, broken or refused.
@@ -13,92 +17,37 @@ freed however the call ends: served, cancelled, broken or refused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
 import grpc
+import msgspec
 
 from engine.ipc import messages as m
 from engine.kv_cache.kv_format import Codec
 from engine.process.client import EngineClient
 from engine.process.session import EngineSession
+from kvtransfer.carrier import (
+    FRAME_SEND_S,
+    Carrier,
+)
+from kvtransfer.frames import TRANSFER_BYTES
 from kvtransfer.peer_fetch import PeerFetch
 from kvtransfer.receiver_context import KVReceiver
-from kvtransfer.sender import TRANSFER_BYTES, KVServer, OutboundTransfer
+from prefill_worker.served_call import AgreedFrames, ServedCall
 from protocol.block_keys import BLOCK_TOKENS
-from protocol.errors import InvalidRequest, Unavailable
+from protocol.errors import InvalidRequest, TransferFailed, Unavailable
 from protocol.liveness import ALIVE_S
-from protocol.requests import Finish, Logprobs, Request, logprobs_to_wire, request_from_wire
+from protocol.requests import Request, request_from_wire
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.PrefillCall, pb.PrefillEvent]"
 
 
-class _ServedCall:
-    """One Prefill.Run call: the SequenceListener of its sequence. It turns engine events into
-    messages of the call, and puts frames into the outbound transfer."""
-
-    def __init__(
-        self,
-        session: EngineSession,
-        handle: int,
-        outbound: OutboundTransfer,
-        start: pb.PrefillStart,
-    ) -> None:
-        self.session = session
-        self.handle = handle
-        self._outbound = outbound
-        self._start = start
-        self._loop = asyncio.get_running_loop()
-        self._prompt_logprobs: list[pb.Logprobs] = []  # until the first token
-        self.frames = 0
-        # None: the caller has ended its half of the call.
-        self.messages: asyncio.Queue[pb.PrefillEvent | Exception | None] = asyncio.Queue()
-
-    def on_event(self, event: m.Event) -> None:
-        if isinstance(event, m.Started):
-            started = pb.PrefillEvent.Started(cached_tokens=event.cached_tokens)
-            self.messages.put_nowait(pb.PrefillEvent(started=started))
-            if self._start.cached_only:
-                self._end_if_all_is_cached(event.cached_tokens // BLOCK_TOKENS)
-        elif isinstance(event, m.KVFrame):
-            self._send_frame(event)
-        elif isinstance(event, m.RequestRefused):
-            error = Unavailable(event.why) if event.busy else InvalidRequest(event.why, event.param)
-            self.messages.put_nowait(error)
-        elif isinstance(event, m.PromptLogprobs):
-            self._prompt_logprobs = [logprobs_to_wire(report) for report in event.logprobs]
-
-    def _end_if_all_is_cached(self, cached_blocks: int) -> None:
-        """Report that everything was sent if the caller has all blocks that are cached here."""
-        if cached_blocks <= self._start.skip_blocks:
-            self.messages.put_nowait(pb.PrefillEvent(sent=pb.PrefillEvent.Sent(frames=0)))
-
-    def mark(self, event: str) -> None:
-        """Report a stage of the fetch that precedes the prefill."""
-        fetching = pb.PrefillEvent.Fetching(done=event == "fetch_done")
-        self.messages.put_nowait(pb.PrefillEvent(fetching=fetching))
-
-    def _send_frame(self, frame: m.KVFrame) -> None:
-        def release() -> None:
-            self._loop.call_soon_threadsafe(self.session.send, m.SlotsFree([frame.slot]))
-
-        self._outbound.put(frame, release)
-        self.frames += 1
-        if frame.last:
-            sent = pb.PrefillEvent.Sent(frames=self.frames)
-            self.messages.put_nowait(pb.PrefillEvent(sent=sent))
-
-    def on_token(self, token: int, finish: Finish, logprobs: Logprobs | None) -> None:
-        first = pb.PrefillEvent.FirstToken(token=token, finish=int(finish))  # type: ignore[arg-type]
-        if logprobs is not None:
-            first.logprobs.CopyFrom(logprobs_to_wire(logprobs))
-        first.prompt_logprobs.extend(self._prompt_logprobs)
-        self.messages.put_nowait(pb.PrefillEvent(first_token=first))
-
-    def on_lost(self) -> None:
-        self.messages.put_nowait(ConnectionError("the engine died"))
+MAX_OFFERS = 16
+"""Carriers of a caller that are looked at; further ones are ignored."""
 
 
 class PrefillService(rpc.PrefillServicer):
@@ -106,14 +55,18 @@ class PrefillService(rpc.PrefillServicer):
     role."""
 
     def __init__(
-        self, engine: EngineClient, kv_server: KVServer, receiver: KVReceiver, instance: str
+        self,
+        engine: EngineClient,
+        carriers: Sequence[Carrier],
+        receiver: KVReceiver,
+        instance: str,
     ) -> None:
         self._engine = engine
-        self._kv_server = kv_server
+        self._carriers = {carrier.name: carrier for carrier in carriers}
         self._receiver = receiver
         self._instance = instance
         self.draining = False
-        self._open: set[_ServedCall] = set()
+        self._open: set[ServedCall] = set()
 
     @property
     def calls(self) -> int:
@@ -132,16 +85,15 @@ class PrefillService(rpc.PrefillServicer):
         session = self._engine.current
         if session is None or session.ready is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is being replaced")
-        codec, frame_bytes = await self._check_payload(start, session, context)
+        await self._check_model(start, session, context)
+        frames = await self._choose_carrier(start, session, context)
         handle = self._engine.handle()
-        transfer = bytes.fromhex(start.transfer)
-        outbound = self._kv_server.open(transfer, session.arena.slot, codec)
-        call = _ServedCall(session, handle, outbound, start)
+        call = ServedCall(session, handle, frames, start)
         command = m.Export if start.cached_only else m.Prefill
-        work = command(handle, request, start.skip_blocks, frame_bytes, codec)
+        work = command(handle, request, start.skip_blocks, frames.frame_bytes, frames.codec)
         session.attach(handle, call)
         running = [
-            asyncio.create_task(self._pass_credits_on(request_iterator, session, call)),
+            asyncio.create_task(self._read_calls(request_iterator, call)),
             asyncio.create_task(self._begin(call, work, start.fetch)),
         ]
 
@@ -149,18 +101,20 @@ class PrefillService(rpc.PrefillServicer):
             for task in running:
                 task.cancel()
             self._open.discard(call)
-            session.detach(handle)
-            session.send(m.Drop(handle))  # frees the pages
-            self._kv_server.close(outbound)
+            call.close()
 
         self._open.add(call)
         context.add_done_callback(release)  # type: ignore[arg-type]
-        accepted = pb.PrefillEvent.Accepted(queued_tokens=session.beat.queued_tokens)
+        accepted = pb.PrefillEvent.Accepted(
+            queued_tokens=session.beat.queued_tokens,
+            carrier=frames.carrier.name,
+            address=frames.address,
+        )
         yield pb.PrefillEvent(accepted=accepted)
         async for event in self._messages(call, context):
             yield event
 
-    async def _begin(self, call: _ServedCall, work: m.Prefill | m.Export, source: pb.Fetch) -> None:
+    async def _begin(self, call: ServedCall, work: m.Prefill | m.Export, source: pb.Fetch) -> None:
         """Fetch what ``source`` has cached, if it names a worker, then give the work to the
         engine."""
         same_engine = self._engine.current is call.session
@@ -168,8 +122,12 @@ class PrefillService(rpc.PrefillServicer):
         if source.blocks and same_engine and isinstance(work, m.Prefill) and not scored:
             handle = self._engine.handle()
             context = self._receiver.context()
+            began = time.monotonic()
             await PeerFetch(context, handle, work.request, source, call.mark).run()
-        call.session.send(work)
+            waited_s = work.request.waited_s + time.monotonic() - began  # it is as old as before
+            aged = work.request.resumed(work.request.emitted, waited_s)
+            work = msgspec.structs.replace(work, request=aged)
+        call.begin(work)
 
     async def _read_start(
         self, calls: AsyncIterator[pb.PrefillCall], context: Context
@@ -192,46 +150,72 @@ class PrefillService(rpc.PrefillServicer):
         return start, request
 
     @staticmethod
-    async def _check_payload(
+    async def _check_model(
         start: pb.PrefillStart, session: EngineSession, context: Context
-    ) -> tuple[Codec, int]:
-        """Return codec and payload bytes of the frames; abort the call if the caller cannot use
-        this worker's KV, or asks for frames that this worker cannot make."""
+    ) -> None:
+        """Abort the call if the caller cannot use this worker's KV."""
         assert session.ready is not None
         if start.model != session.ready.kv_identity:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"the KV of {start.model} was asked for, {session.ready.kv_identity} is served",
             )
-        kv = session.ready.kv
-        if start.codec not in kv.codecs:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"codec {start.codec} does not go with the KV precision {kv.precision}",
-            )
-        codec = Codec(start.codec)
-        frame_bytes = min(start.frame_bytes, session.arena.shape.slot_bytes)
-        if frame_bytes < kv.page_layer_bytes(codec):
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"frame_bytes must be at least {kv.page_layer_bytes(codec)}, not {frame_bytes}",
-            )
-        return codec, frame_bytes
+
+    async def _choose_carrier(
+        self, start: pb.PrefillStart, session: EngineSession, context: Context
+    ) -> AgreedFrames:
+        """Return the first carrier offered that this worker has, with the frames asked for; abort
+        the call if there is none, or if this worker cannot make such frames."""
+        for offer in start.carriers[:MAX_OFFERS]:
+            carrier = self._carriers.get(offer.name)
+            address = carrier.accept(offer, session) if carrier is not None else None
+            if carrier is not None and address is not None:
+                codec, frame_bytes = await self._check_payload(offer, session, context)
+                return AgreedFrames(carrier, offer, address, codec, frame_bytes)
+        names = [repr(offer.name[:20]) for offer in start.carriers[:MAX_OFFERS]]
+        offered = ", ".join(names) or "none"
+        await context.abort(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"no carrier in common: offered were {offered}, here are {', '.join(self._carriers)}",
+        )
+        raise AssertionError("abort raises")
 
     @staticmethod
-    async def _pass_credits_on(
-        calls: AsyncIterator[pb.PrefillCall], session: EngineSession, call: _ServedCall
-    ) -> None:
-        """Give the receiver's credits to the engine until the caller ends its half of the call."""
+    async def _check_payload(
+        offer: pb.CarrierOffer, session: EngineSession, context: Context
+    ) -> tuple[Codec, int]:
+        """Return codec and payload bytes of the frames; abort the call for frames that this worker
+        cannot make."""
+        assert session.ready is not None
+        kv = session.ready.kv
+        if offer.codec not in kv.codecs:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"codec {offer.codec} does not go with the KV precision {kv.precision}",
+            )
+        codec = Codec(offer.codec)
+        least, most = kv.block_layer_bytes(codec), session.arena.shape.slot_bytes
+        if not least <= offer.frame_bytes <= most:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"frame_bytes must be at least {least} and at most {most}, not {offer.frame_bytes}",
+            )
+        return codec, offer.frame_bytes
+
+    @staticmethod
+    async def _read_calls(calls: AsyncIterator[pb.PrefillCall], call: ServedCall) -> None:
+        """Give the receiver's credits to the engine, and the slots that it has read to the carrier,
+        until it ends its half of the call."""
         try:
             async for message in calls:
-                frames = min(message.credits, session.arena.shape.outbound)
-                session.send(m.Grant(call.handle, frames))
+                call.take(message)
+        except TransferFailed as error:
+            call.messages.put_nowait(InvalidRequest(str(error)))
         finally:
             call.messages.put_nowait(None)
 
     @staticmethod
-    async def _messages(call: _ServedCall, context: Context) -> AsyncIterator[pb.PrefillEvent]:
+    async def _messages(call: ServedCall, context: Context) -> AsyncIterator[pb.PrefillEvent]:
         """Yield the messages of the call until the caller has ended its half, with a sign of life
         at least every ALIVE_S; abort the call on an error."""
         while True:
@@ -242,9 +226,11 @@ class PrefillService(rpc.PrefillServicer):
                 message = pb.PrefillEvent(alive=pb.PrefillEvent.Alive())
             if message is None:
                 return
+            if call.stalled_s > FRAME_SEND_S:
+                message = TransferFailed(f"the caller read no KV for {FRAME_SEND_S:g} s")
             if isinstance(message, InvalidRequest):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(message))
-            if isinstance(message, Unavailable):
+            if isinstance(message, Unavailable | TransferFailed):
                 await context.abort(grpc.StatusCode.ABORTED, str(message))
             if isinstance(message, Exception):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(message))

@@ -5,7 +5,10 @@
     ├── NotFound            no such model                                    HTTP 404
     ├── Unavailable         no worker can take the request now; retry later  HTTP 503
     ├── TransferFailed      KV did not arrive intact or in time; the decode worker recovers
-    │   └── PeerLost        because the other worker died or fell silent
+    │   ├── PeerLost        because the other worker died or fell silent
+    │   ├── PeerRefused     because the other worker lives and does not take the request
+    │   ├── CarrierFailed   because of the link alone: the other worker lives
+    │   └── NoPages         because this worker has no pages for it in time
     ├── EngineDied          the engine process ended or stopped answering
     ├── MalformedEvents     a report of what a worker has cached cannot be read
     └── StartupError        a process cannot start as configured; says what to change
@@ -53,6 +56,19 @@ class PeerLost(TransferFailed):
     def __init__(self, message: str, *, at_work: bool) -> None:
         super().__init__(message)
         self.at_work = at_work
+
+
+class PeerRefused(TransferFailed):
+    """The other worker lives and refuses the request, or hands it back because it drains; asking it
+    again would not help."""
+
+
+class CarrierFailed(TransferFailed):
+    """The link between two workers failed, but not the other worker: another carrier may do."""
+
+
+class NoPages(TransferFailed):
+    """This worker had no pages for the KV in time; the other worker is not at fault."""
 
 
 class EngineDied(BatonError):

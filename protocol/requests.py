@@ -24,6 +24,9 @@ from protocol.wire import wire_pb2 as pb
 PRIORITIES = (-100, 100)
 """Least and greatest priority; requests with a lower one run earlier."""
 
+MAX_WAITED_S = 86_400.0
+"""Greatest age of a request in seconds that a peer may claim."""
+
 
 class Finish(enum.IntEnum):
     """Why a request ended. The numbers are those of ``wire.proto``."""
@@ -47,6 +50,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     cache_root: bytes = b""
     priority: int = 0  # lower runs earlier
+    waited_s: float = 0.0  # since a decode worker first had it: its place among equal ones
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -64,9 +68,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """Number of tokens, prompt included, at which the request ends."""
         return len(self.prompt) + self.sampling.max_tokens
 
-    def resumed(self, emitted: Iterable[int]) -> Request:
-        """Return this request with ``emitted``, all output tokens that were sent so far."""
-        return msgspec.structs.replace(self, emitted=tuple(emitted))
+    def resumed(self, emitted: Iterable[int], waited_s: float = 0.0) -> Request:
+        """Return this request with ``emitted``, all output tokens that were sent so far, and with
+        ``waited_s`` seconds that it has waited in all."""
+        return msgspec.structs.replace(
+            self, emitted=tuple(emitted), waited_s=min(waited_s, MAX_WAITED_S)
+        )
 
 
 def request_to_wire(request: Request) -> pb.Request:
@@ -95,6 +102,10 @@ def request_from_wire(message: pb.Request) -> Request:
         raise InvalidRequest(
             f"priority must be in [{low}, {high}], not {message.priority}", "priority"
         )
+    if not 0 <= message.waited_s <= MAX_WAITED_S:  # also refuses NaN
+        raise InvalidRequest(
+            f"waited_s must be in [0, {MAX_WAITED_S:g}], not {message.waited_s}", "waited_s"
+        )
     top, length = sampling.prompt_logprobs, len(message.prompt)
     if top is not None and (top + 1) * length > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
@@ -109,6 +120,7 @@ def request_from_wire(message: pb.Request) -> Request:
         sampling=sampling,
         cache_root=message.cache_root,
         priority=message.priority,
+        waited_s=message.waited_s,
     )
 
 

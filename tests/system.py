@@ -14,11 +14,13 @@ _PACKAGES = {
     "chromedriver": "chromium-driver",
     "chromium": "chromium",
     "ip": "iproute2",
+    "nft": "nftables",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "redis-server": "redis-server",
     "rsync": "rsync",
     "ssh": "openssh-client",
+    "ss": "iproute2",
     "sshd": "openssh-server",
     "tc": "iproute2",
 }

@@ -33,8 +33,9 @@ TORCH_FREE = [
     "cluster.worker.worker",
     "cluster.cli.main",
     "engine.process.client",
-    "kvtransfer.sender",
-    "kvtransfer.receiver",
+    "kvtransfer.prefill_call",
+    "kvtransfer.carriers.local_carrier",
+    "kvtransfer.carriers.tcp_carrier",
     "prefill_worker.service",
     "decode_worker.service",
 ]

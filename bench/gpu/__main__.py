@@ -9,8 +9,9 @@ no model files. Triton needs a C compiler and Python.h (the Debian packages gcc 
 launch kernels on a GPU. The packages are in bench/gpu/requirements.py; without a network they are
 installed from a folder of wheels:
 
-    python -m pip download --no-deps -d wheels msgspec llguidance 'protobuf>=7.35.1'
-    python -m pip install --no-index --no-deps --find-links wheels msgspec llguidance protobuf
+    python -m pip download --no-deps -d wheels msgspec llguidance xxhash 'protobuf>=7.35.1'
+    python -m pip install --no-index --no-deps --find-links wheels \\
+        msgspec llguidance xxhash protobuf
 
 Each part runs in a process of its own with a time limit, and its rows are added to one JSON file as
 soon as it ends. The parts are ordered by worth. The same command again measures only what is

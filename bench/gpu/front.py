@@ -44,8 +44,9 @@ class SequenceEvents:
         self._drawn = asyncio.Event()
 
     def on_event(self, event: m.Event) -> None:
-        """Queue an event for ``wait``."""
-        self._queue.put_nowait(event)
+        """Queue an event for ``wait``, unless it only says how far a prefill is."""
+        if not isinstance(event, m.Computed):
+            self._queue.put_nowait(event)
 
     def on_token(self, token: int, finish: Finish, logprobs: Logprobs | None) -> None:
         """Note a token."""
@@ -138,7 +139,7 @@ class EngineFront:
     async def decode_without_kv(self, request: Request) -> SequenceEvents:
         """Let a sequence decode over whatever its pages hold."""
         handle, events = await self.receive(request)
-        self.session.send(m.Join(handle, 3))
+        self.session.send(m.Join(handle, 3, 0))
         await events.wait(m.Joined)
         return events
 

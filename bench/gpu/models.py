@@ -127,7 +127,7 @@ def random_frame(kv: KVFormat, pages: int, dtype: torch.dtype, device: torch.dev
     """Return [bytes] uint8: random KV of ``pages`` pages in all layers, in the pool's own codec.
 
     The fp8 bytes have one bit of the exponent cleared, because two of the 256 are no numbers."""
-    size = kv.layers * pages * kv.page_layer_bytes(kv.stored)
+    size = kv.layers * pages * kv.block_layer_bytes(kv.stored)
     if kv.stored is Codec.RAW:
         return torch.randn(size // dtype.itemsize, device=device).to(dtype).view(torch.uint8)
     payload = size // (kv.head_dim + 1) * kv.head_dim

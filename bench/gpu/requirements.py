@@ -27,6 +27,7 @@ NEEDED = (
     NeededPackage("numpy", (), "the engine"),
     NeededPackage("msgspec", (), "the engine"),
     NeededPackage("llguidance", (), "the engine"),
+    NeededPackage("xxhash", (), "the engine"),
     NeededPackage("protobuf", (7, 35, 1), "the messages in protocol/wire"),
     NeededPackage("safetensors", (), "the loader of weights"),
     NeededPackage("tokenizers", (), "the benchmark of speculation"),

@@ -19,7 +19,8 @@ def worker(
     flags: CommandFlags,
     role: Annotated[str, typer.Option(help="prefill or decode.")],
     port: Annotated[int, typer.Option(help="Control port; 0: any.")] = 0,
-    kv_port: Annotated[int, typer.Option(help="KV port; 0: any.")] = 0,
+    kv_port: Annotated[int, typer.Option(help="Port of KV over gRPC; 0: any.")] = 0,
+    kv_tcp_port: Annotated[int, typer.Option(help="Port of KV over TCP; 0: any.")] = 0,
     metrics_port: Annotated[int, typer.Option(help="Metrics port; 0: any.")] = 0,
 ) -> None:
     """Run one worker in the foreground, without Ray. Its token comes from BATON_TOKEN."""
@@ -33,7 +34,8 @@ def worker(
     from protocol.errors import StartupError
     from protocol.roles import parse_role
 
-    ports = {"port": port, "kv_port": kv_port, "metrics_port": metrics_port}
+    ports = {"port": port, "kv_port": kv_port}
+    ports |= {"kv_tcp_port": kv_tcp_port, "metrics_port": metrics_port}
     try:
         settings = assemble.worker_settings(config, parse_role(role), **ports)
         subject = worker_subject(settings, config.model.path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from router.overview.link_view import LinkView
 from router.overview.overview import ClusterOverview
 from router.overview.pool_view import AutoscalerView, WallView
 from router.overview.router_view import STAGES, HistogramSummary, RouterView
@@ -34,6 +35,7 @@ def render_overview(overview: ClusterOverview, console: Console) -> RenderableTy
             for w in overview.workers
             if w.speculation
         ),
+        *(link_line(w.instance[:6], w.links) for w in overview.workers if w.links),
         *map(_wall, overview.walls),
         *_autoscaler(overview.autoscaler),
         Text(),
@@ -119,6 +121,23 @@ def speculation_line(worker: str, view: SpeculationView) -> Text:
         parts.append(f"{view.acceptance:.0%}{drafted} accepted")
         parts.append(f"speed-up {view.measured_speedup:.2f}")
     return start.append("  ".join(parts))
+
+
+def link_line(worker: str, links: Sequence[LinkView]) -> Text:
+    """Return the line on how a worker receives KV; ``worker`` is its name in the table. Links of
+    one carrier, chosen for one reason, are shown together with the best of their rates."""
+    line = Text.assemble(("KV by     ", "dim"), f"{worker} ")
+    groups: dict[tuple[str, str], list[LinkView]] = {}
+    for link in links:
+        groups.setdefault((link.carrier, link.reason), []).append(link)
+    for (carrier, reason), group in sorted(groups.items()):
+        best = max((link.bytes_per_s or 0.0 for link in group), default=0.0)
+        rate = f" {best / 1e9:.2f} GB/s" if best else ""
+        peers = f" from {len(group)} workers" if len(group) > 1 else f" from {group[0].peer[:6]}"
+        line.append(f" {carrier}{rate}{peers}")
+        if reason and reason != "best":
+            line.append(f" ({reason})", style="yellow" if group[0].avoided else "dim")
+    return line
 
 
 def _wall(view: WallView) -> Text:

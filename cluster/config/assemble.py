@@ -24,7 +24,7 @@ _POOL_KEYS = ("threads", "kv_tokens", "max_batch", "prefill_chunk", "step_budget
 
 
 def worker_settings(config: Config, role: Role, **ports: Any) -> WorkerSettings:
-    """Return the settings of a worker; ``ports`` are ``port``, ``kv_port`` and ``metrics_port``."""
+    """Return the settings of a worker; ``ports`` are its four ports by name."""
     return WorkerSettings(
         cluster=config.cluster,
         redis_url=_reveal(config.redis.url),
@@ -32,6 +32,7 @@ def worker_settings(config: Config, role: Role, **ports: Any) -> WorkerSettings:
         model_id=config.model.id or "",
         host=config.worker.host,
         link_bytes_s=1e9 * (config.worker.link_gb_per_s or 0.0),
+        trusted_fabric=config.kv.fabric == "trusted",
         engine=_engine_settings(config, role),
         engine_module=config.worker.engine,
         tls=_tls_files(config),

@@ -21,6 +21,7 @@ HttpUrl: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.http_url)]
 ClusterName: TypeAlias = Annotated[str, AfterValidator(value_checks.cluster_name)]
 Host: TypeAlias = Annotated[str, AfterValidator(value_checks.host)]
 DnsName: TypeAlias = Annotated[str, AfterValidator(value_checks.dns_name)]
+Fabric: TypeAlias = Literal["untrusted", "trusted"]
 Device: TypeAlias = Annotated[str, AfterValidator(value_checks.device)]
 ModuleName: TypeAlias = Annotated[str, AfterValidator(value_checks.module_name)]
 RedisUrl: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.redis_url)]
@@ -178,6 +179,11 @@ class KvSection(Section):
         "fp8",
         "exact: as computed; fp8: rounded, so that less is stored and sent.",
         "--kv-precision",
+    )
+    fabric: Fabric = key(
+        "untrusted",
+        "trusted: no others can read or change what passes on the network between workers, so KV "
+        "may travel unencrypted and unauthenticated, by the carriers nccl and nixl.",
     )
 
 

@@ -86,7 +86,10 @@ def worker_subject(settings: WorkerSettings, model: str | None) -> DoctorSubject
         kind="worker",
         model=model,
         host=settings.host,
-        ports=(settings.port, settings.kv_port, settings.metrics_port),
+        ports=(
+            *(settings.port, settings.kv_port),
+            *(settings.kv_tcp_port, settings.metrics_port),
+        ),
         redis_url=settings.redis_url,
         cluster=settings.cluster,
         pools=(SubjectPool(settings.role, 1, settings.engine),),

@@ -61,12 +61,14 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def wire_bytes(self, codec: Codec) -> float:
         """Return the bytes of a token's KV on the wire."""
-        return self.kv.layers * self.kv.page_layer_bytes(codec) / BLOCK_TOKENS
+        return self.kv.layers * self.kv.block_layer_bytes(codec) / BLOCK_TOKENS
 
     @property
     def codec(self) -> Codec:
-        """The codec that ``auto`` selects: the fewest bytes among those that change no value."""
-        return min(self.kv.codecs, key=self.kv.page_layer_bytes)
+        """The codec that ``auto`` selects among those that change no value. It is the one with the
+        fewest bytes: pools of a plan store fp8 where they can, so that it also takes the cheapest
+        copies."""
+        return min(self.kv.codecs, key=self.kv.block_layer_bytes)
 
     def reached(self, context: float) -> float:
         """Return the tokens that a query attends to after ``context`` others, summed over the
@@ -138,7 +140,7 @@ def shape_from_numbers(
         pair_flops=4.0 * (heads or kv.kv_heads) * kv.head_dim,
         reaches=((0, kv.layers),),
         dense_bytes=parameters * kv.element_bytes,
-        kv_bytes=kv.page_layer_bytes(kv.stored) / BLOCK_TOKENS,
+        kv_bytes=kv.block_layer_bytes(kv.stored) / BLOCK_TOKENS,
     )
     return ModelShape(
         name=name,

@@ -17,7 +17,7 @@ from protocol.security.tls import TlsFiles
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one worker of either role. Port 0 lets the system choose a port.
 
-    ``kv_codec`` has no key: benchmarks and tests set it in code.
+    ``kv_codec`` and ``kv_carriers`` have no key: benchmarks and tests set them in code.
     """
 
     cluster: str
@@ -26,10 +26,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_id: str
     host: str
     port: int = 0
-    kv_port: int = 0
+    kv_port: int = 0  # KV over gRPC
+    kv_tcp_port: int = 0  # KV over TCP
     metrics_port: int = 0
     kv_codec: CodecChoice = "auto"
+    kv_carriers: tuple[str, ...] = ()  # those to use, beside gRPC; empty: all
     link_bytes_s: float  # declared bandwidth of the network link; 0: the best rate seen
+    trusted_fabric: bool  # KV may travel in plain text, by carriers without authentication
     engine: EngineSettings
     engine_module: str  # run as the engine's process, see cluster.worker.engine_main
     tls: TlsFiles | None  # required beyond loopback
@@ -53,7 +56,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Check the parts that the configuration schema does not check. Raises StartupError."""
         check_connections("a worker", self.token, self.redis_url, self.tls, self.host)
-        for name in ("port", "kv_port", "metrics_port"):
+        for name in ("port", "kv_port", "kv_tcp_port", "metrics_port"):
             value = getattr(self, name)
             if not 0 <= value <= 65535:
                 raise StartupError(f"{name} must be in 0..65535 (0: any free one), not {value}")

@@ -1,7 +1,7 @@
-"""Entry of the engine process: ``python -m MODULE SOCKET_FD ARENA_FD``.
+"""Entry of the engine process: ``python -m MODULE SOCKET_FD ARENA_FD SLOT_SOCKET_FD``.
 
 It reads ``EngineSettings`` as JSON from standard input and speaks ``engine/ipc/messages.py`` on the
-socket; so does any module that the key ``worker.engine`` names instead. It ends with its front.
+sockets; so does any module that the key ``worker.engine`` names instead. It ends with its front.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from engine.ipc import messages as m
 from engine.ipc.channel import ChannelClosed, EngineChannel
 from engine.ipc.settings import EngineSettings
 from engine.ipc.shared_memory import Arena
+from engine.ipc.slot_channel import SlotReceiver
 from engine.scheduling import step_policy as decode_policy
 from engine.scheduling import step_policy as prefill_policy
 from engine.scheduling.step_policy import StepPolicy
@@ -39,22 +40,28 @@ def main() -> None:
     channel: EngineChannel[m.Command] = EngineChannel(sock, m.Command)
     arena = Arena(int(sys.argv[2]), settings.arena)
     arena.release_fd()
+    slot_channel = SlotReceiver(socket.socket(fileno=int(sys.argv[3])))
     try:
-        serve_engine(settings, channel, arena)
+        serve_engine(settings, channel, arena, slot_channel)
     except ChannelClosed:
         pass
     except BatonError as error:
         channel.send([m.EngineFailed(str(error))])
 
 
-def serve_engine(settings: EngineSettings, channel: EngineChannel[m.Command], arena: Arena) -> None:
+def serve_engine(
+    settings: EngineSettings,
+    channel: EngineChannel[m.Command],
+    arena: Arena,
+    slot_channel: SlotReceiver,
+) -> None:
     """Load the model, announce it, and serve until the front closes the socket. Raise a BatonError
     for what the operator has to change, which ``main`` reports to the front."""
 
     def progress(what: str, fraction: float) -> None:
         channel.send([m.Progress(what, fraction)])
 
-    engine_server = build_server(settings, channel, arena, progress)
+    engine_server = build_server(settings, channel, arena, slot_channel, progress)
     gc.collect()
     gc.freeze()  # loaded objects stay; the collector need not walk them in every step
     engine_server()
@@ -64,6 +71,7 @@ def build_server(
     settings: EngineSettings,
     channel: EngineChannel[m.Command],
     arena: Arena,
+    slot_channel: SlotReceiver,
     progress: Callable[[str, float], None],
 ) -> Callable[[], None]:
     """Load the model and announce it. Return the loop to run."""
@@ -81,7 +89,9 @@ def build_server(
     take_role(settings.role)  # a lent worker whose engine was restarted has another role
     speculation = loaded.speculation
     with loaded.memory.explained(lambda: "allocating memory for KV frames"):
-        server = EngineServer(engine, loaded.grammars, channel, arena, speculation, take_role)
+        server = EngineServer(
+            engine, loaded.grammars, channel, arena, slot_channel, speculation, take_role
+        )
     channel.send([loaded.ready])  # on a GPU the server has compiled its kernels by now
 
     def run() -> None:

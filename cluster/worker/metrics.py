@@ -9,7 +9,7 @@ is read through ``MetricSources``. Then yield its family from ``WorkerCollector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from cluster.worker.link_metrics import link_metrics
 from cluster.worker.metric_families import (
     LABELS,
     counter,
@@ -40,10 +41,10 @@ from engine.ipc.counters import (
 )
 from engine.kv_cache.kv_format import Codec
 from engine.process.client import EngineClient
-from kvtransfer.receiver_context import TRANSFER_SECONDS, CodecTraffic, TrafficCounter
+from kvtransfer.links import LinkRow
+from kvtransfer.traffic import TRANSFER_SECONDS, CarrierTraffic, TrafficCounter
 from protocol.registry.directory import WALLS, WorkerRecord, WorkerUtilisation
 
-TRANSPORT = "grpc"
 REPLICA_CHARS = 12  # of the instance id: enough to tell workers apart, and to read
 
 
@@ -58,6 +59,7 @@ class MetricSources:
     machine: Callable[[], WorkerLimits | None]
     not_after: Callable[[], float | None] = lambda: None  # of the certificate, if any
     role_changes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (from, to)
+    links: Callable[[], Sequence[LinkRow]] = tuple  # by which KV is received
 
 
 def make_registry(sources: MetricSources) -> CollectorRegistry:
@@ -102,6 +104,7 @@ class WorkerCollector(Collector):
             replica = record.instance[:REPLICA_CHARS]
             yield from speculation_metrics(engine.counters(), engine.speculation(), labels, replica)
         yield from _transfers(self._sources.traffic, labels)
+        yield from link_metrics(self._sources.links(), one)
         yield _role_changes(self._sources.role_changes, record)
 
     def _certificate(self, labels: list[str], replica: str) -> Iterator[Metric]:
@@ -162,14 +165,20 @@ def _transfers(traffic: TrafficCounter, labels: list[str]) -> Iterator[Metric]:
     seconds = HistogramMetricFamily(
         "baton_kv_transfer_seconds", "From the pull to the last frame", labels=names
     )
-    for codec in Codec:
-        of = [*labels, TRANSPORT, codec.name.lower()]
-        one = traffic.by_codec.get(codec, CodecTraffic())
+    for carrier, codec in _links(traffic):
+        of = [*labels, carrier, codec.name.lower()]
+        one = traffic.by_carrier.get((carrier, codec), CarrierTraffic())
         bytes_.add_metric(of, one.bytes)
         raw.add_metric(of, one.raw_bytes)
         failures.add_metric(of, one.failures)
         seconds.add_metric(of, cumulative_buckets(one.seconds, TRANSFER_SECONDS), one.seconds.total)
     yield from (bytes_, raw, failures, seconds)
+
+
+def _links(traffic: TrafficCounter) -> list[tuple[str, Codec]]:
+    """Return the carriers and codecs to report. gRPC, which every worker has, is always there, so
+    that its series begin at 0."""
+    return sorted({*traffic.by_carrier, *(("grpc", codec) for codec in Codec)})
 
 
 def _role_changes(changes: Mapping[tuple[str, str], int], record: WorkerRecord) -> Metric:

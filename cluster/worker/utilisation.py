@@ -16,8 +16,8 @@ from engine.ipc.messages import EngineReady
 from engine.ipc.settings import MachineCeilings
 from engine.kv_cache.kv_format import Codec, KVFormat
 from engine.process.client import EngineClient
-from kvtransfer.codec_choice import CodecChoice, choose_codec
-from kvtransfer.receiver_context import TrafficCounter
+from kvtransfer.codec_choice import ASSUMED_LINK_BYTES_S, CodecChoice, choose_codec
+from kvtransfer.traffic import TrafficCounter
 from protocol.registry.directory import WorkerUtilisation
 
 WINDOW_S = 10.0
@@ -51,7 +51,7 @@ class WorkerLimits(NamedTuple):
 
 def worker_limits(ready: EngineReady, wanted: CodecChoice, link: float) -> WorkerLimits:
     """Return the limits of the machine of an engine that pulls KV with the codec ``wanted``."""
-    wire = choose_codec(ready.kv, wanted)
+    wire = choose_codec(ready.kv, wanted, ready.copy_costs, link or ASSUMED_LINK_BYTES_S)
     return WorkerLimits(
         ready.ceilings,
         link,
@@ -64,7 +64,7 @@ def worker_limits(ready: EngineReady, wanted: CodecChoice, link: float) -> Worke
 
 def _shrink(kv: KVFormat, now: Codec) -> float:
     """Return the factor by which fp8 would divide the bytes."""
-    return max(1.0, kv.page_layer_bytes(now) / kv.page_layer_bytes(Codec.FP8))
+    return max(1.0, kv.block_layer_bytes(now) / kv.block_layer_bytes(Codec.FP8))
 
 
 def compute_utilisation(

@@ -3,7 +3,7 @@
     front (this process, torch-free)                        engine (its child)
     gRPC asyncio: Decode.Attach, Prefill.Run,  <--socket--> scheduler, step loop
                   Roles.SetRole
-    gRPC threads: KV/Pull                      <--arena-->  KV in shared memory
+    carriers of KV: threads, sockets           <--arena-->  KV in shared memory
     Redis: lease and load, cache events
 
 Every worker serves both roles. Its role says which pool it is registered in and how its engine
@@ -27,15 +27,14 @@ from redis.exceptions import RedisError
 
 from cluster.settings.worker_settings import WorkerSettings
 from cluster.worker import metrics
+from cluster.worker.carriers import WorkerCarriers
 from cluster.worker.event_log import CacheEventLog
 from cluster.worker.role_service import RoleService
 from cluster.worker.utilisation import UtilisationMonitor
 from decode_worker.service import DecodeService
 from engine.ipc import messages as m
 from engine.process.client import EngineClient
-from kvtransfer.receiver import KVClient
 from kvtransfer.receiver_context import KVReceiver, PrefillChannels
-from kvtransfer.sender import KVServer
 from prefill_worker.service import PrefillService
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.endpoints.grpc_endpoints import EndpointSecurity, server_options
@@ -93,11 +92,15 @@ class Worker:
             self._events,
         )
         self._security = EndpointSecurity(settings.tls)
-        self._kv_server = KVServer(settings.token, self._security)
-        self._kv_client = KVClient(settings.token, self._security)
+        self._carriers = WorkerCarriers(settings, self._security)
         prefillers = PrefillChannels(settings.token, self._security)
-        self._receiver = KVReceiver(self._engine, self._kv_client, prefillers, settings.kv_codec)
-        self._prefill = PrefillService(self._engine, self._kv_server, self._receiver, self.instance)
+        self._receiver = KVReceiver(
+            *(self._engine, self._carriers.all, prefillers),
+            *(settings.kv_codec, settings.link_bytes_s),
+        )
+        self._prefill = PrefillService(
+            self._engine, self._carriers.all, self._receiver, self.instance
+        )
         self._decode = DecodeService(self._engine, self._receiver, self.instance)
         self._roles = RoleService(
             *(settings.role, self.instance, self._engine, self._decode),
@@ -117,6 +120,7 @@ class Worker:
             self._utilisation.machine,
             lambda: self._security.not_after,
             self._roles.role_changes,
+            self._receiver.links.rows,
         )
         self._metrics = MetricsServer(metrics.render_page(metrics.make_registry(sources)))
         self._registered: WorkerRegistration | None = None
@@ -136,10 +140,11 @@ class Worker:
         check_worker_host(self.settings.host, tls=self.settings.tls is not None)
         began = time.monotonic()
         ready = await self._engine.start()
+        await self._carriers.start(self.settings.host)
         registered = self._registered = WorkerRegistration(
             instance=self.instance,
             model=_model_info(self.settings, ready),
-            kv_endpoint=self._kv_server.start(self.settings.host, self.settings.kv_port),
+            kv_endpoint=self._carriers.kv_endpoint,
             endpoint=await self._listen(),
             metrics_endpoint=await self._metrics.start(
                 self.settings.host, self.settings.metrics_port, self.settings.tls
@@ -182,8 +187,7 @@ class Worker:
         if self._server is not None:
             await self._server.stop(grace=1.0)
         await self._metrics.close()
-        await asyncio.to_thread(self._kv_server.stop)
-        self._kv_client.close()
+        await self._carriers.close()
         await self._engine.stop()
         await self._events.close()
         await self._redis.aclose()

@@ -91,6 +91,7 @@ class Engine:
         self.manager = BlockManager(config.pages)
         self.step_time = StepTimeModel()
         self._timer = StepTimer(self.step_time, clock)
+        self._clock = clock
         bounds = StepBounds.from_settings(config)
         planner = StepPlanner(policy, config.prefill_chunk, bounds, self.step_time)
         self.scheduler = Scheduler(self.manager, config.max_batch, planner)
@@ -137,25 +138,25 @@ class Engine:
         """Compute the context here, then decode. ``grammar`` is a matcher at its start."""
         self._check(request, request.length_limit)
         _resume_grammar(request, grammar)
-        self.scheduler.add(Sequence(handle, request, Phase.WAITING, grammar=grammar))
+        self.scheduler.add(self._new_sequence(handle, request, Phase.WAITING, grammar))
 
     def prefill(self, handle: int, request: Request, grammar: GrammarMatcher | None = None) -> None:
         """Compute the context, draw one token, and hold the pages until ``drop``."""
         self._check(request, len(request.context) + 1)
         _resume_grammar(request, grammar)
-        self.scheduler.add(Sequence(handle, request, Phase.WAITING, hold=True, grammar=grammar))
+        self.scheduler.add(self._new_sequence(handle, request, Phase.WAITING, grammar, hold=True))
 
     def receive(self, handle: int, request: Request, grammar: GrammarMatcher | None = None) -> int:
         """Expect the context's KV from another worker; return how many tokens are cached here."""
         self._check(request, request.length_limit)
         _resume_grammar(request, grammar)
-        sequence = Sequence(handle, request, Phase.LOOKED_UP, grammar=grammar)
+        sequence = self._new_sequence(handle, request, Phase.LOOKED_UP, grammar)
         return self.scheduler.look_up(sequence)
 
     def export(self, handle: int, request: Request) -> int:
         """Hold the cached leading full blocks of the context until ``drop``; return the count."""
         self._check(request, len(request.context))
-        sequence = Sequence(handle, request, Phase.HELD)
+        sequence = self._new_sequence(handle, request, Phase.HELD)
         self.scheduler.export(sequence)
         return len(sequence.pages)
 
@@ -164,7 +165,18 @@ class Engine:
         alone. Return the number of cached leading blocks, and of blocks with a page. The pages are
         freed by ``end_import`` or ``drop``, or earlier when another sequence needs one."""
         self._check(request, len(request.context))
-        return self.scheduler.import_(Sequence(handle, request, Phase.IMPORTING))
+        return self.scheduler.import_(self._new_sequence(handle, request, Phase.IMPORTING))
+
+    def _new_sequence(
+        self,
+        handle: int,
+        request: Request,
+        phase: Phase,
+        grammar: GrammarMatcher | None = None,
+        *,
+        hold: bool = False,
+    ) -> Sequence:
+        return Sequence(handle, request, phase, hold, grammar, self._clock())
 
     def end_import(self, handle: int) -> None:
         """End an import and keep its completely received blocks in the prefix cache."""
@@ -209,34 +221,29 @@ class Engine:
         return self.pool.read(piece, self.pages_of(handle, piece), out, codec)
 
     def write(self, handle: int, piece: KVPiece, data: Tensor, codec: Codec = Codec.RAW) -> None:
-        """Write received KV, ``data`` [bytes] uint8, to the reserved pages of a sequence. Pieces
-        must come in order. If the pool rejects the data, drop the sequence and raise
-        TransferFailed."""
+        """Write received KV, ``data`` [bytes] uint8, to the reserved pages of a sequence. If the
+        pool rejects the data, drop the sequence and raise TransferFailed. The copy thread of an
+        engine process writes through the sequence's lease instead."""
+        sequence = self.scheduler.sequences[handle]
+        lease = sequence.lease
+        assert lease is not None and sequence.phase in (Phase.IMPORTING, Phase.RECEIVING)
         try:
-            self.pool.write(piece, self.pages_to_write(handle, piece), data, codec)
+            with lease.pages(piece) as pages:
+                assert pages is not None
+                self.pool.write(piece, pages, data, codec)
+                lease.record(piece, self.format)
         except TransferFailed:
             self.reject_write(handle)
             raise
-        self.confirm_write(handle, piece)
-
-    def pages_to_write(self, handle: int, piece: KVPiece) -> list[int]:
-        """Return the reserved pages of a received piece. A caller that writes them itself calls
-        ``confirm_write`` or ``reject_write`` afterwards."""
-        sequence = self.scheduler.sequences[handle]
-        assert sequence.phase in (Phase.IMPORTING, Phase.RECEIVING)
-        assert piece.block * BLOCK_TOKENS >= sequence.cached
-        return self.pages_of(handle, piece)
-
-    def confirm_write(self, handle: int, piece: KVPiece) -> None:
-        """Record that every later step sees the KV of ``piece`` in its pages."""
-        sequence = self.scheduler.sequences[handle]
-        if sequence.phase is Phase.IMPORTING and piece.layer + piece.layers == self.format.layers:
-            sequence.computed = (piece.block + piece.blocks) * BLOCK_TOKENS
 
     def reject_write(self, handle: int) -> None:
-        """Drop a sequence whose received KV is invalid. An import keeps the blocks before it."""
-        imports = self.scheduler.sequences[handle].phase is Phase.IMPORTING
-        self.end_import(handle) if imports else self.drop(handle)
+        """Drop a sequence whose received KV is invalid, or that is no more. An import keeps the
+        blocks before it."""
+        sequence = self.scheduler.sequences.get(handle)
+        if sequence is not None and sequence.phase is Phase.IMPORTING:
+            self.end_import(handle)
+        else:
+            self.drop(handle)
 
     # ---- one step ---------------------------------------------------------------------------
 

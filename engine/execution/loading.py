@@ -28,6 +28,7 @@ from engine.model_config.checkpoint import fingerprint, load_config, read_shards
 from engine.model_config.config import ModelConfig
 from engine.scheduling.step_policy import StepPolicy
 from engine.scheduling.step_time import MIN_OBSERVATIONS
+from engine.slots.copy_costs import measure_copy_costs
 from engine.structured_output.compiler import GrammarCompiler
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
@@ -92,6 +93,8 @@ def _load(
         step_seconds = warm_up(engine, progress)
     if engine.speculator is not None:
         speculation = measure_drafts(engine, progress)
+    kernels = engine.model.uses_kernels
+    copy_costs = measure_copy_costs(engine.pool, engine.manager.pages, by_kernels=kernels)
     grammars = GrammarCompiler(folder, config.vocab_size, config.eos_token_ids)
     dtype = engine.model.dtype
     ready = EngineReady(
@@ -107,6 +110,7 @@ def _load(
         gpu=device.type == "cuda",
         max_batch=sizes.max_batch,
         prefill_chunk=sizes.prefill_chunk,
+        copy_costs=copy_costs,
     )
     return LoadedEngine(engine, grammars, ready, speculation, memory)
 
@@ -165,7 +169,7 @@ def _kind(device: torch.device) -> DeviceKind:
 
 
 def _check_slots(kv: KVFormat, settings: EngineSettings) -> None:
-    largest = max(kv.page_layer_bytes(codec) for codec in kv.codecs)
+    largest = max(kv.block_layer_bytes(codec) for codec in kv.codecs)
     if largest > settings.arena.slot_bytes:
         raise StartupError(
             f"one layer of {BLOCK_TOKENS} tokens of KV takes {largest} bytes, more than a slot of"

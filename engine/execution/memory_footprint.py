@@ -240,7 +240,7 @@ def estimate_footprint(
         kv_tokens=tokens,
         kv_bytes_per_token=kv_bytes,
         kv_grows=grows,
-        pinned=0 if on_cpu else settings.arena.bytes,
+        pinned=0 if on_cpu else settings.arena.pinned_bytes,
         phases=phases,
         max_len=max_len,
     )

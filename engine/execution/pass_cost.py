@@ -91,5 +91,5 @@ def pass_cost(config: ModelConfig, kv: KVFormat, weight_bytes: int, element_byte
         dense_bytes=weight_bytes - expert_bytes,
         expert_bytes=expert_bytes,
         expert_share=share,
-        kv_bytes=kv.page_layer_bytes(kv.stored) / BLOCK_TOKENS,
+        kv_bytes=kv.block_layer_bytes(kv.stored) / BLOCK_TOKENS,
     )

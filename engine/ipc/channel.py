@@ -7,6 +7,8 @@ uses ``BatchDecoder`` and ``encode_batch``.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import socket
 import struct
@@ -57,25 +59,53 @@ def encode_batch(messages: Sequence[Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+class Wakeup:
+    """A descriptor that is readable from ``wake``, which any thread may call, until ``clear``."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def wake(self) -> None:
+        if self.fd >= 0:
+            os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
 class EngineChannel(Generic[T]):
     """The engine's end of the socket. It never blocks the step loop: ``send`` keeps what the socket
-    does not accept for later. Any thread may call ``send``, and one thread ``receive``."""
+    does not accept for later. Any thread may call ``send`` and ``wake``, and one ``receive``."""
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._wakeup = Wakeup()
+        self._poll.register(self._wakeup.fd, select.POLLIN)
         self._decoder: BatchDecoder[T] = BatchDecoder(kind)
         self._out = bytearray()
         self._sending = threading.Lock()
 
+    def wake(self) -> None:
+        """End the present or the next wait of ``receive``."""
+        self._wakeup.wake()
+
     def receive(self, wait_s: float) -> list[T]:
-        """Return the messages that have arrived, waiting up to ``wait_s`` for the first one. Raise
-        ChannelClosed when the front is gone."""
+        """Return the messages that have arrived, waiting up to ``wait_s`` for the first one or
+        for ``wake``. Raise ChannelClosed when the front is gone."""
         waiting = select.POLLIN | (select.POLLOUT if self._out else 0)
         self._poll.modify(self._socket, waiting)
-        self._poll.poll(wait_s * 1000)
+        ready = self._poll.poll(wait_s * 1000)
+        if any(fd == self._wakeup.fd for fd, _ in ready):
+            self._wakeup.clear()
         self._flush()
         received: list[T] = []
         while True:
@@ -95,6 +125,8 @@ class EngineChannel(Generic[T]):
         """Queue a batch, and send what the socket accepts without waiting. Raise ChannelClosed."""
         batch = encode_batch(messages) if messages else b""
         self._flush(batch)
+        if batch and self._out:
+            self._wakeup.wake()  # so that a loop that waits already waits for the socket, too
 
     def _flush(self, batch: bytes = b"") -> None:
         with self._sending:

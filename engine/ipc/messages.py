@@ -4,6 +4,10 @@ The front is the worker process with the network; ``EngineSession`` speaks for i
 ``EngineServer`` for the engine. The front chooses a handle for each sequence and never reuses it
 within one engine process. KV is not sent here: it lies in slots of the shared arena, and messages
 name the slots.
+
+Commands about slots (``SlotCommand``) have a socket of their own, which the engine's copy thread
+reads: they do not wait for a step to end. So they may arrive before or after a command of the same
+sequence on the other socket. Events share one socket.
 """
 
 from __future__ import annotations
@@ -12,9 +16,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from engine.ipc import pair_messages
 from engine.ipc.counters import EngineCounters, SpeculationStatus
-from engine.ipc.settings import MachineCeilings
-from engine.kv_cache.kv_format import Codec, KVFormat, KVPiece
+from engine.ipc.settings import CopyCosts, MachineCeilings
+from engine.kv_cache.kv_format import LAYOUT_VERSION, Codec, KVFormat, KVPiece
 from protocol.requests import Finish, Logprobs, Request
 
 
@@ -63,9 +68,11 @@ class Import(_Message, frozen=True):
 
 
 class EndImport(_Message, frozen=True):
-    """No further frame of this import will come: cache its completely received blocks."""
+    """No further frame of this import will come: cache its completely received blocks, once the
+    ``frames`` frames that ``Ingest`` gave have been written."""
 
     handle: int
+    frames: int
 
 
 class Receive(_Message, frozen=True):
@@ -82,27 +89,12 @@ class Reserve(_Message, frozen=True):
     handle: int
 
 
-class Ingest(_Message, frozen=True):
-    """Write the checked frame in ``slot`` to the pool, then free the slot (``SlotsFree``)."""
-
-    handle: int
-    slot: int
-    piece: KVPiece
-    nbytes: int
-    codec: Codec
-
-
 class Join(_Message, frozen=True):
-    """Every frame was given: decode from ``token`` on, the first output."""
+    """Decode from ``token`` on, the first output, once ``frames`` frames have been written: all
+    that ``Ingest`` gave for this sequence, in any order."""
 
     handle: int
     token: int
-
-
-class Grant(_Message, frozen=True):
-    """Allow ``frames`` more frames of this prefill to be put into slots."""
-
-    handle: int
     frames: int
 
 
@@ -118,26 +110,69 @@ class TakeRole(_Message, frozen=True):
     role: str
 
 
+Command: TypeAlias = (
+    Generate | Prefill | Export | Import | EndImport | Receive | Reserve | Join | Drop | TakeRole
+)
+
+
+# ---- front -> copy thread of the engine ----------------------------------------------------
+
+
+class Grant(_Message, frozen=True):
+    """Allow ``frames`` more frames of this prefill or export to be put into slots."""
+
+    handle: int
+    frames: int
+
+
+class EndOffer(_Message, frozen=True):
+    """The last slot command about this prefill or export: fill no further slot for it."""
+
+    handle: int
+
+
+class Ingest(_Message, frozen=True):
+    """Write the frame in ``slot`` to the pages of a sequence, then free the slot.
+
+    ``arena`` 0 is the arena of this engine, whose frames the front has checked; ``SlotsFree``
+    answers. Another one is an arena of ``MapArena``: the engine checks that the slot still has the
+    ``generation`` and that its bytes have the ``checksum``; ``SlotRead`` answers, and
+    ``ReceiveFailed`` before it when a check fails."""
+
+    handle: int
+    sequence: int
+    slot: int
+    piece: KVPiece
+    nbytes: int
+    codec: Codec
+    arena: int = 0
+    generation: int = 0
+    checksum: int = 0  # of the payload, as in ``KVFrame``
+
+
 class SlotsFree(_Message, frozen=True):
     """The receiver of these slots has emptied them. Both sides send it."""
 
     slots: list[int]
 
 
-Command: TypeAlias = (
-    Generate
-    | Prefill
-    | Export
-    | Import
-    | EndImport
-    | Receive
-    | Reserve
-    | Ingest
-    | Join
-    | Grant
-    | Drop
-    | TakeRole
-    | SlotsFree
+class MapArena(_Message, frozen=True):
+    """Map another worker's arena for reading. Its descriptor comes with this message, as ancillary
+    data of the same socket; ``arena`` is a number that the front has drawn, not 0."""
+
+    arena: int
+    slot_bytes: int
+    slots: int
+
+
+class UnmapArena(_Message, frozen=True):
+    """Forget an arena of ``MapArena``; a frame that is being read from it is read to its end."""
+
+    arena: int
+
+
+SlotCommand: TypeAlias = (
+    Grant | EndOffer | Ingest | SlotsFree | MapArena | UnmapArena | pair_messages.PairCommand
 )
 
 
@@ -166,11 +201,12 @@ class EngineReady(_Message, frozen=True):
     gpu: bool = False
     max_batch: int = 0  # sequences in a step; 0: unknown
     prefill_chunk: int = 0  # prompt tokens in a step; 0: unknown
+    copy_costs: CopyCosts = CopyCosts()
 
     @property
     def kv_identity(self) -> str:
         """Workers with the same identity can read each other's KV."""
-        return f"{self.fingerprint}/{self.kv.precision}"
+        return f"{self.fingerprint}/{self.kv.precision}/{LAYOUT_VERSION}"
 
 
 class EngineFailed(_Message, frozen=True):
@@ -231,6 +267,7 @@ class ReceiveFailed(_Message, frozen=True):
 
     handle: int
     why: str
+    by_carrier: bool = False  # no frame was wrong: another worker's arena cannot be read
 
 
 class Started(_Message, frozen=True):
@@ -255,6 +292,24 @@ class KVFrame(_Message, frozen=True):
     piece: KVPiece
     nbytes: int
     last: bool
+    generation: int = 0  # of the slot's content
+    checksum: int = 0  # XXH3 (64 bits) of the payload
+
+
+class Computed(_Message, frozen=True):
+    """``tokens`` leading tokens of a prefill's context have been computed, in a step that was not
+    its last one."""
+
+    handle: int
+    tokens: int
+
+
+class SlotRead(_Message, frozen=True):
+    """Frame ``sequence`` of the transfer into ``handle`` was read from another worker's arena, or
+    is no longer needed: its slot may be filled anew."""
+
+    handle: int
+    sequence: int
 
 
 class TokensDrawn(_Message, frozen=True):
@@ -300,10 +355,13 @@ Event: TypeAlias = (
     | Started
     | Joined
     | KVFrame
+    | Computed
+    | SlotRead
     | SlotsFree
     | TokensDrawn
     | CacheChanged
     | EngineBeat
+    | pair_messages.PairEvent
 )
 
 BEAT_S = 0.5

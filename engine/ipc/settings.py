@@ -37,6 +37,16 @@ class MachineCeilings(msgspec.Struct, frozen=True, kw_only=True):
     bytes: float = 0.0  # read from memory
 
 
+class CopyCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds that an engine takes to copy KV between its pool and frames with each codec, per byte
+    of the raw KV. 0 means unknown."""
+
+    read_raw: float = 0.0  # from the pool into a frame
+    read_fp8: float = 0.0
+    write_raw: float = 0.0  # from a frame into the pool
+    write_fp8: float = 0.0
+
+
 DeviceKind: TypeAlias = Literal["cpu", "cuda"]
 
 

@@ -1,20 +1,22 @@
 """Kernels that move KV frames between staging memory on the GPU and the pages of a pool.
 
     staging  [slots, slot_bytes] uint8, one frame each (layout: ``engine/kv_cache/kv_format.py``)
-    unit     one layer of one page: ``vectors`` = page_tokens * 2 * kv_heads vectors of ``head_dim``
+    unit     ``unit_tokens`` tokens in one layer, the smaller one of a page and a block: ``vectors``
+             = unit_tokens * 2 * heads vectors of ``head_dim``
 
-A unit is contiguous in the frame and in the pool, and so are its exponents. One launch moves all
-frames of one codec; program (f, u, p) moves part ``p`` of unit ``u`` of frame ``f``. What to move
-is a table [frames, 4 + blocks] int64, uploaded without a wait:
+A unit is contiguous in the frame, and so are its exponents. It is contiguous in the pool where the
+frame has all heads of the pool; else the heads of each token, K or V, are. One launch moves all
+frames with the same codec and number of heads; program (f, u, p) moves part ``p`` of unit ``u`` of
+frame ``f``. What to move is a table [frames, 5 + units] int64, uploaded without a wait:
 
-    slot, layer, layers, blocks, page of the first block, page of the second, ...
+    slot, layer, layers, units in a layer, first head in the pool, unit in the pool, unit, ...
 
 ``KVPool.read`` and ``write`` are the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -32,20 +34,14 @@ from engine.kernels.fp8 import (
     unpack_e4m3,
 )
 from engine.kv_cache.kv_format import Codec
-from engine.kv_cache.kv_pool import (
-    Fp8Pool,
-    FrameCopy,
-    FrameDefect,
-    KVPool,
-    WidePool,
-)
+from engine.kv_cache.kv_frames import FrameCopy, FrameDefect
+from engine.kv_cache.kv_pool import Fp8Pool, KVPool, WidePool
 from engine.uploads import upload
-from protocol.block_keys import BLOCK_TOKENS
 
 TILE = 4096
 """Elements that one program moves."""
 
-_HEADER = tl.constexpr(4)  # columns of the table before the pages
+_HEADER = tl.constexpr(5)  # columns of the table before the units
 _BAD_SCALE = tl.constexpr(int(FrameDefect.SCALE))
 _BAD_BYTE = tl.constexpr(int(FrameDefect.NAN_BYTE))
 _BAD_VALUE = tl.constexpr(int(FrameDefect.VALUE))
@@ -54,15 +50,15 @@ _BAD_VALUE = tl.constexpr(int(FrameDefect.VALUE))
 def scatter_frames(pool: KVPool, staging: Tensor, frames: Sequence[FrameCopy]) -> None:
     """Copy frames that ``find_defects`` has passed from ``staging`` [slots, slot_bytes] to the
     pages of ``pool``, on the current stream. Of two frames with the same unit either may stay."""
-    for codec, group in _by_codec(frames):
-        _launch_copy(pool, staging, codec, group, to_pool=True)
+    for launch in _launches(pool, frames):
+        _launch_copy(pool, staging, launch, to_pool=True)
 
 
 def gather_frames(pool: KVPool, staging: Tensor, frames: Sequence[FrameCopy]) -> None:
     """Copy frames from the pages of ``pool`` to ``staging`` [slots, slot_bytes], on the current
     stream."""
-    for codec, group in _by_codec(frames):
-        _launch_copy(pool, staging, codec, group, to_pool=False)
+    for launch in _launches(pool, frames):
+        _launch_copy(pool, staging, launch, to_pool=False)
 
 
 def find_defects(pool: KVPool, staging: Tensor, frames: Sequence[FrameCopy]) -> Tensor:
@@ -70,62 +66,75 @@ def find_defects(pool: KVPool, staging: Tensor, frames: Sequence[FrameCopy]) -> 
     ``staging`` alone, so it may run on another stream than the steps."""
     defects = torch.zeros(len(frames), dtype=torch.int32, device=staging.device)
     order = {id(frame): index for index, frame in enumerate(frames)}
-    for codec, group in _by_codec(frames):
-        shape = _UnitShape(pool)
-        table = _upload_table(group, staging.device)
-        indices = upload([order[id(frame)] for frame in group], staging.device)
-        values = _values(staging, pool, codec)
-        _check_frames[shape.grid(group)](
+    for launch in _launches(pool, frames):
+        table = launch.table(staging.device)
+        indices = upload([order[id(frame)] for frame in launch.frames], staging.device)
+        values = _values(staging, pool, launch.codec)
+        _check_frames[launch.grid()](
             *(values, defects, indices, table, table.shape[1], values.stride(0)),
-            FP8=codec is Codec.FP8,
-            **shape.constants(),
+            FP8=launch.codec is Codec.FP8,
+            **launch.constants(),
         )
     return defects
 
 
-class _UnitShape:
-    """How the programs of a launch divide the units of one pool."""
+class _FrameLaunch:
+    """Frames with the same codec and number of heads, and how programs divide their units."""
 
-    def __init__(self, pool: KVPool) -> None:
-        self.vectors = BLOCK_TOKENS * 2 * pool.format.kv_heads
-        self.head_dim = pool.format.head_dim
-        self.block_d = triton.next_power_of_2(self.head_dim)
-        self.block_v = max(1, TILE // self.block_d)
+    def __init__(self, pool: KVPool, codec: Codec, heads: int, frames: Sequence[FrameCopy]) -> None:
+        self.codec, self.heads, self.frames = codec, heads, frames
+        self._format = pool.format
+        self._units = [pool.format.units_of(frame.piece, frame.pages) for frame in frames]
+        self._vectors = pool.format.unit_tokens * 2 * heads
+        self._block_d = triton.next_power_of_2(pool.format.head_dim)
+        self._block_v = max(1, TILE // self._block_d)
 
-    def grid(self, frames: Sequence[FrameCopy]) -> tuple[int, int, int]:
-        units = max(f.piece.layers * f.piece.blocks for f in frames)
-        return len(frames), units, triton.cdiv(self.vectors, self.block_v)
+    def grid(self) -> tuple[int, int, int]:
+        pairs = zip(self.frames, self._units, strict=True)
+        most = max(frame.piece.layers * len(units) for frame, units in pairs)
+        return len(self.frames), most, triton.cdiv(self._vectors, self._block_v)
 
     def constants(self) -> dict[str, int]:
         return {
-            "VECTORS": self.vectors,
-            "HEAD_DIM": self.head_dim,
-            "BLOCK_V": self.block_v,
-            "BLOCK_D": self.block_d,
+            "VECTORS": self._vectors,
+            "HEAD_DIM": self._format.head_dim,
+            "BLOCK_V": self._block_v,
+            "BLOCK_D": self._block_d,
         }
 
+    def table(self, device: torch.device) -> Tensor:
+        """Return the table [frames, 5 + units] int64 of the kernels on the device."""
+        width = max(len(units) for units in self._units)
+        rows = []
+        for (slot, piece, _, _), units in zip(self.frames, self._units, strict=True):
+            first = self._format.heads_of(piece).start
+            header = [slot, piece.layer, piece.layers, len(units), first]
+            rows.append([*header, *units, *[0] * (width - len(units))])
+        return upload(np.array(rows, dtype=np.int64), device)
 
-def _launch_copy(
-    pool: KVPool, staging: Tensor, codec: Codec, frames: Sequence[FrameCopy], *, to_pool: bool
-) -> None:
-    shape = _UnitShape(pool)
-    table = _upload_table(frames, staging.device)
-    values = _values(staging, pool, codec)
+
+def _launches(pool: KVPool, frames: Sequence[FrameCopy]) -> list[_FrameLaunch]:
+    groups: dict[tuple[Codec, int], list[FrameCopy]] = {}
+    for frame in frames:
+        heads = pool.format.heads_of(frame.piece)
+        groups.setdefault((frame.codec, heads.stop - heads.start), []).append(frame)
+    return [_FrameLaunch(pool, codec, heads, group) for (codec, heads), group in groups.items()]
+
+
+def _launch_copy(pool: KVPool, staging: Tensor, launch: _FrameLaunch, *, to_pool: bool) -> None:
+    table = launch.table(staging.device)
+    values = _values(staging, pool, launch.codec)
     stored, exponents = _stored(pool)
-    _copy_frames[shape.grid(frames)](
-        *(values, stored, exponents, table, table.shape[1], values.stride(0), stored.shape[1]),
+    units = stored.shape[1] * (pool.format.page_tokens // pool.format.unit_tokens)
+    _copy_frames[launch.grid()](
+        *(values, stored, exponents, table, table.shape[1], values.stride(0), units),
         TO_POOL=to_pool,
-        FRAME_FP8=codec is Codec.FP8,
+        FRAME_FP8=launch.codec is Codec.FP8,
         POOL_FP8=pool.format.stored is Codec.FP8,
-        ROUND=to_pool and pool.format.precision == "fp8",
-        **shape.constants(),
+        **launch.constants(),
+        HEADS=launch.heads,
+        POOL_HEADS=pool.format.kv_heads,
     )
-
-
-def _by_codec(frames: Sequence[FrameCopy]) -> Iterator[tuple[Codec, list[FrameCopy]]]:
-    for codec in Codec:
-        if group := [frame for frame in frames if frame.codec is codec]:
-            yield codec, group
 
 
 def _values(staging: Tensor, pool: KVPool, codec: Codec) -> Tensor:
@@ -139,15 +148,6 @@ def _stored(pool: KVPool) -> tuple[Tensor, Tensor]:
         return pool.payload, pool.exponents
     assert isinstance(pool, WidePool)
     return pool.tensor, pool.tensor
-
-
-def _upload_table(frames: Sequence[FrameCopy], device: torch.device) -> Tensor:
-    width = max(len(frame.pages) for frame in frames)
-    rows = [
-        [slot, piece.layer, piece.layers, piece.blocks, *pages, *[0] * (width - len(pages))]
-        for slot, piece, pages, _ in frames
-    ]
-    return upload(np.array(rows, dtype=np.int64), device)
 
 
 # ---- kernels ------------------------------------------------------------------------------------
@@ -164,39 +164,52 @@ def _tile(BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, VECTORS, HEAD_DIM):
     return vector, has_vector, vector[:, None] * HEAD_DIM + element[None, :], has_element
 
 
+@triton.jit
+def _in_pool(vector, first_head, HEADS: tl.constexpr, POOL_HEADS: tl.constexpr):
+    """Return where the vectors of a frame's unit are in the pool's unit, counted in vectors."""
+    if HEADS == POOL_HEADS:
+        place = vector
+    else:
+        place = vector // HEADS * POOL_HEADS + first_head + vector % HEADS
+    return place
+
+
 @triton.jit(do_not_specialize=["table_width"])
 def _copy_frames(
     frames,  # [slots, frame_stride] staging, in the type of the frames' values
-    stored,  # [layers, pages, vectors, head_dim] values or bytes of the pool
-    exponents,  # [layers, pages, vectors] uint8 of an fp8 pool
+    stored,  # [layers, units, unit_tokens * 2 * POOL_HEADS, head_dim] values or bytes of the pool
+    exponents,  # [layers, units, unit_tokens * 2 * POOL_HEADS] uint8 of an fp8 pool
     table,  # [frames, table_width] int64
     table_width,
     frame_stride,  # elements
-    pages,  # of the pool
+    pool_units,
     TO_POOL: tl.constexpr,
     FRAME_FP8: tl.constexpr,
     POOL_FP8: tl.constexpr,
-    ROUND: tl.constexpr,
     VECTORS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr,
+    POOL_HEADS: tl.constexpr,
 ):
     """Move one part of one unit of one frame. Grid: (frames, units of the largest frame, parts)."""
     row = table + tl.program_id(0) * table_width
     unit = tl.program_id(1)
-    blocks = tl.load(row + 3)
-    units = tl.load(row + 2) * blocks
+    in_layer = tl.load(row + 3)
+    units = tl.load(row + 2) * in_layer
     if unit < units:
-        page = tl.load(row + _HEADER + unit % blocks)
-        layer = tl.load(row + 1) + unit // blocks
-        in_pool = layer * pages + page  # the unit's index
+        layer = tl.load(row + 1) + unit // in_layer
+        index = layer * pool_units + tl.load(row + _HEADER + unit % in_layer)  # in the pool
         frame = frames + tl.load(row) * frame_stride
         vector, has_vector, element, has_element = _tile(BLOCK_V, BLOCK_D, VECTORS, HEAD_DIM)
         frame_values = frame + unit * (VECTORS * HEAD_DIM) + element
         frame_exponents = frame + (units * HEAD_DIM + unit) * VECTORS + vector
-        pool_values = stored + in_pool * (VECTORS * HEAD_DIM) + element
-        pool_exponents = exponents + in_pool * VECTORS + vector
+        first = index * (VECTORS // HEADS * POOL_HEADS)  # vector of the pool
+        place = first + _in_pool(vector, tl.load(row + 4), HEADS, POOL_HEADS)
+        dimension = tl.arange(0, BLOCK_D)
+        pool_values = stored + place[:, None] * HEAD_DIM + dimension[None, :]
+        pool_exponents = exponents + place
         if TO_POOL:
             _move(
                 frame_values,
@@ -207,7 +220,6 @@ def _copy_frames(
                 has_element,
                 FRAME_FP8,
                 POOL_FP8,
-                ROUND,
             )
         else:
             _move(
@@ -219,7 +231,6 @@ def _copy_frames(
                 has_element,
                 POOL_FP8,
                 FRAME_FP8,
-                ROUND,
             )
 
 
@@ -233,9 +244,8 @@ def _move(
     has_element,
     SOURCE_FP8: tl.constexpr,
     TARGET_FP8: tl.constexpr,
-    ROUND: tl.constexpr,
 ):
-    """Copy, decode, round or encode a tile, whose pointers and masks are given."""
+    """Copy, decode or encode a tile, whose pointers and masks are given."""
     x = tl.load(source, mask=has_element, other=0)
     if SOURCE_FP8:
         biased = tl.load(source_exponents, mask=has_vector, other=0)
@@ -244,12 +254,11 @@ def _move(
         else:
             scale = power_of_two(biased.to(tl.int32) + MIN_EXPONENT)
             x = unpack_e4m3(x) * scale[:, None]
-    elif ROUND or TARGET_FP8:
+    elif TARGET_FP8:
         x, exponent = round_rows(x.to(tl.float32))
-        if TARGET_FP8:
-            x = pack_e4m3(x, exponent)
-            biased = (exponent - MIN_EXPONENT).to(tl.uint8)
-            tl.store(target_exponents, biased, mask=has_vector)
+        x = pack_e4m3(x, exponent)
+        biased = (exponent - MIN_EXPONENT).to(tl.uint8)
+        tl.store(target_exponents, biased, mask=has_vector)
     # Values on the grid are exact in every type.
     tl.store(target, x.to(target.dtype.element_ty), mask=has_element)
 

@@ -8,8 +8,9 @@ scale is a power of two, so rounding twice changes nothing: a pool may hold the 
 or as bytes, and the wire may carry either. The range of exponents keeps all values exact in fp16,
 too. NaN becomes 0, because a stored NaN would spread to other sequences through masked attention.
 
-Rounding and encoding are the same tensor arithmetic on every device, on a CPU in portions that stay
-in a core's cache. Decoding on a GPU uses torch's e4m3 type, which moves a fifth of the bytes.
+Rounding, encoding and decoding are the same tensor arithmetic on every device, on a CPU in portions
+that stay in a core's cache. Only decoding on a GPU uses torch's e4m3 type, which moves a fifth of
+the bytes there and takes three times as long on a CPU.
 The KV pools call this module; ``engine.kernels`` has the same arithmetic for a GPU.
 """
 
@@ -23,7 +24,12 @@ from torch import Tensor
 MIN_EXPONENT, MAX_EXPONENT = -15, 7
 _LARGEST = 448.0 * 2.0**MAX_EXPONENT
 _BITS_OF_448 = 0x43E00000  # as fp32
-_PORTION = 1 << 15  # elements
+_HALF_STEP = 2.0**-10
+"""Half of the smallest e4m3 value. Scaled values up to here are rounded to 0."""
+
+PORTION = 1 << 17
+"""Elements that are computed at once on a CPU. Each portion costs some 30 us of calls: on a core
+with 1 MiB of cache an element is encoded in 1.3 ns at this size, and in 2.1 at a quarter of it."""
 
 
 def round_to_grid_(x: Tensor) -> None:
@@ -41,11 +47,11 @@ def encode(x: Tensor, payload: Tensor, exponents: Tensor) -> None:
     for part, data, biased in zip(
         _portions(x), _portions(payload), exponents.split(_rows(x)), strict=True
     ):
-        values = part.to(torch.float32, copy=True)
-        exponent = _round_(values)
-        # e4m3 is fp16 with an exponent 8 lower and 7 bits less of mantissa.
-        bits = values.mul_(_power(-8 - exponent)).half().view(torch.int16)
-        data.copy_((bits >> 7).bitwise_and_(0x7F).bitwise_or_((bits >> 8).bitwise_and_(0x80)))
+        values, magnitudes, exponent = _prepare(part.float())
+        scaled = torch.mul(values, _power(-exponent), out=magnitudes)
+        # Without this, small negative values would become a negative zero.
+        torch.hardshrink(scaled, _HALF_STEP, out=scaled)
+        data.view(torch.float8_e4m3fn).copy_(scaled)  # rounds to nearest, ties to even
         biased.copy_(exponent.sub_(MIN_EXPONENT)[..., 0])
 
 
@@ -81,7 +87,7 @@ def _rows(x: Tensor) -> int:
     """Return the rows of a portion. A GPU takes all rows at once, to launch fewer kernels."""
     if x.device.type != "cpu":
         return max(1, len(x))
-    return max(1, _PORTION // max(1, x[:1].numel()))
+    return max(1, PORTION // max(1, x[:1].numel()))
 
 
 def _portions(x: Tensor) -> Iterator[Tensor]:
@@ -93,18 +99,27 @@ def _power(exponent: Tensor) -> Tensor:
     return (exponent + 127).bitwise_left_shift_(23).view(torch.float32)
 
 
-def _round_(x: Tensor) -> Tensor:
-    """Round x [..., head_dim] fp32 in place and return the exponents e [..., 1] int32."""
-    x.nan_to_num_(nan=0.0).clamp_(-_LARGEST, _LARGEST)
-    largest = x.abs().amax(-1, keepdim=True)  # vector_norm would take 14 times as long
+def _prepare(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x [..., head_dim] fp32 without NaN and within the grid's range (x itself where nothing
+    changes), its magnitudes in a new tensor, and the exponents e [..., 1] int32."""
+    magnitudes = x.abs()
+    largest = magnitudes.amax(-1, keepdim=True)  # vector_norm would take 14 times as long
+    # The comparison is false for NaN. A GPU would have to wait for its result.
+    if x.device.type != "cpu" or not bool((largest <= _LARGEST).all()):
+        x = x.nan_to_num(nan=0.0).clamp_(-_LARGEST, _LARGEST)
+        magnitudes = x.abs()
+        largest = magnitudes.amax(-1, keepdim=True)
     # The bits of a float grow with its value, so this is the ceiling of log2(largest / 448).
-    exponent: Tensor = ((largest.view(torch.int32) - (_BITS_OF_448 - 0x7FFFFF)) >> 23).clamp_(
-        MIN_EXPONENT
-    )
+    exponent = (largest.view(torch.int32) - (_BITS_OF_448 - 0x7FFFFF)) >> 23
+    return x, magnitudes, exponent.clamp_(MIN_EXPONENT)
+
+
+def _round_(x: Tensor) -> None:
+    """Round x [..., head_dim] fp32 in place."""
+    values, magnitudes, exponent = _prepare(x)
     # The power of two below each value, but at least the grid's smallest normal number.
-    power = (x.view(torch.int32) & 0x7F800000).view(torch.float32)
-    power = torch.maximum(power, _power(exponent - 6))
+    power = magnitudes.view(torch.int32).bitwise_and_(0x7F800000).view(torch.float32)
+    power = torch.maximum(power, _power(exponent - 6), out=power)
     # Adding and subtracting 1.5 * 2^23 steps leaves a multiple of the step: the adder rounds.
     magic = power.mul_(1.5 * 2.0**20)
-    x.add_(magic).sub_(magic)
-    return exponent
+    torch.add(values, magic, out=x).sub_(magic)

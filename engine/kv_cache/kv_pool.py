@@ -3,72 +3,35 @@
     wide   [layers, pages, page_tokens, 2 (K, V), kv_heads, head_dim] in the model's type
     fp8    e4m3 bytes of the same shape, and [layers, pages, page_tokens, 2, kv_heads] exponents
 
-A page holds one block of the prefix cache (BLOCK_TOKENS tokens). Token ``t`` of page ``p`` is slot
-``p * page_tokens + t`` in every layer. K and V of a token lie side by side, which is how the
-projection returns them, so a step writes each layer's KV in one operation and gathers a page in
-one copy. The block manager decides which sequence uses which page.
+In an engine a page holds one block of the prefix cache (BLOCK_TOKENS tokens). Token ``t`` of page
+``p`` is slot ``p * page_tokens + t`` in every layer. K and V of a token lie side by side, which is
+how the projection returns them, so a step writes each layer's KV in one operation and gathers a
+page in one copy. The block manager decides which sequence uses which page.
 
-Under the precision ``fp8`` every write is rounded to the fp8 grid, also in a wide pool.
+Frames are copied by unit: a page, or a block where pages are larger than blocks.
+
+Under the precision ``fp8`` every value is on the fp8 grid, also in a wide pool: what a step stores
+is rounded, and so is what a frame of another worker was read from.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import math
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.kv_cache import fp8_grid
 from engine.kv_cache.kv_format import Codec, KVFormat, KVPiece
-from protocol.block_keys import BLOCK_TOKENS
-from protocol.errors import TransferFailed
-
-MAX_KV_VALUE = 448.0 * 2.0**fp8_grid.MAX_EXPONENT
-"""Largest magnitude in any pool, 57344. Larger values mean that a model is broken. Stored, they
-would spread to the next sequence on the page, because masked values are still multiplied."""
+from engine.kv_cache.kv_frames import MAX_KV_VALUE, PiecePlace, WireView, frame_refusal
 
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14 and later; the mmap module does not define it."""
-
-
-class FrameDefect(enum.IntFlag):
-    """What makes a received frame unusable. Kernels report the numbers."""
-
-    SCALE = 1
-    NAN_BYTE = 2
-    VALUE = 4
-
-
-NO_DEFECT = FrameDefect(0)
-
-_DEFECTS = {
-    FrameDefect.SCALE: f"scales beyond 2^{fp8_grid.MAX_EXPONENT}",
-    FrameDefect.NAN_BYTE: "bytes that are not a number in e4m3 (0x7F, 0xFF)",
-    FrameDefect.VALUE: f"values that are not finite, or beyond {MAX_KV_VALUE:g}",
-}
-
-
-def frame_refusal(defects: FrameDefect) -> TransferFailed:
-    """Return the error for a frame with these defects, at least one."""
-    return TransferFailed(
-        "a frame holds " + ", and ".join(_DEFECTS[defect] for defect in FrameDefect(defects))
-    )
-
-
-class FrameCopy(NamedTuple):
-    """One frame in a slot of staging memory on the pool's device, and where it is in the pool."""
-
-    slot: int
-    piece: KVPiece
-    pages: Sequence[int]  # [piece.blocks]
-    codec: Codec
 
 
 class LayerCache(Protocol):
@@ -87,7 +50,7 @@ class KVPool(ABC):
     def __init__(self, format_: KVFormat, dtype: torch.dtype, device: torch.device) -> None:
         self.format = format_
         self.dtype = dtype  # of the model
-        self._device = device
+        self.device = device
         self._layers: Sequence[LayerCache] = ()
 
     def layer(self, index: int) -> LayerCache:
@@ -105,48 +68,60 @@ class KVPool(ABC):
 
     def read(self, piece: KVPiece, pages: Sequence[int], out: Tensor, codec: Codec) -> int:
         """Copy ``piece`` into ``out`` [>= bytes] uint8 in the layout of ``kv_format.py`` and return
-        the bytes written. ``pages`` [piece.blocks] are the pages of its blocks."""
-        layers = slice(piece.layer, piece.layer + piece.layers)
-        index = torch.tensor(pages, device=self._device)
-        wire = _WireView(self.format, piece, out, self.dtype)
+        the bytes written. ``pages`` are those that hold its blocks (``KVFormat.units_of``)."""
+        nbytes = self.format.piece_bytes(piece, codec)
+        place = self._place(piece, pages)
+        near = out.device == self.device
+        target = out if near else torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        wire = WireView(self.format, piece, target, self.dtype)
         if codec is Codec.FP8:
-            payload, exponents = self._read_fp8(layers, index)
-            wire.payload.copy_(payload)
-            wire.exponents.copy_(exponents)
+            self._read_fp8(place, wire.payload, wire.exponents)
         else:
-            wire.values.copy_(self._read_values(layers, index))
-        return piece.bytes(self.format.page_layer_bytes(codec))
+            self._read_values(place, wire.values)
+        if not near:
+            out[:nbytes].copy_(target)
+        return nbytes
 
     def write(self, piece: KVPiece, pages: Sequence[int], data: Tensor, codec: Codec) -> None:
-        """Copy ``data`` [bytes] uint8, in the layout of ``read``, into ``pages`` [piece.blocks].
-        Raise TransferFailed for values that are not finite or too large (MAX_KV_VALUE)."""
-        layers = slice(piece.layer, piece.layer + piece.layers)
-        index = torch.tensor(pages, device=self._device)
-        wire = _WireView(self.format, piece, data, self.dtype)
+        """Copy ``data`` [bytes] uint8, in the layout of ``read``, into the pool.
+
+        Raise TransferFailed for values that are not finite or too large (MAX_KV_VALUE).
+
+        A wide pool takes raw values as they are, because the sender's pool has rounded them. Values
+        off the fp8 grid can only come from a sender that breaks the protocol. They are finite, so
+        they affect the same sequences as wrong values on the grid, which no check finds: the one
+        that is received, and those that share its cached blocks.
+        """
+        place = self._place(piece, pages)
+        wire = WireView(self.format, piece, data.to(self.device), self.dtype)
         if defects := wire.find_defects(codec):
             raise frame_refusal(defects)
         if codec is Codec.FP8:
-            exponents = wire.exponents.to(self._device)
-            self._write_fp8(layers, index, wire.payload.to(self._device), exponents)
+            self._write_fp8(place, wire.payload, wire.exponents)
         else:
-            self._write_values(layers, index, wire.values.to(self._device))
+            self._write_values(place, wire.values)
 
-    # In what follows, values and payload are [layers, n, page_tokens, 2, kv_heads, head_dim],
-    # exponents are [layers, n, page_tokens, 2, kv_heads], and index is [n] pages.
+    def _place(self, piece: KVPiece, pages: Sequence[int]) -> PiecePlace:
+        return PiecePlace(
+            slice(piece.layer, piece.layer + piece.layers),
+            self.format.units_of(piece, pages),
+            self.format.heads_of(piece),
+        )
 
-    @abstractmethod
-    def _read_values(self, layers: slice, index: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def _read_fp8(self, layers: slice, index: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    @abstractmethod
-    def _write_values(self, layers: slice, index: Tensor, values: Tensor) -> None: ...
+    # In what follows, values and payload are [layers, units, unit_tokens, 2, heads, head_dim], and
+    # exponents are [layers, units, unit_tokens, 2, heads]: views of a frame.
 
     @abstractmethod
-    def _write_fp8(
-        self, layers: slice, index: Tensor, payload: Tensor, exponents: Tensor
-    ) -> None: ...
+    def _read_values(self, place: PiecePlace, values: Tensor) -> None: ...
+
+    @abstractmethod
+    def _read_fp8(self, place: PiecePlace, payload: Tensor, exponents: Tensor) -> None: ...
+
+    @abstractmethod
+    def _write_values(self, place: PiecePlace, values: Tensor) -> None: ...
+
+    @abstractmethod
+    def _write_fp8(self, place: PiecePlace, payload: Tensor, exponents: Tensor) -> None: ...
 
 
 def make_pool(format_: KVFormat, pages: int, dtype: torch.dtype, device: torch.device) -> KVPool:
@@ -165,7 +140,8 @@ class WidePool(KVPool):
         super().__init__(format_, dtype, device)
         self.tensor = _zeros(_shape(format_, pages), dtype, device)
         self._rounds = format_.precision == "fp8"
-        self._by_slot = self.tensor.view(format_.layers, pages * BLOCK_TOKENS, -1).unbind()
+        self._by_unit = _by_unit(self.tensor, format_)
+        self._by_slot = self.tensor.view(format_.layers, pages * format_.page_tokens, -1).unbind()
         self._layers = [WideLayer(t) for t in self.tensor.unbind()]
 
     def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:
@@ -180,20 +156,23 @@ class WidePool(KVPool):
         """Copy slots ``source`` [n] to slots ``target`` [n]."""
         _move(self.tensor, source, target)
 
-    def _read_values(self, layers: slice, index: Tensor) -> Tensor:
-        return self.tensor[layers].index_select(1, index)
+    def _read_values(self, place: PiecePlace, values: Tensor) -> None:
+        place.gather(self._by_unit, values)
 
-    def _read_fp8(self, layers: slice, index: Tensor) -> tuple[Tensor, Tensor]:
-        return _encode(self._read_values(layers, index))
+    def _read_fp8(self, place: PiecePlace, payload: Tensor, exponents: Tensor) -> None:
+        for part, of in place.parts(payload):
+            values = torch.empty(payload[of].shape, dtype=self.dtype, device=self.device)
+            part.gather(self._by_unit, values)
+            fp8_grid.encode(values, payload[of], exponents[of])
 
-    def _write_values(self, layers: slice, index: Tensor, values: Tensor) -> None:
-        if self._rounds:
-            values = values.clone()  # the frame must not change
-            fp8_grid.round_to_grid_(values.flatten(0, 2))
-        self.tensor[layers].index_copy_(1, index, values)
+    def _write_values(self, place: PiecePlace, values: Tensor) -> None:
+        place.scatter(self._by_unit, values)
 
-    def _write_fp8(self, layers: slice, index: Tensor, payload: Tensor, exponents: Tensor) -> None:
-        self.tensor[layers].index_copy_(1, index, _decode(payload, exponents, self.dtype))
+    def _write_fp8(self, place: PiecePlace, payload: Tensor, exponents: Tensor) -> None:
+        for part, of in place.parts(payload):
+            values = torch.empty(payload[of].shape, dtype=self.dtype, device=self.device)
+            fp8_grid.decode(payload[of], exponents[of], values)
+            part.scatter(self._by_unit, values)
 
 
 class WideLayer:
@@ -219,7 +198,9 @@ class Fp8Pool(KVPool):
         shape = _shape(format_, pages)
         self.payload = _zeros(shape, torch.uint8, device)
         self.exponents = _zeros(shape[:-1], torch.uint8, device)
-        slots = pages * BLOCK_TOKENS
+        self._payload_by_unit = _by_unit(self.payload, format_)
+        self._exponents_by_unit = _by_unit(self.exponents, format_)
+        slots = pages * format_.page_tokens
         self._payload_by_slot = self.payload.view(format_.layers, slots, -1).unbind()
         self._exponents_by_slot = self.exponents.view(format_.layers, slots, -1).unbind()
         self._layers = [
@@ -241,19 +222,26 @@ class Fp8Pool(KVPool):
         _move(self.payload, source, target)
         _move(self.exponents, source, target)
 
-    def _read_values(self, layers: slice, index: Tensor) -> Tensor:
-        return _decode(*self._read_fp8(layers, index), self.dtype)
+    def _read_values(self, place: PiecePlace, values: Tensor) -> None:
+        for part, of in place.parts(values):
+            payload, exponents = _empty_fp8(values[of])
+            part.gather(self._payload_by_unit, payload)
+            part.gather(self._exponents_by_unit, exponents)
+            fp8_grid.decode(payload, exponents, values[of])
 
-    def _read_fp8(self, layers: slice, index: Tensor) -> tuple[Tensor, Tensor]:
-        payload = self.payload[layers].index_select(1, index)
-        return payload, self.exponents[layers].index_select(1, index)
+    def _read_fp8(self, place: PiecePlace, payload: Tensor, exponents: Tensor) -> None:
+        place.gather(self._payload_by_unit, payload)
+        place.gather(self._exponents_by_unit, exponents)
 
-    def _write_values(self, layers: slice, index: Tensor, values: Tensor) -> None:
-        self._write_fp8(layers, index, *_encode(values))
+    def _write_values(self, place: PiecePlace, values: Tensor) -> None:
+        for part, of in place.parts(values):
+            payload, exponents = _empty_fp8(values[of])
+            fp8_grid.encode(values[of], payload, exponents)
+            self._write_fp8(part, payload, exponents)
 
-    def _write_fp8(self, layers: slice, index: Tensor, payload: Tensor, exponents: Tensor) -> None:
-        self.payload[layers].index_copy_(1, index, payload)
-        self.exponents[layers].index_copy_(1, index, exponents)
+    def _write_fp8(self, place: PiecePlace, payload: Tensor, exponents: Tensor) -> None:
+        place.scatter(self._payload_by_unit, payload)
+        place.scatter(self._exponents_by_unit, exponents)
 
 
 class Fp8Layer:
@@ -273,48 +261,6 @@ class Fp8Layer:
         return out
 
 
-class _WireView:
-    """Views of the bytes of one piece on the wire, ``data`` [>= bytes] uint8."""
-
-    def __init__(self, format_: KVFormat, piece: KVPiece, data: Tensor, dtype: torch.dtype) -> None:
-        self._data, self._dtype = data, dtype
-        self._shape = (piece.layers, piece.blocks, *_shape(format_, 0)[2:])
-        self._count = math.prod(self._shape)
-
-    @cached_property
-    def values(self) -> Tensor:
-        """[layers, blocks, page_tokens, 2, kv_heads, head_dim]"""
-        data = self._data[: self._count * self._dtype.itemsize]
-        return data.view(self._dtype).view(self._shape)
-
-    @property
-    def payload(self) -> Tensor:
-        """[layers, blocks, page_tokens, 2, kv_heads, head_dim] uint8"""
-        return self._data[: self._count].view(self._shape)
-
-    @cached_property
-    def exponents(self) -> Tensor:
-        """[layers, blocks, page_tokens, 2, kv_heads] uint8"""
-        end = self._count + self._count // self._shape[-1]
-        return self._data[self._count : end].view(self._shape[:-1])
-
-    def find_defects(self, codec: Codec) -> FrameDefect:
-        """Return what is wrong with a received piece."""
-        if codec is Codec.RAW:
-            in_range = float(self.values.abs().max()) <= MAX_KV_VALUE  # false for NaN, too
-            return NO_DEFECT if in_range else FrameDefect.VALUE
-        found = NO_DEFECT
-        if int(self.exponents.max()) > fp8_grid.MAX_EXPONENT - fp8_grid.MIN_EXPONENT:
-            found |= FrameDefect.SCALE
-        # The largest signed byte is 0x7F and the largest unsigned one 0xFF: two reductions need no
-        # temporary. For a frame of 1 MiB they take 40 us, and the copy into the pool 700 to 1300.
-        payload = self._data[: self._count]
-        largest_signed = int(payload.view(torch.int8).aminmax()[1])
-        if largest_signed == 0x7F or int(payload.aminmax()[1]) == 0xFF:
-            found |= FrameDefect.NAN_BYTE
-        return found
-
-
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros [*shape]. On the CPU the memory is populated now: page faults at the first write
     of each page cost single steps 40 ms, and a pool that does not fit fails at the start."""
@@ -329,20 +275,20 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _shape(format_: KVFormat, pages: int) -> tuple[int, ...]:
-    return (format_.layers, pages, BLOCK_TOKENS, 2, format_.kv_heads, format_.head_dim)
+    return (format_.layers, pages, format_.page_tokens, 2, format_.kv_heads, format_.head_dim)
 
 
-def _encode(values: Tensor) -> tuple[Tensor, Tensor]:
-    payload = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
-    exponents = torch.empty(values.shape[:-1], dtype=torch.uint8, device=values.device)
-    fp8_grid.encode(values.flatten(0, 2), payload.flatten(0, 2), exponents.flatten(0, 2))
-    return payload, exponents
+def _by_unit(pool: Tensor, format_: KVFormat) -> Tensor:
+    """View ``pool`` [layers, pages, page_tokens, 2, kv_heads, ...] as [layers, units, unit_tokens,
+    2, kv_heads, ...]."""
+    return pool.view(format_.layers, -1, format_.unit_tokens, *pool.shape[3:])
 
 
-def _decode(payload: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
-    values = torch.empty(payload.shape, dtype=dtype, device=payload.device)
-    fp8_grid.decode(payload.flatten(0, 2), exponents.flatten(0, 2), values.flatten(0, 2))
-    return values
+def _empty_fp8(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return payload [...] and exponents [...] for ``values`` [..., head_dim]."""
+    shape, device = values.shape, values.device
+    payload = torch.empty(shape, dtype=torch.uint8, device=device)
+    return payload, torch.empty(shape[:-1], dtype=torch.uint8, device=device)
 
 
 def _move(pool: Tensor, source: Tensor, target: Tensor) -> None:

@@ -1,10 +1,11 @@
 """The loop of the engine process: applies commands, runs steps, and reports events.
 
-    loop:  receive commands -> run a step -> fill slots with KV to send -> send one batch of events
+    loop:  receive commands -> run a step -> publish what it computed -> send one batch of events
 
-Frames are copied between slots and the pool by ``DirectCopies`` here at once, or on a GPU by
-``engine.process.slot_copies`` beside the steps. The loop never waits for I/O while there is work.
-It ends when the front closes the socket.
+KV frames are copied beside the loop by ``engine.slots.copy_thread``. The loop tells the thread
+which blocks are computed and which pages may be written. It waits neither for I/O while there is
+work, nor for the thread, except that a sequence whose pages are freed waits for the frame that is
+being written into them. It ends when the front closes the socket.
 
 A sequence whose grammar is being compiled is held by ``PendingCommands``, without delay for others.
 """
@@ -12,152 +13,36 @@ A sequence whose grammar is being compiled is held by ``PendingCommands``, witho
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatchmethod
 from typing import Any
 
 import torch
 
+from engine.collectives.engine_pairs import EnginePairs
 from engine.execution.engine import Engine
 from engine.execution.stepper import TokenOut
 from engine.ipc import messages as m
 from engine.ipc.channel import ChannelClosed, EngineChannel
 from engine.ipc.counters import SpeculationStatus
-from engine.ipc.messages import KVFrame
 from engine.ipc.shared_memory import Arena
-from engine.kv_cache.kv_format import Codec, KVPiece, split_into_pieces
+from engine.ipc.slot_channel import SlotReceiver
+from engine.kv_cache.kv_format import split_into_pieces
+from engine.kv_cache.kv_pool import KVPool
 from engine.process.meter import StepMeter
 from engine.process.pending_commands import PendingCommands
-from engine.process.slot_copies import CopyProgress, SenderThread, SlotCopies, StreamedCopies
-from engine.scheduling.sequence import blocks_for
+from engine.scheduling.sequence import Phase, blocks_for
+from engine.scheduling.sequence import Sequence as EngineSequence
+from engine.scheduling.step_policy import StepPlan
+from engine.slots.copy_thread import CopyThread
+from engine.slots.devices import CopyDevice, CpuCopies, arena_slots
+from engine.slots.incoming import RejectedSequence
 from engine.structured_output.compiler import GrammarCompiler
 from engine.structured_output.matcher import GrammarMatcher
-from protocol.errors import InvalidRequest, TransferFailed, Unavailable
-
-CopyToSlot = Callable[[int, KVPiece, int, Codec], int]
-"""Copies (handle, piece, slot, codec) and returns the bytes."""
-
-
-@dataclass
-class _Transfer:
-    pieces: deque[KVPiece]
-    codec: Codec
-    credits: int = 0  # frames that the receiver has granted
-    sent: int = 0
-    held: int = 0  # slots that the front has not emptied yet
-
-
-class KVEgress:
-    """Owns the outbound slots of one engine. A frame is sent when its blocks are computed, its
-    receiver has granted it, and a slot is free. Transfers alternate, and none holds more than an
-    equal share of the slots, so that a slow receiver does not delay others."""
-
-    def __init__(self, slots: list[int], copy: CopyToSlot) -> None:
-        self._free = list(slots)
-        self._total = len(slots)
-        self._copy = copy
-        self._transfers: dict[int, _Transfer] = {}
-        self._holder: dict[int, _Transfer] = {}  # by slot
-
-    def open(self, handle: int, pieces: list[KVPiece], codec: Codec) -> None:
-        self._transfers[handle] = _Transfer(deque(pieces), codec)
-
-    def grant(self, handle: int, frames: int) -> None:
-        """Allow ``frames`` more frames. Unknown handles belong to transfers that have ended."""
-        if (transfer := self._transfers.get(handle)) is not None:
-            transfer.credits += frames
-
-    def close(self, handle: int) -> None:
-        self._transfers.pop(handle, None)
-
-    def free(self, slots: list[int]) -> None:
-        for slot in slots:
-            self._holder.pop(slot).held -= 1
-        self._free += slots
-
-    def fill_slots(self, computed: Callable[[int], int]) -> list[KVFrame]:
-        """Copy all frames that may be sent; ``computed(handle)`` returns the readable blocks."""
-        frames: list[KVFrame] = []
-        share = max(1, self._total // max(1, len(self._transfers)))
-        turn = deque(self._transfers.items())
-        while turn and self._free:
-            handle, transfer = turn.popleft()
-            if not transfer.pieces or not transfer.credits or transfer.held >= share:
-                continue
-            piece = transfer.pieces[0]
-            if piece.block + piece.blocks > computed(handle):
-                continue
-            frames.append(self._send(handle, transfer))
-            turn.append((handle, transfer))
-        return frames
-
-    def _send(self, handle: int, transfer: _Transfer) -> KVFrame:
-        piece, slot = transfer.pieces.popleft(), self._free.pop()
-        nbytes = self._copy(handle, piece, slot, transfer.codec)
-        self._holder[slot] = transfer
-        sequence = transfer.sent
-        transfer.credits -= 1
-        transfer.held += 1
-        transfer.sent += 1
-        return KVFrame(handle, sequence, slot, piece, nbytes, last=not transfer.pieces)
-
-
-class DirectCopies:
-    """Copies between slots and a pool in the same kind of memory, each at once."""
-
-    asynchronous = busy = False
-
-    def __init__(self, engine: Engine, slots: torch.Tensor) -> None:
-        self._engine = engine
-        self._slots = slots  # [slots, slot_bytes] uint8
-
-    def ingest(self, command: m.Ingest) -> Sequence[m.Event]:
-        data = self._slots[command.slot][: command.nbytes]
-        try:
-            self._engine.write(command.handle, command.piece, data, command.codec)
-        except TransferFailed as error:
-            return m.ReceiveFailed(command.handle, str(error)), m.SlotsFree([command.slot])
-        return (m.SlotsFree([command.slot]),)
-
-    def hold(self, _command: m.Command) -> bool:
-        return False
-
-    def poll(self) -> CopyProgress:
-        return CopyProgress([], [])
-
-    def fill_slot(self, handle: int, piece: KVPiece, slot: int, codec: Codec) -> int:
-        return self._engine.read(handle, piece, self._slots[slot], codec)
-
-    def offer(self, frames: list[KVFrame]) -> Sequence[m.Event]:
-        return frames
-
-    def close(self) -> None:
-        pass
-
-
-def make_copies(
-    engine: Engine, arena: Arena, send: Callable[[Sequence[m.Event]], None]
-) -> SlotCopies:
-    """Return the copies between ``arena`` and the pool for the engine's device. ``send`` is called
-    by threads."""
-    slots = torch.frombuffer(arena.map, dtype=torch.uint8).view(-1, arena.shape.slot_bytes)
-    device = engine.model.device
-    if device.type == "cpu":
-        return DirectCopies(engine, slots)
-    from engine.process.cuda_copies import CudaCopyDevice
-
-    copy_device = CudaCopyDevice(engine.pool, slots, arena.shape, device)
-    senders = (SenderThread(send, name) for name in ("kv-fetched", "kv-gathered"))
-    return StreamedCopies(engine, copy_device, *senders)
-
+from protocol.errors import InvalidRequest, Unavailable
 
 POLL_INTERVAL_S = 0.002
 """Interval at which an idle engine checks whether a grammar is ready."""
-
-COPY_POLL_INTERVAL_S = 0.001
-"""The same for frames on their way to the pool: the least that the socket's wait can resolve."""
 
 
 def _has_grammar(command: m.Command) -> bool:
@@ -183,6 +68,15 @@ def token_events(drawn: Sequence[TokenOut]) -> list[m.Event]:
     return out
 
 
+def make_copy_device(pool: KVPool, arena: Arena, device: torch.device) -> CopyDevice:
+    """Return what copies frames between ``arena`` and ``pool``, which is on ``device``."""
+    if device.type == "cpu":
+        return CpuCopies(pool, torch.empty(1, arena.shape.slot_bytes, dtype=torch.uint8))
+    from engine.slots.cuda_copies import CudaCopies  # imports Triton, of the GPU build
+
+    return CudaCopies(pool, arena, device)
+
+
 class EngineServer:
     """Serves one front over ``channel``. ``cluster.worker.engine_main`` creates it and calls
     ``run`` once."""
@@ -193,18 +87,28 @@ class EngineServer:
         grammars: GrammarCompiler,
         channel: EngineChannel[m.Command],
         arena: Arena,
+        slot_channel: SlotReceiver,
         speculation: SpeculationStatus,
         take_role: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
-        copies: SlotCopies | None = None,
+        device: CopyDevice | None = None,
     ) -> None:
         self._engine = engine
         self._pending = PendingCommands(grammars)
         self._channel = channel
         self._clock = clock
         self._take_role = take_role
-        self._copies = make_copies(engine, arena, channel.send) if copies is None else copies
-        self._egress = KVEgress(arena.shape.outbound_slots(), self._copies.fill_slot)
+        self._pairs = EnginePairs(arena_slots(arena), channel.send)
+        self._copies = CopyThread(
+            engine.format,
+            device or make_copy_device(engine.pool, arena, engine.model.device),
+            arena,
+            slot_channel,
+            channel.send,
+            channel.wake,
+            self._pairs.submit,
+        )
+        self._offers: set[int] = set()  # handles of prefills and exports that have not ended
         self._out: list[Any] = []
         self._meter = StepMeter(engine, clock, speculation)
         engine.manager.record_changes()
@@ -213,25 +117,28 @@ class EngineServer:
         """Run until the front has closed the channel."""
         last_beat = self._clock()
         busy = False
+        self._copies.start()
         try:
             while True:
                 for command in self._channel.receive(0.0 if busy else self._wait_s()):
+                    self._note_offer(command)
                     if not self._hold_for_grammar(command):
                         self._take(command)
                 self._apply_compiled()
-                self._continue_copies()
+                self._apply_written()
                 busy = self._step()
                 if self._clock() - last_beat >= m.BEAT_S:
                     last_beat = self._clock()
                     self._out.append(self._meter.beat())
                 self._flush()
         except ChannelClosed:
+            pass
+        finally:
             self._copies.close()
+            self._pairs.close()
 
     def _wait_s(self) -> float:
         """Return how long to wait for a command while there is nothing to compute."""
-        if self._copies.busy:
-            return COPY_POLL_INTERVAL_S
         return POLL_INTERVAL_S if self._pending.busy else m.BEAT_S
 
     # ---- commands ---------------------------------------------------------------------------
@@ -245,20 +152,42 @@ class EngineServer:
     def _take_matcher(self, command: m.Generate | m.Prefill | m.Receive) -> GrammarMatcher | None:
         return self._pending.take_matcher(command.handle) if _has_grammar(command) else None
 
+    def _note_offer(self, command: m.Command) -> None:
+        """Remember a handle whose KV the front may grant, until its end. Each gets one
+        ``end_offer``, also while its grammar is compiled."""
+        if isinstance(command, m.Prefill | m.Export):
+            self._offers.add(command.handle)
+        elif isinstance(command, m.Drop):
+            self._end_offer(command.handle)
+
+    def _end_offer(self, handle: int) -> None:
+        if handle in self._offers:
+            self._offers.remove(handle)
+            self._copies.end_offer(handle)
+
     def _take(self, command: m.Command) -> None:
-        """Apply a command, unless its sequence has ended in the meantime."""
-        if self._copies.hold(command):
-            return
+        """Apply a command, unless its sequence has ended in the meantime, or when its frames are
+        written."""
         handle = getattr(command, "handle", None)
         opens = isinstance(command, m.Generate | m.Prefill | m.Receive | m.Export | m.Import)
         if handle is None or opens or handle in self._engine.scheduler.sequences:
             try:
-                self._apply(command)
+                if not self._waits_for_frames(command):
+                    self._apply(command)
             except InvalidRequest as error:
                 assert handle is not None
                 self._refuse(handle, error)
-        elif isinstance(command, m.Ingest):
-            self._out.append(m.SlotsFree([command.slot]))
+
+    def _waits_for_frames(self, command: m.Command) -> bool:
+        """Return whether frames of the sequence are still to be written. The copy thread returns
+        the command then."""
+        if not isinstance(command, m.Join | m.EndImport):
+            return False
+        lease = self._engine.scheduler.sequences[command.handle].lease
+        if lease is None or lease.frames >= command.frames:
+            return False
+        self._copies.wait_for_frames(command)
+        return True
 
     def _apply_compiled(self) -> None:
         """Apply the commands whose grammar has been compiled, or refuse their requests."""
@@ -269,13 +198,13 @@ class EngineServer:
             for command in ready.commands:
                 self._take(command)
 
-    def _continue_copies(self) -> None:
-        """Apply the commands that waited for frames in the pool."""
-        if self._copies.busy:
-            progress = self._copies.poll()
-            self._out += progress.events
-            for command in progress.released:
-                self._take(command)
+    def _apply_written(self) -> None:
+        """Apply the commands whose frames are written, and end sequences whose KV is invalid."""
+        for item in self._copies.take_items():
+            if isinstance(item, RejectedSequence):
+                self._engine.reject_write(item.handle)
+            else:
+                self._take(item)
 
     @singledispatchmethod
     def _apply(self, command: m.Command) -> None:
@@ -298,14 +227,17 @@ class EngineServer:
 
     def _offer(self, command: m.Prefill | m.Export, blocks: int) -> None:
         """Send the KV of the blocks ``skip_blocks .. blocks`` as soon as it is computed."""
-        size = self._engine.format.page_layer_bytes(command.codec)
-        layers = self._engine.format.layers
-        pieces = split_into_pieces(command.skip_blocks, blocks, layers, size, command.frame_bytes)
-        self._egress.open(command.handle, pieces, command.codec)
+        kv = self._engine.format
+        size = kv.block_layer_bytes(command.codec)
+        pieces = split_into_pieces(
+            command.skip_blocks, blocks, kv.layers, size, command.frame_bytes
+        )
+        self._copies.offer(command.handle, pieces, command.codec)
 
     @_apply.register
     def _import(self, command: m.Import) -> None:
         cached, blocks = self._engine.import_(command.handle, command.request)
+        self._expect(self._engine.scheduler.sequences[command.handle])
         self._out.append(m.ImportStarted(command.handle, cached, blocks))
 
     @_apply.register
@@ -323,32 +255,19 @@ class EngineServer:
         self._engine.reserve(command.handle)
 
     @_apply.register
-    def _ingest(self, command: m.Ingest) -> None:
-        self._out += self._copies.ingest(command)
-
-    @_apply.register
     def _join(self, command: m.Join) -> None:
         self._engine.join(command.handle, command.token)
 
     @_apply.register
-    def _grant(self, command: m.Grant) -> None:
-        self._egress.grant(command.handle, command.frames)
-
-    @_apply.register
     def _drop(self, command: m.Drop) -> None:
-        self._egress.close(command.handle)
         self._engine.drop(command.handle)
 
     @_apply.register
     def _role(self, command: m.TakeRole) -> None:
         self._take_role(command.role)
 
-    @_apply.register
-    def _slots_free(self, command: m.SlotsFree) -> None:
-        self._egress.free(command.slots)
-
     def _refuse(self, handle: int, error: InvalidRequest | Unavailable) -> None:
-        self._egress.close(handle)
+        self._end_offer(handle)
         if isinstance(error, Unavailable):
             self._out.append(m.RequestRefused(handle, str(error), "", busy=True))
         else:
@@ -359,11 +278,34 @@ class EngineServer:
     # ---- one step ---------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """Run one engine step and send the KV that is computed. Return whether it did anything."""
-        scheduler = self._engine.scheduler
+        """Run one engine step, and publish the KV that it computed. Return whether there was
+        anything to compute."""
         plan = self._engine.plan()
-        self._out += [m.Started(s.handle, s.cached) for s in scheduler.take_started()]
-        self._out += [m.Reserved(s.handle) for s in scheduler.take_reserved()]
+        opened = self._report_moves()
+        if plan or opened:
+            self._flush()  # peers can start transfers into new pages while this step computes
+        self._publish(opened)
+        if plan:
+            drawn = self._meter.run(plan)
+            self._out += token_events(drawn)
+            for handle, problem in self._engine.take_refused():
+                self._refuse(handle, problem)
+            self._out += self._progress(plan)
+        if changes := self._engine.manager.take_changes():
+            self._out.append(m.CacheChanged(changes))
+        self._flush()  # the front hears of tokens before it hears of the last frames
+        if plan:
+            self._publish(sequence for sequence, _ in plan.chunks)
+        return bool(plan)
+
+    def _report_moves(self) -> list[EngineSequence]:
+        """Report what has moved between the scheduler's queues. Return what was started."""
+        scheduler = self._engine.scheduler
+        started, reserved = scheduler.take_started(), scheduler.take_reserved()
+        for sequence in reserved:
+            self._expect(sequence)
+        self._out += [m.Started(s.handle, s.cached) for s in started]
+        self._out += [m.Reserved(s.handle) for s in reserved]
         self._out += [m.Joined(handle) for handle in scheduler.take_joined()]
         self._out += [
             m.ReceiveFailed(s.handle, "evicted meanwhile") for s in scheduler.take_evicted()
@@ -371,29 +313,29 @@ class EngineServer:
         self._out += [
             m.ImportEnded(handle, tokens) for handle, tokens in scheduler.take_ended_imports()
         ]
-        # Frames granted during the last step do not have to wait for this step, too.
-        granted = self._fill_slots()
-        if plan:
-            self._flush()  # peers can start transfers into new pages while this step computes
-            drawn = self._meter.run(plan)
-            self._out += token_events(drawn)
-            for handle, problem in self._engine.take_refused():
-                self._refuse(handle, problem)
-        if changes := self._engine.manager.take_changes():
-            self._out.append(m.CacheChanged(changes))
-        # Tokens are sent before KV is copied, so that a first token does not wait for the copy.
-        self._flush()
-        frames = self._fill_slots()
-        return bool(plan or granted or frames)
+        return started
 
-    def _fill_slots(self) -> bool:
-        """Send the KV that is computed and granted. Return whether there was any."""
-        frames = self._egress.fill_slots(self._engine.computed_blocks)
-        if frames:
-            if self._copies.asynchronous:
-                self._flush()  # the front hears of a sequence before it hears of its frames
-            self._out += self._copies.offer(frames)
-        return bool(frames)
+    def _expect(self, sequence: EngineSequence) -> None:
+        """Let frames be written into the pages of a sequence, of which the front does not know
+        yet."""
+        assert sequence.lease is not None
+        self._copies.expect(sequence.lease)
+
+    def _progress(self, plan: StepPlan) -> list[m.Event]:
+        """Return how far the held prefills of a step are that go on."""
+        return [
+            m.Computed(s.handle, s.computed)
+            for s, _ in plan.chunks
+            if s.handle in self._offers and s.phase is Phase.PREFILL
+        ]
+
+    def _publish(self, sequences: Iterable[EngineSequence]) -> None:
+        """Let the computed blocks be sent. The front knows the sequences by now."""
+        held = self._engine.scheduler.sequences
+        offered = [s for s in sequences if s.handle in self._offers and s.handle in held]
+        if offered:
+            blocks = self._engine.computed_blocks
+            self._copies.publish([(s.handle, s.pages, blocks(s.handle)) for s in offered])
 
     def _flush(self) -> None:
         self._channel.send(self._out)

@@ -1,4 +1,4 @@
-"""One engine process as its front sees it: the socket, the arena, and the listener of each handle.
+"""One engine process as its front sees it: sockets, arena, and the listener of each handle.
 
 A session ends for good when the process dies, or when the front kills it because it has stopped
 answering. All its sequences are lost then, and every listener is told.
@@ -18,8 +18,10 @@ import msgspec
 
 from engine.ipc import messages as m
 from engine.ipc.channel import BatchDecoder, encode_batch
+from engine.ipc.pair_messages import PairEvent
 from engine.ipc.settings import EngineSettings
 from engine.ipc.shared_memory import Arena
+from engine.ipc.slot_channel import SlotSender
 from protocol.block_keys import BLOCK_TOKENS, KEY_BYTES
 from protocol.errors import EngineDied, StartupError
 from protocol.liveness import SilenceDetector
@@ -59,13 +61,15 @@ class SequenceListener(Protocol):
 
 class EngineSession:
     """The connection to one engine process. ``spawn_engine`` creates it, and ``end`` destroys it.
-    All methods must be called in the event loop's thread."""
+    All methods must be called in the event loop's thread, except ``send_slot`` and
+    ``send_descriptor``, which any thread may call."""
 
     def __init__(
         self,
         process: subprocess.Popen[bytes],
         arena: Arena,
         sock: socket.socket,
+        slot_sock: socket.socket,
         cache: CacheListener | None = None,
     ) -> None:
         self.process = process
@@ -76,11 +80,14 @@ class EngineSession:
         self.alive = True
         self.inbound = arena.shape.inbound_slots()
         self.on_inbound_free: Callable[[], None] = lambda: None
+        self.on_pair_event: Callable[[PairEvent], None] = lambda event: None
         self._cache = cache
         self.silence = SilenceDetector()
         self._listeners: dict[int, SequenceListener] = {}
         self._outbox: list[m.Command] = []
         self._socket = sock
+        self._slots = SlotSender(slot_sock, self._on_slots_full)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.StreamReader | None = None
 
@@ -88,6 +95,7 @@ class EngineSession:
 
     async def open(self, report: ProgressReport) -> m.EngineReady:
         """Wait until the engine is loaded. Raise StartupError with its message, or EngineDied."""
+        self._loop = asyncio.get_running_loop()
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
         decoder: BatchDecoder[m.Event] = BatchDecoder(m.Event)
         while self.ready is None:
@@ -133,6 +141,9 @@ class EngineSession:
         if not self.alive:
             return
         self.alive = False
+        self._stop_slot_writer()
+        self._slots.close()
+        self.arena.release_fd()
         if self._writer is not None:
             self._writer.close()
         else:
@@ -172,6 +183,36 @@ class EngineSession:
         if self.alive and self._writer is not None:
             self._writer.write(encode_batch(batch))
 
+    def send_slot(self, command: m.SlotCommand) -> None:
+        """Send a command to the copy thread at once. Commands after the end of the session are
+        dropped."""
+        self._slots.send(command)
+
+    def send_descriptor(self, fd: int) -> None:
+        """Send a duplicate of ``fd``, another worker's arena, before its ``MapArena``."""
+        self._slots.send_descriptor(fd)
+
+    def _on_slots_full(self) -> None:
+        """Continue to send when the socket accepts more, or end an engine that has lost commands.
+        Called by any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._continue_slots)
+
+    def _continue_slots(self) -> None:
+        if self.alive and self._slots.broken:
+            log.error("the engine does not read slot commands: it is replaced")
+            self.process.kill()
+        elif self.alive and self._loop is not None and not self._slots.flush():
+            self._loop.add_writer(self._slots.fileno(), self._flush_slots)
+
+    def _flush_slots(self) -> None:
+        if self._slots.flush():
+            self._stop_slot_writer()
+
+    def _stop_slot_writer(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_writer(self._slots.fileno())
+
     def _dispatch(self, event: m.Event) -> None:
         if isinstance(event, m.TokensDrawn):
             reports = event.logprobs or [None] * len(event.handles)
@@ -186,12 +227,14 @@ class EngineSession:
         elif isinstance(event, m.SlotsFree):
             self.inbound += event.slots
             self.on_inbound_free()
+        elif isinstance(event, PairEvent):
+            self.on_pair_event(event)
         elif isinstance(event, m.Progress | m.EngineReady | m.EngineFailed):
             raise AssertionError(event)
         elif (listener := self._listeners.get(event.handle)) is not None:
             listener.on_event(event)
         elif isinstance(event, m.KVFrame):
-            self.send(m.SlotsFree([event.slot]))  # its transfer has ended in the meantime
+            self.send_slot(m.SlotsFree([event.slot]))  # its transfer has ended in the meantime
 
     def _tell_cache(self, event: m.CacheChanged) -> None:
         if self._cache is None:
@@ -204,22 +247,24 @@ class EngineSession:
 def spawn_engine(
     argv: list[str], settings: EngineSettings, cache: CacheListener | None = None
 ) -> EngineSession:
-    """Start an engine process that inherits its socket and its arena, both without a name."""
+    """Start an engine process that inherits its two sockets and its arena, all without a name."""
     ours, theirs = socket.socketpair()
+    our_slots, their_slots = socket.socketpair()
     arena = Arena.create(settings.arena)
+    inherited = theirs.fileno(), arena.fd, their_slots.fileno()
     try:
         process = subprocess.Popen(
-            [*argv, str(theirs.fileno()), str(arena.fd)],
-            pass_fds=(theirs.fileno(), arena.fd),
-            stdin=subprocess.PIPE,
+            [*argv, *map(str, inherited)], pass_fds=inherited, stdin=subprocess.PIPE
         )
     except OSError as error:
-        ours.close()
+        for sock in (ours, our_slots):
+            sock.close()
+        arena.release_fd()
         raise StartupError(f"cannot start the engine process: {error}") from error
     finally:
         theirs.close()
+        their_slots.close()
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(msgspec.json.encode(settings))
-    arena.release_fd()
-    return EngineSession(process, arena, ours, cache)
+    return EngineSession(process, arena, ours, our_slots, cache)

@@ -14,13 +14,15 @@ Sequences that stand for cached blocks on their way to or from another worker, a
     export   pin what is cached --> held --finish--> gone
     import   pin what is cached, take pages for the rest --> importing --end_import--> gone
 
-The order of a sequence is (priority class, handle): the more urgent class first, the older sequence
-first within a class. One queue holds sequences whose context is computed here and sequences whose
-KV comes from another worker. A sequence never overtakes an earlier one for pages or rows, so none
-starves in its class, and a waiting sequence holds no page, so two cannot deadlock. When pages run
-out, the last sequence in the order is preempted, so the first one always makes progress. Classes
-are strict: an arrival preempts what it needs from less urgent classes, which stand still as long
-as more urgent ones fill the engine.
+The order of a sequence is (priority class, arrival, handle): the more urgent class first, the older
+request first within a class. It is the request that arrived, not the sequence: an attempt that is
+repeated after a failure, here or on another worker, is as old as the first one. One queue holds
+sequences whose context is computed here and sequences whose KV comes from another worker. A
+sequence never overtakes an earlier one for pages or rows, so none starves in its class, and a
+waiting sequence holds no page, so two cannot deadlock. When pages run out, the last sequence in the
+order is preempted, so the first one always makes progress. Classes are strict: an arrival preempts
+what it needs from less urgent classes, which stand still as long as more urgent ones fill the
+engine.
 
 One exception: the first sequence in the queue may wait for a prefix that a running prefill is
 computing. Then later ones may overtake it, but they leave it the pages and the row that it needs.
@@ -39,7 +41,7 @@ import itertools
 
 from engine.ipc.counters import EngineCounters
 from engine.kv_cache.block_manager import BlockManager
-from engine.scheduling.sequence import BlocksInFlight, Phase, Sequence, blocks_for
+from engine.scheduling.sequence import BlocksInFlight, Order, Phase, Sequence, blocks_for
 from engine.scheduling.step_policy import StepPlan, StepPlanner
 from protocol.block_keys import BLOCK_TOKENS
 
@@ -47,7 +49,7 @@ MAX_PASSED = 8
 """Sequences waiting for a prefix in flight that may be overtaken; admission stops beyond these."""
 
 
-def by_order(sequence: Sequence) -> tuple[int, int]:
+def by_order(sequence: Sequence) -> Order:
     """Sort key: more urgent classes first, older sequences first within a class."""
     return sequence.order
 
@@ -103,6 +105,7 @@ class Scheduler:
     def join(self, sequence: Sequence, token: int) -> None:
         """Let a completely received sequence wait for a row; ``token`` is its first output."""
         assert sequence.phase is Phase.RECEIVING
+        sequence.end_lease()
         sequence.computed = len(sequence.tokens)
         sequence.commit(self.manager)
         sequence.tokens.append(token)
@@ -127,12 +130,17 @@ class Scheduler:
         spare = self.manager.available - len(self.decoding) - len(self.joining)
         missing = len(sequence.keys) - sequence.committed
         sequence.pages += self.manager.allocate(max(0, min(missing, spare)))
+        sequence.lend_pages()
         sequence.phase = Phase.IMPORTING
         self.importing.append(sequence)
         return sequence.committed, len(sequence.pages)
 
     def end_import(self, sequence: Sequence) -> None:
         """Commit the completely received blocks to the prefix cache and forget the import."""
+        sequence.end_lease()
+        if sequence.lease is not None:
+            complete = sequence.lease.complete_blocks() * BLOCK_TOKENS
+            sequence.computed = max(sequence.computed, complete)
         sequence.commit(self.manager)
         self._ended_imports.append((sequence.handle, sequence.computed))
         self.finish(sequence)
@@ -304,6 +312,7 @@ class Scheduler:
         sequence.take_pages(self.manager, cached, missing)
         if receives:
             sequence.phase = Phase.RECEIVING
+            sequence.lend_pages()
             self._reserved.append(sequence)
             return
         self._take_row(sequence)

@@ -14,11 +14,16 @@ a move between its queues.
 from __future__ import annotations
 
 import enum
+from typing import TypeAlias
 
 from engine.kv_cache.block_manager import BlockManager
+from engine.kv_cache.page_lease import PageLease
 from engine.structured_output.matcher import GrammarMatcher
 from protocol.block_keys import BLOCK_TOKENS, block_keys
 from protocol.requests import Logprobs, Request
+
+Order: TypeAlias = tuple[int, float, int]
+"""(priority class, time at which the request came to the cluster's decode worker, handle)."""
 
 
 class Phase(enum.Enum):
@@ -52,10 +57,14 @@ class Sequence:
         phase: Phase,
         hold: bool = False,
         grammar: GrammarMatcher | None = None,
+        arrived_s: float = 0.0,
     ) -> None:
+        """``arrived_s``: when it came to the engine, in seconds of the engine's clock. What the
+        request had waited before counts, too, so that a repeated attempt keeps its place."""
         self.handle = handle
         self.request = request
-        self.order = (request.priority, handle)  # sort key in every queue
+        # Sort key in every queue: urgency, age, and the handle among equal ones.
+        self.order: Order = (request.priority, arrived_s - request.waited_s, handle)
         self.phase = phase
         self.hold = hold  # prefill only: draw one token, then keep the pages until dropped
         self.stop_tokens = frozenset(request.sampling.stop_token_ids)
@@ -67,6 +76,7 @@ class Sequence:
         self.computed = 0  # leading tokens whose KV is in the pool
         self.cached = 0  # leading tokens whose KV came from the prefix cache at admission
         self.pages: list[int] = []
+        self.lease: PageLease | None = None  # of the copy thread, while KV comes into the pages
         self.row = -1  # row of the engine's RowState while in PREFILL or DECODE
         self.row_lease = 0  # number of this stay on a row, unique in the engine
         self.row_pages = -1  # leading pages written to the row's table; -1: nothing is written yet
@@ -109,6 +119,16 @@ class Sequence:
         self.computed = self.cached = cached * BLOCK_TOKENS
         self.committed = cached
 
+    def lend_pages(self) -> None:
+        """Let the copy thread write the KV of the missing blocks, until ``end_lease``."""
+        self.lease = PageLease(self.handle, self.pages, self.committed)
+
+    def end_lease(self) -> None:
+        """Let the copy thread touch the pages no more. Before ``release``, and before pages that it
+        wrote are committed, it must have been called; it waits for one frame at most."""
+        if self.lease is not None:
+            self.lease.revoke()
+
     def commit(self, manager: BlockManager) -> None:
         """Add the pages that have become full and computed to the prefix cache. Where another
         sequence has committed the same block, its page replaces ours, which is freed."""
@@ -124,6 +144,7 @@ class Sequence:
 
     def release(self, manager: BlockManager) -> None:
         """Give back every page; the sequence holds none afterwards."""
+        self.end_lease()
         manager.release(self.pages)
         self.pages = []
         self.computed = self.cached = self.committed = 0
@@ -145,7 +166,7 @@ class BlocksInFlight:
             if self._owner.get(key) is sequence:
                 del self._owner[key]
 
-    def computes(self, key: bytes, order: tuple[int, int]) -> bool:
+    def computes(self, key: bytes, order: Order) -> bool:
         """Return whether a prefill at least as urgent as ``order`` computes the block. A less
         urgent one may have to wait itself, so it is not worth waiting for."""
         owner = self._owner.get(key)

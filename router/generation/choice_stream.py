@@ -263,7 +263,11 @@ class ChoiceStream:
     def _submit(self, placed: PlacedRequest) -> None:
         # Each submission has its own id: the same worker may still be forgetting the last one.
         name = f"{self._request.id}.{len(self.submissions) + 1}"
-        request = msgspec.structs.replace(self._request.resumed(self._received), id=name)
+        waited_s = 0.0  # at decode workers: an attempt keeps the place of the first one
+        if self.submissions:
+            waited_s = time.perf_counter() - self.submissions[0].submitted
+        resumed = self._request.resumed(self._received, waited_s)
+        request = msgspec.structs.replace(resumed, id=name)
         self.submissions.append(Submission(self._services.placer, placed, request, self._queue))
 
     def _set_timer(self, what: str, seconds: float) -> None:

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from router.overview.link_view import LinkView, link_views
 from router.overview.prometheus_text import MetricsPage, sum_samples, to_count
 from router.overview.rates import RateWindow
 from router.overview.scraper import ScrapeResult, TargetGroup
@@ -55,6 +56,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0  # front and engine
     engine_restarts: int = 0
     speculation: SpeculationView | None = None  # None: off
+    links: list[LinkView] = []  # to the workers that KV was received from
 
     @property
     def lent(self) -> bool:
@@ -101,6 +103,7 @@ def worker_view(group: TargetGroup, scraped: ScrapeResult, window: RateWindow) -
         ),
         engine_restarts=to_count(sum_samples(page, "baton_engine_restarts_total")),
         speculation=speculation_view(target, page, window),
+        links=link_views(page),
     )
 
 

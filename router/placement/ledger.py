@@ -4,9 +4,11 @@
                         |                        |                    |
                         +------------------------+--------------------+--> released (idempotent)
 
-    until the first token      prompt tokens and predicted seconds in the queue of the prefill
-    worker from there to the second   a transfer on the link P -> D, if the prefill is remote until
-    released             a request at D
+    until the first token             prompt tokens and predicted seconds in the queue of P
+    from there to the second          a transfer on the link P -> D, if the prefill is remote
+    until released                    a request at D
+    until the first token, or D's     KV tokens that D will need; in its reports D itself counts
+    next report if that comes first   what its requests will need as used
 
 A request has one ticket for each attempt; the end of the attempt releases it. The placer reads the
 record for every decision, so that requests sent since a worker's last report count, too.
@@ -35,7 +37,7 @@ class DecodeLoad(NamedTuple):
     own: int  # requests this router has in it
     reported: int  # requests it last reported, running and waiting
     own_at_report: int  # those of them that were this router's
-    kv_free: int  # tokens that fit its KV pool
+    kv_free: int  # tokens that fit its KV pool beside those that it has promised
     kv_total: int  # 0: not reported yet
     pace: float = 1.0  # tokens that a sequence gets in the time of a step without drafts
 
@@ -101,7 +103,8 @@ class WorkLedger:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.queues: dict[str, PromptQueue] = {}
-        self.pending_kv: Counter[str] = Counter()  # tokens that D will need, before the first token
+        self.pending_kv: Counter[str] = Counter()  # tokens that D will need, and not yet reports
+        self._unreported: dict[str, set[PlacementTicket]] = {}  # the tickets of these, by D
         self.active: Counter[tuple[str, str]] = Counter()  # transfers in flight, by (P, D)
 
     def report(self, instance: str, queued_tokens: int) -> None:
@@ -109,6 +112,8 @@ class WorkLedger:
         queue = self.queue(instance)
         queue.gone = False
         queue.report(queued_tokens)
+        self._unreported.pop(instance, None)
+        self.pending_kv.pop(instance, None)
 
     def forget(self, instance: str) -> None:
         """Drop the report of a worker that has left; open tickets still release their own part."""
@@ -133,6 +138,15 @@ class WorkLedger:
         queue = self.queues[instance]
         if queue.gone and not queue.requests:
             del self.queues[instance]
+
+    def _drop_unreported(self, ticket: PlacementTicket, decode: str, kv_tokens: int) -> None:
+        """Count the KV of a ticket no more, unless a report has done so."""
+        tickets = self._unreported.get(decode, set())
+        if ticket in tickets:
+            tickets.remove(ticket)
+            _subtract(self.pending_kv, decode, kv_tokens)
+        if not tickets:
+            self._unreported.pop(decode, None)
 
     def open(
         self,
@@ -171,6 +185,7 @@ class PlacementTicket:
         self._phase = "placed"
         ledger.queue(self._computing).add(*self._queued)
         ledger.pending_kv[decode] += kv_tokens
+        ledger._unreported.setdefault(decode, set()).add(self)
 
     def on_tokens(self) -> None:
         """Advance: at the first tokens the prompt is computed, at the second its KV is at D."""
@@ -195,7 +210,7 @@ class PlacementTicket:
         ledger = self._ledger
         ledger.queues[self._computing].remove(*self._queued)
         ledger._drop_if_gone(self._computing)
-        _subtract(ledger.pending_kv, self._decode, self._kv_tokens)
+        ledger._drop_unreported(self, self._decode, self._kv_tokens)
 
     def _leave_link(self) -> None:
         assert self._link is not None

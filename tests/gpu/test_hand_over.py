@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from engine.ipc import messages as m
 from engine.ipc.channel import BatchDecoder, EngineChannel, encode_batch
 from engine.ipc.counters import SpeculationStatus
 from engine.ipc.shared_memory import Arena, ArenaShape
+from engine.ipc.slot_channel import SlotReceiver, SlotSender
 from engine.kv_cache.kv_format import Codec, Precision
 from engine.process.server import EngineServer
 from engine.structured_output.compiler import GrammarCompiler
@@ -31,6 +32,9 @@ class ServedEngine:
 
     def __init__(self, engine: Engine, shape: ArenaShape) -> None:
         ours, theirs = socket.socketpair()
+        our_slots, their_slots = socket.socketpair()
+        self._slot_sender = SlotSender(our_slots, lambda: None)
+        slot_channel = SlotReceiver(their_slots)
         self.arena = Arena.create(shape)
         self.free = shape.inbound_slots()
         self.tokens: dict[int, list[int]] = {}
@@ -39,7 +43,8 @@ class ServedEngine:
         channel: EngineChannel[m.Command] = EngineChannel(theirs, m.Command)
         grammars = GrammarCompiler(Path(), 1000, [2])
         server = EngineServer(
-            *(engine, grammars, channel, self.arena, SpeculationStatus(), lambda _role: None)
+            *(engine, grammars, channel, self.arena, slot_channel),
+            *(SpeculationStatus(), lambda _role: None),
         )
         self._thread = threading.Thread(target=server.run, daemon=True)
         self._thread.start()
@@ -47,6 +52,9 @@ class ServedEngine:
 
     def send(self, *commands: m.Command) -> None:
         self._socket.sendall(encode_batch(commands))
+
+    def send_slot(self, command: m.SlotCommand) -> None:
+        self._slot_sender.send(command)
 
     def events(self) -> list[m.Event]:
         """Return what has come, except tokens and free slots, which are kept here."""
@@ -66,6 +74,8 @@ class ServedEngine:
     def close(self) -> None:
         self._socket.close()
         self._thread.join(20)
+        self._slot_sender.close()
+        self.arena.release_fd()
         assert not self._thread.is_alive()
 
 
@@ -78,6 +88,7 @@ class Fronts:
         self._skip: dict[int, int] = {}
         self._wanted: dict[int, Request] = {}
         self._complete: list[int] = []
+        self._given: Counter[int] = Counter()  # frames by handle
         self.joined: set[int] = set()
         self.inbound = 0
 
@@ -99,22 +110,26 @@ class Fronts:
             self._pass_on(self._frames.popleft())
         for handle in [h for h in self._complete if h in self.prefill.tokens]:
             self._complete.remove(handle)
-            self.decode.send(m.Join(handle, self.prefill.tokens[handle][0]))
+            first = self.prefill.tokens[handle][0]
+            self.decode.send(m.Join(handle, first, self._given[handle]))
+            self.prefill.send_slot(m.EndOffer(handle))
             self.prefill.send(m.Drop(handle))
 
     def _prefill(self, handle: int) -> None:
         size, skip = self.decode.arena.shape.slot_bytes, self._skip[handle]
         start = m.Prefill(handle, self._wanted[handle], skip, size, self._codec)
-        self.prefill.send(start, m.Grant(handle, 1000))
+        self.prefill.send(start)
+        self.prefill.send_slot(m.Grant(handle, 1000))
 
     def _pass_on(self, frame: m.KVFrame) -> None:
         slot = self.decode.free.pop()
         payload = self.prefill.arena.slot(frame.slot, frame.nbytes)
         self.decode.arena.slot(slot, frame.nbytes)[:] = payload
         payload[:] = bytes(frame.nbytes)  # it must not be needed any more
-        self.prefill.send(m.SlotsFree([frame.slot]))
-        ingest = m.Ingest(frame.handle, slot, frame.piece, frame.nbytes, self._codec)
-        self.decode.send(ingest)
+        self.prefill.send_slot(m.SlotsFree([frame.slot]))
+        where = frame.handle, frame.sequence, slot, frame.piece, frame.nbytes
+        self.decode.send_slot(m.Ingest(*where, self._codec))
+        self._given[frame.handle] += 1
         self.inbound += 1
         if frame.last:
             self._complete.append(frame.handle)
@@ -125,7 +140,7 @@ class Fronts:
 )
 def test_handed_over_beside_other_work(device: str, precision: Precision, codec: Codec) -> None:
     engines = [engine_on(device, torch.bfloat16, precision) for _ in "pd"]
-    size = max(engines[0].format.page_layer_bytes(c) for c in Codec) * 2
+    size = max(engines[0].format.block_layer_bytes(c) for c in Codec) * 2
     shape = ArenaShape(slot_bytes=size, inbound=5, outbound=3)
     prefill, decode = (ServedEngine(engine, shape) for engine in engines)
     fronts = Fronts(prefill, decode, codec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,8 @@ from engine.kernels import (
 )
 from engine.kernels.paged_rows import PagedRows, PieceList
 from engine.kv_cache.kv_format import KVFormat, KVPiece, Storage
-from engine.kv_cache.kv_pool import FrameCopy, make_pool
+from engine.kv_cache.kv_frames import FrameCopy
+from engine.kv_cache.kv_pool import make_pool
 
 _PAGES = 64
 
@@ -133,8 +135,10 @@ def _kv_frames(shape: ModelShape, storage: Storage) -> None:
     )
     pool = make_pool(kv, 2, torch.bfloat16, torch.device("cpu"))
     staging = _values(2, 1 << 20, dtype=torch.uint8)
-    for codec in kv.codecs:
-        frames = [FrameCopy(0, KVPiece(0, 1, 0, 1), [1], codec)]
+    half = shape.kv_heads // 2  # what another shard of the model holds
+    pieces = [KVPiece(0, 1, 0, 1), KVPiece(0, 1, 0, 1, half, half)]
+    for codec, piece in itertools.product(kv.codecs, pieces):
+        frames = [FrameCopy(0, piece, [1], codec)]
         kv_copy.gather_frames(pool, staging, frames)
         kv_copy.find_defects(pool, staging, frames)
         kv_copy.scatter_frames(pool, staging, frames)

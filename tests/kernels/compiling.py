@@ -10,6 +10,7 @@ compiled is what a GPU would compile: the same types, alignments and constants.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ class CompiledSpecialisation(msgspec.Struct, frozen=True):
     stack: int  # of a thread: spilled registers, among others
     shared: int  # of a program
     warps: int
+    widest: int  # bytes that one instruction reads or writes in global memory, at most
 
 
 class _OneGpu:
@@ -83,7 +85,13 @@ def _describe(kernel: Any, case: str) -> CompiledSpecialisation:
         stack=usage["STACK"],
         shared=kernel.metadata.shared,
         warps=kernel.metadata.num_warps,
+        widest=_widest_access(kernel.asm["ptx"]),
     )
+
+
+def _widest_access(ptx: str) -> int:
+    accesses = re.findall(r"(?:ld|st)\.global\S*?(?:\.v(\d))?\.[a-z](\d+)\s", ptx)
+    return max((int(count or 1) * int(bits) // 8 for count, bits in accesses), default=0)
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""``CudaCopyDevice`` with real streams on a GPU; without one, with streams that keep a log."""
+"""``CudaCopies`` with real streams on a GPU; without one, with streams that keep a log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from engine.ipc.shared_memory import Arena, ArenaShape
 from engine.kv_cache.kv_format import Codec, KVPiece
-from engine.kv_cache.kv_pool import FrameCopy, FrameDefect, KVPool
-from engine.process.cuda_copies import CudaCopyDevice
-from engine.process.slot_copies import ArenaFrame
+from engine.kv_cache.kv_frames import FrameCopy, FrameDefect
+from engine.kv_cache.kv_pool import KVPool
+from engine.slots.cuda_copies import COPY_PRIORITY, CudaCopies
+from engine.slots.devices import HostFrame, arena_slots
 from tests.kernels.test_kv_copy import LAYERS, PAGES, POOLS, empty_pool, filled_pool
 
 SHAPE = ArenaShape(slot_bytes=(1 << 16) + 8, inbound=3, outbound=2)
@@ -28,8 +29,8 @@ class LoggedStream:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def wait_event(self, event: LoggedEvent) -> None:
-        LOG.append(f"{self.name} waits for {event.recorded}")
+    def synchronize(self) -> None:
+        LOG.append(f"host waits for {self.name}")
 
 
 class LoggedEvent:
@@ -37,14 +38,14 @@ class LoggedEvent:
         assert blocking
 
     def record(self) -> None:
-        self.recorded = f"{current[-1].name} {len(LOG)}"
+        self._name = current[-1].name
         LOG.append(f"{current[-1].name} records")
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        pass
+        LOG.append(f"host waits for {self._name}")
 
 
 class LoggedRuntime:
@@ -77,7 +78,12 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> LoggedRuntime:
     if torch.cuda.is_available():
         return logged
     LOG.clear()
-    names = iter(("h2d", "d2h"))
+    names = iter(("inbound", "writing", "outbound"))
+
+    def stream(_device: torch.device, priority: int) -> LoggedStream:
+        assert priority == COPY_PRIORITY < 0
+        return LoggedStream(next(names))
+
     empty = torch.empty
 
     @contextlib.contextmanager
@@ -87,29 +93,33 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> LoggedRuntime:
         current.pop()
 
     def pageable(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
-        if pin_memory:
+        if pin_memory and not isinstance(args[0], int):  # not private memory
             LOG.append(f"{current[-1].name} reads back")
         return empty(*args, **kwargs)
 
     monkeypatch.setattr(torch, "empty", pageable)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: LoggedStream(next(names)))
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
     monkeypatch.setattr(torch.cuda, "Event", LoggedEvent)
     monkeypatch.setattr(torch.cuda, "stream", use)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: LOG.append("host waits"))
     monkeypatch.setattr(torch.cuda, "cudart", lambda: logged)
+    set_device = lambda device: LOG.append(f"the thread is on {device}")  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
     return logged
 
 
-def arena_slots() -> tuple[Arena, Tensor]:
+def new_arena() -> tuple[Arena, Tensor]:
     arena = Arena.create(SHAPE)
-    slots = torch.frombuffer(arena.map, dtype=torch.uint8).view(-1, SHAPE.slot_bytes)
-    return arena, slots
+    return arena, arena_slots(arena)
 
 
-def arena_frames(pool: KVPool, codec: Codec, first: int) -> list[ArenaFrame]:
-    size = pool.format.page_layer_bytes(codec)
+def host_frames(slots: Tensor, pool: KVPool, codec: Codec, first: int) -> list[HostFrame]:
+    """Return PIECES in the slots of the arena from ``first`` on, and in staging slots from 0 on."""
     return [
-        ArenaFrame(first + i, piece.bytes(size), FrameCopy(first + i, piece, pages, codec))
+        HostFrame(
+            slots[first + i][: pool.format.piece_bytes(piece, codec)],
+            FrameCopy(i, piece, pages, codec),
+        )
         for i, (piece, pages) in enumerate(PIECES)
     ]
 
@@ -129,46 +139,47 @@ def test_frames_go_through_the_arena_and_back(
         codec = Codec.RAW  # the only codec of exact KV
     source = filled_pool(precision, storage, torch.bfloat16, HEAD_DIM, device)
     before = values(source, device)
-    arena, slots = arena_slots()
-    copies = CudaCopyDevice(source, slots, SHAPE, device)
+    arena, slots = new_arena()
+    copies = CudaCopies(source, arena, device)
     assert torch.equal(values(source, device), before), "compiling changes nothing"
-    outgoing = arena_frames(source, codec, SHAPE.inbound)
+    outgoing = host_frames(slots, source, codec, SHAPE.inbound)
     done = copies.gather(outgoing)
     done.wait()
     assert done.is_done()
     expected = torch.zeros(1 << 17, dtype=torch.uint8)
-    for slot, nbytes, copy in outgoing:
-        assert source.read(copy.piece, copy.pages, expected, codec) == nbytes
-        assert torch.equal(slots[slot, :nbytes], expected[:nbytes])
+    for data, copy in outgoing:
+        assert source.read(copy.piece, copy.pages, expected, codec) == len(data)
+        assert torch.equal(data, expected[: len(data)])
     copies.close()
 
     target = empty_pool(precision, storage, torch.bfloat16, HEAD_DIM, device)
-    copies = CudaCopyDevice(target, slots, SHAPE, device) if device.type == "cuda" else copies
+    copies = CudaCopies(target, arena, device) if device.type == "cuda" else copies
     copies._pool = target
     arriving = [
-        ArenaFrame(slot, nbytes, copy._replace(slot=5 - i, pages=()))
-        for i, (slot, nbytes, copy) in enumerate(outgoing)
+        HostFrame(data, copy._replace(slot=2 - i, pages=()))
+        for i, (data, copy) in enumerate(outgoing)
     ]
     fetch = copies.fetch(arriving)
     fetch.wait()
     assert fetch.is_done() and list(fetch.defects()) == [0, 0]
-    scattered = [copy._replace(slot=5 - i) for i, (_, _, copy) in enumerate(outgoing)]
-    copies.scatter(scattered).wait()
+    scattered = [copy._replace(slot=2 - i) for i, (_, copy) in enumerate(outgoing)]
+    for frame in scattered:
+        copies.scatter(frame)
     for _, piece, pages, _ in scattered:
         layers = slice(piece.layer, piece.layer + piece.layers)
         assert torch.equal(values(target, device)[layers, pages], before[layers, pages])
         assert before[layers, pages].any()
     assert not values(target, device)[:, 3].any()
-    del arena
+    copies.close()
 
 
 def test_defects_are_reported_in_the_order_of_the_frames(
     runtime: LoggedRuntime, device: torch.device
 ) -> None:
     pool = filled_pool("fp8", "fp8", torch.bfloat16, HEAD_DIM, device)
-    _arena, slots = arena_slots()
-    copies = CudaCopyDevice(pool, slots, SHAPE, device)
-    frames = arena_frames(pool, Codec.FP8, 0)
+    arena, slots = new_arena()
+    copies = CudaCopies(pool, arena, device)
+    frames = host_frames(slots, pool, Codec.FP8, 0)
     slots[1, 5] = 0xFF
     fetch = copies.fetch(frames)
     fetch.wait()
@@ -177,24 +188,34 @@ def test_defects_are_reported_in_the_order_of_the_frames(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="real streams keep no log")
-def test_only_pcie_copies_and_checks_leave_the_stream_of_the_steps(runtime: LoggedRuntime) -> None:
+def test_no_copy_is_on_the_stream_of_the_steps(runtime: LoggedRuntime) -> None:
     pool = filled_pool("fp8", "fp8", torch.bfloat16, HEAD_DIM, torch.device("cpu"))
-    _arena, slots = arena_slots()
-    copies = CudaCopyDevice(pool, slots, SHAPE, torch.device("cpu"))
-    assert runtime.registered == {slots.data_ptr(): SHAPE.bytes}
-    assert LOG[:3] == ["steps records", "d2h waits for steps 0", "d2h records"]  # the warm-up
+    arena, slots = new_arena()
+    copies = CudaCopies(pool, arena, torch.device("cpu"))
+    assert runtime.registered == {arena_address(arena): SHAPE.bytes}
+    assert LOG[:3] == ["host waits", "outbound records", "host waits for outbound"]  # the warm-up
     LOG.clear()
-    fetch = copies.fetch(arena_frames(pool, Codec.FP8, 0))
-    fetch.defects()
-    assert LOG == ["h2d reads back", "h2d records"]
+    frames = host_frames(slots, pool, Codec.FP8, 0)
+    copies.fetch(frames).defects()
+    assert LOG == ["inbound reads back", "inbound records"]
     LOG.clear()
-    copies.scatter([f.copy for f in arena_frames(pool, Codec.FP8, 0)])
+    copies.scatter(frames[0].copy)
+    assert LOG == ["writing records", "host waits for writing"], "it returns when KV is there"
+    LOG.clear()
+    copies.gather(host_frames(slots, pool, Codec.FP8, SHAPE.inbound))
+    assert LOG == ["outbound records"]
+    LOG.clear()
+    copies.fence()
     assert LOG == ["steps records"]
     LOG.clear()
-    copies.gather(arena_frames(pool, Codec.FP8, SHAPE.inbound))
-    assert LOG == ["steps records", "d2h waits for steps 0", "d2h records"]
+    copies.bind_thread()
+    assert LOG == ["the thread is on cpu"]
     copies.close()
     assert not runtime.registered
+
+
+def arena_address(arena: Arena) -> int:
+    return torch.frombuffer(arena.map, dtype=torch.uint8).data_ptr()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="real memory can be registered")
@@ -203,14 +224,15 @@ def test_memory_that_cannot_be_registered_is_said_and_used(
 ) -> None:
     runtime.code = 801
     pool = filled_pool("fp8", "fp8", torch.bfloat16, HEAD_DIM, torch.device("cpu"))
-    _arena, slots = arena_slots()
-    copies = CudaCopyDevice(pool, slots, SHAPE, torch.device("cpu"))
+    arena, slots = new_arena()
+    copies = CudaCopies(pool, arena, torch.device("cpu"))
     assert "cudaHostRegister" in caplog.text and "error 801" in caplog.text
-    copies.gather(arena_frames(pool, Codec.FP8, SHAPE.inbound))
+    copies.gather(host_frames(slots, pool, Codec.FP8, SHAPE.inbound))
     assert slots[SHAPE.inbound].any()
     copies.close()
 
 
-def test_staging_memory_is_three_arena_halves() -> None:
-    assert ArenaShape().staging_bytes == 192 << 20
-    assert SHAPE.staging_bytes == 8 * ((1 << 16) + 16)
+def test_staging_memory_is_bounded() -> None:
+    assert ArenaShape().staging_bytes == 128 << 20
+    assert SHAPE.staging_bytes == 5 * ((1 << 16) + 16)
+    assert ArenaShape().pinned_bytes == ArenaShape().bytes + (64 << 20)

@@ -11,15 +11,8 @@ from torch import Tensor
 
 from engine.kernels.kv_copy import find_defects, gather_frames, scatter_frames
 from engine.kv_cache.kv_format import Codec, KVFormat, KVPiece, Precision, Storage
-from engine.kv_cache.kv_pool import (
-    Fp8Pool,
-    FrameCopy,
-    FrameDefect,
-    KVPool,
-    WidePool,
-    frame_refusal,
-    make_pool,
-)
+from engine.kv_cache.kv_frames import FrameCopy, FrameDefect, frame_refusal
+from engine.kv_cache.kv_pool import Fp8Pool, KVPool, WidePool, make_pool
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import TransferFailed
 
@@ -124,7 +117,7 @@ def test_scattered_frames_are_those_that_a_pool_writes(
     held, group = received(sender, codec, device)
     by_pool = empty_pool(precision, storage, dtype, head_dim, device)
     for slot, piece, pages, _ in group:
-        nbytes = piece.bytes(by_pool.format.page_layer_bytes(codec))
+        nbytes = piece.bytes(by_pool.format.block_layer_bytes(codec))
         by_pool.write(piece, pages, held[slot, :nbytes], codec)
     by_kernel = empty_pool(precision, storage, dtype, head_dim, device)
     before = held.clone()
@@ -137,7 +130,7 @@ def test_scattered_frames_are_those_that_a_pool_writes(
 
 @pytest.mark.parametrize("storage", ["wide", "fp8"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scatter_rounds_values_that_are_not_on_the_grid(
+def test_scatter_treats_values_off_the_grid_as_a_pool_does(
     storage: Storage, dtype: torch.dtype, device: torch.device
 ) -> None:
     generator = torch.Generator().manual_seed(8)
@@ -148,11 +141,84 @@ def test_scatter_rounds_values_that_are_not_on_the_grid(
     values[5] = 57344.0
     frame = FrameCopy(1, KVPiece(0, 2, 0, 2), [5, 2], Codec.RAW)
     by_pool, by_kernel = (empty_pool("fp8", storage, dtype, 32, device) for _ in range(2))
-    nbytes = frame.piece.bytes(by_pool.format.page_layer_bytes(Codec.RAW))
+    nbytes = frame.piece.bytes(by_pool.format.block_layer_bytes(Codec.RAW))
     by_pool.write(frame.piece, frame.pages, held[1, :nbytes], Codec.RAW)
     scatter_frames(by_kernel, held, [frame])
     for got, expected in zip(contents(by_kernel), contents(by_pool), strict=True):
         assert torch.equal(got, expected)
+
+
+SHARDS = [
+    # page_tokens, heads of the pool, its first head, frames as (piece, pages)
+    (32, 4, 0, [(KVPiece(0, LAYERS, 0, 2, 1, 2), [7, 3]), (KVPiece(1, 2, 2, 1, 3, 1), [5])]),
+    (32, 2, 4, [(KVPiece(0, 3, 1, 1, 4, 2), [6]), (KVPiece(2, 1, 0, 3, 5, 1), [1, 0, 4])]),
+    (16, 4, 4, [(KVPiece(0, LAYERS, 1, 1, 4, 4), [9, 2]), (KVPiece(1, 1, 0, 1, 6, 2), [0, 8])]),
+    (64, 8, 0, [(KVPiece(0, 2, 1, 3), [10, 4]), (KVPiece(1, 3, 4, 1, 2, 4), [3])]),
+]
+
+
+def shard_pool(
+    storage: Storage, page_tokens: int, heads: int, first_head: int, device: torch.device
+) -> KVPool:
+    kv = KVFormat(
+        precision="fp8",
+        storage=storage,
+        layers=LAYERS,
+        kv_heads=heads,
+        head_dim=16,
+        element_bytes=2,
+        first_head=first_head,
+        total_heads=8,
+        page_tokens=page_tokens,
+    )
+    return make_pool(kv, PAGES, torch.bfloat16, device)
+
+
+@pytest.mark.parametrize("storage", ["wide", "fp8"])
+@pytest.mark.parametrize(("page_tokens", "heads", "first_head", "pieces"), SHARDS)
+def test_heads_and_page_sizes_are_moved_as_a_pool_moves_them(
+    storage: Storage,
+    page_tokens: int,
+    heads: int,
+    first_head: int,
+    pieces: list[tuple[KVPiece, list[int]]],
+    device: torch.device,
+) -> None:
+    sender, by_pool, by_kernel = (
+        shard_pool(storage, page_tokens, heads, first_head, device) for _ in range(3)
+    )
+    generator = torch.Generator().manual_seed(5)
+    slots = torch.arange(PAGES * page_tokens, device=device)
+    for layer in range(LAYERS):
+        kv = torch.randn(len(slots), 2, heads, 16, generator=generator).bfloat16() * 20
+        for pool in (sender, by_pool, by_kernel):  # other heads and pages must stay
+            pool.store(layer, slots, (kv if pool is sender else -kv / 3).to(device))
+    group = [
+        FrameCopy(i, piece, pages, codec)
+        for i, ((piece, pages), codec) in enumerate(itertools.product(pieces, Codec))
+    ]
+    held, expected = (
+        torch.zeros(len(group), SLOT_BYTES, dtype=torch.uint8, device=device) for _ in range(2)
+    )
+    gather_frames(sender, held, group)
+    for slot, piece, pages, codec in group:
+        nbytes = sender.read(piece, pages, expected[slot], codec)
+        assert nbytes == sender.format.piece_bytes(piece, codec)
+        by_pool.write(piece, pages, expected[slot, :nbytes], codec)
+    assert torch.equal(held, expected)
+    assert find_defects(by_kernel, held, group).tolist() == [0] * len(group)
+    before = [part.clone() for part in contents(by_kernel)]
+    scatter_frames(by_kernel, held, group)
+    for got, wanted, old in zip(contents(by_kernel), contents(by_pool), before, strict=True):
+        assert torch.equal(got, wanted)
+        assert not torch.equal(got, old)
+
+
+def test_heads_that_a_pool_does_not_hold_are_refused(device: torch.device) -> None:
+    pool = shard_pool("fp8", 32, 4, 4, device)
+    frame = FrameCopy(0, KVPiece(0, 1, 0, 1, 2, 4), [1], Codec.FP8)
+    with pytest.raises(TransferFailed, match="4 heads from head 2 on is not for a pool of 4 heads"):
+        gather_frames(pool, staging(device), [frame])
 
 
 def test_codecs_may_be_mixed_in_one_batch(device: torch.device) -> None:
@@ -167,7 +233,7 @@ def test_codecs_may_be_mixed_in_one_batch(device: torch.device) -> None:
 
 def corrupt(held: Tensor, frame: FrameCopy, pool: KVPool, defect: FrameDefect, place: int) -> None:
     """Put one bad byte or value at ``place`` of the frame's payload or exponents."""
-    size = pool.format.page_layer_bytes(frame.codec)
+    size = pool.format.block_layer_bytes(frame.codec)
     nbytes = frame.piece.bytes(size)
     if defect is FrameDefect.VALUE:
         values = held[frame.slot, :nbytes].view(pool.dtype)
@@ -198,7 +264,7 @@ def test_a_defect_is_found_in_its_frame_alone(
     assert find_defects(pool, held, group).tolist() == [0, 0, 0]
     corrupt(held, group[1], pool, defect, place)
     assert find_defects(pool, held, group).tolist() == [0, int(defect), 0]
-    nbytes = group[1].piece.bytes(pool.format.page_layer_bytes(codec))
+    nbytes = group[1].piece.bytes(pool.format.block_layer_bytes(codec))
     with pytest.raises(TransferFailed, match=re.escape(str(frame_refusal(defect)))):
         pool.write(group[1].piece, group[1].pages, held[group[1].slot, :nbytes], codec)
 
@@ -208,7 +274,7 @@ def test_what_lies_behind_a_frame_is_no_defect(device: torch.device) -> None:
     for codec in Codec:
         held, group = received(pool, codec, device)
         for slot, piece, _, _ in group:
-            held[slot, piece.bytes(pool.format.page_layer_bytes(codec)) :] = 0xFF
+            held[slot, piece.bytes(pool.format.block_layer_bytes(codec)) :] = 0xFF
         assert find_defects(pool, held, group).tolist() == [0, 0, 0]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtransfer.receiver_context import MEASURED_WAITS, MIN_MEASURED_BYTES, KVWaitMeter
+from kvtransfer.traffic import MEASURED_WAITS, MIN_MEASURED_BYTES, KVWaitMeter
 
 
 class FakeLink:

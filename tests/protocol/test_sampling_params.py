@@ -113,6 +113,21 @@ def test_priority_survives_the_wire() -> None:
     assert request_from_wire(message).priority == -100
 
 
+@pytest.mark.parametrize("waited_s", [-1e-9, 86_401.0, math.inf, math.nan])
+def test_impossible_age_is_refused(waited_s: float) -> None:
+    message = request_to_wire(request())
+    message.waited_s = waited_s
+    with pytest.raises(InvalidRequest, match=r"waited_s must be in \[0, 86400\], not"):
+        request_from_wire(message)
+
+
+def test_age_survives_the_wire_and_is_limited() -> None:
+    aged = request(max_tokens=9).resumed([5], 12.5)
+    assert request_from_wire(request_to_wire(aged)) == aged
+    assert (aged.emitted, aged.waited_s) == ((5,), 12.5)
+    assert request().resumed([], 1e9).waited_s == 86_400
+
+
 def test_log_probabilities_survive_the_wire() -> None:
     sent = Logprobs(-0.5, 2, [7, 8], [-0.25, -0.5])
     blob = logprobs_to_wire(sent).SerializeToString()

@@ -98,14 +98,14 @@ def engines_are_forked() -> Iterator[None]:
 
 
 def serve(sock: socket.socket) -> None:
-    """Fork an engine for each message, which has its standard input, socket and shared memory."""
+    """Fork an engine for each message, which has its standard input, sockets and shared memory."""
     import engine.execution.loading
     import engine.process.server  # noqa: F401
     from cluster.worker import engine_main
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps engines that end
     while True:
-        data, fds, *_ = socket.recv_fds(sock, 1, 3)
+        data, fds, *_ = socket.recv_fds(sock, 1, 4)
         if not data:
             return
         pid = os.fork()
@@ -117,12 +117,12 @@ def serve(sock: socket.socket) -> None:
         sock.send(pid.to_bytes(4, "little"))
 
 
-def _run(main: Any, spec: int, sock: int, arena: int) -> None:
+def _run(main: Any, spec: int, sock: int, arena: int, slots: int) -> None:
     """Be an engine, in a child of the fork server."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(spec, 0)
     sys.stdin = open(0)  # noqa: SIM115
-    sys.argv = [ENGINE, str(sock), str(arena)]
+    sys.argv = [ENGINE, str(sock), str(arena), str(slots)]
     code = 1
     try:
         main()

@@ -7,14 +7,22 @@ import itertools
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import pytest
 import pytest_asyncio
 
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
+from decode_worker.candidates import PrefillCandidates
+from decode_worker.handover import Handover
+from engine.ipc import messages as m
+from engine.process.session import EngineSession
+from kvtransfer.inbound import InboundTransfer
+from protocol.errors import CarrierFailed, NoPages, PeerRefused, TransferFailed
 from protocol.requests import Request
 from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import request
@@ -234,6 +242,93 @@ async def test_what_is_not_done_when_the_drain_ends_is_handed_over(
         )
         for r, first, second in zip(requests, answers, resumed, strict=True):
             assert first.tokens + second.tokens == oracle(r), second.error
+
+
+@pytest.mark.parametrize("error", [CarrierFailed("tcp: no KV frame"), NoPages("no pages")])
+async def test_failed_transfer_is_tried_again_with_the_same_worker(
+    pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, error: TransferFailed
+) -> None:
+    p, d = pair
+    run, failed = InboundTransfer.run, 0
+
+    async def fail_once(transfer: InboundTransfer, frame_s: float) -> None:
+        nonlocal failed
+        if not failed:
+            failed += 1
+            raise error
+        await run(transfer, frame_s)
+
+    monkeypatch.setattr(InboundTransfer, "run", fail_once)
+    async with attached(d, p) as client:
+        asked = request("a", prompt(400, 800 + len(str(error))))
+        answer = await client.ask(asked)
+        assert failed and answer.tokens == oracle(asked)
+        assert answer.measured is not None and answer.measured.prefill_instance == p.instance
+        assert answer.deaths == 0
+        await free_again(p)
+        await free_again(d)
+
+
+@pytest.mark.parametrize("reason", ["draining", "another instance"])
+async def test_worker_that_refuses_is_asked_once(
+    pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    p, d = pair
+    errors: list[TransferFailed] = []
+    failed = PrefillCandidates.failed
+
+    def note(candidates: PrefillCandidates, candidate: object, error: TransferFailed) -> None:
+        errors.append(error)
+        failed(candidates, candidate, error)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PrefillCandidates, "failed", note)
+    async with attached(d, p) as client:
+        if reason == "draining":
+            monkeypatch.setattr(p._prefill, "draining", True)
+        else:
+            client.candidates[0].instance = "gone"
+        asked = request("a", prompt(300, 870 + len(reason)))
+        answer = await client.ask(asked)
+        assert answer.tokens == oracle(asked) and answer.measured is None
+        (error,) = errors
+        assert isinstance(error, PeerRefused) and reason in str(error)
+
+
+async def test_pages_are_promised_while_the_prompt_is_computed_and_then_reserved(
+    slow_pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, d = slow_pair
+    for carrier in ("local", "tcp", "grpc"):
+        d._receiver.links.measured(p.instance, carrier, 1e9)
+    started: list[float] = []
+    reserved: list[tuple[float, int]] = []  # when, and how many tokens were promised until then
+    on_started, send = Handover._on_started, EngineSession.send
+
+    def note_started(handover: Handover, cached_tokens: int) -> None:
+        started.append(time.monotonic())
+        on_started(handover, cached_tokens)
+
+    def note_reserved(session: EngineSession, command: m.Command) -> None:
+        if isinstance(command, m.Reserve):
+            free = d.record().kv_tokens_free - d._decode._load().kv_tokens_free
+            reserved.append((time.monotonic(), free))
+        send(session, command)
+
+    monkeypatch.setattr(Handover, "_on_started", note_started)
+    monkeypatch.setattr(EngineSession, "send", note_reserved)
+    async with attached(d, p) as client:
+        asked = request("a", prompt(900, 850))
+        answer = await client.submit(asked)
+        await answer.first.wait()
+        first_s = time.monotonic() - started[0]
+        ((at, promised),) = reserved
+        assert at - started[0] > first_s / 3, "pages lie idle while the prompt is computed"
+        assert promised == 900
+        async with asyncio.timeout(30):
+            await answer.ended.wait()
+        assert answer.tokens == oracle(asked) and answer.measured is not None
+        assert d._decode._promised_tokens == 0
+        await free_again(d)
 
 
 async def test_cancel_frees_pages_on_both_workers(slow_pair: Pair) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cluster.local.redis_server import EmbeddedRedis
 from engine.kv_cache.kv_format import Codec
 from kvtransfer.frames import HEADER_BYTES
-from kvtransfer.receiver_context import CodecTraffic
+from kvtransfer.traffic import CarrierTraffic
 from protocol.errors import StartupError
 from protocol.wire import wire_pb2 as pb
 from tests.workers.harness import attached, running, settings
@@ -21,14 +21,16 @@ FP8 = {"kv_precision": "fp8"}
 
 async def texts(
     redis: EmbeddedRedis, model: Path, pools: tuple[str, str], codec: str
-) -> tuple[list[list[int]], dict[Codec, CodecTraffic]]:
+) -> tuple[list[list[int]], dict[Codec, CarrierTraffic]]:
     """Six prompts one after another, so that every run has the same batches."""
     p_settings = settings("prefill", redis, model, **FP8, kv_storage=pools[0])
     d_settings = settings("decode", redis, model, **FP8, kv_storage=pools[1], kv_codec=codec)
     async with running(p_settings, d_settings) as (p, d), attached(d, p) as client:
         answers = [await client.ask(r) for r in mixed(6)]
         assert all(a.finish == pb.FINISH_LENGTH and "kv_ready" in a.timeline for a in answers)
-        return [a.tokens for a in answers], d._receiver.traffic.by_codec
+        by_carrier = d._receiver.traffic.by_carrier
+        assert {carrier for carrier, _ in by_carrier} == {"local"}
+        return [a.tokens for a in answers], {codec: t for (_, codec), t in by_carrier.items()}
 
 
 async def test_pools_and_codecs_change_bytes_but_no_token(
@@ -52,4 +54,4 @@ async def test_settings_that_would_round_exact_kv_are_refused(
 ) -> None:
     with pytest.raises(StartupError, match="would round"):
         async with running(settings("decode", redis, model, **change)) as [worker]:
-            worker._receiver.context()
+            worker._receiver.context().carrier_offers("another", "127.0.0.1:1")

@@ -64,7 +64,7 @@ async def test_both_roles(redis: EmbeddedRedis, model: Path) -> None:
     assert value(at_d, "baton_engine_step_seconds_count", **one) == 8
     assert value(at_d, "baton_engine_batch_size_sum", **one) == 8
     assert value(at_d, "baton_engine_step_seconds_sum", **one) > 0
-    raw = {**one, "transport": "grpc", "codec": "raw"}
+    raw = {**one, "transport": "local", "codec": "raw"}
     assert value(at_d, "baton_kv_transfer_bytes_total", **raw) > 1000
     assert value(at_d, "baton_kv_transfer_seconds_count", **raw) == 1
     assert value(at_d, "baton_kv_transfer_failures_total", **raw) == 0

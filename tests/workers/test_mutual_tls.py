@@ -14,7 +14,7 @@ import pytest_asyncio
 from cluster.credentials import certificates
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
-from kvtransfer.sender import PULL_METHOD
+from kvtransfer.carriers.grpc_carrier import PULL_METHOD
 from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY, EndpointSecurity
 from protocol.errors import StartupError
 from protocol.security import cluster_token

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ import pytest_asyncio
 
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
-from engine.kv_cache.kv_format import Codec
-from kvtransfer.frames import FrameHeader, pack_frame
-from kvtransfer.receiver_context import CodecTraffic, PrefillChannels
+from kvtransfer.carrier import OutboundFrame
+from kvtransfer.carriers import grpc_carrier
+from kvtransfer.carriers.local_carrier import LocalCarrier
+from kvtransfer.carriers.tcp_carrier import TcpCarrier
+from kvtransfer.frames import pack_header, payload_checksum, unpack_header
+from kvtransfer.receiver_context import PrefillChannels
 from protocol.requests import Request, request_to_wire
 from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import request
@@ -61,6 +65,8 @@ def first(seed: int) -> Request:
     return request(f"turn 1 {seed}", prompt(150, seed), max_tokens=75)
 
 
+OF_AN_OFFER = ("name", "codec", "frame_bytes")
+
 Trio = tuple[Worker, Worker, Worker]
 Export = Callable[..., Awaitable[list[str]]]
 
@@ -86,7 +92,7 @@ async def export(trio: Trio) -> AsyncIterator[Export]:
         request=request_to_wire(request("r", prompt(64, 60))),
         instance=worker.instance,
         transfer="00" * 16,
-        frame_bytes=1 << 20,
+        carriers=[pb.CarrierOffer(name="grpc", frame_bytes=1 << 20)],
         model=session.ready.kv_identity,
         cached_only=True,
     )
@@ -95,7 +101,7 @@ async def export(trio: Trio) -> AsyncIterator[Export]:
         start = pb.PrefillStart()
         start.CopyFrom(right)
         for field, value in changes.items():
-            setattr(start, field, value)
+            setattr(start.carriers[0] if field in OF_AN_OFFER else start, field, value)
         events = []
         call = prefillers.open_call(worker.record().endpoint)
         try:
@@ -141,7 +147,7 @@ async def test_prefill_fetches_the_answer_from_where_it_was_given(
 async def test_decode_fetches_itself_and_only_what_is_missing(trio: Trio, oracle: Oracle) -> None:
     _, d1, d2 = trio
     turn = await second(2, d1)
-    traffic = d2._receiver.traffic.by_codec.setdefault(Codec.RAW, CodecTraffic())
+    traffic = d2._receiver.traffic
     async with attached(d2) as client:
         await client.ask(request("before", list(turn.prompt[:100]), max_tokens=1))
         before = traffic.bytes
@@ -197,24 +203,31 @@ async def test_what_the_source_has_evicted_is_computed(
 def with_small_slots(worker: Worker) -> Worker:
     """Its engine, not started yet, will have slots of one block: many frames."""
     client = worker._engine
-    shape = msgspec.structs.replace(client._settings.arena, slot_bytes=BLOCK_BYTES)
+    shape = msgspec.structs.replace(client._settings.arena, slot_bytes=BLOCK_BYTES, outbound=2)
     client._settings = msgspec.structs.replace(client._settings, arena=shape)
     return worker
 
 
 async def test_source_killed_in_the_middle(
-    redis: EmbeddedRedis, model: Path, oracle: Oracle
+    redis: EmbeddedRedis, model: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = [settings("decode", redis, model)] * 2
+    frame_message = grpc_carrier.frame_message
+
+    def slowly(frame: OutboundFrame) -> bytes:
+        time.sleep(0.02)
+        return frame_message(frame)
+
+    monkeypatch.setattr(grpc_carrier, "frame_message", slowly)
+    both = [settings("decode", redis, model, kv_carriers=("grpc",))] * 2
     async with running(*both, prepare=with_small_slots) as (d1, d2), attached(d2) as client:
         long = request("long", prompt(900, 3))
         async with attached(d1) as first:
             await first.ask(long)
         client.fetch = source(d1, blocks=28)
         answer = await client.submit(long)
-        traffic = d2._receiver.traffic.by_codec
+        traffic = d2._receiver.traffic
         async with asyncio.timeout(5):
-            while Codec.RAW not in traffic or traffic[Codec.RAW].frames < 3:
+            while traffic.frames < 3:
                 await asyncio.sleep(0)
         os.kill(d1.record().engine_pid, signal.SIGKILL)
         async with asyncio.timeout(30):
@@ -232,13 +245,18 @@ async def test_kv_that_is_not_finite_is_of_no_use(
     loop, pid = asyncio.get_running_loop(), d.record().engine_pid
     stops = [False]
 
-    def garbage(header: FrameHeader, payload: memoryview) -> bytes:
-        if stops.pop():
+    def garbage(frame: OutboundFrame) -> bytes:
+        if stops and stops.pop():
             os.kill(pid, signal.SIGSTOP)
             loop.call_soon_threadsafe(loop.call_later, 0.3, os.kill, pid, signal.SIGCONT)
-        return pack_frame(header, b"\xff" * len(payload))
+        payload = b"\xff" * len(frame.payload)
+        header = unpack_header(frame.header)
+        header = msgspec.structs.replace(header, checksum=payload_checksum(payload))
+        return pack_header(header) + payload
 
-    monkeypatch.setattr("kvtransfer.sender.pack_frame", garbage)
+    monkeypatch.setattr("kvtransfer.carriers.grpc_carrier.frame_message", garbage)
+    for carrier in (LocalCarrier, TcpCarrier):
+        monkeypatch.setattr(carrier, "offer", lambda *_: None)
     for stop in (False, True):
         stops, r = [stop], request(f"handed over {stop}", prompt(150, 50 + stop))
         async with attached(d, p) as client:
@@ -263,6 +281,8 @@ async def test_who_asks_for_the_wrong_thing_gets_nothing(export: Export) -> None
         ("skip_blocks", 9): "beyond the prompt",
         ("instance", "another"): "another instance",
         ("frame_bytes", 8): "at least",
+        ("frame_bytes", 1 << 30): "at most",
+        ("name", "pigeon"): "no carrier in common: offered were 'pigeon'",
     }.items():
         assert why in (await export(**dict([change])))[-1]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import kvtransfer.sender
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.worker.worker import Worker
-from kvtransfer.frames import FrameHeader, pack_frame
+from kvtransfer.carrier import OutboundFrame
+from kvtransfer.carriers import grpc_carrier
 from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
 from router.walls.binding import STARVED, PoolWall, pool_walls
@@ -83,15 +83,17 @@ async def test_a_slow_link(
     """KV leaves a prefill worker at SLOW, whoever it is for."""
     one_at_a_time = threading.Lock()
 
-    def slowly(header: FrameHeader, payload: memoryview | bytes) -> bytes:
-        with one_at_a_time:
-            time.sleep(len(payload) / SLOW)
-        return pack_frame(header, payload)
+    frame_message = grpc_carrier.frame_message
 
-    monkeypatch.setattr(kvtransfer.sender, "pack_frame", slowly)
-    more = {"kv_precision": "fp8", "kv_codec": "raw", "link_bytes_s": declared}
+    def slowly(frame: OutboundFrame) -> bytes:
+        with one_at_a_time:
+            time.sleep(len(frame.payload) / SLOW)
+        return frame_message(frame)
+
+    monkeypatch.setattr(grpc_carrier, "frame_message", slowly)
+    link = {"kv_carriers": ("grpc",), "link_bytes_s": declared}
     at_p = settings("prefill", redis, model, kv_precision="fp8")
-    wanted = at_p, settings("decode", redis, model, **more)
+    wanted = at_p, settings("decode", redis, model, kv_precision="fp8", kv_codec="raw", **link)
     async with running(*wanted) as [p, d], attached(d, p) as client:
         pool = await loaded(client, d, 3, lambda name: request(name, 400, 4), "network")
         found = await scrape(d)

@@ -131,11 +131,11 @@ class TimedHandover:
         source, computed = p.sequence()
         began = time.monotonic()
         p.session.send(m.Prefill(source, request, 0, self._frame_bytes, Codec.FP8))
-        p.session.send(m.Grant(source, CREDITS))
+        p.session.send_slot(m.Grant(source, CREDITS))
         await computed.wait(m.Started)
-        nbytes = await self._copy_frames(source, computed, target)
+        nbytes, frames = await self._copy_frames(source, computed, target)
         first = await computed.wait_for_token()
-        d.session.send(m.Join(target, computed.tokens[0]))
+        d.session.send(m.Join(target, computed.tokens[0], frames))
         await decoded.wait(m.Joined)
         await decoded.wait_for_token()
         while len(decoded.times) < steps and d.session.alive:
@@ -158,10 +158,10 @@ class TimedHandover:
         await imported.wait(m.ImportStarted)
         began = time.monotonic()
         p.session.send(m.Export(source, request, 0, self._frame_bytes, Codec.FP8))
-        p.session.send(m.Grant(source, CREDITS))
+        p.session.send_slot(m.Grant(source, CREDITS))
         await computed.wait(m.Started)
-        nbytes = await self._copy_frames(source, computed, target)
-        d.session.send(m.EndImport(target))
+        nbytes, frames = await self._copy_frames(source, computed, target)
+        d.session.send(m.EndImport(target, frames))
         await imported.wait(m.ImportEnded)
         taken = time.monotonic() - began
         d.drop(target)
@@ -174,22 +174,28 @@ class TimedHandover:
         self._p.session.send(m.Prefill(handle, request, 1 << 20, self._frame_bytes, Codec.FP8))
         await events.wait(m.Started)
         await events.wait_for_token()
+        self._p.session.send_slot(m.EndOffer(handle))
         self._p.drop(handle)
 
-    async def _copy_frames(self, source: int, events: SequenceEvents, target: int) -> int:
-        """Copy the frames of a sequence of P into D's slots, and return the bytes."""
+    async def _copy_frames(
+        self, source: int, events: SequenceEvents, target: int
+    ) -> tuple[int, int]:
+        """Copy the frames of a sequence of P into D's slots, and return bytes and frames."""
         p, d = self._p.session, self._d.session
-        nbytes = 0
+        nbytes = frames = 0
         while True:
             frame = await events.wait(m.KVFrame)
             slot = await self._d.free_slot()
             d.arena.slot(slot, frame.nbytes)[:] = p.arena.slot(frame.slot, frame.nbytes)
-            d.send(m.Ingest(target, slot, frame.piece, frame.nbytes, Codec.FP8))
-            p.send(m.SlotsFree([frame.slot]))
-            p.send(m.Grant(source, 1))
+            where = target, frame.sequence, slot, frame.piece, frame.nbytes
+            d.send_slot(m.Ingest(*where, Codec.FP8))
+            p.send_slot(m.SlotsFree([frame.slot]))
+            p.send_slot(m.Grant(source, 1))
             nbytes += frame.nbytes
+            frames += 1
             if frame.last:
-                return nbytes
+                p.send_slot(m.EndOffer(source))
+                return nbytes, frames
 
 
 def request_with_new_root(request: Request) -> Request:

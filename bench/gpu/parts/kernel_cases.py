@@ -25,7 +25,8 @@ from engine.kernels.paged_rows import PagedRows, PieceList, piece_count
 from engine.kernels.sampling import DrawRows, DrawState, DrawWorkspace, draw_tokens
 from engine.kernels.step_inputs import StepInputs, fill_step_inputs
 from engine.kv_cache.kv_format import Codec, KVFormat, KVPiece, split_into_pieces
-from engine.kv_cache.kv_pool import Fp8Pool, FrameCopy
+from engine.kv_cache.kv_frames import FrameCopy
+from engine.kv_cache.kv_pool import Fp8Pool
 from engine.model.attention import apply_rotary_
 from engine.model.fused_layers import pool_layers
 from protocol.block_keys import BLOCK_TOKENS
@@ -265,7 +266,7 @@ def _gather(sizes: KernelSizes, context: PartContext) -> KernelCase:
 def _frames(sizes: KernelSizes, context: PartContext, to_pool: bool) -> KernelCase:
     """Frames of KV between staging memory on the GPU and the pool, beside a copy of the bytes."""
     pool = _pool(sizes, context, sizes.layers, sizes.frames)
-    size = pool.format.page_layer_bytes(Codec.FP8)
+    size = pool.format.block_layer_bytes(Codec.FP8)
     pieces = split_into_pieces(0, sizes.frames, sizes.layers, size, SLOT_BYTES)[: sizes.frames]
     frames = [
         FrameCopy(slot, piece, range(piece.block, piece.block + piece.blocks), Codec.FP8)

@@ -177,13 +177,13 @@ class KVArrival:
         length = sizes_of(self._context).arriving
         request = request_of(self._context, next(self._seeds), length, 1)
         handle, _ = await self._front.receive(request)
-        size = self._kv.page_layer_bytes(Codec.FP8)
+        size = self._kv.block_layer_bytes(Codec.FP8)
         frame = self._front.session.arena.shape.slot_bytes
         blocks = length // BLOCK_TOKENS
         return handle, deque(split_into_pieces(0, blocks, self._kv.layers, size, frame))
 
     def _send(self, handle: int, piece: KVPiece) -> None:
-        nbytes = piece.bytes(self._kv.page_layer_bytes(Codec.FP8))
+        nbytes = piece.bytes(self._kv.block_layer_bytes(Codec.FP8))
         slot = self._front.session.inbound.pop()
-        self._front.session.send(m.Ingest(handle, slot, piece, nbytes, Codec.FP8))
+        self._front.session.send_slot(m.Ingest(handle, 0, slot, piece, nbytes, Codec.FP8))
         self.sent += nbytes

@@ -21,14 +21,15 @@ HANDOVER = row(
     "Does KV get across?",
     stack(
         "KV received",
-        "On the wire, by who received it: decode workers take over what was prefilled, prefill"
-        " workers fetch cached blocks of others.",
-        (rate(m.WIRE_BYTES, "role", "codec"), "{{role}}, {{codec}}"),
+        "By who received it, and by which carrier: decode workers take over what was prefilled,"
+        " prefill workers fetch cached blocks of others. grpc where tcp or local could serve means"
+        " that those have failed: `baton status` shows why.",
+        (rate(m.WIRE_BYTES, "role", "transport", "codec"), "{{role}}, {{transport}}, {{codec}}"),
     ),
     graph(
         "What the codec saves",
-        "Bytes of KV as it is in the pool, to bytes on the wire. Chosen for each link: a codec"
-        " pays where the link is slower than the conversion.",
+        "Bytes of raw KV, to bytes that were carried. The codec is chosen for each link: it pays"
+        " where the link is slower than the conversion.",
         (_SMALLER, "{{codec}}"),
         decimals=2,
         colours=(),

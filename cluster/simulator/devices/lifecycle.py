@@ -118,7 +118,18 @@ class RequestLifecycle:
         if request.blocks:
             held = decode.cache.cached_tokens(request.blocks)
             request.kv_cached = usable_tokens(held, request.context)
-        decode.reserve(request)
+        after_s = self._carrier.reservation_delay_s(request)
+        if after_s > 0:
+            self._clock.at(self._clock.now + after_s, self._reserve, request, request.attempt)
+        else:
+            self._reserve(request, request.attempt)
+
+    def _reserve(self, request: SimulatedRequest, attempt: int) -> None:
+        """Ask the decode worker for room, once for each attempt."""
+        if request.attempt == attempt and not request.asked and not request.status:
+            assert request.decode is not None
+            request.asked = True
+            request.decode.reserve(request)
 
     def on_reserved(self, request: SimulatedRequest) -> None:
         self._carrier.open(request)
@@ -142,7 +153,10 @@ class RequestLifecycle:
             self._router.estimates.record_path(
                 request.prefill.name, request.decode.name, self._path_s
             )
-            self._carrier.prompt_computed(request)
+            if request.asked:
+                self._carrier.prompt_computed(request)
+            else:
+                self._reserve(request, request.attempt)  # sends all of the KV once there is room
 
     def _on_received(self, request: SimulatedRequest) -> None:
         assert request.prefill is not None and request.decode is not None

@@ -36,7 +36,7 @@ class SimulatedRequest:
         *("number", "at", "prompt", "output", "blocks", "status", "emitted", "first_s", "done_s"),
         *("uncached", "deaths", "attempt", "stage", "prefill", "decode", "context", "left"),
         *("pool_tokens", "cached", "kv_cached", "tail", "fetched", "ticket", "predicted_s"),
-        *("computed_s", "reserved_s"),
+        *("computed_s", "reserved_s", "asked"),
     )
 
     number: int
@@ -77,6 +77,7 @@ class SimulatedRequest:
         self.predicted_s = 0.0
         self.computed_s: float | None = None
         self.reserved_s: float | None = None
+        self.asked = False  # for room at the decode worker
 
     @property
     def ttft_s(self) -> float | None:

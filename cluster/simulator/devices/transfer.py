@@ -1,6 +1,7 @@
 """The transfer of a request's KV from its prefill worker to its decode worker.
 
-KV is sent while it is computed, from when the decode worker has room for it. What is left when the
+KV is sent while it is computed, from when the decode worker has room for it. The decode worker asks
+its pool for room when the product's would (protocol/page_reservation.py). What is left when the
 first token exists, the last chunk at least, then takes its time over the link.
 """
 
@@ -12,8 +13,12 @@ from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.network import SimulatedNetwork
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.devices.routing import SimulatedRouter
+from protocol.page_reservation import reservation_delay_s, reserves_at_start
 from protocol.wire import wire_pb2 as pb
 from router.placement.estimates import MIN_TAIL_S
+
+RESERVE_S = 0.05
+"""Expected seconds of a reservation: one step of a decode worker."""
 
 SLICE_S = 1.0
 """Seconds after which a long transfer computes its share of the link anew."""
@@ -33,6 +38,27 @@ class KvCarrier:
         self._router = router
         self._network = network
         self._on_received = on_received
+
+    def reservation_delay_s(self, request: SimulatedRequest) -> float:
+        """Return how many seconds after the start of its prefill the request asks for room at its
+        decode worker: the product's decision after each chunk, whose end is known here."""
+        worker, first = request.prefill, request.cached
+        assert worker is not None
+        chunk, tokens = worker.machine.chunk, request.context - first
+        whole_s = worker.model.prefill_s(first, tokens, chunk)
+        if reserves_at_start(tokens, chunk):
+            return 0.0
+        kv_bytes = (request.context - request.kv_cached) * self._router.terms.kv_bytes
+        rate, asks_s = self._network.rate(*_link(request)), whole_s
+        for computed in range(chunk, tokens, chunk):
+            at = worker.model.prefill_s(first, computed, chunk)
+            if at >= asks_s:
+                break
+            asks_s = at + reservation_delay_s(
+                tokens=tokens, computed=computed, elapsed_s=at, kv_bytes=kv_bytes,
+                link_bytes_s=rate, reserve_s=RESERVE_S,
+            )  # fmt: skip
+        return min(asks_s, whole_s)
 
     def open(self, request: SimulatedRequest) -> None:
         """Open the transfer when the decode worker has room."""

@@ -4,6 +4,18 @@ import { at, keyed, make, quantity, say } from "./dom.js";
 import { bytesPerSecond, count, percent, perSecond, seconds } from "./format.js";
 
 const KV = "KV in use";
+const CARRIERS = "by";
+
+const carriers = (worker) => [...new Set(worker.links.map((link) => link.carrier))].join(", ");
+
+// Why each link has the carrier that it has.
+const reasons = (worker) =>
+  worker.links
+    .map(({ peer, carrier, reason, bytes_per_s }) => {
+      const rate = bytes_per_s === null ? "" : `, ${(bytes_per_s / 1e9).toFixed(2)} GB/s`;
+      return `${peer.slice(0, 6)}: ${carrier}${rate}${reason === "best" ? "" : ` (${reason})`}`;
+    })
+    .join("\n");
 
 // [name, of a worker: [number, unit], what it means]
 const column = (own, tokens) => [
@@ -14,6 +26,7 @@ const column = (own, tokens) => [
   ["tokens", (w) => perSecond(w.tokens_per_s), tokens],
   ["hits", (w) => percent(w.hit_ratio), "Of prompt tokens, found in the prefix cache"],
   ["received", (w) => bytesPerSecond(w.received_bytes_per_s), "KV from other workers"],
+  [CARRIERS, (w) => [carriers(w), ""], "Carriers of the KV from other workers"],
   ["step", (w) => seconds(w.step_s), "Mean of one pass of the engine"],
 ];
 
@@ -100,6 +113,7 @@ const show = (row, worker) => {
     if (worker.state === "silent") say(cell, "");
     else if (name === KV) level(cell, worker.kv_usage, of(worker));
     else quantity(cell, of(worker));
+    if (name === CARRIERS) cell.title = reasons(worker);
   });
 };
 

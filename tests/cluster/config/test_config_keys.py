@@ -56,7 +56,10 @@ def test_every_key_is_described() -> None:
 
 
 WITHOUT_A_KEY = {
-    WorkerSettings: {"port", "kv_port", "metrics_port", "kv_codec"},
+    WorkerSettings: {
+        *("port", "kv_port", "kv_tcp_port", "metrics_port"),
+        *("kv_codec", "kv_carriers"),
+    },
     EngineSettings: {"kv_storage", "arena"},
     RouterSettings: {"refresh_s", "url"},
     AutoscalerSettings: {"metrics_host", "metrics_port"},

@@ -46,6 +46,23 @@ CONFIG: dict[str, Any] = {
 """In fp32 with exact KV, the text is that of a single engine."""
 
 
+class ListedWorker(msgspec.Struct, frozen=True):
+    """A worker in the directory; its endpoint is host:port."""
+
+    instance: str
+    role: str
+    endpoint: str
+    pid: int
+
+    @property
+    def host(self) -> str:
+        return self.endpoint.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.endpoint.rpartition(":")[2])
+
+
 class HostCluster:
     """up -> (hurt whom you like) -> down. ``key``: the API key of the clients."""
 
@@ -100,10 +117,18 @@ class HostCluster:
 
     def knock(self) -> dict[str, dict[str, str]]:
         """What workers say to callers of each kind (see ``knock``), by their endpoints."""
+        return msgspec.json.decode(self._ask("knock"), type=dict[str, dict[str, str]])
+
+    def workers(self) -> list[ListedWorker]:
+        """Return the workers of the directory."""
+        return msgspec.json.decode(self._ask("workers"), type=list[ListedWorker])
+
+    def _ask(self, script: str) -> str:
+        """Run one of this folder's scripts as a member of the cluster, on the operator's machine;
+        return what it prints."""
         node = self.folder.relative_to(self.o.root) / "node"
-        knock = f"{PYTHON} -m tests.e2e.hosts.knock /{node} 2>/dev/null"
-        said = self.o.run(f"set -a; . /{node}/node.env; set +a; cd {REPOSITORY}; {knock}")
-        return msgspec.json.decode(said, type=dict[str, dict[str, str]])
+        command = f"{PYTHON} -m tests.e2e.hosts.{script} /{node} 2>/dev/null"
+        return self.o.run(f"set -a; . /{node}/node.env; set +a; cd {REPOSITORY}; {command}")
 
     def up(self) -> None:
         """Deploys, or updates, what ``configure`` has said."""

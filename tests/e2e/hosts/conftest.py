@@ -17,7 +17,7 @@ from tests.system import needs
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[HostCluster]:
-    needs("sshd", "ssh", "ip", "tc", "rsync", "unshare", "nsenter", root=True)
+    needs("sshd", "ssh", "ip", "tc", "nft", "rsync", "unshare", "nsenter", root=True)
     with Network() as net:
         cluster = HostCluster(net)
         cluster.prepare()

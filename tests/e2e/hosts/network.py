@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -107,6 +107,28 @@ class Network:
             what = f"replace dev {device} root {_BURST.format(rate=rate)}"
             words = what if rate else f"del dev {device} root"
             _call(namespaces.enter(pid, "n", program("tc"), "qdisc", *words.split()))
+
+    def drop_ports(self, host: Host, ports: Iterable[int]) -> None:
+        """Let the host's firewall drop what comes to these TCP ports; none: let everything in."""
+        rules = ["add table inet filter", "delete table inet filter"]  # that there may be none
+        if listed := ", ".join(map(str, ports)):
+            rules += [
+                "add table inet filter",
+                "add chain inet filter input { type filter hook input priority 0; }",
+                f"add rule inet filter input tcp dport {{ {listed} }} drop",
+            ]
+        _call(namespaces.enter(host.pid, "n", program("nft"), "; ".join(rules)))
+
+    def listening_ports(self, host: Host, pid: int) -> set[int]:
+        """Return the TCP ports on which a process of the host listens, by its number there."""
+        lines = [line.split() for line in host.run(f"{program('ss')} -Htlnp").splitlines()]
+        return {int(line[3].rpartition(":")[2]) for line in lines if f"pid={pid}," in line[-1]}
+
+    def dialled_ports(self, host: Host, peer: Host) -> set[int]:
+        """Return the TCP ports of ``peer`` to which the host has connections."""
+        show = [program("ss"), "-Htn", "state", "established", "dst", peer.address]
+        lines = _call(namespaces.enter(host.pid, "n", *show)).splitlines()
+        return {int(line.split()[3].rpartition(":")[2]) for line in lines}
 
     def received(self, host: Host) -> int:
         """Bytes that its link has brought to it since it booted."""

@@ -22,6 +22,8 @@ from tests.e2e.hosts.watch import Watch
 pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(300)]
 
 NOBODY_WAITS_S = 20.0
+FIREWALL_S = 5.0
+_DECODE_WORKERS = 3
 LONG = 2500  # tokens of a prompt whose KV takes a second and more at 100 Mbit/s
 _KV_BYTES = 6 * 2 * 2 * 64 * 4  # of a token of the demo model: layers, K and V, heads, size, fp32
 _MBIT_100 = 100e6 / 8
@@ -102,6 +104,35 @@ async def test_more_workers(
         await asyncio.to_thread(cluster.baton, "scale decode=3 --address auto")
         await watch.until(cluster.a, {("decode", "c"): 3}, 10)
     assert not load.wrong(texts)
+
+
+async def test_kv_takes_tcp_between_hosts(cluster: HostCluster, watch: Watch) -> None:
+    """Prefill is on b and decode on c. Within one host KV takes ``local``: tests/workers."""
+    carried = {name: await watch.kv_bytes(cluster.a, name) for name in ("local", "tcp", "grpc")}
+    assert carried["tcp"] > 0 and not carried["local"] and not carried["grpc"], carried
+
+
+async def test_a_firewall_that_drops_the_kv_port_alone(
+    cluster: HostCluster,
+    clients: Clients,
+    watch: Watch,
+    asked: list[Request],
+    texts: list[list[int]],
+) -> None:
+    """On each decode worker one request finds it out, and waits for 5 s at most; the KV of all
+    others takes another carrier at once."""
+    (prefill,) = (w for w in cluster.workers() if w.role == "prefill")
+    ports = cluster.net.listening_ports(cluster.b, prefill.pid) - {prefill.port}
+    dialled = ports & cluster.net.dialled_ports(cluster.c, cluster.b)
+    assert len(dialled) == 1, (ports, dialled)  # that of the carrier tcp
+    before = await watch.kv_bytes(cluster.a, "grpc")
+    cluster.net.drop_ports(cluster.b, dialled)
+    seen = [await clients.ask(cluster.a, request) for request in asked]
+    cluster.net.drop_ports(cluster.b, ())
+    assert not wrong(seen, texts)
+    waits_s = sorted(record.longest_wait_s for record in seen)
+    assert waits_s[-1] < FIREWALL_S and waits_s[-1 - _DECODE_WORKERS] < FIREWALL_S / 3, waits_s
+    assert await watch.kv_bytes(cluster.a, "grpc") > before
 
 
 async def test_a_slow_link(cluster: HostCluster, clients: Clients, watch: Watch) -> None:

@@ -52,11 +52,16 @@ class Watch:
             raise TimeoutError(f"wanted {wanted} in {within_s} s; there are {there}") from None
         return there
 
-    async def sum(self, router: Host, role: str, name: str) -> float:
-        """Of a counter of all workers of a role."""
+    async def sum(self, router: Host, role: str, name: str, labels: str = "") -> float:
+        """Of a counter of all workers of a role; ``labels`` are some of its labels, as text."""
         pages = [await self._page(t) for r, t in await self.targets(router) if r == role]
-        row = re.compile(rf"^{name}(?:{{.*}})? (\S+)$", re.MULTILINE)
+        row = re.compile(rf"^{name}(?:{{.*{labels}.*}})? (\S+)$", re.MULTILINE)
         return sum(float(value) for page in pages for value in row.findall(page))
+
+    async def kv_bytes(self, router: Host, carrier: str) -> float:
+        """KV that decode workers have received by a carrier, in bytes."""
+        labels = f'transport="{carrier}"'
+        return await self.sum(router, "decode", "baton_kv_transfer_bytes_total", labels)
 
     async def prefill_is_used(
         self, router: Host, clients: Clients, request: Request, within_s: float = 20.0

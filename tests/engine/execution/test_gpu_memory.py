@@ -218,6 +218,7 @@ def build(folder: Path) -> Callable[[], None]:
         engine_settings(str(folder)),
         SilentChannel(),  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
         lambda *_: None,
     )
 

@@ -68,8 +68,8 @@ def test_fp8_precision_changes_the_text(model: DecoderModel) -> None:
 def handed_over(p: Engine, d: Engine, codec: Codec) -> list[list[int]]:
     """Text of every other prompt, prefilled on ``p`` and decoded on ``d``."""
     texts = []
-    size = p.format.page_layer_bytes(codec)
-    assert size == d.format.page_layer_bytes(codec)
+    size = p.format.block_layer_bytes(codec)
+    assert size == d.format.block_layer_bytes(codec)
     for r in prompts()[::2]:
         p.prefill(0, r)
         first = drain(p)[0]
@@ -118,7 +118,7 @@ def test_frames_with_invalid_values_are_refused(
     model: DecoderModel, storage: Storage, codec: Codec
 ) -> None:
     d = engine(model, storage)
-    size = d.format.page_layer_bytes(codec)
+    size = d.format.block_layer_bytes(codec)
     piece = split_into_pieces(0, 1, d.format.layers, size, 1 << 20)[0]
     nbytes = piece.bytes(size)
     bad = [torch.full((nbytes // 4,), v).view(torch.uint8) for v in (float("nan"), 1e30)]
@@ -141,7 +141,7 @@ def test_one_byte_that_is_no_number_is_refused(
 ) -> None:
     """On a GPU it would decode to NaN."""
     d = engine(model, storage)
-    size = d.format.page_layer_bytes(Codec.FP8)
+    size = d.format.block_layer_bytes(Codec.FP8)
     piece = split_into_pieces(0, 1, d.format.layers, size, 1 << 20)[0]
     data = torch.full((piece.bytes(size),), 0x7E, dtype=torch.uint8)
     payload = len(data) * d.format.head_dim // (d.format.head_dim + 1)
@@ -152,18 +152,20 @@ def test_one_byte_that_is_no_number_is_refused(
         d.pool.write(piece, [0], data, Codec.FP8)
 
 
-def test_wide_pool_rounds_received_values(model: DecoderModel) -> None:
-    d = engine(model, "wide")
-    d.receive(0, request("a", list(range(5, 40))))
-    d.reserve(0)
-    d.plan()
-    size = d.format.page_layer_bytes(Codec.RAW)
+@pytest.mark.parametrize("storage", ["wide", "fp8"])
+def test_raw_values_off_the_grid_stay_in_a_wide_pool_and_are_rounded_in_bytes(
+    model: DecoderModel, storage: Storage
+) -> None:
+    """Only a sender that breaks the protocol sends them. They are bounded wherever they stay."""
+    d = engine(model, storage)
+    size = d.format.block_layer_bytes(Codec.RAW)
     piece = split_into_pieces(0, 1, d.format.layers, size, 1 << 20)[0]
     data = torch.full((piece.bytes(size) // 4,), 1.2345).view(torch.uint8)
-    d.write(0, piece, data, Codec.RAW)
+    d.pool.write(piece, [1], data, Codec.RAW)
     out = torch.empty_like(data)
-    d.read(0, piece, out)
-    assert (out.view(torch.float32) == 1.25).all()
+    d.pool.read(piece, [1], out, Codec.RAW)
+    value = torch.tensor(1.2345 if storage == "wide" else 1.25)
+    assert (out.view(torch.float32) == value).all()
     assert (data.view(torch.float32) == 1.2345).all()  # the frame itself stays as it came
 
 

@@ -32,12 +32,12 @@ def answer(engine: Engine, tokens: list[int] = PROMPT, handle: int = 90) -> list
 
 
 def pieces(engine: Engine, first: int, end: int, by_layer: bool = False) -> list[KVPiece]:
-    size = engine.format.page_layer_bytes(Codec.RAW)
+    size = engine.format.block_layer_bytes(Codec.RAW)
     return split_into_pieces(first, end, engine.format.layers, size, size * (1 if by_layer else 6))
 
 
 def move(source: Engine, handle: int, piece: KVPiece, target: Engine, to: int) -> None:
-    size = piece.bytes(source.format.page_layer_bytes(Codec.RAW))
+    size = piece.bytes(source.format.block_layer_bytes(Codec.RAW))
     data = torch.empty(size, dtype=torch.uint8)
     source.read(handle, piece, data)
     target.write(to, piece, data)
@@ -103,7 +103,7 @@ def test_invalid_piece_ends_an_import_and_keeps_earlier_blocks(
     target.import_(5, request("fetch", PROMPT))
     good, bad = pieces(source, 0, 8)[:2]
     move(source, 2, good, target, 5)
-    size = bad.bytes(source.format.page_layer_bytes(Codec.RAW))
+    size = bad.bytes(source.format.block_layer_bytes(Codec.RAW))
     with pytest.raises(TransferFailed, match="finite"):
         target.write(5, bad, torch.full((size,), 255, dtype=torch.uint8))
     assert 5 not in target.scheduler.sequences
@@ -118,7 +118,7 @@ def test_invalid_piece_drops_a_receiving_sequence(source: Engine, make_engine: M
     target.reserve(5)
     target.plan()
     piece = pieces(source, 0, 8)[0]
-    size = piece.bytes(source.format.page_layer_bytes(Codec.RAW))
+    size = piece.bytes(source.format.block_layer_bytes(Codec.RAW))
     with pytest.raises(TransferFailed, match="finite"):
         target.write(5, piece, torch.full((size,), 255, dtype=torch.uint8))
     assert 5 not in target.scheduler.sequences and target.manager.available == 64

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.execution.engine import Engine
-from engine.kv_cache.kv_format import Codec, KVPiece, split_into_pieces
-from engine.process.server import KVEgress
+from engine.kv_cache.kv_format import KVPiece, split_into_pieces
 from protocol.block_keys import block_keys
 from tests.engine.conftest import ROOT, drain, request
 
@@ -90,19 +89,6 @@ def test_parents_of_a_cached_block_are_cached(make_engine: Callable[..., Engine]
     for tokens in prompts:
         assert engine.manager.count_cached(block_keys(ROOT, tokens), 3) == 3
     assert engine.manager.available == 64
-
-
-def test_slow_receiver_does_not_delay_other_transfers() -> None:
-    egress = KVEgress(list(range(4)), lambda _handle, _piece, _slot, _codec: 1)
-    for handle in (1, 2):
-        egress.open(handle, [KVPiece(0, 1, block, 1) for block in range(8)], Codec.RAW)
-    egress.grant(1, 100)
-    first = egress.fill_slots(lambda _: 8)
-    assert [f.handle for f in first] == [1, 1]
-    egress.grant(2, 100)
-    assert [f.handle for f in egress.fill_slots(lambda _: 8)] == [2, 2]
-    egress.free([first[0].slot])
-    assert [f.sequence for f in egress.fill_slots(lambda _: 8)] == [2]
 
 
 @pytest.mark.parametrize("top_p", [1e-46, 1e-9, 0.5])

@@ -182,12 +182,12 @@ def test_commands_are_held_in_order_for_their_own_grammar_only(folder: Path) -> 
     first = generate_command(1, regex("abc"))
     prefill = m.Prefill(1, first.request, 0, 1024, Codec.RAW)
     assert pending.hold(prefill)
-    assert pending.hold(m.Grant(1, 3)) and pending.hold(m.Grant(1, 4))
-    assert not pending.hold(generate_command(2, "")) and not pending.hold(m.Grant(2, 3))
-    assert not pending.hold(m.SlotsFree([1]))
-    assert wait_until_released(pending) == [prefill, m.Grant(1, 3), m.Grant(1, 4)]
+    assert pending.hold(m.Reserve(1)) and pending.hold(m.Join(1, 3, 4))
+    assert not pending.hold(generate_command(2, "")) and not pending.hold(m.Reserve(2))
+    assert not pending.hold(m.TakeRole("prefill"))
+    assert wait_until_released(pending) == [prefill, m.Reserve(1), m.Join(1, 3, 4)]
     assert pending.take_matcher(1) is not None and pending.take_matcher(1) is None
-    assert not pending.hold(m.Grant(1, 5)) and not pending.busy
+    assert not pending.hold(m.Reserve(1)) and not pending.busy
     again = msgspec.structs.replace(first, handle=3)
     assert not pending.hold(again), "the grammar is known by now"
     assert pending.take_matcher(3) is not None

@@ -234,3 +234,34 @@ def test_many_workers_are_chosen_from_as_if_all_were_shown() -> None:
     world.run(requests)
     assert [j.done_s for j in requests] == [j.done_s for j in narrow.requests]
     assert {role: world.fleet.count(role) for role in ROLES} == {"prefill": 30, "decode": 30}
+
+
+def test_pages_of_a_long_prompt_are_reserved_when_its_kv_is_about_to_flow() -> None:
+    """20 chunks of 1.01 s; the KV of the whole prompt takes 2 s over the link, a chunk's 0.1 s."""
+    of = scenario(
+        mix(0.9, 20_000, 50),
+        seconds=3,
+        machine={"chunk": 1000, "link_gb_per_s": 0.01},
+        objectives={"ttft_ms": 30_000, "tpot_ms": 100},
+    )
+    world = Simulation(of, scenario_machines(of), decide, False)
+    (request,) = requests = scenario_requests(of)[:1]
+    world.run(requests)
+    assert request.reserved_s is not None and request.computed_s is not None
+    assert 2.0 < request.computed_s - request.reserved_s < 3.0
+    assert request.done_s == pytest.approx(20.2 + 0.1 + 49 * 0.01, abs=0.01)  # nothing is later
+
+
+def test_short_prompts_do_not_wait_for_the_pages_of_long_ones_that_are_computed() -> None:
+    """Five long prompts fit the pool, and twelve are computed at a time."""
+    of = scenario(
+        mix(1.2, 10_000, 100),
+        mix(4, 200, 20),
+        seconds=60,
+        machine={"chunk": 500, "kv_tokens": 60_000, "link_gb_per_s": 1.0},
+        pools={"prefill": 24, "decode": 1},
+        objectives={"ttft_ms": 30_000, "tpot_ms": 100},
+    )
+    result = simulate(of).result
+    assert result.ok == result.requests > 300
+    assert result.tpot.p99 < 0.02  # reserved at the start of each prefill, 0.4 s

@@ -1,0 +1,1 @@
+"""Frames sent between engines by collective libraries (NCCL, gloo), outside the step loop."""
