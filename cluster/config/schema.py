@@ -183,7 +183,7 @@ class KvSection(Section):
     fabric: Fabric = key(
         "untrusted",
         "trusted: no others can read or change what passes on the network between workers, so KV "
-        "may travel unencrypted and unauthenticated, by the carriers nccl and nixl.",
+        "may travel unencrypted and unauthenticated, by the carrier nixl.",
     )
 
 
