@@ -1,4 +1,4 @@
-"""Defines carriers: a carrier moves the frames of transfers from one worker to another.
+"""The interface of carriers, which bring the frames of KV from worker to worker.
 
 A transfer moves the KV of one Prefill.Run call from the prefill worker (P) to the decode worker
 (D):

@@ -103,6 +103,7 @@ class PairOutboundLink:
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, _WaitingFrame] = {}  # by sequence
+        self._taken_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
         self._number = pairs.add(self)
@@ -121,6 +122,7 @@ class PairOutboundLink:
         self._say(pb.PrefillEvent(filled=pb.PrefillEvent.Filled(slots=[filled])))
 
     def taken(self, sequences: Sequence[int]) -> None:
+        self._taken_at = self._loop.time()
         for sequence in sequences:
             entry = self._waiting.get(sequence)
             if entry is not None and not entry.done:
@@ -149,12 +151,13 @@ class PairOutboundLink:
             entry.frame.release()
 
     def _check_age(self) -> None:
-        """Give up the transfer of a receiver that has left a slot unread for too long."""
+        """Give up the transfer of a receiver that has slots to read, and has read none for too
+        long."""
         self._timer = None
         oldest = min((e.put_at for e in self._waiting.values()), default=None)
         if oldest is None:
             return
-        left = oldest + FRAME_SEND_S - self._loop.time()
+        left = max(oldest, self._taken_at) + FRAME_SEND_S - self._loop.time()
         if left <= 0:
             self.close()
         else:
