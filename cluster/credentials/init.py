@@ -102,7 +102,7 @@ def draw_api_key() -> str:
 def api_key_line(key: str, tenant: str) -> str:
     """Return the key's line in a file of API keys, which contains its SHA-256 digest only.
 
-    Routers read such files (router/common/tenants.py)."""
+    Routers read such files (router/tenants/key_file.py)."""
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}: {json.dumps(tenant)}"
 
 

@@ -34,6 +34,7 @@ from router.generation.placer import PlacedRequest, Placer
 from router.generation.submission import Interruption, Submission, TokenBatch, TokenQueue
 from router.placement.admission import AdmissionController, AdmissionLimits
 from router.settings import RouterSettings
+from router.tenants.tenant import DEFAULT_TENANT, Tenant
 from router.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class GenerationRequest(NamedTuple):
     keys: Sequence[bytes]  # of the prompt's full blocks
     arrived: float  # on time.perf_counter
     limits: AdmissionLimits
+    tenant: Tenant = DEFAULT_TENANT
     streamed: bool = True  # to a client, who may be slow
 
 

@@ -22,7 +22,6 @@ from protocol.registry.directory import ModelInfo
 from protocol.requests import Request
 from router.common.errors import ApiError, invalid, unavailable
 from router.common.request_body import read_json_object
-from router.common.tenants import Tenant
 from router.generation.choice_stream import ChoiceStream, GenerationRequest
 from router.generation.output_text import SharedPromptLogprobs
 from router.http.generation_plan import GenerationPlan
@@ -31,6 +30,7 @@ from router.http.state import RouterState
 from router.openai.answers.formatter import ResponseHeader
 from router.openai.bodies.generation_body import GenerationBody
 from router.placement.admission import AdmissionLimits
+from router.tenants.tenant import Tenant
 
 EXPLAIN_HEADER = "x-baton-explain"
 TIMELINE_HEADER = "x-baton-timeline"
@@ -78,7 +78,7 @@ async def accept_request(
     created, fingerprint = int(time.time()), f"fp_{model.fingerprint[:16]}"
     header = ResponseHeader(options.id, created, settings.model_id, fingerprint)
     formatter = planned.new_formatter(header, [request.prompt for request in requests])
-    choices = _create_choices(state, options, planned, requests, limits)
+    choices = _create_choices(state, options, planned, requests, limits, tenant)
     return GenerationResponse(settings, options, formatter, choices)
 
 
@@ -162,6 +162,7 @@ def _create_choices(
     plan: GenerationPlan,
     requests: list[Request],
     limits: AdmissionLimits,
+    tenant: Tenant,
 ) -> list[ChoiceStream]:
     services, choices = state.routing_services, []
     keys, prompt_logprobs = list[bytes](), SharedPromptLogprobs()
@@ -169,6 +170,8 @@ def _create_choices(
         if index % plan.candidates == 0:  # the choices of a prompt share these
             keys = block_keys(request.cache_root, request.prompt)
             prompt_logprobs = SharedPromptLogprobs()
-        generation = GenerationRequest(request, keys, options.arrived, limits, options.stream)
+        generation = GenerationRequest(
+            request, keys, options.arrived, limits, tenant, options.stream
+        )
         choices.append(ChoiceStream(services, index, generation, plan.output, prompt_logprobs))
     return choices

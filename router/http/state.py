@@ -19,7 +19,6 @@ from protocol.endpoints.grpc_endpoints import EndpointSecurity
 from protocol.registry.directory import Directory, WorkerRecord
 from protocol.registry.redis_client import connect
 from protocol.security.tls import http_not_after
-from router.common.tenants import Tenants, read_tenants
 from router.common.tokenizer import Vocabulary, load_tokenizer, load_vocabulary
 from router.generation.choice_stream import RoutingServices
 from router.generation.metrics import RouterMetrics
@@ -39,6 +38,7 @@ from router.placement.index_reader import IndexReader
 from router.placement.ledger import WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.settings import RouterSettings
+from router.tenants.key_file import Tenants, read_tenants
 from router.walls.binding import pool_walls
 from router.workers.pool import ListWorkers, WorkerPool
 

@@ -16,9 +16,9 @@ from bench.lib.settings import router_settings
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.models.locate import demo_path
 from protocol.block_keys import block_keys, cache_root
-from router.common.tenants import DEFAULT_TENANT
 from router.http.app import create_app
 from router.http.state import RouterState
+from router.tenants.tenant import DEFAULT_TENANT
 from tests.router.conftest import until
 from tests.workers.harness import TOKEN, running, settings
 

@@ -20,7 +20,7 @@ from cluster.credentials.init import ClusterFolder, create_cluster_folder
 from protocol.errors import StartupError
 from protocol.security.certificates import certificate_hosts
 from protocol.security.tls import TlsFiles, read_pem_bundle
-from router.common.tenants import read_tenants
+from router.tenants.key_file import read_tenants
 
 PASSWORD = "p'q \"$HOME`id`\\/#%:@"
 URL = "redis://us%2Fer:p%27q%20%22%24HOME%60id%60%5C%2F%23%25%3A%40@10.0.0.9/1"

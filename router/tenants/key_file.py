@@ -6,7 +6,7 @@ tenants. A key is written as it is, or as ``sha256:<64 hex digits>``.
     sk-alpha: acme
     sha256:2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683:
       tenant: umbrella
-      priority: 10          # most urgent priority that it may ask for; -100 by default
+      priority: 10          # most urgent priority that it may ask for; 0 by default
 """
 
 from __future__ import annotations
@@ -16,35 +16,17 @@ import hmac
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from protocol.errors import StartupError
 from protocol.requests import PRIORITIES
 from protocol.security.tls import check_private
-from router.common.errors import invalid, unauthorized
+from router.common.errors import unauthorized
+from router.tenants.tenant import DEFAULT_PRIORITY, DEFAULT_TENANT, Tenant
 
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})\Z")
-
-
-class Tenant(NamedTuple):
-    """One customer of the cluster; several API keys may belong to it."""
-
-    name: str
-    priority: int = PRIORITIES[0]  # most urgent one allowed
-
-    def check_priority(self, priority: int) -> None:
-        """Raises ApiError (400) for a priority that this tenant may not use."""
-        if priority < self.priority:
-            raise invalid(
-                f"priority must be at least {self.priority} with this API key, not {priority}",
-                "priority",
-            )
-
-
-DEFAULT_TENANT = Tenant("default")
-"""The tenant of all requests where there is no file of keys."""
 
 
 class Tenants:
@@ -108,7 +90,7 @@ def _tenant(entry: Any, path: str) -> Tenant:
     fields = {"tenant": entry} if isinstance(entry, str) else entry
     if not isinstance(fields, dict) or not fields.keys() <= {"tenant", "priority"}:
         raise StartupError(f"{path}: a key has a tenant, and perhaps a priority")
-    name, priority = fields.get("tenant"), fields.get("priority", PRIORITIES[0])
+    name, priority = fields.get("tenant"), fields.get("priority", DEFAULT_PRIORITY)
     if not isinstance(name, str) or not name:
         raise StartupError(f"{path}: a tenant's name is a string")
     low, high = PRIORITIES

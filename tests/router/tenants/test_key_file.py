@@ -7,7 +7,8 @@ import pytest
 
 from protocol.errors import StartupError
 from router.common.errors import ApiError
-from router.common.tenants import DEFAULT_TENANT, Tenant, read_tenants
+from router.tenants.key_file import read_tenants
+from router.tenants.tenant import DEFAULT_TENANT, Tenant
 
 
 @pytest.fixture
