@@ -2,7 +2,7 @@
 # down          stop it
 # test          set up, then the tests that need no other program (ARGS="-k name" for some)
 # test-system   set up, then the tests that start Ray, ssh, a browser or Prometheus
-# test-long     set up, then the property-based tests, with thousands of examples
+# test-long     set up, then the property-based tests, with thousands of examples, and the long tests
 # lint          ruff, mypy
 # format        ruff format
 # proto         generate the gRPC stubs
@@ -50,7 +50,7 @@ down: $(VENV)/installed
 
 test: $(VENV)/installed-dev $(VENV)/installed-litellm $(VENV)/installed-nixl
 	@failed=0; \
-	$(call run,-n 3 --dist loadfile --no-loadscope-reorder -m "not alone and not system"); \
+	$(call run,-n 3 --dist loadfile --no-loadscope-reorder -m "not alone and not system and not long"); \
 	$(call run,-m "alone and not system" $(APART)); \
 	exit $$failed
 
@@ -61,6 +61,7 @@ test-long: $(VENV)/installed-dev
 	@failed=0; export HYPOTHESIS_PROFILE=long; \
 	$(call run,-n 2 --dist loadfile --timeout 3600 -m "not alone and not system" \
 		$$(grep -rlE "^from hypothesis" tests --include="test_*.py")); \
+	$(call run,--timeout 3600 -m long); \
 	exit $$failed
 
 lint: $(VENV)/installed-dev

@@ -17,7 +17,11 @@ from tests.engine.conftest import drain, load_model, request
 
 
 @pytest.mark.parametrize(
-    "shape", [{}, {**SHAPE_100M, "num_hidden_layers": 2}], ids=["demo", "100M"]
+    "shape",
+    [
+        pytest.param({}, id="demo"),
+        pytest.param({**SHAPE_100M, "num_hidden_layers": 2}, id="100M", marks=pytest.mark.long),
+    ],
 )
 def test_it_copies(shape: dict[str, int], tmp_path: Path) -> None:
     model = load_model(make_copying(demo_path(), tmp_path, shape))

@@ -162,14 +162,14 @@ def test_constrained_text_does_not_depend_on_batching_or_speculation(
         assert together[i] == alone(make, constrained, r)
 
 
-def test_constrained_text_resumes_identically_at_every_token(
+def test_constrained_text_resumes_identically_at_any_token(
     make: Make, constrained: Constrained
 ) -> None:
     for kind in ({}, {"temperature": 0.0}, {"min_tokens": 20, "ignore_eos": False}):
         r = wish("r", PERSON, seed=11, **kind)
         whole = alone(make, constrained, r)
         engine = make()
-        for cut in range(len(whole)):
+        for cut in (*range(8), *range(8, len(whole), 5)):
             constrained.generate(engine, cut, r.resumed(whole[:cut]))
             assert drain(engine)[cut] == whole[cut:]
 

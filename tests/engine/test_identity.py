@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from engine.execution.engine import Engine
 from engine.kv_cache.kv_format import Codec, split_into_pieces
@@ -63,6 +63,7 @@ def test_schedules_share_prefixes(lives: ScheduleRunner) -> None:
     assert lives.shared_tokens > before
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(schedule=schedules())
 def test_any_schedule_gives_the_same_text(lives: ScheduleRunner, schedule: Schedule) -> None:
     """Arrivals, priorities, cancellations, resumed requests, engine sizes and step times."""

@@ -127,8 +127,8 @@ def run_arrivals(engine: Engine, kinds: list[dict[str, Any]]) -> dict[int, list[
 @pytest.mark.parametrize(
     ("kind", "family", "recorded"),
     [
-        ("plain", "llama", True),
-        ("plain", "mistral", False),
+        pytest.param("plain", "llama", True, marks=pytest.mark.long),
+        pytest.param("plain", "mistral", False, marks=pytest.mark.long),
         ("filters", "qwen3", True),
     ],
 )

@@ -47,11 +47,11 @@ SMALL = {"num_hidden_layers": 2, "vocab_size": 320}
 @pytest.mark.parametrize(
     ("family", "storage"),
     [
-        ("llama", "fp8"),
-        ("mistral", "wide"),
-        ("qwen3", "fp8"),
         ("gemma2", "fp8"),
         ("mixtral", "wide"),
+        pytest.param("llama", "fp8", marks=pytest.mark.long),
+        pytest.param("mistral", "wide", marks=pytest.mark.long),
+        pytest.param("qwen3", "fp8", marks=pytest.mark.long),
     ],
 )
 def test_texts_are_those_of_the_cpu(family: str, storage: Storage, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from engine.collectives.collective_thread import RECEIVE_S, SEND_S
@@ -75,6 +76,7 @@ def test_closed_pairs_leave_no_thread_and_no_descriptor() -> None:
     assert not [t for t in threading.enumerate() if t.name == "collectives"]
 
 
+@pytest.mark.long
 def test_killed_peer_ends_its_pair_at_once_and_no_other() -> None:
     with engines(RemoteEngine, PairEngine, PairEngine) as (lost, d, p):
         assert isinstance(d, PairEngine) and isinstance(p, PairEngine)
@@ -91,6 +93,7 @@ def test_killed_peer_ends_its_pair_at_once_and_no_other() -> None:
         transfer(p, d, "kept")
 
 
+@pytest.mark.long
 def test_stopped_sender_costs_the_deadline_and_writes_nothing_afterwards() -> None:
     with engines(RemoteEngine, PairEngine) as (p, d):
         assert isinstance(p, RemoteEngine) and isinstance(d, PairEngine)
@@ -106,6 +109,7 @@ def test_stopped_sender_costs_the_deadline_and_writes_nothing_afterwards() -> No
         assert not d.slots.any()
 
 
+@pytest.mark.long
 def test_stopped_receiver_costs_the_deadline_of_a_send() -> None:
     with engines(PairEngine, RemoteEngine) as (p, d):
         assert isinstance(d, RemoteEngine)
@@ -132,6 +136,7 @@ def test_peer_that_never_opens_costs_the_deadline() -> None:
         assert wait_for(d, PairClosed).why == "pair a is not open"
 
 
+@pytest.mark.long
 def test_peer_that_stops_while_the_pair_is_connected_costs_the_deadline() -> None:
     with engines(RemoteEngine, PairEngine) as (p, d):
         assert isinstance(p, RemoteEngine)

@@ -52,6 +52,7 @@ def test_keys_are_odd_and_differ() -> None:
     assert draw_keys(1, 10).tolist() == draw_keys(1, 4096)[:10].tolist()
 
 
+@pytest.mark.long
 def test_every_flipped_bit_of_every_word_is_found() -> None:
     frame = make_bytes(2, 512)
     good = CHECKSUM.sum(frame)
@@ -61,6 +62,7 @@ def test_every_flipped_bit_of_every_word_is_found() -> None:
         assert CHECKSUM.sum(damaged) != good, bit
 
 
+@pytest.mark.long
 def test_every_changed_word_and_every_pair_of_top_bits_is_found() -> None:
     words = make_bytes(3, 512).view(torch.int32)
     good = CHECKSUM.sum(words.view(torch.uint8))
@@ -74,6 +76,7 @@ def test_every_changed_word_and_every_pair_of_top_bits_is_found() -> None:
             assert CHECKSUM.sum(flipped.view(torch.uint8)) != good, (i, j)
 
 
+@pytest.mark.long
 def test_every_swap_of_words_that_differ_in_the_sign_alone_is_found() -> None:
     for width in (torch.int32, torch.int64):
         words = torch.zeros(512 // width.itemsize, dtype=width)

@@ -139,11 +139,16 @@ def test_steps_without_a_known_end_are_measured_with_the_next() -> None:
 
 
 def test_warm_up_fits_the_step_time_model(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine()
-    warm_up(engine)
-    known = engine.step_time.known
-    assert known is not None and known.seconds(StepWork(0, 0, 64, 64 * 32)) > 0
-    assert known.added_seconds(StepWork(0, 0, 64, 64 * 32)) > 0
+    work = StepWork(0, 0, 64, 64 * 32)
+    for _ in range(3):  # steps of a busy machine may take as long with a prompt as without
+        engine = make_engine()
+        warm_up(engine)
+        known = engine.step_time.known
+        assert known is not None and known.seconds(work) > 0
+        added_s = known.added_seconds(work)
+        if added_s > 0:
+            break
+    assert added_s > 0
     assert not engine.scheduler.sequences and engine.manager.available == 64
     assert engine.scheduler.take_started() == []
 
