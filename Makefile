@@ -2,7 +2,7 @@
 # down          stop it
 # test          set up, then the tests that need no other program (ARGS="-k name" for some)
 # test-system   set up, then the tests that start Ray, ssh, a browser or Prometheus
-# test-long     set up, then the property-based tests, with thousands of examples, and the long tests
+# test-long     set up, then property-based tests with thousands of examples, the long tests, fuzzing
 # lint          ruff, mypy
 # format        ruff format
 # proto         generate the gRPC stubs
@@ -57,11 +57,14 @@ test: $(VENV)/installed-dev $(VENV)/installed-litellm $(VENV)/installed-nixl
 test-system: $(VENV)/installed-dev
 	@failed=0; $(call run,-m system $(APART)); exit $$failed
 
-test-long: $(VENV)/installed-dev
+test-long: $(VENV)/installed-dev $(VENV)/installed-fuzz
 	@failed=0; export HYPOTHESIS_PROFILE=long; \
 	$(call run,-n 2 --dist loadfile --timeout 3600 -m "not alone and not system" \
 		$$(grep -rlE "^from hypothesis" tests --include="test_*.py")); \
 	$(call run,--timeout 3600 -m long); \
+	for target in $$($(BIN)/python -m tests.fuzz --list); do \
+		$(BIN)/python -m tests.fuzz $$target --seconds 60 || failed=1; \
+	done; \
 	exit $$failed
 
 lint: $(VENV)/installed-dev
@@ -84,7 +87,8 @@ dashboards: $(VENV)/installed-dev
 # a file that had this hash when the pin was made.
 lock: $(VENV)/created
 	$(PIP) install "uv==$(UV)"
-	for name in requirements requirements-dev requirements-litellm requirements-nixl; do \
+	for name in requirements requirements-dev requirements-litellm requirements-nixl \
+			requirements-fuzz; do \
 		$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --upgrade --no-header \
 			--no-annotate --no-emit-index-url --python-version 3.11 \
 			--output-file $$name.lock $$name.in && \
@@ -165,4 +169,10 @@ $(VENV)/installed-litellm: requirements-litellm.txt $(VENV)/created
 $(VENV)/installed-nixl: requirements-nixl.txt $(VENV)/installed-dev
 	@echo "setting up: NIXL, to be tested against"
 	@$(call install,$(VENV),--no-deps -r $<)
+	@touch $@
+
+# What guides the fuzzing of `make test-long`; without a wheel for this machine it is not guided.
+$(VENV)/installed-fuzz: requirements-fuzz.txt $(VENV)/installed-dev
+	@echo "setting up: atheris, which guides fuzzing"
+	@{ $(call install,$(VENV),--no-deps -r $<); } || echo "setting up: no atheris for this machine"
 	@touch $@

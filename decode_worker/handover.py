@@ -11,8 +11,9 @@ then (``DecodeRequest.promised_tokens``).
 The decode worker owns both RPCs. Leaving ``open`` ends them, and with the Prefill.Run call the
 prefill worker frees its pages of the prompt. Every failure is a TransferFailed: the decode worker
 can try again, or compute the prompt itself. Every wait ends: for ``accepted`` after ACCEPT_S
-(kvtransfer/prefill_call.py), for the first token after PREFILL_S, for pages after PAGES_S, and for
-a frame after FRAME_S.
+(kvtransfer/prefill_call.py), for the first token after PREFILL_S, whereupon another prefill worker
+is asked, for pages after PAGES_S, and for a frame after FRAME_S. The request's own deadlines
+(decode_worker/expiry.py) end all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kvtransfer.inbound import InboundTransfer
 from kvtransfer.prefill_call import PrefillRunCall, guarded_by
 from kvtransfer.receiver_context import PrefillStream, ReceiverContext
 from protocol.block_keys import BLOCK_TOKENS
-from protocol.errors import InvalidRequest, NoPages, TransferFailed
+from protocol.errors import InvalidRequest, NoPages, PeerRefused, TransferFailed
 from protocol.page_reservation import reservation_delay_s, reserves_at_start
 from protocol.requests import (
     Finish,
@@ -125,12 +126,15 @@ class Handover:
         end_block = -(-len(self._request.context) // BLOCK_TOKENS)
         self._inbound = self._call.inbound_transfer(self._handle, self._skip_blocks, end_block)
         self._mark("prefill_queued")
-        async with asyncio.timeout(PREFILL_S):
-            started = (await self._call.next_event("started")).started
-            self._mark("prefill_started")
-            self._receiving = asyncio.create_task(self._receive(self._inbound))
-            self._on_started(started.cached_tokens)
-            event = await guarded_by(self._receiving, self._call.next_event("first_token"))
+        try:
+            async with asyncio.timeout(PREFILL_S):
+                started = (await self._call.next_event("started")).started
+                self._mark("prefill_started")
+                self._receiving = asyncio.create_task(self._receive(self._inbound))
+                self._on_started(started.cached_tokens)
+                event = await guarded_by(self._receiving, self._call.next_event("first_token"))
+        except TimeoutError as error:  # asking the same worker again would take as long
+            raise PeerRefused(f"prefill: no first token within {PREFILL_S:g} s") from error
         try:
             first = self._checked(event.first_token, started.cached_tokens)
         except InvalidRequest as error:

@@ -8,7 +8,7 @@
                             transfer failed, or its KV was bad
 
     any state --engine died, worker drains, engine busy--> handed back
-    any state --client hung up, request refused, too many deaths--> finished
+    any state --client hung up, request refused, expired, too many deaths--> finished
 
     queued             waits for an engine, fetches blocks that a peer has cached, and looks up what
                        is cached here; then ``should_prefill_locally`` decides
@@ -40,14 +40,15 @@ import time
 from collections.abc import Callable
 
 from decode_worker.candidates import PrefillCandidates
+from decode_worker.expiry import RequestExpiry
 from decode_worker.handover import FirstToken, Handover
 from engine.ipc import messages as m
 from engine.process.client import EngineClient
 from kvtransfer.peer_fetch import PeerFetch
 from kvtransfer.receiver_context import KVReceiver, ReceiverContext
 from protocol.errors import InvalidRequest, PeerLost, TransferFailed, Unavailable
-from protocol.liveness import MAX_DEATHS
 from protocol.requests import Finish, Logprobs, Request, logprobs_to_wire
+from protocol.retry_budget import DEATH_LIMIT, RetryBudget
 from protocol.wire import wire_pb2 as pb
 
 log = logging.getLogger("baton.decode")
@@ -99,7 +100,8 @@ class DecodeRequest:
         self.request = request
         self._candidates = PrefillCandidates(submit.prefill)
         self._fetch_source = submit.fetch if submit.HasField("fetch") else None
-        self._deaths = submit.deaths
+        self._began = time.monotonic()
+        self._deaths = RetryBudget(DEATH_LIMIT, submit.deaths, self._began)
         self._engine = engine
         self._receiver = receiver
         self._local_prefill_tokens = submit.local_prefill_tokens  # unset: 0
@@ -112,7 +114,6 @@ class DecodeRequest:
         self._prompt_logprobs: list[pb.Logprobs] = []  # until the next token
         self._measured: pb.Measured | None = None
         self._timeline: dict[str, float] = {}  # event -> seconds since ``_began``
-        self._began = time.monotonic()
         # The current attempt to place the sequence in the decode batch.
         self._context: ReceiverContext | None = None
         self._handle = -1  # of the sequence in the engine; -1: none
@@ -120,6 +121,7 @@ class DecodeRequest:
         self._unreserved = len(request.context)  # tokens that have no pages here yet
         self._prefix_found: asyncio.Future[int] | None = None
         self._handover: Handover | None = None
+        self._expiry = RequestExpiry(request, self._expire)
         self._placing = self._start_placing()
 
     # ---- finished, handed back, retried -----------------------------------------------------
@@ -133,16 +135,23 @@ class DecodeRequest:
         """Give the request back unharmed: the router goes on elsewhere with the tokens sent."""
         self._fail(why, retryable=True, moved=True)
 
-    def _fail(self, why: str, *, retryable: bool, moved: bool = False) -> None:
+    def _expire(self, why: str) -> None:
+        """End because a deadline of the request has passed: nobody waits for its tokens."""
+        self._fail(why, retryable=False, expired=True)
+
+    def _fail(
+        self, why: str, *, retryable: bool, moved: bool = False, expired: bool = False
+    ) -> None:
         if not self._ended:
             output = pb.Output(id=self.request.id, finish=pb.FINISH_ERROR, error=why)
-            output.retryable, output.moved = retryable, moved
+            output.retryable, output.moved, output.expired = retryable, moved, expired
             output.timeline.extend(self._timeline_to_wire())
             self._emit(output)
             self._end()
 
     def _end(self) -> None:
         self._ended = True
+        self._expiry.cancel()
         self._placing.cancel()
         self._drop_sequence()
         self._on_end(self)
@@ -205,7 +214,7 @@ class DecodeRequest:
                 or self._should_prefill_locally(request, 0)
                 or not await self._prefill_elsewhere(context, request, candidate)
             ):
-                self._prefill_here(context, request)
+                self._prefill_here(context, self._resumed())
         except TransferFailed as error:
             self._drop_attempt(error)
             if isinstance(error, PeerLost) and candidate is not None:
@@ -214,9 +223,11 @@ class DecodeRequest:
         return True
 
     def _resumed(self) -> Request:
-        """Return the request as it is now: with the tokens already sent, and its age."""
-        waited_s = self.request.waited_s + time.monotonic() - self._began
-        return self.request.resumed(self._emitted, waited_s)
+        """Return the request as it is now: with the tokens already sent, its age, and what is left
+        of its deadlines."""
+        since_s = time.monotonic() - self._began
+        resumed = self.request.resumed(self._emitted, self.request.waited_s + since_s)
+        return resumed.after(since_s)
 
     @property
     def promised_tokens(self) -> int:
@@ -232,10 +243,12 @@ class DecodeRequest:
         """Record that the prefill worker died or hangs; this request may be the cause."""
         context.channels.suspect(endpoint)
         if error.at_work:
-            self._deaths += 1
+            now = time.monotonic()
+            self._deaths.record(now)
             self._emit(pb.Output(id=self.request.id, deaths=1))
-            if self._deaths >= MAX_DEATHS:
-                self._fail(f"{self._deaths} workers died under this request", retryable=False)
+            if self._deaths.used_up(now):
+                why = f"{self._deaths.count(now)} workers died under this request"
+                self._fail(why, retryable=False)
 
     def _new_sequence(self, context: ReceiverContext) -> int:
         self._handle = self._engine.handle()
@@ -260,6 +273,7 @@ class DecodeRequest:
             self._unreserved = len(request.context) - cached
             if self._should_prefill_locally(request, cached):
                 return False
+            request = self._resumed()  # as old as it is now: the look-up has waited for a step
             handle = self._handle
             self._handover = handover = Handover(
                 context, stream, candidate, handle, request, cached, self._mark
@@ -315,8 +329,10 @@ class DecodeRequest:
             if self._handover is not None:
                 self._handover.on_receive_failed(event)
             self._retry(TransferFailed(event.why))
+        elif isinstance(event, m.Expired):
+            self._expire("its deadline passed before it was computed to its end")
         elif isinstance(event, m.RequestRefused) and event.busy:
-            self._fail(event.why, retryable=True)
+            self.hand_back(event.why)
         elif isinstance(event, m.RequestRefused):
             self._refuse(InvalidRequest(event.why, event.param or None, event.code or None))
         elif isinstance(event, m.PromptLogprobs):
@@ -347,6 +363,7 @@ class DecodeRequest:
             return
         is_first = len(self._emitted) == len(self.request.emitted)
         if is_first:
+            self._expiry.first_token_came()
             self._mark("first_token")
         self._emitted.append(token)
         output = pb.Output(id=self.request.id, tokens=(token,), cached_tokens=self._cached_tokens)

@@ -187,7 +187,7 @@ class PrefillRunCall:
         offered = {offer.name: offer for offer in offers}
         if accepted.carrier not in offered:
             raise TransferFailed(
-                f"prefill: took the carrier {accepted.carrier!r}, offered were {list(offered)}"
+                f"prefill: took the carrier {accepted.carrier[:80]!r}, offered were {list(offered)}"
             )
         self._offer = offered[accepted.carrier]
         self._carrier = self._context.carriers[accepted.carrier]
@@ -291,6 +291,8 @@ class PrefillRunCall:
     def _failure(self, error: grpc.aio.AioRpcError) -> TransferFailed:
         text = f"prefill: {error.code().name}: {error.details()}"
         if error.code() is grpc.StatusCode.UNAVAILABLE and self._accepted:
+            if self._silence.after_own_pause():  # that says nothing about the other worker
+                return TransferFailed(f"{text}, after this worker itself had stood still")
             return PeerLost(text, at_work=True)
         if error.code() is grpc.StatusCode.INTERNAL and self._accepted:
             # gRPC says so when a write meets the end of the call, whose reason it then drops. It

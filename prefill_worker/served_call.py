@@ -86,6 +86,8 @@ class ServedCall:
                 self._end_if_all_is_cached(event.cached_tokens // BLOCK_TOKENS)
         elif isinstance(event, m.KVFrame):
             self._send_frame(event)
+        elif isinstance(event, m.Expired):
+            self.messages.put_nowait(TransferFailed("the deadline of the request has passed"))
         elif isinstance(event, m.RequestRefused):
             error = Unavailable(event.why) if event.busy else InvalidRequest(event.why, event.param)
             self.messages.put_nowait(error)

@@ -46,6 +46,10 @@ from protocol.wire import wire_pb2_grpc as rpc
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.PrefillCall, pb.PrefillEvent]"
 
 
+FIRST_MESSAGE_S = 40.0
+"""How long a caller may hold a call open before it says what it wants. A decode worker connects
+first, and then looks its own cache up, for which it allows 30 s (decode_worker/request.py)."""
+
 MAX_OFFERS = 16
 """Carriers of a caller that are looked at; further ones are ignored."""
 
@@ -124,8 +128,9 @@ class PrefillService(rpc.PrefillServicer):
             context = self._receiver.context()
             began = time.monotonic()
             await PeerFetch(context, handle, work.request, source, call.mark).run()
-            waited_s = work.request.waited_s + time.monotonic() - began  # it is as old as before
-            aged = work.request.resumed(work.request.emitted, waited_s)
+            since_s = time.monotonic() - began  # it is as old as before, and due as soon
+            waited_s = work.request.waited_s + since_s
+            aged = work.request.resumed(work.request.emitted, waited_s).after(since_s)
             work = msgspec.structs.replace(work, request=aged)
         call.begin(work)
 
@@ -133,8 +138,13 @@ class PrefillService(rpc.PrefillServicer):
         self, calls: AsyncIterator[pb.PrefillCall], context: Context
     ) -> tuple[pb.PrefillStart, Request]:
         """Return the first message and its request; abort the call if this worker cannot serve
-        them."""
-        start = (await anext(aiter(calls), pb.PrefillCall())).start
+        them. It comes within FIRST_MESSAGE_S, or the call is aborted."""
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                start = (await anext(aiter(calls), pb.PrefillCall())).start
+        except TimeoutError:
+            why = f"no start of the prefill came within {FIRST_MESSAGE_S:g} s"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
         if start.instance != self._instance:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another instance lives here")
         if self.draining:
@@ -158,7 +168,8 @@ class PrefillService(rpc.PrefillServicer):
         if start.model != session.ready.kv_identity:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"the KV of {start.model} was asked for, {session.ready.kv_identity} is served",
+                f"the KV of {start.model[:80]} was asked for, that of {session.ready.kv_identity}"
+                " is served",
             )
 
     async def _choose_carrier(

@@ -6,7 +6,7 @@
     ├── Unavailable         no worker can take the request now; retry later  HTTP 503
     ├── TransferFailed      KV did not arrive intact or in time; the decode worker recovers
     │   ├── PeerLost        because the other worker died or fell silent
-    │   ├── PeerRefused     because the other worker lives and does not take the request
+    │   ├── PeerRefused     because the other worker lives and does not serve the request
     │   ├── CarrierFailed   because of the link alone: the other worker lives
     │   └── NoPages         because this worker has no pages for it in time
     ├── EngineDied          the engine process ended or stopped answering
@@ -59,8 +59,8 @@ class PeerLost(TransferFailed):
 
 
 class PeerRefused(TransferFailed):
-    """The other worker lives and refuses the request, or hands it back because it drains; asking it
-    again would not help."""
+    """The other worker lives and refuses the request, hands it back because it drains, or has not
+    computed it in time; asking it again would not help."""
 
 
 class CarrierFailed(TransferFailed):

@@ -147,7 +147,8 @@ def decode_entry(data: bytes) -> list[CacheChange]:
 def parse_id(entry_id: bytes) -> int:
     """Return the sequence number of the stream id ``<seq>-0``. Raises MalformedEvents."""
     number, dash, rest = entry_id.partition(b"-")
-    if not (dash and rest == b"0" and number.isdigit()):
+    # Redis' own numbers have 64 bits. Python refuses to read one of thousands of digits.
+    if not (dash and rest == b"0" and number.isdigit() and len(number) <= 20):
         raise MalformedEvents(f"an id of the stream is <seq>-0, not {entry_id[:40]!r}")
     return int(number)
 
@@ -163,6 +164,13 @@ def encode_snapshot(instance: str, seq: int, keys: Iterable[bytes]) -> bytes:
     """Return the snapshot of ``keys``, which must be sorted parents before children."""
     packed = b"".join(keys)
     return _SNAPSHOT.pack(_MAGIC, seq, _checksum(instance, seq, packed)) + packed
+
+
+def check_snapshot_head(head: bytes, size: int) -> None:
+    """Raise MalformedEvents unless a snapshot can begin with ``head``, its first
+    SNAPSHOT_HEADER_BYTES bytes, and have ``size`` bytes: the rest is not read otherwise."""
+    if not SNAPSHOT_HEADER_BYTES <= size <= SNAPSHOT_BYTES or not head.startswith(_MAGIC):
+        raise MalformedEvents(f"no snapshot has {size} bytes and begins with {head[:8]!r}")
 
 
 def decode_snapshot(instance: str, data: bytes) -> CacheSnapshot:

@@ -7,6 +7,7 @@ each stage wraps it in an object of its own and never changes it.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -26,6 +27,11 @@ PRIORITIES = (-100, 100)
 
 MAX_WAITED_S = 86_400.0
 """Greatest age of a request in seconds that a peer may claim."""
+
+MAX_DEADLINE_S = 604_800.0
+"""Greatest number of seconds that a peer may allow a request; a later deadline is none."""
+
+_LEAST_LEFT_S = 0.001  # of a deadline that has passed: 0 would be none
 
 
 class Finish(enum.IntEnum):
@@ -51,6 +57,25 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_root: bytes = b""
     priority: int = 0  # lower runs earlier
     waited_s: float = 0.0  # since a decode worker first had it: its place among equal ones
+    # Seconds left, from when this process got the request; 0: no limit. Who has it computes nothing
+    # for it afterwards; what its client is told is the router's matter.
+    deadline_s: float = 0.0  # to its end
+    first_token_s: float = 0.0  # to the next token; 0 once a token was sent
+
+    @property
+    def expires_s(self) -> float:
+        """Seconds until it expires while no token has come; infinite without a limit."""
+        return min((s for s in self._limits if s), default=math.inf)
+
+    def after(self, seconds: float) -> Request:
+        """Return this request with the deadlines that are left ``seconds`` later. One that has
+        passed by then leaves a moment, because 0 is no limit."""
+        left = [max(s - seconds, _LEAST_LEFT_S) if s else 0.0 for s in self._limits]
+        return msgspec.structs.replace(self, deadline_s=left[0], first_token_s=left[1])
+
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return self.deadline_s, self.first_token_s
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -70,9 +95,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     def resumed(self, emitted: Iterable[int], waited_s: float = 0.0) -> Request:
         """Return this request with ``emitted``, all output tokens that were sent so far, and with
-        ``waited_s`` seconds that it has waited in all."""
+        ``waited_s`` seconds that it has waited in all. The first token has no deadline any more
+        once one was sent."""
+        sent = tuple(emitted)
         return msgspec.structs.replace(
-            self, emitted=tuple(emitted), waited_s=min(waited_s, MAX_WAITED_S)
+            self,
+            emitted=sent,
+            waited_s=min(waited_s, MAX_WAITED_S),
+            first_token_s=0.0 if len(sent) > len(self.emitted) else self.first_token_s,
         )
 
 
@@ -106,6 +136,11 @@ def request_from_wire(message: pb.Request) -> Request:
         raise InvalidRequest(
             f"waited_s must be in [0, {MAX_WAITED_S:g}], not {message.waited_s}", "waited_s"
         )
+    for name in ("deadline_s", "first_token_s"):
+        if not 0 <= getattr(message, name) <= MAX_DEADLINE_S:  # also refuses NaN
+            raise InvalidRequest(
+                f"{name} must be in [0, {MAX_DEADLINE_S:g}], not {getattr(message, name)}", name
+            )
     top, length = sampling.prompt_logprobs, len(message.prompt)
     if top is not None and (top + 1) * length > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
@@ -121,6 +156,8 @@ def request_from_wire(message: pb.Request) -> Request:
         cache_root=message.cache_root,
         priority=message.priority,
         waited_s=message.waited_s,
+        deadline_s=message.deadline_s,
+        first_token_s=message.first_token_s,
     )
 
 

@@ -8,9 +8,10 @@ import msgspec
 
 from protocol.endpoints.grpc_endpoints import join_host_port
 from protocol.registry.redis_client import check_exposure, check_url
+from protocol.security.host_header import AllowedHosts
 from protocol.security.listen_hosts import check_router_host
 from protocol.security.tls import HttpTls, TlsFiles, https_server_context, read_pem_bundle
-from router.placement.admission import AdmissionLimits
+from router.placement.admission import QUEUE_SHARE, AdmissionLimits
 from router.placement.snapshot import Objectives
 
 
@@ -30,15 +31,20 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     refresh_s: float = 0.5  # between two reads of the directory; has no key
     max_body_bytes: int
     body_timeout_s: float  # for a request's headers, and again for its body
+    max_connections: int  # of clients, open at once; fewer where descriptors do not suffice
+    max_connections_per_address: int | None  # None: three quarters of them; all on loopback
+    idle_timeout_s: float  # from the end of a response to the next request of its connection
+    allowed_hosts: tuple[str, ...] | None  # in the Host header; None: any, if there are API keys
     url: str = ""  # where clients reach the router, shown to others; known at the start
     metrics_host: str  # address of this router's own metrics, also where routers share a port
     metrics_port: int  # 0: any free one
     ttft_slo_s: float  # objectives that placements are weighed by
     tpot_slo_s: float
     admission_ttft_ms: float | None  # predicted TTFT at which to refuse; None: 10 * SLO
-    admission_queue_ms: float | None  # predicted time in a queue, likewise; None: no bound
-    max_requests: int  # in the router at once, of one priority
+    admission_queue_ms: float | None  # predicted time in a queue, likewise; None: see below
+    max_requests: int  # in the router at once, of one tenant
     api_keys: str | None  # file of API keys and tenants; None: one tenant, any key
+    usage_log: str | None  # file of tenants' usage, JSON lines; None: none
     tls: TlsFiles | None  # to the workers
     http_tls: HttpTls | None  # to clients
     allow_plain_http: bool  # beyond loopback: a proxy in front speaks TLS
@@ -55,10 +61,21 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def admission_limits(self) -> AdmissionLimits:
-        """Limits of a request without its own deadline."""
-        if self.admission_queue_ms is None:
+        """Limits of a request without its own deadline. Where the operator bounds neither TTFT nor
+        queue, the queue is bounded by the objective while an overload lasts."""
+        if self.admission_queue_ms is not None:
+            return AdmissionLimits(self.ttft_deadline_s, self.admission_queue_ms / 1000)
+        if self.admission_ttft_ms is not None:
             return AdmissionLimits(self.ttft_deadline_s)
-        return AdmissionLimits(self.ttft_deadline_s, self.admission_queue_ms / 1000)
+        bound_s = QUEUE_SHARE * self.ttft_slo_s
+        return AdmissionLimits(self.ttft_deadline_s, lasting_queue_s=bound_s)
+
+    @property
+    def checked_hosts(self) -> AllowedHosts | None:
+        """The hosts that requests may name; None: any, because they need an API key."""
+        if self.allowed_hosts is None and self.api_keys is not None:
+            return None
+        return AllowedHosts(self.allowed_hosts or ())
 
     def url_at(self, host: str, port: int) -> str:
         """Return the router's URL when it listens at this address."""

@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-LONG = {"e2e", "engine", "workers"}
+LONG = {"e2e", "engine", "simulation", "workers"}
 """Folders whose files take longest."""
 
 # `make test` draws few examples, the same ones in every run; `make test-long` draws many new ones.
@@ -25,7 +25,7 @@ _common = settings(
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("commit", _common, max_examples=60, derandomize=True)
+settings.register_profile("commit", _common, max_examples=40, derandomize=True)
 settings.register_profile("long", _common, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "commit"))
 

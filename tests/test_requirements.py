@@ -16,7 +16,9 @@ def pins(text: str) -> dict[str, str]:
     return {m[1]: m[2] for m in map(PIN.match, text.splitlines()) if m}
 
 
-@pytest.mark.parametrize("name", ["requirements", "requirements-dev", "requirements-nixl"])
+@pytest.mark.parametrize(
+    "name", ["requirements", "requirements-dev", "requirements-nixl", "requirements-fuzz"]
+)
 def test_every_pin_has_hashes(name: str) -> None:
     wanted = pins((ROOT / f"{name}.in").read_text())
     locked = (ROOT / f"{name}.txt").read_text()

@@ -1,11 +1,18 @@
 """A client that sends completions at given times, or so many at once, and times their streams.
 
 Times count from when a request was due, so that a client or a server that falls behind shows.
+
+A client that competes with a router for a core measures its own wait as the router's, so a
+benchmark of latencies may give it one:
+
+    core = leave_client_core()    before the pool starts: its processes inherit all other cores
+    take_client_core(core)        afterwards: this process has that core for itself
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,6 +25,14 @@ import msgspec
 MODEL = "baton-demo"
 KEEP_ALIVE_S = 2.0
 """Well below the server's: a connection that the server is just closing would fail a request."""
+
+REFUSED = (429, 503)
+REST_S = 0.5
+"""The least a client of a closed loop waits when it was refused, before it sends again."""
+
+_NICE = 10
+LEAST_CORES = 4
+"""Cores from which the client has one of them for itself."""
 
 
 class Objective(NamedTuple):
@@ -52,6 +67,7 @@ class StreamTiming(NamedTuple):
     cached: int = 0  # tokens of the prompt
     predicted_s: float = 0.0  # the router's prediction of TTFT
     observed_s: float = 0.0  # TTFT at the router
+    retry_after_s: float = 0.0  # what a refusal asks to wait
 
     def meets(self, goal: Objective) -> bool:
         return self.status == 200 and self.ttft_s <= goal.ttft_s and self.tpot_s <= goal.tpot_s
@@ -77,9 +93,13 @@ class _Message(NamedTuple):
     body: bytes
 
 
-def session(timeout_s: float = 60.0, *, explain: bool = False) -> aiohttp.ClientSession:
+def session(
+    timeout_s: float = 60.0, *, explain: bool = False, api_key: str = ""
+) -> aiohttp.ClientSession:
     """Open a client session; ``explain`` asks the router for its predictions with each answer."""
     headers = {"content-type": "application/json"} | ({"x-baton-explain": "1"} if explain else {})
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
@@ -102,12 +122,14 @@ class LoadClient:
         salt: str = "",
         explain: bool = False,
         timeout_s: float = 60.0,
+        api_key: str = "",
     ) -> None:
         self._url = f"{url}/v1/completions"
         self._model = model
         self._salt = salt
         self._explain = explain
         self._timeout_s = timeout_s
+        self._api_key = api_key
 
     async def open_loop(self, arrivals: Sequence[Arrival]) -> list[StreamTiming]:
         """Send each request when it is due, and return all answers in the order of arrival."""
@@ -124,13 +146,18 @@ class LoadClient:
     async def closed_loop(
         self, arrivals: Sequence[Arrival], streams: int, seconds: float = inf
     ) -> ClosedLoop:
-        """Keep ``streams`` requests under way, and send no new one after ``seconds``."""
+        """Keep ``streams`` requests under way, and send no new one after ``seconds``. A client that
+        is refused waits as long as it is told to before it sends its next one."""
         waiting = [self._encode(arrival) for arrival in reversed(arrivals)]
         answers: list[StreamTiming] = []
 
         async def client(http: aiohttp.ClientSession) -> None:
             while waiting and time.perf_counter() - began < seconds:
-                answers.append(await self._send(http, waiting.pop(), time.perf_counter()))
+                answer = await self._send(http, waiting.pop(), time.perf_counter())
+                answers.append(answer)
+                if answer.status in REFUSED:
+                    left_s = began + seconds - time.perf_counter()
+                    await asyncio.sleep(min(max(REST_S, answer.retry_after_s), max(0.0, left_s)))
 
         async with self._session() as http:
             began = time.perf_counter()
@@ -138,7 +165,7 @@ class LoadClient:
             return ClosedLoop(answers, time.perf_counter() - began)
 
     def _session(self) -> aiohttp.ClientSession:
-        return session(self._timeout_s, explain=self._explain)
+        return session(self._timeout_s, explain=self._explain, api_key=self._api_key)
 
     def _encode(self, arrival: Arrival) -> _Message:
         body = {
@@ -166,7 +193,8 @@ class LoadClient:
             async with http.post(self._url, data=message.body) as response:
                 if response.status != 200:
                     await response.read()
-                    return StreamTiming(message.at, response.status, time.perf_counter() - due)
+                    refusal = StreamTiming(message.at, response.status, time.perf_counter() - due)
+                    return refusal._replace(retry_after_s=_retry_after_s(response))
                 async for line in response.content:
                     if b'"token_ids":' in line:
                         chunks.append(time.perf_counter() - due)
@@ -202,3 +230,31 @@ class LoadClient:
         attempt = tail["baton"]["attempts"][0]
         predicted = attempt["chosen"]["predicted"]["ttft_s"]
         return found._replace(predicted_s=predicted, observed_s=attempt["observed"]["ttft_s"] or 0)
+
+
+def _retry_after_s(response: aiohttp.ClientResponse) -> float:
+    """Return the whole seconds that the answer asks to wait; 0 where it names none."""
+    found = response.headers.get("retry-after", "")
+    return float(found) if found.isdecimal() else 0.0
+
+
+def leave_client_core() -> int | None:
+    """Confine this process, and so all that it starts, to all cores but one; return that one.
+
+    Returns None where there are fewer than ``LEAST_CORES``, and changes nothing then: engines that
+    share a core slow each other more than the client does."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < LEAST_CORES:
+        return None
+    os.sched_setaffinity(0, cores[:-1])
+    return cores[-1]
+
+
+def take_client_core(core: int | None) -> str:
+    """Move this process to the core that ``leave_client_core`` has left; return a description.
+    Without one it takes a lower priority instead, so that the pool never waits for it."""
+    if core is None:
+        os.nice(_NICE)
+        return f"the client shares the cores of the pool, at nice {_NICE}"
+    os.sched_setaffinity(0, [core])
+    return f"the client has core {core} for itself, the pool has the others"

@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,13 +131,17 @@ async def stream(
 
 
 async def streams(
-    url: str, asked: Sequence[Request], salt: str = "", seen: Sequence[StreamRecord] | None = None
+    url: str,
+    asked: Sequence[Request],
+    salt: str = "",
+    seen: Sequence[StreamRecord] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> list[StreamRecord]:
     """Send all requests at once; ``seen``, if given, is updated while the tokens come."""
     notes = seen or [StreamRecord() for _ in asked]
     limits = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=120)
-    async with aiohttp.ClientSession(connector=limits, timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=limits, timeout=timeout, headers=headers) as session:
         return await asyncio.gather(
             *(stream(session, url, r, salt, s) for r, s in zip(asked, notes, strict=True))
         )

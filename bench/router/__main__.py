@@ -45,7 +45,7 @@ from protocol.wire import wire_pb2 as pb
 from router.generation.placer import Placer
 from router.http.state import WorkerTracker
 from router.placement.estimates import RoutingEstimates
-from router.placement.index_reader import EventCursor
+from router.placement.event_cursor import EventCursor
 from router.placement.ledger import WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives

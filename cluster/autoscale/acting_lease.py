@@ -3,7 +3,9 @@
     baton:{cluster}:autoscaler:acting    a random value of the holder, for ttl_s at most
 
 The key is taken by SET NX, and kept and released only by the process that wrote the value. A holder
-that cannot reach Redis treats the lease as lost, because another one may have it by now.
+that cannot reach Redis treats the lease as lost, because another one may have it by now. What is at
+the key and is no lease ends like one: a value that would not expire soon gets ttl_s, and anything
+but a string is deleted.
 """
 
 from __future__ import annotations
@@ -15,14 +17,26 @@ from redis.exceptions import RedisError
 
 from protocol.errors import Unavailable
 
+_LONGEST_MS = 3_600_000
+"""No autoscaler takes the lease for longer; other ones may have longer turns than this one."""
+
 _KEEP = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then
+if redis.call('TYPE', KEYS[1]).ok ~= 'string' then
+  redis.call('DEL', KEYS[1])
+  return 0
+end
+if redis.call('GETRANGE', KEYS[1], 0, 64) == ARGV[1] then
   return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+local left = redis.call('PTTL', KEYS[1])
+if left == -1 or left > tonumber(ARGV[3]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 return 0
 """
 _RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then
+if redis.call('TYPE', KEYS[1]).ok == 'string'
+    and redis.call('GETRANGE', KEYS[1], 0, 64) == ARGV[1] then
   return redis.call('DEL', KEYS[1])
 end
 return 0
@@ -43,7 +57,7 @@ class ActingLease:
         """Take or keep the lease for ``ttl_s`` from now; return whether this autoscaler has it.
         Raises Unavailable when Redis does not answer."""
         try:
-            if await self._run(_KEEP, self._value, self._ttl_ms):
+            if await self._run(_KEEP, self._value, self._ttl_ms, _LONGEST_MS):
                 return True
             taken = await self._redis.set(self._key, self._value, px=self._ttl_ms, nx=True)
         except (RedisError, OSError, TimeoutError) as error:

@@ -72,14 +72,26 @@ def keys() -> None:
 
 
 @keys_app.command()
-def new(tenant: Annotated[str, typer.Argument(help="Whose key it is to be.")]) -> None:
+def new(
+    tenant: Annotated[str, typer.Argument(help="Whose key it is to be.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What it may do: generate (the default), monitor (/metrics, /sd, /ui) or admin"
+            " (both); several are possible."
+        ),
+    ] = None,
+) -> None:
     """Draw a key. It is shown once: the line for the file of keys holds its digest alone."""
     from cluster.credentials import init
 
+    if unknown := set(scope or ()) - set(init.KEY_SCOPES):
+        expected = ", ".join(init.KEY_SCOPES)
+        raise typer.BadParameter(f"{min(unknown)!r} is no scope; expected {expected}")
     key = init.draw_api_key()
     typer.echo(f"key for {tenant}, to hand over (it is kept nowhere):\n  {key}\n")
-    typer.echo("line for the file that --api-keys names:")
-    typer.echo(f"  {init.api_key_line(key, tenant)}")
+    typer.echo("line for the file that --api-keys names; routers read it again by themselves:")
+    typer.echo(f"  {init.api_key_line(key, tenant, scope or ())}")
 
 
 _NEXT = """\

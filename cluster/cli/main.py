@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from cluster.cli import credentials, plan
+from cluster.cli.common import report_failure
 from cluster.cli.credentials import init
 from cluster.cli.inspect import config, doctor, status
 from cluster.cli.lifecycle import down, scale, up
 from cluster.cli.monitoring import monitoring
 from cluster.cli.processes import autoscale, router, worker
 from cluster.cli.simulate import simulate
+from cluster.local.disk_errors import FULL_DISK, disk_error_text
+from protocol.errors import StartupError
+
+
+class _Commands(TyperGroup):
+    """Reports a full or read-only disk as an error of the command, whichever it is."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            text = disk_error_text(error)
+            if text is None or error.errno not in FULL_DISK:
+                raise
+            raise report_failure(StartupError(text)) from None
+
 
 app = typer.Typer(
     name="baton",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,  # they would show secrets

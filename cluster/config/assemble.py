@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from pydantic import SecretStr
 
 from cluster.config.schema import Config
+from cluster.config.value_checks import split_host_names
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.settings.launch_settings import LaunchSettings
 from cluster.settings.worker_settings import WorkerSettings
@@ -75,7 +76,7 @@ def _pool_values(config: Config, role: Role) -> dict[str, Any]:
 
 def router_settings(config: Config) -> RouterSettings:
     """Return the settings of a router."""
-    https = config.security.http_tls
+    https, hosts = config.security.http_tls, config.security.allowed_hosts
     return RouterSettings(
         cluster=config.cluster,
         redis_url=_reveal(config.redis.url),
@@ -90,6 +91,8 @@ def router_settings(config: Config) -> RouterSettings:
         admission_ttft_ms=config.router.admission_ttft_ms,
         admission_queue_ms=config.router.admission_queue_ms,
         api_keys=config.security.api_keys,
+        usage_log=config.router.usage_log,
+        allowed_hosts=None if hosts is None else split_host_names(hosts),
         tls=_tls_files(config),
         http_tls=HttpTls(cert=https.cert, key=https.key) if https.cert and https.key else None,
         allow_plain_http=config.security.allow_plain_http,

@@ -20,6 +20,7 @@ _MAX_WORKERS = 10_000  # of one pool
 HttpUrl: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.http_url)]
 ClusterName: TypeAlias = Annotated[str, AfterValidator(value_checks.cluster_name)]
 Host: TypeAlias = Annotated[str, AfterValidator(value_checks.host)]
+HostNames: TypeAlias = Annotated[str, AfterValidator(value_checks.host_names)]
 DnsName: TypeAlias = Annotated[str, AfterValidator(value_checks.dns_name)]
 Fabric: TypeAlias = Literal["untrusted", "trusted"]
 Device: TypeAlias = Annotated[str, AfterValidator(value_checks.device)]
@@ -235,9 +236,14 @@ class RouterSection(Section):
     )
     admission_queue_ms: float | None = key(
         None,
-        "Refuse requests that are predicted to queue longer; below the objective, goodput lasts "
-        "under overload; null: no bound.",
+        "Refuse requests that are predicted to queue longer; null: than half the objective while "
+        "an overload lasts, unless admission_ttft_ms is set.",
         ge=1,
+    )
+    usage_log: str | None = key(
+        None,
+        "File of tenants' usage, a JSON line for each response; null: none.",
+        "--usage-log",
     )
 
 
@@ -246,7 +252,23 @@ class LimitsSection(Section):
     body_timeout_s: float = key(
         30.0, "Seconds to a request's headers, and again to its body.", gt=0, le=3600
     )
-    max_requests: int = key(1024, "Requests in a router at once, of one priority.", ge=1)
+    max_requests: int = key(
+        1024, "Requests in a router at once, of one tenant; of all, four times as many.", ge=1
+    )
+    max_connections: int = key(
+        8192,
+        "Connections of clients to a router; fewer where the limit of open files is low.",
+        ge=8,
+        le=2**20,
+    )
+    max_connections_per_address: int | None = key(
+        None,
+        "Of them, those from one address (IPv6: one /64); null: three quarters, on loopback all.",
+        ge=1,
+    )
+    idle_timeout_s: float = key(
+        75.0, "Seconds after which a connection without a request is closed.", ge=1, le=3600
+    )
     request_timeout_s: float = key(
         600.0, "Seconds from a request's arrival to its end.", gt=0, le=3600
     )
@@ -284,6 +306,11 @@ class SecuritySection(Section):
         None, "YAML file of API keys and their tenants; null: any key, one tenant."
     )
     allow_plain_http: bool = key(False, "Beyond loopback: a proxy in front speaks TLS.")
+    allowed_hosts: HostNames | None = key(
+        None,
+        "Names, with commas between, by which clients may reach a router, beside localhost and "
+        "addresses; null: none without API keys, any with them.",
+    )
     # These two have no flags, because every user of the machine can read command lines.
     token: Token | None = key(
         None, "Secret of all processes of the cluster; null: `baton up` draws one.", NO_FLAG

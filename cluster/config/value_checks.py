@@ -40,6 +40,18 @@ def dns_name(text: str) -> str:
     return text
 
 
+def split_host_names(text: str) -> tuple[str, ...]:
+    """Return the names of a list separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def host_names(text: str) -> str:
+    names = split_host_names(text)
+    if not names or not all(_NAME.match(name) for name in names):
+        raise ValueError("DNS names without ports, separated by commas, as baton.example, gpu1")
+    return text
+
+
 def device(text: str) -> str:
     if not _DEVICE.match(text):
         raise ValueError("cpu, cuda or cuda:N")

@@ -6,7 +6,8 @@ DIR/node/               every node's ~/baton
     run                 runs a command with this environment
     ca.pem node.pem node.key
                         mutual TLS, and HTTPS for clients: one certificate for all nodes
-    api-keys.yaml       digests of two API keys: of one tenant, and of monitoring
+    api-keys.yaml       digests of two API keys: of one tenant, and of monitoring, which cannot
+                        generate tokens
     monitoring.key      the API key of monitoring
     baton.yaml          the cluster's configuration, to be edited
     redis-*.pem         files that the URL of Redis names
@@ -18,6 +19,7 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +29,10 @@ from cluster.credentials.node_env import REDIS_FILE_OPTIONS, RUN_SCRIPT, node_en
 from protocol.errors import StartupError
 
 MONITORING_TENANT = "monitoring"
-"""Tenant of the API key that `baton status` and Prometheus use."""
+"""Tenant of the API key that `baton status` and Prometheus use. It cannot generate tokens."""
+
+KEY_SCOPES = ("generate", "monitor", "admin")
+"""What an API key may be allowed to do (router/tenants/tenant.py)."""
 
 _CONFIG = """\
 # The cluster, for `baton up --address auto --config ~/baton/baton.yaml`. Every key there is:
@@ -79,7 +84,8 @@ def create_cluster_folder(
         cert.replace(node / "node.pem")
         cert_key.replace(node / "node.key")
         contents["ca.pem"] = ca.read_bytes()
-        lines = [api_key_line(key, tenant), api_key_line(monitoring_key, MONITORING_TENANT)]
+        monitoring_line = api_key_line(monitoring_key, MONITORING_TENANT, ["monitor"])
+        lines = [api_key_line(key, tenant), monitoring_line]
         contents["api-keys.yaml"] = "".join(f"{line}\n" for line in lines).encode()
         contents["monitoring.key"] = monitoring_key.encode()
         contents["node.env"] = node_env(redis, name, monitoring_key, hub_token).encode()
@@ -99,11 +105,13 @@ def draw_api_key() -> str:
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
-def api_key_line(key: str, tenant: str) -> str:
+def api_key_line(key: str, tenant: str, scopes: Sequence[str] = ()) -> str:
     """Return the key's line in a file of API keys, which contains its SHA-256 digest only.
 
-    Routers read such files (router/tenants/key_file.py)."""
-    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}: {json.dumps(tenant)}"
+    Routers read such files (router/tenants/key_file.py). Without ``scopes`` the key may generate
+    tokens, and nothing else."""
+    entry = {"tenant": tenant, "scopes": [*scopes]} if scopes else tenant
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}: {json.dumps(entry)}"
 
 
 def _check_folder_is_free(folder: Path) -> None:

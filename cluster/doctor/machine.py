@@ -15,8 +15,9 @@ from cluster.doctor.finding import Finding, note, ok, problem
 from cluster.doctor.subject import DoctorSubject
 from cluster.local.run_state import cluster_home_path
 from cluster.local.start_report import format_size
+from protocol.descriptor_limit import connections_within, descriptors_for, reachable_limit
 
-_FEW_FILES, _TOO_FEW_FILES = 4096, 256
+_TOO_FEW_FILES = 256
 _SHM_BYTES = 100 << 20  # Ray's object store, and a margin
 _RUN_BYTES = 300 << 20  # logs and sockets of a run
 _RAY_FULL = 0.95  # fill level at which Ray begins to refuse work
@@ -74,7 +75,7 @@ def _disk_space(path: Path) -> DiskSpace:
 def judge(facts: MachineFacts, subject: DoctorSubject) -> list[Finding]:
     return [
         _cpus(facts, subject),
-        _open_files(facts.open_files),
+        _open_files(facts.open_files, subject.connections),
         *([] if facts.swap_used < 2**30 else [_swap(facts.swap_used)]),
         *(_shm(facts.shm) if subject.kind == "cluster" else []),
         *(_folder(disk) for disk in facts.folders),
@@ -92,15 +93,17 @@ def _cpus(facts: MachineFacts, subject: DoctorSubject) -> Finding:
     return note("cpu", text, remedy)
 
 
-def _open_files(limits: tuple[int, int]) -> Finding:
-    soft, hard = limits
-    if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
-        return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft}")
-    more = "65536" if hard == resource.RLIM_INFINITY else str(min(hard, 65536))
-    if soft < _TOO_FEW_FILES:
-        return problem("open files", f"at most {soft}, too few to start", f"ulimit -n {more}")
-    text = f"at most {soft}: every client takes one in the router"
-    return note("open files", text, f"ulimit -n {more}")
+def _open_files(limits: tuple[int, int], connections: int) -> Finding:
+    """Judge the limit that processes get after they have raised it themselves."""
+    most = reachable_limit(*limits)
+    if most < _TOO_FEW_FILES:
+        text = f"at most {most}, too few to start"
+        return problem("open files", text, f"ulimit -Hn {descriptors_for(connections)}")
+    if connections_within(most) < connections:
+        text = f"at most {most}: a router takes {connections_within(most)} connections of clients,"
+        text += f" and limits.max_connections is {connections}"
+        return note("open files", text, f"ulimit -Hn {descriptors_for(connections)}")
+    return ok("open files", f"up to {most}")
 
 
 def _swap(used: int) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from cluster.models import hub, locate
 from engine.model_config.checkpoint import WeightShards, load_config, read_shards
 from engine.model_config.config import ModelConfig
 from protocol.errors import StartupError
+from protocol.json_file import MAX_TOKENIZER_BYTES, read_json_file
 
 _HUB_S = 2.0
 
@@ -103,9 +103,10 @@ def _has_chat_template(path: Path) -> bool:
     if (path / "chat_template.jinja").is_file():
         return True
     try:
-        return bool(json.loads((path / "tokenizer_config.json").read_text()).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
+        settings = read_json_file(path / "tokenizer_config.json", MAX_TOKENIZER_BYTES)
+    except StartupError:
         return False
+    return isinstance(settings, dict) and bool(settings.get("chat_template"))
 
 
 def judge(facts: ModelFacts, subject: DoctorSubject) -> list[Finding]:

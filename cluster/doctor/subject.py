@@ -28,7 +28,8 @@ class DoctorSubject(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ports``: ports to listen on, 0 for any. ``port_moves``: the next free port is used instead of
     a port that is taken. ``most_workers``: workers that may come to share the machine's GPUs.
-    ``gpus``: number of GPUs that workers may use; None: those that this process sees."""
+    ``gpus``: number of GPUs that workers may use; None: those that this process sees.
+    ``connections``: clients that a router takes at once; 0: there is no router."""
 
     kind: SubjectKind = "cluster"
     model: str | None = None
@@ -40,6 +41,7 @@ class DoctorSubject(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[SubjectPool, ...] = ()
     most_workers: int = 0
     gpus: int | None = None
+    connections: int = 0
 
     @property
     def weights(self) -> bool:
@@ -77,6 +79,7 @@ def cluster_subject(
         cluster=launch.cluster,
         pools=tuple(pool for pool in pools if pool.workers),
         most_workers=launch.most_workers(gpus=0),
+        connections=launch.router.max_connections,
     )
 
 
@@ -107,4 +110,5 @@ def router_subject(
         ports=(port,),
         redis_url=settings.redis_url,
         cluster=settings.cluster,
+        connections=settings.max_connections,
     )

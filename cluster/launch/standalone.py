@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from cluster.local.start_report import SPARSE_S
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.settings.worker_settings import WorkerSettings
+from protocol.descriptor_limit import raise_descriptor_limit
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -22,6 +23,7 @@ def run_worker(settings: WorkerSettings, drain_s: float) -> int:
     """Run until a signal; return the exit status. Raises StartupError for the worker's problem."""
     import uvloop
 
+    raise_descriptor_limit()
     return uvloop.run(_worker(settings, drain_s))
 
 
@@ -63,6 +65,7 @@ async def _worker(settings: WorkerSettings, drain_s: float) -> int:
 
 def run_autoscaler(settings: AutoscalerSettings) -> int:
     """Run until a signal; return exit status 0. Raises StartupError for the loop's problem."""
+    raise_descriptor_limit()
     return asyncio.run(_autoscaler(settings))
 
 

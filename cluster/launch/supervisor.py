@@ -23,6 +23,7 @@ from types import FrameType
 
 from cluster.launch import guardian
 from cluster.local import die_with_parent, ports, processes
+from cluster.local.disk_errors import disk_error_text
 from cluster.local.processes import ProcessId
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.local.run_state import ClusterHome, RunState, remove_run_dir
@@ -38,6 +39,7 @@ from cluster.serve import node_settings, ray_runtime
 from cluster.serve.node_settings import ReplicaContext, program_fingerprint
 from cluster.serve.router_probe import RouterProbe
 from cluster.settings.launch_settings import LaunchSettings, read_launch, share_of_gpu
+from protocol.descriptor_limit import raise_descriptor_limit
 from protocol.errors import StartupError
 
 
@@ -66,8 +68,8 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the guardian sends SIGTERM in its place
         die_with_parent.die_with_parent(self._parent, signal.SIGTERM)
-        self._save(ready=False)
         try:
+            self._save(ready=False)
             self._start()
             self._starting, self._stage = False, "serve"
             self._wait()
@@ -75,13 +77,26 @@ class Supervisor:
         except StoppedBeforeReady:
             pass
         except StartupError as e:
-            print(ray_runtime.replica_errors(self._run_dir), flush=True)
-            self._write(StageFailed(self._stage, str(e)))
-            return 1
+            return self._fail(str(e))
+        except OSError as e:
+            text = disk_error_text(e, self._run_dir)
+            if text is None:
+                raise
+            return self._fail(text)
         finally:
             if self._orphaned():
                 self._kill_everything()
         return 0
+
+    def _fail(self, text: str) -> int:
+        """Report why the cluster stops; return the exit status, which tells `baton up` about a
+        full disk where that takes no report either."""
+        _log(ray_runtime.replica_errors(self._run_dir))
+        try:
+            self._write(StageFailed(self._stage, text))
+        except OSError:
+            return os.EX_IOERR
+        return 1
 
     def _start(self) -> None:
         gpus = self._start_ray(self._start_redis())
@@ -158,7 +173,7 @@ class Supervisor:
 
         began = time.monotonic()
         deploy.drain_cluster()
-        print(f"drained in {time.monotonic() - began:.1f} s", flush=True)
+        _log(f"drained in {time.monotonic() - began:.1f} s")
         if self._redis is not None:
             self._redis.stop()
 
@@ -199,6 +214,12 @@ class Supervisor:
         remove_run_dir(self._run_dir)
 
 
+def _log(text: str) -> None:
+    """Print a line to the log of the supervisor, which may be on a full disk."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
+
+
 def _check_redis(url: str) -> None:
     """Raise StartupError unless a Redis answers at ``url``."""
     import redis
@@ -237,11 +258,13 @@ def main() -> int:
         os.set_inheritable(
             int(lock), False
         )  # held until we end; Ray's processes must not inherit it
+    raise_descriptor_limit()  # Redis and Ray inherit it
     launch = read_launch(Path(sys.argv[1]))
     try:
         return Supervisor(launch).run()
     except Exception as e:
-        StartEventWriter(Path(launch.events_path))(_unexpected(e))
+        with contextlib.suppress(OSError):
+            StartEventWriter(Path(launch.events_path))(_unexpected(e))
         raise
 
 
@@ -252,6 +275,7 @@ def _unexpected(error: Exception) -> StartEvent:
 
 if __name__ == "__main__":
     status = main()
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     # Ray's exit handlers take seconds to stop what the guardian kills at once.
     os._exit(status)

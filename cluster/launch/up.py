@@ -22,6 +22,7 @@ from cluster.launch import guardian
 from cluster.launch.prepare import check_and_fetch_model
 from cluster.local import ports
 from cluster.local.die_with_parent import die_with_parent
+from cluster.local.disk_errors import disk_errors_as_startup_errors
 from cluster.local.processes import RUN_DIR_VARIABLE
 from cluster.local.run_state import ClusterHome, RunState, new_run_dir, remove_run_dir
 from cluster.local.start_report import (
@@ -61,14 +62,28 @@ def up(wanted: LaunchSettings, model: str | None, *, detach: bool) -> int:
         return 1
     finally:
         report.close()
-    run_dir = new_run_dir()
-    events = str(home.events)
-    launch = msgspec.structs.replace(launch, run_dir=str(run_dir), events_path=events)
     try:
-        return _StartFollower(home, launch, report, detach=detach).run(lock)
+        return _start(home, launch, report, lock, detach=detach)
     finally:
         os.close(lock)
         report.close()
+
+
+def _start(
+    home: ClusterHome, launch: LaunchSettings, report: StartReporter, lock: int, *, detach: bool
+) -> int:
+    """Start the guardian and follow the start. Where its files cannot be written, nothing stays."""
+    run_dir: Path | None = None
+    try:
+        run_dir = new_run_dir()
+        launch = msgspec.structs.replace(launch, run_dir=str(run_dir), events_path=str(home.events))
+        return _StartFollower(home, launch, report, detach=detach).run(lock)
+    except StartupError as e:  # the guardian does not run yet
+        report(StageFailed("start", str(e)))
+        home.clean()
+        if run_dir is not None:
+            remove_run_dir(run_dir)
+        return 1
 
 
 def _already_text(home: ClusterHome) -> str:
@@ -116,16 +131,19 @@ class _StartFollower:
         self._failed = False
 
     def run(self, lock: int) -> int:
-        self._held = ports.hold_port(
-            self._launch.host, self._launch.port
-        )  # until the supervisor holds it
-        self._home.events.write_bytes(b"")
+        """Return the exit status. Raises StartupError where the guardian cannot be started."""
         leash_r, leash_w = os.pipe()
-        handlers = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
-        handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_signal)
-        child = self._start_guardian(leash_r, lock)
-        os.close(leash_r)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        handlers = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
+            # Until the supervisor holds the port.
+            self._held = ports.hold_port(self._launch.host, self._launch.port)
+            try:
+                with disk_errors_as_startup_errors(self._home.path):
+                    self._home.events.write_bytes(b"")
+                    child = self._start_guardian(leash_r, lock)
+            finally:
+                os.close(leash_r)
             return self._follow(child, leash_w)
         finally:
             for each in self._held:
@@ -187,7 +205,10 @@ class _StartFollower:
         if self._signals:
             self._report.say("stopped; nothing is left running")
             return 0 if self._ready and self._signals == 1 else 130
-        if not self._failed:
+        if not self._failed and status == os.EX_IOERR:
+            text = f"{self._home.path} or {self._launch.run_dir} can no longer be written: make"
+            self._report(StageFailed("start", f"{text} room, or set BATON_HOME and TMPDIR"))
+        elif not self._failed:
             self._report.say(f"the supervisor ended unexpectedly (status {status})")
             self._report.say(_tail(self._home.log))
         self._report.say(f"log: {self._home.log}")

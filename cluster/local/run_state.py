@@ -10,6 +10,7 @@ $BATON_HOME/<cluster>/ (default ~/.baton/<cluster>/), mode 0700
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from cluster.local import processes
+from cluster.local.disk_errors import disk_errors_as_startup_errors
 from cluster.local.processes import ProcessId
 from protocol.errors import StartupError
 
@@ -41,20 +43,30 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def private_dir(path: Path) -> Path:
-    """Create ``path`` as a folder of this user with mode 0700, and return it."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.stat().st_uid != os.getuid():
-        raise StartupError(f"{path} belongs to another user: set BATON_HOME to a folder of yours")
-    path.chmod(0o700)
+    """Create ``path`` as a folder of this user with mode 0700, and return it.
+
+    Raises StartupError, as all functions here that write, where the disk does not take it."""
+    with disk_errors_as_startup_errors(path):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_uid != os.getuid():
+            text = f"{path} belongs to another user: set BATON_HOME to a folder of yours"
+            raise StartupError(text)
+        if path.stat().st_mode & 0o777 != 0o700:
+            path.chmod(0o700)
     return path
 
 
 def new_run_dir() -> Path:
     """Create a private folder with a path short enough for the sockets of Redis and Ray."""
-    base = Path(tempfile.gettempdir()).resolve()
+    try:
+        base = Path(tempfile.gettempdir()).resolve()
+    except FileNotFoundError as error:  # Python has tried to write to each of its candidates
+        text = "no folder for temporary files can be written (TMPDIR, /tmp): make room in one"
+        raise StartupError(text) from error
     if len(os.fsencode(base)) + len(RUN_PREFIX) + 9 > _LONGEST_RUN_DIR:
         base = Path("/tmp")
-    return Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=base))
+    with disk_errors_as_startup_errors(base):
+        return Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=base))
 
 
 def remove_run_dir(path: Path) -> None:
@@ -85,7 +97,9 @@ class ClusterHome:
         """Return a descriptor of the lock, which is held until every copy of it is closed.
 
         None when another process holds the lock."""
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.path / "lock"
+        with disk_errors_as_startup_errors(path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -122,10 +136,17 @@ class ClusterHome:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace ``path`` atomically by a file with mode 0600."""
+    """Replace ``path`` atomically by a file with mode 0600. Raises StartupError for the disk's
+    errors, and leaves the old file then."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as f:
-        f.write(data)
-    temporary.replace(path)
+    try:
+        with disk_errors_as_startup_errors(path):
+            temporary.unlink(missing_ok=True)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(fd, "wb") as f:
+                f.write(data)
+            temporary.replace(path)
+    except StartupError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

@@ -7,6 +7,7 @@ with its time, and at the end commands to paste.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -74,13 +75,18 @@ class StartEventWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._is_cut = False  # the last line lacks its end
 
     def __call__(self, event: StartEvent) -> None:
+        """Append an event. Raises OSError, also where a full disk takes only a part of it."""
+        line = (b"\n" if self._is_cut else b"") + msgspec.json.encode(event) + b"\n"
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(fd, msgspec.json.encode(event) + b"\n")
+            self._is_cut = os.write(fd, line) < len(line)
         finally:
             os.close(fd)
+        if self._is_cut:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
 
 def read_new_events(stream: BinaryIO) -> Iterator[StartEvent]:
@@ -231,10 +237,10 @@ def stderr_reporter() -> StartReporter:
 
 
 def curl_command(url: str, model_id: str, *, keys: bool = False) -> str:
-    """Return a command that streams a completion; with ``keys`` it sends $BATON_API_KEY."""
+    """Return a command that streams a completion; with ``keys`` it sends $OPENAI_API_KEY."""
     body = {"model": model_id, "prompt": _EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
     data = json.dumps(body).replace("'", "'\\''")
-    key = '  -H "Authorization: Bearer $BATON_API_KEY" \\\n' if keys else ""
+    key = '  -H "Authorization: Bearer $OPENAI_API_KEY" \\\n' if keys else ""
     return (
         f"curl -N {url}/v1/completions \\\n{key}"
         f"  -H 'Content-Type: application/json' \\\n  -d '{data}'"
@@ -243,7 +249,7 @@ def curl_command(url: str, model_id: str, *, keys: bool = False) -> str:
 
 def python_snippet(url: str, model_id: str, *, keys: bool = False) -> str:
     """Return a program that does the same with the ``openai`` package."""
-    key = 'os.environ["BATON_API_KEY"]' if keys else '"none"'
+    key = 'os.environ["OPENAI_API_KEY"]' if keys else '"none"'
     return (
         f"{'import os' + 2 * chr(10) if keys else ''}"
         "from openai import OpenAI\n\n"

@@ -101,8 +101,10 @@ def _pools(windows: Windows) -> Iterator[AlertRule]:
     yield AlertRule(
         "BatonKvPoolFull",
         "ticket",
-        f"avg_over_time(baton_kv_cache_usage_ratio[{w5}]) > 0.9\n"
-        f'and avg_over_time(baton_requests_waiting{{role=~"prefill|decode"}}[{w5}]) > 0',
+        f"avg_over_time(baton_kv_cache_usage_ratio[{w5}]) > 0.9\nand on (cluster, model) (\n"
+        f"  sum by (cluster, model) (avg_over_time(baton_router_queue_requests[{w5}])) > 0\n"
+        "  or sum by (cluster, model)"
+        f' (avg_over_time(baton_requests_waiting{{role=~"prefill|decode"}}[{w5}])) > 0\n)',
         "A KV pool is full, and requests wait for pages",
         f"{_PLACE} has {{{{ $value | humanizePercentage }}}} of its KV pages in use.",
     )

@@ -11,6 +11,7 @@ for ``ray start`` (`baton init` writes the file node.env).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -70,7 +71,8 @@ class ReplicaContext(msgspec.Struct, frozen=True):
         if self.events_path is None:
             print(line, flush=True)
         else:
-            StartEventWriter(Path(self.events_path))(StageNote(line))
+            with contextlib.suppress(OSError):  # a replica also starts where the disk is full
+                StartEventWriter(Path(self.events_path))(StageNote(line))
 
 
 def program_fingerprint(packages: tuple[str, ...] = PACKAGES) -> str:

@@ -21,6 +21,7 @@ from cluster.serve.node_settings import ReplicaContext, node_config
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.settings.worker_settings import WorkerSettings
 from cluster.sizing.snapshot import WorkerCounts, WorkerSnapshot
+from protocol.descriptor_limit import raise_descriptor_limit
 from protocol.errors import Unavailable
 from protocol.roles import ROLES
 from router.settings import RouterSettings
@@ -118,8 +119,10 @@ class AutoscalerReplica:
 
 
 def _prepare_replica(context: ReplicaContext) -> str | None:
-    """Check the program and return the address to listen on; None: the configured one."""
+    """Check the program, raise the limit of open files, and return the address to listen on; None:
+    the configured one."""
     context.check_program()
+    raise_descriptor_limit()
     ray_internals.keep_replica_on_loopback()
     return context.listen_address()
 

@@ -137,6 +137,7 @@ class WorkerCollector(Collector):
 _FRONT = {
     "decode_jobs": "Requests that this worker's front owns, queued and prefilled elsewhere too",
     "prefill_calls": "Prompts that this worker computes or holds for others",
+    "kv_slots_held": "Slots of shared memory that hold KV on its way, or are granted to it",
 }
 
 

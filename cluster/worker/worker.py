@@ -246,7 +246,18 @@ class Worker:
         )
 
     def _request_counts(self) -> dict[str, int]:
-        return {"decode_jobs": self._decode.request_count, "prefill_calls": self._prefill.calls}
+        return {
+            "decode_jobs": self._decode.request_count,
+            "prefill_calls": self._prefill.calls,
+            "kv_slots_held": self._slots_held(),
+        }
+
+    def _slots_held(self) -> int:
+        session = self._engine.current
+        if session is None:
+            return 0
+        granted = session.arena.shape.inbound - len(session.inbound)
+        return granted + session.beat.outbound_slots_held
 
 
 def _model_info(settings: WorkerSettings, ready: m.EngineReady) -> ModelInfo:

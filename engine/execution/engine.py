@@ -25,6 +25,7 @@ from engine.kv_cache.kv_format import Codec, KVPiece, Storage
 from engine.kv_cache.kv_pool import make_pool
 from engine.model.decoder import DecoderModel
 from engine.sampling.sampling_table import SamplingTable, check_token_ids
+from engine.scheduling.deadlines import DeadlineQueue
 from engine.scheduling.draft_pages import allocate_draft_pages
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Phase, Sequence, blocks_for
@@ -95,6 +96,7 @@ class Engine:
         bounds = StepBounds.from_settings(config)
         planner = StepPlanner(policy, config.prefill_chunk, bounds, self.step_time)
         self.scheduler = Scheduler(self.manager, config.max_batch, planner)
+        self._deadlines = DeadlineQueue(self.scheduler.sequences)
         pages = blocks_for(config.max_model_len) + 1  # of one sequence
         vocab, eos = model.config.vocab_size, model.config.eos_token_ids
         length = pages * BLOCK_TOKENS
@@ -176,7 +178,9 @@ class Engine:
         *,
         hold: bool = False,
     ) -> Sequence:
-        return Sequence(handle, request, phase, hold, grammar, self._clock())
+        sequence = Sequence(handle, request, phase, hold, grammar, self._clock())
+        self._deadlines.add(sequence)
+        return sequence
 
     def end_import(self, handle: int) -> None:
         """End an import and keep its completely received blocks in the prefix cache."""
@@ -200,6 +204,11 @@ class Engine:
         sequence = self.scheduler.sequences.get(handle)
         if sequence is not None:
             self.scheduler.finish(sequence)
+
+    def take_expired(self) -> list[int]:
+        """Return the handles of the sequences whose deadline has passed, and for which a step would
+        compute something; the caller drops them."""
+        return self._deadlines.take_expired(self._clock())
 
     # ---- KV in and out ----------------------------------------------------------------------
 

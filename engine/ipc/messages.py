@@ -225,6 +225,12 @@ class RequestRefused(_Message, frozen=True):
     busy: bool = False  # another engine may take it
 
 
+class Expired(_Message, frozen=True):
+    """A deadline of the request has passed. The engine has dropped its sequence."""
+
+    handle: int
+
+
 class PromptLogprobs(_Message, frozen=True):
     """Log-probabilities of the prompt from its second token on, sent before the first output."""
 
@@ -339,6 +345,7 @@ class EngineBeat(_Message, frozen=True):
     counters: EngineCounters = msgspec.field(default_factory=EngineCounters)
     speculation: SpeculationStatus = SpeculationStatus()
     pace: float = 1.0  # recent tokens per sequence in the time of a plain step
+    outbound_slots_held: int = 0
 
 
 Event: TypeAlias = (
@@ -346,6 +353,7 @@ Event: TypeAlias = (
     | EngineReady
     | EngineFailed
     | RequestRefused
+    | Expired
     | PromptLogprobs
     | PrefixFound
     | Reserved

@@ -8,16 +8,16 @@ shape and place of every tensor), and the tensors.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from engine.model_config.config import ModelConfig
 from engine.model_config.families import parse_config
 from protocol.errors import StartupError
+from protocol.json_file import read_json_file
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -25,17 +25,24 @@ def load_config(folder: Path) -> ModelConfig:
 
     Raises StartupError with the name of what is not supported or not usable."""
     path = folder / "config.json"
+    raw = _read_object(path)
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        eos = _read_object(generation).get("eos_token_id")
+        raw["eos_token_id"] = eos if eos is not None else raw.get("eos_token_id")
     try:
-        raw: dict[str, Any] = json.loads(path.read_text())
-        generation = folder / "generation_config.json"
-        if generation.is_file():
-            eos = json.loads(generation.read_text()).get("eos_token_id")
-            raw["eos_token_id"] = eos if eos is not None else raw.get("eos_token_id")
         return parse_config(raw, str(path))
-    except OSError as error:
-        raise StartupError(f"{path}: cannot read the model's config: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise StartupError(f"{path}: not a usable model config: {error!r}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        text = f"{path}: not a usable model config: {repr(error)[:300]}"
+        raise StartupError(text) from error
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    value = read_json_file(path, what="model config")
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise StartupError(f"{path}: not a usable model config: a {kind}, expected an object")
+    return value
 
 
 def fingerprint(folder: Path, dtype: str) -> str:
@@ -61,10 +68,31 @@ _LARGEST_HEADER = 100 << 20  # the format's own limit
 _LFS_POINTER = b"version https://git-lfs"
 
 
+_MAX_DIMENSIONS = 32
+_MAX_ELEMENTS = 1 << 48  # of a tensor: above the weights of any model
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=_MAX_ELEMENTS)]
+
+_DTYPE_BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+"""Bits of one element of each type of the format (safetensors 0.8)."""
+
+
 class _Tensor(msgspec.Struct):
     dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
+    shape: Annotated[list[_Size], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
+    data_offsets: tuple[_Size, _Size]  # from the end of the header
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
 
 
 class WeightShards(msgspec.Struct, frozen=True):
@@ -122,14 +150,35 @@ def _read(path: Path) -> dict[str, int]:
             for name, entry in raw.items()
             if name != "__metadata__"
         }
-    except msgspec.DecodeError as error:
-        raise StartupError(f"{path}: not a safetensors file: {error}") from error
+        metadata = raw.get("__metadata__")
+        if metadata is not None:
+            msgspec.json.decode(metadata, type=dict[str, str] | None)
+    except (ValueError, RecursionError) as error:  # ValueError: bad JSON, types, UTF-8
+        raise StartupError(f"{path}: not a safetensors file: {str(error)[:300]}") from error
     expected = 8 + length + max((t.data_offsets[1] for t in tensors.values()), default=0)
     if size != expected:
         raise StartupError(
             f"{path}: {size} bytes where its header says {expected}; fetch the file again"
         )
-    return {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
+    _check_places(path, tensors)
+    return {name: tensor.elements for name, tensor in tensors.items()}
+
+
+def _check_places(path: Path, tensors: dict[str, _Tensor]) -> None:
+    """Raise StartupError unless the tensors follow each other without gaps and overlaps, and each
+    has the bytes of its shape: the library that loads the weights requires it, too."""
+    at = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
+        begin, end = tensor.data_offsets
+        bits = _DTYPE_BITS.get(tensor.dtype)
+        if bits is None:
+            raise StartupError(f"{path}: tensor {name[:80]!r} has a type that is not of the format")
+        if begin != at or tensor.elements * bits != 8 * (end - begin):
+            raise StartupError(
+                f"{path}: tensor {name[:80]!r} cannot lie at bytes {begin} to {end} of the data;"
+                " fetch the file again"
+            )
+        at = end
 
 
 def _check_index(folder: Path, present: set[str]) -> None:
@@ -138,11 +187,15 @@ def _check_index(folder: Path, present: set[str]) -> None:
     if not index.is_file():
         return
     try:
+        if index.stat().st_size > _LARGEST_HEADER:
+            raise StartupError(f"{index}: larger than {_LARGEST_HEADER} bytes; fetch it again")
         wanted = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-    except (msgspec.DecodeError, OSError) as error:
-        raise StartupError(f"{index}: cannot read the index of the weights: {error}") from error
+    except (ValueError, RecursionError, OSError) as error:  # ValueError: bad JSON, types, UTF-8
+        reason = str(error)[:300]
+        raise StartupError(f"{index}: cannot read the index of the weights: {reason}") from error
     if missing := sorted(wanted - present):
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        named = ", ".join(name[:80] for name in missing[:3])
+        shown = named + (", ..." if len(missing) > 3 else "")
         raise StartupError(
             f"{folder}: {len(missing)} of {len(wanted)} files of weights are missing: {shown}"
         )

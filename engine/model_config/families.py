@@ -8,6 +8,7 @@ effect. Torch-free.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -60,20 +61,22 @@ class _Unsupported(Exception):
 
 def parse_config(raw: RawConfig, source: str) -> ModelConfig:
     """Return the shape in ``raw``, the content of ``config.json``. Raises StartupError, prefixed
-    with ``source``, for what is not supported; KeyError, TypeError or ValueError for what is
-    missing or malformed."""
+    with ``source``, for what is not supported; LookupError, TypeError, ValueError, AttributeError
+    or ArithmeticError for what is missing or malformed. Nothing is made that grows with a number in
+    ``raw`` before that number has been checked."""
     architecture = (raw.get("architectures") or ["none"])[0]
     family = FAMILIES.get(architecture)
     if family is None:
         known = ", ".join(sorted(FAMILIES))
         raise StartupError(
-            f"{source}: architecture {architecture} is not supported; expected one of {known}"
+            f"{source}: architecture {str(architecture)[:80]} is not supported; expected one of"
+            f" {known}"
         )
     raw = {**DEFAULTS[architecture], **raw}
     try:
         if raw.get("quantization_config"):
             method = raw["quantization_config"].get("quant_method", "unknown")
-            raise _Unsupported(f"quantized weights ({method}) are not supported")
+            raise _Unsupported(f"quantized weights ({str(method)[:80]}) are not supported")
         config = ModelConfig(**{**_common(raw, architecture), **family(raw)})
     except _Unsupported as error:
         raise StartupError(f"{source}: {error}") from error
@@ -85,22 +88,23 @@ def _common(raw: RawConfig, architecture: str) -> ConfigFields:
     """The fields that every family reads alike."""
     eos = raw.get("eos_token_id")
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    heads, layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
-    head_dim = int(raw.get("head_dim") or raw["hidden_size"] // heads)
+    heads, layers = (_size(raw, name) for name in ("num_attention_heads", "num_hidden_layers"))
+    hidden, vocab = _size(raw, "hidden_size"), _size(raw, "vocab_size")
+    head_dim = _size(raw, "head_dim", hidden // heads)
     return {
         "architecture": architecture,
-        "vocab_size": int(raw["vocab_size"]),
-        "hidden_size": int(raw["hidden_size"]),
-        "intermediate_size": int(raw["intermediate_size"]),
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": _size(raw, "intermediate_size"),
         "layers": layers,
         "heads": heads,
-        "kv_heads": int(raw.get("num_key_value_heads") or heads),
+        "kv_heads": _size(raw, "num_key_value_heads", heads),
         "head_dim": head_dim,
         "norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
-        "max_positions": int(raw.get("max_position_embeddings", 2048)),
+        "max_positions": _size({"max_position_embeddings": 2048, **raw}, "max_position_embeddings"),
         "tied_embeddings": bool(raw.get("tie_word_embeddings", False)),
         # Ids beyond the vocabulary, which some configs have, are never drawn.
-        "eos_token_ids": tuple(t for t in ends if 0 <= int(t) < int(raw["vocab_size"])),
+        "eos_token_ids": tuple(t for t in map(int, ends) if 0 <= t < vocab),
         "rope": _rope(_rope_parameters(raw), raw),
         "windows": (0,) * layers,
         "attention_scale": head_dim**-0.5,
@@ -108,8 +112,45 @@ def _common(raw: RawConfig, architecture: str) -> ConfigFields:
     }
 
 
+_MOST = {
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 24,
+    "moe_intermediate_size": 1 << 24,
+    "vocab_size": 1 << 26,
+    "max_position_embeddings": 1 << 31,
+    "num_experts": 1 << 16,
+    "num_local_experts": 1 << 16,
+}
+"""Largest sizes that are taken, far above those of any model. What is made from a config grows with
+them, and a hostile config must not take the memory of the process that reads it."""
+
+
+def _size(raw: RawConfig, name: str, default: int | None = None) -> int:
+    """Return a size. ``default`` stands for a value that is absent, null or 0. Raises KeyError,
+    TypeError, ValueError or OverflowError."""
+    value = raw[name] if default is None else raw.get(name) or default
+    size = int(value)
+    if not 1 <= size <= _MOST[name]:
+        raise ValueError(f"{name} must be from 1 to {_MOST[name]}, not {str(value)[:40]}")
+    return size
+
+
 def _check(config: ModelConfig) -> None:
-    """Raise ValueError where sizes contradict each other."""
+    """Raise ValueError for numbers that are not finite, and where sizes contradict each other."""
+    ropes = (config.rope, config.local_rope or config.rope)
+    scales = (config.norm_eps, config.attention_scale, config.embedding_scale)
+    caps = (config.attention_softcap, config.logit_softcap)
+    factors = [v for r in ropes for v in (r.theta, r.factor, r.low_freq_factor, r.high_freq_factor)]
+    if not all(0 <= value < math.inf for value in (*scales, *caps, *factors)):  # refuses NaN
+        raise ValueError("a scale, a cap or a factor is negative or not finite")
+    if not all(r.theta > 0 and r.factor > 0 and r.original_positions >= 0 for r in ropes):
+        raise ValueError("a base or factor of the rotary embedding is not positive")
+    if not all(0 <= window <= _MOST["max_position_embeddings"] for window in config.windows):
+        raise ValueError("a window must have 0 or more tokens")
     if config.heads % config.kv_heads:
         raise ValueError(f"{config.heads} heads cannot share {config.kv_heads} key-value heads")
     if config.head_dim % 2:
@@ -123,7 +164,8 @@ def _check(config: ModelConfig) -> None:
 def _activation(name: str) -> Activation:
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise _Unsupported(f"activation {name!r} is not supported; expected one of {known}")
+        text = f"activation {str(name)[:80]!r} is not supported; expected one of {known}"
+        raise _Unsupported(text)
     return ACTIVATIONS[name]
 
 
@@ -147,7 +189,7 @@ def _rope(parameters: RawConfig, raw: RawConfig) -> RopeConfig:
     kind: Any = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in _ROPE_FACTORS:
         raise _Unsupported(
-            f"rope type {kind!r} is not supported; expected default, linear or llama3"
+            f"rope type {str(kind)[:80]!r} is not supported; expected default, linear or llama3"
         )
     factors = {name: float(parameters[name]) for name in _ROPE_FACTORS[kind]}
     llama3 = kind == "llama3"
@@ -171,7 +213,7 @@ def _windows_by_layer(raw: RawConfig, slides: Callable[[int], bool]) -> tuple[in
     ]
     for kind in types:
         if kind not in ("sliding_attention", "full_attention"):
-            raise _Unsupported(f"layer type {kind!r} is not supported")
+            raise _Unsupported(f"layer type {str(kind)[:80]!r} is not supported")
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)
 
 
@@ -204,16 +246,16 @@ def _qwen3(raw: RawConfig) -> ConfigFields:
         "qkv_bias": bias,
         "out_bias": bias,
         "windows": _qwen_windows(raw),
-        "head_dim": int(raw.get("head_dim") or 128),
-        "attention_scale": int(raw.get("head_dim") or 128) ** -0.5,
+        "head_dim": (head_dim := _size(raw, "head_dim", 128)),
+        "attention_scale": head_dim**-0.5,
     }
 
 
 def _mixtral(raw: RawConfig) -> ConfigFields:
     moe = MoeConfig(
-        experts=int(raw["num_local_experts"]),
+        experts=_size(raw, "num_local_experts"),
         per_token=int(raw["num_experts_per_tok"]),
-        intermediate_size=int(raw["intermediate_size"]),
+        intermediate_size=_size(raw, "intermediate_size"),
         renormalize=True,
         layers=(True,) * int(raw["num_hidden_layers"]),
         module="block_sparse_moe",
@@ -225,12 +267,12 @@ def _mixtral(raw: RawConfig) -> ConfigFields:
 
 
 def _qwen3_moe(raw: RawConfig) -> ConfigFields:
-    step, dense = int(raw.get("decoder_sparse_step") or 1), raw.get("mlp_only_layers") or []
+    step, dense = int(raw.get("decoder_sparse_step") or 1), set(raw.get("mlp_only_layers") or [])
     layers = range(int(raw["num_hidden_layers"]))
     moe = MoeConfig(
-        experts=int(raw.get("num_local_experts") or raw["num_experts"]),
+        experts=_size(raw, "num_local_experts" if raw.get("num_local_experts") else "num_experts"),
         per_token=int(raw["num_experts_per_tok"]),
-        intermediate_size=int(raw["moe_intermediate_size"]),
+        intermediate_size=_size(raw, "moe_intermediate_size"),
         renormalize=bool(raw.get("norm_topk_prob", False)),
         layers=tuple(i not in dense and (i + 1) % step == 0 for i in layers),
     )
@@ -246,7 +288,7 @@ def _gemma(raw: RawConfig) -> ConfigFields:
     return {
         "qkv_bias": bias,
         "out_bias": bias,
-        "head_dim": int(raw.get("head_dim") or 256),
+        "head_dim": _size(raw, "head_dim", 256),
         "attention_scale": float(raw.get("query_pre_attn_scalar") or 256) ** -0.5,
         "sandwich_norms": True,
         "norm_offset": 1.0,

@@ -62,7 +62,10 @@ class EngineClient:
 
     async def start(self) -> m.EngineReady:
         """Start the first engine. Raise StartupError when it cannot load."""
-        session = await self._launch()
+        try:
+            session = await self._launch()
+        except EngineDied as error:
+            raise StartupError(str(error)) from error
         self._keeper = asyncio.create_task(self._keep(session), name="engine-keeper")
         assert session.ready is not None
         return session.ready
@@ -119,6 +122,8 @@ class EngineClient:
     # ---- keeping one alive ------------------------------------------------------------------
 
     async def _launch(self) -> EngineSession:
+        """Start an engine. Raise EngineDied if it ends while it loads, without a word of its own,
+        and StartupError for every other reason."""
         settings = self._settings
         session = spawn_engine(self._argv, settings, self._cache)
         try:
@@ -139,7 +144,8 @@ class EngineClient:
         return session
 
     async def _open(self, session: EngineSession) -> m.EngineReady:
-        """Wait until the engine is loaded. Raise StartupError if it fails, ends or falls silent."""
+        """Wait until the engine is loaded. Raise StartupError if it fails or falls silent, and
+        EngineDied if it ends."""
         opening = asyncio.create_task(session.open(self._report))
         silent = asyncio.create_task(session.silence.wait_for_silence(LOADING_SILENCE_S))
         try:
@@ -150,8 +156,6 @@ class EngineClient:
                 f"the engine reported no progress for {LOADING_SILENCE_S:g} s while it was"
                 f" {session.loading}"
             )
-        except EngineDied as error:
-            raise StartupError(str(error)) from error
         finally:
             opening.cancel()
             silent.cancel()
@@ -164,11 +168,9 @@ class EngineClient:
                 why = await self._attend(session)
                 self._settled.clear()
                 session.end()
-                deaths = [t for t in deaths if time.monotonic() - t < DEATH_WINDOW_S]
-                deaths.append(time.monotonic())
-                if len(deaths) >= MAX_DEATHS:
-                    return self._give_up(f"{len(deaths)} engines died lately: {why}")
-                session = await self._replace(session, why)
+                session = await self._replace(session, why, deaths)
+        except EngineDied as error:
+            self._give_up(str(error))
         except Exception as error:
             log.exception("the engine is not replaced")
             self._give_up(f"the engine does not start again: {error}")
@@ -177,10 +179,21 @@ class EngineClient:
         self._problem = problem
         self._settled.set()
 
-    async def _replace(self, old: EngineSession, why: str) -> EngineSession:
-        log.warning("engine lost: %s; starting another", why)
-        self._report(f"engine lost: {why}; starting another", 0.0)
-        new = await self._launch()
+    async def _replace(self, old: EngineSession, why: str, deaths: list[float]) -> EngineSession:
+        """Return the successor of ``old``. One that dies while it loads counts as another death;
+        ``deaths`` are their times. Raise EngineDied after MAX_DEATHS within DEATH_WINDOW_S."""
+        new: EngineSession | None = None
+        while new is None:
+            now = time.monotonic()
+            deaths[:] = [*(t for t in deaths if now - t < DEATH_WINDOW_S), now]
+            if len(deaths) >= MAX_DEATHS:
+                raise EngineDied(f"{len(deaths)} engines died lately: {why}")
+            log.warning("engine lost: %s; starting another", why)
+            self._report(f"engine lost: {why}; starting another", 0.0)
+            try:
+                new = await self._launch()
+            except EngineDied as error:
+                why = str(error)
         self._past = self._past.plus(old.beat.counters)
         self.restarts += 1
         assert old.ready is not None and new.ready is not None

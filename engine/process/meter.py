@@ -78,7 +78,7 @@ class StepMeter:
         self._kv_used = 1.0 - manager.available / manager.pages
         return now
 
-    def beat(self) -> m.EngineBeat:
+    def beat(self, outbound_slots_held: int = 0) -> m.EngineBeat:
         """Return the counters and the present load."""
         engine = self._engine
         self._mark()
@@ -97,4 +97,5 @@ class StepMeter:
             counters=s.counters,
             speculation=self._speculation,
             pace=self._pace.take_average(),
+            outbound_slots_held=outbound_slots_held,
         )

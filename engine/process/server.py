@@ -111,31 +111,39 @@ class EngineServer:
         self._offers: set[int] = set()  # handles of prefills and exports that have not ended
         self._out: list[Any] = []
         self._meter = StepMeter(engine, clock, speculation)
+        self._last_beat = clock()
         engine.manager.record_changes()
 
     def run(self) -> None:
         """Run until the front has closed the channel."""
-        last_beat = self._clock()
         busy = False
         self._copies.start()
         try:
             while True:
-                for command in self._channel.receive(0.0 if busy else self._wait_s()):
-                    self._note_offer(command)
-                    if not self._hold_for_grammar(command):
-                        self._take(command)
-                self._apply_compiled()
-                self._apply_written()
-                busy = self._step()
-                if self._clock() - last_beat >= m.BEAT_S:
-                    last_beat = self._clock()
-                    self._out.append(self._meter.beat())
-                self._flush()
+                busy = self.turn(busy)
         except ChannelClosed:
             pass
         finally:
             self._copies.close()
             self._pairs.close()
+
+    def turn(self, busy: bool) -> bool:
+        """Take what the front has sent, run a step, and send what it has drawn. Without ``busy``,
+        wait for a command first. Return whether there was anything to compute. Raise ChannelClosed
+        when the front is gone. ``run`` calls it, and the simulator of faults, on its own clock."""
+        for command in self._channel.receive(0.0 if busy else self._wait_s()):
+            self._note_offer(command)
+            if not self._hold_for_grammar(command):
+                self._take(command)
+        self._apply_compiled()
+        self._apply_written()
+        self._drop_expired()
+        busy = self._step()
+        if self._clock() - self._last_beat >= m.BEAT_S:
+            self._last_beat = self._clock()
+            self._out.append(self._meter.beat(self._copies.outbound_slots_held))
+        self._flush()
+        return busy
 
     def _wait_s(self) -> float:
         """Return how long to wait for a command while there is nothing to compute."""
@@ -205,6 +213,13 @@ class EngineServer:
                 self._engine.reject_write(item.handle)
             else:
                 self._take(item)
+
+    def _drop_expired(self) -> None:
+        """Drop the sequences whose deadline has passed, and tell the front."""
+        for handle in self._engine.take_expired():
+            self._end_offer(handle)  # first: its pages can be used again after the drop
+            self._engine.drop(handle)
+            self._out.append(m.Expired(handle))
 
     @singledispatchmethod
     def _apply(self, command: m.Command) -> None:

@@ -173,6 +173,11 @@ class CopyThread:
         waiting = self._outgoing.awaits_steps or self._incoming.queued
         return FENCE_POLL_S if waiting else IDLE_WAIT_S
 
+    @property
+    def outbound_slots_held(self) -> int:
+        """Outbound slots that hold a frame, which is on its way or waits to be read."""
+        return self._outgoing.queue.held
+
     def _apply_calls(self) -> None:
         while self._calls:
             self._calls.popleft()()

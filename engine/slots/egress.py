@@ -72,6 +72,11 @@ class EgressQueue:
         """Transfers that have not been forgotten."""
         return len(self._transfers)
 
+    @property
+    def held(self) -> int:
+        """Slots that hold a frame. Any thread may read it."""
+        return self._total - len(self._free)
+
     # ---- the front --------------------------------------------------------------------------
 
     def grant(self, handle: int, frames: int) -> None:

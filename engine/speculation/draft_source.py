@@ -6,7 +6,6 @@ the doctor and the planner call this module.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -18,6 +17,7 @@ from engine.ipc.settings import SpeculationSettings
 from engine.model_config.checkpoint import load_config, read_shards, resident_elements
 from engine.model_config.config import ModelConfig
 from protocol.errors import StartupError
+from protocol.json_file import MAX_TOKENIZER_BYTES, read_json_file
 
 DraftKind: TypeAlias = Literal["medusa", "eagle", "draft"]
 DraftMethod: TypeAlias = Literal["ngram"] | DraftKind
@@ -123,12 +123,9 @@ def refuse_pickles(folder: Path) -> None:
 def read_head_config(folder: Path) -> dict[str, Any]:
     """Return ``config.json`` of a folder of heads; empty if it is missing. Raises StartupError."""
     path = folder / "config.json"
-    try:
-        settings = json.loads(path.read_text())
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{path}: cannot read the heads' config: {error}") from error
+    settings = read_json_file(path, what="config of heads")
     if not isinstance(settings, dict):
         raise StartupError(f"{path}: expected an object, found {type(settings).__name__}")
     return settings
@@ -153,10 +150,12 @@ def _tokens(path: Path) -> dict[str, int] | None:
     if not path.is_file():
         return None
     try:
-        raw: dict[str, Any] = json.loads(path.read_text())
+        raw: dict[str, Any] = read_json_file(path, MAX_TOKENIZER_BYTES, "tokenizer")
         vocab = raw["model"]["vocab"]
         # BPE and WordPiece list ids by token, Unigram (token, score) by id.
         known = vocab if isinstance(vocab, dict) else {t: i for i, (t, _) in enumerate(vocab)}
-        return {**known, **{t["content"]: t["id"] for t in raw.get("added_tokens", ())}}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StartupError(f"{path}: not a usable tokenizer: {error!r}") from error
+        tokens = {**known, **{t["content"]: t["id"] for t in raw.get("added_tokens", ())}}
+        return {str(token): int(number) for token, number in tokens.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        text = f"{path}: not a usable tokenizer: {repr(error)[:300]}"
+        raise StartupError(text) from error

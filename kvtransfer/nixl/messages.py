@@ -49,7 +49,7 @@ class MoverAddress(msgspec.Struct, frozen=True, array_like=True):
             raise CarrierFailed(f"the NIXL address has {len(text)} characters, too many")
         try:
             address = _decode_address(base64.b64decode(text, validate=True))
-        except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
+        except (binascii.Error, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise CarrierFailed(f"the NIXL address cannot be read: {error}") from error
         if not address._makes_sense():
             raise CarrierFailed("the NIXL address has sizes or positions that cannot be right")

@@ -26,12 +26,16 @@ INSTANCE_KEY = "x-baton-instance"
 MAX_MESSAGE_BYTES = 16 << 20
 """Larger than any frame (engine/ipc/shared_memory.py) and any request (4 bytes per token)."""
 
-# A peer that answers no ping for 3 s is gone; idle streams are pinged every 2 s.
+SERVER_PING_S = 3.0
+"""A server that answers no ping for so long is gone: its work is done elsewhere."""
+
+CALLER_PING_S = 10.0
+"""A caller that answers no ping for so long is gone. Its work here is freed then, and nothing else
+waits for it, so a caller that stood still for a few seconds keeps its streams."""
+
+# Idle streams are pinged every 2 s.
 _SHARED: GrpcOptions = [
     ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    # Without this gRPC waits 60 s for a ping, whatever keepalive_timeout_ms is (grpcio 1.85).
-    ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -39,10 +43,19 @@ _SHARED: GrpcOptions = [
 ]
 
 
+def _ping_timeout(seconds: float) -> GrpcOptions:
+    return [
+        ("grpc.keepalive_timeout_ms", int(1000 * seconds)),
+        # Without this gRPC waits 60 s for a ping, whatever keepalive_timeout_ms is (grpcio 1.85).
+        ("grpc.http2.ping_timeout_ms", int(1000 * seconds)),
+    ]
+
+
 def channel_options() -> GrpcOptions:
     """Return the options of a channel to another process."""
     return [
         *_SHARED,
+        *_ping_timeout(SERVER_PING_S),
         # A worker that comes back is found at once, not after a long back-off.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -56,6 +69,7 @@ def server_options() -> GrpcOptions:
     process."""
     return [
         *_SHARED,
+        *_ping_timeout(CALLER_PING_S),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),

@@ -1,8 +1,9 @@
 """The Prometheus page of a process: ``GET /metrics`` on a port of its own.
 
 The page is rendered for each scrape. Every connection is closed after CONNECTION_S, so that clients
-that neither send nor read cannot pile up. On loopback the page is open; on other hosts clients need
-a certificate of the cluster. Renewed files, also of the CA, are used from the next connection on.
+that neither send nor read cannot pile up. On loopback the page is open to programs of this machine,
+which excludes the scripts of web pages (``AllowedHosts``); on other hosts clients need a
+certificate of the cluster. Renewed files, also of the CA, are used from the next connection on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from protocol.endpoints.grpc_endpoints import join_host_port
 from protocol.errors import StartupError
+from protocol.security.host_header import AllowedHosts
 from protocol.security.listen_hosts import check_worker_host, is_loopback
 from protocol.security.tls import TlsFiles, TlsIdentity, mutual_tls_server_context
 
@@ -34,11 +36,13 @@ class MetricsServer:
         self._page = page
         self._web = web.Server(self._answer)
         self._server: asyncio.Server | None = None
+        self._hosts: AllowedHosts | None = None  # None: clients have certificates
 
     async def start(self, host: str, port: int, files: TlsFiles | None = None) -> str:
         """Listen and return host:port; port 0 is any free one. Raises StartupError."""
         check_worker_host(host, tls=files is not None)
         context = None if files is None or is_loopback(host) else _RenewingContext(files)
+        self._hosts = AllowedHosts() if context is None else None
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(self._connection, host, port, ssl=context)
@@ -60,7 +64,10 @@ class MetricsServer:
         return connection
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
-        if request.method not in ("GET", "HEAD"):
+        hosts = request.headers.getall("Host", [])
+        if self._hosts is not None and not all(map(self._hosts.permit, hosts)):
+            response = web.Response(status=421, text="reach it as localhost or by an address\n")
+        elif request.method not in ("GET", "HEAD"):
             response = web.Response(status=405, text="GET it\n", headers={"Allow": "GET, HEAD"})
         elif request.path != "/metrics":
             response = web.Response(status=404, text="only /metrics is here\n")

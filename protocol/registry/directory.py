@@ -76,6 +76,9 @@ class WorkerUtilisation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+_MAX_COUNT = 1 << 48  # of tokens, requests, bytes, or a process id
+_MAX_COEFFICIENTS = 16
+_MAX_TEXT = 256
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -162,7 +165,11 @@ def _is_valid_worker(record: WorkerRecord) -> bool:
     """Return whether a worker can have written this record; other processes will connect to its
     endpoints."""
     texts = (record.instance, record.endpoint, record.kv_endpoint, record.metrics_endpoint)
-    counts = (record.running, record.waiting, record.queued_tokens, record.kv_tokens_total)
+    counts = (
+        *(record.running, record.waiting, record.queued_tokens, record.kv_tokens_free),
+        *(record.kv_tokens_total, record.max_batch, record.prefill_chunk, record.pid),
+        record.engine_pid,
+    )
     return (
         record.role in ROLES
         and record.home in ("", *ROLES)
@@ -170,9 +177,18 @@ def _is_valid_worker(record: WorkerRecord) -> bool:
         and _is_endpoint(record.endpoint)
         and _is_endpoint(record.kv_endpoint)
         and (not record.metrics_endpoint or _is_endpoint(record.metrics_endpoint))
-        and min(counts) >= 0
+        and all(0 <= count <= _MAX_COUNT for count in counts)
+        and 0.0 <= record.link_bytes_s < math.inf
+        and len(record.step_model) <= _MAX_COEFFICIENTS
+        and _is_valid_model(record.model)
         and (record.walls is None or record.walls.is_valid)
     )
+
+
+def _is_valid_model(model: ModelInfo) -> bool:
+    texts = (model.id, model.fingerprint, model.precision)
+    counts = (model.max_model_len, model.vocab_size, model.kv_bytes_per_token)
+    return all(len(t) <= _MAX_TEXT for t in texts) and all(0 <= c <= _MAX_COUNT for c in counts)
 
 
 def _is_valid_router(record: RouterRecord) -> bool:
@@ -215,4 +231,4 @@ def _is_url(text: str) -> bool:
 
 
 def _is_plain(text: str) -> bool:
-    return text.isascii() and text.isprintable() and len(text) <= 256
+    return text.isascii() and text.isprintable() and len(text) <= _MAX_TEXT

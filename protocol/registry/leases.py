@@ -2,6 +2,13 @@
 
 Each kind of record has a set of instance ids, and for each id a key with the record as msgpack,
 which expires LEASE_S after its last renewal.
+
+    renew:  SET record PX, SADD id --Redis is full--> PEXPIRE of the record as it was last written
+    all:    size of the set --too large--> UNLINK; living processes add themselves again
+                            --else--> SMEMBERS, then GETRANGE of each record
+
+What is in Redis may be anything. It costs records at most: never an error but RedisError, and never
+more time on the event loop than as many records take.
 """
 
 from __future__ import annotations
@@ -15,12 +22,26 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import redis.asyncio as redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+
+from protocol.registry.untrusted import MAX_RECORD_BYTES, decode_untrusted
 
 log = logging.getLogger(__name__)
 
 LEASE_S = 5.0
 RENEW_S = 1.0
+
+MAX_MEMBERS = 4096
+"""Ids in a set, which is more than any cluster has processes of one kind."""
+
+MAX_SET_BYTES = 2 << 20
+"""Memory of such a set in Redis: about 100 bytes for each id."""
+
+MAX_UNREADABLE = 64
+"""Records that may be unreadable, as in an update to another version; the ids of more are removed,
+so that they are not read again and again."""
+
+_AT_ONCE = 128  # records in one exchange, so that other tasks run in between
 
 
 class RegistryRecord(Protocol):
@@ -35,10 +56,11 @@ R = TypeVar("R", bound=RegistryRecord)
 
 
 class Leases(Generic[R]):
-    """Reads and writes one kind of record. Raises RedisError when Redis does not answer.
+    """Reads and writes one kind of record. Raises RedisError when Redis does not answer, or has no
+    usable set of ids.
 
-    Keys are ``{name}s`` and ``{name}:{instance}``. Records that can be decoded, but for which
-    ``is_valid`` returns False, are ignored."""
+    Keys are ``{name}s`` and ``{name}:{instance}``. Records that cannot be decoded, or for which
+    ``is_valid`` returns False, are ignored. ``max_bytes``: of a record."""
 
     def __init__(
         self,
@@ -46,15 +68,20 @@ class Leases(Generic[R]):
         name: str,
         kind: type[R],
         is_valid: Callable[[R], bool],
+        max_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         self._redis = client
+        self._max_bytes = max_bytes
         self._members = f"{name}s"
         self._prefix = f"{name}:"
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._is_valid = is_valid
 
-    async def renew(self, record: R) -> None:
-        """Write the record for LEASE_S more: register its process, or extend the lease."""
+    async def renew(self, record: R) -> bool:
+        """Write the record for LEASE_S more: register its process, or extend the lease.
+
+        Return False if Redis is full (``maxmemory`` without eviction): it writes nothing then, but
+        extends what it has. Raises OutOfMemoryError where it has nothing."""
         blob = msgspec.msgpack.encode(record)
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.set(self._prefix + record.instance, blob, px=int(LEASE_S * 1000))
@@ -64,10 +91,19 @@ class Leases(Generic[R]):
             # The key holds something that is not a set; other processes come back as they renew.
             await self._redis.unlink(self._members)
             await self._redis.sadd(self._members, record.instance)
-            return
+            return True
         for reply in replies:
+            if isinstance(reply, OutOfMemoryError):
+                return await self._extend(record.instance, reply)
             if isinstance(reply, Exception):
                 raise reply
+        return True
+
+    async def _extend(self, instance: str, error: OutOfMemoryError) -> bool:
+        """Extend the record as it was last written; raise ``error`` if it has expired."""
+        if not await self._redis.pexpire(self._prefix + instance, int(LEASE_S * 1000)):
+            raise error
+        return False
 
     async def remove(self, instance: str) -> None:
         """Delete the record of a process that ends."""
@@ -79,26 +115,53 @@ class Leases(Generic[R]):
     async def all(self) -> list[R]:
         """Return every record with a live lease. Invalid records are skipped; ids without a lease
         are removed from the set."""
-        raw = await self._redis.smembers(self._members)
-        members = sorted(m for m in raw if isinstance(m, bytes))
-        if not members:
-            return []
-        blobs = await self._redis.mget([self._prefix.encode() + m for m in members])
-        records = []
-        gone = []
-        for member, blob in zip(members, blobs, strict=True):
-            if not isinstance(blob, bytes):
-                gone.append(member)
-                continue
-            try:
-                record = self._decoder.decode(blob)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            if record.instance.encode() == member and self._is_valid(record):
-                records.append(record)
-        if gone:
-            await self._redis.srem(self._members, *gone)
+        members = await self._read_members()
+        records: list[R] = []
+        useless: list[bytes] = []
+        unreadable: list[bytes] = []
+        for start in range(0, len(members), _AT_ONCE):
+            portion = members[start : start + _AT_ONCE]
+            for member, blob in zip(portion, await self._read_records(portion), strict=True):
+                record = decode_untrusted(self._decoder, blob, self._max_bytes)
+                if record is not None and record.instance.encode() == member:
+                    if self._is_valid(record):
+                        records.append(record)
+                else:
+                    (unreadable if blob else useless).append(member)
+        if len(unreadable) > MAX_UNREADABLE:
+            useless += unreadable
+        for start in range(0, len(useless), _AT_ONCE):
+            await self._redis.srem(self._members, *useless[start : start + _AT_ONCE])
         return records
+
+    async def _read_members(self) -> list[bytes]:
+        """Return the ids in the set. Raises ResponseError for one that no cluster can have, after
+        deleting it: living processes add themselves again as they renew."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.scard(self._members)
+            pipe.memory_usage(self._members, samples=0)
+            count, size = await pipe.execute(raise_on_error=False)
+        if isinstance(count, Exception) and not _is_wrong_type(count):
+            raise count
+        # Some services do not allow MEMORY USAGE: then the number of ids is the only bound.
+        size = size if isinstance(size, int) else 0
+        if isinstance(count, Exception) or count > MAX_MEMBERS or size > MAX_SET_BYTES:
+            await self._redis.unlink(self._members)
+            raise ResponseError(f"{self._members} was no set of instance ids; it is built anew")
+        raw = await self._redis.smembers(self._members)
+        return sorted(m for m in raw if isinstance(m, bytes))
+
+    async def _read_records(self, members: list[bytes]) -> list[object]:
+        """Return the beginning of each record: all of it, if it has a valid length. Empty where
+        there is no string."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for member in members:
+                pipe.getrange(self._prefix.encode() + member, 0, self._max_bytes)
+            replies = await pipe.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, Exception) and not _is_wrong_type(reply):
+                raise reply
+        return [reply if isinstance(reply, bytes) else b"" for reply in replies]
 
 
 class LeaseRenewer(Generic[R]):
@@ -145,19 +208,20 @@ class LeaseRenewer(Generic[R]):
                 await self._leases.remove(self._instance)
 
     async def _renew(self) -> None:
-        lost_s: float | None = None  # since when Redis has not answered
+        lost_s: float | None = None  # since when the record was not written
         while not self._gone:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._now.wait(), RENEW_S)
             self._now.clear()
             try:
-                await self._leases.renew(self._record())
+                written = await self._leases.renew(self._record())
+                why = "" if written else "Redis is full, only extended as it was"
             except (RedisError, OSError, TimeoutError) as error:
-                if lost_s is None:
-                    log.warning("the lease is not renewed, Redis does not answer: %s", error)
-                    lost_s = time.monotonic()
-                continue
-            if lost_s is not None:  # logged at the same level as the loss
+                why = f"Redis does not answer: {error}"
+            if why and lost_s is None:
+                log.warning("the lease is not renewed, %s", why)
+                lost_s = time.monotonic()
+            elif not why and lost_s is not None:  # logged at the same level as the loss
                 away_s = time.monotonic() - lost_s
                 log.warning("the lease is renewed, Redis answers again after %.1f s", away_s)
                 lost_s = None

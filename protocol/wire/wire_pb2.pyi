@@ -193,6 +193,8 @@ class Request(_message.Message):
     CACHE_ROOT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     WAITED_S_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     cache_root: _builtins.bytes
     """16 bytes: root key of the prefix cache namespace"""
@@ -200,6 +202,12 @@ class Request(_message.Message):
     """lower runs earlier"""
     waited_s: _builtins.float
     """seconds since the decode worker got it: its place among equal priorities"""
+    deadline_s: _builtins.float
+    """Seconds left when the message was sent, each counted by the receiver's own clock; 0: no limit.
+    to the end of the request
+    """
+    first_token_s: _builtins.float
+    """to the next token, which is the first one that the client gets"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -218,10 +226,12 @@ class Request(_message.Message):
         cache_root: _builtins.bytes = ...,
         priority: _builtins.int = ...,
         waited_s: _builtins.float = ...,
+        deadline_s: _builtins.float = ...,
+        first_token_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "emitted", b"emitted", "id", b"id", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "waited_s", b"waited_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "deadline_s", b"deadline_s", "emitted", b"emitted", "first_token_s", b"first_token_s", "id", b"id", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -305,7 +315,7 @@ class Submit(_message.Message):
     local_prefill_tokens: _builtins.int
     """With at most so many tokens missing it prefills itself all the same; unset: 0."""
     deaths: _builtins.int
-    """workers that died under this request so far; the third one ends it"""
+    """workers that died under this request lately: protocol/retry_budget.py"""
     @_builtins.property
     def request(self) -> Global___Request: ...
     @_builtins.property
@@ -378,6 +388,7 @@ class Output(_message.Message):
     DEATHS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     finish: Global___Finish.ValueType
     error: _builtins.str
@@ -392,6 +403,8 @@ class Output(_message.Message):
     """
     deaths: _builtins.int
     """prefill workers that have just died under this request"""
+    expired: _builtins.bool
+    """with FINISH_ERROR: one of the request's deadlines has passed"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -430,10 +443,11 @@ class Output(_message.Message):
         deaths: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[Global___Logprobs] | None = ...,
         invalid: Global___Invalid | None = ...,
+        expired: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["invalid", b"invalid", "measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "deaths", b"deaths", "error", b"error", "finish", b"finish", "id", b"id", "invalid", b"invalid", "logprobs", b"logprobs", "measured", b"measured", "moved", b"moved", "prompt_logprobs", b"prompt_logprobs", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "deaths", b"deaths", "error", b"error", "expired", b"expired", "finish", b"finish", "id", b"id", "invalid", b"invalid", "logprobs", b"logprobs", "measured", b"measured", "moved", b"moved", "prompt_logprobs", b"prompt_logprobs", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,1 +1,1 @@
-"""Parts of the router that several folders use: errors, tenants, tokenizer, request bodies."""
+"""Parts of the router that several folders use: errors, request bodies, turns of tenants."""

@@ -70,13 +70,30 @@ def unavailable(message: str) -> ApiError:
 
 def overloaded(message: str, retry_after_s: float) -> ApiError:
     """Return a 429 with Retry-After: the router has too much work."""
-    headers = {"retry-after": str(max(1, min(MAX_RETRY_AFTER_S, math.ceil(retry_after_s))))}
+    known_s = MAX_RETRY_AFTER_S if math.isnan(retry_after_s) else retry_after_s
+    headers = {"retry-after": str(math.ceil(max(1.0, min(MAX_RETRY_AFTER_S, known_s))))}
     return ApiError(429, message, type="rate_limit_error", code="overloaded", headers=headers)
 
 
 def unauthorized(message: str) -> ApiError:
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, message, code="invalid_api_key", headers=headers)
+
+
+def forbidden(message: str) -> ApiError:
+    """Return a 403: the API key is known, but may not do this."""
+    return ApiError(403, message, type="permission_error", code="insufficient_scope")
+
+
+def rate_limited(message: str, retry_after_s: float) -> ApiError:
+    """Return a 429 with Retry-After: the tenant has used what its limits allow.
+
+    The time is exact, so it has no upper bound, unlike that of ``overloaded``.
+    """
+    headers = {"retry-after": str(max(1, math.ceil(retry_after_s)))}
+    return ApiError(
+        429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=headers
+    )
 
 
 def timed_out(message: str) -> ApiError:

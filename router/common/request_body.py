@@ -15,6 +15,7 @@ import msgspec
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from router.common.body_budget import BodyClaim
 from router.common.errors import ApiError, invalid
 
 MAX_ITEMS = 1 << 18
@@ -52,13 +53,16 @@ class ClientDisconnected(Exception):
     """The client has closed the connection, so that no response can be sent."""
 
 
-async def read_json_object(request: Request, limit: int, timeout_s: float) -> dict[str, Any]:
+async def read_json_object(
+    request: Request, limit: int, timeout_s: float, claim: BodyClaim
+) -> dict[str, Any]:
     """Return the JSON object in the body, of at most ``limit`` bytes within ``timeout_s``.
 
-    Raises ApiError or ClientDisconnected.
+    ``claim`` counts the bytes as they come; whoever opened it ends it. Raises ApiError or
+    ClientDisconnected.
     """
     _check_type(request)
-    data = await _read(request, limit, timeout_s)
+    data = await _read(request, limit, timeout_s, claim)
     if too_many_items(data):
         what = f"at most {MAX_ITEMS} strings, names, arrays and objects together"
         raise invalid(f"the body holds too much: {what} are taken", code="body_too_complex")
@@ -107,14 +111,14 @@ def _check_type(request: Request) -> None:
             raise _unsupported(f"the charset of JSON is utf-8, got {given[:80]!r}")
 
 
-async def _read(request: Request, limit: int, timeout_s: float) -> bytes:
+async def _read(request: Request, limit: int, timeout_s: float, claim: BodyClaim) -> bytes:
     announced = request.headers.get("content-length", "")
     too_long = announced.isdecimal() and int(announced[:20]) > limit
     if too_long and "expect" in request.headers:
         raise _too_large(limit)  # the body has not been sent yet
     try:
         async with asyncio.timeout(timeout_s):
-            return await _collect(request, limit)
+            return await _collect(request, limit, claim)
     except ClientDisconnect:
         raise ClientDisconnected from None
     except TimeoutError:
@@ -124,19 +128,28 @@ async def _read(request: Request, limit: int, timeout_s: float) -> bytes:
         raise ApiError(408, message, code="request_timeout", headers=_CLOSE) from None
 
 
-async def _collect(request: Request, limit: int) -> bytes:
+async def _collect(request: Request, limit: int, claim: BodyClaim) -> bytes:
     parts: list[bytes] = []
+    refusal: ApiError | None = None
     size = 0
     async for part in request.stream():
         size += len(part)
-        if size <= limit:
-            parts.append(part)
-            continue
+        if size <= limit and refusal is None:
+            try:
+                claim.grow(size)
+                parts.append(part)
+                continue
+            except ApiError as error:
+                refusal = error
+                refusal.headers.update(_CLOSE)
         parts.clear()
+        claim.release()
         if size > _DISCARD_FACTOR * limit:
             break
     if size > limit:
         raise _too_large(limit)
+    if refusal is not None:
+        raise refusal
     return b"".join(parts)
 
 

@@ -18,11 +18,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from protocol.liveness import MAX_DEATHS
 from protocol.requests import Finish, Logprobs, Request
+from protocol.retry_budget import HAND_BACK_LIMIT, RetryBudget
 from router.common.errors import ApiError, internal_error, invalid, timed_out, unavailable
 from router.common.request_body import ClientDisconnected
-from router.common.tokenizer import Vocabulary
+from router.fairness.dispatcher import FairDispatcher
+from router.generation.choice_turn import ChoiceTurn, RequestEntry
 from router.generation.metrics import ChoiceMetrics, RouterMetrics
 from router.generation.output_text import (
     OutputText,
@@ -32,17 +33,16 @@ from router.generation.output_text import (
 )
 from router.generation.placer import PlacedRequest, Placer
 from router.generation.submission import Interruption, Submission, TokenBatch, TokenQueue
-from router.placement.admission import AdmissionController, AdmissionLimits
+from router.placement.admission import AdmissionController
 from router.settings import RouterSettings
 from router.tenants.tenant import DEFAULT_TENANT, Tenant
+from router.text.vocabulary import Vocabulary
 from router.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
 
-MAX_SUBMISSIONS = 32
-"""Bound for workers that only hand a request back, which counts as no death."""
-
 _RETRY_PAUSE_S = 0.05  # before asking the only worker again, which has just refused
+_DEADLINE_MARGIN_S = 0.5
 _POLL_S = 0.1  # between two checks whether the client of a waiting request is still there
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -79,7 +79,7 @@ class GenerationRequest(NamedTuple):
     request: Request
     keys: Sequence[bytes]  # of the prompt's full blocks
     arrived: float  # on time.perf_counter
-    limits: AdmissionLimits
+    entry: RequestEntry  # shared by the choices of one HTTP request
     tenant: Tenant = DEFAULT_TENANT
     streamed: bool = True  # to a client, who may be slow
 
@@ -90,6 +90,7 @@ class RoutingServices(NamedTuple):
     pool: WorkerPool
     placer: Placer
     admission: AdmissionController
+    dispatcher: FairDispatcher
     settings: RouterSettings
     metrics: RouterMetrics
     vocabulary: Vocabulary
@@ -98,12 +99,16 @@ class RoutingServices(NamedTuple):
 class ChoiceStream:
     """One choice of a response. Created by ``accept_request``, closed by ``GenerationResponse``.
 
-    created --start()--> submitted --tokens--> streaming --finish, stop string--> finished
+    created --start()--> waiting for its turn --> refused
+                            |
+                         submitted --tokens--> streaming --finish, stop string--> finished
                             |  ^                   |
                             |  +--- resubmitted <--+  link lost, or an error that another worker
-                            |  |                   |  may not have: three deaths at most
-                            |  +--- resubmitted <--+  handed back by a worker that drains or
-                            |                         waits for an engine: this is no death
+                            |  |                   |  may not have: at most as many deaths in
+                            |  |                   |  a short time as DEATH_LIMIT says
+                            |  +--- resubmitted <--+  handed back by a worker that drains or waits
+                            |                         for an engine, or lost after this router had
+                            |                         stood still: this is no death
                             +--> failed: disconnect, deadline, client too slow, fatal error
     any state --close()--> closed: work cancelled at the worker, metrics recorded
 
@@ -134,9 +139,16 @@ class ChoiceStream:
         buffer = services.settings.client_buffer_tokens
         self._queue = TokenQueue(buffer if generation.streamed else request.sampling.max_tokens)
         self._received: list[int] = []  # output tokens of all submissions
+        self._hand_backs = RetryBudget(HAND_BACK_LIMIT)
         self._failed_instances: set[str] = set()
         self._later: TokenBatch | None = None  # interruption that came together with tokens
         self._leave: Callable[[], None] | None = None
+        self._refusal: ApiError | None = None  # with Interruption.REFUSED
+        self._turn = ChoiceTurn(
+            *(services.dispatcher, services.placer, request, generation.keys, generation.tenant),
+            *(self._submit_first, self._on_refused),
+        )
+        self._older_s = 0.0  # than it is, for workers
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._output = output
         self._text = OutputText(
@@ -155,20 +167,20 @@ class ChoiceStream:
     def cached_tokens(self) -> int:
         return min(self._queue.cached_tokens or 0, len(self.prompt))
 
+    def reserve(self) -> None:
+        """Take a place among the requests in the router. Raises ApiError (429) where none is
+        left."""
+        if self._leave is None:
+            self._leave = self._services.admission.enter(self._generation.tenant.name)
+
     def start(self) -> None:
-        """Submit the request. Raises ApiError: 503 without a decode worker, 429 when there is too
-        much work already."""
-        services, settings = self._services, self._services.settings
-        self._leave = services.admission.enter(self._request.priority)
-        placed = services.placer.place(self._request, self._generation.keys)
-        if placed is None:
-            raise unavailable("no decode worker is attached; try again shortly")
-        waited_s = time.perf_counter() - self._generation.arrived
-        chosen = placed.choice.chosen
-        services.admission.check_limits(chosen, self._generation.limits, waited_s)
+        """Submit the request, or let it wait for its turn. Raises ApiError: 503 without a decode
+        worker, 429 when there is too much work already."""
+        settings, generation = self._services.settings, self._generation
+        self.reserve()
         self._set_timer("first token", settings.first_token_timeout_s)
         self._set_timer("end of the request", settings.request_timeout_s)
-        self._submit(placed)
+        self._turn.enter(generation.arrived, generation.entry)
 
     async def deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Yield text as it comes; the last delta has a finish reason.
@@ -207,6 +219,7 @@ class ChoiceStream:
     def _received_batch(self, batch: TokenBatch) -> TokenBatch:
         if not self._received:
             self._timers["first token"].cancel()
+            self._turn.charge.on_first_token(len(self.prompt) - self.cached_tokens)
         self.submissions[-1].record_tokens()
         left = self._request.sampling.max_tokens - len(self._received)
         received = batch._replace(tokens=batch.tokens[:left], logprobs=batch.logprobs[:left])
@@ -224,16 +237,17 @@ class ChoiceStream:
         """Submit the request to another worker after an interruption, or raise."""
         assert batch.interruption is not None
         if not batch.interruption.can_resubmit:
-            raise _final_error(batch)
-        is_death = batch.interruption is not Interruption.MOVED
+            raise self._refusal or _final_error(batch)
+        is_death, now = batch.interruption.is_death, time.monotonic()
         failed = self.submissions[-1].placed.link
         if is_death or failed.ready:  # a worker that drained may come back unharmed
             self._failed_instances.add(failed.record.instance)
         self._release_submission()
         count = len(self.submissions)
         log.warning("request %s, attempt %d: %s", self._request.id, count, batch.reason)
-        self._queue.deaths += is_death
-        if self._queue.deaths >= MAX_DEATHS or count >= MAX_SUBMISSIONS:
+        budget = self._queue.deaths if is_death else self._hand_backs
+        budget.record(now)
+        if self._queue.deaths.used_up(now) or budget.used_up(now):
             raise unavailable(f"failed at {count} attempts, the last time with: {batch.reason}")
         await self._resubmit()
 
@@ -262,23 +276,44 @@ class ChoiceStream:
         if attached and attached <= self._failed_instances:
             await asyncio.sleep(_RETRY_PAUSE_S * len(self.submissions))
 
+    def _submit_first(self, placed: PlacedRequest, older_s: float) -> None:
+        self._older_s = older_s
+        self._submit(placed)
+
     def _submit(self, placed: PlacedRequest) -> None:
         # Each submission has its own id: the same worker may still be forgetting the last one.
         name = f"{self._request.id}.{len(self.submissions) + 1}"
-        waited_s = 0.0  # at decode workers: an attempt keeps the place of the first one
+        waited_s = self._older_s  # at decode workers: an attempt keeps the place of the first one
         if self.submissions:
-            waited_s = time.perf_counter() - self.submissions[0].submitted
+            waited_s += time.perf_counter() - self.submissions[0].submitted
         resumed = self._request.resumed(self._received, waited_s)
-        request = msgspec.structs.replace(resumed, id=name)
+        request = msgspec.structs.replace(
+            resumed,
+            id=name,
+            deadline_s=self._seconds_left("end of the request"),
+            first_token_s=0.0 if self._received else self._seconds_left("first token"),
+        )
         self.submissions.append(Submission(self._services.placer, placed, request, self._queue))
+
+    def _seconds_left(self, timer: str) -> float:
+        """Return how long workers may compute: somewhat longer than the timer runs here, whose
+        error the client gets."""
+        left_s = self._timers[timer].when() - asyncio.get_running_loop().time()
+        return max(left_s, 0.0) + _DEADLINE_MARGIN_S
 
     def _set_timer(self, what: str, seconds: float) -> None:
         reason = f"the {what} did not come within {seconds:g} s"
+        left_s = self._generation.arrived + seconds - time.perf_counter()
         loop = asyncio.get_running_loop()
-        self._timers[what] = loop.call_later(seconds, self._interrupt, Interruption.TIMEOUT, reason)
+        self._timers[what] = loop.call_later(left_s, self._interrupt, Interruption.TIMEOUT, reason)
+
+    def _on_refused(self, error: ApiError) -> None:
+        self._refusal = error
+        self._interrupt(Interruption.REFUSED, error.message)
 
     def _interrupt(self, cause: Interruption, reason: str) -> None:
         self._queue.interrupt(cause, reason)
+        self._turn.leave()
         self._release_submission()
 
     def _release_submission(self) -> None:
@@ -289,7 +324,9 @@ class ChoiceStream:
         """Cancel what still runs and leave admission. May be called again."""
         for timer in self._timers.values():
             timer.cancel()
+        self._turn.leave()
         self._release_submission()
+        self._turn.charge.on_end(len(self._received))
         if self._leave is not None:
             self._leave()
 

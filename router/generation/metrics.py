@@ -19,6 +19,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from router.fairness.queue_metrics import QueueMetrics
 from router.generation.submission import SLOS, RequestTimes, Submission, slo_verdicts, ttft_stages
 from router.placement.snapshot import Objectives
 from router.walls.binding import WallGauges
@@ -114,6 +115,7 @@ class RouterMetrics:
         self.goals = goals
         self.walls = WallGauges(self.registry, model, self._replica)
         self.demand = DemandMetrics(self.registry, (model, ROLE))
+        self.queue = QueueMetrics(self.registry, (model, ROLE), self._replica)
         ttft = tuple(sorted({*TTFT, goals.ttft_s}))
         tpot = tuple(sorted({*ITL, goals.tpot_s}))
         self._add_request_metrics(ttft, tpot)

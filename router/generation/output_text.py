@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from protocol.requests import Logprobs
-from router.common.tokenizer import Detokenizer
+from router.generation.stop_matcher import StopMatcher
+from router.text.detokenizer import Detokenizer
 
 
 class TextPiece(NamedTuple):
@@ -92,47 +93,6 @@ class OutputText:
         if self._matcher is None or self._before_stops >= 0:
             return text, False
         return self._matcher.push(text)
-
-
-class StopMatcher:
-    """Passes text through until a stop string is complete.
-
-    It holds back the longest end of the text that is a proper prefix of a stop string. The stop
-    string that is complete first counts, character by character; of several that are complete at
-    the same character, the longest. The result does not depend on how the text is cut into pieces.
-    """
-
-    def __init__(self, stops: tuple[str, ...], *, keep_stop: bool = False) -> None:
-        self._stops = stops
-        self._keep_stop = keep_stop
-        self._held = ""
-
-    def push(self, piece: str) -> tuple[str, bool]:
-        """Return the text that may be sent, and whether a stop string is complete (then call no
-        more)."""
-        text = self._held + piece
-        hits = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
-        if hits:
-            self._held = ""
-            end, begin = min(hits)
-            return text[: end if self._keep_stop else begin], True
-        keep = max((stop_prefix_length(text, s) for s in self._stops), default=0)
-        cut = len(text) - keep
-        self._held = text[cut:]
-        return text[:cut], False
-
-    def flush(self) -> str:
-        """Return what is held back, once no more text comes."""
-        held, self._held = self._held, ""
-        return held
-
-
-def stop_prefix_length(text: str, stop: str) -> int:
-    """Return the length of the longest end of ``text`` that is a proper prefix of ``stop``."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
 
 
 class SentToken(NamedTuple):

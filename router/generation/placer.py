@@ -20,7 +20,7 @@ from protocol.wire import wire_pb2 as pb
 from router.placement.choose import PlacementChoice, choose_placement
 from router.placement.cost import Placement
 from router.placement.estimates import RoutingEstimates
-from router.placement.ledger import PlacementTicket, WorkLedger
+from router.placement.ledger import AHEAD_LEVEL, PlacementTicket, WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import (
     DecodeState,
@@ -42,6 +42,8 @@ class PlacedRequest(NamedTuple):
     choice: PlacementChoice
     query: PlacementQuery
     seconds: float  # duration of the decision
+    batched_s: float  # of the prompts queued at P, if they share steps
+    level: float  # its priority in the ledger
 
 
 class Placer:
@@ -64,23 +66,30 @@ class Placer:
         self._rng = random.Random(random.SystemRandom().getrandbits(64))
 
     def place(
-        self, request: Request, keys: Sequence[bytes], avoid: Collection[str] = ()
+        self,
+        request: Request,
+        keys: Sequence[bytes],
+        avoid: Collection[str] = (),
+        *,
+        ahead: bool = False,
     ) -> PlacedRequest | None:
         """Return the request's workers; None when no decode worker is attached.
 
         ``keys``: block keys of the prompt. A decode worker in ``avoid`` (it failed this request) is
-        used only when there is no other.
+        used only when there is no other. ``ahead``: it goes ahead of its class.
         """
         began = time.perf_counter()
         query = self._query(request)
-        snapshot = self._snapshot(request.priority, self._index.match(keys), avoid)
+        level = request.priority - AHEAD_LEVEL if ahead else request.priority
+        snapshot = self._snapshot(level, self._index.match(keys), avoid)
         choice = choose_placement(query, snapshot, self._goals, self._rng)
         if choice is None:
             return None
         link = self._pool.links[choice.chosen.decode]
-        return PlacedRequest(link, choice, query, time.perf_counter() - began)
+        batched_s = self._batched_s(choice.chosen.p.instance)
+        return PlacedRequest(link, choice, query, time.perf_counter() - began, batched_s, level)
 
-    def open_ticket(self, placed: PlacedRequest, priority: int) -> PlacementTicket:
+    def open_ticket(self, placed: PlacedRequest) -> PlacementTicket:
         """Enter the work into the ledger. The caller releases the ticket."""
         chosen, query = placed.choice.chosen, placed.query
         return self._ledger.open(
@@ -88,7 +97,7 @@ class Placer:
             tokens=query.tokens - chosen.p.cached,
             seconds=chosen.p.prefill_s,
             kv_tokens=int(query.tokens + query.output) - chosen.d.cached,
-            priority=priority,
+            priority=placed.level,
         )
 
     def submit_message(self, placed: PlacedRequest, request: Request) -> pb.Submit:
@@ -106,6 +115,15 @@ class Placer:
         missing = placed.query.tokens - chosen.d.cached
         submit.local_prefill_tokens = min(BLOCK_TOKENS, missing - 1)
         return submit
+
+    def _batched_s(self, instance: str) -> float:
+        """Return the seconds of the prompts queued at a worker, all of them in full steps."""
+        queue, record = self._ledger.queues.get(instance), self._pool.record(instance)
+        if queue is None or record is None:
+            return 0.0
+        chunk = record.prefill_chunk or DEFAULT_CHUNK
+        model = self._pool.step_model(instance)
+        return model.prefill_s(0, queue.tokens + queue.others, chunk)
 
     def _add_candidate(self, submit: pb.Submit, placement: Placement) -> None:
         record = self._pool.prefill.get(placement.prefill or "")
@@ -136,7 +154,7 @@ class Placer:
         return PlacementQuery(tokens, max(2.0, expected), self.estimates.kv_bytes(nominal))
 
     def _snapshot(
-        self, priority: int, matches: dict[str, int], avoid: Collection[str]
+        self, priority: float, matches: dict[str, int], avoid: Collection[str]
     ) -> PlacementSnapshot:
         prefill = [
             self._prefill_state(record, priority, matches)
@@ -151,7 +169,7 @@ class Placer:
         return PlacementSnapshot(prefill, decode, network, self.estimates.output)
 
     def _prefill_state(
-        self, record: WorkerRecord, priority: int, matches: dict[str, int]
+        self, record: WorkerRecord, priority: float, matches: dict[str, int]
     ) -> PrefillState:
         instance = record.instance
         model = self._pool.step_model(instance)
@@ -161,13 +179,13 @@ class Placer:
         if queue is not None:
             queue_s = queue.seconds(priority)
             if queue.others:
-                queue_s += model.prefill_s(0, queue.others, chunk)
+                queue_s += queue.others_s(model.prefill_s(0, queue.others, chunk))
         cached = matches.get(instance, 0) * BLOCK_TOKENS
         correction = self.estimates.correction(instance)
         return PrefillState(instance, model, chunk, queue_s, correction, cached)
 
     def _decode_state(
-        self, link: DecodeLink, priority: int, matches: dict[str, int]
+        self, link: DecodeLink, priority: float, matches: dict[str, int]
     ) -> DecodeState:
         record = link.record
         load = link.load()

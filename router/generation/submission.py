@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from protocol.errors import InvalidRequest
 from protocol.requests import Finish, Logprobs, Request, logprobs_list_from_wire
+from protocol.retry_budget import DEATH_LIMIT, RetryBudget
 from protocol.wire import wire_pb2 as pb
 from router.generation.placer import PlacedRequest, Placer
 from router.placement.cost import Placement
@@ -36,9 +37,10 @@ from router.placement.snapshot import Objectives
 
 
 class Interruption(enum.Enum):
-    """Why no more tokens come. The first three allow another submission."""
+    """Why no more tokens come. The first four allow another submission."""
 
     LINK_LOST = "link lost"  # the stream to the worker ended
+    PAUSED = "paused"  # the stream ended after this router itself had stood still
     RETRYABLE = "retryable"  # the worker reports that another worker may succeed
     MOVED = "moved"  # the worker hands the request back unharmed: it drains, or has no engine
     FATAL = "fatal"  # the worker reports that no worker will succeed
@@ -46,10 +48,16 @@ class Interruption(enum.Enum):
     OVERFLOW = "overflow"  # the client reads too slowly
     TIMEOUT = "timeout"
     DISCONNECTED = "disconnected"  # the client hung up
+    REFUSED = "refused"  # it has waited in the router's queue in vain
 
     @property
     def can_resubmit(self) -> bool:
-        return self in (Interruption.LINK_LOST, Interruption.RETRYABLE, Interruption.MOVED)
+        return self.is_death or self in (Interruption.PAUSED, Interruption.MOVED)
+
+    @property
+    def is_death(self) -> bool:
+        """Whether the request may be what killed the worker, or its engine."""
+        return self in (Interruption.LINK_LOST, Interruption.RETRYABLE)
 
 
 class TokenBatch(NamedTuple):
@@ -81,7 +89,7 @@ class TokenQueue:
         self._waiter: asyncio.Future[None] | None = None
         self.cached_tokens: int | None = None  # from the submission that brought the first token
         self.prompt_logprobs: list[Logprobs] = []  # from the prompt's second token on
-        self.deaths = 0  # workers that died while they had this request
+        self.deaths = RetryBudget(DEATH_LIMIT)  # of workers that had this request
 
     @property
     def failed(self) -> bool:
@@ -158,8 +166,8 @@ class Submission:
         self._request = request
         self._queue = queue
         message = placer.submit_message(placed, request)
-        message.deaths = queue.deaths
-        self._ticket = placer.open_ticket(placed, request.priority)
+        message.deaths = queue.deaths.count(time.monotonic())
+        self._ticket = placer.open_ticket(placed)
         self._open = True
         placed.link.submit(message, self)
 
@@ -181,10 +189,11 @@ class Submission:
         if output.tokens and queue.cached_tokens is None:
             queue.cached_tokens = output.cached_tokens  # later attempts find what it computed
         if output.timeline:
-            self.timeline = {mark.event: mark.seconds for mark in output.timeline}
+            self.timeline = _events(output.timeline)
         if output.HasField("measured"):
             self.measured = output.measured
-        queue.deaths += output.deaths
+        if output.deaths:
+            queue.deaths.record(time.monotonic(), output.deaths)
         try:
             prompt_due = request.prompt_logprobs_due if output.prompt_logprobs else 0
             prompt = logprobs_list_from_wire(output.prompt_logprobs, prompt_due)
@@ -211,15 +220,17 @@ class Submission:
             param, code = output.invalid.param or None, output.invalid.code or None
             invalid = InvalidRequest(reason, param, code)
             self._queue.interrupt(Interruption.INVALID, reason, invalid)
+        elif output.expired:
+            self._queue.interrupt(Interruption.TIMEOUT, reason)
         elif output.finish == pb.FINISH_ERROR and not output.retryable:
             self._queue.interrupt(Interruption.FATAL, reason)
         else:  # an unknown finish, too, may be one that another worker does not send
             cause = Interruption.MOVED if output.moved else Interruption.RETRYABLE
             self._queue.interrupt(cause, reason)
 
-    def on_link_lost(self, reason: str) -> None:
+    def on_link_lost(self, reason: str, *, own_pause: bool) -> None:
         """The stream to the worker has ended. Called by the link."""
-        self._queue.interrupt(Interruption.LINK_LOST, reason)
+        self._queue.interrupt(Interruption.PAUSED if own_pause else Interruption.LINK_LOST, reason)
 
     def record_tokens(self) -> None:
         """Record that tokens have been taken from the queue."""
@@ -253,6 +264,15 @@ WORKER_EVENTS = (
     *("prefill_queued", "prefill_started", "first_token", "kv_ready", "decode_started"),
     "finished",
 )
+
+MAX_EVENT_S = 1e6
+"""Seconds after which no event of a request happens; a worker that reports a later one is wrong."""
+
+
+def _events(marks: Iterable[pb.Mark]) -> dict[str, float]:
+    """Return the events that a worker reports, without the ones with a time that cannot be."""
+    return {mark.event: mark.seconds for mark in marks if 0 <= mark.seconds <= MAX_EVENT_S}
+
 
 SLOS = ("ttft", "tpot", "all")
 

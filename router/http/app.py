@@ -26,6 +26,7 @@ from router.common.errors import ApiError
 from router.common.request_body import ClientDisconnected
 from router.http import ui_routes
 from router.http.generation_plan import plan_chat, plan_completion
+from router.http.head_checks import HeadChecks
 from router.http.intake import (
     Body,
     ParseBody,
@@ -33,12 +34,12 @@ from router.http.intake import (
     accept_request,
     check_served_model,
 )
-from router.http.limits import HeadLimits
 from router.http.state import RouterState, open_router_state
 from router.openai.answers.openapi import openapi_document
 from router.openai.answers.wire_json import ModelCard
 from router.openai.bodies.generation_body import parse_chat, parse_completion
 from router.settings import RouterSettings
+from router.tenants.tenant import KeyScope
 from router.workers.pool import ListWorkers
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
@@ -82,7 +83,8 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
 
     no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = FastAPI(title="Baton", lifespan=lifespan, redirect_slashes=False, **no_pages)
-    app.add_middleware(HeadLimits)  # inside the next one: its errors have an id, too
+    # Inside the next one, so that its errors have an id, too.
+    app.add_middleware(HeadChecks, hosts=settings.checked_hosts)
     app.add_middleware(RequestIdMiddleware)
     errors.install_error_handlers(app)
     app.add_api_route("/v1/completions", completions, methods=["POST"])
@@ -139,8 +141,9 @@ def _card(state: RouterState) -> ModelCard:
     return ModelCard(id=state.settings.model_id, created=state.started, max_model_len=limit)
 
 
-def _authenticate(request: Request) -> None:
-    _state(request).tenants.authenticate(request.headers.get("authorization"))
+def _authenticate(request: Request, scope: KeyScope | None = None) -> None:
+    """Raises ApiError: 401, or 403 for an API key without ``scope``; None: any key will do."""
+    _state(request).tenants.authenticate(request.headers.get("authorization"), scope)
 
 
 async def models(request: Request) -> Response:
@@ -178,12 +181,12 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    _authenticate(request)
+    _authenticate(request, "monitor")
     page = _state(request).metrics_page()
     return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def sd(request: Request) -> Response:
     """List the metrics addresses of all processes (Prometheus ``http_sd_configs``)."""
-    _authenticate(request)
+    _authenticate(request, "monitor")
     return _json(await _state(request).scrape_targets())

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from protocol.registry.directory import ModelInfo
 from protocol.sampling_params import SamplingParams
-from router.common import tokenizer
 from router.common.errors import ApiError, invalid
+from router.common.work_lane import WorkClaim
 from router.generation.choice_stream import OutputOptions
 from router.http.state import RouterState
 from router.openai.answers.chat_formatter import ChatFormatter, ChatResponseOptions
@@ -24,6 +24,7 @@ from router.openai.answers.completion_formatter import (
 from router.openai.answers.formatter import ResponseFormatter, ResponseHeader, TokenNaming
 from router.openai.bodies.generation_body import ChatBody, CompletionBody, GenerationBody
 from router.openai.bodies.tools import ToolOptions
+from router.openai.prompts.prompt_encoder import TokenLimit
 
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Log-probabilities of prompts in one response: some 20 MB of JSON."""
@@ -65,14 +66,16 @@ class ContextLimit(NamedTuple):
     prompt_field: str
     output_field: str
 
-    def check(self, prompt: int, output: int, model: ModelInfo) -> None:
-        """Raises ApiError (400) when so many tokens do not fit the model together."""
+    def check(self, prompt: int, output: int, model: ModelInfo, *, at_least: bool = False) -> None:
+        """Raises ApiError (400) when so many tokens do not fit the model together. ``at_least``:
+        the prompt was not counted, and has that many or more."""
         if not prompt:
             raise invalid(f"{self.prompt_field} holds no tokens", self.prompt_field)
         if prompt + output > model.max_model_len:
+            counted = f"at least {prompt}" if at_least else f"{prompt}"
             raise invalid(
                 f"the model takes {model.max_model_len} tokens, prompt and output together; this"
-                f" request has {prompt} in the prompt and asks for {output} ({self.output_field})",
+                f" request has {counted} in the prompt and asks for {output} ({self.output_field})",
                 self.prompt_field if prompt >= model.max_model_len else self.output_field,
                 "context_length_exceeded",
             )
@@ -82,12 +85,12 @@ COMPLETION_LIMIT = ContextLimit("prompt", "max_tokens")
 
 
 async def plan_completion(
-    state: RouterState, body: CompletionBody, model: ModelInfo, tenant: str
+    state: RouterState, body: CompletionBody, model: ModelInfo, claim: WorkClaim
 ) -> GenerationPlan:
     """Plan a completion. Raises ApiError (400) for prompts that do not fit the model."""
-    prompts = [await _prompt_ids(state, body, prompt, model) for prompt in body.prompt]
+    prompts = [await _prompt_ids(state, body, prompt, model, claim) for prompt in body.prompt]
     _check_prompt_logprobs(body, prompts)
-    output = await state.formats.plan(body, tenant)
+    output = await state.formats.plan(body, claim.tenant)
     logprobs = body.logprobs is not None
     options = CompletionResponseOptions(logprobs, body.return_token_ids, body.prompt_logprobs)
     naming = TokenNaming(state.vocabulary, body.return_tokens_as_token_ids)
@@ -139,44 +142,44 @@ def _check_prompt_logprobs(body: CompletionBody, prompts: list[Prompt]) -> None:
 
 
 async def _prompt_ids(
-    state: RouterState, body: CompletionBody, prompt: str | list[int], model: ModelInfo
+    state: RouterState,
+    body: CompletionBody,
+    prompt: str | list[int],
+    model: ModelInfo,
+    claim: WorkClaim,
 ) -> Prompt:
-    kept = body.truncate_prompt_tokens
+    kept, output = body.truncate_prompt_tokens, max(body.max_tokens, 1)
 
-    def check_length(count: int) -> None:
-        COMPLETION_LIMIT.check(min(count, kept or count), max(body.max_tokens, 1), model)
+    def check_length(count: int, at_least: bool) -> None:
+        used = min(count, kept or count)
+        COMPLETION_LIMIT.check(used, output, model, at_least=at_least and used == count)
 
     if isinstance(prompt, list):
-        ids = prompt
+        check_length(len(prompt), False)
+        ids = prompt if kept is None else prompt[-kept:]
     else:
-        try:
-            ids = await tokenizer.encode(
-                state.vocabulary.tokenizer,
-                prompt,
-                special=body.add_special_tokens,
-                check_length=check_length,
-            )
-        except UnicodeEncodeError:
-            message = "prompt must be text, but holds half of a surrogate pair"
-            raise invalid(message, "prompt") from None
-    check_length(len(ids))
+        limit = TokenLimit(max(0, model.max_model_len - output), check_length, kept)
+        ids = await state.formats.prompts.encode_text(
+            prompt, limit, claim, special=body.add_special_tokens
+        )
     if len(body.prompt) > 1:
         await asyncio.sleep(0)  # many prompts take a while; streams go on
-    return tuple(ids if kept is None else ids[-kept:])
+    return tuple(ids)
 
 
 async def plan_chat(
-    state: RouterState, body: ChatBody, model: ModelInfo, tenant: str
+    state: RouterState, body: ChatBody, model: ModelInfo, claim: WorkClaim
 ) -> GenerationPlan:
     """Plan a chat. Raises ApiError (400) for what the model's template or context cannot take."""
-    template = state.formats.template
-    if template is None:
+    if state.formats.template is None:
         raise _no_template(state)
     tools = ToolOptions(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    output = await state.formats.plan(body, tenant, tools)
-    ids = await template.prompt(
+    output = await state.formats.plan(body, claim.tenant, tools)
+    ids = await state.formats.prompts.encode_chat(
         body.messages,
         output.tools,
+        _chat_limit(body, model),
+        claim,
         add_generation_prompt=body.add_generation_prompt,
         options=body.chat_template_kwargs,
     )
@@ -203,17 +206,26 @@ async def plan_chat(
     )
 
 
+def _chat_limit(body: ChatBody, model: ModelInfo) -> TokenLimit:
+    """The output takes what the client asks for, or at least one token."""
+    limit, output = ContextLimit("messages", body.output_field), body.max_output_tokens
+    if output is None:
+        limit, output = limit._replace(output_field="min_tokens"), max(1, body.min_tokens)
+
+    def check_length(count: int, at_least: bool) -> None:
+        limit.check(count, output, model, at_least=at_least)
+
+    return TokenLimit(max(0, model.max_model_len - output), check_length)
+
+
 def _max_chat_tokens(state: RouterState, body: ChatBody, prompt: int, model: ModelInfo) -> int:
     """Output tokens: what fits the model and every decode worker where the client sets no limit."""
-    limit = ContextLimit("messages", body.output_field)
+    _chat_limit(body, model).check(prompt, False)
     if body.max_output_tokens is not None:
-        limit.check(prompt, body.max_output_tokens, model)
         return body.max_output_tokens
-    least = max(1, body.min_tokens)
-    limit._replace(output_field="min_tokens").check(prompt, least, model)
     totals = [link.load().kv_total for link in state.pool.links.values() if link.attached]
     smallest = min((tokens for tokens in totals if tokens), default=model.max_model_len)
-    return max(least, min(model.max_model_len, smallest) - prompt)
+    return max(1, body.min_tokens, min(model.max_model_len, smallest) - prompt)
 
 
 def _no_template(state: RouterState) -> ApiError:

@@ -1,6 +1,6 @@
 """An HTTP request becomes a ``GenerationResponse``; all errors of the client are found here.
 
-    head, API key -> body -> model, priority -> GenerationPlan -> admission -> ChoiceStreams
+    head, API key, rates -> body -> model, priority -> GenerationPlan -> admission -> ChoiceStreams
 
 The routes of ``router.http.app`` call ``accept_request``. Nothing is submitted to workers before
 the response that it returns is called.
@@ -22,7 +22,9 @@ from protocol.registry.directory import ModelInfo
 from protocol.requests import Request
 from router.common.errors import ApiError, invalid, unavailable
 from router.common.request_body import read_json_object
+from router.common.work_lane import WorkClaim
 from router.generation.choice_stream import ChoiceStream, GenerationRequest
+from router.generation.choice_turn import RequestEntry
 from router.generation.output_text import SharedPromptLogprobs
 from router.http.generation_plan import GenerationPlan
 from router.http.response import GenerationResponse, ResponseOptions
@@ -30,6 +32,7 @@ from router.http.state import RouterState
 from router.openai.answers.formatter import ResponseHeader
 from router.openai.bodies.generation_body import GenerationBody
 from router.placement.admission import AdmissionLimits
+from router.tenants.accounts import RequestAccount
 from router.tenants.tenant import Tenant
 
 EXPLAIN_HEADER = "x-baton-explain"
@@ -38,8 +41,7 @@ TTFT_DEADLINE_HEADER = "x-baton-ttft-deadline-ms"
 
 Body = TypeVar("Body", bound=GenerationBody)
 ParseBody = Callable[[Mapping[str, Any]], Body]
-PlanGeneration = Callable[[RouterState, Body, ModelInfo, str], Awaitable[GenerationPlan]]
-"""The string is the name of the tenant."""
+PlanGeneration = Callable[[RouterState, Body, ModelInfo, WorkClaim], Awaitable[GenerationPlan]]
 
 
 async def accept_request(
@@ -51,18 +53,40 @@ async def accept_request(
     ClientDisconnected.
     """
     arrived = time.perf_counter()
-    settings = state.settings
-    tenant = state.tenants.authenticate(http.headers.get("authorization"))
+    tenant = state.tenants.authenticate(http.headers.get("authorization"), "generate")
+    account = state.tenants.open_account(tenant)
+    try:
+        account.check_rates()
+        return await _accept(state, http, parse, plan, account, arrived)
+    except ApiError as error:
+        account.give_back_prompt()
+        error.headers.update(account.headers())
+        raise
+
+
+async def _accept(
+    state: RouterState,
+    http: HttpRequest,
+    parse: ParseBody[Body],
+    plan: PlanGeneration[Body],
+    account: RequestAccount,
+    arrived: float,
+) -> GenerationResponse:
+    settings, tenant = state.settings, account.tenant
     limits = _admission_limits(http, state.default_limits)
-    raw = await read_json_object(http, settings.max_body_bytes, settings.body_timeout_s)
-    body = parse(raw)
+    with state.bodies.open(tenant.name) as claim:
+        body = parse(
+            await read_json_object(http, settings.max_body_bytes, settings.body_timeout_s, claim)
+        )
     check_served_model(state, body.model)
     tenant.check_priority(body.priority)
-    model = _model_with_capacity(state, body)
-    planned = await plan(state, body, model, tenant.name)
+    model = _model_with_capacity(state, body, tenant, limits, arrived)
+    planned = await plan(state, body, model, WorkClaim(tenant.name, arrived + limits.ttft_s))
     planned.check_vocabulary(body, model)
+    choices = len(planned.prompts) * planned.candidates
+    account.take_prompt(sum(map(len, planned.prompts)), choices)
     state.metrics.demand.count_arrived(map(len, planned.prompts), planned.candidates)
-    state.admission.check(body.priority, len(planned.prompts) * planned.candidates)
+    state.admission.check(tenant.name, choices)
     options = ResponseOptions(
         id=f"{planned.id_prefix}-{secrets.token_hex(16)}",
         stream=body.stream,
@@ -78,8 +102,8 @@ async def accept_request(
     created, fingerprint = int(time.time()), f"fp_{model.fingerprint[:16]}"
     header = ResponseHeader(options.id, created, settings.model_id, fingerprint)
     formatter = planned.new_formatter(header, [request.prompt for request in requests])
-    choices = _create_choices(state, options, planned, requests, limits, tenant)
-    return GenerationResponse(settings, options, formatter, choices)
+    streams = _create_choices(state, options, planned, requests, limits, tenant)
+    return GenerationResponse(settings, options, formatter, streams, account)
 
 
 def check_served_model(state: RouterState, name: str) -> None:
@@ -94,13 +118,20 @@ def check_served_model(state: RouterState, name: str) -> None:
         )
 
 
-def _model_with_capacity(state: RouterState, body: GenerationBody) -> ModelInfo:
+def _model_with_capacity(
+    state: RouterState,
+    body: GenerationBody,
+    tenant: Tenant,
+    limits: AdmissionLimits,
+    arrived: float,
+) -> ModelInfo:
     """Raises ApiError (503, 429) where the request would be refused whatever its prompts are."""
     model = state.pool.model
     try:
         if model is None or not state.pool.attached:
             raise unavailable("no decode worker is attached; try again shortly")
-        state.admission.check(body.priority)
+        state.admission.check(tenant.name)
+        state.dispatcher.check_tenant(tenant, limits, time.perf_counter() - arrived)
     except ApiError:
         state.metrics.demand.count_refused(body.generations)
         raise
@@ -108,6 +139,11 @@ def _model_with_capacity(state: RouterState, body: GenerationBody) -> ModelInfo:
 
 
 def _admission_limits(http: HttpRequest, default: AdmissionLimits) -> AdmissionLimits:
+    """Return the operator's limits, or a client's own deadline where that comes earlier.
+
+    A later deadline changes nothing, and the bound on the queue always holds: a client can give up
+    early, but it cannot stay in a queue where others are refused. Raises ApiError (400).
+    """
     given = http.headers.get(TTFT_DEADLINE_HEADER)
     if given is None:
         return default
@@ -120,7 +156,7 @@ def _admission_limits(http: HttpRequest, default: AdmissionLimits) -> AdmissionL
             f"{TTFT_DEADLINE_HEADER} must be a number of milliseconds above 0, not {given[:80]!r}",
             TTFT_DEADLINE_HEADER,
         )
-    return AdmissionLimits(milliseconds / 1000)
+    return default._replace(ttft_s=min(default.ttft_s, milliseconds / 1000))
 
 
 def _create_requests(
@@ -164,14 +200,14 @@ def _create_choices(
     limits: AdmissionLimits,
     tenant: Tenant,
 ) -> list[ChoiceStream]:
-    services, choices = state.routing_services, []
+    services, choices, entry = state.routing_services, [], RequestEntry(limits)
     keys, prompt_logprobs = list[bytes](), SharedPromptLogprobs()
     for index, request in enumerate(requests):
         if index % plan.candidates == 0:  # the choices of a prompt share these
             keys = block_keys(request.cache_root, request.prompt)
             prompt_logprobs = SharedPromptLogprobs()
         generation = GenerationRequest(
-            request, keys, options.arrived, limits, tenant, options.stream
+            request, keys, options.arrived, entry, tenant, options.stream
         )
         choices.append(ChoiceStream(services, index, generation, plan.output, prompt_logprobs))
     return choices

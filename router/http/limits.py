@@ -1,30 +1,21 @@
-"""Limits of HTTP connections: size of heads, time for heads, time for unread responses.
+"""Limits of HTTP connections: bytes and time of heads, time for unread responses.
 
-``HeadLimits`` is ASGI middleware of ``create_app``: uvicorn and Serve's proxy have other limits of
-their own, and behind both the router must answer alike. ``limited_protocol`` is the uvicorn
-protocol of ``RouterServer``.
+``limited_protocol`` is the uvicorn protocol of ``RouterServer``. ``router.http.head_checks`` says
+which complete heads are taken.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from router.common.errors import ApiError, invalid
-
-MAX_TARGET = 8 * 1024
-"""Bytes of path and query."""
-
-MAX_HEADERS = 32 * 1024
-"""Bytes of all header lines."""
-
-_HEADER_OVERHEAD = 4  # bytes of a header line that are neither name nor value
+from router.connections.connection_table import ConnectionSlot
+from router.http.head_checks import MAX_HEADERS, MAX_TARGET
+from router.http.pipelining import PipeliningProtocol
 
 MAX_HEAD = 2 * (MAX_TARGET + MAX_HEADERS)
 """Bytes after which a connection is refused without an end of the head, or between two pieces of a
-body. Smaller heads that are still too large get a better error from ``HeadLimits``."""
+body. Smaller heads that are still too large get a better error from ``check_head``."""
 
 LINGER_S = 1.0
 """Time before a refused connection is closed: closing at once with unread data would reset it, and
@@ -36,40 +27,8 @@ FIRST_REQUEST_S = 1.0
 _PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
-class HeadLimits:
-    """ASGI middleware: 414 for a URL that is too long, 431 for headers that are too large."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = check_head(scope) if scope["type"] == "http" else None
-        if error is None:
-            await self._app(scope, receive, send)
-        else:
-            await error.response()(scope, receive, send)
-
-
-def check_head(scope: Scope) -> ApiError | None:
-    """Return the error of a head that is too large, else None."""
-    target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
-    if target > MAX_TARGET:
-        return _refused(414, "URL", target, MAX_TARGET, "uri_too_long")
-    size = sum(len(name) + len(value) + _HEADER_OVERHEAD for name, value in scope["headers"])
-    if size > MAX_HEADERS:
-        return _refused(431, "headers", size, MAX_HEADERS, "headers_too_large")
-    return None
-
-
-def _refused(status: int, what: str, size: int, limit: int, code: str) -> ApiError:
-    verb = "is" if what == "URL" else "are"
-    headers = {"connection": "close"}  # the rest of the request is not read
-    message = f"the {what} {verb} too large: {size} bytes, at most {limit} are taken"
-    return ApiError(status, message, code=code, headers=headers)
-
-
-class UnreadTimeoutProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, with a limit on the time that a response may wait to be read.
+class UnreadTimeoutProtocol(PipeliningProtocol):
+    """Uvicorn's protocol with a limit on the time that a response may wait to be read.
 
     writing --64 KiB wait beyond the socket's buffers--> paused --read in time--> writing
                                                             | nothing read within
@@ -108,40 +67,45 @@ class UnreadTimeoutProtocol(HttpToolsProtocol):
 
 
 class LimitedHttpProtocol(UnreadTimeoutProtocol):
-    """``head_timeout_s``: set by ``limited_protocol``."""
+    """The protocol of one connection. ``head_timeout_s``: set by ``limited_protocol``; ``slot``: by
+    ``RouterServer``, None where connections are not counted."""
 
     head_timeout_s = 30.0
+    slot: ConnectionSlot | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.slot is not None:
+            self.slot.evict = transport.abort
         self._unparsed = 0  # bytes since the last piece of a body, or the end of a head or request
-        self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._wait_for_head()
 
     def shutdown(self) -> None:
         """The server stops: a client that has not sent its first request gets a moment to do so."""
         cycle: object = self.cycle  # None before the first, whatever its type says
-        if cycle is None and not self._is_refused:
+        if cycle is None and not self._ignores_input:
             self.loop.call_later(FIRST_REQUEST_S, super().shutdown)
         else:
             super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.slot is not None:
+            self.slot.release()
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._ignores_input:
             return
         self._unparsed += len(data)
         super().data_received(data)
-        if self._unparsed > MAX_HEAD and not self._is_refused:
+        if self._unparsed > MAX_HEAD and not self._ignores_input:
             message = f"the headers are too large: more than {MAX_HEAD} bytes came without an end"
             self._refuse(ApiError(431, message, code="headers_too_large"))
 
     def eof_received(self) -> None:
-        if self._is_refused:
+        if self._ignores_input:
             self.transport.close()
         return super().eof_received()
 
@@ -156,6 +120,8 @@ class LimitedHttpProtocol(UnreadTimeoutProtocol):
         self._stop_timer()
         self._unparsed = 0
         super().on_headers_complete()
+        if self.slot is not None:
+            self.slot.mark_busy()
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
@@ -164,6 +130,11 @@ class LimitedHttpProtocol(UnreadTimeoutProtocol):
     def on_message_complete(self) -> None:
         self._unparsed = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.slot is not None and not self._unfinished:
+            self.slot.mark_idle()
 
     def _wait_for_head(self) -> None:
         self._stop_timer()
@@ -183,14 +154,14 @@ class LimitedHttpProtocol(UnreadTimeoutProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Respond, unless another response is on its way, and close the connection."""
-        if self._is_refused or self.transport.is_closing():
+        if self._ignores_input or self.transport.is_closing():
             return
-        self._is_refused = True
+        self._ignores_input = True
         self._stop_timer()
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            if cycle.response_started or not cycle.more_body:
-                self.transport.close()  # uvicorn tells the application
+        if self._unfinished:
+            cycle = self._unfinished[-1]
+            if len(self._unfinished) > 1 or cycle.response_started or not cycle.more_body:
+                self.transport.close()  # which tells the application
                 return
             cycle.disconnected = True  # it waits for a body that cannot be parsed
             cycle.message_event.set()

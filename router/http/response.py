@@ -30,6 +30,7 @@ from router.generation.submission import event_timeline
 from router.openai.answers.formatter import FinishedChoice, ResponseFormatter
 from router.openai.answers.wire_json import Usage, UsageField
 from router.settings import RouterSettings
+from router.tenants.accounts import RequestAccount, ResponseEnd
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +72,14 @@ class GenerationResponse(Response):
         options: ResponseOptions,
         formatter: ResponseFormatter,
         choices: list[ChoiceStream],
+        account: RequestAccount,
     ) -> None:
         super().__init__()
         self._settings = settings
         self._options = options
         self._formatter = formatter
         self._choices = choices
+        self._account = account
         self._has_started = False  # the HTTP head has been sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,6 +87,7 @@ class GenerationResponse(Response):
         watcher = asyncio.create_task(self._watch_disconnect(receive))
         try:
             async with asyncio.timeout(self._settings.request_timeout_s + _STUCK_S):
+                self._account.enter(len(self._choices))
                 await self._start_choices()
                 await (self._send_stream(send) if self._options.stream else self._send_whole(send))
             status = "ok"
@@ -103,13 +107,31 @@ class GenerationResponse(Response):
             watcher.cancel()
             for choice in self._choices:
                 choice.close(status)
+            self._close_account(status)
 
     async def _start_choices(self) -> None:
-        """Submit all choices. Raises ApiError for the first that cannot be submitted."""
+        """Submit all choices. Raises ApiError where there is no place for all of them, or where the
+        first cannot be submitted."""
+        for choice in self._choices:
+            choice.reserve()
         for choice in self._choices:
             choice.start()
             if len(self._choices) > 1:
                 await asyncio.sleep(0)  # placing many takes a while; streams go on
+
+    def _close_account(self, status: str) -> None:
+        """Count what was used. Without a first token no prompt counts as served."""
+        usage = self._usage()
+        has_begun = status == "ok" or any(choice.output_tokens for choice in self._choices)
+        self._account.close(
+            ResponseEnd(
+                self._options.id,
+                status,
+                usage.prompt_tokens if has_begun else 0,
+                usage.prompt_tokens_details.cached_tokens if has_begun else 0,
+                usage.completion_tokens,
+            )
+        )
 
     async def _watch_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -164,12 +186,16 @@ class GenerationResponse(Response):
 
     async def _send_head(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self._has_started = True
+        self._account.begin()
+        limits = self._account.headers()
+        headers = [*headers, *((k.encode(), v.encode()) for k, v in limits.items())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _send_error(
         self, error: ApiError, scope: Scope, receive: Receive, send: Send
     ) -> None:
         if not self._has_started:
+            error.headers.update(self._account.headers())
             await error.response()(scope, receive, send)
             return
         last: Message = {"type": "http.response.body", "body": sse_event(error.body())}

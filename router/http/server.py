@@ -10,25 +10,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
+import math
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from msgspec.structs import replace
 
+from protocol.descriptor_limit import connections_within, raise_descriptor_limit
 from protocol.endpoints.grpc_endpoints import join_host_port
 from protocol.errors import StartupError
 from protocol.security.tls import https_server_context, reload_certificate
+from router.connections.acceptor import Acceptor
+from router.connections.connection_metrics import ConnectionMetrics
+from router.connections.connection_table import (
+    ConnectionSlot,
+    ConnectionTable,
+    connection_limits,
+)
 from router.http.app import create_app
-from router.http.limits import FIRST_REQUEST_S, limited_protocol
+from router.http.limits import FIRST_REQUEST_S, LimitedHttpProtocol, limited_protocol
 from router.settings import RouterSettings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+log = logging.getLogger(__name__)
 
 
 def freeze_gc() -> None:
@@ -63,17 +74,26 @@ class RouterServer(uvicorn.Server):
             access_log=False,
             log_level="warning",
             timeout_graceful_shutdown=max(1, round(drain_s)),
-            timeout_keep_alive=75,  # longer than clients keep idle connections
+            timeout_keep_alive=math.ceil(settings.idle_timeout_s),
             **options,
         )
         super().__init__(config)
+        self._app = app
         self._files = tls
-        self._context = context = None if tls is None else https_server_context(tls)
-        if context is not None:
-            config.ssl_context_factory = lambda *_: context
+        self._context = None if tls is None else https_server_context(tls)
+        self.connections = _connection_table(settings)
+        self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Run the lifespan, and accept connections from ``sockets``."""
+        await super().startup([])  # uvicorn would let the event loop accept: see ``Acceptor``
+        state = self._app.state.router
+        shown = ConnectionMetrics(self.connections, state.settings.model_id)
+        state.metrics.registry.register(shown)
+        for listener in sockets or []:
+            acceptor = Acceptor(listener, self.connections, self._connection, self._context)
+            acceptor.start()
+            self._acceptors.append(acceptor)
         freeze_gc()
 
     async def on_tick(self, counter: int) -> bool:
@@ -87,26 +107,20 @@ class RouterServer(uvicorn.Server):
         Closing a listener resets connections that wait in the kernel's queue, so these are accepted
         and answered first.
         """
-        loop = asyncio.get_running_loop()
-        clients = [client for each in sockets or [] for client in _accept_waiting(each)]
-        for server in self.servers:
-            server.close()
-        context = self.config.ssl
-        joining = [
-            loop.create_task(loop.connect_accepted_socket(self._connection, client, ssl=context))
-            for client in clients
-        ]
-        if joining:
+        opening = [acceptor.stop() for acceptor in self._acceptors]
+        if any(opening):
+            loop = asyncio.get_running_loop()
             loop.call_later(FIRST_REQUEST_S, self._close_idle)
         await super().shutdown(sockets)
-        for task in joining:
-            task.cancel()
+        for acceptor in self._acceptors:
+            acceptor.close()
 
-    def _connection(self) -> asyncio.Protocol:
+    def _connection(self, slot: ConnectionSlot) -> asyncio.Protocol:
         make: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = make(
+        made: LimitedHttpProtocol = make(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
+        made.slot = slot
         return made
 
     def _close_idle(self) -> None:
@@ -185,13 +199,18 @@ class HostedRouter:
         await asyncio.wait({self._task})
 
 
-def _accept_waiting(listener: socket.socket) -> Iterator[socket.socket]:
-    """Accept the connections that wait in the kernel's queue."""
-    with contextlib.suppress(OSError):  # raised when there are none left
-        while True:
-            client, _ = listener.accept()
-            client.setblocking(False)
-            yield client
+def _connection_table(settings: RouterSettings) -> ConnectionTable:
+    """Return a table for as many connections as the configuration and the process allow."""
+    wanted = settings.max_connections
+    descriptors = raise_descriptor_limit()
+    total = min(wanted, connections_within(descriptors))
+    if total < wanted:
+        log.warning(
+            "limits.max_connections is %d, but this process may open %d files: it takes %d"
+            " connections; raise the limit (ulimit -n, LimitNOFILE=)",
+            *(wanted, descriptors, total),
+        )
+    return ConnectionTable(connection_limits(total, settings.max_connections_per_address))
 
 
 def open_listening_sockets(host: str, port: int, *, shared: bool = True) -> list[socket.socket]:

@@ -5,32 +5,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from tokenizers import Tokenizer
 
 from protocol.endpoints.grpc_endpoints import EndpointSecurity
 from protocol.registry.directory import Directory, WorkerRecord
 from protocol.registry.redis_client import connect
 from protocol.security.tls import http_not_after
-from router.common.tokenizer import Vocabulary, load_tokenizer, load_vocabulary
+from router.common.body_budget import BodyBudget
+from router.fairness.dispatcher import FairDispatcher
+from router.fairness.fair_queue import FairQueue
+from router.fairness.overload import OverloadMonitor
+from router.fairness.virtual_counters import VirtualCounters
 from router.generation.choice_stream import RoutingServices
-from router.generation.metrics import RouterMetrics
+from router.generation.metrics import ROLE, RouterMetrics
 from router.generation.placer import Placer
 from router.http.service_discovery import RouterRegistration, target_groups
-from router.openai.bodies.generation_body import GenerationBody
-from router.openai.bodies.tools import ToolOptions
-from router.openai.chat.call_grammar import AddedTokenVocabulary
-from router.openai.chat.grammar_checker import GrammarChecker
-from router.openai.chat.output_plan import OutputPlan, OutputPlanner
-from router.openai.chat.template import ChatTemplate, load_template
-from router.openai.chat.tool_syntax import detect_syntax
+from router.openai.prompts.model_formats import ModelFormats, load_model_formats
 from router.overview.live_overview import LiveOverview
 from router.placement.admission import AdmissionController, AdmissionLimits
 from router.placement.estimates import RoutingEstimates
@@ -38,7 +34,9 @@ from router.placement.index_reader import IndexReader
 from router.placement.ledger import WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.settings import RouterSettings
-from router.tenants.key_file import Tenants, read_tenants
+from router.tenants.tenant_services import TenantServices
+from router.tenants.usage import UsageBook
+from router.text.vocabulary import Vocabulary, load_tokenizer, load_vocabulary
 from router.walls.binding import pool_walls
 from router.workers.pool import ListWorkers, WorkerPool
 
@@ -59,9 +57,11 @@ class RouterState:
     index_reader: IndexReader | None
     ledger: WorkLedger
     estimates: RoutingEstimates
+    bodies: BodyBudget
     admission: AdmissionController
+    dispatcher: FairDispatcher
     placer: Placer
-    tenants: Tenants
+    tenants: TenantServices
     registration: RouterRegistration
     live_overview: LiveOverview
     security: EndpointSecurity
@@ -77,6 +77,7 @@ class RouterState:
         metrics.index_staleness.set(reader.staleness_s if reader else 0.0)
         metrics.queued_prefill_tokens.set(sum(q.tokens for q in self.ledger.queues.values()))
         metrics.set_replicas(worker_states(self.pool))
+        self.tenants.show_metrics()
         metrics.walls.show(pool_walls(self.pool.records))
         metrics.set_certificate_end("cluster", self.security.not_after)
         https = self.settings.http_tls
@@ -92,8 +93,8 @@ class RouterState:
     @property
     def routing_services(self) -> RoutingServices:
         return RoutingServices(
-            *(self.pool, self.placer, self.admission, self.settings),
-            *(self.metrics, self.vocabulary),
+            *(self.pool, self.placer, self.admission, self.dispatcher),
+            *(self.settings, self.metrics, self.vocabulary),
         )
 
 
@@ -106,7 +107,7 @@ async def open_router_state(
     ``list_workers`` replaces Redis, which need not be available yet. Raises StartupError.
     """
     settings.check()
-    tokenizer, tenants = load_tokenizer(settings.model_path), read_tenants(settings.api_keys)
+    tokenizer = load_tokenizer(settings.model_path)
     vocabulary = load_vocabulary(tokenizer, settings.model_path)
     index, ledger, estimates = PrefixIndex(), WorkLedger(time.monotonic), RoutingEstimates()
     index_reader = client = None
@@ -124,6 +125,11 @@ async def open_router_state(
             index_reader = IndexReader(client, settings.cluster, index)
             stack.push_async_callback(index_reader.close)
             index_reader.start()
+        tenants = TenantServices(
+            *(settings.api_keys, settings.usage_log, metrics.registry),
+            *((settings.model_id, ROLE), registration.instance),
+        )
+        stack.push_async_callback(tenants.close)
         security = EndpointSecurity(settings.tls)
         pool = WorkerPool(
             list_workers,
@@ -134,6 +140,9 @@ async def open_router_state(
             security=security,
         )
         stack.push_async_callback(pool.close)
+        dispatcher = new_dispatcher(settings.goals.ttft_s, tenants.book, metrics)
+        stack.callback(dispatcher.close)
+        ledger.on_less_work = dispatcher.wake
         await pool.start()
         state = RouterState(
             settings=settings,
@@ -145,7 +154,9 @@ async def open_router_state(
             index_reader=index_reader,
             ledger=ledger,
             estimates=estimates,
+            bodies=BodyBudget(settings.max_body_bytes),
             admission=AdmissionController(settings.max_requests, metrics.count_refusal),
+            dispatcher=dispatcher,
             placer=Placer(pool, index, ledger, estimates, settings.goals),
             tenants=tenants,
             registration=registration,
@@ -154,10 +165,26 @@ async def open_router_state(
             default_limits=settings.admission_limits,
             started=int(time.time()),
         )
+        tenants.start(client, settings.cluster)
         stack.push_async_callback(registration.close)
         stack.push_async_callback(live_overview.close)
         await registration.start(client)
         yield state
+
+
+def new_dispatcher(ttft_slo_s: float, book: UsageBook, metrics: RouterMetrics) -> FairDispatcher:
+    """Return the queue of one router. Call it within the event loop."""
+    clock = time.perf_counter  # as that of the requests' arrivals
+    queue = FairQueue(VirtualCounters(clock, book))
+    metrics.queue.read_length(lambda: queue.length)
+    return FairDispatcher(
+        queue,
+        OverloadMonitor(queue, ttft_slo_s, clock),
+        clock,
+        asyncio.get_running_loop().call_later,
+        metrics.count_refusal,
+        metrics.queue.observe_dispatch,
+    )
 
 
 class WorkerTracker:
@@ -192,41 +219,6 @@ class WorkerTracker:
 
     def on_load(self, instance: str, queued_tokens: int) -> None:
         self._ledger.report(instance, queued_tokens)
-
-
-class ModelFormats:
-    """Chat template and grammars of the served model; built once per router, closed with it.
-
-    ``template`` is None where the model has none.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, model_path: str
-    ) -> None:
-        self.template = template
-        syntax = detect_syntax(template.source if template else "")
-        self._planner = OutputPlanner(AddedTokenVocabulary.of(tokenizer), syntax)
-        self.checker = GrammarChecker(Path(model_path).absolute() / "tokenizer.json")
-
-    async def plan(
-        self, body: GenerationBody, tenant: str, tools: ToolOptions | None = None
-    ) -> OutputPlan:
-        """Return what constrains the output.
-
-        Raises ApiError: 400 for what no grammar can express, 429 where there is no time for this
-        tenant's grammar.
-        """
-        field, structured = body.structured
-        plan = self._planner.plan(tools, body.response_format, structured, field)
-        return await self.checker.check(plan, tenant) if plan.grammar else plan
-
-    def close(self) -> None:
-        self.checker.close()
-
-
-def load_model_formats(tokenizer: Tokenizer, model_path: str) -> ModelFormats:
-    """Raises StartupError for a chat template that cannot be used."""
-    return ModelFormats(tokenizer, load_template(model_path, tokenizer), model_path)
 
 
 def worker_states(pool: WorkerPool) -> Counter[tuple[str, str]]:

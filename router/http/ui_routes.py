@@ -79,7 +79,7 @@ async def static_file(request: Request, file: str) -> Response:
 async def overview(request: Request) -> Response:
     state = request.app.state.router
     assert isinstance(state, RouterState)
-    state.tenants.authenticate(request.headers.get("authorization"))
+    state.tenants.authenticate(request.headers.get("authorization"), "monitor")
     headers = {**SECURITY_HEADERS, "cache-control": "no-store"}
     body = await state.live_overview.overview()
     return Response(body, headers=headers, media_type="application/json")

@@ -34,6 +34,8 @@ BATCH_DELAY_S = 0.01
 """Delay between batches of requests: streams may run on this event loop, and each start takes
 time."""
 
+_KEY_HINT = "; set BATON_API_KEY to a key that it knows, with the scope monitor"
+
 
 class ScrapeError(BatonError):
     """A router or another process has no page; ``why`` is the reason without its address."""
@@ -151,7 +153,7 @@ class MetricsScraper:
                 allow_redirects=False,
             ) as reply:
                 if reply.status != 200:
-                    hint = "; set BATON_API_KEY to a key that it knows" * (reply.status == 401)
+                    hint = _KEY_HINT * (reply.status in (401, 403))
                     raise ScrapeError(url, f"answers {reply.status}{hint}")
                 return await self._body(url, reply)
         except TimeoutError:

@@ -1,13 +1,17 @@
-"""Admission control: the router refuses requests (429) by their number and by their predicted wait.
+"""Admission control: what a router lets in, by the number of requests and by their predicted wait.
 
-The number of requests of one priority is bounded, so that memory is bounded and less urgent
-requests cannot keep urgent ones out. A request whose first token is predicted to miss its deadline
-is refused at once instead of being served too late.
+**Number.** A tenant has at most ``limit`` requests in a router, and no more than there are places
+left for all tenants (``TENANT_PLACES`` times ``limit`` in all): the dynamic threshold of Choudhury
+and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches" (IEEE/ACM ToN 1998).
+So memory is bounded, and ``n`` tenants that send all they can leave 1 / (n + 1) of the places free:
+one that has few requests still gets in. Priorities make no difference, or a tenant would have as
+many places as there are priorities.
 
-Under a lasting overload the queue stays at its bound, and every request in it waits that long, so
-with a deadline above the objective no request meets the objective. For goodput, bound the queue
-below the objective; then bursts are refused, too, that would have been served a little late. A long
-prompt on an idle pool takes its time, but does not count as queue.
+**Wait.** A request whose first token is predicted to miss its deadline is refused at once instead
+of being served too late. A long prompt on an idle pool takes its time, but does not count as queue.
+While an overload lasts (``router/fairness/overload.py``), the queue is bounded below the objective.
+
+``has_room`` says when the router's queue sends the next request to a worker.
 """
 
 from __future__ import annotations
@@ -20,12 +24,25 @@ from typing import NamedTuple
 from router.common.errors import overloaded
 from router.placement.cost import Placement
 
+TENANT_PLACES = 4
+"""Requests in a router, as a multiple of those that one tenant may have."""
+
+QUEUE_SHARE = 0.5
+"""Share of the TTFT objective that a request may wait for its turn while an overload lasts; the
+rest is for the queue of the workers and the prompt itself."""
+
+ROOM_S = 0.05
+"""Seconds of prompts that a prefill worker has in store beside the one that it computes: more than
+the way from its first token through the router to the next prompt, and as little as possible, as no
+fair order holds in a worker."""
+
 
 class AdmissionLimits(NamedTuple):
     """Bounds in seconds on the predicted TTFT and on the predicted time in a queue."""
 
     ttft_s: float
     queue_s: float = math.inf
+    lasting_queue_s: float = math.inf  # on the time in a queue while an overload lasts
 
 
 class AdmissionController:
@@ -35,38 +52,38 @@ class AdmissionController:
     def __init__(self, limit: int, on_refusal: Callable[[str], None] = lambda reason: None) -> None:
         self._limit = limit
         self._on_refusal = on_refusal
-        self.inside: Counter[int] = Counter()  # requests by priority
+        self.inside: Counter[str] = Counter()  # requests by tenant
+        self._total = 0
 
-    def check(self, priority: int, count: int = 1) -> None:
-        """Raise ApiError (429) if ``count`` more requests of this priority exceed the limit."""
-        if self.inside[priority] + count > self._limit:
+    def check(self, tenant: str, count: int = 1) -> None:
+        """Raise ApiError (429) if ``count`` more requests of this tenant exceed its places."""
+        places = min(self._limit, TENANT_PLACES * self._limit - self._total)
+        if self.inside[tenant] + count > places:
             self._on_refusal("requests")
             raise overloaded(
-                f"{self.inside[priority]} requests of priority {priority} are being served, of at"
-                f" most {self._limit}; {count} more came",
+                f"{self.inside[tenant]} of your requests are being served here, of at most"
+                f" {max(places, self.inside[tenant])} for now; {count} more came",
                 1.0,
             )
 
-    def enter(self, priority: int) -> Callable[[], None]:
+    def enter(self, tenant: str) -> Callable[[], None]:
         """Count one request in. Return the function that counts it out; further calls do
         nothing."""
-        self.check(priority)
-        self.inside[priority] += 1
+        self.check(tenant)
+        self.inside[tenant] += 1
+        self._total += 1
         left = False
 
         def leave() -> None:
             nonlocal left
             if not left:
                 left = True
-                self.inside[priority] -= 1
-                if not self.inside[priority]:
-                    del self.inside[priority]
+                self._total -= 1
+                self.inside[tenant] -= 1
+                if not self.inside[tenant]:
+                    del self.inside[tenant]
 
         return leave
-
-    def check_limits(self, placement: Placement, limits: AdmissionLimits, waited_s: float) -> None:
-        """Raise ApiError (429), see ``check_admission_limits``."""
-        check_admission_limits(placement, limits, waited_s, self._on_refusal)
 
 
 def check_admission_limits(
@@ -74,11 +91,12 @@ def check_admission_limits(
     limits: AdmissionLimits,
     waited_s: float,
     on_refusal: Callable[[str], None] = lambda reason: None,
+    wait_s: float = 0.0,
 ) -> None:
-    """Raise ApiError (429) if a request that arrived ``waited_s`` ago is predicted to exceed its
-    limits at this placement."""
-    queue_s = max(placement.p.correction * placement.p.queue_s, placement.d.wait_s)
-    predicted_s = max(placement.ttft_s, placement.d.wait_s) + waited_s
+    """Raise ApiError (429) if a request that arrived ``waited_s`` ago, and whose turn comes in
+    ``wait_s``, is predicted to exceed its limits at this placement."""
+    queue_s = wait_s + max(placement.p.correction * placement.p.queue_s, placement.d.wait_s)
+    predicted_s = waited_s + wait_s + max(placement.ttft_s, placement.d.wait_s)
     if predicted_s > limits.ttft_s:
         on_refusal("ttft")
         raise overloaded(
@@ -90,7 +108,39 @@ def check_admission_limits(
         on_refusal("queue")
         raise overloaded(
             f"the queue is predicted to take {queue_s:.1f} s, and new requests are let in up to"
-            f" {limits.queue_s:g} s; a deadline of your own (x-baton-ttft-deadline-ms) counts"
-            " instead",
+            f" {limits.queue_s:g} s",
             queue_s - limits.queue_s,
         )
+
+
+def check_turn(
+    wait_s: float,
+    limits: AdmissionLimits,
+    waited_s: float,
+    on_refusal: Callable[[str], None] = lambda reason: None,
+) -> None:
+    """Raise ApiError (429) for a request that would exceed its limits at any placement, because its
+    turn comes in ``wait_s``."""
+    over_s = max(wait_s - limits.queue_s, waited_s + wait_s - limits.ttft_s)
+    if over_s > 0:
+        on_refusal("queue")
+        raise overloaded(
+            f"the request's turn is predicted to come in {wait_s:.1f} s, after its deadline or the"
+            " bound of the queue",
+            over_s,
+        )
+
+
+def has_room(placement: Placement, batched_s: float = math.inf) -> bool:
+    """Return whether the workers of this placement should get the request now.
+
+    ``batched_s``: seconds of the prompts queued at P if as many as fit share each step. Many short
+    prompts take little more than one, which the sum of their predictions does not show.
+
+    D may be short of a row or of pages for as long as the prompt takes to be computed: by Little's
+    law the requests that leave it meanwhile are those whose prompts are being computed for it.
+    """
+    p = placement.p
+    if min(p.correction * p.queue_s, batched_s) > ROOM_S:
+        return False
+    return placement.d.wait_s <= ROOM_S + p.queue_s + p.prefill_s

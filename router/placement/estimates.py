@@ -20,6 +20,10 @@ INITIAL_OUTPUT_TOKENS = 128.0
 CORRECTION_RANGE = (0.5, 2.0)
 RATIO_RANGE = (0.25, 4.0)
 """One observed/predicted ratio is clamped to this range: a single stall is not a trend."""
+MAX_KV_BYTES = 1 << 26
+"""Of a token: ten times those of a model of 175 billion parameters without grouped queries."""
+MAX_BANDWIDTH = 1e13
+"""Bytes/s of a link, above any memory's."""
 MIN_TAIL_S, MAX_TAIL_S = 1e-4, 60.0
 """Shorter transfers measure clocks; longer ones are garbage."""
 
@@ -50,12 +54,12 @@ class RoutingEstimates:
 
     def record_transfer(self, decode: str, measured: pb.Measured) -> None:
         """Learn from a finished KV transfer. Values from the network are only checked for sense."""
-        if measured.kv_tokens and measured.kv_bytes:
-            ratio = measured.kv_bytes / measured.kv_tokens
+        ratio = measured.kv_bytes / measured.kv_tokens if measured.kv_tokens else 0.0
+        if 0 < ratio <= MAX_KV_BYTES:
             self._kv_bytes = _mean(self._kv_bytes, ratio)
         if measured.tail_bytes and MIN_TAIL_S < measured.tail_seconds < MAX_TAIL_S:
             link = (measured.prefill_instance, decode)
-            rate = measured.tail_bytes / measured.tail_seconds
+            rate = min(measured.tail_bytes / measured.tail_seconds, MAX_BANDWIDTH)
             self._bandwidth[link] = _mean(self._bandwidth.get(link), rate)
             self._typical = _mean(self._typical, rate)
 

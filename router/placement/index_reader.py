@@ -20,17 +20,13 @@ from redis.exceptions import RedisError, ResponseError
 
 from protocol.errors import MalformedEvents
 from protocol.kv_events import (
-    ENTRY_KEYS,
     SNAPSHOT_BYTES,
-    CacheChangeKind,
-    decode_fields,
-    decode_snapshot,
-    key_batches,
-    parse_id,
+    SNAPSHOT_HEADER_BYTES,
+    check_snapshot_head,
     snapshot_key,
-    split_keys,
     stream_key,
 )
+from router.placement.event_cursor import EventCursor
 from router.placement.prefix_index import PrefixIndex
 
 log = logging.getLogger(__name__)
@@ -43,65 +39,6 @@ SWEEP = 8_000  # entries swept before other tasks may run
 MAX_PAUSE_S = 2.0
 
 _Reply = list[tuple[bytes, list[tuple[bytes, object]]]]  # XREAD's: stream, (id, fields)
-
-
-class EventCursor:
-    """Position in the events of one worker, and their effect on the index. Does not know Redis.
-
-        needs snapshot --snapshot, newer than what was read--> tailing --missing number--> needs
-        snapshot
-            ^                                                     |
-            +------------- garbage: the entries are dropped ------+
-
-    ``seq`` is the number of the last change in the index. While a number is missing the index keeps
-    what it has: a hint is better than none. ``apply_entry`` and ``apply_snapshot`` are generators
-    that yield the number of keys after each portion, so that other tasks can run in between. Both
-    raise MalformedEvents before they change anything; the caller then calls ``reset``.
-    """
-
-    def __init__(self, index: PrefixIndex, instance: str) -> None:
-        self.instance = instance
-        self.seq = 0
-        self.needs_snapshot = True
-        self._index = index
-
-    def apply_entry(self, entry_id: bytes, fields: object) -> Iterator[int]:
-        """Apply an entry of the stream; one that was read before is skipped."""
-        seq = parse_id(entry_id)
-        if self.needs_snapshot or seq <= self.seq:
-            return
-        if seq != self.seq + 1:
-            self.needs_snapshot = True
-            return
-        for kind, packed in decode_fields(fields):
-            keys = split_keys(packed)
-            if kind is CacheChangeKind.STORED:
-                self._index.store(self.instance, keys)
-            elif kind is CacheChangeKind.EVICTED:
-                self._index.evict(self.instance, keys)
-            else:
-                self._index.clear(self.instance)
-            yield len(keys)
-        self.seq = seq
-
-    def apply_snapshot(self, data: bytes) -> Iterator[int]:
-        """Apply a snapshot; one that is not newer changes nothing, and a snapshot is still
-        needed."""
-        snapshot = decode_snapshot(self.instance, data)
-        if snapshot.seq <= self.seq:
-            return
-        self._index.clear(self.instance)
-        for keys in key_batches(snapshot.packed, ENTRY_KEYS):
-            self._index.store(self.instance, keys)
-            yield len(keys)
-        self.seq = snapshot.seq
-        self.needs_snapshot = False
-
-    def reset(self) -> None:
-        """Drop the worker's entries after garbage; start again from any snapshot."""
-        self._index.clear(self.instance)
-        self.seq = 0
-        self.needs_snapshot = True
 
 
 class _WorkerEvents:
@@ -192,10 +129,7 @@ class IndexReader:
 
     async def _round(self) -> None:
         self._changed.clear()
-        now = time.monotonic()
-        for tail in list(self._tails.values()):
-            if tail.cursor.needs_snapshot and now >= tail.retry_at:
-                await self._load(tail)
+        failure = await self._load_snapshots()
         tails = [tail for tail in self._tails.values() if not tail.cursor.needs_snapshot]
         if tails:
             await self._read(tails)
@@ -203,12 +137,26 @@ class IndexReader:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BLOCK_MS / 1000):
                     await self._changed.wait()
+        if failure is not None:  # Redis may be well, and one snapshot too large for the deadline
+            raise failure
+
+    async def _load_snapshots(self) -> Exception | None:
+        """Load the snapshots that are due, up to the first failure of Redis, which is returned: the
+        events of other workers are read all the same, and other snapshots come first next time."""
+        now = time.monotonic()
+        for tail in sorted(self._tails.values(), key=lambda tail: tail.retry_at):
+            if tail.cursor.needs_snapshot and now >= tail.retry_at:
+                try:
+                    await self._load(tail)
+                except (RedisError, OSError, TimeoutError) as error:
+                    tail.back_off()
+                    return error
+        return None
 
     async def _load(self, tail: _WorkerEvents) -> None:
         try:
             async with asyncio.timeout(DEADLINE_S):
-                data = await self._redis.getrange(tail.snapshot_key, 0, SNAPSHOT_BYTES)
-            assert isinstance(data, bytes)
+                data = await self._read_snapshot(tail)
             if data:
                 await self._apply(tail, tail.cursor.apply_snapshot(data))
         except MalformedEvents as error:
@@ -220,6 +168,20 @@ class IndexReader:
         else:
             if tail.cursor.needs_snapshot:
                 tail.back_off()  # the worker will write a newer one
+
+    async def _read_snapshot(self, tail: _WorkerEvents) -> bytes:
+        """Return the snapshot; empty where there is none. Raises MalformedEvents for a value whose
+        size or beginning is wrong, which may be large: it is not read."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.strlen(tail.snapshot_key)
+            pipe.getrange(tail.snapshot_key, 0, SNAPSHOT_HEADER_BYTES - 1)
+            size, head = await pipe.execute()
+        if not size:
+            return b""
+        check_snapshot_head(head, size)
+        data = await self._redis.getrange(tail.snapshot_key, 0, SNAPSHOT_BYTES)
+        assert isinstance(data, bytes)
+        return data
 
     async def _read(self, tails: list[_WorkerEvents]) -> None:
         streams = {tail.stream.encode(): tail for tail in tails}

@@ -22,6 +22,10 @@ from typing import NamedTuple, TypeVar
 
 K = TypeVar("K", str, tuple[str, str])
 
+AHEAD_LEVEL = 0.5
+"""Taken from the priority, in the ledger, of requests that go ahead of their class
+(``router/fairness``). Workers, for which it is an integer, get an age instead."""
+
 REPORT_WINDOW = 3
 """Own work is subtracted from a worker's report at its maximum over this many reports: a report may
 be older than what has since been answered, and own work must not look like that of other
@@ -53,22 +57,23 @@ class PromptQueue:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._seconds: dict[int, float] = {}  # by priority; lower is computed first
+        self._seconds: dict[float, float] = {}  # by priority; lower is computed first
         self.requests = 0
         self.gone = False  # the worker has left; the queue stays for the open tickets
         self._since = 0.0  # estimated start of the prompt in progress
         self._seen: deque[int] = deque(maxlen=REPORT_WINDOW)
         self.tokens = 0  # of this router
         self.others = 0  # tokens of other routers
+        self._others_since = 0.0  # when their number last changed
 
-    def add(self, tokens: int, seconds: float, priority: int) -> None:
+    def add(self, tokens: int, seconds: float, priority: float) -> None:
         if not self.requests:
             self._since = self._clock()
         self.requests += 1
         self.tokens += tokens
         self._seconds[priority] = self._seconds.get(priority, 0.0) + seconds
 
-    def remove(self, tokens: int, seconds: float, priority: int) -> None:
+    def remove(self, tokens: int, seconds: float, priority: float) -> None:
         self.requests -= 1
         self.tokens -= tokens
         self._seconds[priority] -= seconds
@@ -79,9 +84,16 @@ class PromptQueue:
     def report(self, tokens: int) -> None:
         """Record the worker's report of queued tokens over all routers."""
         self._seen.append(self.tokens)
-        self.others = max(0, tokens - max(self._seen))
+        others = max(0, tokens - max(self._seen))
+        if others != self.others:  # else it may be an old record that was read again
+            self.others, self._others_since = others, self._clock()
 
-    def seconds(self, priority: int) -> float:
+    def others_s(self, seconds: float) -> float:
+        """Return what is left of the other routers' tokens, which took ``seconds`` when they were
+        reported: a report may be as old as a second, and the worker has been computing."""
+        return max(0.0, seconds - (self._clock() - self._others_since))
+
+    def seconds(self, priority: float) -> float:
         """Return the predicted seconds of own work ahead of a request of this priority. The prompt
         in progress counts as done in proportion to its time; one that takes longer, as almost
         done."""
@@ -101,6 +113,7 @@ class WorkLedger:
     released."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self.on_less_work: Callable[[], None] = lambda: None  # a worker may have room now
         self._clock = clock
         self.queues: dict[str, PromptQueue] = {}
         self.pending_kv: Counter[str] = Counter()  # tokens that D will need, and not yet reports
@@ -114,6 +127,7 @@ class WorkLedger:
         queue.report(queued_tokens)
         self._unreported.pop(instance, None)
         self.pending_kv.pop(instance, None)
+        self.on_less_work()
 
     def forget(self, instance: str) -> None:
         """Drop the report of a worker that has left; open tickets still release their own part."""
@@ -156,7 +170,7 @@ class WorkLedger:
         tokens: int,
         seconds: float,
         kv_tokens: int,
-        priority: int,
+        priority: float,
     ) -> PlacementTicket:
         """Record an attempt: ``tokens`` to compute in predicted ``seconds`` at P (None: at D), and
         ``kv_tokens`` to store at D. The caller releases the ticket."""
@@ -174,7 +188,7 @@ class PlacementTicket:
         tokens: int,
         seconds: float,
         kv_tokens: int,
-        priority: int,
+        priority: float,
     ) -> None:
         self._ledger = ledger
         self._computing = decode if prefill is None else prefill
@@ -205,12 +219,14 @@ class PlacementTicket:
         elif self._phase == "receiving":
             self._leave_link()
         self._phase = "released"
+        self._ledger.on_less_work()  # D has a row and pages less in use
 
     def _leave_queue(self) -> None:
         ledger = self._ledger
         ledger.queues[self._computing].remove(*self._queued)
         ledger._drop_if_gone(self._computing)
         ledger._drop_unreported(self, self._decode, self._kv_tokens)
+        ledger.on_less_work()
 
     def _leave_link(self) -> None:
         assert self._link is not None

@@ -1,14 +1,15 @@
 """What each tenant has used: counted in one router, and exchanged with the others.
 
-    response ends --add--> UsageBook --own()--> Redis, in the background
+    request accepted, response ends --add--> UsageBook --own()--> Redis, in the background
     other routers' records --on_others--> quotas, virtual counters of the fair queue
 
-No request waits for Redis. Without it every router knows its own part only.
+``router.tenants.usage_exchange`` carries it. No request waits for Redis; without it every router
+knows its own part only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import msgspec
 
@@ -39,15 +40,26 @@ class UsageBook:
 
     def __init__(self) -> None:
         self._own: dict[str, TenantUsage] = {}
+        self._changed: set[str] = set()
         self._listeners: list[OthersListener] = []
 
     def add(self, tenant: str, usage: TenantUsage) -> None:
         """Count what this router has served to a tenant."""
         self._own[tenant] = self._own.get(tenant, TenantUsage()).plus(usage)
+        self._changed.add(tenant)
 
     def own(self) -> Mapping[str, TenantUsage]:
         """Return the amounts of this router, by the tenant's name."""
         return self._own
+
+    def take_changed(self) -> set[str]:
+        """Return the tenants whose amounts have changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def retain(self, tenants: Container[str]) -> None:
+        """Forget tenants that are no longer in the file of API keys."""
+        self._own = {name: usage for name, usage in self._own.items() if name in tenants}
 
     def listen(self, listener: OthersListener) -> None:
         """Call ``listener`` for what other routers serve, from now on."""

@@ -30,11 +30,11 @@ from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
 from router.placement.ledger import DecodeLoad
 from router.placement.step_model import parse_pace
+from router.workers.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
-_MESSAGE_BYTES = 4 << 20  # of submits in one message, well below the limit of gRPC
 _STALE_S = 1.0  # age of a heartbeat from which the directory's load is preferred
 _REASON_S = 0.2  # for the reason of an end to arrive
 _RETRY_S = (0.05, 1.0)  # first and longest pause between two attempts
@@ -48,8 +48,9 @@ class OutputSink(Protocol):
     def on_output(self, output: pb.Output) -> bool:
         """Return False when the worker should stop."""
 
-    def on_link_lost(self, reason: str) -> None:
-        """No more output comes: the stream has ended."""
+    def on_link_lost(self, reason: str, *, own_pause: bool) -> None:
+        """No more output comes: the stream has ended. ``own_pause``: after this process itself had
+        stood still, or before the request was written, so that the one is not the other's fault."""
 
 
 class DecodeLink:
@@ -78,8 +79,10 @@ class DecodeLink:
         self._own_at_report = 0
         self._draining = False
         self._heard_at = -math.inf
-        self._outbox = pb.RouterMessage()
+        self._outbox = Outbox()
         self._written = asyncio.Event()
+        self._silence = SilenceDetector()
+        self.failed_attempts = 0  # to attach, since the stream was up
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -94,13 +97,13 @@ class DecodeLink:
         """Send a request. Its outputs go to ``sink`` until it ends or is cancelled."""
         assert self.attached
         self._sinks[message.request.id] = sink
-        self._outbox.submit.append(message)
+        self._outbox.submit(message)
         self._written.set()
 
     def cancel(self, wire_id: str) -> None:
         """Tell the worker to stop. Does nothing for a request that has ended."""
         if self._sinks.pop(wire_id, None) is not None:
-            self._outbox.cancel.append(wire_id)
+            self._outbox.cancel(wire_id)
             self._written.set()
 
     def update(self, record: WorkerRecord) -> None:
@@ -169,6 +172,7 @@ class DecodeLink:
             except Exception as error:
                 log.exception("decode worker %s: internal error", self.record.endpoint)
                 reason = repr(error)
+            self.failed_attempts += not self.attached
             if self.attached:
                 level = logging.INFO if self._draining else logging.WARNING
                 log.log(level, "decode worker %s: stream ended: %s", self.record.endpoint, reason)
@@ -185,6 +189,7 @@ class DecodeLink:
             if call.done():  # no headers came: it could not connect, or was refused
                 return f"{(await call.code()).name} {await call.details()}"
             self.attached, self._draining = True, False
+            self.failed_attempts = 0
             self._on_change()
             return await self._serve(call)
         finally:
@@ -192,7 +197,7 @@ class DecodeLink:
 
     async def _serve(self, call: Call) -> str:
         """Serve until the stream ends or misses the worker's heartbeats; return the reason."""
-        silence = SilenceDetector()
+        silence = self._silence = SilenceDetector()
         reading = asyncio.create_task(self._read(call, silence))
         writing = asyncio.create_task(self._write(call))
         silent = asyncio.create_task(silence.wait_for_silence(SILENCE_S))
@@ -223,15 +228,8 @@ class DecodeLink:
 
     def _next_message(self) -> pb.RouterMessage:
         """Return what waits, up to the size limit of one message; the rest stays in the outbox."""
-        waiting, self._outbox = self._outbox, pb.RouterMessage()
-        message = pb.RouterMessage(cancel=waiting.cancel)
-        room = _MESSAGE_BYTES
-        for submit in waiting.submit:
-            size = submit.ByteSize()
-            fits = size <= room or not message.submit
-            room = room - size if fits else 0  # keeps the order of arrival
-            (message if fits else self._outbox).submit.append(submit)
-        if self._outbox.submit:
+        message = self._outbox.next_message()
+        if self._outbox:
             self._written.set()
         return message
 
@@ -251,16 +249,17 @@ class DecodeLink:
             self._draining = True
 
     def _detach(self, reason: str) -> None:
-        self._outbox = pb.RouterMessage()
+        unwritten = self._outbox.clear()
         self._written.clear()
         self._heard_at = -math.inf
-        lost = list(self._sinks.values())
+        lost = list(self._sinks.items())
         self._sinks.clear()
         if self.attached:
             self.attached = False
             self._on_change()
-        for sink in lost:
-            sink.on_link_lost(reason)
+        own_pause = self._silence.after_own_pause()
+        for wire_id, sink in lost:
+            sink.on_link_lost(reason, own_pause=own_pause or wire_id in unwritten)
 
 
 def _reason(error: grpc.aio.AioRpcError | TimeoutError) -> str:

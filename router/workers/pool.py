@@ -2,19 +2,22 @@
 
     directory --every 0.5 s--> refresh: new decode worker   -> open a link
                                         record gone         -> close the link, if its stream is down
+                                                               and cannot be opened; a prefill
+                                                               worker stays while it answers probes
                                         lent to prefill     -> close the link, when it is empty
                                         no answer           -> keep the last view
 
-A lost lease alone removes no decode worker: a stream that is up proves that the worker runs. One
-pool per router; ``Placer`` reads it for each request.
+A lost lease alone removes no worker (router/workers/departures.py). One pool per router; ``Placer``
+reads it for each request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Protocol
 
 from redis.exceptions import RedisError
@@ -29,12 +32,10 @@ from router.placement.step_model import (
     parse_step_model,
 )
 from router.workers.decode_link import DecodeLink
+from router.workers.departures import KnownWorker, PrefillRegistry, who_is_gone
+from router.workers.probes import WorkerProbes, probe_worker
 
 log = logging.getLogger(__name__)
-
-GRACE_S = 2.5
-"""How long a prefill worker counts that the directory no longer lists: somewhat more than twice the
-time in which a living worker registers again."""
 
 ListWorkers = Callable[[], Awaitable[list[WorkerRecord]]]
 
@@ -68,7 +69,8 @@ class WorkerPool:
         self._refresh_s = refresh_s
         self.links: dict[str, DecodeLink] = {}
         self.prefill: dict[str, WorkerRecord] = {}
-        self._prefill_registry = PrefillRegistry()
+        self._probes = WorkerProbes(partial(probe_worker, token=token, security=security))
+        self._prefill_registry = PrefillRegistry(self._probes)
         self._closing_links: dict[str, DecodeLink] = {}  # to workers that decode no more
         self._listener = listener
         self._step_models: dict[str, StepModel] = {}
@@ -90,7 +92,7 @@ class WorkerPool:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         links = [*self.links.values(), *self._closing_links.values()]
-        await asyncio.gather(*(link.close() for link in links))
+        await asyncio.gather(self._probes.close(), *(link.close() for link in links))
         self.links.clear()
 
     @property
@@ -150,8 +152,10 @@ class WorkerPool:
 
     async def _apply(self, records: list[WorkerRecord]) -> None:
         await self._drop_gone(records)
-        records = self._same_model(self._reachable(records))
-        self.prefill = self._prefill_registry.update(records)
+        self._ignored.retain({record.instance for record in records})
+        listed = self._reachable(records)
+        records = self._same_model(listed)
+        self.prefill = self._prefill_registry.update(listed, self._has_model)
         await self._close_lent_links(records)
         for record in records:
             if record.role == "decode":
@@ -196,14 +200,12 @@ class WorkerPool:
             self._listener.on_load(instance, queued_tokens)
 
     async def _drop_gone(self, records: list[WorkerRecord]) -> None:
-        listed = {r.instance for r in records}
-        endpoints = {r.endpoint for r in records}
-        for instance, link in list(self.links.items()):
-            # Another instance on its port: the stream, if it is up, is that one's.
-            replaced = link.record.endpoint in endpoints
-            if instance not in listed and (replaced or not link.attached):
-                del self.links[instance]
-                await link.close()
+        known = [
+            KnownWorker(link.record, link.attached, refuted=link.failed_attempts > 0)
+            for link in self.links.values()
+        ]
+        for instance in who_is_gone(records, known):
+            await self.links.pop(instance).close()
 
     def _reachable(self, records: list[WorkerRecord]) -> list[WorkerRecord]:
         """Return those that this router may connect to: a record in Redis can name any host."""
@@ -222,57 +224,34 @@ class WorkerPool:
             self._model = first or self._model
         same = []
         for record in records:
-            if self._model is None or _identity(record.model) == _identity(self._model):
+            if self._has_model(record):
                 same.append(record)
             else:
+                assert self._model is not None
                 self._ignored.add_other_model(record, self._model)
         return same
+
+    def _has_model(self, record: WorkerRecord) -> bool:
+        return self._model is None or _identity(record.model) == _identity(self._model)
 
 
 def _identity(model: ModelInfo) -> tuple[str, str]:
     return model.fingerprint, model.precision
 
 
-class PrefillRegistry:
-    """Prefill workers that the directory lists, or listed until ``GRACE_S`` ago.
-
-    A directory that was emptied loses leases, too, and then the workers will be back. A dead one
-    does no harm meanwhile: decode workers skip it. Owned by the ``WorkerPool``.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._known: dict[str, WorkerRecord] = {}
-        self._seen: dict[str, float] = {}  # when each of them was last listed
-
-    def update(self, records: Sequence[WorkerRecord]) -> dict[str, WorkerRecord]:
-        """Return all prefill workers in use, by instance. ``records``: all that are listed.
-
-        A worker that is not listed is dropped at once when its instance has another role or its
-        port belongs to another instance.
-        """
-        now = self._clock()
-        listed = {r.instance: r for r in records if r.role == "prefill"}
-        self._seen |= dict.fromkeys(listed, now)
-        instances = {r.instance for r in records}
-        endpoints = {r.endpoint for r in records}
-        missed = {
-            instance: record
-            for instance, record in self._known.items()
-            if instance not in instances
-            and record.endpoint not in endpoints
-            and now - self._seen[instance] < GRACE_S
-        }
-        self._known = {**listed, **missed}
-        self._seen = {i: at for i, at in self._seen.items() if i in self._known}
-        return dict(self._known)
-
-
 class IgnoredWorkers:
-    """Workers that the directory lists and this router does not use; logs each one once."""
+    """Workers that the directory lists and this router does not use; logs each one once.
+
+    A worker that the directory no longer lists is forgotten: workers that crash and start again all
+    day, each time as another instance, must not take memory for ever.
+    """
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
+
+    def retain(self, listed: AbstractSet[str]) -> None:
+        """Forget all workers but these, by instance."""
+        self._logged &= listed
 
     def add(self, record: WorkerRecord, why: str) -> None:
         if record.instance not in self._logged:

@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("contest"))
 
 
+@pytest.mark.long
 def test_all_say_the_same(children: dict[str, ContestantProcess], folder: Path) -> None:
     job = ContestantJob(prompts=prompts(3, vocab=320, seed=4), new_tokens=6)
     runs = {}

@@ -59,6 +59,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, ran.stdout
 
 
+@pytest.mark.long
 def test_every_part_runs_without_ray_and_redis(whole: tuple[Path, str]) -> None:
     parts = json.loads(whole[0].read_text())["parts"]
     assert list(parts) == [part.name for part in PARTS]
@@ -83,6 +84,7 @@ def test_every_part_runs_without_ray_and_redis(whole: tuple[Path, str]) -> None:
     assert cell["aim"] == pytest.approx(1 / 1.15)
 
 
+@pytest.mark.long
 def test_the_table_has_every_row(whole: tuple[Path, str]) -> None:
     out, printed = whole
     for part in json.loads(out.read_text())["parts"].values():
@@ -91,6 +93,7 @@ def test_the_table_has_every_row(whole: tuple[Path, str]) -> None:
     assert "a CPU, 20" in printed and ", torch 2" in printed
 
 
+@pytest.mark.long
 def test_a_second_run_measures_nothing_again(whole: tuple[Path, str]) -> None:
     before = whole[0].read_text()
     ran = command(whole[0])
@@ -98,6 +101,7 @@ def test_a_second_run_measures_nothing_again(whole: tuple[Path, str]) -> None:
     assert json.loads(whole[0].read_text()) == json.loads(before)
 
 
+@pytest.mark.long
 def test_a_profile_measures_decode_again_and_names_operations(whole: tuple[Path, str]) -> None:
     ran = command(whole[0], "--profile")
     assert "decode: done in" in ran.stdout and "Self CPU" in ran.stdout

@@ -124,7 +124,13 @@ class FakeHandover:
 def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
     """Return a function that makes a world and one request in it, after fields of both are set."""
 
-    def begin(*outcomes: TransferFailed, waited_s: float = 0.0, **fields: Any) -> World:
+    def begin(
+        *outcomes: TransferFailed,
+        waited_s: float = 0.0,
+        deadlines: tuple[float, float] = (0.0, 0.0),  # of the request, and of its first token
+        deaths: int = 0,
+        **fields: Any,
+    ) -> World:
         world = World(list(outcomes))
         for name, value in fields.items():
             getattr(world, name).update(value)
@@ -133,10 +139,11 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
         submit = pb.Submit(
             prefill=[pb.PrefillCandidate(instance=n, endpoint=n) for n in ("p", "q", "r")],
             local_prefill_tokens=8,
+            deaths=deaths,
         )
         request = Request(
             id="a", prompt=PROMPT, sampling=SamplingParams(max_tokens=9), cache_root=bytes(16),
-            waited_s=waited_s,
+            waited_s=waited_s, deadline_s=deadlines[0], first_token_s=deadlines[1],
         )  # fmt: skip
         world.request = DecodeRequest(  # type: ignore[attr-defined]
             request,
@@ -200,7 +207,9 @@ async def test_every_attempt_says_how_long_the_request_has_waited(
     ages = [request.waited_s for _, request in world.asked] + [world.local[0].request.waited_s]
     assert ages == sorted(set(ages)) and ages[0] > 50
     looked_up = [c.request.waited_s for c in world.sent if isinstance(c, m.Receive)]
-    assert looked_up == ages[:3]  # the sequences on both workers have the same age
+    assert all(
+        before < age for before, age in zip(looked_up, ages, strict=False)
+    )  # it took a while
     assert now - 100 > ages[-1] - 50 > 0
 
 
@@ -255,3 +264,89 @@ async def test_prompt_that_is_prefilled_here_is_promised_until_it_starts(
     assert request.promised_tokens == 200
     world.event(m.Started(1, 0))
     assert request.promised_tokens == 0
+
+
+# ---- deaths and deadlines -------------------------------------------------------------------
+
+
+def errors(world: World) -> list[pb.Output]:
+    return [output for output in world.outputs if output.finish == pb.FINISH_ERROR]
+
+
+async def test_request_that_kills_three_workers_in_a_row_ends(place: Callable[..., World]) -> None:
+    world = place(*[PeerLost("dead", at_work=True)] * 3)
+    await settle()
+    [last] = errors(world)
+    assert (last.retryable, last.error) == (False, "3 workers died under this request")
+    assert not world.local
+
+
+async def test_deaths_at_other_decode_workers_count(place: Callable[..., World]) -> None:
+    world = place(PeerLost("dead", at_work=True), deaths=2)
+    await settle()
+    assert [output.retryable for output in errors(world)] == [False]
+
+
+async def test_deaths_that_lie_apart_end_no_request(
+    place: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 30.0  # several times between two attempts
+        return now
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
+    world = place(*[PeerLost("dead", at_work=True)] * 3)
+    await settle()
+    assert not errors(world) and len(world.local) == 1
+
+
+def hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no prefill worker ever send a first token."""
+
+    async def first_token(self: FakeHandover) -> FirstToken:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(FakeHandover, "first_token", first_token)
+
+
+@pytest.mark.parametrize("deadlines", [(0.02, 0.0), (60.0, 0.02)], ids=["end", "first token"])
+async def test_request_ends_here_when_its_deadline_passes(
+    place: Callable[..., World], monkeypatch: pytest.MonkeyPatch, deadlines: tuple[float, float]
+) -> None:
+    hang(monkeypatch)
+    world = place(deadlines=deadlines)
+    await settle()
+    assert world.asked and not errors(world)
+    await asyncio.sleep(0.03)
+    [last] = errors(world)
+    assert last.expired and not last.retryable and "within 0.02 s" in last.error
+    assert [c.handle for c in world.sent if isinstance(c, m.Drop)] == [1]
+    placing = world.request._placing  # type: ignore[attr-defined]
+    assert placing.cancelling(), "with which Prefill.Run ends"
+
+
+async def test_deadline_of_the_first_token_is_over_with_it(place: Callable[..., World]) -> None:
+    world = place(deadlines=(60.0, 0.02))
+    await settle()
+    assert [list(output.tokens) for output in world.outputs] == [[7]]
+    world.event(m.ReceiveFailed(1, "not mapped"))
+    await settle()
+    [first, again] = [request for _, request in world.asked]
+    assert 0 < first.first_token_s < 0.02 and again.first_token_s == 0.0
+    assert 59 < again.deadline_s < first.deadline_s < 60
+    await asyncio.sleep(0.03)
+    assert not errors(world)
+    world.request.cancel()  # type: ignore[attr-defined]
+
+
+async def test_engine_that_drops_an_expired_sequence_ends_the_request(
+    place: Callable[..., World],
+) -> None:
+    world = place(unusable={"p", "q", "r"}, deadlines=(60.0, 0.0))
+    await settle()
+    world.event(m.Expired(world.local[0].handle))
+    assert [output.expired for output in errors(world)] == [True]

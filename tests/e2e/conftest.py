@@ -41,7 +41,7 @@ async def small_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     """One worker of each role without Ray, for clients that have a key."""
     folder = tmp_path_factory.mktemp("small")
     keys = folder / "keys.yaml"
-    keys.write_text(json.dumps({CLIENT_KEY: "clients"}))
+    keys.write_text(json.dumps({CLIENT_KEY: {"tenant": "clients", "scopes": ["admin"]}}))
     keys.chmod(0o600)
     pool = Standalone(
         folder,

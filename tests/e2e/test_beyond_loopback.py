@@ -38,7 +38,7 @@ def everybody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     folder = tmp_path_factory.mktemp("tls")
     certificates.create_ca(folder, [])
     keys = folder / "keys.yaml"
-    keys.write_text(f"{KEY}: acme\n")
+    keys.write_text(f"{KEY}: {{tenant: acme, scopes: [generate, monitor]}}\n")
     keys.chmod(0o600)
     cert, key = str(folder / "localhost.pem"), str(folder / "localhost.key")
     with local_cluster(

@@ -43,7 +43,8 @@ BACK_S = 15.0  # in which the hits are back
 async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Standalone]:
     folder = tmp_path_factory.mktemp("cache")
     keys = folder / "keys.yaml"
-    keys.write_text("".join(f"{key}: {tenant}\n" for key, tenant in KEYS.items()))
+    lines = [f"{key}: {{tenant: {tenant}, scopes: [admin]}}\n" for key, tenant in KEYS.items()]
+    keys.write_text("".join(lines))
     keys.chmod(0o600)
     options = (*PATIENT, "--api-keys", str(keys))
     pool = Standalone(folder, worker_options=EXACT, router_options=options, routers=2)

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from bench.chaos import KINDS, run_with_kills
+from bench.chaos.kills import KINDS, run_with_kills
 from bench.lib.oracle import (
     BUSY_ROUTER,
     EXACT,
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(150)]
 
 PREFILL_LOST, DECODE_LOST = "prefill: UNAVAILABLE", ", attempt 1: "  # as the pool's log has it
 EJECTED_S = 5.0
-ADDED_STALL_S = 5.0
+ADDED_STALL_S = 8.0
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ SECRETS = (KEY, WRONG, TOKEN, SECRET, PASSWORD, QUOTED)
 
 async def test_nothing_of_a_pool_shows_a_secret(tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
-    keys.write_text(f"{KEY}: acme\n")
+    keys.write_text(f"{KEY}: {{tenant: acme, scopes: [admin]}}\n")
     keys.chmod(0o600)
     pool = Standalone(
         tmp_path,

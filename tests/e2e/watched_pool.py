@@ -50,7 +50,7 @@ class WatchedPool(Standalone):
         self.host = address()
         self.files = _certificates(folder / "certs", self.host)
         keys = folder / "keys.yaml"
-        keys.write_text(json.dumps({KEY: "clients"}))
+        keys.write_text(json.dumps({KEY: {"tenant": "clients", "scopes": ["admin"]}}))
         keys.chmod(0o600)
         tls = (*_flags("tls", self.files), "--tls-name", NAME)
         self._folder = folder

@@ -73,3 +73,12 @@ def test_early_credits_are_bounded() -> None:
         call.take(pb.PrefillCall(credits=MAX_CREDITS))
     call.begin(WORK)
     assert session.told == [WORK, m.Grant(1, MAX_CREDITS)]
+
+
+def test_expired_prompt_ends_the_call() -> None:
+    call, session = new_call()
+    call.begin(WORK)
+    call.on_event(m.Expired(1))
+    assert "deadline" in str(call.messages.get_nowait())
+    call.close()
+    assert session.told[-2:] == [m.EndOffer(1), m.Drop(1)]  # the engine has forgotten it already

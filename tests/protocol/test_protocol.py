@@ -20,7 +20,7 @@ from protocol.registry.directory import (
     new_instance_id,
 )
 from protocol.registry.redis_client import connect
-from protocol.requests import Request, request_from_wire, request_to_wire
+from protocol.requests import MAX_DEADLINE_S, Request, request_from_wire, request_to_wire
 from protocol.sampling_params import SamplingParams
 from protocol.security.listen_hosts import check_worker_host
 from protocol.wire import wire_pb2 as pb
@@ -155,3 +155,29 @@ async def test_a_directory_that_holds_something_else_is_written_anew(redis: Embe
         assert sorted(await directory.workers.all(), key=lambda r: r.instance) == sorted(
             (one, other), key=lambda r: r.instance
         )
+
+
+@given(
+    deadline_s=st.floats(0, MAX_DEADLINE_S),
+    first_token_s=st.floats(0, MAX_DEADLINE_S),
+    since_s=st.floats(0, 2 * MAX_DEADLINE_S),
+)
+def test_deadlines_travel_and_run_out(
+    deadline_s: float, first_token_s: float, since_s: float
+) -> None:
+    sent = request(deadline_s=deadline_s, first_token_s=first_token_s)
+    came = request_from_wire(pb.Request.FromString(request_to_wire(sent).SerializeToString()))
+    assert came == sent
+    later = came.after(since_s)
+    for before, left in ((deadline_s, later.deadline_s), (first_token_s, later.first_token_s)):
+        assert bool(left) == bool(before), "one that has passed is not none"
+        assert left <= max(before, 0.001)
+    assert later.expires_s > 0
+    assert came.resumed((1, 2)).first_token_s == 0.0 and came.resumed((4,)) == came
+
+
+@pytest.mark.parametrize("name", ["deadline_s", "first_token_s"])
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 2 * MAX_DEADLINE_S])
+def test_a_deadline_that_no_router_sends_is_refused(name: str, seconds: float) -> None:
+    with pytest.raises(InvalidRequest, match=name):
+        request_from_wire(request_to_wire(request(**{name: seconds})))

@@ -138,7 +138,7 @@ async def running(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(cluster.app.router.lifespan_context(cluster.app))
         cluster.client = await stack.enter_async_context(
-            httpx.AsyncClient(transport=transport, base_url="http://router")
+            httpx.AsyncClient(transport=transport, base_url="http://localhost")
         )
         await cluster.attached(len(scripts))
         yield cluster

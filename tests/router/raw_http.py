@@ -14,7 +14,7 @@ import uvicorn
 from router.http.limits import limited_protocol
 from tests.router.conftest import Cluster, until
 
-HOST = b"host: x\r\n"
+HOST = b"host: localhost\r\n"
 TYPED = b"content-type: application/json"
 JSON = TYPED + b"\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HOST

@@ -294,6 +294,7 @@ async def test_worker_that_refuses_is_asked_once(
         assert isinstance(error, PeerRefused) and reason in str(error)
 
 
+@pytest.mark.alone
 async def test_pages_are_promised_while_the_prompt_is_computed_and_then_reserved(
     slow_pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

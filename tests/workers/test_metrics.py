@@ -69,6 +69,7 @@ async def test_both_roles(redis: EmbeddedRedis, model: Path) -> None:
     assert value(at_d, "baton_kv_transfer_seconds_count", **raw) == 1
     assert value(at_d, "baton_kv_transfer_failures_total", **raw) == 0
     assert value(at_d, "baton_requests_running", replica=d.instance[:12]) == 0
+    assert value(at_p, "baton_kv_slots_held") == value(at_d, "baton_kv_slots_held") == 0
     assert 0 <= value(at_d, "baton_kv_cache_usage_ratio") <= 1
     assert value(at_d, "process_resident_memory_bytes") > 1e6
     assert value(at_d, "baton_engine_process_resident_memory_bytes") > 1e6

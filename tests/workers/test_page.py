@@ -232,7 +232,7 @@ async def test_what_a_server_says_is_text(browser: Browser, router: Served) -> N
 
 async def test_a_key_is_asked_for(browser: Browser, redis: EmbeddedRedis, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text(f"{KEY}: acme")
+    keys.write_text(f"{KEY}: {{tenant: acme, scopes: [monitor]}}")
     keys.chmod(0o600)
     async with contextlib.AsyncExitStack() as stack:
         router = await stack.enter_async_context(watched.router(redis, 2, api_keys=str(keys)))

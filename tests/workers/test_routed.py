@@ -76,7 +76,9 @@ async def front(redis: EmbeddedRedis, workers: int = WORKERS) -> AsyncIterator[F
     )
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://r") as client,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
+        ) as client,
     ):
         pool = app.state.router.pool
         await until(lambda: pool.attached + len(pool.prefill) == workers)

@@ -58,7 +58,7 @@ async def test_stages_add_up(redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPat
     async with (
         running(*wanted),
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://r", timeout=60) as client,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client,
     ):
         pool = app.state.router.pool
         await until(lambda: pool.attached == len(pool.prefill) == 1)

@@ -16,7 +16,7 @@ from cluster.simulator.devices.request import RequestStatus, SimulatedRequest
 from cluster.simulator.devices.routing import SimulatedRouter
 from cluster.simulator.devices.transfer import KvCarrier
 from cluster.simulator.devices.worker import SimulatedWorker
-from protocol.liveness import MAX_DEATHS
+from protocol.retry_budget import DEATH_LIMIT, RetryBudget
 from router.common.errors import ApiError
 from router.placement.admission import check_admission_limits
 from router.placement.cost import LOCAL_PATH_S, Placement, usable_tokens
@@ -194,7 +194,8 @@ class RequestLifecycle:
         self.ended.append(request)
 
     def restart(self, request: SimulatedRequest, after_s: float, *, died: bool) -> None:
-        """Continue elsewhere from the emitted tokens; the third death fails the request."""
+        """Continue elsewhere from the emitted tokens; too many deaths in a short time fail the
+        request."""
         assert request.decode is not None
         self._router.release(request)
         if request.prefill is not None:
@@ -204,10 +205,17 @@ class RequestLifecycle:
         given = request.decode.drop(request)
         if request.computed_s is not None:
             request.emitted += 1 + given
-        request.deaths += died
         self.moved += not died
         request.begin_attempt()
-        if request.deaths >= MAX_DEATHS:
+        if died and self._is_last_death(request):
             self._end(request, "failed")
         else:
             self._clock.at(self._clock.now + after_s, self._place, request, request.attempt)
+
+    def _is_last_death(self, request: SimulatedRequest) -> bool:
+        """Count a death under the request; return whether its budget is used up."""
+        request.deaths += 1
+        if request.death_budget is None:
+            request.death_budget = RetryBudget(DEATH_LIMIT)
+        request.death_budget.record(self._clock.now)
+        return request.death_budget.used_up(self._clock.now)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from cluster.simulator.devices.worker import SimulatedWorker
+    from protocol.retry_budget import RetryBudget
     from router.placement.ledger import PlacementTicket
 
 
@@ -36,7 +37,7 @@ class SimulatedRequest:
         *("number", "at", "prompt", "output", "blocks", "status", "emitted", "first_s", "done_s"),
         *("uncached", "deaths", "attempt", "stage", "prefill", "decode", "context", "left"),
         *("pool_tokens", "cached", "kv_cached", "tail", "fetched", "ticket", "predicted_s"),
-        *("computed_s", "reserved_s", "asked"),
+        *("computed_s", "reserved_s", "asked", "death_budget"),
     )
 
     number: int
@@ -57,6 +58,7 @@ class SimulatedRequest:
         self.done_s: float | None = None
         self.uncached = 0  # prompt tokens that were computed for the first token
         self.deaths = 0
+        self.death_budget: RetryBudget | None = None  # from the first death on
         self.attempt = 0
         self.begin_attempt()
 

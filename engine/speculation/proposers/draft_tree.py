@@ -96,7 +96,7 @@ def read_tree_prior(settings: dict[str, Any], depths: int, source: str) -> TreeP
         return [_TYPICAL[min(depth, len(_TYPICAL) - 1)] for depth in range(depths)]
     try:
         prior = [[min(1.0, max(0.0, float(chance))) for chance in ranks] for ranks in given]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise StartupError(f"{source}: tree_prior is no list of lists of numbers") from error
     if not prior or not all(prior):
         raise StartupError(f"{source}: tree_prior is empty, or one of its depths is")

@@ -197,8 +197,9 @@ def load_head_config(folder: Path, target: ModelConfig) -> ModelConfig:
         c = parse_config(
             {**read_head_config(folder), "architectures": ["LlamaForCausalLM"]}, str(path)
         )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise StartupError(f"{path}: not a usable config of a head: {error!r}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        text = f"{path}: not a usable config of a head: {repr(error)[:300]}"
+        raise StartupError(text) from error
     for name in ("hidden_size", "vocab_size"):
         own, wanted = getattr(c, name), getattr(target, name)
         if own != wanted:

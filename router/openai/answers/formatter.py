@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 from msgspec import UNSET, UnsetType
 
 from protocol.requests import Logprobs
-from router.common.tokenizer import Vocabulary
 from router.generation.choice_stream import ChoiceDelta, FinishReason
 from router.generation.explain import Explanation
 from router.generation.output_text import SentToken
@@ -23,6 +22,7 @@ from router.openai.answers.wire_json import (
     TopLogprob,
     UsageField,
 )
+from router.text.vocabulary import Vocabulary
 
 MIN_LOGPROB = -9999.0
 """Value for -inf and NaN, which JSON cannot express."""

@@ -55,19 +55,20 @@ _PUBLISHED_NAMES = {
 _STATUS = {
     "400": "The request is wrong; `param` names the field",
     "401": "No API key, or one that is not known",
+    "403": "The API key does not have the scope that this path needs",
     "404": "No such model, or no such path",
     "405": "The path does not take that method",
     "408": "The body did not come in time",
     "413": "The body is too large",
     "415": "The body is not JSON",
-    "429": "Too much work is here already",
+    "429": "Too much work is here already, or the tenant's limit is reached",
     "431": "The headers are too large",
     "500": "The server failed on the request",
     "503": "No worker can take the request now",
     "504": "The answer did not come in time",
 }
 _COMMON_ERRORS = ("400", "401", "405", "408", "413", "431", "500")
-_GENERATION_ERRORS = ("404", "415", "429", "503", "504")
+_GENERATION_ERRORS = ("403", "404", "415", "429", "503", "504")
 _HEADERS: list[Schema] = [
     {
         "name": "x-baton-explain",
@@ -84,7 +85,8 @@ _HEADERS: list[Schema] = [
     {
         "name": "x-baton-ttft-deadline-ms",
         "in": "header",
-        "description": "Refuse the request at once if its first token is predicted to come later",
+        "description": "Refuse the request at once if its first token is predicted to come later;"
+        " a deadline that is later than the server's own changes nothing",
         "schema": {"type": "number", "exclusiveMinimum": 0, "examples": [2000]},
     },
 ]
@@ -117,11 +119,11 @@ def _paths() -> dict[str, Schema]:
         },
         "/health": {"get": {**_lookup("health", any_object), "security": []}},
         "/ready": {"get": {**_lookup("ready", any_object, "503"), "security": []}},
-        "/metrics": {"get": _lookup("metrics", text, kind="text/plain")},
-        "/sd": {"get": _lookup("sd", objects)},
+        "/metrics": {"get": _lookup("metrics", text, "403", kind="text/plain")},
+        "/sd": {"get": _lookup("sd", objects, "403")},
         "/openapi.json": {"get": _lookup("openapi", any_object)},
         "/ui": {"get": {**_lookup("ui", text, kind="text/html"), "security": []}},
-        "/ui/overview": {"get": _lookup("overview", any_object)},
+        "/ui/overview": {"get": _lookup("overview", any_object, "403")},
         "/ui/{file}": {"get": _ui_file()},
     }
 

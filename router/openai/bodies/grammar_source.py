@@ -60,7 +60,12 @@ def schema_source(
         )
     guided = {**exclude_nul(schema), "x-guidance": dict(options)}
     text = _text(guided)
-    return GrammarSource(field, LLMatcher.grammar_from_json_schema(guided), f"%json {text}")
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(guided)
+    except ValueError:  # it takes integers of 64 bits and valid Unicode
+        message = f"{field} must not hold integers beyond 64 bits or half of a surrogate pair"
+        raise invalid(message, field, "invalid_schema") from None
+    return GrammarSource(field, grammar, f"%json {text}")
 
 
 def _text(schema: Mapping[str, Any]) -> str:

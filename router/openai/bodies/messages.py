@@ -29,6 +29,7 @@ from router.openai.bodies.field_types import (
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_CALLS = 128
+_CALL_CHARS = 64  # what an empty call counts: it takes time, too
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # kind of a part -> where its text is
 _TEXT_SCHEMA = {
@@ -167,12 +168,20 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES,
 
 
 def message_chars(message: Message) -> int:
-    """Return the characters of the message's texts, which dominate the time to render it."""
-    characters = len(message.content or "")
+    """Return the characters of the message's texts, which dominate the time to render it. Nothing
+    that a client may send in large numbers is left out: this bounds the work on the event loop."""
+    characters = len(message.content or "") + len(message.name or "")
+    if isinstance(message, ToolMessage):
+        characters += len(message.tool_call_id)
     if isinstance(message, AssistantMessage):
-        characters += len(message.reasoning_content or "")
-        characters += sum(len(call.function.arguments) for call in message.tool_calls or ())
+        characters += len(message.refusal or "") + len(message.reasoning_content or "")
+        characters += sum(map(_call_chars, message.tool_calls or ()))
     return characters
+
+
+def _call_chars(call: MessageToolCall) -> int:
+    function = call.function
+    return _CALL_CHARS + len(call.id) + len(function.name) + len(function.arguments)
 
 
 def to_template_message(message: Message, *, developer: bool) -> dict[str, Any]:

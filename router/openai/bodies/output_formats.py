@@ -157,11 +157,15 @@ def structured_outputs_source(
     return GrammarSource(field, wanted.grammar, raw=True)
 
 
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
 def _object(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:
     if isinstance(schema, dict):
         return schema
     try:
-        value = json.loads(schema)
+        value = json.loads(schema, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise invalid(f"{field} must hold a JSON schema: {error}", field) from None
     if not isinstance(value, dict):

@@ -1,24 +1,16 @@
 """Compiles grammars in a process of its own, where a hostile grammar does no harm.
 
 ``grammar_pool`` starts this program with the path of a ``tokenizer.json`` on the command line and a
-socket as file descriptor 0:
+socket as file descriptor 0 (``router.common.child_program``):
 
     -> CompileRequest, a line of JSON     <- {"at": place}, at the start of each of its grammars
                                           <- {"verdict": ...}, then it waits for the next request
-
-A grammar that takes too much CPU or memory ends the process, by SIGPROF or out of memory. The
-process also ends with its parent: a compilation takes at most CPU_S, and then the socket is found
-closed.
 """
 
 from __future__ import annotations
 
-import resource
-import signal
-import socket
 import sys
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 
 import msgspec
@@ -26,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from protocol.sampling_params import MAX_GRAMMAR_BYTES, MAX_LEXER_STATES
+from router.common.child_program import ChildWire, limit_cpu, short_text
 
 CPU_S = 1.0
 MEMORY_BYTES = 512 << 20
@@ -56,7 +49,7 @@ class GrammarVerdict(msgspec.Struct, frozen=True):
 
 
 class CompileReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The child is ready or compiles the grammar ``at`` a place; or the verdict."""
+    """The child compiles the grammar ``at`` a place; or the verdict."""
 
     at: int = 0
     verdict: GrammarVerdict | None = None
@@ -74,7 +67,7 @@ def compile_grammars(tokenizer: LLTokenizer, request: CompileRequest) -> Iterato
                 raise
             except Exception as error:  # the library's own, and any of its parser
                 yield CompileReply(
-                    verdict=GrammarVerdict(_short(error) or "it is no grammar", place)
+                    verdict=GrammarVerdict(short_text(error) or "it is no grammar", place)
                 )
                 return
         verdict = find_fault(tokenizer, grammar, place)
@@ -92,7 +85,7 @@ def find_fault(tokenizer: LLTokenizer, grammar: str, place: int) -> GrammarVerdi
         )
     invalid, problems = LLMatcher.validate_grammar_with_warnings(grammar)
     if invalid:
-        return GrammarVerdict(_short(problems[0]), place)
+        return GrammarVerdict(short_text(problems[0]), place)
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
     for _ in range(STEPS):
         mask = b"" if matcher.is_error() or matcher.is_stopped() else matcher.compute_bitmask()
@@ -101,60 +94,28 @@ def find_fault(tokenizer: LLTokenizer, grammar: str, place: int) -> GrammarVerdi
             break
     if matcher.is_error():
         why, _, _ = matcher.get_error().removesuffix("<non-verbose/>").partition("; consider")
-        return GrammarVerdict(_short(why), place, costly=True)
+        return GrammarVerdict(short_text(why), place, costly=True)
     return None
 
 
-def _short(what: object) -> str:
-    return " ".join(str(what).split())[:500]
-
-
-def _serve(lines: BufferedReader, wire: socket.socket, tokenizer: LLTokenizer) -> None:
-    most = _address_space() + MEMORY_BYTES
-    while line := lines.readline():
-        request = msgspec.json.decode(line, type=CompileRequest)
-        size = _address_space()
-        if size > most:  # left over by earlier requests: a fresh process takes over
-            return
-        _bound_memory(size + MEMORY_BYTES)
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        for reply in compile_grammars(tokenizer, request):
-            if reply.verdict is not None:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-            _send(wire, reply)
-
-
-def _bound_memory(most: int) -> None:
-    """Limit the address space to ``most`` bytes, or to less where the operator has set less."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    least = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (least, hard))
-
-
-def _send(wire: socket.socket, reply: CompileReply) -> None:
-    wire.sendall(msgspec.json.encode(reply) + b"\n")
-
-
-def _address_space() -> int:
-    """Return the bytes of address space in use."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # inherited otherwise
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    wire = socket.socket(fileno=0)
+    wire = ChildWire()
     try:
         tokenizer = LLTokenizer(Path(sys.argv[1]).read_text())
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else error
-        return _send(
-            wire, CompileReply(verdict=GrammarVerdict(_short(f"the model's tokenizer: {what}")))
-        )
-    _send(wire, CompileReply())
-    return _serve(wire.makefile("rb"), wire, tokenizer)
+        return wire.say_ready(short_text(f"the model's tokenizer: {what}"))
+
+    def compile_request(line: bytes) -> None:
+        request = msgspec.json.decode(line, type=CompileRequest)
+        limit_cpu(CPU_S)
+        for reply in compile_grammars(tokenizer, request):
+            if reply.verdict is not None:
+                limit_cpu(0)
+            wire.send(reply)
+
+    wire.say_ready()
+    return wire.serve(MEMORY_BYTES, compile_request)
 
 
 if __name__ == "__main__":

@@ -1,48 +1,48 @@
-"""A model's chat template: loads it from the model's folder, renders and tokenizes prompts.
+"""A model's chat template: renders and tokenizes the prompts of chats.
 
 The template comes from the operator, its input from the client. A sandbox denies access to Python
-internals and changes to the input, and limits time and size. The dialect of Jinja is that of
-``transformers.PreTrainedTokenizerBase.apply_chat_template``.
+internals and changes to the input. The dialect of Jinja is that of
+``transformers.PreTrainedTokenizerBase.apply_chat_template``. Rendering has no bound in time: a
+router renders on its event loop only within a budget (``metered_template``), and everything else in
+a child process (``router.openai.prompts``).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
-import time
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from protocol.errors import StartupError
 from router.common.errors import invalid
-from router.openai.bodies.messages import Message, message_chars, to_template_message
+from router.openai.bodies.messages import Message, to_template_message
 from router.openai.chat.control_tokens import ControlTokens
+from router.openai.chat.metered_syntax import Unmetered
+from router.openai.chat.metered_template import Meter, MeteredEnvironment, TooCostly
 
-LONG_CHAT = 4096
-"""Characters from which a prompt is rendered in a thread (some milliseconds), so that streams do
-not wait."""
+log = logging.getLogger(__name__)
 
 MAX_CHARS = 32 << 20
 """Length of a rendered prompt: four times the largest body, since a template may repeat its
 input."""
 
-MAX_SECONDS = 5.0
-"""Checked whenever the template has written a piece."""
-
+MAX_DATE_CHARS = 64
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
 
 
 class RenderError(Exception):
     """The template refused its input or failed; the message is for the client."""
+
+
+class TemplateRefusal(TemplateError):
+    """The template has called ``raise_exception``."""
 
 
 class ChatTemplate:
@@ -57,6 +57,7 @@ class ChatTemplate:
         self.source = sources.get("tool_use", sources["default"])
         """The template's text, from which the syntax of tool calls is detected."""
         self._templates = {name: compile_template(text) for name, text in sources.items()}
+        self._metered = {name: compile_metered(text) for name, text in sources.items()}
         self._special = dict(special)
         self._developer = {name: "developer" in text for name, text in sources.items()}
         self._control = ControlTokens(tokenizer)
@@ -68,11 +69,13 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
+        metered: bool = False,
     ) -> tuple[str, str]:
         """Return the prompt as text, and the break in it (``control_tokens``), empty where unused.
 
-        ``options``: further variables of the template (``chat_template_kwargs``). Raises ApiError
-        (400) where the template refuses or fails.
+        ``options``: further variables of the template (``chat_template_kwargs``). ``metered``:
+        within the budget of ``metered_template``. Raises ApiError (400) where the template refuses
+        or fails, and TooCostly for a metered render that exceeds its budget or fails.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         options = dict(options or {})
@@ -83,17 +86,18 @@ class ChatTemplate:
         chat = [to_template_message(message, developer=developer) for message in messages]
         try:
             (chat, shown, options), mark = self._control.insert_breaks([chat, list(tools), options])
-            text = render(
-                self._templates[name],
-                {
-                    **self._special,
-                    **options,
-                    "messages": chat,
-                    "tools": shown or None,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                },
-            )
+            variables = {
+                **self._special,
+                **options,
+                "messages": chat,
+                "tools": shown or None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            if metered:
+                text = render_metered(self._metered[name], variables)
+            else:
+                text = render(self._templates[name], variables)
         except RecursionError:
             raise invalid("messages or tools are nested too deeply", "messages") from None
         except RenderError as error:
@@ -104,97 +108,6 @@ class ChatTemplate:
         """Return the token ids of ``render``'s result; the template writes the special tokens
         itself."""
         return self._control.encode(text, mark)
-
-    async def prompt(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]] = (),
-        *,
-        add_generation_prompt: bool = True,
-        options: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the token ids of the prompt, made in a thread where it is long. Raises like
-        ``render``."""
-
-        def make() -> list[int]:
-            text, mark = self.render(
-                messages, tools, add_generation_prompt=add_generation_prompt, options=options
-            )
-            return self.encode(text, mark)
-
-        if len(messages) > 64 or tools or options or sum(map(message_chars, messages)) > LONG_CHAT:
-            return await asyncio.to_thread(make)
-        return make()
-
-
-def load_template(model_path: str, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Load the chat template of a model's folder; None where it has none.
-
-    The places are those of Hugging Face: ``chat_template.jinja`` with
-    ``additional_chat_templates/``, or ``chat_template.json``, or ``chat_template`` in
-    ``tokenizer_config.json`` (one text, or a list of names and texts). Raises StartupError for one
-    that cannot be read.
-    """
-    folder = Path(model_path)
-    config = _read_json(folder / "tokenizer_config.json")
-    sources = _template_texts(folder, config)
-    if not sources:
-        return None
-    special = _special_tokens(_read_json(folder / "special_tokens_map.json")) | _special_tokens(
-        config
-    )
-    try:
-        return ChatTemplate(sources, special, tokenizer)
-    except TemplateError as error:
-        raise StartupError(f"the chat template in {folder} is no template: {error}") from error
-
-
-def _template_texts(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        more = (folder / "additional_chat_templates").glob("*.jinja")
-        return {"default": _read(path), **{extra.stem: _read(extra) for extra in more}}
-    of_config = config.get("chat_template")
-    given = _read_json(folder / "chat_template.json").get("chat_template", of_config)
-    if isinstance(given, list):
-        entries = [entry for entry in given if isinstance(entry, dict)]
-        given = {entry.get("name"): entry.get("template") for entry in entries} or given
-    if isinstance(given, str):
-        given = {"default": given}
-    if not given:
-        return {}
-    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
-        raise StartupError(f"the chat template in {folder} is neither text nor a list of texts")
-    # Without a default, the first is the default.
-    return {"default": next(iter(given.values())), **given}
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``bos_token`` and the like, each given as text or as an object with its
-    ``content``."""
-    found = {}
-    for name, token in config.items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if re.fullmatch("[a-z_]+_token", name) and isinstance(text, str):
-            found[name] = text
-    return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"cannot read the chat template at {path}: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read(path))
-    except ValueError as error:
-        raise StartupError(f"cannot read {path}: {error}") from error
-    return value if isinstance(value, dict) else {}
 
 
 class _Generation(Extension):
@@ -207,27 +120,74 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_DIALECT: dict[str, Any] = {
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "extensions": [_Generation, loopcontrols],
+}
+
+
+class MeteredTemplate(NamedTuple):
+    """A template that is rendered within a budget, and what counts it."""
+
+    template: Template
+    meter: Meter
+
+
 def compile_template(source: str, now: Callable[[], datetime] = datetime.now) -> Template:
     """Compile a template. Raises jinja2.TemplateError for invalid syntax."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+    environment = ImmutableSandboxedEnvironment(**_DIALECT)
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    _add_functions(environment, now)
     return environment.from_string(source)
 
 
-def render(
-    template: Template,
-    variables: dict[str, Any],
-    *,
-    max_chars: int = MAX_CHARS,
-    max_seconds: float = MAX_SECONDS,
-    clock: Callable[[], float] = time.monotonic,
-) -> str:
-    """Return the rendered text. Raises RenderError."""
-    until = clock() + max_seconds
+def compile_metered(
+    source: str, now: Callable[[], datetime] = datetime.now
+) -> MeteredTemplate | None:
+    """Compile a template for ``render_metered``; None for one that cannot be metered."""
+    meter = Meter()
+    environment = MeteredEnvironment(meter, _tojson, **_DIALECT)
+    _add_functions(environment, now)
+    try:
+        return MeteredTemplate(environment.from_string(source), meter)
+    except (Unmetered, TemplateError) as what:
+        log.warning(
+            "the chat template uses %s: each chat is rendered in a child process, which takes"
+            " some milliseconds more",
+            what,
+        )
+        return None
+
+
+def _add_functions(environment: Environment, now: Callable[[], datetime]) -> None:
+    def strftime_now(form: str) -> str:
+        if len(form) > MAX_DATE_CHARS or any(c.isdigit() for c in form):  # "%999999999d"
+            raise TemplateError("strftime_now takes a short format without widths")
+        return now().strftime(form)
+
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = strftime_now
+
+
+def render_metered(metered: MeteredTemplate | None, variables: dict[str, Any]) -> str:
+    """Return the rendered text. Raises RenderError where the template refuses its input, and
+    TooCostly for whatever else goes wrong."""
+    if metered is None:
+        raise TooCostly
+    metered.meter.start()
+    try:
+        return metered.template.render(variables)
+    except TemplateRefusal as error:
+        if not isinstance(error.message, str):  # a namespace may take for ever to be written
+            raise TooCostly from error
+        raise RenderError(f"do not fit the model's chat template: {error.message}") from error
+    except Exception as error:  # a child process finds out, and says it to the client
+        raise TooCostly from error
+
+
+def render(template: Template, variables: dict[str, Any], *, max_chars: int = MAX_CHARS) -> str:
+    """Return the rendered text, without a bound in time. Raises RenderError."""
     pieces, size = [], 0
     try:
         for piece in template.generate(variables):
@@ -235,8 +195,6 @@ def render(
             size += len(piece)
             if size > max_chars:
                 raise RenderError(f"make a prompt of more than {max_chars} characters")
-            if clock() > until:
-                raise RenderError(f"take the chat template more than {max_seconds:g} s")
     except TemplateError as error:
         raise RenderError(f"do not fit the model's chat template: {error.message}") from error
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
@@ -260,4 +218,4 @@ def _tojson(
 
 
 def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
+    raise TemplateRefusal(message)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from router.generation.output_text import stop_prefix_length
 from router.openai.chat.tool_syntax import ToolCallSyntax
 
 _LETTERS = string.ascii_letters + string.digits
@@ -96,7 +95,7 @@ class ToolParser:
             self._content(at)
             self._state = self._after_trigger
             return True
-        keep = 0 if self._ended else stop_prefix_length(self._text, self._trigger)
+        keep = 0 if self._ended else trigger_prefix_length(self._text, self._trigger)
         self._content(len(self._text) - keep)
         return False
 
@@ -232,3 +231,12 @@ def new_call_id(syntax: ToolCallSyntax) -> str:
     if syntax.short_ids:
         return "".join(secrets.choice(_LETTERS) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
+
+
+def trigger_prefix_length(text: str, trigger: str) -> int:
+    """Return the length of the longest end of ``text`` that is a proper prefix of ``trigger``,
+    which is a model's and short."""
+    for size in range(min(len(text), len(trigger) - 1), 0, -1):
+        if text.endswith(trigger[:size]):
+            return size
+    return 0

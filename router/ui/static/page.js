@@ -1,6 +1,6 @@
 // The page asks each two seconds while somebody looks, and says how old what it shows is.
 //
-//   asking --200--> showing      --401--> wants a key      --anything else--> says so, asks again
+//   asking --200--> showing      --401, 403--> wants a key      --anything else--> says so, asks again
 //   showing fails: another version's, offers to reload      hidden or paused: asks nothing
 
 import { at, make, say } from "./dom.js";
@@ -47,7 +47,7 @@ async function look() {
   const signal = AbortSignal.timeout(PATIENCE_MS);
   try {
     const reply = await fetch("ui/overview", { headers, cache: "no-store", signal });
-    if (reply.status === 401) return NEEDS_KEY;
+    if (reply.status === 401 || reply.status === 403) return NEEDS_KEY;
     if (!reply.ok) return { wrong: `The router answers with status ${reply.status}.` };
     return { seen: await reply.json() };
   } catch (error) {
@@ -106,7 +106,7 @@ function age() {
 }
 
 function askForKey() {
-  const wrong = "This key is not known here. Is it whole, and of this server?";
+  const wrong = "This key is not known here, or lacks the scope monitor. Is it whole, and of this server?";
   say(at("wrong"), key() === null ? "" : wrong);
   forget();
   shownAt = null;

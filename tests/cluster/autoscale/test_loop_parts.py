@@ -61,6 +61,35 @@ async def test_a_lease_ends_with_its_holder(client: redis.Redis) -> None:
     assert not await dead.take()
 
 
+async def test_what_is_no_lease_ends_like_one(client: redis.Redis) -> None:
+    """Somebody's value without an end, or a key of another kind, kept all autoscalers away."""
+    key = "baton:c:autoscaler:acting"
+    for poison in (
+        client.set(key, b"x" * 100_000),
+        client.set(key, b"x", px=10**12),
+    ):
+        await poison
+        assert not await ActingLease(client, "c", 0.05).take(), "it may be another's"
+        async with asyncio.timeout(5):
+            while not await ActingLease(client, "c", 5.0).take():
+                await asyncio.sleep(0.01)
+        await client.delete(key)
+    await client.lpush(key, b"x")
+    lease = ActingLease(client, "c", 5.0)
+    await lease.release()
+    assert await lease.take()
+
+
+async def test_a_full_redis_keeps_the_lease_of_the_one_that_acts(client: redis.Redis) -> None:
+    lease = ActingLease(client, "c", 5.0)
+    assert await lease.take()
+    await client.config_set("maxmemory", "1")
+    assert await lease.take()
+    await lease.release()
+    with pytest.raises(Unavailable):
+        await lease.take()
+
+
 async def test_without_redis_nobody_acts(tmp_path: Path) -> None:
     client = connect(f"unix://{tmp_path}/nobody")
     with pytest.raises(Unavailable, match="Redis does not say who acts"):

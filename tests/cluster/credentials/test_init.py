@@ -20,7 +20,8 @@ from cluster.credentials.init import ClusterFolder, create_cluster_folder
 from protocol.errors import StartupError
 from protocol.security.certificates import certificate_hosts
 from protocol.security.tls import TlsFiles, read_pem_bundle
-from router.tenants.key_file import read_tenants
+from router.common.errors import ApiError
+from router.tenants.key_store import KeyStore
 
 PASSWORD = "p'q \"$HOME`id`\\/#%:@"
 URL = "redis://us%2Fer:p%27q%20%22%24HOME%60id%60%5C%2F%23%25%3A%40@10.0.0.9/1"
@@ -118,10 +119,13 @@ def test_a_certificate_for_all_nodes_which_is_renewed(tmp_path: Path) -> None:
 
 def test_api_keys_of_the_tenant_and_of_monitoring(tmp_path: Path) -> None:
     cluster = made(tmp_path / "c")
-    tenants = read_tenants(str(cluster.node / "api-keys.yaml"))
+    keys = KeyStore(str(cluster.node / "api-keys.yaml"))
     watching = (cluster.node / "monitoring.key").read_text()
-    assert tenants.authenticate(f"Bearer {cluster.api_key}").name == "acme"
-    assert tenants.authenticate(f"Bearer {watching}").name == "monitoring"
+    assert keys.authenticate(f"Bearer {cluster.api_key}", "generate").name == "acme"
+    assert keys.authenticate(f"Bearer {watching}", "monitor").name == "monitoring"
+    for key, scope in ((watching, "generate"), (cluster.api_key, "monitor")):
+        with pytest.raises(ApiError, match=f"scope '{scope}'"):
+            keys.authenticate(f"Bearer {key}", scope)
     everything = "".join(p.read_text() for p in tmp_path.rglob("*") if p.is_file())
     assert cluster.api_key not in everything, "it is shown once, and kept nowhere"
     assert sourced(cluster, tmp_path / "home")["BATON_API_KEY"] == watching

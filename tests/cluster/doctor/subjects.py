@@ -6,7 +6,7 @@ from cluster.doctor.subject import DoctorSubject, SubjectPool
 
 SPEC = engine_settings("", device="cpu", threads=1)
 POOLS = (SubjectPool("prefill", 1, SPEC), SubjectPool("decode", 1, SPEC))
-SUBJECT = DoctorSubject(ports=(8000,), pools=POOLS)
+SUBJECT = DoctorSubject(ports=(8000,), pools=POOLS, connections=8192)
 
 
 def levels(findings: list[Finding]) -> list[str]:

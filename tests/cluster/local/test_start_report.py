@@ -106,8 +106,8 @@ def test_example_commands_are_quoted() -> None:
 
 
 def test_example_commands_use_the_api_key() -> None:
-    assert '"Authorization: Bearer $BATON_API_KEY"' in curl_command("http://u", "m", keys=True)
-    assert "BATON_API_KEY" not in curl_command("http://u", "m")
+    assert '"Authorization: Bearer $OPENAI_API_KEY"' in curl_command("http://u", "m", keys=True)
+    assert "OPENAI_API_KEY" not in curl_command("http://u", "m")
     snippet = python_snippet("http://u", "m", keys=True)
     compile(snippet, "snippet", "exec")
-    assert snippet.startswith("import os\n") and 'os.environ["BATON_API_KEY"]' in snippet
+    assert snippet.startswith("import os\n") and 'os.environ["OPENAI_API_KEY"]' in snippet

@@ -24,10 +24,13 @@ class Watch:
         self._member = ssl.create_default_context(cafile=str(cluster.folder / "ca.pem"))
         node = cluster.folder / "node"
         self._member.load_cert_chain(node / "node.pem", node / "node.key")
+        key = (node / "monitoring.key").read_text()  # the clients' key may not look at /sd
+        self._headers = {"authorization": f"Bearer {key}"}
 
     async def targets(self, router: Host) -> list[tuple[str, str]]:
         """(role, host:port of its metrics) of all live processes, as a router knows them."""
-        async with self._session.get(f"{self._cluster.url(router)}/sd") as reply:
+        url = f"{self._cluster.url(router)}/sd"
+        async with self._session.get(url, headers=self._headers) as reply:
             assert reply.status == 200, await reply.text()
             groups = await reply.json()
         return [(g["labels"]["__meta_baton_role"], t) for g in groups for t in g["targets"]]

@@ -116,7 +116,7 @@ def broken(kind: str, small: Path, folder: Path) -> Path:
         ("nothing there", "no such folder"),
         ("cut short", "where its header says"),
         ("a pickle", "is a pickle, which is never loaded"),
-        ("no config", "cannot read the model's config"),
+        ("no config", "config.json: cannot be read"),
         ("not finite", "tensor model.layers.0.mlp.up_proj.weight has values that are not finite"),
         ("another vocabulary", "vocabulary of 400 tokens"),
     ],

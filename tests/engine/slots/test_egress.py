@@ -55,11 +55,12 @@ def test_transfers_that_wait_for_their_first_block_take_no_share() -> None:
 def test_a_transfer_that_holds_slots_keeps_its_share() -> None:
     queue = new_queue(4, 1)
     held = take_all(queue)
-    assert len(held) == 4
+    assert len(held) == queue.held == 4
     queue.offer(2, pieces_of(8), Codec.RAW)
     queue.grant(2, 8)
     queue.publish(2, PAGES, 8)
     queue.free([held[0].slot, held[1].slot])
+    assert queue.held == 2
     assert [f.handle for f in take_all(queue)] == [2, 2], "1 holds its half"
 
 

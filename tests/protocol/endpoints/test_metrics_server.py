@@ -118,3 +118,14 @@ def test_tls_files_go_together() -> None:
     assert metrics_tls_context(None, None, None) is None
     with pytest.raises(StartupError, match="go together"):
         metrics_tls_context("a", None, None)
+
+
+async def test_page_of_another_host_is_not_served() -> None:
+    """A web page whose name points to loopback by now must not read what programs here may."""
+    server = MetricsServer(lambda: b"page")
+    endpoint = await server.start("127.0.0.1", 0)
+    async with aiohttp.ClientSession() as client:
+        for host, status in ((endpoint, 200), ("localhost:1", 200), ("evil.example", 421)):
+            async with client.get(f"http://{endpoint}/metrics", headers={"Host": host}) as reply:
+                assert reply.status == status, host
+    await server.close()

@@ -22,10 +22,11 @@ class Renewed:
         self.away = False
         self.asked = 0
 
-    async def renew(self, record: AutoscalerRecord) -> None:
+    async def renew(self, record: AutoscalerRecord) -> bool:
         self.asked += 1
         if self.away:
             raise RedisConnectionError("nobody listens")
+        return True
 
     async def remove(self, instance: str) -> None: ...
 

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from protocol.wire import wire_pb2 as pb
-from router.workers.pool import GRACE_S, PrefillRegistry, WorkerPool
+from router.workers.departures import GRACE_S, PrefillRegistry
+from router.workers.pool import WorkerPool
+from router.workers.probes import WorkerProbes
 from tests.router.conftest import Start, until
 from tests.router.fake_worker import expected, outputs, silent
 from tests.router.workers.test_workers import new_pool, prefill
@@ -153,14 +155,22 @@ async def test_a_link_ends_with_the_last_client_that_hangs_up(start: Start) -> N
     await until(lambda: worker.streams == 0)
 
 
-def test_lately(model_info: object) -> None:
+async def test_lately(model_info: object) -> None:
     now = 0.0
-    lately = PrefillRegistry(lambda: now)
+
+    async def refuse(record: object) -> bool:
+        return False
+
+    probes = WorkerProbes(refuse, lambda: now)
+    lately = PrefillRegistry(probes, lambda: now)
     p0, p1 = (prefill(f"p{i}", model_info) for i in range(2))  # type: ignore[arg-type]
     assert sorted(lately.update([p0, p1])) == ["p0", "p1"]
     now = GRACE_S - 0.1
+    assert sorted(lately.update([p1])) == ["p0", "p1"]
+    await asyncio.sleep(0)  # for the probe
     assert sorted(lately.update([p1])) == ["p0", "p1"]
     now = GRACE_S + 0.1
     assert sorted(lately.update([p1])) == ["p1"]
     assert lately.update([msgspec.structs.replace(p1, role="decode")]) == {}
     assert lately.update([]) == {}, "it is not waited for in the role that it left"
+    await probes.close()

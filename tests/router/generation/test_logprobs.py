@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from router.common.tokenizer import Vocabulary
 from router.generation.output_text import OutputText, PendingLogprobs
 from router.openai.answers.formatter import MIN_LOGPROB, clamp_logprob
+from router.text.vocabulary import Vocabulary
 from tests.router.conftest import MODEL, Start, served
 from tests.router.errors import check
 from tests.router.fake_worker import expected, logprob_of, outputs, tokens_then_stop

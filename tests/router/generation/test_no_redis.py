@@ -68,7 +68,7 @@ async def cluster(
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://router") as http,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
     ):
         await until(lambda: app.state.router.pool.attached == 1)
         await until(lambda: app.state.router.index.entries == len(PROMPT) // 32)

@@ -76,7 +76,7 @@ def _submission(queue: TokenQueue, *, emitted: int = 0) -> Submission:
     placer: Any = SimpleNamespace(
         estimates=None,
         submit_message=lambda placed, request: pb.Submit(),
-        open_ticket=lambda placed, priority: None,
+        open_ticket=lambda placed: None,
     )
     placed: Any = SimpleNamespace(link=SimpleNamespace(submit=lambda message, sink: None))
     sampling = SamplingParams(logprobs=2, prompt_logprobs=2)

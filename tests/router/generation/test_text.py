@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from router.common.tokenizer import detokenizer_factory
 from router.generation.output_text import OutputText, TextPiece
+from router.text.detokenizer import detokenizer_factory
 
 
 def letters(tok: Tokenizer, text: str) -> list[int]:

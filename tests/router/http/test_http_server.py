@@ -73,7 +73,7 @@ async def test_a_stop_answers_who_has_connected(settings: RouterSettings, port: 
         await asyncio.open_connection(HOST, port)
     late.setblocking(False)
     for reader, writer in (early, await asyncio.open_connection(sock=late)):
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200")
         writer.close()
     await asyncio.wait_for(stopping, 10)

@@ -82,13 +82,15 @@ async def test_the_overview(start: Start) -> None:
 
 async def test_the_data_wants_a_key(start: Start, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("sk-1: acme")
+    keys.write_text("sk-1: {tenant: acme, scopes: [monitor]}\nsk-3: acme")
     keys.chmod(0o600)
     cluster = await start(api_keys=str(keys))
     assert (await cluster.client.get("/ui")).status_code == 200
     for headers in ({}, {"authorization": "Bearer sk-2"}):
         reply = await cluster.client.get("/ui/overview", headers=headers)
         assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+    reply = await cluster.client.get("/ui/overview", headers={"authorization": "Bearer sk-3"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "insufficient_scope")
     assert looks(cluster) == 0
     reply = await cluster.client.get("/ui/overview", headers={"authorization": "Bearer sk-1"})
     assert reply.status_code == 200

@@ -31,7 +31,7 @@ async def test_who_does_not_read_is_cut_and_who_reads_is_not(start: Start) -> No
     at = listening.getsockname()
     sent = {"model": MODEL, "prompt": "hi", "max_tokens": 3000, "stream": True}
     data = json.dumps(sent).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
     request = f"{head}content-type: application/json\r\n\r\n".encode() + data
     stuck = socket.socket()
     stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from random import Random
 
@@ -34,7 +35,7 @@ def test_a_burst_is_cut_into_messages_that_grpc_takes(model_info: ModelInfo) -> 
         message = link._next_message()
         assert message.ByteSize() < 5 << 20
         came += [s.request.id for s in message.submit]
-    assert came == sent
+    assert came == [name for name in sent if name != "3"]
 
 
 def test_no_step_model_makes_a_choice_fail() -> None:
@@ -91,7 +92,10 @@ async def test_an_emptied_directory_costs_no_prefill_worker(start: Start) -> Non
     await pool.refresh()
     assert sorted(pool.prefill) == ["p1", "p2"]
     pool._prefill_registry._seen["p1"] -= 10
-    await pool.refresh()
+    async with asyncio.timeout(5):  # nothing listens on its port
+        while "p1" in pool.prefill:
+            await asyncio.sleep(0.01)
+            await pool.refresh()
     assert sorted(pool.prefill) == ["p2"]
     await pool.close()
     await until(lambda: pool.attached == 0)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from cluster.worker.event_log import CacheChanges
 from protocol.errors import MalformedEvents
 from protocol.kv_events import FIELD, MARK, encode_entries, encode_snapshot
-from router.placement.index_reader import EventCursor
+from router.placement.event_cursor import EventCursor
 from router.placement.prefix_index import PrefixIndex
 
 DEPTH = 5

@@ -268,7 +268,7 @@ async def test_too_long_a_queue_is_a_429_that_says_when_to_come_back(start: Star
     patient = {"x-baton-ttft-deadline-ms": "60000"}
     body = {"model": MODEL, "prompt": PROMPT}
     response = await cluster.client.post("/v1/completions", json=body, headers=patient)
-    assert response.status_code == 200
+    assert response.status_code == 429, "a client's deadline does not lift the operator's"
     await queued(cluster, "p0", 0)
     assert (await cluster.post(prompt=PROMPT)).status_code == 200
 
@@ -295,18 +295,17 @@ async def test_a_deadline_that_is_none(start: Start, given: str) -> None:
     assert error_of(response)["param"] == "x-baton-ttft-deadline-ms"
 
 
-async def test_so_many_of_a_priority_and_no_more(start: Start) -> None:
+async def test_priorities_give_a_tenant_no_more_places(start: Start) -> None:
     cluster = await pool_of(start, scripts=[silent, silent], max_requests=2)
     tasks = [asyncio.create_task(cluster.post(prompt="hi")) for _ in range(2)]
     await until(lambda: len(submits(cluster)) == 2)
     response = await refused_at_once(cluster, "hi")
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
-    urgent = asyncio.create_task(cluster.post(prompt="hi", priority=-1))
-    await until(lambda: len(submits(cluster)) == 3)
-    assert sorted(s.request.priority for s in submits(cluster)) == [-1, 0, 0]
-    for task in (*tasks, urgent):
+    for priority in (-100, -1, 100):
+        assert (await cluster.post(prompt="hi", priority=priority)).status_code == 429
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, urgent, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
     assert load_of(cluster) == 0
 
 
@@ -326,18 +325,69 @@ async def test_a_priority_that_is_none(start: Start, given: object) -> None:
     assert error_of(response)["param"] == "priority"
 
 
-async def test_urgent_requests_do_not_wait_behind_others(start: Start) -> None:
-    cluster = await pool_of(start, prefills=1, decodes=1, scripts=[silent])
-    [worker] = cluster.workers
+async def waiting_pool(
+    start: Start, tokens: int = 4000, **changes: Any
+) -> tuple[Cluster, list[asyncio.Task[Any]]]:
+    """A worker that computes one prompt, a millisecond for each token, and three prompts that wait
+    for it. Its answer never comes."""
+    cluster = await pool_of(start, prefills=1, decodes=1, scripts=[silent], **changes)
     busy(cluster, 90_000)
-    tasks = [asyncio.create_task(cluster.post(prompt=[5] * 4000, max_tokens=2)) for _ in range(4)]
-    await until(lambda: len(worker.requests) == 4)
-    assert (await cluster.post(prompt=[6] * 4000, max_tokens=2)).status_code == 429
+    body = {"prompt": [5] * tokens, "max_tokens": 2}
+    tasks = [asyncio.create_task(cluster.post(**body)) for _ in range(4)]
+    queue = cluster.app.state.router.dispatcher.queue
+    await until(lambda: queue.length == 3 and len(submits(cluster)) == 1)
+    return cluster, tasks
+
+
+async def test_urgent_requests_do_not_wait_behind_others(start: Start) -> None:
+    cluster, tasks = await waiting_pool(start)
     urgent = asyncio.create_task(cluster.post(prompt=[6] * 4000, max_tokens=2, priority=-5))
-    await until(lambda: len(worker.requests) == 5)
+    await until(lambda: len(submits(cluster)) == 2)
+    assert submits(cluster)[1].request.priority == -5
     for task in (*tasks, urgent):
         task.cancel()
     await asyncio.gather(*tasks, urgent, return_exceptions=True)
+    assert load_of(cluster) == 0
+
+
+async def test_a_client_that_hangs_up_leaves_the_queue(start: Start) -> None:
+    cluster = await pool_of(start, prefills=1, decodes=1, scripts=[silent])
+    busy(cluster, 90_000)
+    queue = cluster.app.state.router.dispatcher.queue
+    async with served(cluster.app) as url:
+        body = {"model": MODEL, "prompt": [5] * 4000, "stream": True}
+        async with httpx.AsyncClient(base_url=url) as client:
+            clients = [
+                asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(3)
+            ]
+            await until(lambda: queue.length == 2)
+            for task in clients:
+                task.cancel()
+            await until(lambda: queue.length == 0 and load_of(cluster) == 0)
+    assert len(submits(cluster)) == 1, "nothing was sent for those that had left"
+
+
+async def test_what_waits_too_long_is_a_429_at_its_deadline(start: Start) -> None:
+    cluster, tasks = await waiting_pool(start, tokens=640)
+    began = time.perf_counter()
+    response = await cluster.client.post(
+        "/v1/completions",
+        json={"model": MODEL, "prompt": PROMPT},
+        headers={"x-baton-ttft-deadline-ms": "1600"},
+    )
+    assert response.status_code == 429
+    assert "waited" in error_of(response)["message"] and "retry-after" in response.headers
+    assert 0.3 < time.perf_counter() - began < 1.6, "as soon as it cannot come in time"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert load_of(cluster) == 0
+
+
+async def test_time_before_the_first_token_counts_while_a_request_waits(start: Start) -> None:
+    cluster, tasks = await waiting_pool(start, first_token_timeout_s=0.5)
+    responses = await asyncio.gather(*tasks)
+    assert [response.status_code for response in responses] == [504] * 4
     assert load_of(cluster) == 0
 
 
@@ -412,7 +462,8 @@ async def test_a_priority_that_is_not_the_tenants(start: Start, keys: str) -> No
     cluster = await pool_of(start, api_keys=keys)
     assert (await ask(cluster, "sk-b")).status_code == 400
     assert (await ask(cluster, "sk-b", priority=5)).status_code == 200
-    assert (await ask(cluster, "sk-a", priority=-100)).status_code == 200
+    assert (await ask(cluster, "sk-a", priority=-1)).status_code == 400
+    assert (await ask(cluster, "sk-a", priority=0)).status_code == 200
 
 
 @pytest.mark.parametrize("given", ["", 5, "x" * 300])

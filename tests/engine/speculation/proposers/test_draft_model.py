@@ -152,7 +152,7 @@ def test_identical_draft_model_is_always_accepted(tiny: DecoderModel) -> None:
     assert len(told) > 50
 
 
-@settings(max_examples=settings.default.max_examples // 4)
+@settings(max_examples=settings.default.max_examples // 8)
 @given(data=st.data())
 def test_drafts_match_reference_under_preemption_and_shared_prefixes(
     tiny: DecoderModel, window: DecoderModel, data: st.DataObject

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from protocol.block_keys import cache_root
 from protocol.registry.directory import ModelInfo
 from protocol.requests import request_from_wire
 from protocol.sampling_params import SamplingParams
-from router.common.tokenizer import LONG_PROMPT
+from router.openai.prompts.prompt_encoder import LONG_PROMPT
 from router.settings import RouterSettings
 from tests.router.conftest import MODEL, Start, running, until
 from tests.router.fake_worker import expected, outputs, silent, tokens_then_stop
@@ -260,6 +261,16 @@ async def test_long_prompts_are_tokenized_the_same(start: Start, tokenizer: Toke
     response = await cluster.post(prompt=text, max_tokens=1, return_token_ids=True)
     ids = tokenizer.encode(text).ids
     assert response.json()["choices"][0]["prompt_token_ids"] == ids
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(start: Start) -> None:
+    cluster = await start(outputs())
+    before = time.process_time()
+    response = await cluster.post(prompt="a" * ((8 << 20) - 1024))
+    assert time.process_time() - before < 1.0, "8 MiB take some 5 s to tokenize"
+    error = error_of(response)
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == "prompt" and "at least" in error["message"]
 
 
 async def test_two_routers_in_one_process_share_nothing(

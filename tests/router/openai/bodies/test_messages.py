@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from router.openai.bodies.field_types import StrictModel
-from router.openai.bodies.messages import Messages, to_template_message
+from router.openai.bodies.messages import Messages, message_chars, to_template_message
 from router.openai.bodies.parsing import field_path
 
 
@@ -122,3 +122,20 @@ def test_a_tool_answers_a_call() -> None:
 def test_the_schema_of_messages_can_be_shown() -> None:
     schema = json.dumps(Body.model_json_schema())
     assert "tool_call_id" in schema and '"const": "text"' in schema
+
+
+def test_every_text_of_a_message_counts_as_its_characters() -> None:
+    """They decide what is rendered on the event loop."""
+    long = "<" * 256
+    calls = [call(id=long) for _ in range(128)]
+    sent = [
+        assistant(refusal=long * 100),
+        assistant(tool_calls=calls),
+        {"role": "tool", "tool_call_id": long, "content": ""},
+        {**user(""), "name": "n" * 64},
+    ]
+    refused, called, answer, named = map(
+        message_chars, Body.model_validate({"messages": sent}).messages
+    )
+    assert (refused, answer, named) == (25_600, 256, 64)
+    assert called > 128 * 256

@@ -8,11 +8,11 @@ from pydantic import TypeAdapter
 
 from cluster.models.locate import demo_path
 from engine.demo.training.export import CHAT_TEMPLATE
-from router.common.tokenizer import load_tokenizer
 from router.openai.bodies.messages import Messages
 from router.openai.bodies.tools import Tools
-from router.openai.chat.template import load_template
+from router.openai.chat.template_files import load_template
 from router.openai.chat.tool_syntax import HERMES, detect_syntax
+from router.text.vocabulary import load_tokenizer
 
 CHAT = [
     {"role": "system", "content": "Be brief.\nBe kind."},

@@ -16,19 +16,19 @@ from typing import Any
 import psutil
 import pytest
 
+from router.common.child_pool import ROOT
 from router.common.errors import ApiError
 from router.openai.bodies.grammar_source import GrammarSource, schema_source
-from router.openai.chat.grammar_checker import (
+from router.openai.chat.grammar_checker import GrammarChecker
+from router.openai.chat.grammar_child import CompileRequest, GrammarVerdict
+from router.openai.chat.output_plan import OutputPlan
+from router.openai.chat.verdict_cache import (
     MAX_CACHED_CHARS,
+    MAX_TENANT_CHARS,
     MAX_VERDICTS,
     REFUSAL_TTL_S,
-    GrammarChecker,
-    TenantSlots,
     VerdictCache,
 )
-from router.openai.chat.grammar_child import GrammarVerdict
-from router.openai.chat.grammar_pool import ROOT
-from router.openai.chat.output_plan import OutputPlan
 from tests.router.openai.chat.toy import byte_level
 
 BOUND_S = 8.0
@@ -231,38 +231,43 @@ async def test_a_common_schema_costs_little(checker: GrammarChecker) -> None:
     assert (cpu_seconds(pid) - before) / 20 < 0.02, "1 to 5 ms"
 
 
-async def test_lanes_go_in_order_but_one_for_each_tenant() -> None:
-    lanes, entered = TenantSlots(2), []
+async def test_no_tenant_learns_what_another_has_sent(checker: GrammarChecker) -> None:
+    """Neither by the time of an answer nor by a cached error."""
+    compile_one, compiled = checker.pool.compile, 0
 
-    async def enter(tenant: str) -> None:
-        await lanes.enter(tenant, 5.0)
-        entered.append(tenant)
+    def counted(request: CompileRequest, seconds: float) -> GrammarVerdict:
+        nonlocal compiled
+        compiled += 1
+        return compile_one(request, seconds)
 
-    tasks = [asyncio.create_task(enter(tenant)) for tenant in "aabcc"]
-    await asyncio.sleep(0.01)
-    assert entered == ["a", "b"]
-    lanes.leave("b")
-    await asyncio.sleep(0.01)
-    assert entered == ["a", "b", "c"]
-    tasks[1].cancel()  # the second a
-    await asyncio.sleep(0.01)
-    lanes.leave("a")
-    with pytest.raises(TimeoutError):
-        await lanes.enter("c", 0.01)
-    lanes.leave("c")
-    await asyncio.sleep(0.01)
-    assert entered == ["a", "b", "c", "c"]
+    checker.pool.compile = counted  # type: ignore[method-assign]
+    for tenant in ("one", "other", "one", "other"):
+        await checker.check(optional(2), tenant)
+    assert compiled == 2
 
 
 def test_verdicts_are_kept_within_bounds_and_bad_ones_for_a_while() -> None:
     now = 0.0
     known = VerdictCache(lambda: now)
-    known.put("bad", GrammarVerdict("no"))
-    known.put("good", GrammarVerdict())
+    known.put("t", "bad", GrammarVerdict("no"))
+    known.put("t", "good", GrammarVerdict())
     now = REFUSAL_TTL_S + 1
-    assert known.get("bad") is None and known.get("good") == GrammarVerdict()
+    assert known.get("t", "bad") is None and known.get("t", "good") == GrammarVerdict()
     for i in range(MAX_VERDICTS):
-        known.put(str(i), GrammarVerdict())
-    assert known.get("good") is None and known.get("0") is not None
-    known.put("x" * (MAX_CACHED_CHARS - 4), GrammarVerdict())
-    assert known.get("1") is None and known.get("x" * (MAX_CACHED_CHARS - 4)) is not None
+        known.put("t", str(i), GrammarVerdict())
+    assert known.get("t", "good") is None and known.get("t", "0") is not None
+    known.put("t", "x" * (MAX_TENANT_CHARS - 4096), GrammarVerdict())
+    assert known.get("t", "1") is None
+    assert known.get("t", "x" * (MAX_TENANT_CHARS - 4096)) is not None
+
+
+def test_a_flood_of_one_tenant_drops_no_verdict_of_another() -> None:
+    known = VerdictCache()
+    known.put("small", "g", GrammarVerdict())
+    for i in range(2 * MAX_CACHED_CHARS // MAX_TENANT_CHARS):
+        known.put(f"large{i}", "x" * (MAX_TENANT_CHARS - 4096), GrammarVerdict())
+        known.put("large0", f"{i}" * (256 << 10), GrammarVerdict())
+    assert known.get("small", "g") is not None
+    assert known._chars <= MAX_CACHED_CHARS
+    assert known._chars == sum(each.chars for each in known._tenants.values())
+    assert known.get("large1", "x" * (MAX_TENANT_CHARS - 4096)) is None

@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 
 from protocol.errors import StartupError
 from router.openai.bodies.messages import Messages
-from router.openai.chat.template import ChatTemplate, load_template
+from router.openai.chat.template import ChatTemplate
+from router.openai.chat.template_files import load_template
 from tests.router.openai.chat.toy import TOKENIZERS
 
 

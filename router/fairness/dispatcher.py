@@ -1,0 +1,279 @@
+"""``FairDispatcher``: requests wait in the router until a worker has room for them.
+
+    submit --no queue, room; or its tenant is behind--> dispatched at once
+       |   --429: its turn is predicted to come too late
+       +--> waiting --turn and room (pump)--> dispatched
+               |------deadline cannot be met, or an overload begins--> refused (429)
+               +------leave (hang-up, time-out)--> forgotten
+
+Workers hold little more than they compute, so that the fair order decides when a prompt is computed
+and not the order of arrival. ``wake`` is called by every event that may make room: a first token,
+the end of a request, a worker's report. A timer covers the rest.
+
+A prompt that a worker computes cannot be taken back, and may take seconds. So a request whose
+tenant has none waiting and has had less than its share does not wait for room. It is sent ahead:
+workers take it for an older one, and compute it between two chunks of other prompts. Its tenant is
+charged as always, and has no more such requests than its share of those that are computed.
+
+When the head of the queue waits for a prefill worker (one that has its prefix, say), requests
+behind it may go to other prefill workers. Nothing overtakes one that waits for a decode worker.
+One per router; ``ChoiceStream`` submits.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from router.common.errors import ApiError, internal_error, overloaded, unavailable
+from router.fairness.fair_queue import FairQueue, QueuedWork, RoutedWork, WaitingRequest
+from router.fairness.overload import OverloadMonitor
+from router.placement.admission import (
+    ROOM_S,
+    AdmissionLimits,
+    check_admission_limits,
+    check_turn,
+    has_room,
+)
+from router.placement.cost import Placement
+from router.tenants.tenant import Tenant
+
+log = logging.getLogger(__name__)
+
+CANDIDATES = 3
+"""Requests that are looked at when the first one waits for its prefill worker."""
+
+_BATCH = 16  # requests dispatched before streams go on
+_LOOK_S = (0.005, 0.1)  # least and most seconds to the next look at a queue that waits for room
+
+
+class TimerHandle(Protocol):
+    def cancel(self) -> None: ...
+
+
+CallLater = Callable[[float, Callable[[], None]], TimerHandle]
+"""``loop.call_later``, or that of a simulation."""
+
+OnDispatch = Callable[[float], None]
+"""Called with the seconds that a dispatched request has waited."""
+
+
+class FairDispatcher:
+    """Dispatches the requests of one router. Created with its state, used within its loop.
+
+    ``on_refusal`` is called with the reason of each refusal.
+    """
+
+    def __init__(
+        self,
+        queue: FairQueue,
+        monitor: OverloadMonitor,
+        clock: Callable[[], float],
+        call_later: CallLater,
+        on_refusal: Callable[[str], None] = lambda reason: None,
+        on_dispatch: OnDispatch = lambda waited_s: None,
+    ) -> None:
+        self.queue = queue
+        self.counters = queue.counters
+        self._monitor = monitor
+        self._clock = clock
+        self._call_later = call_later
+        self._on_refusal = on_refusal
+        self._on_dispatch = on_dispatch
+        self._look: TimerHandle | None = None  # at a queue that waits for room
+        self._is_woken = False
+        self._expiry: dict[WaitingRequest, TimerHandle] = {}
+
+    def check_tenant(self, tenant: Tenant, limits: AdmissionLimits, waited_s: float) -> None:
+        """Raise ApiError (429) for a request that would be refused whatever its prompt is."""
+        wait_s = self._monitor.wait_s(tenant)
+        if wait_s:
+            check_turn(wait_s, self._monitor.limits_now(limits), waited_s, self._on_refusal)
+
+    def submit(
+        self,
+        tenant: Tenant,
+        priority: int,
+        arrived: float,
+        limits: AdmissionLimits,
+        work: QueuedWork,
+    ) -> WaitingRequest | None:
+        """Dispatch a request at once, or return it waiting.
+
+        Raises ApiError: 503 without a decode worker, 429 where it is predicted to miss its limits.
+        ``arrived``: on the dispatcher's clock.
+        """
+        routed = work.place()
+        if routed is None:
+            raise unavailable("no decode worker is attached; try again shortly")
+        request = WaitingRequest(tenant, priority, arrived, limits, routed.cost, work)
+        self._refuse_late()
+        request.alone_s = _alone_s(routed.placement)
+        is_first = not self.queue.length
+        self.queue.lift(request)
+        left_s = limits.ttft_s - (self._clock() - arrived)
+        if self.queue.is_behind(tenant) and self._has_room_ahead(work, left_s):
+            self.queue.begin(request)
+            work.dispatch()
+            return None
+        wait_s = 0.0 if is_first else self._monitor.wait_s(tenant)
+        waited_s = self._clock() - arrived
+        now = self._monitor.limits_now(limits, request.alone_s)
+        check_admission_limits(routed.placement, now, waited_s, self._on_refusal, wait_s)
+        if is_first and has_room(routed.placement, routed.batched_s):
+            self.queue.begin(request)
+            work.dispatch()
+            return None
+        self._enqueue(request, routed)
+        return request
+
+    def _has_room_ahead(self, work: QueuedWork, left_s: float) -> bool:
+        """Place a request ahead of others; return whether its workers have room for it there, and
+        are predicted to answer within ``left_s``."""
+        routed = work.place(ahead=True)
+        if routed is None or not has_room(routed.placement):
+            return False
+        return routed.placement.ttft_s <= left_s
+
+    def leave(self, request: WaitingRequest) -> None:
+        """Forget a request, if it still waits: its client is gone, or its time is over."""
+        if request.is_waiting:
+            self._remove(request)
+            self.wake()  # the next one may have room where this one had none
+
+    def close(self) -> None:
+        """Stop all timers. Requests that still wait are left to their streams."""
+        for timer in (*self._expiry.values(), *([self._look] if self._look else [])):
+            timer.cancel()
+
+    def wake(self) -> None:
+        """Look at the queue soon: there may be room. Costs nothing while no request waits."""
+        if self.queue.length and not self._is_woken:
+            self._is_woken = True
+            self._call_later(0.0, self._pump)
+
+    # ---- dispatch ---------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        self._is_woken = False
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        for _ in range(_BATCH):
+            look_s = self._dispatch_next()
+            if look_s is not None:
+                if self.queue.length:
+                    self._look = self._call_later(look_s, self.wake)
+                return
+        self.wake()
+
+    def _dispatch_next(self) -> float | None:
+        """Dispatch or refuse one request; if none has room, return the seconds to the next look."""
+        self._refuse_late()
+        look_s = _LOOK_S[1]
+        blocked: set[str] = set()
+        for request in self.queue.candidates(CANDIDATES):
+            try:
+                routed = request.work.place()
+            except Exception:  # it would be the first one again and again
+                self._fail(request)
+                return None
+            if routed is None:
+                return look_s  # no decode worker is attached
+            placement = routed.placement
+            if placement.p.instance in blocked:
+                continue
+            if has_room(placement, routed.batched_s):
+                self._dispatch(request, routed)
+                return None
+            queue_s = min(placement.p.correction * placement.p.queue_s, routed.batched_s)
+            if queue_s <= ROOM_S:
+                return look_s  # it waits for its decode worker
+            blocked.add(placement.p.instance)
+            look_s = max(_LOOK_S[0], min(look_s, queue_s - ROOM_S))
+        return look_s
+
+    def _dispatch(self, request: WaitingRequest, routed: RoutedWork) -> None:
+        waited_s = self._clock() - request.arrived
+        deadline = AdmissionLimits(request.limits.ttft_s)
+        try:
+            check_admission_limits(routed.placement, deadline, waited_s, self._on_refusal)
+        except ApiError as error:
+            self._remove(request)
+            request.work.refuse(error)
+            return
+        self._monitor.on_dispatch(request.service)
+        self._remove(request)
+        self._on_dispatch(waited_s)
+        self.queue.begin(request)
+        try:
+            request.work.dispatch()
+        except Exception:  # the other requests must not wait for ever
+            self._fail(request)
+
+    def _fail(self, request: WaitingRequest) -> None:
+        """End a request that raised. Call it where the exception is handled."""
+        log.exception("a waiting request could not be placed or submitted")
+        if request.is_waiting:
+            self._remove(request)
+        request.work.refuse(internal_error("the router failed on this request"))
+
+    def _enqueue(self, request: WaitingRequest, routed: RoutedWork) -> None:
+        p = routed.placement.p
+        alone_s = routed.placement.ttft_s - p.correction * p.queue_s
+        due = request.arrived + request.limits.ttft_s - max(0.0, alone_s)
+        self.queue.push(request)
+        left_s = max(0.0, due - self._clock())
+        self._expiry[request] = self._call_later(left_s, lambda: self._expire(request))
+        self.wake()
+
+    def _expire(self, request: WaitingRequest) -> None:
+        if request.limits.ttft_s == math.inf:
+            return  # its limits have been lifted since
+        try:
+            is_served = request.work.place() is not None
+        except Exception:
+            self._fail(request)
+            return
+        if not is_served:
+            self._remove(request)
+            request.work.refuse(unavailable("no decode worker is attached; try again shortly"))
+            return
+        waited_s = self._clock() - request.arrived
+        wait_s = self._monitor.wait_s(request.tenant)
+        self._remove(request)
+        self._on_refusal("ttft")
+        request.work.refuse(
+            overloaded(
+                f"the request has waited {waited_s:.1f} s for its turn, and its first token, due"
+                f" within {request.limits.ttft_s:g} s, can no longer come in time",
+                wait_s,
+            )
+        )
+
+    def _remove(self, request: WaitingRequest) -> None:
+        self.queue.remove(request)
+        self._expiry.pop(request).cancel()
+
+    def _refuse_late(self) -> None:
+        """Refuse the requests that will miss the objective, when an overload begins."""
+        for request in self._monitor.update():
+            waited_s = self._clock() - request.arrived
+            self._remove(request)
+            self._on_refusal("queue")
+            request.work.refuse(
+                overloaded(
+                    f"more requests arrive than can be served, and this one, which has waited"
+                    f" {waited_s:.1f} s, would get its first token after the objective",
+                    self._monitor.wait_s(request.tenant),
+                )
+            )
+
+
+def _alone_s(placement: Placement) -> float:
+    """Return the seconds to the first token without any queue; not less than the model of the step
+    predicts, however much sooner the worker has been of late."""
+    p = placement.p
+    return max(1.0, p.correction) * max(0.0, placement.ttft_s / p.correction - p.queue_s)

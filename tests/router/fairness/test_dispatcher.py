@@ -1,0 +1,260 @@
+"""Dispatch by room on a virtual clock: what goes at once, what waits, and what ends the waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bench.simulator.fair_simulation import SimulatedTimer
+from cluster.simulator.devices.clock import SimulatedClock
+from router.common.errors import ApiError
+from router.fairness.dispatcher import FairDispatcher, TimerHandle
+from router.fairness.fair_queue import FairQueue, WaitingRequest
+from router.fairness.overload import OverloadMonitor
+from router.fairness.virtual_counters import VirtualCounters
+from router.placement.admission import AdmissionLimits
+from router.placement.cost import Placement
+from router.placement.ledger import WorkLedger
+from router.tenants.tenant import Tenant
+from tests.router.fairness.works import FakeWork, placement
+
+A, B = Tenant("a"), Tenant("b")
+FREE, BUSY = placement(), placement(queue_s=3.0)
+NO_ROW = placement(wait_s=5.0)
+
+
+class Router:
+    """A dispatcher, a ledger that wakes it, and requests."""
+
+    def __init__(self) -> None:
+        self.clock = clock = SimulatedClock()
+        self.refusals: list[str] = []
+        self.waited: list[float] = []
+        self.queue = FairQueue(VirtualCounters(lambda: clock.now))
+        self.dispatcher = FairDispatcher(
+            self.queue,
+            OverloadMonitor(self.queue, 2.0, lambda: clock.now),
+            lambda: clock.now,
+            self.call_later,
+            self.refusals.append,
+            self.waited.append,
+        )
+        self.ledger = WorkLedger(lambda: clock.now)
+        self.ledger.on_less_work = self.dispatcher.wake
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> TimerHandle:
+        timer = SimulatedTimer(call)
+        self.clock.at(self.clock.now + delay_s, timer.run)
+        return timer
+
+    def submit(
+        self, work: FakeWork, tenant: Tenant = A, ttft_s: float = 20.0, priority: int = 0
+    ) -> WaitingRequest | None:
+        limits = AdmissionLimits(ttft_s)
+        return self.dispatcher.submit(tenant, priority, self.clock.now, limits, work)
+
+    def filled(self, count: int, at: Placement = BUSY, tenant: Tenant = A) -> list[FakeWork]:
+        """Let so many requests wait."""
+        works = [FakeWork(at) for _ in range(count)]
+        for work in works:
+            assert self.submit(work, tenant) is not None
+        return works
+
+    def wait(self, seconds: float) -> None:
+        self.clock.run_before(self.clock.now + seconds)
+
+
+def test_request_with_room_goes_at_once_without_any_timer() -> None:
+    router, work = Router(), FakeWork(FREE)
+    assert router.submit(work) is None
+    assert work.dispatched is False and work.placed == 1
+    assert router.clock.events == 0, "no task switch, no timer"
+
+
+def test_request_without_room_waits_until_a_worker_reports() -> None:
+    router = Router()
+    [work] = router.filled(1)
+    router.wait(0.004)
+    assert not work.was_sent()
+    work.now = FREE
+    router.ledger.report("p", 0)
+    router.wait(1e-6)
+    assert work.dispatched is False and router.waited == [pytest.approx(0.004)]
+
+
+@pytest.mark.parametrize("event", ["first token", "release"])
+def test_ticket_events_wake_the_queue(event: str) -> None:
+    router = Router()
+    ticket = router.ledger.open("p", "d", tokens=1, seconds=1.0, kv_tokens=1, priority=0)
+    [work] = router.filled(1)
+    router.wait(0.004)
+    work.now = FREE
+    ticket.on_tokens() if event == "first token" else ticket.release()
+    router.wait(1e-6)
+    assert work.dispatched is False
+
+
+def test_room_that_no_event_tells_is_found_by_the_timer() -> None:
+    router = Router()
+    [work] = router.filled(1)
+    router.wait(1.0)
+    work.now = FREE
+    router.wait(0.11)
+    assert work.dispatched is False
+
+
+def test_all_that_has_room_is_dispatched_at_one_event() -> None:
+    router = Router()
+    works = router.filled(100)
+    router.wait(0.004)
+    for work in works:
+        work.now = FREE
+    router.dispatcher.wake()
+    router.wait(1e-3)
+    assert all(work.dispatched is False for work in works)
+
+
+def test_arrival_with_room_does_not_overtake_those_that_wait() -> None:
+    router = Router()
+    [first] = router.filled(1, NO_ROW)
+    later = FakeWork(FREE)
+    assert router.submit(later) is not None
+    router.wait(1.0)
+    assert not first.was_sent() and not later.was_sent()
+
+
+def test_head_that_waits_for_its_prefill_worker_lets_others_go_elsewhere() -> None:
+    router = Router()
+    [holder] = router.filled(1, placement("holds the prefix", queue_s=3.0))
+    same, other = (
+        FakeWork(placement("holds the prefix")),
+        FakeWork(placement("idle")),
+    )
+    router.submit(same)
+    router.submit(other)
+    router.wait(1.0)
+    assert other.dispatched is False
+    assert not holder.was_sent() and not same.was_sent()
+
+
+def test_hang_up_removes_a_request_at_once() -> None:
+    router, work = Router(), FakeWork(BUSY)
+    request = router.submit(work)
+    assert request is not None
+    router.dispatcher.leave(request)
+    router.dispatcher.leave(request)
+    work.now = FREE
+    router.wait(30.0)
+    assert not router.queue.length
+    assert not work.was_sent() and work.error is None
+
+
+def test_request_is_refused_as_soon_as_it_cannot_meet_its_deadline() -> None:
+    router, work = Router(), FakeWork(BUSY)
+    router.submit(work, ttft_s=5.0)  # its prompt takes 1 s
+    router.wait(3.9)
+    assert not router.refusals
+    router.wait(0.2)
+    assert work.error is not None and work.error.status == 429
+    assert 1 <= int(work.error.headers["retry-after"]) <= 60
+    assert router.refusals == ["ttft"] and router.queue.length == 0
+
+
+def test_request_that_would_be_late_where_there_is_room_is_refused() -> None:
+    router, work = Router(), FakeWork(BUSY)
+    router.submit(work, ttft_s=5.0)
+    router.wait(1.0)
+    work.now = placement(wait_s=0.2)._replace(ttft_s=4.5)
+    router.wait(0.2)
+    assert work.error is not None and not work.was_sent()
+
+
+def test_request_that_cannot_be_submitted_does_not_stop_the_queue() -> None:
+    router = Router()
+    broken, next_one = router.filled(2)
+    broken.fails = True
+    broken.now = next_one.now = FREE
+    router.wait(0.2)
+    assert broken.error is not None and broken.error.status == 500
+    assert next_one.dispatched is False
+
+
+def test_request_that_cannot_be_placed_does_not_stop_the_queue() -> None:
+    router = Router()
+    broken, next_one = router.filled(2)
+
+    def fail(*, ahead: bool = False) -> None:
+        raise KeyError("a worker")
+
+    broken.place = fail  # type: ignore[method-assign]
+    next_one.now = FREE
+    router.wait(0.2)
+    assert broken.error is not None and broken.error.status == 500
+    assert next_one.dispatched is False and router.queue.length == 0
+
+
+def test_no_decode_worker_is_a_503_at_arrival_and_a_pause_in_the_queue() -> None:
+    router = Router()
+    with pytest.raises(ApiError, match="no decode worker") as refusal:
+        router.submit(FakeWork(None))
+    assert refusal.value.status == 503
+    [work] = router.filled(1)
+    work.now = None
+    router.wait(1.0)
+    work.now = FREE
+    router.wait(0.2)
+    assert work.dispatched is False
+
+
+def test_tenant_with_less_than_its_share_goes_ahead_of_a_flood() -> None:
+    router = Router()
+    router.filled(50)
+    work = FakeWork(BUSY)
+    work.ahead_now = FREE
+    assert router.submit(work, B) is None
+    assert work.dispatched is True
+
+
+def test_deadline_holds_for_requests_that_go_ahead() -> None:
+    router = Router()
+    router.filled(50)
+    work = FakeWork(BUSY)
+    work.ahead_now = FREE  # its prompt takes 1 s
+    with pytest.raises(ApiError, match="first token is predicted"):
+        router.submit(work, B, ttft_s=0.5)
+    assert not work.was_sent()
+
+
+def test_flooding_tenant_does_not_go_ahead_of_itself() -> None:
+    router = Router()
+    router.filled(50)
+    work = FakeWork(BUSY)
+    work.ahead_now = FREE
+    assert router.submit(work, A) is not None
+
+
+def test_alone_no_tenant_goes_ahead() -> None:
+    router, work = Router(), FakeWork(BUSY)
+    work.ahead_now = FREE
+    assert router.submit(work) is not None
+
+
+def test_closed_dispatcher_leaves_no_timer_that_acts() -> None:
+    router = Router()
+    [work] = router.filled(1)
+    router.wait(0.01)
+    router.dispatcher.close()
+    work.now = FREE
+    router.wait(60.0)
+    assert not work.was_sent() and work.error is None
+
+
+def test_a_request_that_expires_without_any_worker_is_told_so() -> None:
+    router = Router()
+    served, alone = router.filled(2)
+    alone.now = None  # its decode worker has left, and no other is attached
+    router.wait(60.0)
+    assert served.error is not None and served.error.status == 429
+    assert alone.error is not None and alone.error.status == 503
+    assert not router.queue.length

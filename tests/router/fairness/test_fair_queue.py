@@ -1,0 +1,113 @@
+"""The order of the queue: counters between tenants, priorities that age within one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from router.fairness.fair_queue import AGE_S, TOKENS_PER_LEVEL, FairQueue, WaitingRequest
+from router.fairness.virtual_counters import ExpectedCost, VirtualCounters
+from router.placement.admission import AdmissionLimits
+from router.tenants.tenant import Tenant
+from tests.router.fairness.works import UnusedWork
+
+A, B = Tenant("a"), Tenant("b")
+LIMITS = AdmissionLimits(10.0)
+
+
+def waiting(
+    tenant: Tenant, arrived: float = 0.0, priority: int = 0, tokens: float = 100.0
+) -> WaitingRequest:
+    cost = ExpectedCost(tokens, 0)
+    return WaitingRequest(tenant, priority, arrived, LIMITS, cost, UnusedWork())
+
+
+def new_queue(*requests: WaitingRequest) -> FairQueue:
+    queue = FairQueue(VirtualCounters(lambda: 0.0))
+    for request in requests:
+        queue.push(request)
+    return queue
+
+
+def serve_next(queue: FairQueue) -> WaitingRequest:
+    [request, *_] = queue.candidates(1)
+    queue.remove(request)
+    queue.begin(request)
+    queue.counters.charge(request.tenant.name, request.service)
+    return request
+
+
+def served(queue: FairQueue, count: int) -> Counter[str]:
+    return Counter(serve_next(queue).tenant.name for _ in range(count))
+
+
+def test_tenants_share_by_weight_however_many_requests_wait() -> None:
+    heavy = Tenant("heavy", weight=3.0)
+    queue = new_queue(*(waiting(A) for _ in range(1000)), *(waiting(heavy) for _ in range(100)))
+    assert served(queue, 100) == {"a": 25, "heavy": 75}
+
+
+def test_share_is_of_tokens_and_not_of_requests() -> None:
+    queue = new_queue(
+        *(waiting(A, tokens=1000) for _ in range(100)), *(waiting(B) for _ in range(100))
+    )
+    assert served(queue, 44) == {"a": 4, "b": 40}
+
+
+def test_newcomer_does_not_wait_for_a_backlog() -> None:
+    queue = new_queue(*(waiting(A) for _ in range(100)))
+    served(queue, 20)
+    queue.push(waiting(B, arrived=5.0))
+    assert serve_next(queue).tenant is B
+
+
+def test_more_urgent_priorities_go_first_within_a_tenant() -> None:
+    queue = new_queue(waiting(A, priority=5), waiting(A, priority=-5), waiting(A, priority=0))
+    assert [serve_next(queue).priority for _ in range(3)] == [-5, 0, 5]
+
+
+def test_waiting_raises_urgency() -> None:
+    old = waiting(A, arrived=0.0, priority=10)
+    queue = new_queue(old, waiting(A, arrived=10 * AGE_S - 0.01, priority=0))
+    queue.push(waiting(A, arrived=10 * AGE_S + 0.01, priority=0))
+    assert serve_next(queue).priority == 0
+    assert serve_next(queue) is old, "a level for each AGE_S"
+
+
+def test_least_urgent_request_advances_under_a_flood_of_urgent_ones() -> None:
+    queue = new_queue(waiting(A, arrived=0.0, priority=100))
+    for turn in range(1000):
+        queue.push(waiting(A, arrived=turn * AGE_S, priority=-100))
+        if serve_next(queue).priority == 100:
+            break
+    assert turn in (200, 201), "after as many times AGE_S as there are levels"
+
+
+def test_urgency_gains_no_share_over_other_tenants() -> None:
+    queue = new_queue(*(waiting(A, priority=-100) for _ in range(400)))
+    for _ in range(400):
+        queue.push(waiting(B, priority=0))
+    first = served(queue, 400)
+    gained = first["a"] - first["b"]
+    assert gained * 100 <= 2 * 100 * TOKENS_PER_LEVEL, "it is served earlier, by so many tokens"
+    assert served(queue, 200) == {"a": 100, "b": 100}, "and not more often"
+
+
+def test_removed_requests_leave_nothing_behind() -> None:
+    queue = new_queue(waiting(A))
+    for turn in range(5000):
+        request = waiting(A, arrived=1.0 + turn)
+        queue.push(request)
+        queue.remove(request)
+        queue.remove(request)
+    assert queue.length == 1
+    assert len(queue._tenants["a"].heap) < 100
+    serve_next(queue)
+    assert (queue.length, queue.service) == (0, 0.0)
+    assert not queue.tenants and not queue.candidates(3)
+
+
+def test_candidates_are_heads_of_tenants_and_then_those_behind() -> None:
+    first, second, other = waiting(A, 0.0), waiting(A, 1.0), waiting(B, 2.0)
+    queue = new_queue(first, second, other)
+    assert set(queue.candidates(2)) == {first, other}
+    assert set(queue.candidates(3)) == {first, second, other}

@@ -1,0 +1,58 @@
+"""The number of requests that a router lets in, by tenant and in all."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from router.common.errors import ApiError
+from router.placement.admission import TENANT_PLACES, AdmissionController
+
+
+def flood(admission: AdmissionController, tenant: str, requests: int) -> int:
+    """Let in as many of ``requests`` as possible; return their number."""
+    entered = 0
+    for _ in range(requests):
+        with suppress(ApiError):
+            admission.enter(tenant)
+            entered += 1
+    return entered
+
+
+def test_a_flood_gets_the_places_of_one_tenant_and_another_tenant_still_gets_in() -> None:
+    admission = AdmissionController(100)
+    assert flood(admission, "flood", 205_824 // 100) == 100
+    assert flood(admission, "other", 5) == 5
+
+
+@pytest.mark.parametrize("tenants", [3, 10, 90])
+def test_many_floods_leave_places_to_a_tenant_that_has_none(tenants: int) -> None:
+    admission = AdmissionController(100)
+    for turn in range(400):  # they take turns, each as long as it gets in
+        flood(admission, f"flood {turn % tenants}", 1)
+    assert sum(admission.inside.values()) < TENANT_PLACES * 100
+    assert flood(admission, "other", 1) == 1
+
+
+def test_all_tenants_together_are_bounded() -> None:
+    admission = AdmissionController(10)
+    entered = sum(flood(admission, f"tenant {number}", 100) for number in range(1000))
+    assert entered <= TENANT_PLACES * 10
+
+
+def test_choices_of_one_request_enter_together_or_not_at_all() -> None:
+    admission = AdmissionController(3)
+    with pytest.raises(ApiError) as refusal:
+        admission.check("tenant", 4)
+    assert refusal.value.status == 429
+    admission.check("tenant", 3)
+
+
+def test_places_are_free_again_once() -> None:
+    admission = AdmissionController(1)
+    leave = admission.enter("tenant")
+    leave()
+    leave()
+    assert not admission.inside
+    assert flood(admission, "tenant", 2) == 1
