@@ -124,10 +124,12 @@ def describe_fault(request: SchemaRequest, got: StructuredOutput) -> str:
 
 
 class RequestBatch:
-    """Sends all requests of a list, some at once; ``running`` names those under way."""
+    """Sends all requests of a list, some at once; ``running`` names those under way, ``ended``
+    counts the others that were sent."""
 
     def __init__(self, url: str, requests: Sequence[SchemaRequest], at_once: int = AT_ONCE) -> None:
         self.running: set[str] = set()
+        self.ended = 0
         self._url = url
         self._requests = requests
         self._room = asyncio.Semaphore(at_once)
@@ -148,6 +150,7 @@ class RequestBatch:
                 return await send_request(session, self._url, request)
             finally:
                 self.running.remove(name)
+                self.ended += 1
 
 
 async def run_with_kills(
@@ -159,16 +162,19 @@ async def run_with_kills(
 ) -> list[StructuredOutput]:
     """Send the requests while decode workers are killed, at most ``kills`` times.
 
-    A kill waits for requests that have been through two, because a third one would end them.
+    A kill waits for requests that have been through two, because a third one would end them. The
+    first one waits for an output, because until then requests may all be on the way to a worker.
     """
     draw = random.Random(seed)
     load = RequestBatch(pool.url, requests, at_once)
     running = asyncio.create_task(load.run())
     before: list[set[str]] = [set(), set()]  # who was on the way at the last two kills
     for number in range(kills):
-        while (len(load.running) < at_once or load.running & before[-2]) and not running.done():
+        while not running.done() and (
+            not load.ended or len(load.running) < at_once or load.running & before[-2]
+        ):
             await asyncio.sleep(0.01)
-        await asyncio.sleep(draw.uniform(0.1, 0.5))
+        await asyncio.sleep(draw.uniform(0.02, 0.2))
         if running.done():
             break
         before.append(set(load.running))

@@ -54,7 +54,8 @@ from protocol.wire import wire_pb2 as pb
 log = logging.getLogger("baton.decode")
 
 ENGINE_WAIT_S = 5.0
-"""How long a request waits for an engine that is being replaced, before it is handed back."""
+"""How long a request waits for an engine that is being replaced, before it is handed back. One
+that another worker can take does not wait."""
 
 LOOKUP_S = 30.0
 """How long the engine may take to look up a prefix; it does so at its next step boundary."""
@@ -105,6 +106,7 @@ class DecodeRequest:
         self._engine = engine
         self._receiver = receiver
         self._local_prefill_tokens = submit.local_prefill_tokens  # unset: 0
+        self._engine_wait_s = 0.0 if submit.has_alternative else ENGINE_WAIT_S
         self._emit = emit
         self._on_end = on_end
         self._ended = False
@@ -179,7 +181,7 @@ class DecodeRequest:
     async def _place(self) -> None:
         """Try until the sequence is in the batch or the request has ended."""
         try:
-            await self._engine.session(ENGINE_WAIT_S)
+            await self._engine.session(self._engine_wait_s)
             await self._fetch_from_peer()
             while not await self._try_to_place():
                 pass
@@ -199,7 +201,7 @@ class DecodeRequest:
 
     async def _try_to_place(self) -> bool:
         """Return whether the sequence is in the batch, or the request has ended."""
-        await self._engine.session(ENGINE_WAIT_S)
+        await self._engine.session(self._engine_wait_s)
         context = self._context = self._receiver.context()
         candidate = self._candidate = self._candidates.choose(
             lambda c: (

@@ -31,6 +31,8 @@ from protocol.wire import wire_pb2_grpc as rpc
 log = logging.getLogger("baton.decode")
 
 HEARTBEAT_S = 0.5
+DOWN_HEARTBEAT_S = 0.05
+"""The same while no engine serves: requests wait at routers for the next one to be ready."""
 MAX_QUEUED = 2048
 """Messages that may wait for one router."""
 
@@ -43,6 +45,7 @@ class RouterLink:
         self.requests: dict[str, DecodeRequest] = {}  # by request id
         self.closed = False
         self._outputs: list[pb.Output] = []
+        self._load_changed = False
         self._queue: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
 
     def forget(self, request: DecodeRequest) -> None:
@@ -55,6 +58,8 @@ class RouterLink:
         if not self._outputs:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outputs.append(output)
+        # The engine may have died: until routers know, it looks as if it had room for the next one.
+        self._load_changed |= output.retryable
         if output.prompt_logprobs:
             self._flush()  # some MiB: several might not fit into one message
 
@@ -92,7 +97,8 @@ class RouterLink:
             request.cancel()
 
     async def messages(self, load: Callable[[], pb.Load]) -> AsyncIterator[pb.WorkerMessage]:
-        """Yield the messages to send; one every HEARTBEAT_S at least carries the load."""
+        """Yield the messages to send. One every HEARTBEAT_S at least carries the load, and so does
+        one that hands a request back."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -104,9 +110,11 @@ class RouterLink:
                 message = pb.WorkerMessage()
             if message is None:
                 return
-            if loop.time() >= due:
+            if self._load_changed or loop.time() >= due:
+                self._load_changed = False
                 message.load.CopyFrom(load())
-                due = loop.time() + HEARTBEAT_S
+                beat_s = DOWN_HEARTBEAT_S if message.load.down else HEARTBEAT_S
+                due = loop.time() + beat_s
             yield message
 
 

@@ -312,10 +312,13 @@ class Submit(_message.Message):
     FETCH_FIELD_NUMBER: _builtins.int
     LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     DEATHS_FIELD_NUMBER: _builtins.int
+    HAS_ALTERNATIVE_FIELD_NUMBER: _builtins.int
     local_prefill_tokens: _builtins.int
     """With at most so many tokens missing it prefills itself all the same; unset: 0."""
     deaths: _builtins.int
     """workers that died under this request lately: protocol/retry_budget.py"""
+    has_alternative: _builtins.bool
+    """another decode worker can take it, if no engine serves here"""
     @_builtins.property
     def request(self) -> Global___Request: ...
     @_builtins.property
@@ -334,10 +337,11 @@ class Submit(_message.Message):
         fetch: Global___Fetch | None = ...,
         local_prefill_tokens: _builtins.int | None = ...,
         deaths: _builtins.int = ...,
+        has_alternative: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "fetch", b"fetch", "local_prefill_tokens", b"local_prefill_tokens", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "deaths", b"deaths", "fetch", b"fetch", "local_prefill_tokens", b"local_prefill_tokens", "prefill", b"prefill", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "deaths", b"deaths", "fetch", b"fetch", "has_alternative", b"has_alternative", "local_prefill_tokens", b"local_prefill_tokens", "prefill", b"prefill", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__local_prefill_tokens: _TypeAlias = _typing.Literal["local_prefill_tokens"]  # noqa: Y015
     _WhichOneofArgType__local_prefill_tokens: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens"]  # noqa: Y015

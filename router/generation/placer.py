@@ -104,6 +104,7 @@ class Placer:
         """Return the message that submits the request to its decode worker."""
         choice = placed.choice
         submit = pb.Submit(request=request_to_wire(request))
+        submit.has_alternative = self._pool.serves_beside(placed.link)
         chosen = choice.chosen
         if chosen.prefill is None:
             if chosen.p.fetch is not None:

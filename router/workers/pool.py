@@ -115,6 +115,11 @@ class WorkerPool:
         link = self.links.get(instance)
         return link.record if link is not None else self.prefill.get(instance)
 
+    def serves_beside(self, link: DecodeLink) -> bool:
+        """Return whether another decode worker is attached, and has an engine."""
+        others = (other for other in self.links.values() if other is not link)
+        return any(other.ready and not other.down for other in others)
+
     def step_model(self, instance: str) -> StepModel:
         """Return the worker's step times, or the mean of the others where it reports none."""
         return self._step_models.get(instance, self._typical_step)

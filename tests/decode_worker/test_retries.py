@@ -35,6 +35,7 @@ class World:
         self.suspected: set[str] = set()
         self.handovers: list[FakeHandover] = []
         self.cached = 0
+        self.waits_s: list[float] = []  # how long the request would wait for an engine
         self._handles = 0
         self._listeners: dict[int, Any] = {}
         ready = SimpleNamespace(prefill_chunk=64)
@@ -57,6 +58,7 @@ class World:
         self.engine: Any = SimpleNamespace(session=self._session, handle=self._handle)
 
     async def _session(self, wait_s: float) -> Any:
+        self.waits_s.append(wait_s)
         return self.session
 
     def _handle(self) -> int:
@@ -129,6 +131,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
         waited_s: float = 0.0,
         deadlines: tuple[float, float] = (0.0, 0.0),  # of the request, and of its first token
         deaths: int = 0,
+        has_alternative: bool = False,
         **fields: Any,
     ) -> World:
         world = World(list(outcomes))
@@ -140,6 +143,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
             prefill=[pb.PrefillCandidate(instance=n, endpoint=n) for n in ("p", "q", "r")],
             local_prefill_tokens=8,
             deaths=deaths,
+            has_alternative=has_alternative,
         )
         request = Request(
             id="a", prompt=PROMPT, sampling=SamplingParams(max_tokens=9), cache_root=bytes(16),
@@ -285,6 +289,15 @@ async def test_deaths_at_other_decode_workers_count(place: Callable[..., World])
     world = place(PeerLost("dead", at_work=True), deaths=2)
     await settle()
     assert [output.retryable for output in errors(world)] == [False]
+
+
+@pytest.mark.parametrize("has_alternative", [True, False])
+async def test_only_who_can_go_nowhere_else_waits_for_an_engine(
+    place: Callable[..., World], has_alternative: bool
+) -> None:
+    world = place(has_alternative=has_alternative)
+    await settle()
+    assert set(world.waits_s) == {0.0 if has_alternative else module.ENGINE_WAIT_S}
 
 
 async def test_deaths_that_lie_apart_end_no_request(

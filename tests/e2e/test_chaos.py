@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(150)]
 
 PREFILL_LOST, DECODE_LOST = "prefill: UNAVAILABLE", ", attempt 1: "  # as the pool's log has it
 EJECTED_S = 5.0
-ADDED_STALL_S = 8.0
+ADDED_STALL_S = 5.0
 
 
 @pytest.fixture(scope="module")

@@ -140,7 +140,8 @@ async def test_a_frame_without_a_credit_ends_the_transfer(carrier: str) -> None:
         await slots_free(p, d)
 
 
-async def test_64_transfers_at_once(pair: Pair) -> None:
+async def test_64_transfers_at_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.prefill_call.ACCEPT_S", 20.0)  # of a machine that is busy
     p, d = pair
     transfers = [receiving(d, 30 + i % 3, cached_only=i % 4 == 0) for i in range(64)]
     async with asyncio.timeout(20):
@@ -383,7 +384,7 @@ async def test_a_sender_that_dies_or_stands_still_in_any_state(number: signal.Si
         await slots_free(*fronts)
 
 
-@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 8.0)])
+@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 4.0), (signal.SIGSTOP, 16.0)])
 async def test_a_receiver_that_dies_or_stands_still_keeps_no_slot(
     number: signal.Signals, within_s: float
 ) -> None:

@@ -104,6 +104,10 @@ async def test_a_worker_that_says_it_drains_gets_nothing_new(start: Start) -> No
     cluster = await start(outputs(), outputs())
     going, staying = cluster.workers
     links = cluster.app.state.router.pool.links
+    assert (await cluster.post(prompt=[5, 6], max_tokens=3)).status_code == 200
+    assert [s.has_alternative for w in cluster.workers for s in w.requests] == [True]
+    going.requests.clear()
+    staying.requests.clear()
     going.say_draining()
     await until(lambda: not links[going.instance].ready)
     for _ in range(4):
@@ -120,6 +124,7 @@ async def test_a_worker_without_an_engine_is_the_last_to_be_asked(start: Start) 
     for _ in range(4):
         assert (await cluster.post(prompt=[5, 6], max_tokens=3)).status_code == 200
     assert (len(down.requests), len(up.requests)) == (0, 4)
+    assert not any(submit.has_alternative for submit in up.requests)
     await up.stop()
     cluster.workers.remove(up)
     await cluster.attached(1)
