@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.scheduling.step_time import Coefficients, StepTimeModel, StepTimer, StepWork
+from engine.scheduling.step_time import StepTimeModel, StepTimer
+from protocol.performance.step_model import StepModel, StepWork
 
 VARIABLE = "BATON_BENCH_PACED"
 """The environment variable that holds a ``Device`` as JSON."""
@@ -41,8 +42,8 @@ class Device(msgspec.Struct, frozen=True):
     tallies: str
 
     @property
-    def step_time(self) -> Coefficients:
-        return Coefficients(*self.coefficients)
+    def step_time(self) -> StepModel:
+        return StepModel(*self.coefficients)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables for the processes of a cluster."""
@@ -112,7 +113,7 @@ class PacedTimer(StepTimer):
     def __init__(
         self,
         model: StepTimeModel,
-        device: Coefficients,
+        device: StepModel,
         record: Callable[[float, float], None],
         clock: Callable[[], float],
         sleep: Callable[[float], None],

@@ -15,15 +15,15 @@ from bench.lib.local_cluster import LocalCluster, baton, local_cluster
 from bench.lib.paced import Device, Lateness, lateness
 from cluster.autoscale.loans import RoleChange, request_role_change
 from cluster.local.redis_server import EmbeddedRedis
-from engine.scheduling.step_time import Coefficients
 from protocol.endpoints.grpc_endpoints import EndpointSecurity
+from protocol.performance.step_model import StepModel
 from protocol.registry.directory import Directory, WorkerRecord
 from protocol.registry.redis_client import connect
 
 CLUSTER = "default"
 ENGINE = "bench.lib.paced_engine"
 
-DEVICE = Coefficients(0.05, 4e-3, 2e-6, 1e-3, 1e-7)
+DEVICE = StepModel(0.05, 4e-3, 2e-6, 1e-3, 1e-7)
 """Slow enough that the demo model's real steps (one core of 2.6 GHz: 4 ms + 0.3 ms a sequence,
 0.13 ms a prompt token) take an eighth of it, so that eight such devices fit on two cores."""
 
@@ -88,7 +88,7 @@ class PacedCluster:
 
 
 @contextlib.contextmanager
-def paced_cluster(device: Coefficients | None, *arguments: str) -> Iterator[PacedCluster]:
+def paced_cluster(device: StepModel | None, *arguments: str) -> Iterator[PacedCluster]:
     """Run a cluster with engines paced as ``device``, or unpaced ones for None."""
     with tempfile.TemporaryDirectory(prefix="paced-") as folder:
         redis, token = EmbeddedRedis(Path(folder)), secrets.token_hex(16)

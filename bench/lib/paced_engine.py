@@ -26,7 +26,7 @@ from engine.execution.engine import Engine
 from engine.execution.loading import LoadedEngine
 from engine.ipc.settings import EngineSettings
 from engine.scheduling.step_policy import StepPolicy
-from engine.scheduling.step_time import StepWork
+from protocol.performance.step_model import StepWork
 
 LOADING, SERVING = 15, -5
 """Nice values of an engine that loads and of one that serves."""

@@ -37,8 +37,8 @@ from bench.simulator.fit import (
     simulated_times,
 )
 from cluster.workloads.distributions import draw_gap
+from protocol.performance.step_model import StepModel, mean_step_model, parse_step_model
 from protocol.registry.directory import WorkerRecord
-from router.placement.step_model import StepModel, mean_step_model, parse_step_model
 
 FIRST_ID, VOCAB = 3, 4096
 

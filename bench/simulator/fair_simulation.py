@@ -17,6 +17,7 @@ from random import Random
 from typing import NamedTuple
 
 from cluster.simulator.devices.clock import SimulatedClock
+from protocol.performance.step_model import StepModel
 from router.common.errors import ApiError
 from router.fairness.dispatcher import FairDispatcher, TimerHandle
 from router.fairness.fair_queue import FairQueue, RoutedWork, WaitingRequest
@@ -39,7 +40,6 @@ from router.placement.snapshot import (
     PlacementSnapshot,
     PrefillState,
 )
-from router.placement.step_model import StepModel
 from router.tenants.tenant import Tenant
 from router.tenants.usage import TenantUsage, UsageBook
 

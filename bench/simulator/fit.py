@@ -14,8 +14,8 @@ from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.scenario import Scenario, parse_scenario
 from cluster.simulator.simulation import Simulation, scenario_machines
 from cluster.sizing.policy import decide
+from protocol.performance.step_model import StepModel
 from protocol.roles import Role
-from router.placement.step_model import StepModel
 
 _SCALES = (0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)
 _FINER = (0.92, 0.96, 1.0, 1.04, 1.08)

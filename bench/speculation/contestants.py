@@ -25,8 +25,8 @@ from engine.model.layers import ModelWeights
 from engine.model_config.config import ModelConfig
 from engine.scheduling.step_policy import plan_decode_step
 from engine.speculation.control.controller import Controller
-from engine.speculation.control.draft_choice import LatencyCurve, calibrate
 from engine.speculation.control.draft_lengths import DraftLengthPolicy
+from engine.speculation.control.latency_curve import LatencyCurve, calibrate
 from engine.speculation.control.speculator import Speculator
 from engine.speculation.control.step_costs import StepCostModel
 from engine.speculation.proposers.proposer import Proposer

@@ -19,8 +19,8 @@ from torch import Tensor
 from bench.lib.report import ResultRow
 from engine.model.decoder import DecoderModel
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.control.draft_choice import expected_tokens
 from engine.speculation.control.draft_lengths import DraftLengthPolicy, StepOutcome
+from protocol.performance.draft_choice import expected_tokens
 
 RESAMPLES = 1000
 Clock = Callable[[], float]

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from cluster.sizing.snapshot import MachineModel, WorkerPhase, WorkerSnapshot
-from protocol.registry.directory import WorkerRecord
-from protocol.roles import ROLES, Role, parse_role
-from router.placement.step_model import (
+from protocol.performance.step_model import (
     DEFAULT_CHUNK,
     complete_step_model,
     mean_step_model,
     parse_pace,
     parse_step_model,
 )
+from protocol.registry.directory import WorkerRecord
+from protocol.roles import ROLES, Role, parse_role
 
 MAX_TOKENS = 10**10
 """No worker's cache or queue has more tokens."""

@@ -36,9 +36,9 @@ from cluster.sizing.snapshot import MachineModel, RequestMix, RoleValues, SloTar
 from engine.ipc.settings import StepSizes
 from engine.kv_cache.kv_format import Codec
 from protocol.errors import StartupError
+from protocol.performance.step_model import StepModel
 from protocol.registry.directory import Wall, WorkerUtilisation
 from protocol.roles import ROLES, Role
-from router.placement.step_model import StepModel
 from router.walls import techniques
 from router.walls.techniques import Technique
 

@@ -23,11 +23,11 @@ from cluster.sizing.snapshot import MachineModel
 from engine.execution.memory_footprint import RUNTIME_BYTES
 from engine.ipc.settings import StepSizes, default_step_sizes
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
-from engine.speculation.control.draft_choice import LatencyCurve
+from engine.speculation.control.latency_curve import LatencyCurve
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
+from protocol.performance.step_model import StepModel
 from protocol.roles import Role
-from router.placement.step_model import StepModel
 
 PLANNED_KV_SHARE = 0.8
 """Share of a GPU's memory beside the weights that holds KV in a plan. A worker counts exactly, with

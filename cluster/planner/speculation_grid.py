@@ -1,7 +1,7 @@
 """What speculation gains on a machine, batch by batch, by the decode worker's own choice of drafts.
 
 For one sequence whose draft costs a share c of a step, this is the formula of
-``engine/speculation/control/draft_choice.py``; for batches the cost of verifying is measured: a
+``protocol/performance/draft_choice.py``; for batches the cost of verifying is measured: a
 model is loaded and run for a few seconds.
 """
 
@@ -24,14 +24,10 @@ from engine.ipc.settings import EngineSettings, MachineCeilings, SpeculationSett
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from engine.scheduling.step_policy import plan_decode_step
 from engine.speculation.control.controller import MARGIN
-from engine.speculation.control.draft_choice import (
-    BatchCosts,
-    LatencyCurve,
-    calibrate,
-    choose_draft_lengths,
-)
+from engine.speculation.control.latency_curve import LatencyCurve, calibrate
 from engine.speculation.draft_source import detect_draft_kind
 from protocol.errors import StartupError
+from protocol.performance.draft_choice import BatchCosts, choose_draft_lengths
 
 ACCEPTANCES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -32,11 +32,11 @@ from cluster.sizing.decision import DecisionRecord, ScalingDecision
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import MachineModel, SizingSnapshot
 from protocol.errors import StartupError
+from protocol.performance.step_model import DEFAULT_CHUNK
 from protocol.roles import ROLES, Role
 from router.placement.admission import AdmissionLimits
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives
-from router.placement.step_model import DEFAULT_CHUNK
 
 LONGEST_TAIL_S = 3600.0
 """Seconds after the last arrival; a request that has not ended by then counts as failed."""

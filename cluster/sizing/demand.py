@@ -32,8 +32,8 @@ from cluster.sizing.queueing import (
     sizing_rate,
 )
 from cluster.sizing.snapshot import Corrections, MachineModel, RequestMix, ScalingTuning, SloTargets
+from protocol.performance.step_model import StepModel
 from protocol.roles import Role
-from router.placement.step_model import StepModel
 
 MAX_LATE_SHARE = 0.1
 """Share of requests that may wait longer than the TTFT objective allows."""

@@ -13,8 +13,8 @@ from cluster.sizing.queueing import (
     resident_sequences,
 )
 from cluster.sizing.snapshot import Corrections, MachineModel, RequestMix, RoleValues, SloTargets
+from protocol.performance.step_model import StepModel
 from protocol.roles import Role
-from router.placement.step_model import StepModel
 
 PATH_S = 0.01
 """Seconds to a worker and back, beside the prompt's computation."""

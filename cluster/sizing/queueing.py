@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cluster.sizing.snapshot import MachineModel, RequestMix
-from router.placement.step_model import StepModel
+from protocol.performance.step_model import StepModel
 
 BURST_DEVIATIONS = 2.5
 """Standard deviations above the window's rate from which on more arrivals count as a burst."""

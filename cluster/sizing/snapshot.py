@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.roles import Role
 
 WorkerPhase = Literal["warming", "serving", "changing", "leaving"]
@@ -44,7 +45,7 @@ class RequestMix(msgspec.Struct, frozen=True, kw_only=True):
 
 class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     """The performance model of one pool's workers. ``step``: coefficients as in
-    ``router/placement/step_model.py``."""
+    ``protocol/performance/step_model.py``."""
 
     step: tuple[float, float, float, float, float]
     chunk: int
@@ -52,6 +53,7 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int  # size of the KV pool; 0: unknown
     kv_bytes: float  # KV bytes of one token on the wire
     link_bytes_s: float = 0.0  # its share of the network; 0: unknown
+    speculation: SpeculationProfile | None = None  # None: nothing drafts
 
 
 class WorkerSnapshot(msgspec.Struct, frozen=True, kw_only=True):

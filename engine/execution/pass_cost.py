@@ -17,8 +17,8 @@ from engine.ipc.counters import WorkDone
 from engine.kv_cache.kv_format import KVFormat
 from engine.model_config.config import ModelConfig
 from engine.scheduling.step_policy import StepPlan
-from engine.scheduling.step_time import StepWork
 from protocol.block_keys import BLOCK_TOKENS
+from protocol.performance.step_model import StepWork
 
 
 class PassCost(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,8 +20,8 @@ from engine.ipc.counters import SpeculationStatus
 from engine.ipc.settings import SpeculationSettings
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from engine.speculation.control.controller import Controller
-from engine.speculation.control.draft_choice import calibrate
 from engine.speculation.control.draft_lengths import FixedDraftLength
+from engine.speculation.control.latency_curve import calibrate
 from engine.speculation.control.speculator import Speculator
 from engine.speculation.control.step_costs import StepCostModel
 from engine.speculation.draft_source import DraftSource, resolve_draft_source

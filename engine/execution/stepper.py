@@ -28,7 +28,7 @@ from engine.scheduling.draft_pages import allocate_page_ahead, trim_draft_pages
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Phase, Sequence
 from engine.scheduling.step_policy import StepPlan
-from engine.scheduling.step_time import StepTimer, StepWork
+from engine.scheduling.step_time import StepTimer
 from engine.speculation.control.speculator import DecodedStep, Speculator
 from engine.speculation.drafts import Drafts
 from engine.structured_output.compiler import invalid_grammar
@@ -36,6 +36,7 @@ from engine.structured_output.masks import MaskFiller, PendingMasks
 from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import InvalidRequest
+from protocol.performance.step_model import StepWork
 from protocol.requests import Finish, Logprobs
 
 if TYPE_CHECKING:

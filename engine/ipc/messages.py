@@ -341,7 +341,7 @@ class EngineBeat(_Message, frozen=True):
     waiting: int
     queued_tokens: int
     pages_free: int
-    step_model: tuple[float, ...] = ()  # fitted coefficients (scheduling/step_time.py)
+    step_model: tuple[float, ...] = ()  # a fitted StepModel
     counters: EngineCounters = msgspec.field(default_factory=EngineCounters)
     speculation: SpeculationStatus = SpeculationStatus()
     pace: float = 1.0  # recent tokens per sequence in the time of a plain step

@@ -17,8 +17,9 @@ import msgspec
 
 from engine.ipc.settings import StepSettings
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step_time import Coefficients, StepTimeModel, StepWork
+from engine.scheduling.step_time import StepTimeModel
 from protocol.block_keys import BLOCK_TOKENS
+from protocol.performance.step_model import StepModel, StepWork
 
 CHUNK_SHARE_BEFORE_FIT = 4
 """A step with a budget gets 1/n of the chunk as prompt tokens until step times can be predicted."""
@@ -49,7 +50,7 @@ class StepState(msgspec.Struct, frozen=True):
     computed: Seq[int]  # [prefills] computed tokens
     chunk: int  # configured limit of prompt tokens in a step
     bounds: StepBounds = StepBounds()
-    step_time: Coefficients | None = None  # None: too few steps were observed
+    step_time: StepModel | None = None  # None: too few steps were observed
 
 
 StepPolicy: TypeAlias = Callable[[StepState], list[int]]

@@ -17,12 +17,13 @@ and the speculation controller read its coefficients.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from protocol.performance.step_model import StepModel, StepWork
 
 Vector: TypeAlias = NDArray[np.float64]
 
@@ -50,55 +51,6 @@ MIN_STEP_S = 1e-5
 _SIZES = np.array([1.0, 8.0, 4096.0, 256.0, 65536.0])  # [5] typical features, for scaling
 
 
-class StepWork(NamedTuple):
-    """The features of one step or of several, summed over its chunks."""
-
-    decode_rows: int = 0
-    decode_kv_tokens: int = 0  # tokens that the decode rows attend to
-    prompt_tokens: int = 0  # u
-    prompt_pairs: float = 0.0  # u * (m + u/2), pairs of a query and a key
-
-    def plus(self, other: StepWork) -> StepWork:
-        return StepWork(
-            self.decode_rows + other.decode_rows,
-            self.decode_kv_tokens + other.decode_kv_tokens,
-            self.prompt_tokens + other.prompt_tokens,
-            self.prompt_pairs + other.prompt_pairs,
-        )
-
-
-class Coefficients(NamedTuple):
-    """The coefficients c0 .. c4 in seconds; none is negative."""
-
-    step: float
-    row: float
-    kv_token: float
-    prompt_token: float
-    prompt_pair: float
-
-    def seconds(self, work: StepWork) -> float:
-        """Return the predicted duration of a step."""
-        return self.step + self.added_seconds(work)
-
-    def added_seconds(self, work: StepWork) -> float:
-        """Return the seconds that ``work`` adds to a step that runs in any case."""
-        return (
-            self.row * work.decode_rows
-            + self.kv_token * work.decode_kv_tokens
-            + self.prompt_token * work.prompt_tokens
-            + self.prompt_pair * work.prompt_pairs
-        )
-
-    def prompt_tokens_within(self, seconds: float, computed: int) -> float:
-        """Return how many tokens of a prompt, after ``computed`` ones, add at most ``seconds`` to a
-        step: the root of c4/2 u^2 + (c3 + c4 m) u = seconds, or infinity if tokens are free."""
-        if seconds <= 0:
-            return 0.0
-        slope = self.prompt_token + self.prompt_pair * computed
-        root = math.sqrt(slope * slope + 2.0 * self.prompt_pair * seconds)
-        return 2.0 * seconds / (slope + root) if root > 0 else math.inf
-
-
 class StepTimeModel:
     """The fitted model of one engine; ``observe`` is called after every step."""
 
@@ -108,13 +60,13 @@ class StepTimeModel:
     def reset(self) -> None:
         """Forget all observations."""
         self.steps = 0
-        self.coefficients = Coefficients(0.0, 0.0, 0.0, 0.0, 0.0)
+        self.coefficients = StepModel(0.0, 0.0, 0.0, 0.0, 0.0)
         self._information = np.zeros((5, 5))  # A, for scaled features
         self._evidence = np.zeros(5)  # b
         self._sizes = np.zeros(5)  # mean of x^2 over the steps that have the feature
 
     @property
-    def known(self) -> Coefficients | None:
+    def known(self) -> StepModel | None:
         """The coefficients, or None before MIN_OBSERVATIONS steps."""
         return self.coefficients if self.steps >= MIN_OBSERVATIONS else None
 
@@ -143,7 +95,7 @@ class StepTimeModel:
         scaled = _solve_non_negative(
             self._information + np.diag(anchor), self._evidence + anchor * last
         )
-        self.coefficients = Coefficients(*(scaled / _SIZES).tolist())
+        self.coefficients = StepModel(*(scaled / _SIZES).tolist())
 
 
 class StepTimer:

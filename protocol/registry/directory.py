@@ -108,7 +108,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     queued_tokens: int = 0
     kv_tokens_free: int = 0
     kv_tokens_total: int = 0
-    step_model: tuple[float, ...] = ()  # c0 .. c4 of engine/scheduling/step_time.py, as last fitted
+    step_model: tuple[float, ...] = ()  # a StepModel, as last fitted
     pace: float = 1.0  # tokens of a sequence in the time of a plain step; 1 without speculation
     draining: bool = False  # it takes no further requests
     home: str = ""  # role that it was started for; "": the same as ``role``

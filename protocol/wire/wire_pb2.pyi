@@ -569,7 +569,7 @@ class Load(_message.Message):
     """tokens of a sequence in the time of a plain step, of late: 1 if nothing drafts"""
     @_builtins.property
     def step_model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """seconds of a step: engine/scheduling/step_time.py; empty: not known yet"""
+        """seconds of a step: protocol/performance/step_model.py; empty: not known yet"""
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from protocol.block_keys import BLOCK_TOKENS
+from protocol.performance.step_model import DEFAULT_CHUNK
 from protocol.registry.directory import WorkerRecord
 from protocol.requests import Request, request_to_wire
 from protocol.wire import wire_pb2 as pb
@@ -30,7 +31,6 @@ from router.placement.snapshot import (
     PrefillState,
     PrefixFetch,
 )
-from router.placement.step_model import DEFAULT_CHUNK
 from router.workers.decode_link import DecodeLink
 from router.workers.pool import WorkerPool
 

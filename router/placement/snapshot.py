@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from router.placement.step_model import StepModel
+from protocol.performance.step_model import StepModel
 
 
 class Objectives(NamedTuple):

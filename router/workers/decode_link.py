@@ -24,12 +24,12 @@ import grpc.aio
 
 from protocol.endpoints.grpc_endpoints import INSTANCE_KEY, LOOPBACK_ONLY, EndpointSecurity
 from protocol.liveness import SILENCE_S, SilenceDetector
+from protocol.performance.step_model import parse_pace
 from protocol.registry.directory import WorkerRecord
 from protocol.security import cluster_token
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
 from router.placement.ledger import DecodeLoad
-from router.placement.step_model import parse_pace
 from router.workers.outbox import Outbox
 
 log = logging.getLogger(__name__)

@@ -23,14 +23,14 @@ from typing import Protocol
 from redis.exceptions import RedisError
 
 from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY, EndpointSecurity
-from protocol.registry.directory import ModelInfo, WorkerRecord
-from router.placement.step_model import (
+from protocol.performance.step_model import (
     PRIOR_STEP_MODEL,
     StepModel,
     complete_step_model,
     mean_step_model,
     parse_step_model,
 )
+from protocol.registry.directory import ModelInfo, WorkerRecord
 from router.workers.decode_link import DecodeLink
 from router.workers.departures import KnownWorker, PrefillRegistry, who_is_gone
 from router.workers.probes import WorkerProbes, probe_worker

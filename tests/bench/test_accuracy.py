@@ -7,7 +7,7 @@ import pytest
 from bench.lib.http_load import Objective, StreamTiming
 from bench.simulator.accuracy import TrafficPhase, arrivals, rows
 from bench.simulator.fit import ClusterConstants, StepTimeFit, TrafficSegment, simulated_times
-from router.placement.step_model import StepModel
+from protocol.performance.step_model import StepModel
 
 KNOWN = ClusterConstants(
     StepModel(0.05, 4e-3, 2e-6, 1e-3, 1e-7), 2, 2, 256, 20, 32768, 4096.0, Objective(2.0, 0.1)

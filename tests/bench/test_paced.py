@@ -16,9 +16,10 @@ from bench.lib.paced import (
     lateness,
     open_lateness_file,
 )
-from engine.scheduling.step_time import Coefficients, StepTimeModel, StepWork
+from engine.scheduling.step_time import StepTimeModel
+from protocol.performance.step_model import StepModel, StepWork
 
-DEVICE = Coefficients(0.03, 3e-3, 2e-6, 1e-3, 1e-7)
+DEVICE = StepModel(0.03, 3e-3, 2e-6, 1e-3, 1e-7)
 FOUR = StepWork(4, 1000)
 
 

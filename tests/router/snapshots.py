@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from protocol.performance.step_model import StepModel
 from router.placement.snapshot import (
     DecodeState,
     LinkEstimates,
@@ -13,7 +14,6 @@ from router.placement.snapshot import (
     PlacementSnapshot,
     PrefillState,
 )
-from router.placement.step_model import StepModel
 
 GOALS = Objectives(2.0, 0.1)
 MODEL = StepModel(step=0.01, row=1e-4, kv_token=1e-7, prompt_token=1e-3, prompt_pair=0.0)

@@ -16,7 +16,7 @@ import math
 from typing import NamedTuple
 
 from cluster.simulator.devices.request import SimulatedRequest
-from router.placement.step_model import StepModel
+from protocol.performance.step_model import StepModel
 
 _EPSILON = 1e-9
 """A time within this share of a step after a boundary counts as that boundary (float rounding)."""

@@ -17,9 +17,8 @@ from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.sizing.snapshot import MachineModel
 from engine.scheduling.step_policy import StepBounds, StepState, plan_decode_step
-from engine.scheduling.step_time import Coefficients
+from protocol.performance.step_model import StepModel
 from router.placement.snapshot import Objectives
-from router.placement.step_model import StepModel
 
 if TYPE_CHECKING:
     from cluster.simulator.devices.worker import SimulatedWorker
@@ -37,7 +36,7 @@ class ChunkedPrompts:
         self._model = model
         self._chunk = chunk
         self._bounds = StepBounds(ttft_slo_s=goals.ttft_s, tpot_slo_s=goals.tpot_s)
-        self._coefficients = Coefficients(*model)
+        self._coefficients = StepModel(*model)
 
     def add(self, request: SimulatedRequest) -> None:
         self.requests[request] = request.cached

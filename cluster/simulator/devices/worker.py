@@ -24,11 +24,11 @@ from cluster.simulator.devices.request import (
 )
 from cluster.simulator.devices.steps import StepRunner
 from cluster.sizing.snapshot import MachineModel
+from protocol.performance.step_model import StepModel
 from protocol.roles import Role
 from router.placement.cost import usable_tokens
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives
-from router.placement.step_model import StepModel
 
 
 class KvReservations:

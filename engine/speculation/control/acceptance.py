@@ -17,7 +17,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculation.control.draft_choice import Vector
+from protocol.performance.draft_choice import Vector
 
 CLASS_MEMORY = 200.0  # decay constant of a class's frequencies, in drafts
 

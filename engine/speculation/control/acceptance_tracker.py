@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.control.acceptance import AcceptanceModel, SequenceAcceptance
-from engine.speculation.control.draft_choice import Vector
 from engine.speculation.control.draft_lengths import AcceptanceSamples, StepOutcome
+from protocol.performance.draft_choice import Vector
 
 Indices: TypeAlias = NDArray[np.int64]
 

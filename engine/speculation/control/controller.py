@@ -1,7 +1,7 @@
 """The adaptive draft length policy of one engine, which needs no tuning. Torch-free.
 
-choose_lengths  chooses the best lengths (draft_choice.py) from acceptance rates
-                (acceptance_tracker.py) and costs (step_costs.py). There are none unless they
+choose_lengths  chooses the best lengths (protocol/performance/draft_choice.py) from acceptance
+                rates (acceptance_tracker.py) and costs (step_costs.py). There are none unless they
                 beat plain steps by more than the estimates may err. Now and then it adds a
                 trial of drafts that do not seem to pay (exploration.py), or a plain step.
 observe         updates acceptance rates and costs.
@@ -17,15 +17,11 @@ import numpy as np
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.control.acceptance_tracker import AcceptanceTracker, BatchGroup
-from engine.speculation.control.draft_choice import (
-    BatchCosts,
-    DraftChoice,
-    LatencyCurve,
-    choose_draft_lengths,
-)
 from engine.speculation.control.draft_lengths import IDLE_STEPS, SpeculationAverages, StepOutcome
 from engine.speculation.control.exploration import Exploration
+from engine.speculation.control.latency_curve import LatencyCurve
 from engine.speculation.control.step_costs import StepCostModel
+from protocol.performance.draft_choice import BatchCosts, DraftChoice, choose_draft_lengths
 
 MARGIN, MAX_MARGIN = 0.02, 0.04
 """Bounds of the predicted gain required to start speculating, which is the estimates' standard

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.control.draft_choice import Vector
+from protocol.performance.draft_choice import Vector
 
 IDLE_STEPS = 64
 """A policy is idle if it will request no drafts for more than this many steps. It is also the

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.speculation.control.acceptance_tracker import AcceptanceTracker, BatchGroup
-from engine.speculation.control.draft_choice import DraftChoice
+from protocol.performance.draft_choice import DraftChoice
 
 SHARE = 0.005  # share of the time for trials when they begin to fail
 MIN_SHARE = 0.0005  # share of the time for trials that have failed for long

@@ -16,7 +16,6 @@ import torch
 from engine.ipc.counters import SpeculationCounters, SpeculationStatus
 from engine.scheduling.sequence import Sequence as Running
 from engine.scheduling.step_policy import StepPlan
-from engine.scheduling.step_time import StepWork
 from engine.speculation.control.draft_lengths import (
     DraftLengthPolicy,
     FixedDraftLength,
@@ -30,6 +29,7 @@ from engine.speculation.proposers.proposer import (
     RecordedProposer,
     VerifiedStep,
 )
+from protocol.performance.step_model import StepWork
 
 log = logging.getLogger("baton.engine")
 

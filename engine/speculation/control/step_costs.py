@@ -27,9 +27,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.scheduling.step_time import Coefficients
-from engine.speculation.control.draft_choice import LatencyCurve, Vector, linear_curve
 from engine.speculation.control.draft_lengths import StepOutcome
+from engine.speculation.control.latency_curve import LatencyCurve, linear_curve
+from protocol.performance.draft_choice import Vector
+from protocol.performance.step_model import StepModel
 
 DRIFT_S = 0.03**2  # variance that one step adds to the estimate of ``s``
 DRIFT_R = 0.004**2  # variance that one step adds to the estimate of ``r``
@@ -169,7 +170,7 @@ class StepCostModel:
     there is one; until then there is no curve."""
 
     calibrated: LatencyCurve | None
-    fitted: Callable[[], Coefficients | None] = lambda: None
+    fitted: Callable[[], StepModel | None] = lambda: None
     proposing: ProposalCost = field(default_factory=ProposalCost)
     catching_up: CatchUpCost = field(default_factory=CatchUpCost)
     _filters: dict[int, StepTimeFilter] = field(default_factory=dict)

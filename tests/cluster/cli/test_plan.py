@@ -26,7 +26,8 @@ from cluster.planner.speculation_report import describe_measurement, print_repor
 from engine.model.weights import tensor_shapes
 from engine.model_config.config import padded_rows
 from engine.model_config.families import parse_config
-from engine.speculation.control.draft_choice import LatencyCurve, expected_tokens, speedup
+from engine.speculation.control.latency_curve import LatencyCurve
+from protocol.performance.draft_choice import expected_tokens, speedup
 from tests.engine.families import FAMILIES, SIZES
 
 FREE = PassTimes(LatencyCurve(np.full(2000, 10e-3)), LatencyCurve(np.full(200, 1e-3)))

@@ -35,8 +35,8 @@ from cluster.workloads.distributions import LogNormalLength
 from cluster.workloads.traces import TraceRequest
 from engine.model_config.families import parse_config
 from protocol.errors import StartupError
+from protocol.performance.step_model import StepModel
 from protocol.roles import Role
-from router.placement.step_model import StepModel
 
 EIGHT = PlanOptions(
     model="Llama-3-8B",

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from engine.scheduling import step_policy as decode_policy
 from engine.scheduling import step_policy as prefill_policy
 from engine.scheduling.step_policy import StepBounds, StepState, decode_step_budget_s
-from engine.scheduling.step_time import Coefficients, StepWork
+from protocol.performance.step_model import StepModel, StepWork
 from router.placement.cost import step_budget_s
 from router.placement.snapshot import Objectives
 
-COST = Coefficients(step=5e-3, row=1e-4, kv_token=1e-7, prompt_token=1e-4, prompt_pair=1e-8)
+COST = StepModel(step=5e-3, row=1e-4, kv_token=1e-7, prompt_token=1e-4, prompt_pair=1e-8)
 
 
 def seconds(state: StepState, counts: list[int]) -> float:

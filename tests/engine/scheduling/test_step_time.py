@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from engine.execution.engine import Engine
 from engine.execution.loading import warm_up
-from engine.scheduling.step_time import Coefficients, StepTimeModel, StepTimer, StepWork
+from engine.scheduling.step_time import StepTimeModel, StepTimer
+from protocol.performance.step_model import StepModel, StepWork
 
-TRUE = Coefficients(2e-3, 1e-4, 1e-7, 5e-5, 2e-8)
+TRUE = StepModel(2e-3, 1e-4, 1e-7, 5e-5, 2e-8)
 
 
 def mixed(draw: random.Random) -> StepWork:
@@ -32,13 +33,13 @@ def decode_only(draw: random.Random) -> StepWork:
 
 
 def teach(
-    model: StepTimeModel, truth: Coefficients, works: list[StepWork], draw: random.Random
+    model: StepTimeModel, truth: StepModel, works: list[StepWork], draw: random.Random
 ) -> None:
     for work in works:
         model.observe(work, truth.seconds(work) * draw.lognormvariate(0, 0.05))
 
 
-def worst(model: StepTimeModel, truth: Coefficients, works: list[StepWork]) -> float:
+def worst(model: StepTimeModel, truth: StepModel, works: list[StepWork]) -> float:
     """Largest relative error."""
     found = model.coefficients
     return max(abs(found.seconds(w) / truth.seconds(w) - 1) for w in works)
@@ -51,7 +52,7 @@ def test_model_learns_and_follows_changes(seed: int) -> None:
     teach(model, TRUE, [mixed(draw) for _ in range(300)], draw)
     seen = [mixed(draw) for _ in range(100)]
     assert worst(model, TRUE, seen) < 0.1
-    slower = Coefficients(*(3 * c for c in TRUE))
+    slower = StepModel(*(3 * c for c in TRUE))
     teach(model, slower, [mixed(draw) for _ in range(800)], draw)
     assert worst(model, slower, seen) < 0.1
 
@@ -113,7 +114,7 @@ def test_coefficients_are_never_negative(steps: list[tuple[int, int, int, int, f
 def test_prompt_tokens_within_inverts_the_prediction(
     seconds: float, computed: int, pair: float
 ) -> None:
-    model = Coefficients(1.0, 0.0, 0.0, 5e-5, pair)
+    model = StepModel(1.0, 0.0, 0.0, 5e-5, pair)
     u = model.prompt_tokens_within(seconds, computed)
     added = model.prompt_token * u + model.prompt_pair * u * (computed + u / 2)
     assert added == pytest.approx(seconds)

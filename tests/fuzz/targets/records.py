@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from protocol.performance.step_model import parse_pace, parse_step_model
 from protocol.registry.directory import (
     AutoscalerRecord,
     Directory,
@@ -14,7 +15,6 @@ from protocol.registry.directory import (
     WorkerRecord,
 )
 from protocol.registry.leases import Leases
-from router.placement.step_model import parse_pace, parse_step_model
 from tests.fuzz.byte_reader import ByteReader
 from tests.fuzz.target import FuzzTarget
 from tests.fuzz.virtual_loop import VirtualLoop

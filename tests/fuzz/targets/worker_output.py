@@ -13,6 +13,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from protocol.performance.step_model import parse_step_model
 from protocol.registry.directory import WorkerRecord
 from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
@@ -25,7 +26,6 @@ from router.generation.submission import (
     ttft_stages,
 )
 from router.placement.estimates import RoutingEstimates
-from router.placement.step_model import parse_step_model
 from router.workers.decode_link import DecodeLink
 from tests.fuzz.byte_reader import ByteReader
 from tests.fuzz.target import Budget, FuzzTarget

@@ -9,11 +9,11 @@ import pytest
 from bench.lib.report import percentile
 from bench.simulator import fair_simulation
 from bench.simulator.fair_simulation import GOALS, FairSimulation, TenantResult, TenantTraffic
+from protocol.performance.step_model import StepModel
 from router.fairness.fair_queue import FairQueue, WaitingRequest
 from router.fairness.overload import LEAST_QUEUE_S, OverloadMonitor
 from router.fairness.virtual_counters import ExpectedCost, VirtualCounters
 from router.placement.admission import QUEUE_SHARE, AdmissionLimits
-from router.placement.step_model import StepModel
 from router.tenants.tenant import Tenant
 from tests.router.fairness.works import UnusedWork
 

@@ -8,6 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.performance.step_model import (
+    PRIOR_STEP_MODEL,
+    StepModel,
+    complete_step_model,
+    mean_step_model,
+    parse_pace,
+    parse_step_model,
+)
 from router.placement.choose import find_longest_prefix, placement_candidates
 from router.placement.cost import (
     LOCAL_PATH_S,
@@ -20,14 +28,6 @@ from router.placement.cost import (
     usable_tokens,
 )
 from router.placement.snapshot import PrefixFetch
-from router.placement.step_model import (
-    PRIOR_STEP_MODEL,
-    StepModel,
-    complete_step_model,
-    mean_step_model,
-    parse_pace,
-    parse_step_model,
-)
 from tests.router.snapshots import GOALS, MODEL, decode, network, prefill, query, snapshot
 
 

@@ -8,11 +8,11 @@ from random import Random
 
 import msgspec
 
+from protocol.performance.step_model import StepModel, parse_step_model
 from protocol.registry.directory import ModelInfo
 from protocol.wire import wire_pb2 as pb
 from router.generation.submission import TokenQueue
 from router.placement.choose import choose_placement
-from router.placement.step_model import StepModel, parse_step_model
 from router.workers.decode_link import DecodeLink
 from tests.router.conftest import Start, until
 from tests.router.fake_worker import FakeWorker, expected, outputs

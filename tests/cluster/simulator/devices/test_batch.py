@@ -9,7 +9,7 @@ import pytest
 
 from cluster.simulator.devices.batch import SimulatedBatch
 from cluster.simulator.devices.request import SimulatedRequest
-from router.placement.step_model import StepModel
+from protocol.performance.step_model import StepModel
 
 MODEL = StepModel(0.008, 1e-4, 1e-6, 0.0, 0.0)
 

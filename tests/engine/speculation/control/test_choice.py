@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.control.draft_choice import (
+from protocol.performance.draft_choice import (
     BatchCosts,
     Vector,
     choose_draft_lengths,

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step_time import Coefficients
 from engine.speculation.control.controller import Controller
-from engine.speculation.control.draft_choice import LatencyCurve, expected_tokens
 from engine.speculation.control.draft_lengths import FixedDraftLength, ObserveEveryStep, StepOutcome
+from engine.speculation.control.latency_curve import LatencyCurve
 from engine.speculation.control.step_costs import StepCostModel
+from protocol.performance.draft_choice import expected_tokens
+from protocol.performance.step_model import StepModel
 from tests.engine.speculation_world import Acceptance, SimulatedEngine, SimulatedMachine
 
 MOST = 8
@@ -209,12 +210,12 @@ def test_wrong_curve_is_corrected() -> None:
 
 def test_no_drafts_without_a_cost_model() -> None:
     world = SimulatedEngine(LARGE, always(0.9), 2)
-    known: list[Coefficients] = []
+    known: list[StepModel] = []
     costs = StepCostModel(None, lambda: known[0] if known else None)
     control = Controller(costs, MOST, world.passes)
     world.run(control, 200)
     assert not any(world.asked)
-    known.append(Coefficients(LARGE.step, LARGE.row, 0.0, 0.0, 0.0))
+    known.append(StepModel(LARGE.step, LARGE.row, 0.0, 0.0, 0.0))
     world.run(control, 2000)
     assert sum(map(bool, world.asked)) > 100
 

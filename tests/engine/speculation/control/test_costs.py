@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from engine.model_config.config import padded_rows
-from engine.scheduling.step_time import Coefficients
-from engine.speculation.control.draft_choice import LatencyCurve, calibrate, curve_from_knots
+from engine.speculation.control.latency_curve import LatencyCurve, calibrate, curve_from_knots
 from engine.speculation.control.step_costs import ProposalCost, StepCostModel
+from protocol.performance.step_model import StepModel
 
 
 class Machine:
@@ -125,7 +125,7 @@ def test_prefill_time_is_not_attributed_to_draft_nodes() -> None:
 
 def test_fitted_line_replaces_a_missing_curve() -> None:
     assert StepCostModel(None).curve() is None
-    line = StepCostModel(None, lambda: Coefficients(2e-3, 1e-4, 0.0, 0.0, 0.0)).curve()
+    line = StepCostModel(None, lambda: StepModel(2e-3, 1e-4, 0.0, 0.0, 0.0)).curve()
     assert line is not None and line(10) == pytest.approx(3e-3)
 
 

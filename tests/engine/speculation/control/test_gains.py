@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.speculation.control.acceptance import EXPONENTS, AcceptanceModel, SequenceAcceptance
-from engine.speculation.control.draft_choice import Vector
+from protocol.performance.draft_choice import Vector
 
 ONE = int(np.flatnonzero(EXPONENTS == 1.0)[0])
 

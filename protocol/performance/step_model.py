@@ -26,8 +26,25 @@ MAX_COEFFICIENT_S = 60.0
 """Reports with a larger coefficient are garbage."""
 
 
+class StepWork(NamedTuple):
+    """The features of one step or of several, summed over its chunks."""
+
+    decode_rows: int = 0
+    decode_kv_tokens: int = 0  # tokens that the decode rows attend to
+    prompt_tokens: int = 0  # u
+    prompt_pairs: float = 0.0  # u * (m + u/2), pairs of a query and a key
+
+    def plus(self, other: StepWork) -> StepWork:
+        return StepWork(
+            self.decode_rows + other.decode_rows,
+            self.decode_kv_tokens + other.decode_kv_tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            self.prompt_pairs + other.prompt_pairs,
+        )
+
+
 class StepModel(NamedTuple):
-    """Coefficients in seconds, none negative."""
+    """StepModel in seconds, none negative."""
 
     step: float
     row: float
@@ -48,6 +65,28 @@ class StepModel(NamedTuple):
     def prefill_s(self, computed: int, tokens: int, chunk: int) -> float:
         """Return the seconds of a prompt on an idle worker, its steps included."""
         return self.step * math.ceil(tokens / chunk) + self.prompt_s(computed, tokens)
+
+    def seconds(self, work: StepWork) -> float:
+        """Return the predicted duration of a step."""
+        return self.step + self.added_seconds(work)
+
+    def added_seconds(self, work: StepWork) -> float:
+        """Return the seconds that ``work`` adds to a step that runs in any case."""
+        return (
+            self.row * work.decode_rows
+            + self.kv_token * work.decode_kv_tokens
+            + self.prompt_token * work.prompt_tokens
+            + self.prompt_pair * work.prompt_pairs
+        )
+
+    def prompt_tokens_within(self, seconds: float, computed: int) -> float:
+        """Return how many tokens of a prompt, after ``computed`` ones, add at most ``seconds`` to a
+        step: the root of c4/2 u^2 + (c3 + c4 m) u = seconds, or infinity if tokens are free."""
+        if seconds <= 0:
+            return 0.0
+        slope = self.prompt_token + self.prompt_pair * computed
+        root = math.sqrt(slope * slope + 2.0 * self.prompt_pair * seconds)
+        return 2.0 * seconds / (slope + root) if root > 0 else math.inf
 
 
 PRIOR_STEP_MODEL = StepModel(5e-3, 5e-5, 5e-8, 5e-5, 1e-9)

@@ -1,0 +1,92 @@
+"""The latency curve: seconds of a model pass by its number of rows, measured or fitted.
+
+A line does not fit: on a CPU,
+matrix products are prepared for certain numbers of rows (engine/model_config/config.py), so the
+curve is a staircase; on a GPU, rows below the ridge point are free. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from engine.model_config.config import padded_row_counts, padded_rows
+from protocol.performance.draft_choice import Vector
+from protocol.performance.step_model import StepModel
+
+BUDGET_S = 1.0  # approximate seconds of ``calibrate``
+
+REPEATS = 3
+"""Measurements of each number of rows; the shortest one counts, as disturbances only add time."""
+
+FIRST_ROW_COUNTS = (1, 32, 8, 2, 128, 4, 16, 64)
+"""Row counts measured first; the first three are measured in any case."""
+
+
+class LatencyCurve:
+    """Seconds of a model pass by its number of rows. ``seconds`` [R] are passes with 1 .. R rows
+    and are made monotonic; beyond R the curve continues as a line."""
+
+    def __init__(self, seconds: Sequence[float] | Vector) -> None:
+        self._table = np.maximum.accumulate(np.asarray(seconds, dtype=np.float64))
+        assert len(self._table) and self._table[0] > 0
+        half = len(self._table) // 2
+        rise = self._table[-1] - self._table[half]
+        self._slope = rise / max(1, len(self._table) - 1 - half)
+
+    def __call__(self, rows: int) -> float:
+        """Return the seconds of one pass."""
+        return float(self.span(rows, rows)[0])
+
+    def span(self, first: int, last: int) -> Vector:
+        """Return the seconds [last - first + 1] of passes with ``first`` .. ``last`` rows."""
+        assert 1 <= first <= last
+        if last > len(self._table):
+            beyond = np.arange(1, last - len(self._table) + 1) * self._slope
+            self._table = np.append(self._table, self._table[-1] + beyond)
+        return self._table[first - 1 : last]
+
+
+def calibrate(
+    run: Callable[[int], None],
+    most_rows: int,
+    clock: Callable[[], float],
+    budget_s: float = BUDGET_S,
+) -> LatencyCurve:
+    """Measure the latency curve within about ``budget_s``; row counts in between are interpolated.
+    ``run(rows)`` computes one pass of the model and returns when it has completed."""
+    ends = clock() + budget_s
+    counts = padded_row_counts(max(most_rows, FIRST_ROW_COUNTS[1]))
+    first = [rows for rows in FIRST_ROW_COUNTS if rows <= counts[-1]]
+    measured: dict[int, float] = {}
+    run(1)
+    for rows in first + [rows for rows in counts if rows not in first]:
+        longest = max(measured.values(), default=0.0)
+        # The first pass of a size may include its warm-up; with two passes the other one counts.
+        repeats = REPEATS if len(counts) * REPEATS * longest < 2 * budget_s else 2
+        if len(measured) < 3 or clock() + repeats * longest < ends:
+            measured[rows] = min(_timed(run, rows, clock) for _ in range(repeats))
+    knots = sorted(measured)
+    return curve_from_knots(knots, [measured[rows] for rows in knots])
+
+
+def _timed(run: Callable[[int], None], rows: int, clock: Callable[[], float]) -> float:
+    began = clock()
+    run(rows)
+    return max(clock() - began, 1e-7)
+
+
+def curve_from_knots(knots: Sequence[int], seconds: Sequence[float]) -> LatencyCurve:
+    """Return the curve through measured row counts ``knots`` [K], in ascending order. Each number
+    of rows takes as long as the next padded one; padded counts between knots are interpolated. A
+    knot slower than a larger one was disturbed and is lowered to it."""
+    times = np.minimum.accumulate(np.asarray(seconds, dtype=np.float64)[::-1])[::-1]
+    padded = [padded_rows(rows) for rows in range(1, knots[-1] + 1)]
+    return LatencyCurve(np.interp(padded, knots, times))
+
+
+def linear_curve(fitted: StepModel, most_rows: int) -> LatencyCurve:
+    """Return the curve of the fitted step time model, for engines without a calibration."""
+    rows = np.arange(1, most_rows + 1)
+    return LatencyCurve(np.maximum(fitted.step + fitted.row * rows, 1e-7))
