@@ -1,4 +1,4 @@
-"""The prefill workers that may compute the prompt of one request, and which one is asked next."""
+"""Chooses which prefill worker is asked next to compute the prompt of one request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The deadlines of one request on its decode worker.
+"""Ends one request on its decode worker when a deadline has passed.
 
 The router says how long the client waits, and ends the request itself when that time is over. The
 worker counts on its own clock, so that it computes nothing for a client who has given up although
@@ -29,7 +29,7 @@ class RequestExpiry:
         return asyncio.get_running_loop().call_later(seconds, self._expire, why)
 
     def first_token_came(self) -> None:
-        """From now on only the end of the request has a deadline."""
+        """Cancel the deadline of the first token; that of the whole request stays."""
         if self._first_token is not None:
             self._first_token.cancel()
 

@@ -138,7 +138,7 @@ class DecodeRequest:
         self._fail(why, retryable=True, moved=True)
 
     def _expire(self, why: str) -> None:
-        """End because a deadline of the request has passed: nobody waits for its tokens."""
+        """End because a deadline of the request has passed."""
         self._fail(why, retryable=False, expired=True)
 
     def _fail(

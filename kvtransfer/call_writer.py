@@ -1,5 +1,7 @@
-"""What the receiver of KV says in a Prefill.Run call after its start: credits, slots that it has
-read, and messages about pairs. ``PrefillRunCall`` has one ``CallWriter``; event loop only.
+"""Writes what the receiver of KV says in a Prefill.Run call after its start.
+
+These are credits, slots that it has read, and messages about pairs. ``PrefillRunCall`` has one
+``CallWriter`` and uses it on the event loop only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of carriers, which bring the frames of KV from worker to worker.
+"""The interface of carriers, which move frames of KV between two workers.
 
 A transfer moves the KV of one Prefill.Run call from the prefill worker (P) to the decode worker
 (D):

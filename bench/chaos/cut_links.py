@@ -58,7 +58,7 @@ class LinkCutter:
     @contextlib.asynccontextmanager
     async def cut(self, pid: int, endpoint: str, draw: random.Random) -> AsyncIterator[None]:
         """Cut the connections of ``pid`` to ``endpoint`` while the body runs, in one direction or
-        in both. New connections to it are cut, too, whoever makes them."""
+        in both. New connections to it from any process are cut, too."""
         port = int(endpoint.rpartition(":")[2])
         rules = [f"tcp dport {port} tcp flags & (syn | ack) == syn drop"]
         directions = draw.choice([(True,), (False,), (True, False)])

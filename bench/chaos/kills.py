@@ -1,4 +1,4 @@
-"""Streams while processes of their pool are killed; shared by the soak and by tests."""
+"""Runs streams while processes of their pool are killed. The soak and tests use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the machine processes other than the benchmark's use meanwhile."""
+"""Measures the share of the machine that processes other than the benchmark use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part ``pools``: from the pool of one engine to the pool of another, with each codec."""
+"""Runs the part ``pools``: KV goes from one engine's pool to another's, with each codec."""
 
 from __future__ import annotations
 

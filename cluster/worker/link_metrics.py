@@ -1,4 +1,4 @@
-"""The metrics of the links by which one worker receives KV; ``WorkerCollector`` yields them."""
+"""Collects metrics of the links by which a worker receives KV; ``WorkerCollector`` yields them."""
 
 from __future__ import annotations
 

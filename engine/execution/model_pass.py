@@ -1,4 +1,4 @@
-"""What the model computed in one step, on its way from the stepper's pass to its draw."""
+"""Holds what the model computed in one step, from the stepper's pass until tokens are drawn."""
 
 from __future__ import annotations
 

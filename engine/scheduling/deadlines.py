@@ -1,4 +1,4 @@
-"""Which sequences have expired: their requests' deadlines have passed, and nobody waits for them.
+"""Finds the sequences whose requests' deadlines have passed.
 
 The engine adds every new sequence. ``EngineServer`` asks before each step, so that a prompt that
 waited for too long is not computed, and one that is being computed or decoded goes no further. The

@@ -1,4 +1,4 @@
-"""When a read counts as stuck."""
+"""Decides when a read counts as stuck."""
 
 from __future__ import annotations
 

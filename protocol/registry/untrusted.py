@@ -1,4 +1,4 @@
-"""Decodes what Redis has at a key: any bytes at all are a record or None, never an error.
+"""Decodes the value of a Redis key to a record, or to None if the bytes are invalid.
 
 Whoever can write to Redis can put anything there, and so can a program of another version. Every
 reader of msgpack from Redis decodes by ``decode_untrusted``.

@@ -166,7 +166,7 @@ class ChildPool:
             return child
 
     def _start_spare(self) -> None:
-        """Start a child if none is idle: whoever comes next shall not wait for the vocabulary."""
+        """Start a child if none is idle, so that the next call need not wait for its start."""
         with self._lock:
             if not self._closed and not self._idle:
                 child = ChildProcess(self._module, self._argument)

@@ -58,7 +58,7 @@ async def read_json_object(
 ) -> dict[str, Any]:
     """Return the JSON object in the body, of at most ``limit`` bytes within ``timeout_s``.
 
-    ``claim`` counts the bytes as they come; whoever opened it ends it. Raises ApiError or
+    ``claim`` counts the bytes as they come; the caller ends it. Raises ApiError or
     ClientDisconnected.
     """
     _check_type(request)

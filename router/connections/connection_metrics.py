@@ -1,4 +1,4 @@
-"""Metrics of a ``ConnectionTable``. ``RouterServer`` adds them to the registry of its router."""
+"""Collects metrics of a ``ConnectionTable``. ``RouterServer`` registers the collector."""
 
 from __future__ import annotations
 

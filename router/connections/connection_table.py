@@ -58,7 +58,7 @@ def address_group(host: str) -> str:
 class ConnectionSlot:
     """The place of one open connection. Created by ``ConnectionTable.admit``.
 
-    ``evict`` closes the connection at once; whoever owns the connection at the time sets it.
+    ``evict`` closes the connection at once; the present owner of the connection sets it.
     """
 
     def __init__(self, table: ConnectionTable, address: str) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of a router's queue."""
+"""Defines the metrics of a router's queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``RateBucket``: a limit per minute as a token bucket. Pure: times are passed in.
+"""``RateBucket`` enforces a limit per minute as a token bucket. Pure: times are passed in.
 
     level = limit at most, limit / 60 more each second; every use takes from it, below 0 if need be
 

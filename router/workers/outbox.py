@@ -1,4 +1,4 @@
-"""What waits to be written to one decode worker: submits, the oldest first, and cancels.
+"""Orders what waits to be written to one decode worker: submits, the oldest first, and cancels.
 
     submit --> waiting --next_message--> written --cancel--> a cancel in the next message
                   |

@@ -1,4 +1,7 @@
-"""``ModelFormats``: how a model's chats, prompts and outputs are written. One per router."""
+"""``ModelFormats`` knows how a model's chats, prompts and outputs are written.
+
+Each router has one.
+"""
 
 from __future__ import annotations
 
