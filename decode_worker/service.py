@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import TypeAlias
 
 import grpc
+from msgspec.structs import asdict
 
 from decode_worker.request import DecodeRequest, invalid_request_output
 from engine.process.client import EngineClient
@@ -35,21 +37,40 @@ DOWN_HEARTBEAT_S = 0.05
 """The same while no engine serves: requests wait at routers for the next one to be ready."""
 MAX_QUEUED = 2048
 """Messages that may wait for one router."""
+PUSH_S = 0.02
+"""Least time from one comparison of the load with what routers know, and one push, to the next."""
+_REQUESTS_SHARE, _KV_SHARE = 0.05, 0.03  # changes that are pushed, as in engine/process/meter.py
+
+
+def load_has_changed(load: pb.Load, told: pb.Load) -> bool:
+    """Return whether the load differs from the one told before by enough to change a placement."""
+    requests, before = load.running + load.waiting, told.running + told.waiting
+    tokens, queued = load.queued_tokens, told.queued_tokens
+    kv_tokens = abs(load.kv_tokens_free - told.kv_tokens_free)
+    return (
+        load.down != told.down
+        or abs(requests - before) > _REQUESTS_SHARE * before
+        or abs(tokens - queued) > _REQUESTS_SHARE * queued
+        or kv_tokens > _KV_SHARE * load.kv_tokens_total
+    )
 
 
 class RouterLink:
-    """One Decode.Attach stream. ``DecodeService`` creates it, and closes it when the stream
-    ends."""
+    """One Decode.Attach stream. ``DecodeService`` creates it, and closes it when the stream ends.
+    ``on_change`` is called whenever a request has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        self._on_change = on_change
         self.requests: dict[str, DecodeRequest] = {}  # by request id
         self.closed = False
+        self.submits_seen = 0
         self._outputs: list[pb.Output] = []
         self._load_changed = False
         self._queue: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
 
     def forget(self, request: DecodeRequest) -> None:
         self.requests.pop(request.request.id, None)
+        self._on_change()
 
     def emit(self, output: pb.Output) -> None:
         """Send an output with the others of this turn of the event loop."""
@@ -73,6 +94,12 @@ class RouterLink:
             while not self._queue.empty():
                 self._queue.get_nowait()
             self.close()
+
+    def push_load(self) -> None:
+        """Tell the router the load at once."""
+        self._load_changed = True
+        if self._queue.empty():
+            self._queue.put_nowait(pb.WorkerMessage())
 
     def announce_draining(self) -> None:
         """Tell the router that this worker takes no further requests."""
@@ -98,7 +125,7 @@ class RouterLink:
 
     async def messages(self, load: Callable[[], pb.Load]) -> AsyncIterator[pb.WorkerMessage]:
         """Yield the messages to send. One every HEARTBEAT_S at least carries the load, and so does
-        one that hands a request back."""
+        one after ``push_load`` and one that hands a request back."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -113,6 +140,7 @@ class RouterLink:
             if self._load_changed or loop.time() >= due:
                 self._load_changed = False
                 message.load.CopyFrom(load())
+                message.load.submits_seen = self.submits_seen
                 beat_s = DOWN_HEARTBEAT_S if message.load.down else HEARTBEAT_S
                 due = loop.time() + beat_s
             yield message
@@ -130,7 +158,11 @@ class DecodeService(rpc.DecodeServicer):
         self._receiver = receiver
         self._instance = instance
         self._links: set[RouterLink] = set()
+        self._told = pb.Load()  # the load that was pushed last
+        self._checked_at = -math.inf
+        self._check: asyncio.TimerHandle | None = None
         self.draining = False
+        engine.on_load = self._on_load
 
     @property
     def _promised_tokens(self) -> int:
@@ -174,7 +206,7 @@ class DecodeService(rpc.DecodeServicer):
         for key, value in context.invocation_metadata() or ():
             if key == INSTANCE_KEY and value != self._instance:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another instance is here")
-        link = RouterLink()
+        link = RouterLink(self._on_load)
         self._links.add(link)
         if self.draining:
             link.announce_draining()
@@ -202,6 +234,8 @@ class DecodeService(rpc.DecodeServicer):
 
     def _submit(self, submit: pb.Submit, link: RouterLink) -> None:
         name = submit.request.id
+        link.submits_seen += 1
+        self._on_load()
 
         def refuse(why: str, *, moved: bool = False) -> None:
             output = pb.Output(id=name, finish=pb.FINISH_ERROR, error=why)
@@ -221,6 +255,20 @@ class DecodeService(rpc.DecodeServicer):
             request, submit, self._engine, self._receiver, link.emit, link.forget
         )
         return None
+
+    def _on_load(self) -> None:
+        """Compare the load soon with what routers know, as it may have changed."""
+        if self._links and self._check is None:
+            loop = asyncio.get_running_loop()
+            self._check = loop.call_at(self._checked_at + PUSH_S, self._push_load)
+
+    def _push_load(self) -> None:
+        self._check, self._checked_at = None, asyncio.get_running_loop().time()
+        load = self._load()
+        if load_has_changed(load, self._told):
+            self._told = load
+            for link in self._links:
+                link.push_load()
 
     def _check_length(self, request: Request) -> None:
         """Raise InvalidRequest for a request that is too long, before its prompt goes to the
@@ -242,10 +290,11 @@ class DecodeService(rpc.DecodeServicer):
         beat = session.beat
         return pb.Load(
             running=beat.running,
-            waiting=beat.waiting,
+            waiting=max(beat.waiting, self.request_count - beat.running),
             queued_tokens=beat.queued_tokens,
             kv_tokens_free=max(0, beat.pages_free * BLOCK_TOKENS - self._promised_tokens),
             kv_tokens_total=session.ready.kv_tokens,
             step_model=beat.step_model,
-            pace=beat.pace,
+            queued_prompts=beat.queued_prompts,
+            speculation=pb.Speculation(**asdict(beat.profile)) if beat.profile else None,
         )

@@ -106,9 +106,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def request_to_wire(request: Request) -> pb.Request:
-    fields = {name: getattr(request, name) for name in Request.__struct_fields__}
-    return pb.Request(**fields | {"sampling": sampling_params_to_wire(request.sampling)})
+_SCALARS = tuple(
+    name for name in Request.__struct_fields__ if name not in ("prompt", "emitted", "sampling")
+)
+
+
+def request_to_wire(request: Request, into: pb.Request | None = None) -> pb.Request:
+    """Return the request as a message: ``into``, which is empty, or a new one."""
+    message = pb.Request() if into is None else into
+    message.prompt.extend(request.prompt)
+    message.emitted.extend(request.emitted)
+    message.sampling.CopyFrom(sampling_params_to_wire(request.sampling))
+    for name in _SCALARS:
+        setattr(message, name, getattr(request, name))
+    return message
 
 
 def request_from_wire(message: pb.Request) -> Request:

@@ -13,7 +13,12 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from router.common.errors import ApiError
-from router.http.intake import EXPLAIN_HEADER, TIMELINE_HEADER, TTFT_DEADLINE_HEADER
+from router.http.intake import (
+    EXPLAIN_HEADER,
+    SESSION_HEADER,
+    TIMELINE_HEADER,
+    TTFT_DEADLINE_HEADER,
+)
 from router.openai.answers.openapi import openapi_document
 from router.openai.bodies.generation_body import (
     ChatBody,
@@ -109,8 +114,9 @@ def test_headers() -> None:
     told = {quoted(row[0])[0] for row in rows("Headers of a request")}
     for source in ("chat/completions", "completions"):
         post = openapi_document("a model", keys=False)["paths"][f"/v1/{source}"]["post"]
-        assert {p["name"] for p in post["parameters"]} == {n for n in told if "baton" in n}
-    assert {EXPLAIN_HEADER, TIMELINE_HEADER, TTFT_DEADLINE_HEADER} <= told
+        named = {n for n in told if "baton" in n} | {SESSION_HEADER}
+        assert {p["name"] for p in post["parameters"]} == named
+    assert {EXPLAIN_HEADER, TIMELINE_HEADER, TTFT_DEADLINE_HEADER, SESSION_HEADER} <= told
 
 
 def codes_in(source: str) -> Iterator[str]:

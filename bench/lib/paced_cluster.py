@@ -98,7 +98,7 @@ def paced_cluster(device: StepModel | None, *arguments: str) -> Iterator[PacedCl
             "BATON_REDIS_URL": redis.url,
         }
         if device is not None:
-            values |= Device(device, folder).environment()
+            values |= Device(device[:5], folder).environment()
             arguments = ("--worker-engine", ENGINE, *arguments)
         redis.start()
         signal.signal(signal.SIGTERM, _end)  # else what runs would stay

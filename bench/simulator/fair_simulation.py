@@ -148,7 +148,7 @@ class SimulatedChoice:
         self._simulation.rows[self._routed.placement.decode] -= 1
         self._ticket.release()
         self._charge.on_end(self.traffic.output)
-        self._router.estimates.record_output(self.traffic.output)
+        self._router.estimates.outputs.record("", 0, self.traffic.output)
 
 
 class _Prompt:
@@ -179,7 +179,7 @@ class SimulatedFairRouter:
 
     def place(self, traffic: TenantTraffic, level: float) -> RoutedWork | None:
         simulation = self._simulation
-        query = PlacementQuery(traffic.prompt, max(2.0, self.estimates.output), 1.0)
+        query = PlacementQuery(traffic.prompt, max(2.0, self.estimates.outputs.mean), 1.0)
         prefill = [self._state(name, level) for name in simulation.prefill]
         decode = [
             DecodeState(
@@ -193,7 +193,7 @@ class SimulatedFairRouter:
             for name in simulation.decode
         ]
         snapshot = PlacementSnapshot(
-            prefill, decode, self.estimates.network(self.ledger.active), self.estimates.output
+            prefill, decode, self.estimates.network(self.ledger.active), self.estimates.outputs.mean
         )
         choice = choose_placement(query, snapshot, GOALS, self._rng)
         assert choice is not None

@@ -142,7 +142,7 @@ def fit_segments(segments: Sequence[TrafficSegment], known: ClusterConstants) ->
 
 def _scenario(known: ClusterConstants, fit: StepTimeFit) -> Scenario:
     of = known.step
-    step = [c * fit.decode for c in of[:3]] + [c * fit.prompt for c in of[3:]]
+    step = [c * fit.decode for c in of[:3]] + [c * fit.prompt for c in of[3:5]]
     pools: dict[Role, int] = {"prefill": known.prefill, "decode": known.decode}
     return parse_scenario(
         {

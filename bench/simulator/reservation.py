@@ -3,7 +3,7 @@
     python -m bench.simulator.reservation --traces FOLDER [14P+3D 14P+5D ...]
 
 The traffic is one copy of Mooncake's conversation trace, a quarter of what
-``bench.simulator.pools`` plays. Each split of workers is simulated twice: with pages that are
+``bench.pools`` plays. Each split of workers is simulated twice: with pages that are
 reserved when KV is about to flow, as the product does (protocol/page_reservation.py), and when the
 prefill starts. The figure is the share of the requests that meet both objectives.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from bench.lib.report import ResultRow, finish
-from bench.simulator.pools import mooncake
+from bench.pools import mooncake
 from bench.simulator.split_search import PoolSplit
 from cluster.simulator.devices.transfer import KvCarrier
 from cluster.simulator.result import meets_objectives

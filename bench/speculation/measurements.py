@@ -21,6 +21,7 @@ from engine.model.decoder import DecoderModel
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.control.draft_lengths import DraftLengthPolicy, StepOutcome
 from protocol.performance.draft_choice import expected_tokens
+from protocol.performance.speculation_profile import SpeculationProfile
 
 RESAMPLES = 1000
 Clock = Callable[[], float]
@@ -79,7 +80,7 @@ class StepTotals:
         return self.expected() * step / ((self.pass_s + self.draft_s) / self.steps + beside)
 
 
-class RecordingLengths:
+class RecordingLengths(DraftLengthPolicy):
     """Delegates draft lengths to ``inner``, and adds up the outcomes."""
 
     def __init__(self, inner: DraftLengthPolicy) -> None:
@@ -103,6 +104,9 @@ class RecordingLengths:
 
     def speedups(self) -> tuple[float, float]:
         return self._inner.speedups()
+
+    def profile(self) -> SpeculationProfile | None:
+        return self._inner.profile()
 
 
 class TimedModel(DecoderModel):

@@ -84,6 +84,8 @@ log = logging.getLogger("baton.autoscaler")
 
 ScalingPolicy = Callable[[SizingSnapshot], ScalingDecision]
 
+RESTORED_S = 180.0
+"""Age up to which the memory of the last line of the log is continued."""
 _LOG_S = 2.0
 _LEAST_PAUSE_S = 0.25  # time for all to see a changed role
 
@@ -124,7 +126,7 @@ class AutoscalerLoop:
         self._policy = policy
         self._on_turn = on_turn
         self._writing = BlockingCall("the log of decisions")
-        restored = decisions.restore(time.monotonic(), settings.down_after_s)
+        restored = decisions.restore(time.monotonic(), RESTORED_S)
         self._memory = restored.memory if restored else SizingMemory()
         self._starts = StartTimeEstimate(restored.start_s if restored else settings.start_s)
         self._targets: WorkerCounts | None = None

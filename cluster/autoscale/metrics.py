@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
+import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cluster.autoscale.loop import AutoscalerTurn
+from cluster.sizing.corrections import CORRECTIONS, bounded_corrections
 from cluster.sizing.decision import RoleDemand, ScalingReason
 from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts, staying
 from cluster.sizing.worker_counts import count_starting
@@ -160,9 +162,17 @@ class AutoscalerCollector(Collector):
         kv = turn.record.decision.memory.corrections.kv
         text = "Observed to expected KV of a sequence that decodes"
         yield gauge("resident_kv_correction_factor", text, own, kv)
+        bounded = bounded_corrections(turn.record.decision.memory.corrections)
+        text = "1: the correction is as large or as small as it may be"
+        values: list[tuple[str, float]] = [(name, name in bounded) for name in CORRECTIONS]
+        yield labelled_gauge("correction", "correction_at_bound", text, own, values)
+        error = turn.record.decision.forecast_error
+        values = [] if error is None else list(msgspec.structs.asdict(error).items())
+        text = "Of the forecast of a minute ago: what came over what was forecast, less 1"
+        yield labelled_gauge("figure", "forecast_error_ratio", text, own, values)
         missed = turn.record.decision.slo_infeasible
         text = "1: no number of workers meets the objective"
-        values: list[tuple[str, float]] = [(slo, slo in missed) for slo in SLOS]
+        values = [(slo, slo in missed) for slo in SLOS]
         yield labelled_gauge("slo", "slo_infeasible", text, own, values)
         mode = "advise" if self._figures.is_advisory else "act" if turn.record.acted else "watch"
         values = [(each, each == mode) for each in MODES]

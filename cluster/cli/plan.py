@@ -45,11 +45,18 @@ Acceptance: TypeAlias = Annotated[
     float | None,
     Option(min=0.0, max=0.99, help="Of drafted tokens; without it none are drafted."),
 ]
-DraftCost: TypeAlias = Annotated[
-    float, Option(min=0.0, max=1.0, help="Of a draft pass, in steps; n-grams: 0.")
+Draft: TypeAlias = Annotated[
+    str | None, Option(help="Model that drafts, as --model; without it n-grams, at no cost.")
+]
+Weights: TypeAlias = Annotated[
+    Literal["fp8", "bf16"], Option(help="Type of the weights, and of products with them.")
+]
+TensorParallel: TypeAlias = Annotated[
+    int, Option("--tp", min=1, max=64, help="GPUs of a worker, which share each layer.")
 ]
 ComputeEfficiency: TypeAlias = Annotated[
-    float, Option(min=0.01, max=1.0, help="Share of the GPU's FLOPs that steps reach.")
+    float | None,
+    Option(min=0.01, max=1.0, help="Share of the GPU's FLOPs that products reach."),
 ]
 BandwidthEfficiency: TypeAlias = Annotated[
     float, Option(min=0.01, max=1.0, help="Share of its bandwidth.")
@@ -119,10 +126,12 @@ def plan(
     max_batch: MaxBatch = None,
     link_gb_per_s: LinkGbPerS = None,
     acceptance: Acceptance = None,
-    draft_cost: DraftCost = 0.0,
-    compute_efficiency: ComputeEfficiency = 0.5,
-    bandwidth_efficiency: BandwidthEfficiency = 0.7,
-    overhead_ms: OverheadMs = 1.0,
+    draft: Draft = None,
+    weights: Weights = "bf16",
+    tp: TensorParallel = 1,
+    compute_efficiency: ComputeEfficiency = None,
+    bandwidth_efficiency: BandwidthEfficiency = 0.9,
+    overhead_ms: OverheadMs = 2.0,
     html: Html = None,
     scenario: Scenario = None,
     json: Json = False,
@@ -164,7 +173,7 @@ def _write_files(
 
         write_html(html, render_page(found))
     if scenario is not None:
-        from cluster.planner.scenario_file import write_scenario
+        from cluster.planner.plan import write_scenario
 
         write_scenario(scenario, options, found)
 

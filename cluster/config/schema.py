@@ -61,7 +61,12 @@ class AutoscalerSection(Section):
         None, "Prometheus that watches the cluster; null: read metrics from the processes."
     )
     interval_s: float = key(5.0, "Seconds from one decision to the next.", ge=0.5, le=300)
-    window_s: float = key(60.0, "Seconds of traffic that a decision looks at.", ge=5, le=3600)
+    window_s: float = key(
+        60.0,
+        "Seconds until the first decision at most; later ones look at up to 5 times as many.",
+        ge=5,
+        le=3600,
+    )
     prefill_min: int = key(1, "Prefill workers at least.", ge=0, le=_MAX_WORKERS)
     prefill_max: int = key(8, "Prefill workers at most.", ge=0, le=_MAX_WORKERS)
     decode_min: int = key(1, "Decode workers at least.", ge=1, le=_MAX_WORKERS)
@@ -71,9 +76,10 @@ class AutoscalerSection(Section):
     loan_drain_s: float = key(
         2.0, "Seconds to finish requests before a decode worker turns to prefill.", ge=0, le=600
     )
-    down_after_s: float = key(
-        180.0,
-        "Seconds for which fewer workers must have sufficed before some are stopped.",
+    down_after_s: float | None = key(
+        None,
+        "Seconds for which workers must have been spare before some are stopped; null: as long as"
+        " a start takes.",
         ge=1,
         le=86400,
     )
@@ -81,12 +87,7 @@ class AutoscalerSection(Section):
     warm_up_s: float = key(
         30.0, "Age in seconds before which a worker's speed is not trusted.", ge=0, le=3600
     )
-    start_s: float = key(
-        60.0,
-        "Seconds that a start takes, until one was seen; a worker stays at least as long.",
-        gt=0,
-        le=86400,
-    )
+    start_s: float = key(60.0, "Seconds that a start takes, until one was seen.", gt=0, le=86400)
     log: str | None = key(
         None, "File of decisions, JSON lines; null: decisions.jsonl in the folder of the run."
     )

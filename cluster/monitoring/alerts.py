@@ -226,6 +226,15 @@ def _autoscaler(windows: Windows) -> Iterator[AlertRule]:
         "The pools of {{ $labels.model }} stay as they are.",
         lasts=windows("2m"),
     )
+    yield AlertRule(
+        "BatonCorrectionAtBound",
+        "ticket",
+        "max by (cluster, model, correction) (baton_correction_at_bound) == 1",
+        "Predictions of the autoscaler are wrong by a factor of two or more",
+        "Observed over predicted ({{ $labels.correction }}) of {{ $labels.model }} is at its bound:"
+        " the pools have a wrong size.",
+        lasts=windows("10m"),
+    )
     of = "max by (cluster, model, role)"
     yield AlertRule(
         "BatonScalingBehind",

@@ -23,9 +23,9 @@ from yarl import URL
 from cluster.observation.reading import MAX_REQUEST_RATE, TrafficReading, is_plausible
 from cluster.observation.request_lengths import LengthHistogram
 from cluster.observation.request_mix import RunningMean, TrafficCounts, request_samples
-from cluster.observation.router_pages import ANSWERED, ARRIVALS, LENGTHS, TIMES
-from cluster.observation.sliding_window import BURST_INTERVALS
-from cluster.sizing.snapshot import ObservedLatency, RequestMix, RequestSample
+from cluster.observation.router_pages import ANSWERED, ARRIVALS, LENGTHS, NOT_FULL, TIMES
+from cluster.observation.sliding_window import BURST_INTERVALS, has_changed, observed_latency
+from cluster.sizing.snapshot import RequestMix, RequestSample
 from protocol.errors import StartupError, Unavailable
 from protocol.registry.directory import RouterRecord
 from protocol.security.listen_hosts import is_loopback
@@ -82,6 +82,7 @@ def build_query(cluster: str, window_s: float, burst_s: float) -> str:
         "age": f"time() - max(timestamp({ARRIVALS}{selector}))",
         "arrivals": f"sum(increase({ARRIVALS}{window}))",
         "burst": f"sum(increase({ARRIVALS}{burst}))",
+        "begun": f"count({ARRIVALS}{selector} offset {round(window_s * 1000)}ms)",
         "answered": f"sum(increase({ANSWERED}{window}))",
     }
     for name, metric in LENGTHS.items():
@@ -131,19 +132,20 @@ class PrometheusApi:
                 f" {self._window_s:g} s: it must scrape it twice in that time, as `baton"
                 " monitoring` sets it up"
             )
+        if "begun" not in values:
+            raise Unavailable(NOT_FULL)
         counted = traffic_counts(values, self._window_s)
-        burst = _scalar(values, "burst")
-        if not is_plausible(counted) or not 0 <= burst <= MAX_REQUEST_RATE * self._burst_s:
+        burst = _scalar(values, "burst") if "burst" in values else None
+        if not is_plausible(counted) or not 0 <= (burst or 0) <= MAX_REQUEST_RATE * self._burst_s:
             raise Unavailable("what Prometheus has cannot be a router's")
         self._samples = request_samples(counted) or self._samples
-        mix = RequestMix(
-            rate=counted.arrivals / self._window_s,
-            window_s=self._window_s,
-            samples=self._samples,
-            burst_rate=burst / self._burst_s,
-            burst_s=self._burst_s if "burst" in values else 0.0,
-        )
-        observed = ObservedLatency(ttft_s=counted.ttft.value, tpot_s=counted.tpot.value)
+        window = counted.arrivals, self._window_s
+        if burst is not None:
+            arrivals = burst, max(0.0, counted.arrivals - burst)
+            if has_changed(arrivals, (self._burst_s, self._window_s - self._burst_s), 1, 1.0):
+                window = burst, self._burst_s
+        mix = RequestMix(rate=window[0] / window[1], window_s=window[1], samples=self._samples)
+        observed = observed_latency(counted)
         return TrafficReading(mix, observed, time.monotonic() - max(0.0, _scalar(values, "age")))
 
     async def _query_api(self) -> bytes:

@@ -100,7 +100,6 @@ class ClusterReader:
             return self._reading(at_s, None, "the directory was emptied, or all workers are gone")
         mix = replace(
             traffic.mix,
-            pace=workers.typical_pace(records),
             backlog_tokens=workers.backlog_tokens(records),
             residents=workers.resident_count(records),
         )

@@ -28,7 +28,7 @@ from cluster.observation.request_lengths import (
     LengthHistogram,
 )
 from cluster.sizing.snapshot import RequestSample
-from router.placement.estimates import INITIAL_OUTPUT_TOKENS
+from router.placement.output_lengths import INITIAL_OUTPUT_TOKENS
 
 STEP = 7
 """The i-th stratum of prompts is paired with the (STEP*i mod STRATA)-th of outputs. Of all steps

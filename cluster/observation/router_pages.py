@@ -32,6 +32,7 @@ from router.overview.scraper import MetricsScraper, ScrapeLimits, ScrapeResult, 
 
 log = logging.getLogger("baton.autoscaler")
 
+NOT_FULL = "requests are counted from now on, and the first window is not full"
 LIMITS = ScrapeLimits(deadline_s=2.0, size=1 << 20)
 MAX_ROUTERS = 1024
 ARRIVALS = "baton_requests_received_total"
@@ -79,8 +80,8 @@ class RouterScraper:
         """Do nothing: each scrape has its own connections."""
 
     async def read_traffic(self, routers: Sequence[RouterRecord]) -> TrafficReading:
-        """Scrape all routers. Raises Unavailable where no router answers, and the first time,
-        because counts need two scrapes."""
+        """Scrape all routers. Raises Unavailable where none answers, and until the first window
+        is full."""
         if not routers:
             raise Unavailable("no router is registered")
         seen = await self._scrape(routers[:MAX_ROUTERS])
@@ -91,14 +92,12 @@ class RouterScraper:
         now, before = seen.snapshot.at, self._previous
         self._remember(seen, now)
         if before is None:
-            raise Unavailable("requests are counted from now on")
+            raise Unavailable(NOT_FULL)
         self._sliding.add(self._counted(seen, before))
         mix = self._sliding.mix()
-        assert mix is not None
-        silent = self._share_silent(seen, now)
-        if silent:
-            more = 1.0 / (1.0 - silent)
-            mix = replace(mix, rate=mix.rate * more, burst_rate=mix.burst_rate * more)
+        if mix is None:
+            raise Unavailable(NOT_FULL)
+        mix = replace(mix, rate=mix.rate / (1.0 - self._share_silent(seen, now)))
         return TrafficReading(mix, self._sliding.observed(), now)
 
     async def _scrape(self, routers: Sequence[RouterRecord]) -> ScrapeResult:

@@ -1,27 +1,36 @@
-"""The request mix of a sliding window. Pure.
+"""The request mix of a window whose length follows the variance of the traffic. Pure.
 
-rate      of the last window_s; burst_rate of the last burst_s
-lengths   of the last ENOUGH requests, so that a busy cluster notices a change at once; at
-          least of burst_s, at most of the window; where it had fewer than LEAST, of up to
-          MEMORY windows; where these had none, as they were last
+A window is long enough when its tokens are known to PRECISION. A sum S of tokens with dispersion v
+(variance over mean) has a relative error of sqrt(v/S); for Poisson arrivals that is
+sqrt((1 + k)/n) after n requests whose lengths have a squared coefficient of variation k. So the
+mix is that of the last intervals with S >= v/PRECISION^2, for prompts and for outputs: burst_s at
+least, LONGEST window_s at most.
+
+Where the tokens of the last burst_s, or of 2, 4, ... times that, differ from those before by more
+than CHANGE_DEVIATIONS, what was before is no longer used. There is no mix until the first window is
+long enough, or has lasted window_s. An interval longer than burst_s is a gap: all begins anew.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable, Sequence
+from itertools import islice, pairwise
 
 from cluster.observation.request_lengths import LengthHistogram
-from cluster.observation.request_mix import RunningMean, TrafficCounts, request_samples
+from cluster.observation.request_mix import TrafficCounts, request_samples
 from cluster.sizing.snapshot import ObservedLatency, RequestMix, RequestSample
 
 BURST_INTERVALS = 3
 """``burst_s`` in intervals of the autoscaler."""
-ENOUGH = 1000
-LEAST = 20
-MEMORY = 10
+PRECISION = 0.05
+CHANGE_DEVIATIONS = 3.5
+"""Several sums are compared in each turn. At 2.5, changes found in constant traffic (5 requests/s,
+k = 1) make the rate's standard deviation 11%; at 3.5 it is 7%."""
+LEAST = 100
+"""Requests below which lengths are those of up to LONGEST windows, or as they were last."""
+LONGEST = 5
 SHARE = 0.97
 """This share of a period suffices, because readings are not exactly evenly spaced."""
 
@@ -32,48 +41,85 @@ class SlidingWindow:
     def __init__(self, window_s: float, burst_s: float) -> None:
         self._window_s, self._burst_s = window_s, burst_s
         self._counted: deque[TrafficCounts] = deque()  # the latest first
+        self._alike = 0  # of these, the latest that are contiguous and without a change
+        self._used = 0  # of these, the latest that the mix is made of
+        self._known_s = 0.0  # since the last gap
+        self._is_full = False  # whether the first window since then is
         self._samples: tuple[RequestSample, ...] = ()
 
     def add(self, counted: TrafficCounts) -> None:
         self._counted.appendleft(counted)
-        kept = sum(1 for _ in self._last(MEMORY * self._window_s))
+        kept = self._covering(LONGEST * self._window_s)
         while len(self._counted) > kept:
             self._counted.pop()
-        self._samples = request_samples(self._of_enough()) or self._samples
+        if counted.seconds * SHARE > self._burst_s:
+            self._alike, self._known_s, self._is_full = 0, 0.0, False
+        else:
+            self._alike, self._known_s = min(self._alike + 1, kept), self._known_s + counted.seconds
+            self._forget_before_change()
+        self._choose_length()
+        self._samples = request_samples(self._lengths()) or self._samples
 
-    def mix(
-        self, *, pace: float = 1.0, backlog_tokens: float = 0.0, residents: float = 0.0
-    ) -> RequestMix | None:
-        """Return the mix; None before anything was added."""
-        window_s, rate = self._rate(self._window_s)
-        burst_s, burst_rate = self._rate(self._burst_s)
-        if window_s <= 0:
+    def mix(self, *, backlog_tokens: float = 0.0, residents: float = 0.0) -> RequestMix | None:
+        """Return the mix; None before the first window is full."""
+        if not self._is_full:
             return None
+        used = self._latest(self._used)
+        window_s = math.fsum(c.seconds for c in used)
         return RequestMix(
-            rate=rate,
+            rate=math.fsum(c.arrivals for c in used) / window_s,
             window_s=window_s,
             samples=self._samples,
-            burst_rate=burst_rate,
-            burst_s=burst_s,
-            pace=pace,
             backlog_tokens=backlog_tokens,
             residents=residents,
         )
 
     def observed(self) -> ObservedLatency:
-        window = list(self._last(self._window_s))
-        ttft, tpot = (
-            RunningMean.together(m) for m in ((c.ttft for c in window), (c.tpot for c in window))
+        """Return the latencies of the requests that the mix is made of."""
+        return observed_latency(TrafficCounts.together(self._latest(self._used)))
+
+    def _forget_before_change(self) -> None:
+        alike, recent = self._latest(self._alike), self._covering(self._burst_s)
+        seconds, least = [c.seconds for c in alike], self._single_dispersions()
+        both = list(zip(_tokens(alike), least, strict=True))
+        while recent < len(alike):
+            if any(has_changed(tokens, seconds, recent, single) for tokens, single in both):
+                self._alike = recent
+                return
+            recent *= 2
+
+    def _choose_length(self) -> None:
+        """Use as many of the alike intervals as the variance asks for."""
+        alike = self._latest(self._alike)
+        prompts, outputs = _tokens(alike)
+        most = [
+            dispersion(tokens, least) / PRECISION**2
+            for tokens, least in zip((prompts, outputs), self._single_dispersions(), strict=True)
+        ]
+        needed = [tokens if tokens > 0 else math.inf for tokens in most]  # inf: nothing is known
+        self._used, seconds, precise = 0, 0.0, False
+        for one in alike:
+            if precise and seconds >= SHARE * self._burst_s:
+                break
+            needed = [needed[0] - one.prompts.total, needed[1] - one.outputs.total]
+            self._used, seconds, precise = self._used + 1, seconds + one.seconds, max(needed) <= 0
+        full = self._known_s >= SHARE * (self._burst_s if precise else self._window_s)
+        self._is_full = self._is_full or full
+
+    def _single_dispersions(self) -> tuple[float, float]:
+        """Return the dispersion of prompt and output tokens if requests arrive one by one: lengths
+        of mean m and mean square q have q/m."""
+        prompts = [(s.weight, s.uncached + s.cached) for s in self._samples]
+        outputs = [(s.weight, s.output) for s in self._samples]
+        first, second = (
+            math.fsum(w * n * n for w, n in of) / max(1e-9, math.fsum(w * n for w, n in of))
+            for of in (prompts, outputs)
         )
-        return ObservedLatency(ttft_s=ttft.value, tpot_s=tpot.value)
+        return first, second
 
-    def _rate(self, seconds: float) -> tuple[float, float]:
-        """Return the seconds that the rate covers, and the arrivals per second."""
-        counts = list(self._last(seconds))
-        passed = math.fsum(c.seconds for c in counts)
-        return passed, math.fsum(c.arrivals for c in counts) / passed if passed > 0 else 0.0
-
-    def _of_enough(self) -> TrafficCounts:
+    def _lengths(self) -> TrafficCounts:
+        """Return the histograms of the mix's requests, each over a longer time where it has too few
+        values."""
         answered = self._enough(lambda c: c.uncached)
         return TrafficCounts(
             prompts=LengthHistogram.together(c.prompts for c in self._enough(lambda c: c.prompts)),
@@ -84,20 +130,61 @@ class SlidingWindow:
 
     def _enough(self, histogram: Callable[[TrafficCounts], LengthHistogram]) -> list[TrafficCounts]:
         """Return the latest counts of which one histogram has enough values."""
-        seconds = count = 0.0
-        taken = 0
+        count, taken = 0.0, 0
         for one in self._counted:
-            full = seconds >= SHARE * self._window_s and count >= LEAST
-            if full or (seconds >= SHARE * self._burst_s and count >= ENOUGH):
+            if taken >= self._used and count >= LEAST:
                 break
-            taken, seconds, count = taken + 1, seconds + one.seconds, count + histogram(one).count
-        return list(islice(self._counted, taken))
+            taken, count = taken + 1, count + histogram(one).count
+        return self._latest(taken)
 
-    def _last(self, seconds: float) -> Iterable[TrafficCounts]:
-        """Yield the counts of the last ``seconds``: whole intervals, and at least one."""
-        passed = 0.0
+    def _latest(self, count: int) -> list[TrafficCounts]:
+        return list(islice(self._counted, count))
+
+    def _covering(self, seconds: float) -> int:
+        """Return how many of the latest intervals cover ``seconds``: at least one."""
+        passed, count = 0.0, 0
         for one in self._counted:
             if passed >= SHARE * seconds:
-                return
-            passed += one.seconds
-            yield one
+                break
+            passed, count = passed + one.seconds, count + 1
+        return count
+
+
+def _tokens(counts: Sequence[TrafficCounts]) -> tuple[list[float], list[float]]:
+    return [c.prompts.total for c in counts], [c.outputs.total for c in counts]
+
+
+def observed_latency(counts: TrafficCounts) -> ObservedLatency:
+    answered = counts.uncached.count
+    return ObservedLatency(
+        ttft_s=counts.ttft.value,
+        tpot_s=counts.tpot.value,
+        prompt_tokens=counts.answered_tokens / answered if answered > 0 else 0.0,
+    )
+
+
+def dispersion(tokens: Sequence[float], least: float) -> float:
+    """Return the variance over the mean of the tokens of an interval, which does not depend on its
+    length. It is taken between neighbours without the two that differ most, so that neither a trend
+    nor a step counts. ``least``: its value if requests arrive one by one."""
+    pairs = sorted(pairwise(tokens), key=lambda pair: abs(pair[0] - pair[1]))[:-1]
+    total = math.fsum(a + b for a, b in pairs)
+    return max(least, math.fsum((a - b) ** 2 for a, b in pairs) / total if total > 0 else 0.0)
+
+
+def has_changed(
+    tokens: Sequence[float], seconds: Sequence[float], recent: int, least: float
+) -> bool:
+    """Return whether the tokens/s of the first ``recent`` intervals differ from those of the others
+    by more than their dispersion explains."""
+    latest, before, latest_s, before_s = (
+        math.fsum(part)
+        for values in (tokens, seconds)
+        for part in (values[:recent], values[recent:])
+    )
+    if min(latest_s, before_s) <= 0:
+        return False
+    difference = abs(latest / latest_s - before / before_s)
+    rate = (latest + before) / (latest_s + before_s)
+    variance = dispersion(tokens, least) * rate * (1.0 / latest_s + 1.0 / before_s)
+    return difference > CHANGE_DEVIATIONS * math.sqrt(variance)

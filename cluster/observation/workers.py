@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from cluster.sizing.snapshot import MachineModel, WorkerPhase, WorkerSnapshot
+from protocol.performance.speculation_profile import SpeculationProfile, parse_speculation
 from protocol.performance.step_model import (
     DEFAULT_CHUNK,
     complete_step_model,
     mean_step_model,
-    parse_pace,
     parse_step_model,
 )
 from protocol.registry.directory import WorkerRecord
@@ -73,14 +73,14 @@ def machine_models(records: Sequence[WorkerRecord]) -> dict[Role, MachineModel]:
 
 
 def _machine(pool: Sequence[WorkerRecord], step: Sequence[float]) -> MachineModel:
-    c0, c1, c2, c3, c4 = step
     return MachineModel(
-        step=(c0, c1, c2, c3, c4),
+        step=tuple(step) if math.isfinite(max(step)) else tuple(step[:5]),
         chunk=int(_typical((r.prefill_chunk for r in pool), MAX_TOKENS) or DEFAULT_CHUNK),
         max_batch=int(_typical((r.max_batch for r in pool), MAX_BATCH) or 1),
         kv_tokens=int(_typical((r.kv_tokens_total for r in pool), MAX_TOKENS)),
         kv_bytes=_typical((_wire_bytes(r) for r in pool), _KV_BYTES),
         link_bytes_s=_typical((r.link_bytes_s for r in pool), math.inf),
+        speculation=typical_speculation(pool),
     )
 
 
@@ -96,14 +96,21 @@ def _typical(values: Iterable[float], most: float) -> float:
     return median(sane) if sane else 0.0
 
 
-def typical_pace(records: Iterable[WorkerRecord]) -> float:
-    """Return the tokens of a sequence in the time of a step without drafts, over the sequences that
-    decode, or the workers that could."""
-    decoding = [(parse_pace(r.pace), max(0, r.running)) for r in records if r.role == "decode"]
-    running = sum(weight for _, weight in decoding)
-    if running:
-        return sum(tokens * weight for tokens, weight in decoding) / running
-    return sum(tokens for tokens, _ in decoding) / len(decoding) if decoding else 1.0
+def typical_speculation(records: Iterable[WorkerRecord]) -> SpeculationProfile | None:
+    """Return the median of the workers' profiles, figure by figure; None where most draft
+    nothing."""
+    told = [parse_speculation(record.speculation) for record in records]
+    profiles = [profile for profile in told if profile is not None]
+    if 2 * len(profiles) <= len(told):
+        return None
+    medians = {
+        name: median(getattr(profile, name) for profile in profiles)
+        for name in SpeculationProfile.__struct_fields__
+        if name != "accept"
+    }
+    places = zip(*(profile.accept for profile in profiles), strict=False)
+    medians["most_nodes"] = int(medians["most_nodes"])
+    return SpeculationProfile(accept=tuple(median(rates) for rates in places), **medians)
 
 
 def resident_count(records: Iterable[WorkerRecord]) -> float:

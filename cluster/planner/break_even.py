@@ -7,9 +7,13 @@ import numpy as np
 
 from cluster.planner.colocated import ColocatedPlan, plan_colocated
 from cluster.planner.pools import PlanRequest, SizedPools, size_pools
-from cluster.planner.roofline import ACCEPTANCES, DraftingOptions, best_drafts, pays_up_to
-from cluster.sizing.queueing import prefill_service
+from cluster.planner.roofline import DraftingOptions
+from cluster.sizing.queueing import least_number, prefill_service
 from engine.kv_cache.kv_format import Codec
+from protocol.performance.speculation_profile import SpeculationProfile, decode_pace
+from protocol.performance.step_model import StepModel
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 LARGEST_BATCH = 512
 """Largest batch for which drafts are evaluated."""
@@ -24,7 +28,6 @@ class SpeculationPayoff(msgspec.Struct, frozen=True, kw_only=True):
     there."""
 
     acceptance: float
-    nodes: float  # for each sequence, at the planned batch
     speedup: float
     pays_up_to: int
 
@@ -87,17 +90,29 @@ class SplitPayoff(msgspec.Struct, frozen=True, kw_only=True):
 
 def speculation_payoffs(request: PlanRequest, sized: SizedPools) -> list[SpeculationPayoff]:
     """Return the gain of speculation for several acceptances."""
-    options = request.drafting or DraftingOptions(acceptance=0.0)
-    acceptances = sorted({*ACCEPTANCES, *([options.acceptance] if request.drafting else [])})
-    at, context = request.rates("decode"), request.workload.context
-    found = []
-    for a in acceptances:
-        cell = best_drafts(request.shape, at, sized.ceilings.size, context, a, options)
-        most = pays_up_to(request.shape, at, context, a, options, LARGEST_BATCH)
-        found.append(
-            SpeculationPayoff(acceptance=a, nodes=cell.nodes, speedup=cell.speedup, pays_up_to=most)
+    planned = [request.drafting.acceptance] if request.drafting else []
+
+    def payoff(acceptance: float) -> SpeculationPayoff:
+        def ceases(batch: int) -> bool:
+            return batch > LARGEST_BATCH or speedup(request, sized, acceptance, batch) <= 1.0
+
+        return SpeculationPayoff(
+            acceptance=acceptance,
+            speedup=speedup(request, sized, acceptance, sized.ceilings.size),
+            pays_up_to=least_number(ceases, 1) - 1,
         )
-    return found
+
+    return [payoff(acceptance) for acceptance in sorted({*ACCEPTANCES, *planned})]
+
+
+def speedup(request: PlanRequest, sized: SizedPools, acceptance: float, batch: int) -> float:
+    """Return the tokens/s of a decode worker that drafts over those of one that does not."""
+    machine, kv = sized.pools["decode"].machine, batch * request.workload.context
+    model = StepModel(*machine.step)
+    drafts = machine.speculation or SpeculationProfile(accept=(), row_s=model.row)
+    places = request.drafting.most if request.drafting else DraftingOptions(acceptance=0.0).most
+    drafts = msgspec.structs.replace(drafts, accept=(acceptance,) * places)
+    return model.decode_s(batch, kv) / decode_pace(model, drafts, batch, kv).tpot_s
 
 
 def wire_payoff(request: PlanRequest, sized: SizedPools) -> WirePayoff:
@@ -141,10 +156,7 @@ def best_colocated(
     """Return the cheapest colocated plan; ``rate`` replaces the workload's own."""
     asked = request.workload.mix.rate if rate is None else rate
     gpus = {gpu.name: gpu for gpu in request.gpus.values()}.values()
-    tried = (
-        plan_colocated(request, gpu, asked, sized.pace, 16 * sized.workers, mixed=mixed)
-        for gpu in gpus
-    )
+    tried = (plan_colocated(request, gpu, asked, 16 * sized.workers, mixed=mixed) for gpu in gpus)
     found = [u for u in tried if u is not None]
     return min(found, key=lambda u: (u.usd_per_hour or 0.0, u.workers), default=None)
 

@@ -1,35 +1,36 @@
 """The same load on colocated workers, which prefill and decode: an analytic estimate. Pure.
 
-Prompts go in chunks that keep a step within the TPOT objective. With b sequences that decode and u
-prompt tokens a step takes
+Prompts go in chunks that keep a step within the TPOT objective. With b sequences that decode, u
+prompt tokens are computed
 
-    mixed   max(products of b rows and u tokens, weights) + max(attention of both, KV) + overhead
-    apart   a pass over the b rows, and one over the u tokens
+    mixed   in the same step, which reads the weights once for both
+    apart   in a step of their own, which those that decode wait for
 
-(FLOPs and bytes by the machine's rates). In mixed steps, prompts are computed while weights are
-read (Agrawal et al., "Sarathi-Serve", 2024, section 4), as Baton's own workers do; separate steps
-are what two pools were first compared with (Zhong et al., "DistServe", 2024, section 2).
+Mixed steps are those of Agrawal et al., "Sarathi-Serve" (2024, section 4), and of Baton's own
+workers; separate steps are what two pools were first compared with (Zhong et al., "DistServe",
+2024, section 2).
 
 A prompt of n tokens takes ceil(n/u)*t, and b = rate*E[o]*t'/tau sequences decode (Little), where t'
-is the mean step: t while a prompt is computed, else a plain one. Prompts wait as in the sizing
-policy, with the same share of late ones. The estimate favours colocated workers: it leaves out
-prompts that arrive together at one of them while others idle, and steps longer than their mean.
+is the mean step, t while a prompt is computed and else a plain one, and tau the tokens of a
+sequence in it. Prompts wait as in the sizing policy, with the same share of late ones. The estimate
+favours colocated workers: it leaves out prompts that arrive together at one of them while others
+idle, and steps longer than their mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from cluster.planner.gpus import GpuSpec
-from cluster.planner.model_shape import PassWork
 from cluster.planner.pools import PlanRequest
-from cluster.planner.roofline import decode_step_s, gpu_rates, kv_pool_tokens, largest_where
 from cluster.sizing.demand import MAX_LATE_SHARE
-from cluster.sizing.queueing import late_share, weighted_mean, weighted_quantile
-from cluster.sizing.snapshot import RequestSample
+from cluster.sizing.queueing import late_share, least_number, service_time
+from cluster.sizing.snapshot import MachineModel
+from protocol.performance.speculation_profile import decode_pace
+from protocol.performance.step_model import StepModel
 
 _ROUNDS = 20
 _SETTLED = 1e-3
@@ -55,98 +56,78 @@ class ColocatedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_colocated(
-    request: PlanRequest, gpu: GpuSpec, rate: float, pace: float, most: int, *, mixed: bool
+    request: PlanRequest, gpu: GpuSpec, rate: float, most: int, *, mixed: bool
 ) -> ColocatedPlan | None:
     """Return the least number of workers; None where no number up to ``most`` meets both
     objectives."""
+    machine = request.machine("decode", gpu)
 
     def meets(workers: int) -> ColocatedPlan | None:
-        each = (
-            _meets(request, gpu, rate / workers, workers, pace * share, pace, mixed=mixed)
-            for share in _BUDGETS
-        )
+        each = (_meets(request, machine, gpu, rate, workers, share, mixed) for share in _BUDGETS)
         return next((found for found in each if found is not None), None)
 
-    low, high = 0, 1
-    while meets(high) is None:
-        if high >= most:
-            return None
-        low, high = high, min(2 * high, most)
-    return meets(largest_where(lambda workers: meets(workers) is None, low, high - 1) + 1)
+    if meets(most) is None:
+        return None
+    return meets(least_number(lambda workers: meets(workers) is not None, 1))
 
 
 def _meets(
     request: PlanRequest,
+    machine: MachineModel,
     gpu: GpuSpec,
     rate: float,
     workers: int,
     budget: float,
-    pace: float,
-    *,
     mixed: bool,
 ) -> ColocatedPlan | None:
-    """Return the plan for ``rate`` requests/s per worker and steps of ``budget`` TPOT objectives,
-    if it is feasible."""
-    workload, pool = request.workload, kv_pool_tokens(request.shape, gpu)
-    most = min(request.step_sizes("decode").max_batch, pool / (workload.context or 1.0))
-    held, found = 0.0, 0.0
+    """Return the plan for ``rate`` requests/s in all and steps of ``budget`` TPOT objectives, if it
+    is feasible."""
+    workload, samples = request.workload, request.workload.mix.samples
+    most = min(machine.max_batch, machine.kv_tokens / (workload.context or 1.0))
+    weights, each, held = [s.weight for s in samples], rate / workers, 0.0
     for _ in range(_ROUNDS):
-        step = _step(request, gpu, held, budget, mixed=mixed)
+        step = _step(request, machine, held, budget, mixed)
         if step is None or held > most:
             return None
-        tokens, step_s, plain_s = step
-        seconds = [math.ceil(s.uncached / tokens) * step_s for s in workload.mix.samples]
-        prefilling = min(1.0, rate * _mean(seconds, workload.mix.samples))
-        found = rate * workload.output * (prefilling * step_s + (1 - prefilling) * plain_s) / pace
+        service = service_time([step.prompt_s(s.uncached) for s in samples], weights)
+        prefilling = min(1.0, each * service.mean_s)
+        mean_s = prefilling * step.seconds + (1 - prefilling) * step.plain_s
+        found = each * workload.output * mean_s / step.pace
         if abs(found - held) <= _SETTLED * max(1.0, held):
             break
         held = found
     else:
         return None
-    if _late(request, seconds, rate * workers, workers) > MAX_LATE_SHARE:
+    load = rate * service.mean_s
+    if late_share(workers, load, service, request.goals.ttft_s) > MAX_LATE_SHARE:
         return None
-    return ColocatedPlan(gpu=gpu, workers=workers, batch=held, prompt_tokens=tokens, step_s=step_s)
+    return ColocatedPlan(
+        gpu=gpu, workers=workers, batch=held, prompt_tokens=step.tokens, step_s=step.seconds
+    )
 
 
-def _late(request: PlanRequest, seconds: Sequence[float], rate: float, workers: int) -> float:
-    """Return the share of prompts whose first token misses the objective."""
-    samples = request.workload.mix.samples
-    weights = [s.weight for s in samples]
-    service_s = weighted_mean(seconds, weights)
-    spread = weighted_mean([(s - service_s) ** 2 for s in seconds], weights) / service_s**2
-    patience_s = request.goals.ttft_s - weighted_quantile(seconds, weights, 0.9)
-    if patience_s <= 0:
-        return 1.0
-    return late_share(workers, rate * service_s, service_s, spread, patience_s)
+class _MixedStep(NamedTuple):
+    tokens: int  # of prompts, beside the sequences that decode
+    seconds: float
+    plain_s: float  # of a step without them
+    pace: float  # tokens of a sequence
+
+    def prompt_s(self, uncached: float) -> float:
+        return math.ceil(uncached / self.tokens) * self.seconds
 
 
 def _step(
-    request: PlanRequest, gpu: GpuSpec, held: float, budget: float, *, mixed: bool
-) -> tuple[int, float, float] | None:
-    """Return the prompt tokens that fit beside ``held`` decoding sequences, the seconds of that
-    step, and the seconds of one without them; None where even one token is too much."""
-    shape, workload, at = request.shape, request.workload, gpu_rates(gpu, request.efficiency)
-    middle = workload.prompt * (1 + workload.shared) / 2  # of the part that is computed
-    rows, reached = shape.decode(held, workload.context), shape.reached(middle)
-
-    def seconds(tokens: int) -> float:
-        if not mixed:
-            return at.seconds(rows) + at.seconds(shape.prompt(max(0, middle - tokens / 2), tokens))
-        work = PassWork(
-            rows.linear_flops + tokens * shape.cost.row_flops,
-            rows.attention_flops + tokens * reached * shape.cost.pair_flops,
-            shape.cost.weight_bytes(tokens + round(held)),
-            rows.kv_bytes + reached * shape.cost.kv_bytes,
-        )
-        return at.seconds(work)
-
-    step_s = request.goals.tpot_s * budget
-    chunk = request.step_sizes("decode").prefill_chunk
-    most = largest_where(lambda tokens: seconds(tokens) <= step_s, 0, chunk)
-    if not most:
+    request: PlanRequest, machine: MachineModel, held: float, budget: float, mixed: bool
+) -> _MixedStep | None:
+    """Return the step with the most prompt tokens beside ``held`` decoding sequences; None where
+    even one token is too much."""
+    workload, model = request.workload, StepModel(*machine.step)
+    pace = decode_pace(model, machine.speculation, held, held * workload.context)
+    further_s = 0.0 if mixed else model.step
+    left_s = request.goals.tpot_s * budget * pace.tokens - pace.seconds - further_s
+    middle = round(workload.prompt * (1 + workload.shared) / 2)  # of the part that is computed
+    tokens = int(min(machine.chunk, model.prompt_tokens_within(left_s, middle)))
+    if not tokens:
         return None
-    return most, seconds(most), decode_step_s(shape, at, max(1.0, held), workload.context)
-
-
-def _mean(seconds: Sequence[float], samples: Sequence[RequestSample]) -> float:
-    return weighted_mean(seconds, [s.weight for s in samples])
+    seconds = pace.seconds + further_s + model.prompt_s(middle, tokens)
+    return _MixedStep(tokens, seconds, max(pace.seconds, model.decode_s(1, 0)), pace.tokens)

@@ -15,27 +15,45 @@ from protocol.errors import StartupError
 FORM = "TFLOPS,GB/s,GiB, as in 989,3350,80"
 PRICED = "@USD an hour after it, as in H100@2.50"
 LARGEST = 1e9
+_SUMMED = ("tflops", "fp8_tflops", "gb_per_s", "gib", "link_gb_per_s")
 
 
 class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The peak figures of one GPU; the head of ``gpus.toml`` documents them. ``usd_per_hour`` None:
-    unknown."""
+    """The peak figures of the GPUs of one worker; the head of ``gpus.toml`` documents them.
+    ``usd_per_hour`` None: unknown."""
 
     name: str
     tflops: float
     gb_per_s: float
     gib: float
     fp8_tflops: float = 0.0
+    compute_share: float = 0.63
     nvlink_gb_per_s: float = 0.0
     link_gb_per_s: float = 12.5
     usd_per_hour: float | None = None
     price: str = ""  # source of the price
     source: str = ""
     also: str = ""  # a shorter name
+    count: int = 1  # GPUs of a worker; all figures but the share and NVLink are of them together
+
+    def group(self, count: int) -> GpuSpec:
+        """Return ``count`` of these GPUs as one worker (tensor parallelism)."""
+        if count == 1:
+            return self
+        sums = {name: count * getattr(self, name) for name in _SUMMED}
+        price = None if self.usd_per_hour is None else count * self.usd_per_hour
+        return msgspec.structs.replace(
+            self, name=f"{count}x {self.name}", count=count, usd_per_hour=price, **sums
+        )
 
     @property
     def flops(self) -> float:
         return self.tflops * 1e12
+
+    def product_flops(self, weight_bytes: int) -> float:
+        """Return the peak FLOP/s of products with weights of this size. A GPU without products in
+        fp8 widens such weights as it reads them."""
+        return (self.fp8_tflops if weight_bytes == 1 else 0.0) * 1e12 or self.flops
 
     @property
     def bytes_s(self) -> float:
@@ -44,12 +62,6 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def memory(self) -> float:
         return self.gib * 2**30
-
-    @property
-    def ridge(self) -> float:
-        """Ridge point in FLOPs per byte, above which compute binds (Williams et al., "Roofline",
-        2009)."""
-        return self.flops / self.bytes_s
 
 
 @cache

@@ -9,17 +9,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from cluster.planner import tables
-from cluster.planner.break_even import best_colocated
+from cluster.planner.break_even import ACCEPTANCES, best_colocated, speedup
 from cluster.planner.plan import DeploymentPlan
 from cluster.planner.pools import PlanRequest, size_pools
-from cluster.planner.roofline import (
-    ACCEPTANCES,
-    BATCHES,
-    DraftingOptions,
-    best_drafts,
-    decode_step_s,
-    prefill_s,
-)
+from cluster.planner.roofline import step_model
 from cluster.planner.tables import PlanTable
 from cluster.workloads.offline_page import (
     blank_figure,
@@ -28,11 +21,14 @@ from cluster.workloads.offline_page import (
     html_table,
     plots_html,
 )
+from protocol.performance.speculation_profile import DecodePace, decode_pace
+from protocol.performance.step_model import StepModel
 from protocol.roles import ROLES
 
 PREFILL, DECODE, OTHER, BAD, DARK = "#2563eb", "#d97706", "#64748b", "#dc2626", "#1e293b"
 RATES = tuple(2.0 ** (i / 2) for i in range(-4, 9))
 """Multiples of the planned rate."""
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 def all_plots(plan: DeploymentPlan) -> list[go.Figure]:
@@ -122,35 +118,32 @@ def _batches(plan: DeploymentPlan) -> list[int]:
     return sorted({round(b) for b in np.geomspace(1, max(2, most), 48)})
 
 
+def _pace(plan: DeploymentPlan, batch: int) -> DecodePace:
+    machine = plan.sized.pools["decode"].machine
+    held = batch * plan.wanted.workload.context
+    return decode_pace(StepModel(*machine.step), machine.speculation, batch, held)
+
+
 def _steps(plan: DeploymentPlan) -> go.Figure:
-    """Plot the roofline of a decode step, and what limits the batch."""
-    rates, context = plan.wanted.rates("decode"), plan.wanted.workload.context
-    batches, shape = _batches(plan), plan.wanted.shape
-    figure = _figure("A step of decode, against the batch", "sequences", "ms")
-    steps = [decode_step_s(shape, rates, b, context) * 1e3 for b in batches]
-    _line(figure, "step", batches, steps, DECODE)
-    work = [shape.decode(b, context) for b in batches]
-    moved = [(w.bytes / rates.bytes_s + rates.overhead_s) * 1e3 for w in work]
+    """Plot what a token of a sequence takes, and what limits the batch."""
+    wanted, batches = plan.wanted, _batches(plan)
+    context, memory = wanted.workload.context, wanted.rates("decode").memory_alone
+    moving = step_model(wanted.shape, memory, context, plan.sized.ceilings.size)
+    figure = _figure("A token of decode, against the batch", "sequences", "ms")
+    _line(figure, "TPOT", batches, [_pace(plan, b).tpot_s * 1e3 for b in batches], DECODE)
+    moved = [moving.decode_s(b, b * context) / _pace(plan, b).tokens * 1e3 for b in batches]
     _line(figure, "of which reading", batches, moved, OTHER)
-    _mark(figure, "TPOT objective", BAD, "y", plan.wanted.goals.tpot_s * plan.sized.pace * 1e3)
-    _mark(
-        figure, f"batch: {plan.sized.ceilings.binds} binds", DECODE, "x", plan.sized.ceilings.size
-    )
+    _mark(figure, "TPOT objective", BAD, "y", wanted.goals.tpot_s * 1e3)
+    _mark_batch(figure, plan)
     return figure
 
 
 def _tokens(plan: DeploymentPlan) -> go.Figure:
     """Plot the gain and the cost of a larger batch."""
-    at, context = plan.wanted.rates("decode"), plan.wanted.workload.context
     batches = _batches(plan)
-    speeds = [
-        b * plan.sized.pace / decode_step_s(plan.wanted.shape, at, b, context) for b in batches
-    ]
     figure = _figure("Tokens a second of a decode worker", "sequences", "tokens a second")
-    _line(figure, "tokens a second", batches, speeds, DECODE)
-    _mark(
-        figure, f"batch: {plan.sized.ceilings.binds} binds", DECODE, "x", plan.sized.ceilings.size
-    )
+    _line(figure, "tokens a second", batches, [b / _pace(plan, b).tpot_s for b in batches], DECODE)
+    _mark_batch(figure, plan)
     return figure
 
 
@@ -162,7 +155,7 @@ def _prompts(plan: DeploymentPlan) -> go.Figure:
     figure = _figure("A prompt on an idle worker", "tokens", "ms")
     _logarithmic(figure, "x", "y")
     for name, share, colour in _shares(request):
-        seconds = [_prompt_s(request, tokens, share) * 1e3 for tokens in lengths]
+        seconds = [_prompt_s(plan, tokens, share) * 1e3 for tokens in lengths]
         _line(figure, name, lengths, seconds, colour)
     _mark(figure, "TTFT objective", BAD, "y", request.goals.ttft_s * 1e3)
     return figure
@@ -174,21 +167,18 @@ def _shares(request: PlanRequest) -> list[tuple[str, float, str]]:
     return [("nothing cached", 0.0, PREFILL), *cached]
 
 
-def _prompt_s(request: PlanRequest, tokens: int, share: float) -> float:
-    cached = int(tokens * share)
-    at, chunk = request.rates("prefill"), request.step_sizes("prefill").prefill_chunk
-    return prefill_s(request.shape, at, cached, max(1, tokens - cached), chunk)
+def _prompt_s(plan: DeploymentPlan, tokens: int, share: float) -> float:
+    machine, cached = plan.sized.pools["prefill"].machine, int(tokens * share)
+    return StepModel(*machine.step).prefill_s(cached, max(1, tokens - cached), machine.chunk)
 
 
 def _drafts(plan: DeploymentPlan) -> go.Figure:
-    at, context = plan.wanted.rates("decode"), plan.wanted.workload.context
-    shape, options = plan.wanted.shape, plan.wanted.drafting or DraftingOptions(acceptance=0.0)
     figure = _figure("What speculation brings", "sequences", "times the tokens a second")
     _logarithmic(figure, "x")
     for acceptance, shade in zip(ACCEPTANCES, _SHADES, strict=True):
-        cells = [best_drafts(shape, at, b, context, acceptance, options) for b in BATCHES]
-        _line(figure, f"acceptance {acceptance:g}", BATCHES, [c.speedup for c in cells], shade)
-    _mark(figure, "batch", DECODE, "x", plan.sized.ceilings.size)
+        gains = [speedup(plan.wanted, plan.sized, acceptance, b) for b in BATCHES]
+        _line(figure, f"acceptance {acceptance:g}", BATCHES, gains, shade)
+    _mark_batch(figure, plan)
     figure.update_xaxes(tickvals=list(BATCHES))
     figure.update_yaxes(rangemode="normal")
     return figure
@@ -231,10 +221,11 @@ def render_page(plan: DeploymentPlan) -> str:
 
 
 def _all(found: Sequence[PlanTable]) -> str:
-    return "".join(_table(table) for table in found)
+    return "".join(table_html(table) for table in found)
 
 
-def _table(table: PlanTable) -> str:
+def table_html(table: PlanTable) -> str:
+    """Return the table below its title; figures are aligned to the right."""
     words = max((len(cell) for row in table.rows for cell in row[1:]), default=0) > 40
     heads = table.heads if any(table.heads) else None
     inner = html_table(heads, table.rows, "" if words else ' class="n"')

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from cluster.planner import model_shape
 from cluster.planner.gpus import GpuSpec, find_gpu
+from cluster.planner.model_shape import ModelShape
 from cluster.planner.pools import PlanRequest
-from cluster.planner.roofline import DraftingOptions, Efficiency
+from cluster.planner.roofline import ASSUMED, DraftingOptions
 from cluster.planner.workload import (
     FORMS,
     Workload,
@@ -48,10 +50,12 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int | None = None
     link_gb_per_s: float | None = None
     acceptance: float | None = None
-    draft_cost: float = 0.0
-    compute_efficiency: float = 0.5
-    bandwidth_efficiency: float = 0.7
-    overhead_ms: float = 1.0
+    draft: str | None = None
+    weights: Literal["fp8", "bf16"] = "bf16"
+    tp: int = 1
+    compute_efficiency: float | None = None
+    bandwidth_efficiency: float = ASSUMED.bandwidth
+    overhead_ms: float = ASSUMED.overhead_s * 1e3
 
     def plan_request(self) -> PlanRequest:
         """Return the request. Raises StartupError, which names the wrong option."""
@@ -64,13 +68,14 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
             _check_positive(name, getattr(self, name))
         link = self.link_gb_per_s
         return PlanRequest(
-            shape=model_shape.find_model(self.model, self.kv_precision),
+            shape=self._find_model(self.model),
             workload=self._parse_workload(),
             goals=SloTargets(ttft_s=self.ttft_ms / 1e3, tpot_s=self.tpot_ms / 1e3),
             gpus=self._find_gpus(),
             chunk=self.prefill_chunk,
             max_batch=self.max_batch,
-            efficiency=Efficiency(
+            efficiency=msgspec.structs.replace(
+                ASSUMED,
                 compute=self.compute_efficiency,
                 bandwidth=self.bandwidth_efficiency,
                 overhead_s=self.overhead_ms / 1e3,
@@ -78,6 +83,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
             link_bytes_s=None if link is None else link * 1e9,
             drafting=self._drafting(),
         )
+
+    def _find_model(self, name: str) -> ModelShape:
+        weight_bytes = 1 if self.weights == "fp8" else 2
+        return model_shape.find_model(name, self.kv_precision, weight_bytes)
 
     def _find_gpus(self) -> dict[Role, GpuSpec]:
         found: dict[Role, GpuSpec] = {}
@@ -87,9 +96,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
         for role, text in options:
             if text is not None:
-                found[role] = find_gpu(text, f"--{role}-gpu")
+                found[role] = find_gpu(text, f"--{role}-gpu").group(self.tp)
             elif self.gpu is not None:
-                found[role] = find_gpu(self.gpu)
+                found[role] = find_gpu(self.gpu).group(self.tp)
             else:
                 raise StartupError(f"--gpu is missing (or --{role}-gpu): of the {role} pool")
         return found
@@ -114,8 +123,11 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def _drafting(self) -> DraftingOptions | None:
         if self.acceptance is None:
+            if self.draft is not None:
+                raise StartupError("--draft: say --acceptance, too, of what it drafts")
             return None
-        return DraftingOptions(acceptance=self.acceptance, cost=self.draft_cost)
+        model = None if self.draft is None else self._find_model(self.draft)
+        return DraftingOptions(acceptance=self.acceptance, model=model)
 
 
 def _check_positive(name: str, value: float | None) -> None:

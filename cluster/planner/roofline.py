@@ -1,31 +1,37 @@
-"""The roofline: from a model and a GPU to a machine model of the sizing policy. Pure.
+"""The model of a step on a GPU, from a model and a data sheet, for the sizing policy. Pure.
 
-Products with weights, and attention, take max(FLOPs / FLOP/s, bytes / bytes/s) each (Williams et
-al., "Roofline", 2009), one after the other, and a step has some overhead. The policy's model of a
-step is linear, so its coefficients are chords of the roofline: exact for a step with hardly any
-work, for one with the batch that the objectives allow, and for a full chunk. Between them a chord
-of a convex function lies above it, so that a plan errs on the safe side. (Expert weights are the
-exception: the bytes that a batch reads are concave in its size.)
+A step reads the weights once, multiplies every row with them, attends, and moves activations; the
+GPUs of one worker add up their parts of each layer. These times follow each other:
+
+    step          overhead + weights/B + 2*layers*(g - 1)*hop
+    row           FLOPs of its products/F + bytes of activations/B + bytes of all-reduces/N
+    kv_token      max(FLOPs of a pair/A, KV bytes/B)
+    prompt_token  row, without the logits
+    prompt_pair   FLOPs of a pair/A
+
+F, A, B and N are the rates that products, attention, memory and NVLink reach, g the GPUs of a
+worker. Reading weights and multiplying add up. The larger one of the two, as in the roofline of
+Williams et al. (2009), fits the published throughput of whole engines less well: with constants
+fitted to the same 39 rows, their errors are 7% instead of 4% (root of the mean square), and 7
+instead of none of the 102 other rows are off by more than 25%. So a step is linear, as in
+``protocol/performance/step_model.py``, which workers fit to what they measure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import msgspec
-import numpy as np
 
 from cluster.planner.gpus import GpuSpec, known_gpus
-from cluster.planner.model_shape import ModelShape, PassWork
-from cluster.planner.speculation_grid import PassTimes, SpeculationCell, speculation_cell
+from cluster.planner.model_shape import ModelShape
 from cluster.sizing.snapshot import MachineModel
 from engine.execution.memory_footprint import RUNTIME_BYTES
 from engine.ipc.settings import StepSizes, default_step_sizes
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
-from engine.speculation.control.latency_curve import LatencyCurve
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
+from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.performance.step_model import StepModel
 from protocol.roles import Role
 
@@ -33,130 +39,152 @@ PLANNED_KV_SHARE = 0.8
 """Share of a GPU's memory beside the weights that holds KV in a plan. A worker counts exactly, with
 the shapes of its model and 10% in reserve (``engine/execution/memory_footprint.py``): Llama-3-8B
 gets 0.84 on an H200 and 0.78 on an H100."""
+PCIE_GB_PER_S = 64.0
+"""Of a GPU without NVLink, both directions together."""
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of a data sheet's figures that steps reach, and the overhead of each step.
+    """Shares of a data sheet's figures that steps reach, and their overheads.
 
-    Large prompts reach 76% of the FLOPs on TPUs (Pope et al., "Efficiently Scaling Transformer
-    Inference", 2022), less on GPUs; decode steps reach 60 to 85% of the bandwidth. These are
-    assumptions, to be replaced by what a live cluster measures.
+    Fitted to published figures of TensorRT-LLM, and rounded: ``published.toml`` beside the tests
+    says by which rows. An engine of another make may reach less. Workers report their own.
+    ``compute``: of products, and of attention in bf16; None: the GPU's own ``compute_share``.
     """
 
-    compute: float = 0.5
-    bandwidth: float = 0.7
-    overhead_s: float = 1e-3  # kernel launches, sampling, Python code between steps
+    compute: float | None = None
+    bandwidth: float = 0.9
+    activations: float = 1.0  # times that elementwise operations move their operands
+    links: float = 0.9  # of NVLink
+    hop_s: float = 14e-6  # of an all-reduce, for each further GPU
+    overhead_s: float = 2e-3  # of a step: kernel launches, sampling, Python code between steps
 
 
 ASSUMED = Efficiency()
-SPEED_OF_LIGHT = Efficiency(compute=1.0, bandwidth=1.0, overhead_s=0.0)
+SPEED_OF_LIGHT = Efficiency(
+    compute=1.0, bandwidth=1.0, activations=0.0, links=1.0, hop_s=0.0, overhead_s=0.0
+)
 
 
 class GpuRates(msgspec.Struct, frozen=True, kw_only=True):
-    """The rates that steps reach on a GPU."""
+    """The rates that the GPUs of a worker reach together with one model."""
 
-    flops: float
+    flops: float  # of products with weights
+    attention: float  # FLOP/s, in bf16 whatever the weights are
     bytes_s: float
-    overhead_s: float
+    row_s: float  # activations and all-reduces of a row
+    step_s: float  # overhead, and what all-reduces of any size take
+    kv_copies: float  # that the GPUs read of each byte of KV
 
-    def seconds(self, work: PassWork) -> float:
-        """Return the duration of a step, overhead included."""
-        linear = max(work.linear_flops / self.flops, work.weight_bytes / self.bytes_s)
-        attention = max(work.attention_flops / self.flops, work.kv_bytes / self.bytes_s)
-        return linear + attention + self.overhead_s
+    @property
+    def compute_alone(self) -> GpuRates:
+        """The same where moving bytes took no time."""
+        return msgspec.structs.replace(self, bytes_s=math.inf, row_s=0.0, step_s=0.0)
+
+    @property
+    def memory_alone(self) -> GpuRates:
+        """The same where computing took no time."""
+        return msgspec.structs.replace(self, flops=math.inf, attention=math.inf, step_s=0.0)
 
 
-def gpu_rates(gpu: GpuSpec, efficiency: Efficiency) -> GpuRates:
+def gpu_rates(shape: ModelShape, gpu: GpuSpec, efficiency: Efficiency = ASSUMED) -> GpuRates:
+    e, others = efficiency, gpu.count - 1
+    compute = gpu.compute_share if e.compute is None else e.compute
+    bytes_s = gpu.bytes_s * e.bandwidth
+    # A ring sends each byte 2 (g - 1) / g times; NVLink's figure is of both directions.
+    link_s = (gpu.nvlink_gb_per_s or PCIE_GB_PER_S) / 2 * 1e9 * e.links
+    reduces = 2 * shape.kv.layers  # after attention and after the MLP
+    reduced_s = reduces * 2 * others / gpu.count * 2 * shape.hidden / link_s
     return GpuRates(
-        flops=gpu.flops * efficiency.compute,
-        bytes_s=gpu.bytes_s * efficiency.bandwidth,
-        overhead_s=efficiency.overhead_s,
+        flops=gpu.product_flops(shape.weight_element_bytes) * compute,
+        attention=gpu.flops * compute,
+        bytes_s=bytes_s,
+        row_s=e.activations * shape.activation_bytes(gpu.count) / bytes_s + reduced_s,
+        step_s=e.overhead_s + reduces * others * e.hop_s,
+        kv_copies=shape.kv_copies(gpu.count),
     )
 
 
-def decode_step_s(shape: ModelShape, at: GpuRates, batch: float, context: float) -> float:
-    """Return the seconds of a step in which ``batch`` sequences of ``context`` tokens each
-    decode."""
-    return at.seconds(shape.decode(batch, context))
+def step_model(shape: ModelShape, at: GpuRates, context: float, batch: float) -> StepModel:
+    """Return the model of a step of sequences of ``context`` tokens. Layers with a window, and
+    experts that only a larger batch than ``batch`` would read, make it one for this work."""
+    cost = shape.cost
+    row = cost.row_flops / at.flops + at.row_s
+    kv_token = max(
+        shape.decode_pair_flops / at.attention, cost.kv_bytes * at.kv_copies / at.bytes_s
+    )
+    whole = sum(count for window, count in cost.reaches if not window)
+    pair = cost.pair_flops / at.attention
+    return StepModel(
+        step=at.step_s + cost.weight_bytes(max(1, round(batch))) / at.bytes_s,
+        row=row + cost.draw_flops / at.flops,
+        kv_token=kv_token * (shape.reached(context) / context if context else 0.0),
+        prompt_token=row + pair * _reached_in_windows(shape, context),
+        prompt_pair=pair * whole,
+    )
 
 
-def prefill_s(shape: ModelShape, at: GpuRates, cached: int, tokens: int, chunk: int) -> float:
-    """Return the seconds of a prompt of ``tokens`` tokens after ``cached`` ones, alone, chunk by
-    chunk."""
-    seconds, done = 0.0, cached
-    while done < cached + tokens:
-        count = min(chunk, cached + tokens - done)
-        seconds += at.seconds(shape.prompt(done, count))
-        done += count
-    return seconds
+def _reached_in_windows(shape: ModelShape, context: float) -> float:
+    """Return the tokens that a token of a prompt attends to in layers with a window, on average
+    over a prompt of ``context`` tokens, summed over these layers."""
+    within = ((min(window, context), count) for window, count in shape.cost.reaches if window)
+    return sum(count * (near - near**2 / (2 * context)) for near, count in within if near)
 
 
-def largest_batch_within(
-    shape: ModelShape, at: GpuRates, seconds: float, context: float, most: int
+class DraftingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``acceptance``: of a drafted token once the one before it is accepted. ``model``: that
+    drafts, beside the model on the same GPUs; None: drafts cost nothing, as n-grams do. ``most``:
+    drafted tokens of a sequence in a step."""
+
+    acceptance: float
+    model: ModelShape | None = None
+    most: int = 8
+
+    def profile(
+        self, model: StepModel, gpu: GpuSpec, efficiency: Efficiency, context: float, batch: float
+    ) -> SpeculationProfile:
+        """Return what a worker would report whose steps are ``model``."""
+        draft = StepModel(0.0, 0.0, 0.0, 0.0, 0.0)
+        if self.model is not None:
+            rates = gpu_rates(self.model, gpu, efficiency)
+            draft = step_model(self.model, rates, context, batch)
+        return SpeculationProfile(
+            accept=(self.acceptance,) * self.most,
+            per_pass_s=draft.step,
+            per_node_s=draft.row + draft.kv_token * context,
+            row_s=model.row,
+            most_nodes=MAX_DRAFT_NODES,
+        )
+
+
+def kv_pool_tokens(
+    shape: ModelShape,
+    gpu: GpuSpec,
+    kv_share: float = PLANNED_KV_SHARE,
+    draft: ModelShape | None = None,
 ) -> int:
-    """Return the most sequences, up to ``most``, whose step takes at most ``seconds``; 0: not even
-    one."""
-    return largest_where(lambda n: decode_step_s(shape, at, n, context) <= seconds, 0, most)
-
-
-def largest_where(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the largest number from ``low`` to ``high`` for which ``holds``, by bisection.
-
-    It must hold up to some number and for none above it; ``low`` is not checked.
-    """
-    high += 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def step_model(
-    shape: ModelShape, at: GpuRates, batch: int, context: float, chunk: int
-) -> StepModel:
-    """Return the chords of the roofline from nothing to ``batch`` sequences of ``context`` tokens,
-    and to a whole ``chunk``."""
-    alone = at.overhead_s + shape.cost.weight_bytes(1) / at.bytes_s
-    full = decode_step_s(shape, at, batch, context)
-    share = shape.reached(context) / context if context else 0.0  # layers with a window: less
-    kv_token = share * max(shape.cost.pair_flops / at.flops, shape.cost.kv_bytes / at.bytes_s)
-    row = (full - alone) / batch - kv_token * context
-    row = row if row > 1e-12 else 0.0  # a rounding error
-    prompt = at.seconds(shape.prompt(0, chunk))
-    whole = sum(count for window, count in shape.cost.reaches if not window)
-    pair = whole * shape.cost.pair_flops / at.flops
-    token = max(0.0, (prompt - alone - pair * chunk * chunk / 2) / chunk)
-    return StepModel(alone, row, kv_token, token + _in_windows(shape, chunk) / at.flops, pair)
-
-
-def _in_windows(shape: ModelShape, chunk: int) -> float:
-    """Return the FLOPs of a prompt token in layers with a window, far from the prompt's beginning,
-    beyond those in its first chunk."""
-    further = sum(n * max(0.0, w - chunk / 2) for w, n in shape.cost.reaches if w)
-    return further * shape.cost.pair_flops
-
-
-def kv_pool_tokens(shape: ModelShape, gpu: GpuSpec, kv_share: float = PLANNED_KV_SHARE) -> int:
     """Return about as many tokens as the KV pool of a worker has by default: a share of what is
-    free beside the weights. Raises StartupError for a model that does not fit."""
-    free = gpu.memory - RUNTIME_BYTES["cuda"] - shape.weight_bytes
-    tokens = int(max(0.0, free) * kv_share / shape.kv_bytes) // BLOCK_TOKENS * BLOCK_TOKENS
+    free beside the weights. A draft model has weights and KV there, too. Raises StartupError for
+    models that do not fit."""
+    models = [m for m in (shape, draft) if m is not None]
+    token = sum(m.kv_bytes * m.kv_copies(gpu.count) for m in models)
+    weights = sum(m.weight_bytes for m in models)
+    free = gpu.memory - gpu.count * RUNTIME_BYTES["cuda"] - weights
+    tokens = int(max(0.0, free) * kv_share / token) // BLOCK_TOKENS * BLOCK_TOKENS
     if tokens < 2 * BLOCK_TOKENS:
-        raise StartupError(_too_large(shape, gpu))
+        raise StartupError(_too_large(" and ".join(m.name for m in models), weights, token, gpu))
     return tokens
 
 
-def _too_large(shape: ModelShape, gpu: GpuSpec) -> str:
-    wanted = shape.weight_bytes + RUNTIME_BYTES["cuda"] + 2 * BLOCK_TOKENS * shape.kv_bytes
-    fitting = [g.name for g in known_gpus().values() if g.memory > wanted / PLANNED_KV_SHARE]
-    hint = f"it fits {', '.join(fitting)}" if fitting else "no GPU that is known holds it"
+def _too_large(name: str, weights: float, token: float, gpu: GpuSpec) -> str:
+    wanted = (weights + 2 * BLOCK_TOKENS * token) / PLANNED_KV_SHARE
+    fitting = [g.name for g in known_gpus().values() if g.memory > wanted]
+    alone = gpu.memory / gpu.count - RUNTIME_BYTES["cuda"]
+    enough = 2 ** math.ceil(math.log2(max(1.0, wanted / alone)))
+    hint = f"it fits {', '.join(fitting)}, or" if fitting else "it needs"
     return (
-        f"{shape.name} takes {shape.weight_bytes / 2**30:.1f} GiB of weights and"
-        f" {shape.kv_bytes / 2**20:.3g} MiB of KV for each token, more than the {gpu.gib:g} GiB of"
-        f" {gpu.name}; a worker is one GPU, and {hint}"
+        f"{name} takes {weights / 2**30:.1f} GiB of weights and {token / 2**20:.3g} MiB of KV for"
+        f" each token, more than the {gpu.gib:g} GiB of {gpu.name}; {hint} {enough} of these GPUs"
+        f" for a worker (--tp {enough})"
     )
 
 
@@ -171,101 +199,29 @@ def machine_model(
     gpu: GpuSpec,
     *,
     context: float,
-    tpot_s: float,
     chunk: int = 512,
     max_batch: int = 64,
-    pace: float = 1.0,
     efficiency: Efficiency = ASSUMED,
     link_bytes_s: float | None = None,
     pool: int | None = None,
+    drafting: DraftingOptions | None = None,
 ) -> MachineModel:
     """Return the machine model of a worker on ``gpu``.
 
-    ``context``: mean tokens of a sequence while it decodes. ``tpot_s``: the objective, at which the
-    batch is largest. ``pace``: tokens in a step, above 1 with speculation. ``link_bytes_s`` None:
-    as in the data file. ``pool``: KV tokens, None: what the worker would take. Raises StartupError
-    for a model that does not fit.
+    ``context``: mean tokens of a sequence while it decodes. ``link_bytes_s`` None: as in the data
+    file. ``pool``: KV tokens, None: what the worker would take. Raises StartupError for a model
+    that does not fit.
     """
-    tokens = kv_pool_tokens(shape, gpu)
+    tokens = kv_pool_tokens(shape, gpu, draft=drafting.model if drafting else None)
     tokens = tokens if pool is None else min(pool, tokens)
-    at = gpu_rates(gpu, efficiency)
-    fitting = max(1, min(max_batch, math.floor(tokens / max(1.0, context))))
-    working = max(1, largest_batch_within(shape, at, tpot_s * pace, context, fitting))
+    batch = max(1.0, min(max_batch, tokens / max(1.0, context)))
+    model = step_model(shape, gpu_rates(shape, gpu, efficiency), context, batch)
     return MachineModel(
-        step=step_model(shape, at, working, context, chunk),
+        step=model[:5],
         chunk=chunk,
         max_batch=max_batch,
         kv_tokens=tokens,
         kv_bytes=shape.wire_bytes(shape.codec),
         link_bytes_s=gpu.link_gb_per_s * 1e9 if link_bytes_s is None else link_bytes_s,
-    )
-
-
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
-
-
-class DraftingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``acceptance``: of a drafted token once the one before it is accepted. ``cost``: of a draft
-    pass, as a share of a plain step (n-grams: 0; a model ten times smaller: 0.1). ``most``: drafted
-    tokens of a sequence in a step."""
-
-    acceptance: float
-    cost: float = 0.0
-    most: int = 8
-
-
-def best_drafts(
-    shape: ModelShape,
-    at: GpuRates,
-    batch: int,
-    context: float,
-    acceptance: float,
-    options: DraftingOptions,
-) -> SpeculationCell:
-    """Return the controller's best choice of drafts for ``batch`` sequences of ``context`` tokens
-    each. KV is read once for each sequence, however many of its rows are verified."""
-    plain = shape.decode(batch, context)
-    rows = np.arange(1, batch + min(batch * options.most, MAX_DRAFT_NODES) + 1) / batch
-    weights = np.array([shape.cost.weight_bytes(round(n * batch)) for n in rows])
-    passes = np.maximum(rows * plain.linear_flops / at.flops, weights / at.bytes_s)
-    passes += np.maximum(rows * plain.attention_flops / at.flops, plain.kv_bytes / at.bytes_s)
-    passes += at.overhead_s
-    draft = options.cost * decode_step_s(shape, at, batch, context)
-    machine = PassTimes(LatencyCurve(passes), LatencyCurve([draft] * batch) if draft else None)
-    return speculation_cell(machine, batch, acceptance, options.most)
-
-
-def steady_pace(
-    shape: ModelShape,
-    at: GpuRates,
-    context: float,
-    tpot_s: float,
-    most: int,
-    options: DraftingOptions,
-) -> float:
-    """Return the pace of the largest batch, up to ``most``, that meets the objective with
-    speculation: drafts that pay in a small batch may not in a large one."""
-
-    def pace(batch: int) -> float:
-        return best_drafts(shape, at, batch, context, options.acceptance, options).speedup
-
-    def meets_tpot(batch: int) -> bool:  # both sides get worse with the batch
-        return decode_step_s(shape, at, batch, context) <= tpot_s * pace(batch)
-
-    return pace(largest_where(meets_tpot, 1, most))
-
-
-def pays_up_to(
-    shape: ModelShape,
-    at: GpuRates,
-    context: float,
-    acceptance: float,
-    options: DraftingOptions,
-    most: int,
-) -> int:
-    """Return the largest batch, up to ``most``, at which drafts pay; 0: none. (The roofline has no
-    steps, so there are no gaps below it.)"""
-    return largest_where(
-        lambda n: best_drafts(shape, at, n, context, acceptance, options).nodes > 0, 0, most
+        speculation=drafting.profile(model, gpu, efficiency, context, batch) if drafting else None,
     )

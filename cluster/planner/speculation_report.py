@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from rich.console import Console
-from rich.table import Table
 
+from cluster.planner.page import table_html
 from cluster.planner.speculation_grid import PassTimes, SpeculationCell
-from cluster.workloads.offline_page import (
-    html_document,
-    html_lines,
-    html_table,
-    plots_html,
-)
+from cluster.planner.tables import PlanTable, rich_table
+from cluster.workloads.offline_page import blank_figure, html_document, html_lines, plots_html
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 
 STEP = (
     "batch",
-    "drafted\neach",
-    "tokens\neach",
-    "plain step\nms",
-    "verify\nms",
-    "draft\nms",
+    "drafted each",
+    "tokens each",
+    "plain step ms",
+    "verify ms",
+    "draft ms",
     "speed-up",
 )
 
@@ -55,62 +50,33 @@ def describe_measurement(
     ]
 
 
-def step_title(cells: Sequence[SpeculationCell]) -> str:
-    return f"A step, if the acceptance is {cells[0].acceptance:g}"
-
-
-def step_rows(cells: Sequence[SpeculationCell]) -> list[list[str]]:
-    """Return the rows below STEP: the cells of one acceptance, batch by batch."""
-    return [
-        [
-            str(c.batch),
-            _nodes(c.nodes),
-            f"{c.tokens:.2f}",
-            f"{c.plain_ms:.2f}",
-            f"{c.verify_ms:.2f}" if c.nodes else "",
-            f"{c.draft_ms:.2f}" if c.nodes else "",
-            _speedup(c),
-        ]
-        for c in cells
-    ]
-
-
-SPEEDUPS = "Speed-up, by batch and acceptance"
-
-
-def speedup_rows(
-    cells: Sequence[SpeculationCell], even: Mapping[float, int]
-) -> tuple[list[str], list[list[str]]]:
-    """Return heads, and a row for each batch; the last row shows up to which batch speculation
-    pays."""
+def report_tables(
+    cells: Sequence[SpeculationCell], even: Mapping[float, int], acceptance: float
+) -> tuple[PlanTable, PlanTable]:
+    """Return a table of the steps at one acceptance, and one of the speed-ups at all of them, whose
+    last row says up to which batch speculation pays."""
+    steps = [_step_row(c) for c in cells if c.acceptance == acceptance]
     largest = max(c.batch for c in cells)
-    heads = ["batch", *(f"{acceptance:g}" for acceptance in even)]
-    rows = [
-        [str(batch), *(_speedup(c) for c in cells if c.batch == batch)]
+    gains = [
+        (str(batch), *(_speedup(c) for c in cells if c.batch == batch))
         for batch in dict.fromkeys(c.batch for c in cells)
     ]
-    return heads, [*rows, ["pays up to", *(_end(batch, largest) for batch in even.values())]]
+    ends = (f"{b}{'+' * (b >= largest)}" if b else "-" for b in even.values())
+    heads = ("batch", *(f"{each:g}" for each in even))
+    return (
+        PlanTable(f"A step, if the acceptance is {acceptance:g}", STEP, steps),
+        PlanTable("Speed-up, by batch and acceptance", heads, [*gains, ("pays up to", *ends)]),
+    )
 
 
-def _end(batch: int, largest: int) -> str:
-    if not batch:
-        return "-"
-    return f"{batch}+" if batch >= largest else str(batch)
-
-
-def _nodes(nodes: float) -> str:
-    return f"{nodes:.0f}" if nodes == int(nodes) else f"{nodes:.1f}"
+def _step_row(c: SpeculationCell) -> tuple[str, ...]:
+    nodes = f"{c.nodes:.0f}" if c.nodes == int(c.nodes) else f"{c.nodes:.1f}"
+    drafted = (f"{c.verify_ms:.2f}", f"{c.draft_ms:.2f}") if c.nodes else ("", "")
+    return (str(c.batch), nodes, f"{c.tokens:.2f}", f"{c.plain_ms:.2f}", *drafted, _speedup(c))
 
 
 def _speedup(c: SpeculationCell) -> str:
     return f"{c.speedup:.2f}" if c.nodes else "-"
-
-
-def _table(title: str, heads: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for head in heads:
-        table.add_column(head, justify="right")
-    return table
 
 
 def print_report(
@@ -123,26 +89,12 @@ def print_report(
     """Print the report; ``acceptance``: the one shown in detail."""
     for line in description:
         console.print(line, style="dim")
-    console.print()
-    detail = [c for c in cells if c.acceptance == acceptance]
-    step = _table(step_title(detail), STEP)
-    for row in step_rows(detail):
-        step.add_row(*row)
-    console.print(step)
-    console.print()
-    heads, (*rows, last) = speedup_rows(cells, even)
-    speedups = _table(SPEEDUPS, heads)
-    for row in rows:
-        speedups.add_row(*row)
-    speedups.add_section()
-    speedups.add_row(*last, style="bold")
-    console.print(speedups)
+    for table in report_tables(cells, even, acceptance):
+        console.print()
+        console.print(rich_table(table))
     console.print()
     for line in LEGEND:
         console.print(line, style="dim")
-
-
-_STYLE = ".n th { overflow-wrap: normal; }"
 
 
 def figures(cells: Sequence[SpeculationCell]) -> list[go.Figure]:
@@ -155,31 +107,20 @@ def figures(cells: Sequence[SpeculationCell]) -> list[go.Figure]:
 
 
 def _lines(title: str, y: str, cells: Sequence[SpeculationCell], field: str) -> go.Figure:
-    figure = go.Figure()
-    acceptances = list(dict.fromkeys(c.acceptance for c in cells))
+    figure = blank_figure(title, "batch: sequences that decode together", y, height=420)
+    acceptances = sorted({c.acceptance for c in cells}, reverse=True)
     # Bright shades for low acceptances; the brightest end of the scale is invisible on white.
-    shades = sample_colorscale("Viridis", np.linspace(0.85, 0.0, len(acceptances)).tolist())
-    for acceptance, shade in zip(reversed(acceptances), reversed(shades), strict=True):
+    shades = sample_colorscale("Viridis", np.linspace(0.0, 0.85, len(acceptances)).tolist())
+    for acceptance, shade in zip(acceptances, shades, strict=True):
         selected = [c for c in cells if c.acceptance == acceptance]
         figure.add_scatter(
             x=[c.batch for c in selected],
             y=[getattr(c, field) for c in selected],
-            name=f"{acceptance:g}",
+            name=f"acceptance {acceptance:g}",
             line={"color": shade},
         )
-    figure.update_layout(
-        title={"text": title, "font": {"size": 15}},
-        template="plotly_white",
-        height=420,
-        hovermode="x unified",
-        legend={"title": {"text": "acceptance"}},
-    )
-    figure.update_xaxes(
-        title="batch: sequences that decode together",
-        type="log",
-        tickvals=sorted({c.batch for c in cells}),
-    )
-    figure.update_yaxes(title=y)
+    figure.update_xaxes(type="log", tickvals=sorted({c.batch for c in cells}))
+    figure.update_yaxes(rangemode="normal")
     return figure
 
 
@@ -190,16 +131,10 @@ def render_page(
     acceptance: float,
 ) -> str:
     """Return the page; ``acceptance``: the one shown in detail."""
-    detail = [c for c in cells if c.acceptance == acceptance]
+    steps, speedups = (table_html(t) for t in report_tables(cells, even, acceptance))
     body = (
         f"{html_lines(description)}{plots_html(figures(cells))}"
-        f'<div class="side"><div>{_section(SPEEDUPS, *speedup_rows(cells, even))}</div>'
-        f"<div>{_section(step_title(detail), STEP, step_rows(detail))}</div></div>"
+        f'<div class="side"><div>{speedups}</div><div>{steps}</div></div>'
         f"<h2>How to read it</h2>{html_lines(LEGEND)}"
     )
-    return html_document("baton plan speculation", body, _STYLE)
-
-
-def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    table = html_table(heads, rows, ' class="n"')
-    return f"<h2>{escape(title)}</h2>{table}"
+    return html_document("baton plan speculation", body, ".n th { overflow-wrap: normal; }")

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from cluster.planner.bottleneck import PoolBottleneck
 from cluster.planner.break_even import LARGEST_BATCH
 from cluster.planner.plan import DeploymentPlan
-from cluster.planner.pools import PoolBottleneck, PoolPlan
+from cluster.planner.pools import PoolPlan
 from protocol.roles import ROLES
 
 
@@ -54,7 +55,8 @@ def describe_request(plan: DeploymentPlan) -> list[str]:
     active = f", {shape.active / 1e9:.3g} B of them for a token" if _sparse(plan) else ""
     return [
         f"{shape.name}: {shape.parameters / 1e9:.3g} B parameters{active},"
-        f" {shape.weight_bytes / 2**30:.1f} GiB of weights; KV {plan.kv.precision}",
+        f" {shape.weight_bytes / 2**30:.1f} GiB of weights"
+        f" ({'fp8' if shape.weight_element_bytes == 1 else 'bf16'}); KV {plan.kv.precision}",
         f"{plan.wanted.workload.told}",
         f"Objectives: first token within {duration(goals.ttft_s)} for 90% of requests, then"
         f" {duration(goals.tpot_s)} a token",
@@ -78,7 +80,7 @@ def slo_warnings(plan: DeploymentPlan) -> list[str]:
     if "tpot" in sized.infeasible:
         found.append(
             f"No batch meets a TPOT of {duration(goals.tpot_s)}: a sequence alone takes"
-            f" {duration(sized.least_tpot_s)} a token. Sized for 80% utilisation."
+            f" {duration(sized.least_tpot_s)} a token. Sized for a looser one."
         )
     return found
 
@@ -176,19 +178,18 @@ def _kv(plan: DeploymentPlan) -> PlanTable:
 
 
 def _drafts(plan: DeploymentPlan) -> PlanTable:
-    batch = plan.sized.ceilings.size
-    heads = ("acceptance", f"drafted each, at batch {batch}", "speed-up there", "pays up to batch")
+    heads = ("acceptance", f"speed-up at batch {plan.sized.ceilings.size}", "pays up to batch")
     rows = [
         (
             f"{d.acceptance:g}",
-            f"{d.nodes:.1f}" if d.nodes else "-",
-            f"{d.speedup:.2f}" if d.nodes else "-",
+            f"{d.speedup:.2f}" if d.speedup > 1 else "-",
             f"{d.pays_up_to}{'+' * (d.pays_up_to >= LARGEST_BATCH)}" if d.pays_up_to else "-",
         )
         for d in plan.drafts
     ]
     drafting = plan.wanted.drafting
-    cost = f"a draft pass costs {drafting.cost:g} steps" if drafting else "drafts cost nothing"
+    by = drafting.model.name if drafting and drafting.model else None
+    cost = f"{by} drafts" if by else "drafts cost nothing"
     return PlanTable(f"Speculation, if {cost}", heads, rows)
 
 
@@ -245,13 +246,15 @@ def _cost(plan: DeploymentPlan) -> Iterator[PlanTable]:
 def legend(plan: DeploymentPlan) -> list[str]:
     """Return the assumptions behind the figures."""
     e = plan.wanted.efficiency
+    shares = sorted({e.compute or gpu.compute_share for gpu in plan.wanted.gpus.values()})
     prices = {g.name: g.price for g in plan.wanted.gpus.values() if g.usd_per_hour is not None}
     texts = "; ".join(f"{name}: {price}" for name, price in prices.items())
     return [
-        f"Assumed, not measured: steps reach {e.compute:.0%} of a GPU's dense FLOPs and"
-        f" {e.bandwidth:.0%} of its bandwidth, and cost {e.overhead_s * 1e3:g} ms beside"
-        " (--compute-efficiency, --bandwidth-efficiency, --overhead-ms; 1, 1 and 0: the speed of"
-        " light). A live cluster's own figures (`baton status --json`) are better.",
+        f"Assumed, not measured: products reach {' and '.join(f'{c:.0%}' for c in shares)} of a"
+        f" GPU's dense FLOPs, steps {e.bandwidth:.0%} of its bandwidth, and cost"
+        f" {e.overhead_s * 1e3:g} ms beside (--compute-efficiency, --bandwidth-efficiency,"
+        " --overhead-ms), as published throughput of TensorRT-LLM says. A live cluster's own"
+        " figures (`baton status --json`) are better.",
         "Workers: the policy of the autoscaler, for a steady load: at most 10% of the requests"
         " wait longer than the TTFT objective leaves time for, and decode has room for 90% of what"
         " chance brings.",
@@ -271,13 +274,13 @@ def print_plan(console: Console, plan: DeploymentPlan) -> None:
         console.print(f"\n{note}", style="yellow")
     for table in plan_tables(plan):
         console.print()
-        console.print(_rich(table))
+        console.print(rich_table(table))
     console.print()
     for line in legend(plan):
         console.print(line, style="dim")
 
 
-def _rich(table: PlanTable) -> RichTable:
+def rich_table(table: PlanTable) -> RichTable:
     found = RichTable(title=table.title, title_justify="left", show_header=any(table.heads))
     for i, head in enumerate(table.heads):
         figures = i > 0 and all(_is_number(row[i]) for row in table.rows)

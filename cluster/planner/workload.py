@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import msgspec
 
-from cluster.sizing.queueing import resident_sequences
+from cluster.sizing.residency import resident_sequences
 from cluster.sizing.snapshot import MachineModel, RequestMix, RequestSample
 from cluster.workloads.distributions import FORMS as PARSED
 from cluster.workloads.distributions import (

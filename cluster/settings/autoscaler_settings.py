@@ -31,7 +31,7 @@ class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpus: float | None
     loans: bool
     loan_drain_s: float
-    down_after_s: float
+    down_after_s: float | None
     down_every_s: float
     warm_up_s: float
     start_s: float
@@ -70,8 +70,8 @@ class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the tuning of decisions. ``start_s``: how long a start takes, seen or assumed."""
         return ScalingTuning(
             loans=self.loans,
+            loan_drain_s=self.loan_drain_s,
             down_after_s=self.down_after_s,
-            lend_after_s=self.down_after_s / 10,
             down_every_s=self.down_every_s,
             start_s=start_s,
         )

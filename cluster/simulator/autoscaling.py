@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from cluster.config.schema import AutoscalerSection
 from cluster.observation.reading import ClusterReading
 from cluster.observation.request_mix import RequestCounter
@@ -19,7 +17,6 @@ from cluster.simulator.scenario import Scenario
 from cluster.sizing.decision import DecisionRecord, ScalingDecision
 from cluster.sizing.snapshot import (
     MachineModel,
-    ScalingTuning,
     SizingMemory,
     SizingSnapshot,
     WorkerCounts,
@@ -45,15 +42,6 @@ def simulated_settings(scenario: Scenario) -> AutoscalerSettings:
     )
 
 
-def _tuning(scenario: Scenario, settings: AutoscalerSettings) -> ScalingTuning:
-    section, tuning = scenario.autoscaler, settings.tuning(settings.start_s)
-    if section.lend_after_s is not None:
-        tuning = replace(tuning, lend_after_s=section.lend_after_s)
-    if section.down_share is not None:
-        tuning = replace(tuning, down_share=section.down_share)
-    return tuning
-
-
 class SimulatedAutoscaler:
     """Runs one turn each ``interval_s``; ``Simulation`` creates it.
 
@@ -76,9 +64,8 @@ class SimulatedAutoscaler:
         self.blind = False
         self.records: list[DecisionRecord] = []
         self.reasons: Counter[str] = Counter()
-        self._tuning = _tuning(scenario, settings)
+        self._tuning = settings.tuning(settings.start_s)
         self._machines = machines
-        self._pace = scenario.machines.pace
         self._acts = settings.mode == "act"
         self._keep = keep
         self._clock = clock
@@ -106,9 +93,7 @@ class SimulatedAutoscaler:
     def _snapshot(self) -> SizingSnapshot:
         backlog = sum(w.queued_tokens for w in self._fleet.workers)
         decoding = sum(w.batch.rows for w in self._fleet.workers if w.role == "decode")
-        mix = self._window.mix(
-            pace=self._pace, backlog_tokens=float(backlog), residents=float(decoding)
-        )
+        mix = self._window.mix(backlog_tokens=float(backlog), residents=float(decoding))
         reading = ClusterReading(
             at_s=self._clock.now,
             mix=None if self.blind else mix,

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from cluster.simulator.autoscaling import SimulatedAutoscaler
 from cluster.simulator.devices.fleet import SimulatedFleet
+from cluster.simulator.devices.lifecycle import RequestLifecycle
 from cluster.simulator.devices.request import RequestStatus, SimulatedRequest
 from cluster.simulator.fleet_sampler import FleetSample, FleetSampler
 from cluster.simulator.scenario import Scenario
@@ -38,7 +39,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ttft_met``, ``tpot_met``, ``both_met``: shares of all requests that arrived, refused and
     failed ones included. ``goodput``: requests/s that met both objectives. ``seconds``: duration of
-    the scenario, or time of the last arrival; GPU-hours count until the last request has ended.
+    the scenario, or time of the last arrival, without the warm-up. ``gpu_hours``: of all workers
+    until then, because what comes later depends on how long a policy waits, not on the load.
     ``moments``: samples of the fleet.
     """
 
@@ -51,6 +53,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     too_long: int
     moved: int
+    preempted: int
     goodput: float
     ttft_met: float
     tpot_met: float
@@ -89,12 +92,11 @@ def summarize_run(
     scenario: Scenario,
     requests: Sequence[SimulatedRequest],
     fleet: SimulatedFleet,
-    moved: int,
+    lifecycle: RequestLifecycle,
     sampler: FleetSampler,
     autoscaler: SimulatedAutoscaler | None,
 ) -> SimulationResult:
-    """Compute the result from ``requests``, all of which have ended; ``moved``: attempts that were
-    handed over."""
+    """Compute the result from ``requests``, all of which have ended."""
     goals = scenario.goals
     counted = [r for r in requests if r.at >= scenario.warm_up_s]
     met = [meets_objectives(r, goals) for r in counted]
@@ -114,7 +116,8 @@ def summarize_run(
         refused=by_status["refused"],
         failed=by_status["failed"],
         too_long=by_status["too_long"],
-        moved=moved,
+        moved=lifecycle.moved,
+        preempted=lifecycle.preempted,
         goodput=sum(a and b for a, b in met) / seconds,
         ttft_met=sum(a for a, _ in met) / many,
         tpot_met=sum(b for _, b in met) / many,
@@ -123,7 +126,7 @@ def summarize_run(
         tpot=summarize_latency([t for r in answered if (t := r.tpot_s) is not None]),
         output_tokens=sum(r.output for r in counted if r.status == "ok"),
         cached_share=1 - sum(r.uncached for r in answered) / prompts if prompts else 0.0,
-        gpu_hours=fleet.gpu_seconds() / 3600,
+        gpu_hours=fleet.gpu_seconds(last) / 3600,
         busy_prefill=busy["prefill"],
         busy_decode=busy["decode"],
         loans=fleet.loans,
@@ -143,6 +146,7 @@ def request_rows(result: SimulationResult) -> list[ResultRow]:
         ("failed", str(result.failed)),
         ("too long for a pool", str(result.too_long)),
         ("begun anew elsewhere", str(result.moved)),
+        ("preempted, the KV pool being full", str(result.preempted)),
         ("prompt tokens cached", f"{result.cached_share:.1%}"),
     ]
 

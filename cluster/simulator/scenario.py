@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -12,6 +13,7 @@ from cluster.config.schema import AutoscalerSection, Section
 from cluster.sizing.snapshot import SloTargets
 from cluster.workloads.distributions import FORMS, ArrivalKind, parse_length
 from protocol.errors import StartupError
+from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.roles import ROLES, Role
 
 LARGEST = 1e9
@@ -22,6 +24,19 @@ Positive: TypeAlias = Annotated[float, Field(gt=0, le=LARGEST)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=LARGEST)]
 
 
+def _parse_drafts(given: object) -> SpeculationProfile | None:
+    try:
+        found = msgspec.convert(given, SpeculationProfile | None)
+    except msgspec.ValidationError as e:
+        raise ValueError(f"expected the fields of a SpeculationProfile: {e}") from None
+    if found is not None and not found.is_valid:
+        raise ValueError("no worker has such a SpeculationProfile; check its ranges")
+    return found
+
+
+Drafts: TypeAlias = Annotated[Any, BeforeValidator(_parse_drafts)]
+
+
 class MachineSection(Section):
     """A machine by its step coefficients, as `baton status --json` prints them, or by GPU and
     model, as for `baton plan`."""
@@ -30,14 +45,15 @@ class MachineSection(Section):
     gpu: str | None = None
     model: str | None = None
     context: Positive = 2048.0  # tokens that a sequence holds while it decodes, with gpu and model
-    compute: Annotated[float, Field(gt=0, le=1)] = 0.5  # of the GPU's figures, as in baton plan
-    bandwidth: Annotated[float, Field(gt=0, le=1)] = 0.7
+    compute: Annotated[float | None, Field(gt=0, le=1)] = None  # of the GPU's; as in baton plan
+    bandwidth: Annotated[float | None, Field(gt=0, le=1)] = None
     weight_bytes: Literal[1, 2] = 2  # of a parameter, with gpu and model
     chunk: Annotated[int | None, Field(ge=1, le=1_000_000)] = None  # 512; with gpu, as a worker's
     max_batch: Annotated[int | None, Field(ge=1, le=100_000)] = None  # 64; with gpu, likewise
     kv_tokens: Annotated[int | None, Field(ge=32, le=10**9)] = None
     kv_bytes: Positive | None = None
     link_gb_per_s: Positive | None = None
+    speculation: Drafts = None  # a SpeculationProfile; None: nothing drafts
 
     @model_validator(mode="after")
     def _check_kind(self) -> MachineSection:
@@ -53,7 +69,6 @@ class MachineSection(Section):
 class MachinesSection(Section):
     prefill: MachineSection
     decode: MachineSection | None = None  # as prefill's
-    pace: Annotated[float, Field(ge=1, le=17)] = 1.0  # tokens of a sequence in a step: speculation
 
 
 def _parse_tokens(given: object) -> object:
@@ -155,8 +170,6 @@ class ScalingSection(AutoscalerSection):
     """The configuration's section `autoscaler`, and how long starts take in the simulation."""
 
     start_spread: Annotated[float, Field(ge=0, lt=1)] = 0.0  # start_s varies by this share
-    lend_after_s: NotNegative | None = None  # of ScalingTuning; None: the autoscaler's default
-    down_share: Annotated[float | None, Field(gt=0, le=1)] = None  # likewise
 
     @model_validator(mode="before")
     @classmethod

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cluster.observation.request_mix import RequestCounter
 from cluster.planner.gpus import find_gpu
 from cluster.planner.model_shape import find_model
-from cluster.planner.roofline import Efficiency, gpu_step_sizes, machine_model
+from cluster.planner.roofline import ASSUMED, Efficiency, gpu_step_sizes, machine_model
 from cluster.simulator.autoscaling import SimulatedAutoscaler
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.fleet import SimulatedFleet
@@ -69,7 +69,7 @@ def simulate(
     with _gc_disabled():
         world.run(requests)
     result = summarize_run(
-        scenario, requests, world.fleet, world.lifecycle.moved, world.sampler, world.autoscaler
+        scenario, requests, world.fleet, world.lifecycle, world.sampler, world.autoscaler
     )
     result = replace(result, wall_s=time.perf_counter() - began, events=world.clock.events)
     records = world.autoscaler.records if world.autoscaler else []
@@ -79,15 +79,11 @@ def simulate(
 def scenario_machines(scenario: Scenario) -> dict[Role, MachineModel]:
     """Return the machine of each pool. Raises StartupError for an unknown model or GPU."""
     section = scenario.machines
-    tpot_s = scenario.objectives.tpot_ms / 1e3
     decode = section.decode or section.prefill
-    return {
-        "prefill": _machine(section.prefill, "prefill", tpot_s, section.pace),
-        "decode": _machine(decode, "decode", tpot_s, section.pace),
-    }
+    return {"prefill": _machine(section.prefill, "prefill"), "decode": _machine(decode, "decode")}
 
 
-def _machine(section: MachineSection, role: Role, tpot_s: float, pace: float) -> MachineModel:
+def _machine(section: MachineSection, role: Role) -> MachineModel:
     link = None if section.link_gb_per_s is None else section.link_gb_per_s * 1e9
     if section.step is not None:
         assert section.kv_tokens is not None and section.kv_bytes is not None
@@ -98,21 +94,23 @@ def _machine(section: MachineSection, role: Role, tpot_s: float, pace: float) ->
             kv_tokens=section.kv_tokens,
             kv_bytes=section.kv_bytes,
             link_bytes_s=link or 0.0,
+            speculation=section.speculation,
         )
     assert section.gpu is not None and section.model is not None
     sizes = gpu_step_sizes(role, section.max_batch, section.chunk)
-    return machine_model(
+    machine = machine_model(
         find_model(section.model, "fp8", section.weight_bytes),
         find_gpu(section.gpu, "gpu"),
         context=section.context,
-        tpot_s=tpot_s,
         chunk=sizes.prefill_chunk,
         max_batch=sizes.max_batch,
-        pace=pace,
-        efficiency=Efficiency(compute=section.compute, bandwidth=section.bandwidth),
+        efficiency=Efficiency(
+            compute=section.compute, bandwidth=section.bandwidth or ASSUMED.bandwidth
+        ),
         link_bytes_s=link,
         pool=section.kv_tokens,
     )
+    return replace(machine, speculation=section.speculation)
 
 
 @contextmanager
@@ -157,7 +155,7 @@ class Simulation:
         self.lifecycle = RequestLifecycle(clock, router, network, counter, path_s)
         starts = ColdStarts(section, Random(f"{seed} starts"))
         self.fleet = SimulatedFleet(
-            *(clock, machines, scenario.machines.pace, scenario.drain_s, router, self.lifecycle),
+            *(clock, machines, scenario.drain_s, router, self.lifecycle),
             *(network, index, Random(f"{seed} fleet"), starts.seconds),
         )
         for role in ROLES:

@@ -2,7 +2,8 @@
 snapshot.
 
     snapshot.py       everything that the policy may look at
-    queueing.py       service times, Erlang C, waiting times
+    queueing.py       service times of prompts, Erlang C, late prompts
+    residency.py      KV and batches of sequences on decode workers
     demand.py         workers that each role needs
     worker_counts.py  workers that run and start
     actions.py        loans, starts and stops

@@ -9,13 +9,15 @@ import math
 from typing import NamedTuple
 
 from cluster.sizing.decision import Loan
-from cluster.sizing.memory import has_history, largest_demand, lending_history_s, shrink_history_s
+from cluster.sizing.demand import machine_for_role
+from cluster.sizing.memory import has_history, largest_demand, needed_lately
 from cluster.sizing.snapshot import (
     PoolLimits,
     RequestMix,
     SizingMemory,
     SizingSnapshot,
     WorkerCounts,
+    WorkerSnapshot,
 )
 from cluster.sizing.worker_counts import (
     affordable_workers,
@@ -25,7 +27,11 @@ from cluster.sizing.worker_counts import (
     registered_workers,
     removable_workers,
 )
+from protocol.performance.step_model import StepModel
 from protocol.roles import ROLES, Role
+
+ROLE_CHANGE_S = 1.0
+"""Seconds until all routers know that a worker has another role."""
 
 
 def fit_to_limits(wanted: WorkerCounts, limits: PoolLimits, gpus: float = 1.0) -> WorkerCounts:
@@ -90,34 +96,44 @@ def fit_to_snapshot(wanted: WorkerCounts, snapshot: SizingSnapshot) -> WorkerCou
 def _loans(
     snapshot: SizingSnapshot, mix: RequestMix, memory: SizingMemory, target: WorkerCounts
 ) -> tuple[Loan, ...]:
-    """Return loans of what one role lacks and the other has above its recent largest demand.
-    Registered workers count, starting ones do not, because a loan is quicker."""
-    tuning = snapshot.tuning
-    if not tuning.loans:
-        return ()
+    """Return loans of what one role lacks and the other can spare, as far as they pay: the loan
+    costs less than the start that it replaces, and the worker has been spare for as long as the
+    loan costs, as in ``idle_limit_s``. Registered workers count, starting ones do not, because a
+    loan is quicker."""
+    tuning, at_s = snapshot.tuning, snapshot.at_s
     registered = registered_workers(snapshot, mix)
-    if (
-        target.decode and not registered.decode
-    ):  # decode workers can serve alone, prefill workers cannot
-        return _lent(snapshot, "decode", 1)
-    known_s = lending_history_s(tuning, mix)  # too little is known right after the start
-    if not has_history(memory, snapshot.at_s, known_s):
-        return ()
-    keep = fit_to_snapshot(largest_demand(memory, snapshot.at_s, tuning.lend_after_s), snapshot)
-    loans: tuple[Loan, ...] = ()
-    for role in ROLES:
+    loans: list[Loan] = []
+    for role in ROLES if tuning.loans else ():
         donor = OTHER_ROLE[role]
-        spare = registered.of(donor) - max(keep.of(donor), target.of(donor))
-        loans += _lent(snapshot, role, min(target.of(role) - registered.of(role), spare))
-    return loans
+        short, have = target.of(role) - registered.of(role), registered.of(donor)
+        for worker in _donors(snapshot, role)[: max(0, short)]:
+            have -= 1
+            cost_s = loan_cost_s(snapshot, worker)
+            recent = fit_to_snapshot(largest_demand(memory, at_s, cost_s), snapshot)
+            spare = have >= max(recent.of(donor), target.of(donor))
+            pays = cost_s < tuning.start_s and has_history(memory, at_s, cost_s)
+            # decode workers can serve alone, prefill workers cannot
+            if (spare and pays) or (role == "decode" and not registered.decode and not loans):
+                loans.append(Loan(instance=worker.instance, role=role))
+    return tuple(loans)
 
 
-def _lent(snapshot: SizingSnapshot, role: Role, count: int) -> tuple[Loan, ...]:
-    """Return loans of at most ``count`` workers of the other role: those that are lent go home
-    first, then those with the least KV to hand over."""
+def _donors(snapshot: SizingSnapshot, role: Role) -> list[WorkerSnapshot]:
+    """Return the workers that could take ``role``: those that are lent go home first, then those
+    with the least KV."""
     donors = [w for w in snapshot.workers if w.role != role and w.state == "serving"]
-    donors.sort(key=lambda w: (w.home != role, w.kv_tokens, w.instance))
-    return tuple(Loan(instance=w.instance, role=role) for w in donors[: max(0, count)])
+    return sorted(donors, key=lambda w: (w.home != role, w.kv_tokens, w.instance))
+
+
+def loan_cost_s(snapshot: SizingSnapshot, worker: WorkerSnapshot) -> float:
+    """Return the worker-seconds that a loan costs. Going or returning, a decode worker turns to
+    prefill: it drains, and KV of requests that have not ended is computed again. The KV is that of
+    ``worker``, or the mean of decode workers."""
+    held = [w.kv_tokens for w in snapshot.workers if w.role == "decode"]
+    kv = worker.kv_tokens if worker.role == "decode" else sum(held) / max(1, len(held))
+    machine = machine_for_role("prefill", snapshot.machines)
+    chunk_s = StepModel(*machine.step).prefill_s(0, machine.chunk, machine.chunk)
+    return 2 * ROLE_CHANGE_S + snapshot.tuning.loan_drain_s + kv / machine.chunk * chunk_s
 
 
 def _starts(
@@ -152,10 +168,8 @@ def _starts(
 
 
 def _may_stop(snapshot: SizingSnapshot, memory: SizingMemory) -> bool:
-    tuning, at_s = snapshot.tuning, snapshot.at_s
-    if not has_history(memory, at_s, shrink_history_s(tuning)):
-        return False
-    return memory.last_down_s is None or at_s - memory.last_down_s >= tuning.down_every_s
+    last_s = memory.last_down_s
+    return last_s is None or snapshot.at_s - last_s >= snapshot.tuning.down_every_s
 
 
 def _stop(
@@ -165,12 +179,10 @@ def _stop(
     target: WorkerCounts,
     targets: dict[Role, int],
 ) -> int:
-    """Lower ``targets`` by one step for each role above its largest demand of a long period; return
-    the number of stops."""
+    """Lower ``targets`` by one step for each role whose workers have been spare for long enough;
+    return the number of stops."""
     tuning = snapshot.tuning
-    floor = fit_to_snapshot(
-        largest_demand(memory, snapshot.at_s, shrink_history_s(tuning)), snapshot
-    )
+    floor = fit_to_snapshot(needed_lately(memory, snapshot.at_s, tuning), snapshot)
     registered, starting = registered_workers(snapshot, mix), count_starting(snapshot)
     stopped = 0
     for role in ROLES:

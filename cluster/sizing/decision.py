@@ -47,6 +47,15 @@ class PredictedLatency(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: float | None = None  # KV tokens of a sequence while it decodes
 
 
+class LoadForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests/s, and the workers that they need, FORECAST_S from now; or the relative errors of
+    the forecast that was made so long ago: what came over what was forecast, less 1."""
+
+    rate: float
+    prefill: float
+    decode: float
+
+
 class Loan(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that serves the other role from now on."""
 
@@ -69,6 +78,8 @@ class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
     decode: RoleDemand | None = None
     predicted: PredictedLatency = PredictedLatency()
     slo_infeasible: tuple[Slo, ...] = ()
+    forecast: LoadForecast | None = None
+    forecast_error: LoadForecast | None = None  # None: there was none a minute ago
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):

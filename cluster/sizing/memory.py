@@ -1,57 +1,176 @@
 """The state that the policy carries from one decision to the next. Pure.
 
-Demand: the largest of a period, so that a dip does not stop workers. Corrections: an exponentially
-weighted mean of observed to predicted time, within bounds; updated only while nothing changes, so
-that the observation belongs to the workers that were there.
+Demand: its history, by which workers count as spare, and by which forecasts are checked. Growth of
+the load while a worker starts. Corrections are those of ``corrections.py``.
 """
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
-from cluster.sizing.decision import PredictedLatency
+from cluster.sizing.decision import LoadForecast
 from cluster.sizing.snapshot import (
-    Corrections,
     DemandSample,
     RequestMix,
     ScalingTuning,
     SizingMemory,
-    SizingSnapshot,
     WorkerCounts,
+    WorkerLevel,
 )
+from protocol.roles import Role
 
-CORRECTION_WEIGHT = 0.1
-"""Weight of a new ratio of observed to predicted."""
-MIN_RESIDENTS = 20
-"""Resident sequences from which on their mean KV is trusted."""
-MIN_CORRECTION, MAX_CORRECTION = 0.5, 2.0
-"""Bounds of a correction."""
+FORECAST_S = 60.0
+"""Seconds that a forecast is for."""
+MAX_EXTRA_STARTS = 5
+"""``WorkerLevel.extra_s`` at most, in times of a start."""
+START_COST = 2.0
+"""A start that is needed costs twice its time: that of the worker, and that of the requests which
+the missing worker delays."""
+MAX_LEVELS = 4096
+NO_WORKERS = WorkerCounts(prefill=0, decode=0)
+GROWTH_PERIODS = 60
+"""Periods of which the growth is remembered."""
+GROWTH_QUANTILE = 0.97
+"""A queue that builds up while a worker starts costs more than the room that avoids it: with 0.9 on
+Azure's trace, fewer requests met the objectives for more GPU-hours (``bench.pools --gpus 16``)."""
+MAX_GROWTH = 1.0
+"""The growth of a load of a few requests is chance."""
+PRIOR_GROWTH = (0.1,) * 10
+"""Growth in the first periods of a cluster, in which nothing is known."""
 
 
 def record_demand(
-    memory: SizingMemory, at_s: float, demand: WorkerCounts, keep_s: float
+    memory: SizingMemory,
+    at_s: float,
+    mix: RequestMix,
+    demand: WorkerCounts,
+    present: WorkerCounts,
+    tuning: ScalingTuning,
+    starting: WorkerCounts = NO_WORKERS,
 ) -> SizingMemory:
-    """Add the current demand; drop samples older than ``keep_s``, except for the last of them."""
-    now = DemandSample(at_s, demand.prefill, demand.decode)
-    past = (*memory.past, now)
+    """Add the current demand and, once in ``start_s``, the growth of the load. ``present``: the
+    workers of each role, with those that are ``starting``.
+
+    Samples older than needed are dropped, except for the last of them. Where the window of ``mix``
+    does not reach back to the latest, nothing is known of the time between, and all are dropped.
+    """
+    if memory.past and at_s - memory.past[-1].at_s > mix.window_s:
+        memory = SizingMemory(
+            growth=memory.growth,
+            corrections=memory.corrections,
+            last_down_s=memory.last_down_s,
+            last_change_s=memory.last_change_s,
+        )
+    weight = max(1e-9, sum(s.weight for s in mix.samples))
+    load = mix.rate * sum(s.weight * s.uncached for s in mix.samples) / weight
+    past = (*memory.past, DemandSample(at_s, demand.prefill, demand.decode, mix.rate, load))
+    keep_s = max(tuning.start_s, FORECAST_S)
     old = [p for p in past if p.at_s < at_s - keep_s]
-    return replace(memory, past=(*old[-1:], *(p for p in past if p.at_s >= at_s - keep_s)))
+
+    def levels(role: Role) -> tuple[WorkerLevel, ...]:
+        seen = memory.prefill_levels if role == "prefill" else memory.decode_levels
+        needed = max(demand.of(role), present.of(role) if starting.of(role) else 0)
+        return _used_levels(seen, at_s, needed, present.of(role), tuning)
+
+    memory = replace(
+        memory,
+        past=(*old[-1:], *(p for p in past if p.at_s >= at_s - keep_s)),
+        prefill_levels=levels("prefill"),
+        decode_levels=levels("decode"),
+    )
+    return _record_growth(memory, at_s, load, tuning.start_s)
 
 
-def lending_history_s(tuning: ScalingTuning, mix: RequestMix) -> float:
-    """Return the seconds of demand that must be known before a role lends."""
-    return max(tuning.lend_after_s, mix.window_s)
+def _used_levels(
+    levels: tuple[WorkerLevel, ...], at_s: float, needed: int, present: int, tuning: ScalingTuning
+) -> tuple[WorkerLevel, ...]:
+    """Return the levels after the current demand. A worker that starts does not idle yet.
+
+    A worker that is stopped after ``idle_limit_s`` and started again costs that time and a start.
+    If the demand returns earlier than that, idling on would have been cheaper by the difference,
+    by which the next limit is longer. If it returns later, the next limit is shorter.
+    """
+    most_s = MAX_EXTRA_STARTS * tuning.start_s
+    # A level that has idled for so long would have no extra_s when it is used again.
+    recent = sum(
+        at_s - x.used_s <= most_s + idle_limit_s(x, tuning) + START_COST * tuning.start_s
+        for x in levels
+    )
+    used = min(needed, MAX_LEVELS)
+    count = min(max(used, recent, present), MAX_LEVELS)
+    known = (*levels, *(WorkerLevel(at_s),) * (count - len(levels)))[:count]
+
+    def use(level: WorkerLevel) -> WorkerLevel:
+        idle_s, limit_s = at_s - level.used_s, idle_limit_s(level, tuning)
+        if idle_s <= limit_s:
+            return WorkerLevel(at_s, level.extra_s)
+        extra_s = level.extra_s + limit_s + START_COST * tuning.start_s - idle_s
+        return WorkerLevel(at_s, min(most_s, max(0.0, extra_s)))
+
+    return (*map(use, known[:used]), *known[used:])
 
 
-def retained_history_s(tuning: ScalingTuning, mix: RequestMix) -> float:
-    """Return the seconds of demand that are kept."""
-    return max(shrink_history_s(tuning), lending_history_s(tuning, mix))
+def idle_limit_s(level: WorkerLevel, tuning: ScalingTuning) -> float:
+    """Return the seconds after which an idle worker is stopped.
+
+    This is the ski rental problem: whoever stops a server that has idled for as long as its start
+    costs pays at most twice what the best choice with knowledge of the future would (Lu, Chen and
+    Andrew, "Simple and Effective Dynamic Provisioning for Power-Proportional Data Centers",
+    2013)."""
+    limit_s = tuning.start_s if tuning.down_after_s is None else tuning.down_after_s
+    return limit_s + level.extra_s
 
 
-def shrink_history_s(tuning: ScalingTuning) -> float:
-    """Return the seconds for which fewer workers must have sufficed before some are stopped: at
-    least the time that a start takes."""
-    return max(tuning.down_after_s, tuning.start_s)
+def needed_lately(memory: SizingMemory, at_s: float, tuning: ScalingTuning) -> WorkerCounts:
+    """Return the workers of each role that have not idled for as long as ``idle_limit_s``."""
+
+    def count(levels: tuple[WorkerLevel, ...]) -> int:
+        kept = [n for n, x in enumerate(levels, 1) if at_s - x.used_s < idle_limit_s(x, tuning)]
+        return max(kept, default=0)
+
+    return WorkerCounts(prefill=count(memory.prefill_levels), decode=count(memory.decode_levels))
+
+
+def _record_growth(memory: SizingMemory, at_s: float, load: float, start_s: float) -> SizingMemory:
+    if memory.growth_s is None:
+        return replace(memory, growth_s=at_s)
+    then = sample_before(memory, at_s, start_s)
+    if at_s - memory.growth_s < start_s or then is None:
+        return memory
+    grown = (load / then.load - 1.0,) if then.load > 0 else ()
+    return replace(memory, growth=(*memory.growth, *grown)[-GROWTH_PERIODS:], growth_s=at_s)
+
+
+def sample_before(memory: SizingMemory, at_s: float, seconds: float) -> DemandSample | None:
+    """Return the latest sample that is at least ``seconds`` old."""
+    return next((p for p in reversed(memory.past) if p.at_s <= at_s - seconds), None)
+
+
+def forecast_error(memory: SizingMemory, at_s: float) -> LoadForecast | None:
+    """Return the relative errors of the forecast of FORECAST_S ago, which was that the load stays
+    as it was: with a trend of the last minute, the error is smaller on some traces and larger on
+    others."""
+    then, now = sample_before(memory, at_s, FORECAST_S), memory.past[-1]
+    if then is None:
+        return None
+
+    def error(came: float, forecast: float) -> float:
+        return came / forecast - 1.0 if forecast > 0 else float(came > 0)
+
+    return LoadForecast(
+        rate=error(now.rate, then.rate),
+        prefill=error(now.prefill, then.prefill),
+        decode=error(now.decode, then.decode),
+    )
+
+
+def expected_growth(memory: SizingMemory) -> float:
+    """Return the growth of the load to have workers for while others start: a quantile of the
+    growth that was seen. The first periods are assumed to have had PRIOR_GROWTH."""
+    seen = sorted((*PRIOR_GROWTH[len(memory.growth) :], *memory.growth))
+    return min(MAX_GROWTH, max(0.0, seen[math.ceil(GROWTH_QUANTILE * len(seen)) - 1]))
 
 
 def record_action(
@@ -77,49 +196,3 @@ def largest_demand(memory: SizingMemory, at_s: float, within_s: float) -> Worker
 def has_history(memory: SizingMemory, at_s: float, within_s: float) -> bool:
     """Return whether the samples reach back ``within_s``."""
     return bool(memory.past) and memory.past[0].at_s <= at_s - within_s
-
-
-def updated_corrections(
-    snapshot: SizingSnapshot, expected: PredictedLatency, *, queues: bool
-) -> Corrections:
-    """Return the corrections after this observation.
-
-    ``expected``: the prediction for the serving workers with the corrections so far. ``queues``:
-    prompts wait, so that their TTFT says nothing about the speed of prefill.
-    """
-    before, observed = snapshot.memory.corrections, snapshot.observed
-    kv = _updated(before.kv, _resident_kv(snapshot), expected.kv_tokens)
-    if not is_stable(snapshot):
-        return replace(before, kv=kv)
-    return Corrections(
-        prefill=before.prefill
-        if queues
-        else _updated(before.prefill, observed.ttft_s, expected.ttft_s),
-        decode=_updated(before.decode, observed.tpot_s, expected.tpot_s),
-        kv=kv,
-    )
-
-
-def _resident_kv(snapshot: SizingSnapshot) -> float | None:
-    """Return the mean KV tokens of a sequence that decodes; None where there are too few."""
-    if snapshot.mix is None or snapshot.mix.residents < MIN_RESIDENTS:
-        return None
-    held = sum(
-        w.kv_tokens for w in snapshot.workers if w.role == "decode" and w.state != "changing"
-    )
-    return held / snapshot.mix.residents
-
-
-def is_stable(snapshot: SizingSnapshot) -> bool:
-    """Return whether the workers were the same throughout the window."""
-    if snapshot.mix is None or any(w.state != "serving" for w in snapshot.workers):
-        return False
-    changed_s = snapshot.memory.last_change_s
-    return changed_s is None or snapshot.at_s - changed_s >= snapshot.mix.window_s
-
-
-def _updated(before: float, observed_s: float | None, expected_s: float | None) -> float:
-    if observed_s is None or not expected_s:
-        return before
-    ratio = before * observed_s / expected_s
-    return min(MAX_CORRECTION, max(MIN_CORRECTION, before + CORRECTION_WEIGHT * (ratio - before)))

@@ -1,8 +1,9 @@
 """The sizing policy: from a snapshot to a decision. Pure.
 
-    demand now, its largest of seconds, of minutes --limits, budget--> target, keep, floor
-    below the target        lend what the other role has above keep, then start what is missing
-    above the floor         stop some from time to time; Ray Serve chooses which
+    demand now --limits, budget--> target
+    below the target    lend what the other role can spare, then start what is missing
+    above the target    stop what has been spare for as long as its start costs, in steps; Ray Serve
+                        chooses which
 
 Loans come before starts, because a worker with its weights loaded changes its role in seconds. A
 starting worker counts as present; a leaving one does not, but holds its GPU until it is gone.
@@ -13,22 +14,19 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from cluster.sizing.actions import ScalingActions, fit_to_snapshot, plan_actions
+from cluster.sizing.corrections import answered_mix, updated_corrections
 from cluster.sizing.decision import (
+    LoadForecast,
     ScalingDecision,
     ScalingReason,
     describe_decision,
     infeasible_slos,
 )
 from cluster.sizing.demand import demand_by_role
-from cluster.sizing.memory import (
-    record_action,
-    record_demand,
-    retained_history_s,
-    updated_corrections,
-)
+from cluster.sizing.memory import expected_growth, forecast_error, record_action, record_demand
 from cluster.sizing.predict import is_queueing, predict_latency
 from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts
-from cluster.sizing.worker_counts import count_present, effective_workers
+from cluster.sizing.worker_counts import count_present, count_starting, effective_workers
 
 
 def decide(snapshot: SizingSnapshot) -> ScalingDecision:
@@ -38,19 +36,20 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
         return _keep_everything(snapshot)
     before = snapshot.memory.corrections
     serving = effective_workers(snapshot, mix, serving=True)
-    expected = predict_latency(mix, snapshot.machines, serving, before)
+    answered = answered_mix(mix, snapshot.observed)
+    expected = predict_latency(answered, snapshot.machines, serving, before)
     queues = is_queueing(mix, snapshot.machines, serving, before)
     corrections = updated_corrections(snapshot, expected, queues=queues)
+    mix = replace(mix, growth=expected_growth(snapshot.memory))
     found = demand_by_role(
         mix, snapshot.machines, snapshot.goals, corrections, snapshot.tuning.start_s
     )
     wanted = WorkerCounts(prefill=found["prefill"].workers, decode=found["decode"].workers)
-    memory = replace(
-        record_demand(snapshot.memory, at_s, wanted, retained_history_s(snapshot.tuning, mix)),
-        corrections=corrections,
-    )
-    actions = plan_actions(snapshot, mix, memory, wanted)
     current, target = count_present(snapshot), fit_to_snapshot(wanted, snapshot)
+    starting = count_starting(snapshot)
+    memory = record_demand(snapshot.memory, at_s, mix, wanted, current, snapshot.tuning, starting)
+    memory = replace(memory, corrections=corrections)
+    actions = plan_actions(snapshot, mix, memory, wanted)
     reason = _reason(actions, steady=current == target)
     return ScalingDecision(
         wanted=target,
@@ -65,6 +64,8 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
         decode=found["decode"],
         predicted=expected,
         slo_infeasible=infeasible_slos(found),
+        forecast=LoadForecast(rate=mix.rate, prefill=wanted.prefill, decode=wanted.decode),
+        forecast_error=forecast_error(memory, at_s),
     )
 
 

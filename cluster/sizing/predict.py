@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 
 from cluster.sizing.decision import PredictedLatency
-from cluster.sizing.demand import decode_batch_limits, machine_for_role
-from cluster.sizing.queueing import (
-    mean_prompt_tokens,
-    mean_wait_s,
-    prefill_service,
+from cluster.sizing.demand import machine_for_role, queued_work_s
+from cluster.sizing.queueing import ServiceTime, mean_wait_s, prefill_service
+from cluster.sizing.residency import (
+    ResidentSequences,
+    decode_batch_limits,
     resident_sequences,
 )
-from cluster.sizing.snapshot import Corrections, MachineModel, RequestMix, RoleValues, SloTargets
-from protocol.performance.step_model import StepModel
+from cluster.sizing.snapshot import (
+    NO_CORRECTIONS,
+    Corrections,
+    MachineModel,
+    RequestMix,
+    RoleValues,
+    SloTargets,
+)
 from protocol.roles import Role
 
 PATH_S = 0.01
@@ -37,50 +43,42 @@ def relative_speed(
     own, lent = machine_for_role(role, machines), machine_for_role(home, machines)
     if role == home or own == lent or not mix.samples:
         return 1.0
-    if role == "prefill":
-        own_speed, lent_speed = (
-            1.0 / max(1e-9, prefill_service(mix, each).mean_s) for each in (own, lent)
-        )
-    else:
-        own_speed, lent_speed = (max(1e-9, _tokens_s(mix, each, goals)) for each in (own, lent))
-    ratio = lent_speed / own_speed
-    return (
-        1.0
-        if 1 / SAME_SPEED_FACTOR <= ratio <= SAME_SPEED_FACTOR
-        else min(SPEED_BOUNDS[1], max(SPEED_BOUNDS[0], ratio))
+    own_s, lent_s = (
+        prefill_service(mix, each).mean_s if role == "prefill" else _token_s(mix, each, goals)
+        for each in (own, lent)
     )
+    ratio = max(1e-9, own_s) / max(1e-9, lent_s)
+    if 1 / SAME_SPEED_FACTOR <= ratio <= SAME_SPEED_FACTOR:
+        return 1.0
+    return min(SPEED_BOUNDS[1], max(SPEED_BOUNDS[0], ratio))
 
 
-def _prompts_s(mix: RequestMix, machine: MachineModel) -> float:
-    return 1.0 / max(1e-9, prefill_service(mix, machine).mean_s)
-
-
-def _tokens_s(mix: RequestMix, machine: MachineModel, goals: SloTargets) -> float:
-    """Return the output tokens/s of a worker with a full batch."""
-    batch = decode_batch_limits(mix, machine, goals).size
-    kv = batch * resident_sequences(mix, machine).kv_tokens
-    seconds = StepModel(*machine.step).decode_s(batch, kv)
-    return batch * mix.pace / seconds if seconds > 0 else 0.0
+def _token_s(mix: RequestMix, machine: MachineModel, goals: SloTargets) -> float:
+    """Return the seconds in which a worker with a full batch emits a token."""
+    resident = resident_sequences(mix, machine)
+    batch = decode_batch_limits(resident, goals).size
+    return resident.tpot_s(batch) / batch
 
 
 def predict_latency(
     mix: RequestMix,
     machines: dict[Role, MachineModel],
     servers: RoleValues,
-    corrections: Corrections,
+    corrections: Corrections = NO_CORRECTIONS,
 ) -> PredictedLatency:
     """Return the predicted mean TTFT and TPOT of so many workers of each role's own kind; None
     where the load exceeds them or there are no requests."""
     if not mix.samples:
         return PredictedLatency()
+    computing = machine_for_role("prefill", machines)
+    decoding = machine_for_role("decode", machines)
+    service = prefill_service(mix, computing, corrections.prefill)
+    resident = resident_sequences(mix, decoding, corrections, computing)
+    batch = _mean_batch(mix, resident, servers.decode)
     return PredictedLatency(
-        ttft_s=_ttft_s(
-            mix, machine_for_role("prefill", machines), servers.prefill, corrections.prefill
-        ),
-        tpot_s=_tpot_s(mix, machine_for_role("decode", machines), servers.decode, corrections),
-        kv_tokens=resident_sequences(
-            mix, machine_for_role("decode", machines), corrections.kv
-        ).kv_tokens,
+        ttft_s=_ttft_s(mix, service, servers.prefill),
+        tpot_s=None if batch is None else resident.tpot_s(batch),
+        kv_tokens=resident.kv_tokens if batch is None else resident.held_tokens(batch),
     )
 
 
@@ -91,40 +89,22 @@ def is_queueing(
     corrections: RoleValues,
 ) -> bool:
     """Return whether prompts wait longer than they take."""
-    service = prefill_service(mix, machine_for_role("prefill", machines))
-    tokens = mean_prompt_tokens(mix) if mix.samples else 0.0
-    queued = mix.backlog_tokens / tokens if tokens > 0 else 0.0
-    mean_s = service.mean_s * corrections.prefill
-    load = mix.rate * mean_s
-    wait_s = mean_wait_s(math.floor(servers.prefill), load, mean_s, service.spread)
-    under_way = load * (1.0 + service.spread) / 2.0
-    return wait_s > MAX_WAIT_SHARE * mean_s or queued > 2.0 * max(1.0, under_way)
+    machine = machine_for_role("prefill", machines)
+    service = prefill_service(mix, machine, corrections.prefill)
+    workers = math.floor(servers.prefill)
+    wait_s = mean_wait_s(workers, mix.rate * service.mean_s, service)
+    queued_s = queued_work_s(mix, service) / max(1, workers)
+    return wait_s > MAX_WAIT_SHARE * service.mean_s or queued_s > service.mean_s
 
 
-def _ttft_s(
-    mix: RequestMix, machine: MachineModel, servers: float, correction: float
-) -> float | None:
-    service = prefill_service(mix, machine)
-    load = mix.rate * service.mean_s * correction
-    if load >= math.floor(servers):
-        return None
-    wait_s = mean_wait_s(math.floor(servers), load, service.mean_s * correction, service.spread)
-    return PATH_S + service.mean_s * correction + wait_s
+def _ttft_s(mix: RequestMix, service: ServiceTime, servers: float) -> float | None:
+    wait_s = mean_wait_s(math.floor(servers), mix.rate * service.mean_s, service)
+    return PATH_S + service.mean_s + wait_s if wait_s < math.inf else None
 
 
-def _tpot_s(
-    mix: RequestMix, machine: MachineModel, servers: float, corrections: Corrections
-) -> float | None:
-    """Return TPOT by Little's law on each worker: b = r*t(b), with t(b) = s0 + b*s and r tokens/s
-    per worker, so that b = r*s0/(1 - r*s)."""
-    model, resident = StepModel(*machine.step), resident_sequences(mix, machine, corrections.kv)
-    correction = corrections.decode
-    if servers <= 0:
-        return None
-    each_s = (model.row + model.kv_token * resident.kv_tokens) * correction / mix.pace
-    alone_s = model.step * correction / mix.pace
-    asked = mix.rate * resident.output / servers
-    if asked * each_s >= 1.0:
-        return None
-    batch = max(1.0, asked * alone_s / (1.0 - asked * each_s))
-    return alone_s + batch * each_s
+def _mean_batch(mix: RequestMix, resident: ResidentSequences, workers: float) -> float | None:
+    """Return the mean batch of a worker while it decodes; None where the load exceeds all."""
+    most = float(max(1, resident.machine.max_batch))
+    tokens_s = mix.rate * resident.output / workers if workers > 0 else math.inf
+    batch = resident.mean_batch(tokens_s, most)
+    return max(1.0, batch) if batch < most else None

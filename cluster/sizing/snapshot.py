@@ -36,18 +36,16 @@ class RequestMix(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     window_s: float
     samples: tuple[RequestSample, ...]
-    burst_rate: float = 0.0  # requests/s of the last ``burst_s``
-    burst_s: float = 0.0  # 0: unknown
-    pace: float = 1.0  # tokens of a sequence in the time of a step without drafts (tau)
     backlog_tokens: float = 0.0  # of prompts in a queue or computed, cached tokens included
     residents: float = 0.0  # sequences that decode now
+    growth: float = 0.1  # of the load while a worker starts: a high quantile, as a share of it
 
 
 class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The performance model of one pool's workers. ``step``: coefficients as in
-    ``protocol/performance/step_model.py``."""
+    """The performance model of one pool's workers. ``step``: the fields of a ``StepModel``, the
+    coefficients at least."""
 
-    step: tuple[float, float, float, float, float]
+    step: tuple[float, ...]
     chunk: int
     max_batch: int
     kv_tokens: int  # size of the KV pool; 0: unknown
@@ -90,6 +88,9 @@ class Corrections(RoleValues, frozen=True, kw_only=True):
     kv: float = 1.0
 
 
+NO_CORRECTIONS = Corrections(prefill=1.0, decode=1.0)
+
+
 class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of workers of each role."""
 
@@ -130,8 +131,8 @@ class ScalingTuning(msgspec.Struct, frozen=True, kw_only=True):
     """How fast and how carefully the policy scales."""
 
     loans: bool = True  # workers may serve the other role
-    down_after_s: float = 180.0  # stop what the largest demand of this period leaves free
-    lend_after_s: float = 30.0  # lend what the largest demand of this period leaves free
+    loan_drain_s: float = 2.0  # time of a decode worker's requests to end before it is lent
+    down_after_s: float | None = None  # stop what was spare for so long; None: start_s
     down_every_s: float = 20.0  # from one step down to the next
     down_share: float = 0.1  # share of the pool in one step, at least one worker
     start_s: float = 60.0  # duration of a cold start, observed or assumed
@@ -142,20 +143,36 @@ class ObservedLatency(msgspec.Struct, frozen=True, kw_only=True):
 
     ttft_s: float | None = None
     tpot_s: float | None = None
+    prompt_tokens: float = 0.0  # of the requests with a first token; 0: as of the mix
 
 
 class DemandSample(msgspec.Struct, frozen=True, array_like=True):
-    """The demand at one time, before limits."""
+    """The demand at one time, before limits, and the traffic that it is for."""
 
     at_s: float
     prefill: int
     decode: int
+    rate: float = 0.0  # requests/s
+    load: float = 0.0  # uncached prompt tokens/s
+
+
+class WorkerLevel(msgspec.Struct, frozen=True, array_like=True):
+    """The n-th worker of a role, whichever that is: when the demand last was n or more, and the
+    seconds to let it idle in addition, because earlier stops did not pay."""
+
+    used_s: float
+    extra_s: float = 0.0
 
 
 class SizingMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that the policy keeps from one decision to the next; it comes with the decision."""
+    """The state that the policy keeps from one decision to the next; it comes with the decision.
+    ``growth``: of the load in successive periods of a worker's start, the latest last."""
 
     past: tuple[DemandSample, ...] = ()
+    prefill_levels: tuple[WorkerLevel, ...] = ()
+    decode_levels: tuple[WorkerLevel, ...] = ()
+    growth: tuple[float, ...] = ()
+    growth_s: float | None = None  # end of the last of these periods
     corrections: Corrections = Corrections(prefill=1.0, decode=1.0)
     last_down_s: float | None = None
     last_change_s: float | None = None

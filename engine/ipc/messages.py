@@ -20,6 +20,7 @@ from engine.ipc import pair_messages
 from engine.ipc.counters import EngineCounters, SpeculationStatus
 from engine.ipc.settings import CopyCosts, MachineCeilings
 from engine.kv_cache.kv_format import LAYOUT_VERSION, Codec, KVFormat, KVPiece
+from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.requests import Finish, Logprobs, Request
 
 
@@ -335,7 +336,8 @@ class CacheChanged(_Message, frozen=True):
 
 
 class EngineBeat(_Message, frozen=True):
-    """The engine's sign of life, sent about every BEAT_S, with its load."""
+    """The engine's sign of life, with its load: sent about every BEAT_S, and LEAST_BEAT_S after the
+    last one if the load has changed."""
 
     running: int
     waiting: int
@@ -344,8 +346,9 @@ class EngineBeat(_Message, frozen=True):
     step_model: tuple[float, ...] = ()  # a fitted StepModel
     counters: EngineCounters = msgspec.field(default_factory=EngineCounters)
     speculation: SpeculationStatus = SpeculationStatus()
-    pace: float = 1.0  # recent tokens per sequence in the time of a plain step
     outbound_slots_held: int = 0
+    queued_prompts: int = 0  # that ``queued_tokens`` are of
+    profile: SpeculationProfile | None = None  # None: nothing drafts
 
 
 Event: TypeAlias = (
@@ -373,3 +376,4 @@ Event: TypeAlias = (
 )
 
 BEAT_S = 0.5
+LEAST_BEAT_S = 0.02

@@ -139,15 +139,18 @@ class EngineServer:
         self._apply_written()
         self._drop_expired()
         busy = self._step()
-        if self._clock() - self._last_beat >= m.BEAT_S:
+        if self._clock() - self._last_beat >= self._beat_s():
             self._last_beat = self._clock()
             self._out.append(self._meter.beat(self._copies.outbound_slots_held))
         self._flush()
         return busy
 
+    def _beat_s(self) -> float:
+        return m.LEAST_BEAT_S if self._meter.load_changed() else m.BEAT_S
+
     def _wait_s(self) -> float:
         """Return how long to wait for a command while there is nothing to compute."""
-        return POLL_INTERVAL_S if self._pending.busy else m.BEAT_S
+        return POLL_INTERVAL_S if self._pending.busy else self._beat_s()
 
     # ---- commands ---------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ class EngineSession:
         self.alive = True
         self.inbound = arena.shape.inbound_slots()
         self.on_inbound_free: Callable[[], None] = lambda: None
+        self.on_beat: Callable[[], None] = lambda: None
         self.on_pair_event: Callable[[PairEvent], None] = lambda event: None
         self._cache = cache
         self.silence = SilenceDetector()
@@ -222,6 +223,7 @@ class EngineSession:
                     listener.on_token(token, finish, logprobs)
         elif isinstance(event, m.EngineBeat):
             self.beat = event
+            self.on_beat()
         elif isinstance(event, m.CacheChanged):
             self._tell_cache(event)
         elif isinstance(event, m.SlotsFree):

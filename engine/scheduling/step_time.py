@@ -17,6 +17,7 @@ and the speculation controller read its coefficients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -48,6 +49,13 @@ SIZE_FOLLOW_RATE = 0.1
 MIN_STEP_S = 1e-5
 """Shorter durations measure the clock rather than the step."""
 
+SEEN_MEMORY_S = 600.0
+"""Decay constant, in seconds of steps, of the largest steps that were seen."""
+
+LEAST_SEEN = (16.0, 32768.0, 256.0)
+"""Decode rows, KV tokens and prompt tokens of a step that count as seen in any case: no kernel is
+faster for fewer rows, and an engine that was idle must not look slow."""
+
 _SIZES = np.array([1.0, 8.0, 4096.0, 256.0, 65536.0])  # [5] typical features, for scaling
 
 
@@ -63,6 +71,7 @@ class StepTimeModel:
         self.coefficients = StepModel(0.0, 0.0, 0.0, 0.0, 0.0)
         self._information = np.zeros((5, 5))  # A, for scaled features
         self._evidence = np.zeros(5)  # b
+        self._seen = LEAST_SEEN  # per step
         self._sizes = np.zeros(5)  # mean of x^2 over the steps that have the feature
 
     @property
@@ -84,18 +93,26 @@ class StepTimeModel:
         self._information += np.multiply.outer(x, x)
         self._evidence *= FORGETTING_FACTOR
         self._evidence += x * (seconds / expected)
+        keep = math.exp(-seconds / SEEN_MEMORY_S)
+        rows, kv_tokens, prompt_tokens, _ = work
+        self._seen = (
+            max(keep * self._seen[0], rows / steps),
+            max(keep * self._seen[1], kv_tokens / steps),
+            max(keep * self._seen[2], prompt_tokens / steps),
+        )
         self._sizes += (x > 0) * (SIZE_FOLLOW_RATE * (x * x - self._sizes))
         self.steps += 1
         if self.steps < MIN_OBSERVATIONS or self.steps % FIT_EVERY == 0:
             self._fit()
 
     def _fit(self) -> None:
-        last = np.array(self.coefficients) * _SIZES
+        last = np.array(self.coefficients[: len(_SIZES)]) * _SIZES
         anchor = ANCHOR_STEPS * self._sizes + 1e-9 * self._sizes.max()
         scaled = _solve_non_negative(
             self._information + np.diag(anchor), self._evidence + anchor * last
         )
-        self.coefficients = StepModel(*(scaled / _SIZES).tolist())
+        seen = map(max, self._seen, LEAST_SEEN)
+        self.coefficients = StepModel(*(scaled / _SIZES).tolist(), *seen)
 
 
 class StepTimer:

@@ -7,6 +7,12 @@ for ``u`` prompt tokens computed after ``m`` tokens. A coefficient is zero where
 seen that kind of work: a decode worker may never have computed a prompt. Such a half is replaced by
 the mean of the other workers, so that unknown work never looks free. Used by the cost function, the
 planner, the autoscaler's sizing and the simulator.
+
+A device takes as long for one row as for many until computing them takes longer than reading the
+weights. A line that was fitted below that point is too low above it. So a model says how large the
+steps were that it was fitted to, and a prediction is trusted up to TRUSTED_RATIO times that. From
+twice what was seen on, a step costs at least as many times more as it is larger: what running it as
+several steps of a size that was seen would take. In between the prediction rises to that.
 """
 
 from __future__ import annotations
@@ -18,9 +24,8 @@ from typing import NamedTuple
 DEFAULT_CHUNK = 512
 """Prompt tokens in a step, for a worker that does not report it."""
 
-MAX_PACE = 17
-"""Most tokens of a sequence in one step: its own, and the most drafts that a worker can be set
-to."""
+TRUSTED_RATIO = 1.5
+"""Size of a step, over the largest that was seen, up to which the line is trusted."""
 
 MAX_COEFFICIENT_S = 60.0
 """Reports with a larger coefficient are garbage."""
@@ -44,18 +49,28 @@ class StepWork(NamedTuple):
 
 
 class StepModel(NamedTuple):
-    """StepModel in seconds, none negative."""
+    """Coefficients in seconds, none negative, and the largest of the steps that they were fitted
+    to. Without the latter, predictions of any size are trusted."""
 
     step: float
     row: float
     kv_token: float
     prompt_token: float
     prompt_pair: float
+    rows_seen: float = math.inf
+    kv_tokens_seen: float = math.inf  # that the rows of a step attended to
+    prompt_tokens_seen: float = math.inf
 
     def decode_s(self, rows: float, kv_tokens: float) -> float:
         """Return the seconds of a step that decodes ``rows`` sequences over ``kv_tokens`` in
         all."""
-        return self.step + self.row * rows + self.kv_token * kv_tokens
+        return self.constant_s(rows, kv_tokens) + self.row * rows + self.kv_token * kv_tokens
+
+    def constant_s(self, rows: float, kv_tokens: float) -> float:
+        """Return the part of ``decode_s`` that does not grow with the batch while that is
+        trusted."""
+        size = max(rows / self.rows_seen, kv_tokens / self.kv_tokens_seen)
+        return self.step if size <= TRUSTED_RATIO else self.step * steps_for(size)
 
     def prompt_s(self, computed: int, tokens: int) -> float:
         """Return the seconds that ``tokens`` prompt tokens after ``computed`` ones add to steps."""
@@ -64,7 +79,9 @@ class StepModel(NamedTuple):
 
     def prefill_s(self, computed: int, tokens: int, chunk: int) -> float:
         """Return the seconds of a prompt on an idle worker, its steps included."""
-        return self.step * math.ceil(tokens / chunk) + self.prompt_s(computed, tokens)
+        size = min(tokens, chunk) / self.prompt_tokens_seen
+        step = self.step if size <= TRUSTED_RATIO else self.step * steps_for(size)
+        return step * math.ceil(tokens / chunk) + self.prompt_s(computed, tokens)
 
     def seconds(self, work: StepWork) -> float:
         """Return the predicted duration of a step."""
@@ -89,22 +106,29 @@ class StepModel(NamedTuple):
         return 2.0 * seconds / (slope + root) if root > 0 else math.inf
 
 
+def steps_for(size: float) -> float:
+    """Return how often a step's constant cost is counted in one that is ``size`` times as large as
+    the largest that was seen: once while that is trusted, ``size`` times from twice as large on,
+    without a jump in between."""
+    return max(1.0, min(size, 2.0 * size - 2.0))
+
+
 PRIOR_STEP_MODEL = StepModel(5e-3, 5e-5, 5e-8, 5e-5, 1e-9)
 """Used until a worker has reported."""
 
+_COEFFICIENTS = 5  # the first fields of a StepModel
 
-def parse_step_model(coefficients: Sequence[float]) -> StepModel | None:
-    """Return the model in a record or heartbeat; None if it has none or an impossible one."""
-    if len(coefficients) != len(StepModel._fields):
+
+def parse_step_model(reported: Sequence[float]) -> StepModel | None:
+    """Return the model in a record or heartbeat: its coefficients, and perhaps what was seen. None
+    if there is none or an impossible one."""
+    if len(reported) not in (_COEFFICIENTS, len(StepModel._fields)):
         return None
-    if not all(0 <= c <= MAX_COEFFICIENT_S for c in coefficients):  # also refuses NaN
+    if not all(0 <= c <= MAX_COEFFICIENT_S for c in reported[:_COEFFICIENTS]):  # refuses NaN, too
         return None
-    return StepModel(*coefficients)
-
-
-def parse_pace(reported: float) -> float:
-    """Return the reported tokens per sequence and plain step; 1 for an impossible value."""
-    return reported if 1 <= reported <= MAX_PACE else 1.0  # NaN: 1
+    if not all(seen >= 1 for seen in reported[_COEFFICIENTS:]):
+        return None
+    return StepModel(*reported)
 
 
 def mean_step_model(models: Iterable[StepModel | None]) -> StepModel:
@@ -112,21 +136,38 @@ def mean_step_model(models: Iterable[StepModel | None]) -> StepModel:
     known = [m for m in models if m is not None]
     decoding = [m for m in known if _decodes(m)] or [PRIOR_STEP_MODEL]
     prefilling = [m for m in known if _prefills(m)] or [PRIOR_STEP_MODEL]
-    return StepModel(
-        *(sum(c) / len(decoding) for c in list(zip(*decoding, strict=True))[:3]),
-        *(sum(c) / len(prefilling) for c in list(zip(*prefilling, strict=True))[3:]),
-    )
+    return _halves(_mean(decoding), _mean(prefilling))
 
 
 def complete_step_model(model: StepModel | None, others: StepModel) -> StepModel:
     """Return ``model`` with its unknown half, if any, taken from ``others``."""
     if model is None:
         return others
-    if not _decodes(model):
-        model = StepModel(*others[:3], *model[3:])
-    if not _prefills(model):
-        model = StepModel(*model[:3], *others[3:])
-    return model
+    return _halves(model if _decodes(model) else others, model if _prefills(model) else others)
+
+
+def trusted_alike(models: dict[str, StepModel]) -> dict[str, StepModel]:
+    """Return the models, all trusted up to the largest step that any worker has run. A model that
+    is trusted less predicts longer steps, so a worker with few requests so far would get none."""
+    if not models:
+        return {}
+    rows = max(m.rows_seen for m in models.values())
+    kv_tokens = max(m.kv_tokens_seen for m in models.values())
+    prompt_tokens = max(m.prompt_tokens_seen for m in models.values())
+    seen = {"rows_seen": rows, "kv_tokens_seen": kv_tokens, "prompt_tokens_seen": prompt_tokens}
+    return {instance: m._replace(**seen) for instance, m in models.items()}
+
+
+def _mean(models: Sequence[StepModel]) -> StepModel:
+    return StepModel(*(sum(column) / len(models) for column in zip(*models, strict=True)))
+
+
+def _halves(decoding: StepModel, prefilling: StepModel) -> StepModel:
+    return decoding._replace(
+        prompt_token=prefilling.prompt_token,
+        prompt_pair=prefilling.prompt_pair,
+        prompt_tokens_seen=prefilling.prompt_tokens_seen,
+    )
 
 
 def _decodes(model: StepModel) -> bool:
@@ -134,4 +175,4 @@ def _decodes(model: StepModel) -> bool:
 
 
 def _prefills(model: StepModel) -> bool:
-    return any(model[3:])
+    return any(model[3:_COEFFICIENTS])

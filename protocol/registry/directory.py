@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 import redis.asyncio as redis
 
+from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.registry.leases import Leases
 from protocol.roles import ROLES
 
@@ -109,7 +110,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens_free: int = 0
     kv_tokens_total: int = 0
     step_model: tuple[float, ...] = ()  # a StepModel, as last fitted
-    pace: float = 1.0  # tokens of a sequence in the time of a plain step; 1 without speculation
+    queued_prompts: int = 0  # that ``queued_tokens`` are of
+    speculation: SpeculationProfile | None = None  # None: it drafts nothing
     draining: bool = False  # it takes no further requests
     home: str = ""  # role that it was started for; "": the same as ``role``
     changing: bool = False  # it drains before it takes the other role
@@ -168,7 +170,7 @@ def _is_valid_worker(record: WorkerRecord) -> bool:
     counts = (
         *(record.running, record.waiting, record.queued_tokens, record.kv_tokens_free),
         *(record.kv_tokens_total, record.max_batch, record.prefill_chunk, record.pid),
-        record.engine_pid,
+        *(record.engine_pid, record.queued_prompts),
     )
     return (
         record.role in ROLES

@@ -209,7 +209,9 @@ class Request(_message.Message):
     first_token_s: _builtins.float
     """to the next token, which is the first one that the client gets"""
     @_builtins.property
-    def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """fixed32: messages with 128k of them are copied, not encoded"""
+
     @_builtins.property
     def emitted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """output tokens the client already has (resumed requests)"""
@@ -553,7 +555,9 @@ class Load(_message.Message):
     KV_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     STEP_MODEL_FIELD_NUMBER: _builtins.int
     DOWN_FIELD_NUMBER: _builtins.int
-    PACE_FIELD_NUMBER: _builtins.int
+    QUEUED_PROMPTS_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
+    SUBMITS_SEEN_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """sequences in the decode batch"""
     waiting: _builtins.int
@@ -565,11 +569,17 @@ class Load(_message.Message):
     kv_tokens_total: _builtins.int
     down: _builtins.bool
     """no engine serves now; requests wait for the next one"""
-    pace: _builtins.float
-    """tokens of a sequence in the time of a plain step, of late: 1 if nothing drafts"""
+    queued_prompts: _builtins.int
+    """that ``queued_tokens`` are of"""
+    submits_seen: _builtins.int
+    """on this stream: the load contains these, and no later ones"""
     @_builtins.property
     def step_model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """seconds of a step: protocol/performance/step_model.py; empty: not known yet"""
+
+    @_builtins.property
+    def speculation(self) -> Global___Speculation:
+        """what drafts do there; unset: nothing drafts"""
 
     def __init__(
         self,
@@ -581,15 +591,65 @@ class Load(_message.Message):
         kv_tokens_total: _builtins.int = ...,
         step_model: _abc.Iterable[_builtins.float] | None = ...,
         down: _builtins.bool = ...,
-        pace: _builtins.float = ...,
+        queued_prompts: _builtins.int = ...,
+        speculation: Global___Speculation | None = ...,
+        submits_seen: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "speculation", b"speculation", "submits_seen", b"submits_seen"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__submits_seen: _TypeAlias = _typing.Literal["submits_seen"]  # noqa: Y015
+    _WhichOneofArgType__submits_seen: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__submits_seen) -> _WhichOneofReturnType__submits_seen | None: ...
+
+Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class Speculation(_message.Message):
+    """SpeculationProfile of protocol/performance/speculation_profile.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    PER_PASS_S_FIELD_NUMBER: _builtins.int
+    PER_NODE_S_FIELD_NUMBER: _builtins.int
+    ROW_S_FIELD_NUMBER: _builtins.int
+    PASSES_PER_NODE_FIELD_NUMBER: _builtins.int
+    MOST_NODES_FIELD_NUMBER: _builtins.int
+    PER_SEQUENCE_S_FIELD_NUMBER: _builtins.int
+    PER_STEP_S_FIELD_NUMBER: _builtins.int
+    FREE_ROWS_FIELD_NUMBER: _builtins.int
+    per_pass_s: _builtins.float
+    per_node_s: _builtins.float
+    row_s: _builtins.float
+    passes_per_node: _builtins.float
+    most_nodes: _builtins.int
+    per_sequence_s: _builtins.float
+    per_step_s: _builtins.float
+    free_rows: _builtins.float
+    @_builtins.property
+    def accept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        accept: _abc.Iterable[_builtins.float] | None = ...,
+        per_pass_s: _builtins.float = ...,
+        per_node_s: _builtins.float = ...,
+        row_s: _builtins.float = ...,
+        passes_per_node: _builtins.float = ...,
+        most_nodes: _builtins.int = ...,
+        per_sequence_s: _builtins.float = ...,
+        per_step_s: _builtins.float = ...,
+        free_rows: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "pace", b"pace", "queued_tokens", b"queued_tokens", "running", b"running", "step_model", b"step_model", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "free_rows", b"free_rows", "most_nodes", b"most_nodes", "passes_per_node", b"passes_per_node", "per_node_s", b"per_node_s", "per_pass_s", b"per_pass_s", "per_sequence_s", b"per_sequence_s", "per_step_s", b"per_step_s", "row_s", b"row_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Load: _TypeAlias = Load  # noqa: Y015
+Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
 
 @_typing.final
 class WorkerMessage(_message.Message):

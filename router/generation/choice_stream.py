@@ -34,6 +34,7 @@ from router.generation.output_text import (
 from router.generation.placer import PlacedRequest, Placer
 from router.generation.submission import Interruption, Submission, TokenBatch, TokenQueue
 from router.placement.admission import AdmissionController
+from router.placement.snapshot import RequestOrigin
 from router.settings import RouterSettings
 from router.tenants.tenant import DEFAULT_TENANT, Tenant
 from router.text.vocabulary import Vocabulary
@@ -82,6 +83,7 @@ class GenerationRequest(NamedTuple):
     entry: RequestEntry  # shared by the choices of one HTTP request
     tenant: Tenant = DEFAULT_TENANT
     streamed: bool = True  # to a client, who may be slow
+    session: bytes = b""  # digest of the client's session key; empty: it gave none
 
 
 class RoutingServices(NamedTuple):
@@ -144,9 +146,10 @@ class ChoiceStream:
         self._later: TokenBatch | None = None  # interruption that came together with tokens
         self._leave: Callable[[], None] | None = None
         self._refusal: ApiError | None = None  # with Interruption.REFUSED
+        self._origin = RequestOrigin(generation.tenant.name, generation.session)
         self._turn = ChoiceTurn(
             *(services.dispatcher, services.placer, request, generation.keys, generation.tenant),
-            *(self._submit_first, self._on_refused),
+            *(self._origin, self._submit_first, self._on_refused),
         )
         self._older_s = 0.0  # than it is, for workers
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -187,14 +190,18 @@ class ChoiceStream:
 
         Raises ApiError or ClientDisconnected.
         """
-        while True:
-            batch = await self._next_tokens()
-            if not self._has_begun:
-                await self._share_prompt_logprobs()
-            delta = self._delta(batch)
+        finish = None
+        while finish is None:
+            delta = await self.next_delta()
+            finish = delta.finish
             yield delta
-            if delta.finish:
-                return
+
+    async def next_delta(self) -> ChoiceDelta:
+        """Return the text that comes next, as ``deltas`` does. Not to be called after the last."""
+        batch = await self._next_tokens()
+        if not self._has_begun:
+            await self._share_prompt_logprobs()
+        return self._delta(batch)
 
     def disconnect(self) -> None:
         """Stop the work at once: the client has hung up."""
@@ -222,13 +229,16 @@ class ChoiceStream:
             self._turn.charge.on_first_token(len(self.prompt) - self.cached_tokens)
         self.submissions[-1].record_tokens()
         left = self._request.sampling.max_tokens - len(self._received)
-        received = batch._replace(tokens=batch.tokens[:left], logprobs=batch.logprobs[:left])
+        received = batch
         if len(batch.tokens) >= left:  # finished, whether or not the worker has sent that yet
-            received = received._replace(finish=batch.finish or Finish.LENGTH)
+            received = batch._replace(
+                tokens=batch.tokens[:left],
+                logprobs=batch.logprobs[:left],
+                finish=batch.finish or Finish.LENGTH,
+            )
         self._received.extend(received.tokens)
         if received.finish:
             self.submissions[-1].record_finish()
-            self._services.placer.estimates.record_output(len(self._received))
         elif batch.interruption:
             self._later = batch._replace(tokens=[], logprobs=[])
         return received
@@ -258,7 +268,7 @@ class ChoiceStream:
         while not self._queue.failed:
             await self._pause_before_retry()
             resumed = self._request.resumed(self._received)
-            placed = services.placer.place(resumed, keys, self._failed_instances)
+            placed = services.placer.place(resumed, keys, self._failed_instances, self._origin)
             if placed is not None and not self._queue.failed:
                 model = services.pool.model
                 if model is None or model.fingerprint != self._fingerprint:
@@ -368,9 +378,11 @@ class ChoiceStream:
         return ids[-1] in self._output.stop_tokens or vocabulary.is_textless(ids[-1])
 
     def _count(self, ids: list[int], logprobs: list[Logprobs]) -> None:
-        self._metrics.record_tokens(len(ids), self.cached_tokens)
+        cached = 0 if self.output_tokens else self.cached_tokens  # counts with the first token
+        self._metrics.record_tokens(len(ids), cached)
         self.output_tokens += len(ids)
-        self.output_logprob += sum(value.logprob for value in logprobs[: len(ids)])
+        if logprobs:
+            self.output_logprob += sum(value.logprob for value in logprobs[: len(ids)])
         if self._output.logprobs:
             self._add_pending_logprobs(ids, logprobs)
 
@@ -402,6 +414,9 @@ class ChoiceStream:
         self._sent_length += len(text)
         if finish:
             self._metrics.record_completion()
+            outputs = self._services.placer.estimates.outputs
+            limit = self._request.sampling.max_tokens
+            outputs.record(self._origin.tenant, limit, len(self._received))
         shown: list[SentToken] = []
         if self._output.logprobs:
             pending = self._pending_logprobs

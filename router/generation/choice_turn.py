@@ -20,6 +20,7 @@ from router.fairness.fair_queue import RoutedWork, WaitingRequest
 from router.fairness.virtual_counters import ExpectedCost, RequestCharge
 from router.generation.placer import PlacedRequest, Placer
 from router.placement.admission import AdmissionLimits
+from router.placement.snapshot import RequestOrigin
 from router.tenants.tenant import Tenant
 
 UNBOUNDED = AdmissionLimits(math.inf)
@@ -63,6 +64,7 @@ class ChoiceTurn:
         request: Request,
         keys: Sequence[bytes],
         tenant: Tenant,
+        origin: RequestOrigin,
         submit: Callable[[PlacedRequest, float], None],
         on_refused: Callable[[ApiError], None],
     ) -> None:
@@ -72,6 +74,7 @@ class ChoiceTurn:
         self._request = request
         self._keys = keys
         self._tenant = tenant
+        self._origin = origin
         self._submit = submit
         self._on_refused = on_refused
         self._placed: PlacedRequest | None = None
@@ -96,7 +99,9 @@ class ChoiceTurn:
     def place(self, *, ahead: bool = False) -> RoutedWork | None:
         """Choose workers for the request as the router sees them now."""
         self._older_s = AHEAD_S if ahead else 0.0
-        placed = self._placed = self._placer.place(self._request, self._keys, ahead=ahead)
+        placed = self._placed = self._placer.place(
+            self._request, self._keys, origin=self._origin, ahead=ahead
+        )
         if placed is None:
             return None
         chosen, query = placed.choice.chosen, placed.query

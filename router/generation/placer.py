@@ -8,6 +8,7 @@ Called by ``ChoiceStream`` and ``Submission``.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Collection, Sequence
@@ -19,8 +20,9 @@ from protocol.registry.directory import WorkerRecord
 from protocol.requests import Request, request_to_wire
 from protocol.wire import wire_pb2 as pb
 from router.placement.choose import PlacementChoice, choose_placement
-from router.placement.cost import Placement
+from router.placement.cost import Placement, queued_prompts_s
 from router.placement.estimates import RoutingEstimates
+from router.placement.expected_prefixes import ExpectedPrefix
 from router.placement.ledger import AHEAD_LEVEL, PlacementTicket, WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import (
@@ -30,9 +32,31 @@ from router.placement.snapshot import (
     PlacementSnapshot,
     PrefillState,
     PrefixFetch,
+    RequestOrigin,
 )
 from router.workers.decode_link import DecodeLink
 from router.workers.pool import WorkerPool
+
+UNKNOWN_ORIGIN = RequestOrigin()
+
+
+class PlacementView(NamedTuple):
+    """What all states of one decision are built from. The prefixes of the prompt are in blocks, by
+    instance."""
+
+    level: float  # priority in the ledger
+    cached: dict[str, int]
+    coming: dict[str, tuple[int, ExpectedPrefix]]  # more than cached, once it has been computed
+    busy: dict[str, set[str]]  # engines that have work, by host
+
+    def neighbours(self, record: WorkerRecord) -> int:
+        """Return how many engines besides the worker's own are busy on its host."""
+        on_host = self.busy.get(host_of(record), ())
+        return len(on_host) - (record.instance in on_host)
+
+
+def host_of(record: WorkerRecord) -> str:
+    return record.endpoint.rpartition(":")[0]
 
 
 class PlacedRequest(NamedTuple):
@@ -44,6 +68,9 @@ class PlacedRequest(NamedTuple):
     seconds: float  # duration of the decision
     batched_s: float  # of the prompts queued at P, if they share steps
     level: float  # its priority in the ledger
+    session: bytes  # its RequestOrigin's
+    keys: Sequence[bytes]  # of the prompt's blocks
+    neighbours: int  # busy engines beside the one that computes the prompt
 
 
 class Placer:
@@ -70,6 +97,7 @@ class Placer:
         request: Request,
         keys: Sequence[bytes],
         avoid: Collection[str] = (),
+        origin: RequestOrigin = UNKNOWN_ORIGIN,
         *,
         ahead: bool = False,
     ) -> PlacedRequest | None:
@@ -79,31 +107,42 @@ class Placer:
         used only when there is no other. ``ahead``: it goes ahead of its class.
         """
         began = time.perf_counter()
-        query = self._query(request)
+        query = self._query(request, origin)
         level = request.priority - AHEAD_LEVEL if ahead else request.priority
-        snapshot = self._snapshot(level, self._index.match(keys), avoid)
+        view = self._view(keys, level)
+        snapshot = self._snapshot(view, avoid)
         choice = choose_placement(query, snapshot, self._goals, self._rng)
         if choice is None:
             return None
         link = self._pool.links[choice.chosen.decode]
-        batched_s = self._batched_s(choice.chosen.p.instance)
-        return PlacedRequest(link, choice, query, time.perf_counter() - began, batched_s, level)
+        computing = self._pool.record(choice.chosen.p.instance) or link.record
+        batched_s = self._batched_s(computing, view)
+        seconds = time.perf_counter() - began
+        return PlacedRequest(
+            *(link, choice, query, seconds, batched_s, level, origin.session, keys),
+            view.neighbours(computing),
+        )
 
     def open_ticket(self, placed: PlacedRequest) -> PlacementTicket:
         """Enter the work into the ledger. The caller releases the ticket."""
         chosen, query = placed.choice.chosen, placed.query
+        workers = (chosen.p.instance, chosen.decode)
+        self.estimates.sessions.record(placed.session, workers)
         return self._ledger.open(
             *(chosen.prefill, chosen.decode),
             tokens=query.tokens - chosen.p.cached,
             seconds=chosen.p.prefill_s,
             kv_tokens=int(query.tokens + query.output) - chosen.d.cached,
             priority=placed.level,
+            # An engine lets a sibling wait for a prompt that it computes, not for one on its way.
+            keys=() if chosen.p.fetch is not None else placed.keys,
         )
 
     def submit_message(self, placed: PlacedRequest, request: Request) -> pb.Submit:
         """Return the message that submits the request to its decode worker."""
         choice = placed.choice
-        submit = pb.Submit(request=request_to_wire(request))
+        submit = pb.Submit()
+        request_to_wire(request, submit.request)  # a copy would take as long as the writing
         submit.has_alternative = self._pool.serves_beside(placed.link)
         chosen = choice.chosen
         if chosen.prefill is None:
@@ -117,14 +156,18 @@ class Placer:
         submit.local_prefill_tokens = min(BLOCK_TOKENS, missing - 1)
         return submit
 
-    def _batched_s(self, instance: str) -> float:
-        """Return the seconds of the prompts queued at a worker, all of them in full steps."""
-        queue, record = self._ledger.queues.get(instance), self._pool.record(instance)
-        if queue is None or record is None:
+    def _batched_s(self, record: WorkerRecord, view: PlacementView) -> float:
+        """Return the seconds of the prompts queued at a worker, all of them in full steps, less the
+        one whose prefix this request will share: it waits for that one in any case."""
+        instance = record.instance
+        queue = self._ledger.queues.get(instance)
+        if queue is None:
             return 0.0
+        tokens, prompts = queue.tokens + queue.others, queue.requests + queue.other_prompts
+        if instance in view.coming:
+            tokens, prompts = tokens - view.coming[instance][1].tokens, prompts - 1
         chunk = record.prefill_chunk or DEFAULT_CHUNK
-        model = self._pool.step_model(instance)
-        return model.prefill_s(0, queue.tokens + queue.others, chunk)
+        return queued_prompts_s(self._pool.step_model(instance), tokens, prompts, chunk)
 
     def _add_candidate(self, submit: pb.Submit, placement: Placement) -> None:
         record = self._pool.prefill.get(placement.prefill or "")
@@ -146,57 +189,83 @@ class Placer:
 
     # ---- Snapshot ---------------------------------------------------------------------------
 
-    def _query(self, request: Request) -> PlacementQuery:
-        tokens = len(request.context)
+    def _query(self, request: Request, origin: RequestOrigin) -> PlacementQuery:
+        tokens, sampling = len(request.context), request.sampling
         left = request.length_limit - tokens
-        expected = left if request.sampling.ignore_eos else min(left, self.estimates.output)
+        expected = float(left)
+        if not sampling.ignore_eos:
+            learned = self.estimates.outputs.expected(origin.tenant, sampling.max_tokens)
+            expected = min(left, max(learned, sampling.min_tokens - len(request.emitted)))
         model = self._pool.model
         nominal = model.kv_bytes_per_token if model else 0
-        return PlacementQuery(tokens, max(2.0, expected), self.estimates.kv_bytes(nominal))
+        kv_bytes = self.estimates.kv_bytes(nominal)
+        familiar = self.estimates.sessions.find(origin.session) if origin.session else ()
+        return PlacementQuery(tokens, max(2.0, expected), kv_bytes, familiar)
 
-    def _snapshot(
-        self, priority: float, matches: dict[str, int], avoid: Collection[str]
-    ) -> PlacementSnapshot:
+    def _view(self, keys: Sequence[bytes], level: float) -> PlacementView:
+        """Look up the prompt and the busy engines. A worker computes a more urgent request before
+        the prompt that shares its prefix, unless it has begun with that one, which a router does
+        not know."""
+        cached, coming = self._index.match(keys), {}
+        for instance, (blocks, prefix) in self._ledger.expected.match(keys).items():
+            if blocks <= cached.get(instance, 0):
+                continue
+            if prefix.computed:
+                cached[instance] = blocks
+            elif math.ceil(prefix.level) <= math.ceil(level):
+                coming[instance] = blocks, prefix
+        return PlacementView(level, cached, coming, self._busy_engines())
+
+    def _busy_engines(self) -> dict[str, set[str]]:
+        busy: dict[str, set[str]] = {}
+        for record in self._pool.prefill.values():
+            queue = self._ledger.queues.get(record.instance)
+            if queue is not None and (queue.requests or queue.others):
+                busy.setdefault(host_of(record), set()).add(record.instance)
+        for link in self._pool.links.values():
+            if link.busy:
+                busy.setdefault(host_of(link.record), set()).add(link.record.instance)
+        return busy
+
+    def _snapshot(self, view: PlacementView, avoid: Collection[str]) -> PlacementSnapshot:
         prefill = [
-            self._prefill_state(record, priority, matches)
+            self._prefill_state(record, view)
             for record in self._pool.prefill.values()
             if not record.draining
         ]
         ready = [link for link in self._pool.links.values() if link.ready]
         able = [link for link in ready if not link.down] or ready
         fresh = [link for link in able if link.record.instance not in avoid]
-        decode = [self._decode_state(link, priority, matches) for link in fresh or able]
+        decode = [self._decode_state(link, view) for link in fresh or able]
         network = self.estimates.network(self._ledger.active)
-        return PlacementSnapshot(prefill, decode, network, self.estimates.output)
+        return PlacementSnapshot(prefill, decode, network, self.estimates.outputs.mean)
 
-    def _prefill_state(
-        self, record: WorkerRecord, priority: float, matches: dict[str, int]
-    ) -> PrefillState:
+    def _prefill_state(self, record: WorkerRecord, view: PlacementView) -> PrefillState:
         instance = record.instance
         model = self._pool.step_model(instance)
         chunk = record.prefill_chunk or DEFAULT_CHUNK
         queue = self._ledger.queues.get(instance)
         queue_s = 0.0
         if queue is not None:
-            queue_s = queue.seconds(priority)
+            queue_s = queue.seconds(view.level)
             if queue.others:
-                queue_s += queue.others_s(model.prefill_s(0, queue.others, chunk))
-        cached = matches.get(instance, 0) * BLOCK_TOKENS
-        correction = self.estimates.correction(instance)
-        return PrefillState(instance, model, chunk, queue_s, correction, cached)
+                others_s = queued_prompts_s(model, queue.others, queue.other_prompts, chunk)
+                queue_s += queue.others_s(others_s)
+        cached = view.cached.get(instance, 0) * BLOCK_TOKENS
+        coming = view.coming[instance][0] * BLOCK_TOKENS if instance in view.coming else 0
+        correction = self.estimates.correction(instance, view.neighbours(record))
+        return PrefillState(instance, model, chunk, queue_s, correction, cached, coming)
 
-    def _decode_state(
-        self, link: DecodeLink, priority: float, matches: dict[str, int]
-    ) -> DecodeState:
+    def _decode_state(self, link: DecodeLink, view: PlacementView) -> DecodeState:
         record = link.record
         load = link.load()
         free = max(0, load.kv_free - self._ledger.pending_kv.get(record.instance, 0))
         return DecodeState(
-            self._prefill_state(record, priority, matches),
+            self._prefill_state(record, view),
             load.requests,
             record.max_batch,
             load.kv_total - load.kv_free,
             free,
             load.kv_total,
-            load.pace,
+            load.speculation,
         )

@@ -129,14 +129,11 @@ class TokenQueue:
                 await self._waiter
             finally:
                 self._waiter = None
-        batch = TokenBatch(
-            *(self._tokens, self._finish, self._interruption),
-            *(self._reason, self._logprobs, self._invalid),
-        )
+        tokens, logprobs, interruption = self._tokens, self._logprobs, self._interruption
         self._tokens, self._logprobs = [], []
-        if not self.failed:
+        if interruption is not None and interruption.can_resubmit:
             self._interruption = None
-        return batch
+        return TokenBatch(tokens, self._finish, interruption, self._reason, logprobs, self._invalid)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -185,34 +182,47 @@ class Submission:
 
         Called by the link. Returns False when the worker should stop.
         """
-        queue, request = self._queue, self._request
-        if output.tokens and queue.cached_tokens is None:
+        queue, tokens, finish = self._queue, output.tokens, output.finish
+        if tokens and queue.cached_tokens is None:
             queue.cached_tokens = output.cached_tokens  # later attempts find what it computed
-        if output.timeline:
             self.timeline = _events(output.timeline)
-        if output.HasField("measured"):
-            self.measured = output.measured
+        if finish != pb.FINISH_NONE:
+            self._take_report(output)
         if output.deaths:
             queue.deaths.record(time.monotonic(), output.deaths)
         try:
-            prompt_due = request.prompt_logprobs_due if output.prompt_logprobs else 0
-            prompt = logprobs_list_from_wire(output.prompt_logprobs, prompt_due)
-            due = 0 if request.sampling.logprobs is None else len(output.tokens)
-            logprobs = logprobs_list_from_wire(output.logprobs, due)
+            logprobs = self._take_logprobs(output)
         except InvalidRequest as error:
             reason = f"the worker's answer cannot be read: {error}"
             queue.interrupt(Interruption.RETRYABLE, reason)
             return False
-        queue.prompt_logprobs = prompt or queue.prompt_logprobs
-        has_ended = output.finish in (pb.FINISH_STOP, pb.FINISH_LENGTH)
-        if not queue.put(
-            output.tokens, Finish(output.finish) if has_ended else Finish.NONE, logprobs
-        ):
+        has_ended = finish in (pb.FINISH_STOP, pb.FINISH_LENGTH)
+        if not queue.put(tokens, Finish(finish) if has_ended else Finish.NONE, logprobs):
             queue.interrupt(Interruption.OVERFLOW, "the client reads too slowly")
             return False
-        if not has_ended and output.finish != pb.FINISH_NONE:
+        if not has_ended and finish != pb.FINISH_NONE:
             self._on_error(output)
         return True
+
+    def _take_report(self, output: pb.Output) -> None:
+        """Take what comes with the last message of a request; events, also with the first one."""
+        if output.timeline:
+            self.timeline = _events(output.timeline)
+        if output.HasField("measured"):
+            self.measured = output.measured
+
+    def _take_logprobs(self, output: pb.Output) -> list[Logprobs]:
+        """Return the log-probabilities of the tokens. Raises InvalidRequest for other ones than
+        were requested."""
+        request = self._request
+        if output.prompt_logprobs:
+            self._queue.prompt_logprobs = logprobs_list_from_wire(
+                output.prompt_logprobs, request.prompt_logprobs_due
+            )
+        due = 0 if request.sampling.logprobs is None else len(output.tokens)
+        if not (due or output.logprobs):  # as a rule
+            return []
+        return logprobs_list_from_wire(output.logprobs, due)
 
     def _on_error(self, output: pb.Output) -> None:
         reason = output.error or "the worker gave no reason"
@@ -236,21 +246,23 @@ class Submission:
         """Record that tokens have been taken from the queue."""
         if self.first_token_s is None:
             self.first_token_s = time.perf_counter() - self.submitted
-            correction = self._estimates.correction(self.prefill_instance)
-            predicted = self.chosen.ttft_s / correction
-            self._estimates.record_first_token(self.prefill_instance, predicted, self.first_token_s)
+            self._learn_from_first_token(self.first_token_s)
         self._ticket.on_tokens()
 
     def record_finish(self) -> None:
         """Record the last token, so that later predictions learn from the measured transfer."""
-        decode = self.chosen.decode
-        if self.measured is None:
-            return
-        self._estimates.record_transfer(decode, self.measured)
-        if self.measured.prefill_instance == self.chosen.prefill:
-            self._estimates.record_path(
-                self.chosen.prefill, decode, self.timeline.get("prefill_queued", -1.0)
-            )
+        if self.measured is not None:
+            self._estimates.record_transfer(self.chosen.decode, self.measured)
+
+    def _learn_from_first_token(self, first_token_s: float) -> None:
+        """Compare the prediction with what the worker's events say of queue and prefill; the rest
+        of the time was the way. Without events all of it counts as queue and prefill."""
+        p, estimates, marks = self.chosen.p, self._estimates, self.timeline
+        computing_s = first_token_s
+        if "prefill_queued" in marks and "first_token" in marks:
+            computing_s = max(0.0, marks["first_token"] - marks["prefill_queued"])
+            estimates.record_path(p.instance, self.chosen.decode, first_token_s - computing_s)
+        estimates.record_first_token(p.instance, p.ttft_s, computing_s, self.placed.neighbours)
 
     def release(self) -> None:
         """Cancel the work if it still runs and close the ticket. May be called again."""

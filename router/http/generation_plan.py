@@ -29,6 +29,8 @@ from router.openai.prompts.prompt_encoder import TokenLimit
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Log-probabilities of prompts in one response: some 20 MB of JSON."""
 
+_LONG_IDS = 1 << 14  # tokens whose checks take some 0.5 ms
+
 Prompt = tuple[int, ...]
 
 
@@ -162,8 +164,8 @@ async def _prompt_ids(
         ids = await state.formats.prompts.encode_text(
             prompt, limit, claim, special=body.add_special_tokens
         )
-    if len(body.prompt) > 1:
-        await asyncio.sleep(0)  # many prompts take a while; streams go on
+    if len(body.prompt) > 1 or len(ids) > _LONG_IDS:
+        await asyncio.sleep(0)  # they take a while; streams go on
     return tuple(ids)
 
 

@@ -8,6 +8,8 @@ the response that it returns is called.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import math
 import secrets
 import time
@@ -17,7 +19,7 @@ from typing import Any, TypeVar
 from fastapi import Request as HttpRequest
 from msgspec.structs import replace
 
-from protocol.block_keys import block_keys, cache_root
+from protocol.block_keys import KEYS_AT_ONCE, block_key_parts, cache_root
 from protocol.registry.directory import ModelInfo
 from protocol.requests import Request
 from router.common.errors import ApiError, invalid, unavailable
@@ -38,6 +40,7 @@ from router.tenants.tenant import Tenant
 EXPLAIN_HEADER = "x-baton-explain"
 TIMELINE_HEADER = "x-baton-timeline"
 TTFT_DEADLINE_HEADER = "x-baton-ttft-deadline-ms"
+SESSION_HEADER = "x-session-id"
 
 Body = TypeVar("Body", bound=GenerationBody)
 ParseBody = Callable[[Mapping[str, Any]], Body]
@@ -102,7 +105,8 @@ async def _accept(
     created, fingerprint = int(time.time()), f"fp_{model.fingerprint[:16]}"
     header = ResponseHeader(options.id, created, settings.model_id, fingerprint)
     formatter = planned.new_formatter(header, [request.prompt for request in requests])
-    streams = _create_choices(state, options, planned, requests, limits, tenant)
+    session = _session_digest(tenant, body.prompt_cache_key or http.headers.get(SESSION_HEADER))
+    streams = await _create_choices(state, options, planned, requests, limits, tenant, session)
     return GenerationResponse(settings, options, formatter, streams, account)
 
 
@@ -159,6 +163,14 @@ def _admission_limits(http: HttpRequest, default: AdmissionLimits) -> AdmissionL
     return default._replace(ttft_s=min(default.ttft_s, milliseconds / 1000))
 
 
+def _session_digest(tenant: Tenant, key: str | None) -> bytes:
+    """Return what identifies a session in this router: keys of two tenants are different ones."""
+    if not key:
+        return b""
+    text = f"{tenant.name}\0{key}".encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
 def _create_requests(
     state: RouterState,
     response_id: str,
@@ -192,22 +204,33 @@ def _create_requests(
     ]
 
 
-def _create_choices(
+async def _create_choices(
     state: RouterState,
     options: ResponseOptions,
     plan: GenerationPlan,
     requests: list[Request],
     limits: AdmissionLimits,
     tenant: Tenant,
+    session: bytes,
 ) -> list[ChoiceStream]:
     services, choices, entry = state.routing_services, [], RequestEntry(limits)
     keys, prompt_logprobs = list[bytes](), SharedPromptLogprobs()
     for index, request in enumerate(requests):
         if index % plan.candidates == 0:  # the choices of a prompt share these
-            keys = block_keys(request.cache_root, request.prompt)
+            keys = await _block_keys(request)
             prompt_logprobs = SharedPromptLogprobs()
         generation = GenerationRequest(
-            request, keys, options.arrived, entry, tenant, options.stream
+            request, keys, options.arrived, entry, tenant, options.stream, session
         )
         choices.append(ChoiceStream(services, index, generation, plan.output, prompt_logprobs))
     return choices
+
+
+async def _block_keys(request: Request) -> list[bytes]:
+    """Return the block keys of a prompt. Other requests are served while a long one is hashed."""
+    keys: list[bytes] = []
+    for part in block_key_parts(request.cache_root, request.prompt):
+        keys += part
+        if len(part) == KEYS_AT_ONCE:
+            await asyncio.sleep(0)
+    return keys

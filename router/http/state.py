@@ -217,8 +217,8 @@ class WorkerTracker:
                 self._index_reader.follow(known)
         self._known = known
 
-    def on_load(self, instance: str, queued_tokens: int) -> None:
-        self._ledger.report(instance, queued_tokens)
+    def on_load(self, instance: str, queued_tokens: int, queued_prompts: int, unseen: int) -> None:
+        self._ledger.report(instance, queued_tokens, queued_prompts, unseen)
 
 
 def worker_states(pool: WorkerPool) -> Counter[tuple[str, str]]:

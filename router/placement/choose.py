@@ -1,17 +1,18 @@
 """The placement decision: a pair (P, D) of prefill and decode worker for one request. Pure.
 
     all workers --best 8 by overlap and by load--> 8 P x 8 D and each D alone --cost--> within 5% of
-    the best --load--> the least loaded --random among equals--> PlacementChoice
+    the best --load--> the least loaded --weighted chance--> PlacementChoice
 
-The random generator is passed in. Two draws, of which the less loaded wins, keep several routers
-that see the same loads from all choosing the same worker (Mitzenmacher, "The power of two choices
-in randomized load balancing", 2001).
+The random generator is passed in. Chance keeps several routers that see the same loads from all
+choosing the same worker. With eight routers it brings as much goodput as the less loaded of two
+draws (Mitzenmacher, "The power of two choices in randomized load balancing", 2001), and more where
+loads are old (``bench/router/many_routers.py``).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from random import Random
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -36,9 +37,16 @@ from router.placement.snapshot import (
 PRESELECTED = 8
 """Workers of each pool for which a cost is computed."""
 NEAR_BEST = 0.05
-"""Placements within this share of the best cost count as equal, and of these the least loaded is
-taken; loads within the same share count as equal, too."""
+"""Placements within this share of the best cost count as equal, and of these one of the least
+loaded is taken."""
+EQUAL_LOAD = 0.25
+"""Loads within this share of the least are drawn among, the less loaded more often."""
+LEAST_LOAD = 0.05
 NEAR_TTFT_S = 5e-4
+NEAR_DELAY = 1e-3
+FAMILIAR_SHARE = 0.15
+"""The same share for placements on workers that served the request's session last: they may have
+more of its prefix than the index knows yet."""
 MAX_PREFILL_CANDIDATES = 3
 """Prefill workers named to the decode worker: the chosen one, then those to try if it fails."""
 
@@ -66,7 +74,7 @@ def choose_placement(
     if not snapshot.decode:
         return None
     considered = placement_candidates(query, snapshot, goals, find_longest_prefix(snapshot))
-    chosen = pick_near_best(considered, rng)
+    chosen = pick_near_best(considered, query.familiar, rng)
     return PlacementChoice(chosen, alternative_prefills(chosen, considered), considered)
 
 
@@ -86,7 +94,7 @@ def placement_candidates(
     for worker in near_d:
         d = decode_terms(worker, query, goals, residents)
         own, stall = local_prefill_terms(worker, d, best, query, net, goals, residents)
-        found.append(local_placement(own, d, stall, query, goals))
+        found.append(local_placement(own, d, stall, net, goals))
         found += remote_placements(prefill, d, query, net, goals)
     return found
 
@@ -102,8 +110,8 @@ def preselect_workers(workers: Sequence[W], load: Callable[[W], float]) -> Seque
     """Return at most PRESELECTED workers: half by overlap, the rest by load."""
     if len(workers) <= PRESELECTED:
         return workers
-    holders = [w for w in workers if w.cached]
-    kept = sorted(holders, key=lambda w: (-w.cached, load(w)))[: PRESELECTED // 2]
+    holders = [w for w in workers if w.reusable]
+    kept = sorted(holders, key=lambda w: (-w.reusable, load(w)))[: PRESELECTED // 2]
     taken = {w.instance for w in kept}
     by_load = sorted(workers, key=load)[
         :PRESELECTED
@@ -111,19 +119,50 @@ def preselect_workers(workers: Sequence[W], load: Callable[[W], float]) -> Seque
     return (kept + [w for w in by_load if w.instance not in taken])[:PRESELECTED]
 
 
-def pick_near_best(considered: Sequence[Placement], rng: Random) -> Placement:
-    """Return the least loaded of the placements whose cost and TTFT are near the best."""
+def pick_near_best(
+    considered: Sequence[Placement], familiar: Collection[str], rng: Random
+) -> Placement:
+    """Return one of the least loaded placements whose cost and TTFT are near the best, on the
+    ``familiar`` workers if some of these are near."""
     fitting = [c for c in considered if c.d.fits] or considered
     best = min(fitting, key=attrgetter("cost"))
-    # Far below the objectives a prefix computed twice hardly shows in the cost: look at TTFT, too.
-    cost, ttft_s = best.cost * (1 + NEAR_BEST), best.ttft_s * (1 + NEAR_BEST) + NEAR_TTFT_S
-    near = [c for c in fitting if c.cost <= cost and c.ttft_s <= ttft_s]
-    near = near or [best]  # a cost that is NaN compares with nothing
+    near = known_near(fitting, best, familiar) or near_placements(fitting, best, NEAR_BEST)
     least = min(c.load for c in near)
-    equal = [c for c in near if c.load <= least * (1 + NEAR_BEST) + 1e-3]
+    equal = [c for c in near if c.load <= least * (1 + EQUAL_LOAD) + 1e-3]
     if len(equal) == 1:
         return equal[0]
-    return min(rng.choice(equal), rng.choice(equal), key=attrgetter("load"))
+    return rng.choices(equal, [(LEAST_LOAD + c.load) ** -2 for c in equal])[0]
+
+
+def near_placements(
+    placements: Sequence[Placement], best: Placement, share: float
+) -> list[Placement]:
+    """Return those whose cost, TTFT and compute are within ``share`` of the best; never none."""
+    # Far below the objectives a prefix computed twice hardly shows in the cost, and where it is on
+    # its way to another worker, not in TTFT either.
+    ttft_s = best.ttft_s * (1 + share) + NEAR_TTFT_S
+    delay = best.p.delay * (1 + share) + NEAR_DELAY
+    cost = (best.cost - best.p.delay) * (1 + share)
+    near = [
+        c
+        for c in placements
+        if c.cost - c.p.delay <= cost and c.ttft_s <= ttft_s and c.p.delay <= delay
+    ]
+    return near or [best]  # a cost that is NaN compares with nothing
+
+
+def known_near(
+    placements: Sequence[Placement], best: Placement, familiar: Collection[str]
+) -> list[Placement]:
+    """Return the near placements with the most ``familiar`` workers, none without any."""
+    if not familiar:
+        return []
+    ranked = [
+        ((c.p.instance in familiar) + (c.decode in familiar), c)
+        for c in near_placements(placements, best, FAMILIAR_SHARE)
+    ]
+    most = max(count for count, _ in ranked)
+    return [c for count, c in ranked if count == most] if most else []
 
 
 def alternative_prefills(chosen: Placement, considered: Sequence[Placement]) -> list[Placement]:

@@ -1,11 +1,14 @@
 """The predicted cost of a placement: pure functions of a snapshot, in seconds, tokens and bytes.
 
     u      = n - m_p                            uncached tokens at P
-    TTFT   = k*(path + max(queue, fetch) + prefill(m_p, u))      k: the worker's correction
-    ready  = max(TTFT + tail/bw, queue + bytes/bw, wait for KV pages and a row at D)
-    TPOT   = (ready - TTFT + (E[out] - 1)*step/tau) / (E[out] - 1)     tau: pace of D
-    cost   = h(TTFT/TTFT_SLO) + h(TPOT/TPOT_SLO) + delay imposed on D's residents + eviction
+    TTFT   = path + k*(max(queue, fetch) + prefill(m_p, u))      k: observed over predicted
+    ready  = max(TTFT + tail/bw, max(queue, room) + bytes/bw)     room: pages and a row at D
+    TPOT   = (ready - TTFT + (E[out] - 1)*step/tau) / (E[out] - 1)     tau: tokens of a step at D
+    cost   = h(TTFT/TTFT_SLO) + h(TPOT/TPOT_SLO) + delay imposed on others + eviction
     h(x)   = x + 10*max(0, x - 1)               a missed objective outweighs any gain below it
+
+Others are D's residents, whose steps get longer, and the prompts that will queue at P behind this
+one. KV moves only once D has pages and a row for it, which it may have before the prefill begins.
 
 The terms of P alone (``PrefillTerms``) and of D alone (``DecodeTerms``) are computed once per
 worker, so that a pair costs a few operations. Local prefill is P = D without a transfer, and with
@@ -19,6 +22,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from protocol.block_keys import BLOCK_TOKENS
+from protocol.performance.speculation_profile import decode_pace
+from protocol.performance.step_model import StepModel
 from router.placement.snapshot import (
     DecodeState,
     LinkEstimates,
@@ -29,15 +34,17 @@ from router.placement.snapshot import (
 )
 
 MISS_WEIGHT = 10.0
-PATH_S = 0.004
-"""Latency to P and back without queue and compute, before any measurement."""
-LOCAL_PATH_S = 0.001
+PATH_S, LOCAL_PATH_S = 0.004, 0.001
+"""Latency to P or D and back without queue and compute, before any measurement."""
 URGENT_TTFT_SHARE = 0.25
 LEAST_PROMPT_SHARE = 0.25
 """Constants of ``decode_step_budget_s`` in engine/scheduling/step_policy.py, which this folder must
 not import."""
 REUSE_SHARE = 0.1
 """Share of evicted tokens that will have to be computed again."""
+DELAY_SHARE = 0.25
+"""Seconds that later prompts wait for each second of a prompt's compute: at utilisation rho, rho
+prompts of its size arrive meanwhile, and wait for half of it; rho is 1/2 here."""
 FETCH_GAIN = 0.9
 """A fetch must bring the first token within this share of the time without it."""
 
@@ -54,6 +61,7 @@ class PrefillTerms(NamedTuple):
     correction: float
     tail: int  # tokens of the last chunk: their KV is still to be sent when the first token is out
     load: float  # its queue, as a share of the objective
+    delay: float = 0.0  # cost of what it delays: prompts that queue at P later
 
 
 class DecodeTerms(NamedTuple):
@@ -113,6 +121,13 @@ class Placement(NamedTuple):
         }
 
 
+def queued_prompts_s(model: StepModel, tokens: int, prompts: int, chunk: int) -> float:
+    """Return the seconds of so many queued prompts, all of one length: they share steps, and the
+    tokens of each attend only to its own."""
+    steps_s = model.prefill_s(0, tokens, chunk) - model.prompt_s(0, tokens)
+    return steps_s + prompts * model.prompt_s(0, tokens // max(1, prompts))
+
+
 def objective_cost(x: float) -> float:
     """Return h(x) for a predicted latency that is ``x`` times its objective."""
     return x + MISS_WEIGHT * (x - 1) if x > 1 else x
@@ -129,10 +144,8 @@ def find_fetch(
     """Return the fetch of the prefix ``best`` to this worker; None where computing is sooner."""
     if best is None or best.source == worker.instance:
         return None
-    tokens, held = (
-        usable_tokens(best.tokens, query.tokens),
-        usable_tokens(worker.cached, query.tokens),
-    )
+    tokens = usable_tokens(best.tokens, query.tokens)
+    held = usable_tokens(worker.reusable, query.tokens)
     if tokens <= held:
         return None
     seconds = PATH_S + (tokens - held) * query.kv_bytes / net.share(best.source, worker.instance)
@@ -152,7 +165,7 @@ def prefill_terms(
 ) -> PrefillTerms:
     """Predict the prefill of the request on one worker, with a fetch where that is sooner."""
     fetch = find_fetch(worker, best, query, net)
-    cached = fetch.tokens if fetch else usable_tokens(worker.cached, query.tokens)
+    cached = fetch.tokens if fetch else usable_tokens(worker.reusable, query.tokens)
     missing = query.tokens - cached
     prefill_s = worker.model.prefill_s(cached, missing, worker.chunk)
     begins = max(worker.queue_s, fetch.seconds) if fetch else worker.queue_s
@@ -160,6 +173,7 @@ def prefill_terms(
     return PrefillTerms(
         *(worker.instance, cached, fetch, worker.queue_s, prefill_s, begins + prefill_s),
         *(worker.correction, tail, worker.queue_s / goals.ttft_s),
+        DELAY_SHARE * prefill_s / goals.ttft_s,
     )
 
 
@@ -170,9 +184,9 @@ def decode_terms(
     model, cached = worker.own.model, usable_tokens(worker.own.cached, query.tokens)
     need = query.tokens + query.output - cached
     batch = min(worker.batch, worker.rows) if worker.rows else worker.batch
-    before = model.decode_s(batch, worker.kv_used) / worker.pace
+    before = decode_pace(model, worker.speculation, batch, worker.kv_used).tpot_s
     kv_tokens = worker.kv_used + query.tokens + query.output / 2
-    step = model.decode_s(batch + 1, kv_tokens) / worker.pace
+    step = decode_pace(model, worker.speculation, batch + 1, kv_tokens).tpot_s
     turn_s = resident_output * before  # a resident leaves, on average, every turn_s / batch
     known = worker.kv_total > 0
     short = max(0.0, need - worker.kv_free) if known else 0.0
@@ -244,38 +258,41 @@ def remote_placements(
     found = []
     for p in prefill:
         link = (p.instance, decode)
-        ttft_s = p.correction * (path_s(link, PATH_S) + p.ttft_s)
+        ttft_s = path_s(link, PATH_S) + p.correction * p.ttft_s
         share = bandwidth(link, net.default_bandwidth)  # net.share(*link)
         per_token = kv_bytes / (share / (1 + active[link]) if link in active else share)
         wire_s = missing * per_token
         tail_s = (p.tail if p.tail < missing else missing) * per_token
-        ready_s = max(ttft_s + tail_s, p.queue_s + wire_s, wait_s)
+        begins_s = p.queue_s if p.queue_s > wait_s else wait_s  # KV moves
+        ready_s = max(ttft_s + tail_s, begins_s + wire_s)
         tpot_s = (ready_s - ttft_s) / gaps + step_s
         ttft_cost, tpot_cost = (
             objective_cost(ttft_s / ttft_goal_s),
             objective_cost(tpot_s / tpot_goal_s),
         )
-        cost = ttft_cost + tpot_cost + imposed + eviction
+        others = imposed + p.delay
+        cost = ttft_cost + tpot_cost + others + eviction
         values = (
             p.instance, p, d, busy + p.load, ttft_s, wire_s, ready_s, tpot_s, ttft_cost, tpot_cost,
-            imposed, cost,
+            others, cost,
         )  # fmt: skip
         found.append(tuple.__new__(Placement, values))
     return found
 
 
 def local_placement(
-    p: PrefillTerms, d: DecodeTerms, stall: float, query: PlacementQuery, goals: Objectives
+    p: PrefillTerms, d: DecodeTerms, stall: float, net: LinkEstimates, goals: Objectives
 ) -> Placement:
     """Predict prefill and decode on D; ``stall``: the cost that the prefill adds to its
     residents."""
-    ttft_s = p.correction * (LOCAL_PATH_S + p.ttft_s)
+    path_s = net.path_s.get((d.instance, d.instance), LOCAL_PATH_S)
+    ttft_s = path_s + p.correction * p.ttft_s
     tpot_s = d.step_s
     ttft_cost, tpot_cost = (
         objective_cost(ttft_s / goals.ttft_s),
         objective_cost(tpot_s / goals.tpot_s),
     )
-    imposed = d.imposed + stall
+    imposed = d.imposed + stall + p.delay
     cost = ttft_cost + tpot_cost + imposed + d.eviction
     return Placement(
         *(None, p, d, d.busy + p.load, ttft_s, 0.0, ttft_s, tpot_s),

@@ -1,45 +1,119 @@
 """Estimates that a router learns from the requests it has served: exponentially weighted means.
 
 The decode worker's report of a KV transfer (``Measured`` in wire.proto) gives the bandwidth of each
-link and the KV bytes of a token; its timeline gives the latency of the way to a prefill worker. The
-router's own clock gives the ratio of observed to predicted TTFT and the mean output length.
+link and the KV bytes of a token. Its timeline, beside the router's own clock, divides the time to
+first token into queue and prefill, whose ratio to their prediction is learned, and the way between
+router and workers. Ended requests give the lengths of outputs (``output_lengths.py``).
 """
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 
 from protocol.wire import wire_pb2 as pb
-from router.placement.cost import PATH_S
+from router.placement.cost import LOCAL_PATH_S, PATH_S
+from router.placement.output_lengths import OutputLengths
 from router.placement.snapshot import LinkEstimates
 
 EWMA_WEIGHT = 0.1
 INITIAL_BANDWIDTH = 500e6
 """Bytes/s of a link before any measurement."""
-INITIAL_OUTPUT_TOKENS = 128.0
 CORRECTION_RANGE = (0.5, 2.0)
+"""Of either factor in ``TtftCorrections``."""
 RATIO_RANGE = (0.25, 4.0)
 """One observed/predicted ratio is clamped to this range: a single stall is not a trend."""
+MAX_NEIGHBOURS = 8
+"""More busy engines beside a worker count as so many."""
 MAX_KV_BYTES = 1 << 26
 """Of a token: ten times those of a model of 175 billion parameters without grouped queries."""
 MAX_BANDWIDTH = 1e13
 """Bytes/s of a link, above any memory's."""
+MAX_SESSIONS = 16384
+"""Sessions remembered, about 200 bytes each; the one that sent nothing for longest is dropped."""
 MIN_TAIL_S, MAX_TAIL_S = 1e-4, 60.0
 """Shorter transfers measure clocks; longer ones are garbage."""
+
+
+class SessionWorkers:
+    """The workers that served each session last. A hint: a session that is forgotten costs time."""
+
+    def __init__(self) -> None:
+        self._workers: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+
+    def find(self, session: bytes) -> tuple[str, ...]:
+        """Return the workers of the session's last request, none where they are not known."""
+        return self._workers.get(session, ())
+
+    def record(self, session: bytes, workers: tuple[str, ...]) -> None:
+        """Remember where a request of the session has gone. An empty session is none."""
+        if session:
+            self._workers[session] = workers
+            self._workers.move_to_end(session)
+            if len(self._workers) > MAX_SESSIONS:
+                self._workers.popitem(last=False)
+
+
+class TtftCorrections:
+    """Observed over predicted time in the queue and of the prefill: a factor of the worker, times
+    one for the engines beside it.
+
+    Engines on one host may share its cores and its memory's bandwidth. A worker fits its step times
+    to steps of the last seconds, some of which ran beside others, so that a step alone is faster
+    than its model and one beside busy engines slower. The second factor depends on how many are
+    busy when a request is placed; all hosts share it, and on GPUs it stays near 1. Both are
+    geometric means, as a median is: one stall of four times weighs as much as a quarter of the
+    time. ``neighbours``: busy engines on the worker's host besides its own.
+    """
+
+    def __init__(self) -> None:
+        self._of_worker: dict[str, float] = {}  # logarithms
+        self._beside = {0: 0.0}  # logarithms by number of neighbours
+
+    def factor(self, instance: str, neighbours: int) -> float:
+        of_worker = self._of_worker.get(instance, 0.0)
+        return math.exp(of_worker + self._of_neighbours(min(neighbours, MAX_NEIGHBOURS)))
+
+    def record(self, instance: str, neighbours: int, ratio: float) -> None:
+        """Learn from one observed time over its prediction without any correction."""
+        neighbours = min(neighbours, MAX_NEIGHBOURS)
+        low, high = RATIO_RANGE
+        of_worker, beside = self._of_worker.get(instance, 0.0), self._of_neighbours(neighbours)
+        error = math.log(min(high, max(low, ratio))) - of_worker - beside
+        self._of_worker[instance] = _clamped(of_worker + EWMA_WEIGHT * error)
+        if neighbours:
+            self._beside[neighbours] = _clamped(beside + EWMA_WEIGHT * error)
+
+    def retain(self, instances: Collection[str]) -> None:
+        for instance in [i for i in self._of_worker if i not in instances]:
+            del self._of_worker[instance]
+
+    def _of_neighbours(self, count: int) -> float:
+        """Return the logarithm for so many neighbours, or for the nearest number that was seen."""
+        if count in self._beside:
+            return self._beside[count]
+        return self._beside[min(self._beside, key=lambda seen: abs(seen - count))]
+
+
+def _clamped(logarithm: float) -> float:
+    low, high = CORRECTION_RANGE
+    return min(math.log(high), max(math.log(low), logarithm))
 
 
 class RoutingEstimates:
     """The estimates of one router. ``retain`` drops the entries of workers that are gone."""
 
     def __init__(self) -> None:
-        self.output = INITIAL_OUTPUT_TOKENS
+        self.outputs = OutputLengths()
+        self.sessions = SessionWorkers()
         self._bandwidth: dict[tuple[str, str], float] = {}
         self._path_s: dict[tuple[str, str], float] = {}
         self._typical = (
             INITIAL_BANDWIDTH  # mean over all links, used for a link without measurement
         )
         self._kv_bytes: float | None = None
-        self._corrections: dict[str, float] = {}
+        self._corrections = TtftCorrections()
 
     def network(self, active: Mapping[tuple[str, str], int]) -> LinkEstimates:
         return LinkEstimates(self._bandwidth, self._path_s, active, self._typical)
@@ -49,8 +123,8 @@ class RoutingEstimates:
         transfer."""
         return float(nominal) if self._kv_bytes is None else self._kv_bytes
 
-    def correction(self, instance: str) -> float:
-        return self._corrections.get(instance, 1.0)
+    def correction(self, instance: str, neighbours: int = 0) -> float:
+        return self._corrections.factor(instance, neighbours)
 
     def record_transfer(self, decode: str, measured: pb.Measured) -> None:
         """Learn from a finished KV transfer. Values from the network are only checked for sense."""
@@ -64,31 +138,27 @@ class RoutingEstimates:
             self._typical = _mean(self._typical, rate)
 
     def record_path(self, prefill: str, decode: str, seconds: float) -> None:
-        """Learn the seconds from a request's arrival at D until it was queued at P."""
+        """Learn the seconds of a first token that were neither in a queue nor computed: until the
+        request was queued at P, and from there to this router. P may be D itself."""
         if 0 <= seconds < 1:
             link = (prefill, decode)
-            self._path_s[link] = _mean(self._path_s.get(link, PATH_S), seconds)
+            before = LOCAL_PATH_S if prefill == decode else PATH_S
+            self._path_s[link] = _mean(self._path_s.get(link, before), seconds)
 
-    def record_first_token(self, instance: str, predicted_s: float, observed_s: float) -> None:
-        """Learn the worker's correction; ``predicted_s`` does not include the current one."""
-        if predicted_s <= 0:
-            return
-        low, high = RATIO_RANGE
-        ratio = min(high, max(low, observed_s / predicted_s))
-        low, high = CORRECTION_RANGE
-        corrected = _mean(self.correction(instance), ratio)
-        self._corrections[instance] = min(high, max(low, corrected))
-
-    def record_output(self, output_tokens: int) -> None:
-        self.output = _mean(self.output, output_tokens)
+    def record_first_token(
+        self, instance: str, predicted_s: float, observed_s: float, neighbours: int = 0
+    ) -> None:
+        """Learn the correction from the seconds in the queue and of the prefill; ``predicted_s``
+        does not include any."""
+        if predicted_s > 0:
+            self._corrections.record(instance, neighbours, observed_s / predicted_s)
 
     def retain(self, instances: Collection[str]) -> None:
         """Drop the estimates of all workers but these."""
         for links in (self._bandwidth, self._path_s):
             for link in [k for k in links if not (k[0] in instances and k[1] in instances)]:
                 del links[link]
-        for instance in [i for i in self._corrections if i not in instances]:
-            del self._corrections[instance]
+        self._corrections.retain(instances)
 
 
 def _mean(before: float | None, new: float) -> float:

@@ -9,6 +9,8 @@
     until released                    a request at D
     until the first token, or D's     KV tokens that D will need; in its reports D itself counts
     next report if that comes first   what its requests will need as used
+    until LINGER_S after the first    a prefix that P will have (``expected_prefixes.py``); from the
+    token                             second token on D has it, too
 
 A request has one ticket for each attempt; the end of the attempt releases it. The placer reads the
 record for every decision, so that requests sent since a worker's last report count, too.
@@ -17,8 +19,11 @@ record for every decision, so that requests sent since a worker's last report co
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
+
+from protocol.performance.speculation_profile import SpeculationProfile
+from router.placement.expected_prefixes import ExpectedPrefixes
 
 K = TypeVar("K", str, tuple[str, str])
 
@@ -43,7 +48,7 @@ class DecodeLoad(NamedTuple):
     own_at_report: int  # those of them that were this router's
     kv_free: int  # tokens that fit its KV pool beside those that it has promised
     kv_total: int  # 0: not reported yet
-    pace: float = 1.0  # tokens that a sequence gets in the time of a step without drafts
+    speculation: SpeculationProfile | None = None  # None: it drafts nothing
 
     @property
     def requests(self) -> int:
@@ -61,9 +66,10 @@ class PromptQueue:
         self.requests = 0
         self.gone = False  # the worker has left; the queue stays for the open tickets
         self._since = 0.0  # estimated start of the prompt in progress
-        self._seen: deque[int] = deque(maxlen=REPORT_WINDOW)
+        self._seen: deque[tuple[int, int]] = deque(maxlen=REPORT_WINDOW)  # own tokens, prompts
         self.tokens = 0  # of this router
         self.others = 0  # tokens of other routers
+        self.other_prompts = 0  # that these are of, at least 1 where there are any
         self._others_since = 0.0  # when their number last changed
 
     def add(self, tokens: int, seconds: float, priority: float) -> None:
@@ -81,12 +87,15 @@ class PromptQueue:
         if not self.requests:
             self._seconds.clear()  # sums of floats leave a remainder
 
-    def report(self, tokens: int) -> None:
-        """Record the worker's report of queued tokens over all routers."""
-        self._seen.append(self.tokens)
-        others = max(0, tokens - max(self._seen))
+    def report(self, tokens: int, prompts: int = 0) -> None:
+        """Record the worker's report of queued tokens over all routers, and the number of prompts
+        that they are of; 0: unknown."""
+        self._seen.append((self.tokens, self.requests))
+        others = max(0, tokens - max(own for own, _ in self._seen))
         if others != self.others:  # else it may be an old record that was read again
             self.others, self._others_since = others, self._clock()
+        own_prompts = max(own for _, own in self._seen)
+        self.other_prompts = max(1, prompts - own_prompts) if others else 0
 
     def others_s(self, seconds: float) -> float:
         """Return what is left of the other routers' tokens, which took ``seconds`` when they were
@@ -117,16 +126,22 @@ class WorkLedger:
         self._clock = clock
         self.queues: dict[str, PromptQueue] = {}
         self.pending_kv: Counter[str] = Counter()  # tokens that D will need, and not yet reports
-        self._unreported: dict[str, set[PlacementTicket]] = {}  # the tickets of these, by D
+        # The tickets of these by D, oldest first.
+        self._unreported: dict[str, dict[PlacementTicket, None]] = {}
         self.active: Counter[tuple[str, str]] = Counter()  # transfers in flight, by (P, D)
+        self.expected = ExpectedPrefixes(clock)
 
-    def report(self, instance: str, queued_tokens: int) -> None:
-        """Record a worker's report of its queued prompt tokens."""
+    def report(
+        self, instance: str, queued_tokens: int, queued_prompts: int = 0, unseen: int = 0
+    ) -> None:
+        """Record a worker's report of its queued prompt tokens and prompts. ``unseen``: latest
+        attempts at this decode worker that the report does not contain."""
         queue = self.queue(instance)
         queue.gone = False
-        queue.report(queued_tokens)
-        self._unreported.pop(instance, None)
-        self.pending_kv.pop(instance, None)
+        queue.report(queued_tokens, queued_prompts)
+        tickets = list(self._unreported.get(instance, ()))
+        for ticket in tickets[: max(0, len(tickets) - unseen)]:
+            self._drop_unreported(ticket, instance, ticket.kv_tokens)
         self.on_less_work()
 
     def forget(self, instance: str) -> None:
@@ -155,9 +170,9 @@ class WorkLedger:
 
     def _drop_unreported(self, ticket: PlacementTicket, decode: str, kv_tokens: int) -> None:
         """Count the KV of a ticket no more, unless a report has done so."""
-        tickets = self._unreported.get(decode, set())
+        tickets = self._unreported.get(decode, {})
         if ticket in tickets:
-            tickets.remove(ticket)
+            del tickets[ticket]
             _subtract(self.pending_kv, decode, kv_tokens)
         if not tickets:
             self._unreported.pop(decode, None)
@@ -171,10 +186,13 @@ class WorkLedger:
         seconds: float,
         kv_tokens: int,
         priority: float,
+        keys: Sequence[bytes] = (),
     ) -> PlacementTicket:
         """Record an attempt: ``tokens`` to compute in predicted ``seconds`` at P (None: at D), and
-        ``kv_tokens`` to store at D. The caller releases the ticket."""
-        return PlacementTicket(self, prefill, decode, tokens, seconds, kv_tokens, priority)
+        ``kv_tokens`` to store at D. ``keys``: block keys of the prompt, which later requests may
+        share. The caller releases the ticket."""
+        queued = (tokens, seconds, priority)
+        return PlacementTicket(self, prefill, decode, queued, kv_tokens, keys)
 
 
 class PlacementTicket:
@@ -185,32 +203,37 @@ class PlacementTicket:
         ledger: WorkLedger,
         prefill: str | None,
         decode: str,
-        tokens: int,
-        seconds: float,
+        queued: tuple[int, float, float],  # tokens, seconds and priority in the queue
         kv_tokens: int,
-        priority: float,
+        keys: Sequence[bytes],
     ) -> None:
         self._ledger = ledger
         self._computing = decode if prefill is None else prefill
         self._decode = decode
         self._link = None if prefill is None else (prefill, decode)
-        self._queued = (tokens, seconds, priority)
-        self._kv_tokens = kv_tokens
+        self._queued = queued
+        self._keys = keys
+        self._prefix = ledger.expected.add(self._computing, keys, queued[0], queued[2])
+        self.kv_tokens = kv_tokens
         self._phase = "placed"
         ledger.queue(self._computing).add(*self._queued)
         ledger.pending_kv[decode] += kv_tokens
-        ledger._unreported.setdefault(decode, set()).add(self)
+        ledger._unreported.setdefault(decode, {})[self] = None
 
     def on_tokens(self) -> None:
         """Advance: at the first tokens the prompt is computed, at the second its KV is at D."""
+        expected = self._ledger.expected
         if self._phase == "placed":
             self._leave_queue()
+            expected.on_computed(self._prefix)
             self._phase = "decoding"
             if self._link is not None:
                 self._ledger.active[self._link] += 1
                 self._phase = "receiving"
         elif self._phase == "receiving":
             self._leave_link()
+            tokens, _, level = self._queued
+            expected.on_computed(expected.add(self._decode, self._keys, tokens, level))
             self._phase = "decoding"
 
     def release(self) -> None:
@@ -218,6 +241,7 @@ class PlacementTicket:
             self._leave_queue()
         elif self._phase == "receiving":
             self._leave_link()
+        self._ledger.expected.drop(self._prefix)
         self._phase = "released"
         self._ledger.on_less_work()  # D has a row and pages less in use
 
@@ -225,7 +249,7 @@ class PlacementTicket:
         ledger = self._ledger
         ledger.queues[self._computing].remove(*self._queued)
         ledger._drop_if_gone(self._computing)
-        ledger._drop_unreported(self, self._decode, self._kv_tokens)
+        ledger._drop_unreported(self, self._decode, self.kv_tokens)
         ledger.on_less_work()
 
     def _leave_link(self) -> None:

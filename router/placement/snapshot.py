@@ -7,9 +7,10 @@ simulator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.performance.step_model import StepModel
 
 
@@ -20,12 +21,20 @@ class Objectives(NamedTuple):
     tpot_s: float
 
 
+class RequestOrigin(NamedTuple):
+    """Whose request it is, as far as placement uses it."""
+
+    tenant: str = ""
+    session: bytes = b""  # digest of the tenant's session key; empty: none was given
+
+
 class PlacementQuery(NamedTuple):
     """One request to place."""
 
     tokens: int  # n: prompt and tokens already emitted
     output: float  # E[out], expected output tokens, at least 2
     kv_bytes: float  # KV bytes of one token on the wire
+    familiar: Collection[str] = ()  # workers that served this session last
 
 
 class PrefillState(NamedTuple):
@@ -37,6 +46,12 @@ class PrefillState(NamedTuple):
     queue_s: float
     correction: float  # observed over predicted TTFT
     cached: int  # tokens of this prompt in the worker's prefix cache
+    coming: int = 0  # those that will be there once the work in its queue is done
+
+    @property
+    def reusable(self) -> int:
+        """Return the tokens of the prompt that it will have when it computes the rest."""
+        return max(self.cached, self.coming)
 
 
 class DecodeState(NamedTuple):
@@ -48,7 +63,7 @@ class DecodeState(NamedTuple):
     kv_used: int  # tokens of live sequences
     kv_free: int  # tokens that still fit
     kv_total: int  # 0: unknown
-    pace: float = 1.0  # tokens that a sequence gets in the time of a step without drafts
+    speculation: SpeculationProfile | None = None  # None: it drafts nothing
 
     @property
     def instance(self) -> str:
@@ -57,6 +72,10 @@ class DecodeState(NamedTuple):
     @property
     def cached(self) -> int:
         return self.own.cached
+
+    @property
+    def reusable(self) -> int:
+        return self.own.reusable
 
 
 class LinkEstimates(NamedTuple):

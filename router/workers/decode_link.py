@@ -16,6 +16,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ import grpc.aio
 
 from protocol.endpoints.grpc_endpoints import INSTANCE_KEY, LOOPBACK_ONLY, EndpointSecurity
 from protocol.liveness import SILENCE_S, SilenceDetector
-from protocol.performance.step_model import parse_pace
+from protocol.performance.speculation_profile import SpeculationProfile, parse_speculation
 from protocol.registry.directory import WorkerRecord
 from protocol.security import cluster_token
 from protocol.wire import wire_pb2 as pb
@@ -36,9 +37,13 @@ log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 _STALE_S = 1.0  # age of a heartbeat from which the directory's load is preferred
+_MAX_UNSEEN = 4096  # submits that a worker has not counted; more than it can hold
 _REASON_S = 0.2  # for the reason of an end to arrive
 _RETRY_S = (0.05, 1.0)  # first and longest pause between two attempts
 
+_SPECULATION_FIELDS = SpeculationProfile.__struct_fields__
+
+OnLoad = Callable[[str, int, int, int], None]
 Call = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
 
 
@@ -56,8 +61,9 @@ class OutputSink(Protocol):
 class DecodeLink:
     """The link to one decode worker: ``start`` -> attached and down by turns -> ``close``.
 
-    ``on_change`` is called whenever ``attached`` changes; ``on_load`` with the instance and the
-    prompt tokens queued there, whenever the worker reports them.
+    ``on_change`` is called whenever ``attached`` changes; ``on_load`` with the instance, the prompt
+    tokens queued there, the prompts that they are of, and the number of this router's latest
+    submits that these do not contain, whenever the worker reports them.
     """
 
     def __init__(
@@ -65,7 +71,7 @@ class DecodeLink:
         record: WorkerRecord,
         token: str,
         on_change: Callable[[], None],
-        on_load: Callable[[str, int], None] = lambda instance, queued_tokens: None,
+        on_load: OnLoad = lambda instance, tokens, prompts, unseen: None,
         security: EndpointSecurity = LOOPBACK_ONLY,
     ) -> None:
         self.record = record
@@ -76,7 +82,10 @@ class DecodeLink:
         self._on_load = on_load
         self._sinks: dict[str, OutputSink] = {}  # requests at the worker, by id
         self._load: pb.Load | WorkerRecord = record
+        self._speculation: SpeculationProfile | None = None
         self._own_at_report = 0
+        self._submitted = 0  # on this stream
+        self._unseen: deque[str] = deque(maxlen=_MAX_UNSEEN)  # submits after the last report
         self._draining = False
         self._heard_at = -math.inf
         self._outbox = Outbox()
@@ -97,13 +106,16 @@ class DecodeLink:
         """Send a request. Its outputs go to ``sink`` until it ends or is cancelled."""
         assert self.attached
         self._sinks[message.request.id] = sink
+        self._submitted += 1
+        self._unseen.append(message.request.id)
         self._outbox.submit(message)
         self._written.set()
 
     def cancel(self, wire_id: str) -> None:
         """Tell the worker to stop. Does nothing for a request that has ended."""
         if self._sinks.pop(wire_id, None) is not None:
-            self._outbox.cancel(wire_id)
+            if not self._outbox.cancel(wire_id):  # the worker will not see it
+                self._submitted -= 1
             self._written.set()
 
     def update(self, record: WorkerRecord) -> None:
@@ -121,6 +133,11 @@ class DecodeLink:
     def idle(self) -> bool:
         """Whether no request of this router is at the worker."""
         return not self._sinks
+
+    @property
+    def busy(self) -> bool:
+        """Whether the worker has requests of any router."""
+        return bool(self._sinks) or self._load.running > 0 or self._load.waiting > 0
 
     @property
     def down(self) -> bool:
@@ -141,14 +158,21 @@ class DecodeLink:
             own_at_report=self._own_at_report,
             kv_free=self._load.kv_tokens_free,
             kv_total=self._load.kv_tokens_total,
-            pace=parse_pace(self._load.pace),
+            speculation=self._speculation,
         )
 
     def report(self, load: pb.Load | WorkerRecord) -> None:
         """Take the load that the worker reports."""
         self._load = load
-        self._own_at_report = len(self._sinks)
-        self._on_load(self.record.instance, load.queued_tokens)
+        self._speculation = _reported_speculation(load)
+        unseen = len(self._unseen)
+        if isinstance(load, pb.Load):  # a record says nothing of a stream
+            seen = load.submits_seen if load.HasField("submits_seen") else self._submitted
+            unseen = min(unseen, max(0, self._submitted - seen))
+        while len(self._unseen) > unseen:
+            self._unseen.popleft()
+        self._own_at_report = len(self._sinks) - sum(name in self._sinks for name in self._unseen)
+        self._on_load(self.record.instance, load.queued_tokens, load.queued_prompts, unseen)
 
     async def _run(self) -> None:
         try:
@@ -170,12 +194,12 @@ class DecodeLink:
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 reason = _reason(error)
             except Exception as error:
-                log.exception("decode worker %s: internal error", self.record.endpoint)
+                log.exception("worker %s: internal error", self.record.endpoint)
                 reason = repr(error)
             self.failed_attempts += not self.attached
             if self.attached:
                 level = logging.INFO if self._draining else logging.WARNING
-                log.log(level, "decode worker %s: stream ended: %s", self.record.endpoint, reason)
+                log.log(level, "worker %s: stream ended: %s", self.record.endpoint, reason)
                 pause = _RETRY_S[0]
             self._detach(reason)
             await asyncio.sleep(pause)
@@ -254,12 +278,25 @@ class DecodeLink:
         self._heard_at = -math.inf
         lost = list(self._sinks.items())
         self._sinks.clear()
+        self._submitted = 0
+        self._unseen.clear()
         if self.attached:
             self.attached = False
             self._on_change()
         own_pause = self._silence.after_own_pause()
         for wire_id, sink in lost:
             sink.on_link_lost(reason, own_pause=own_pause or wire_id in unwritten)
+
+
+def _reported_speculation(load: pb.Load | WorkerRecord) -> SpeculationProfile | None:
+    """Return what drafts do at the worker; None if nothing drafts, or for impossible values."""
+    if isinstance(load, WorkerRecord):
+        return parse_speculation(load.speculation)
+    if not load.HasField("speculation"):
+        return None
+    values = {name: getattr(load.speculation, name) for name in _SPECULATION_FIELDS}
+    values["accept"] = tuple(values["accept"])
+    return parse_speculation(SpeculationProfile(**values))
 
 
 def _reason(error: grpc.aio.AioRpcError | TimeoutError) -> str:

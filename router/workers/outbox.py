@@ -31,10 +31,13 @@ class Outbox:
         """Queue a submit; its request id is new."""
         self._submits[message.request.id] = message
 
-    def cancel(self, request_id: str) -> None:
-        """Remove a submit that was not written yet, or queue a cancel of a written one."""
-        if self._submits.pop(request_id, None) is None:
+    def cancel(self, request_id: str) -> bool:
+        """Remove a submit that was not written yet, or queue a cancel of a written one. Return
+        whether it was written."""
+        written = self._submits.pop(request_id, None) is None
+        if written:
             self._cancels.append(request_id)
+        return written
 
     def clear(self) -> set[str]:
         """Forget everything: the stream has ended. Return the requests that were not written."""

@@ -1,10 +1,11 @@
-"""``WorkerPool``: the workers that the directory lists, with a link to each decode worker.
+"""``WorkerPool``: the workers that the directory lists, with a link to each. That to a prefill
+worker brings its load, which is what several routers know of each other's work.
 
     directory --every 0.5 s--> refresh: new decode worker   -> open a link
                                         record gone         -> close the link, if its stream is down
                                                                and cannot be opened; a prefill
                                                                worker stays while it answers probes
-                                        lent to prefill     -> close the link, when it is empty
+                                        lent to prefill     -> keep the link for the load
                                         no answer           -> keep the last view
 
 A lost lease alone removes no worker (router/workers/departures.py). One pool per router; ``Placer``
@@ -29,6 +30,7 @@ from protocol.performance.step_model import (
     complete_step_model,
     mean_step_model,
     parse_step_model,
+    trusted_alike,
 )
 from protocol.registry.directory import ModelInfo, WorkerRecord
 from router.workers.decode_link import DecodeLink
@@ -46,8 +48,9 @@ class WorkerListener(Protocol):
     def on_workers(self, records: Sequence[WorkerRecord]) -> None:
         """All workers in use, after each refresh."""
 
-    def on_load(self, instance: str, queued_tokens: int) -> None:
-        """Prompt tokens that a worker reports in its queue."""
+    def on_load(self, instance: str, queued_tokens: int, queued_prompts: int, unseen: int) -> None:
+        """Prompt tokens that a worker reports in its queue, and the prompts that they are of.
+        ``unseen``: latest submits of this router that it had not seen by then."""
 
 
 class WorkerPool:
@@ -71,7 +74,7 @@ class WorkerPool:
         self.prefill: dict[str, WorkerRecord] = {}
         self._probes = WorkerProbes(partial(probe_worker, token=token, security=security))
         self._prefill_registry = PrefillRegistry(self._probes)
-        self._closing_links: dict[str, DecodeLink] = {}  # to workers that decode no more
+        self._load_links: dict[str, DecodeLink] = {}  # to prefill workers, which push their load
         self._listener = listener
         self._step_models: dict[str, StepModel] = {}
         self._typical_step = PRIOR_STEP_MODEL
@@ -91,7 +94,7 @@ class WorkerPool:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        links = [*self.links.values(), *self._closing_links.values()]
+        links = [*self.links.values(), *self._load_links.values()]
         await asyncio.gather(self._probes.close(), *(link.close() for link in links))
         self.links.clear()
 
@@ -161,48 +164,51 @@ class WorkerPool:
         listed = self._reachable(records)
         records = self._same_model(listed)
         self.prefill = self._prefill_registry.update(listed, self._has_model)
-        await self._close_lent_links(records)
-        for record in records:
-            if record.role == "decode":
-                self._open_link(record).update(record)
+        self._sort_links(records)
         self.apply_records()
+        await self._close_load_links()
 
-    async def _close_lent_links(self, records: list[WorkerRecord]) -> None:
-        """Close links to workers that decode no more, once no request is left on them: what the
-        worker handed back may still be on its way."""
-        for record in records:
-            if record.role != "decode" and record.instance in self.links:
-                self._closing_links[record.instance] = self.links.pop(record.instance)
-        for instance, link in list(self._closing_links.items()):
-            if link.idle:
-                del self._closing_links[instance]
-                await link.close()
-
-    def _open_link(self, record: WorkerRecord) -> DecodeLink:
-        """Return the link to a decode worker; the old one where it was lent and is still open."""
-        link = self.links.get(record.instance) or self._closing_links.pop(record.instance, None)
+    def _link(self, record: WorkerRecord) -> DecodeLink:
+        """Take the link to a worker out of the others, where it is by its last role, or open it."""
+        instance = record.instance
+        link = self.links.pop(instance, None) or self._load_links.pop(instance, None)
         if link is None:
             link = DecodeLink(record, self._token, self._changed.set, self._on_load, self._security)
             link.start()
-        self.links[record.instance] = link
         return link
+
+    def _sort_links(self, records: list[WorkerRecord]) -> None:
+        """Sort the links by role and open new ones. Requests on a link to a worker that decodes no
+        more end as they would have."""
+        for record in records:
+            if record.role == "decode" or record.instance in self.prefill:
+                links = self.links if record.role == "decode" else self._load_links
+                link = links[record.instance] = self._link(record)
+                link.update(record)
+
+    async def _close_load_links(self) -> None:
+        """Close the links to prefill workers that are gone."""
+        gone = [i for i, k in self._load_links.items() if i not in self.prefill and k.idle]
+        for instance in gone:
+            await self._load_links.pop(instance).close()
 
     def apply_records(self) -> None:
         """Derive step models from the records in use, and notify the listener."""
         records = self.records
         models = {r.instance: parse_step_model(r.step_model) for r in records}
         self._typical_step = mean_step_model(models.values())
-        self._step_models = {
-            i: complete_step_model(m, self._typical_step) for i, m in models.items()
-        }
+        self._step_models = trusted_alike(
+            {i: complete_step_model(m, self._typical_step) for i, m in models.items()}
+        )
         if self._listener is not None:
             self._listener.on_workers(records)
             for record in self.prefill.values():
-                self._listener.on_load(record.instance, record.queued_tokens)
+                if record.instance not in self._load_links:
+                    self._on_load(record.instance, record.queued_tokens, record.queued_prompts, 0)
 
-    def _on_load(self, instance: str, queued_tokens: int) -> None:
+    def _on_load(self, instance: str, queued_tokens: int, queued_prompts: int, unseen: int) -> None:
         if self._listener is not None:
-            self._listener.on_load(instance, queued_tokens)
+            self._listener.on_load(instance, queued_tokens, queued_prompts, unseen)
 
     async def _drop_gone(self, records: list[WorkerRecord]) -> None:
         known = [

@@ -21,7 +21,6 @@ from engine.scheduling.sequence import blocks_for
 from engine.scheduling.step_policy import StepPlan, plan_decode_step
 from engine.speculation.control.draft_lengths import (
     DraftLengthPolicy,
-    ObserveEveryStep,
     StepOutcome,
 )
 from engine.speculation.control.speculator import Speculator
@@ -109,7 +108,7 @@ class CheckedEngine(Engine):
             assert blocks_for(s.computed) <= len(s.pages) <= blocks_for(len(s.tokens))
 
 
-class RandomLengths(ObserveEveryStep):
+class RandomLengths(DraftLengthPolicy):
     """Draft lengths drawn at random per sequence and step, up to ``most``; some steps have none."""
 
     def __init__(self, most: int, seed: int = 0) -> None:
@@ -124,9 +123,6 @@ class RandomLengths(ObserveEveryStep):
 
     def observe(self, outcome: StepOutcome) -> None:
         self.outcomes.append(outcome)
-
-    def speedups(self) -> tuple[float, float]:
-        return 1.0, 1.0
 
 
 MakeProposer = Callable[[Engine], Proposer]

@@ -97,7 +97,6 @@ class SimulatedEngine:
                 sequences,
                 proposed if nodes else (),
                 accepted if nodes else (),
-                len(sequences) + nodes,
                 0,
                 draft_s,
                 step_s,

@@ -92,7 +92,7 @@ class FaultyLengths(FixedDraftLength):
         return super().skips_observation()
 
     @property
-    def idle(self) -> bool:  # type: ignore[override]
+    def idle(self) -> bool:
         self._fail("idle")
         return False
 

@@ -83,8 +83,8 @@ class _WorkerTracker:
         self._estimates.retain(known)
         self._known = known
 
-    def on_load(self, instance: str, queued_tokens: int) -> None:
-        self._ledger.report(instance, queued_tokens)
+    def on_load(self, instance: str, queued_tokens: int, queued_prompts: int, unseen: int) -> None:
+        self._ledger.report(instance, queued_tokens, queued_prompts, unseen)
 
 
 class SimRequest:

@@ -120,6 +120,7 @@ def _prediction(slo: str, predicted: m.Metric, observed: m.Metric, about: str) -
         (max_of(predicted), "predicted"),
         (max_of(observed), "observed"),
         (max_of(m.OBJECTIVE, match=f'slo="{slo}"'), "objective"),
+        width=12,
         colours=palette.PREDICTION,
     )
 
@@ -136,9 +137,17 @@ TRUTH = row(
     ),
     graph(
         "Correction",
-        "Observed to predicted, by which needs are corrected. It stays between a half and two; at"
-        " an end the model of the workers' steps is wrong, or they lack CPU.",
+        "Observed to predicted of the same requests, by which needs are corrected. It stays between"
+        " a half and two; at an end the model of the workers' steps is wrong, or they lack CPU.",
         (max_of(m.CORRECTION, "role"), "{{role}}"),
+        width=12,
+    ),
+    graph(
+        "Error of the forecast",
+        "Of the forecast of the minute before: requests (rate), and workers of each role. Above 0:"
+        " more came than was forecast.",
+        (max_of(m.FORECAST_ERROR, "figure"), "{{figure}}"),
+        width=12,
     ),
 )
 

@@ -156,6 +156,12 @@ POOL_LOAD = _gauge(
     "pool_load", "count", "Busy prefill workers (erlangs); sequences that decode at a time"
 )
 CORRECTION = _gauge("correction_factor", "ratio", "Observed to predicted")
+FORECAST_ERROR = _gauge(
+    "forecast_error_ratio",
+    "ratio",
+    "Of the forecast of a minute ago: what came over what was forecast, less 1",
+    "figure",
+)
 PREDICTED_TTFT = _gauge("predicted_ttft_seconds", "seconds", "Of the workers that serve now")
 PREDICTED_TPOT = _gauge("predicted_tpot_seconds", "seconds", "Of the workers that serve now")
 OBSERVED_TTFT = _gauge("observed_ttft_seconds", "seconds", "Mean of the window")

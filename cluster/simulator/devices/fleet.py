@@ -14,12 +14,14 @@ import math
 from collections.abc import Callable
 from random import Random
 
+from cluster.simulator.devices.batch import DraftPace
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.lifecycle import RequestLifecycle
 from cluster.simulator.devices.network import SimulatedNetwork
 from cluster.simulator.devices.routing import SimulatedRouter
 from cluster.simulator.devices.worker import SimulatedWorker
 from cluster.sizing.snapshot import MachineModel, WorkerCounts
+from protocol.performance.step_model import StepModel
 from protocol.roles import ROLES, Role
 from router.placement.prefix_index import PrefixIndex
 
@@ -37,7 +39,7 @@ class StartingWorker:
     def __init__(self, home: Role, asked_s: float) -> None:
         self.home = home
         self.asked_s = asked_s
-        self.given_up = False
+        self.gone_s: float | None = None  # when the start was given up
 
 
 class SimulatedFleet:
@@ -49,20 +51,21 @@ class SimulatedFleet:
     """
 
     def __init__(
-        self, clock: SimulatedClock, machines: dict[Role, MachineModel], pace: float,
+        self, clock: SimulatedClock, machines: dict[Role, MachineModel],
         drain_s: float, router: SimulatedRouter, lifecycle: RequestLifecycle,
         network: SimulatedNetwork, index: PrefixIndex, rng: Random,
         start_s: Callable[[], float | None],
     ) -> None:  # fmt: skip
         self.replaces = False
         self.workers: list[SimulatedWorker] = []  # those that are not gone
-        self.gone: list[SimulatedWorker] = []
+        self.gone: list[SimulatedWorker | StartingWorker] = []
         self.starting: list[StartingWorker] = []
-        self.lost_gpu_s = 0.0  # of starts that were given up
         self.loans = 0
         self._clock = clock
         self._machines = machines
-        self._pace = pace
+        self._drafts = {
+            r: DraftPace(StepModel(*m.step), m.speculation) for r, m in machines.items()
+        }
         self._drain_s = drain_s
         self._router = router
         self._lifecycle = lifecycle
@@ -80,7 +83,7 @@ class SimulatedFleet:
         machine = self._machines[home]
         worker = SimulatedWorker(
             *(self._next_number, home, machine, self._clock, self._lifecycle, self._index),
-            *(self._pace, self._router.terms.goals),
+            *(self._drafts[home], self._router.terms.goals),
         )
         self._next_number += 1
         worker.asked_s = self._clock.now if asked_s is None else asked_s
@@ -97,14 +100,16 @@ class SimulatedFleet:
         self._try_start(worker)
 
     def _try_start(self, worker: StartingWorker) -> None:
-        seconds = None if worker.given_up else self._start_s()
+        if worker.gone_s is not None:
+            return
+        seconds = self._start_s()
         if seconds is not None:
             self._clock.at(self._clock.now + seconds, self._started, worker)
-        elif not worker.given_up:
+        else:
             self._clock.at(self._clock.now + AGAIN_S, self._try_start, worker)
 
     def _started(self, worker: StartingWorker) -> None:
-        if not worker.given_up:
+        if worker.gone_s is None:
             self.starting.remove(worker)
             self.add(worker.home, worker.asked_s)
 
@@ -129,9 +134,9 @@ class SimulatedFleet:
                 self.stop(worker)
 
     def _give_up(self, worker: StartingWorker) -> None:
-        worker.given_up = True
+        worker.gone_s = self._clock.now
         self.starting.remove(worker)
-        self.lost_gpu_s += self._clock.now - worker.asked_s
+        self.gone.append(worker)
 
     def stop(self, worker: SimulatedWorker) -> None:
         """Let a worker finish its requests for ``drain_s`` seconds, then hand over the rest."""
@@ -204,11 +209,9 @@ class SimulatedFleet:
         """Return the number of workers that serve ``role``."""
         return sum(w.role == role and w.state == "serving" for w in self.workers)
 
-    def gpu_seconds(self) -> float:
-        """Return the GPU-seconds so far, starts that were given up included."""
-        now = self._clock.now
-        worked = math.fsum(
-            (now if w.gone_s is None else w.gone_s) - w.asked_s for w in [*self.workers, *self.gone]
+    def gpu_seconds(self, until_s: float) -> float:
+        """Return the GPU-seconds up to ``until_s``, starts that were given up included."""
+        return math.fsum(
+            max(0.0, min(until_s, math.inf if w.gone_s is None else w.gone_s) - w.asked_s)
+            for w in (*self.workers, *self.gone, *self.starting)
         )
-        starts = math.fsum(now - s.asked_s for s in self.starting)
-        return worked + starts + self.lost_gpu_s

@@ -44,6 +44,7 @@ class RequestLifecycle:
         self.max_tokens = 0  # longest sequence: what the largest pool holds; 0: unknown
         self.ended: list[SimulatedRequest] = []
         self.moved = 0  # attempts that began anew without a death
+        self.preempted = 0  # sequences whose pages a decode worker took
         self._clock = clock
         self._router = router
         self._carrier = KvCarrier(clock, router, network, self._on_received)
@@ -94,7 +95,7 @@ class RequestLifecycle:
         decode = request.decode = router.decode.named(chosen.decode)
         if chosen.prefill is not None:
             request.prefill = router.prefill.named(chosen.prefill)
-        request.pool_tokens = request.context + (request.left + 1) // 2
+        request.pool_tokens = request.context + 1
         router.record_placement(request, chosen)
         decode.requests[request] = 0
         computing = request.prefill or decode
@@ -139,10 +140,10 @@ class RequestLifecycle:
         now = self._clock.now
         first_s = now + (LOCAL_PATH_S if request.prefill is None else self._path_s)
         request.ticket.on_tokens()
-        if request.attempt == 1:
-            self._router.record_first_token(request, first_s - request.at)
         request.computed_s = now
         if request.first_s is None:
+            if request.attempt == 1:
+                self._router.record_first_token(request, first_s - request.at)
             request.first_s = first_s
             request.uncached = request.context - request.cached
             cached = min(request.cached, request.prompt)
@@ -168,6 +169,10 @@ class RequestLifecycle:
     def on_finished(self, request: SimulatedRequest) -> None:
         self._last_token(request, self._clock.now)
 
+    def on_preempted(self, request: SimulatedRequest, given: int) -> None:
+        self.preempted += 1
+        request.continue_locally(1 + given)
+
     def on_idle(self, worker: SimulatedWorker) -> None:
         self.on_worker_idle(worker)
 
@@ -185,7 +190,7 @@ class RequestLifecycle:
         else:
             request.decode.drop(request)
         request.done_s = at
-        self._router.estimates.record_output(request.output)
+        self._router.estimates.outputs.record("", 0, request.output)
         self._end(request, "ok")
         self._counter.ended(request.output, request.tpot_s)
 

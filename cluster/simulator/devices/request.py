@@ -81,6 +81,15 @@ class SimulatedRequest:
         self.reserved_s: float | None = None
         self.asked = False  # for room at the decode worker
 
+    def continue_locally(self, emitted: int) -> None:
+        """Have the decode worker compute the context again, with ``emitted`` more tokens."""
+        self.emitted += emitted
+        self.context += emitted
+        self.left -= emitted
+        self.pool_tokens = self.context + 1
+        self.stage = "placed"
+        self.prefill = self.computed_s = None
+
     @property
     def ttft_s(self) -> float | None:
         return None if self.first_s is None else self.first_s - self.at
@@ -104,6 +113,10 @@ class RequestListener(Protocol):
 
     def on_reserved(self, request: SimulatedRequest) -> None:
         """The decode worker has room for the request's KV."""
+
+    def on_preempted(self, request: SimulatedRequest, given: int) -> None:
+        """The decode worker took the request's pages after ``given`` tokens of this attempt beside
+        the first, and will compute its context again."""
 
     def on_idle(self, worker: SimulatedWorker) -> None:
         """A worker that changes its role or leaves has nothing left to do."""

@@ -94,7 +94,7 @@ class SimulatedRouter:
     def choose(self, request: SimulatedRequest) -> PlacementChoice | None:
         """Return the product's choice of workers; None without a decode worker."""
         query = PlacementQuery(
-            request.context, max(2.0, self.estimates.output), self.terms.kv_bytes
+            request.context, max(2.0, self.estimates.outputs.mean), self.terms.kv_bytes
         )
         held = self._index.match(request.blocks) if request.blocks else {}
         queues = self.prefill.queue_s()
@@ -109,7 +109,7 @@ class SimulatedRouter:
                 for place in self._preselect(self.decode, batches, held)
             ],
             self.estimates.network(self.ledger.active),
-            self.estimates.output,
+            self.estimates.outputs.mean,
         )
         return choose_placement(query, snapshot, self.terms.goals, self._rng)
 
@@ -142,7 +142,7 @@ class SimulatedRouter:
             kv_used=min(used, total),
             kv_free=max(0, total - used - pending),
             kv_total=total,
-            pace=worker.batch.pace,
+            speculation=worker.machine.speculation,
         )
 
     def record_placement(self, request: SimulatedRequest, chosen: Placement) -> None:
@@ -155,7 +155,8 @@ class SimulatedRouter:
             request.decode.name,
             tokens=request.context,
             seconds=chosen.p.prefill_s,
-            kv_tokens=int(request.context + max(2.0, self.estimates.output)) - chosen.d.cached,
+            kv_tokens=int(request.context + max(2.0, self.estimates.outputs.mean))
+            - chosen.d.cached,
             priority=PRIORITY,
         )
 

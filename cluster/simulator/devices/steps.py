@@ -2,9 +2,11 @@
 
     prompts --computed--+
     joining ----row-----+--> batch --all tokens--> finished
+                               |
+                               +--KV pool full--> preempted: the newest, to be computed again
 
 Steps follow each other without a pause. Only those boundaries between steps are events at which
-something happens: a sequence ends, or a prompt begins or is being computed.
+something happens: a sequence ends, the pool is full, or a prompt begins or is being computed.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from cluster.simulator.devices.batch import SimulatedBatch
+from cluster.simulator.devices.batch import DraftPace, SimulatedBatch
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.sizing.snapshot import MachineModel
@@ -40,9 +42,6 @@ class ChunkedPrompts:
 
     def add(self, request: SimulatedRequest) -> None:
         self.requests[request] = request.cached
-
-    def remove(self, request: SimulatedRequest) -> None:
-        del self.requests[request]
 
     def pop_computed(self) -> list[SimulatedRequest]:
         done = [r for r, computed in self.requests.items() if computed >= r.context]
@@ -82,16 +81,17 @@ class StepRunner:
         clock: SimulatedClock,
         machine: MachineModel,
         model: StepModel,
-        pace: float,
+        drafts: DraftPace,
         goals: Objectives,
     ) -> None:
-        self.batch = SimulatedBatch(model, pace)
+        self.batch = SimulatedBatch(model, drafts)
         self.prompts = ChunkedPrompts(model, machine.chunk, goals)
         self._worker = worker
         self._clock = clock
         self._max_batch = machine.max_batch
         self._joining: deque[SimulatedRequest] = deque()
         self._schedule = 0  # an event of an earlier schedule is stale
+        self._due = 0.0  # time of the scheduled event
         self._at_boundary = False
 
     @property
@@ -107,7 +107,9 @@ class StepRunner:
     def leave(self, request: SimulatedRequest) -> int:
         """Remove a request from the batch; return the tokens it was given, without the last."""
         self.batch.settle(self._clock.now)
-        return min(request.left - 2, int(self.batch.leave(request) * self.batch.pace))
+        given = min(request.left - 2, self.batch.leave(request))
+        self._worker.on_grown(self.batch.grown)
+        return given
 
     def stop_waiting(self, request: SimulatedRequest) -> None:
         if request in self._joining:
@@ -121,31 +123,55 @@ class StepRunner:
         while self._joining and self.free_rows > 0:
             self._decode(self._joining.popleft())
 
+    def settle(self) -> None:
+        """Advance the batch to the current time, and count what its sequences have added."""
+        if not self._at_boundary:
+            self.batch.settle(max(self._clock.now, self._worker.free_s))
+            self._worker.on_grown(self.batch.grown)
+
+    def _preempt_overflow(self) -> None:
+        """Preempt the newest sequences until the next step's tokens fit the pool."""
+        while self.batch.rows > 1 and self._worker.free_tokens < self.batch.growth:
+            newest = max(self.batch.requests, key=lambda request: request.number)
+            given = self.leave(newest)
+            self._worker.preempt(newest, given)
+
     def reschedule(self) -> None:
         """Compute the next boundary that matters after something came or went."""
         if self._at_boundary or self._worker.state == "gone":
             return
         self._schedule += 1
-        self.batch.settle(max(self._clock.now, self._worker.free_s))
+        self.settle()
         self._fill_rows()
         if self.prompts.requests or self._worker.can_start_prompt:
-            self._clock.at(self.batch.at, self._boundary, self._schedule)
+            when: float | None = self.batch.at
         else:
-            when = self.batch.next_end()
-            if when is not None:
-                self._clock.at(when, self._boundary, self._schedule)
+            when = self.batch.next_end(self._worker.free_tokens)
+        if when is not None:
+            self._due = when
+            self._clock.at(when, self._boundary, self._schedule)
+
+    def reschedule_before_overflow(self) -> None:
+        """Reschedule if the pool may be full before the event that is scheduled."""
+        if not self._at_boundary and self.batch.rows > 1:
+            when = self.batch.next_end(self._worker.free_tokens)
+            if when is not None and when < self._due:
+                self.reschedule()
 
     def _boundary(self, schedule: int) -> None:
         if schedule != self._schedule or self._worker.state == "gone":
             return
         self._at_boundary = True  # callbacks do not reschedule; this happens once, at the end
         self.batch.settle(self._clock.now)
-        for request in self.batch.pop_finished():
+        finished = self.batch.pop_finished()
+        self._worker.on_grown(self.batch.grown)
+        for request in finished:
             self._worker.on_finished(request)
         for request in self.prompts.pop_computed():
             if self._worker.on_computed(request):
                 self._decode(request)
         self._fill_rows()
+        self._preempt_overflow()
         while self._worker.can_start_prompt:
             self.prompts.add(self._worker.start_prompt())
         if self.prompts.requests:

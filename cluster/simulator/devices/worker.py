@@ -1,22 +1,22 @@
 """A simulated worker of either role: its prompts, its steps, its KV pool.
 
-    prefill   queue --KV room--> computing (one prompt at a time, in closed form) --> KV held
-              until D has it
+    prefill   queue --KV room--> computing (prefill_steps.py) --> KV held until D has it
     decode    queue --KV room, row--> prompts in steps (steps.py) --+
               reserving --KV room--> (KV arrives) --> joining --row-+--> batch --> finished
 
 Prompts on a decode worker go through its real step policy, step by step. A sequence that decodes
-holds its context and half of its output from the beginning to the end: this is what it takes on
-average, and no sequence is preempted.
+holds its context and the tokens that it was given; when the pool is full, the newest is preempted.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
+from cluster.simulator.devices.batch import DraftPace
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
 from cluster.simulator.devices.clock import SimulatedClock
+from cluster.simulator.devices.kv_reservations import KvReservations
+from cluster.simulator.devices.prefill_steps import PrefillStepRunner
 from cluster.simulator.devices.request import (
     RequestListener,
     SimulatedRequest,
@@ -31,61 +31,6 @@ from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives
 
 
-class KvReservations:
-    """What live sequences hold of a worker's KV pool, and the requests that wait for room.
-
-    ``requests``: the tokens of each request of the worker. ``tokens``: size of the pool; 0 means
-    unlimited. ``on_reserved`` is called for each request that gets room, in the order in which
-    they asked. The rest of the pool is prefix cache.
-    """
-
-    def __init__(
-        self, tokens: int, cache: SimulatedCache, on_reserved: Callable[[SimulatedRequest], None]
-    ) -> None:
-        self.requests: dict[SimulatedRequest, int] = {}
-        self.used_tokens = 0
-        self.cache = cache
-        self._tokens = tokens
-        self._on_reserved = on_reserved
-        self._waiting: deque[SimulatedRequest] = deque()
-
-    def fits(self, tokens: int) -> bool:
-        """Return whether ``tokens`` fit; a single request does, as admission checked its length."""
-        used = self.used_tokens
-        return not used or not self._tokens or used + tokens <= self._tokens
-
-    def take(self, request: SimulatedRequest, tokens: int) -> None:
-        self.requests[request] = tokens
-        self.used_tokens += tokens
-        self.cache.reserve(tokens - min(tokens, len(request.blocks) * CACHE_BLOCK_TOKENS))
-
-    def release(self, request: SimulatedRequest) -> bool:
-        """Drop a request; return whether this freed tokens, which waiting requests then get."""
-        tokens = self.requests.pop(request, 0)
-        if not tokens:
-            return False
-        self.used_tokens -= tokens
-        self.cache.reserve(min(tokens, len(request.blocks) * CACHE_BLOCK_TOKENS) - tokens)
-        while self._waiting and self.fits(self._waiting[0].pool_tokens):
-            self._reserve(self._waiting.popleft())
-        return True
-
-    def reserve(self, request: SimulatedRequest) -> None:
-        """Reserve all tokens that the request will hold, now or when there is room."""
-        if not self._waiting and self.fits(request.pool_tokens):
-            self._reserve(request)
-        else:
-            self._waiting.append(request)
-
-    def _reserve(self, request: SimulatedRequest) -> None:
-        self.take(request, request.pool_tokens)
-        self._on_reserved(request)
-
-    def stop_waiting(self, request: SimulatedRequest) -> None:
-        if request in self._waiting:
-            self._waiting.remove(request)
-
-
 class SimulatedWorker:
     """One worker; ``SimulatedFleet`` creates and removes it.
 
@@ -95,7 +40,7 @@ class SimulatedWorker:
 
     def __init__(
         self, number: int, home: Role, machine: MachineModel, clock: SimulatedClock,
-        listener: RequestListener, index: PrefixIndex, pace: float, goals: Objectives,
+        listener: RequestListener, index: PrefixIndex, drafts: DraftPace, goals: Objectives,
     ) -> None:  # fmt: skip
         self.number = number
         self.name = f"{home}-{number}"
@@ -109,30 +54,37 @@ class SimulatedWorker:
         self.gone_s: float | None = None
         self.queue: deque[SimulatedRequest] = deque()
         self.queued_tokens = 0
-        self.free_s = 0.0  # until then it computes a prompt in closed form
         self.cache = SimulatedCache(self.name, index, machine.kv_tokens)
         self._pool = KvReservations(machine.kv_tokens, self.cache, self._on_reserved)
         self.requests = self._pool.requests
-        self._steps = StepRunner(self, clock, machine, self.model, pace, goals)
+        self._steps = StepRunner(self, clock, machine, self.model, drafts, goals)
         self.batch = self._steps.batch
-        self._prefill_busy_s = 0.0
+        self._prefill = PrefillStepRunner(self, clock, machine, self.model)
         self._clock = clock
         self._listener = listener
-        self._computing: SimulatedRequest | None = None
 
     @property
     def busy_s(self) -> float:
-        return self._prefill_busy_s + self.batch.busy_s
+        return self._prefill.busy_s + self.batch.busy_s
+
+    @property
+    def free_s(self) -> float:
+        """End of the last step as a prefill worker."""
+        return self._prefill.free_s
 
     @property
     def uncomputed_prompts(self) -> int:
-        in_steps = len(self._steps.prompts.requests)
-        return len(self.queue) + (self._computing is not None) + in_steps
+        return len(self.queue) + len(self._prefill.prompts) + len(self._steps.prompts.requests)
 
     @property
     def used_tokens(self) -> int:
         """Tokens of the KV pool that live sequences hold."""
         return self._pool.used_tokens
+
+    @property
+    def free_tokens(self) -> float:
+        """Tokens of the KV pool that no live sequence holds."""
+        return self._pool.free_tokens
 
     # ---- prompts ----------------------------------------------------------------------------
 
@@ -145,33 +97,44 @@ class SimulatedWorker:
 
     def pump(self) -> None:
         """Start the work that can start."""
-        if self._computing is not None or self.state == "gone":
+        if self.state == "gone":
             return
-        if self.role == "decode":
+        if self.role == "prefill" or self._prefill.prompts or self._prefill.is_running:
+            self._prefill.run()
+        else:
             self._steps.reschedule()
-        elif self.queue and self._pool.fits(self._pool_tokens(self.queue[0])):
-            request = self._computing = self.start_prompt()
-            missing = request.context - request.cached
-            seconds = self.model.prefill_s(request.cached, missing, self.machine.chunk)
-            self._prefill_busy_s += seconds
-            self.free_s = self._clock.now + seconds
-            self._clock.at(self.free_s, self._on_prefilled, request, request.attempt)
 
     @property
     def can_start_prompt(self) -> bool:
         """Whether the first queued prompt can take part in decode steps now."""
         return (
             bool(self.queue)
-            and self._computing is None
             and self.role == "decode"
+            and not self._prefill.prompts
             and self._steps.free_rows > 0
             and self._pool.fits(self._pool_tokens(self.queue[0]))
         )
 
+    @property
+    def can_admit_prompt(self) -> bool:
+        """Whether the first queued prompt can take part in the next prefill step."""
+        if self.role != "prefill" or not self.queue:
+            return False
+        request = self.queue[0]
+        if not self._pool.fits(self._pool_tokens(request)):
+            return False
+        if not request.blocks or not self._prefill.prompts:
+            return True
+        cached = self.cache.cached_tokens(request.blocks) // CACHE_BLOCK_TOKENS
+        return not self._prefill.waits_for_prefix(request, cached)
+
     def start_prompt(self) -> SimulatedRequest:
         """Take the first queued prompt, look up its prefix, and leave one token to compute."""
         request = self.queue.popleft()
+        if request in self._pool.preempted:  # its blocks are cached, the last ones to be evicted
+            request.fetched = int(min(self.free_tokens, request.context))
         self._pool.take(request, self._pool_tokens(request))
+        self._pool.serve_waiting()
         held = self.cache.cached_tokens(request.blocks) if request.blocks else 0
         request.cached = usable_tokens(max(held, request.fetched), request.context)
         request.tail = (request.context - request.cached - 1) % self.machine.chunk + 1
@@ -183,13 +146,6 @@ class SimulatedWorker:
     def _pool_tokens(self, request: SimulatedRequest) -> int:
         """Return the pool tokens of a prompt; one that decodes elsewhere leaves soon."""
         return request.pool_tokens if request.decode is self else request.context
-
-    def _on_prefilled(self, request: SimulatedRequest, attempt: int) -> None:
-        if self._computing is not request or request.attempt != attempt:
-            return
-        self._computing = None
-        self.on_computed(request)
-        self.pump()
 
     def on_computed(self, request: SimulatedRequest) -> bool:
         self.queued_tokens -= request.context
@@ -203,7 +159,9 @@ class SimulatedWorker:
 
     def reserve(self, request: SimulatedRequest) -> None:
         """Reserve room for the request's KV; the listener hears of it, now or later."""
+        self._steps.settle()
         self._pool.reserve(request)
+        self._steps.reschedule_before_overflow()
 
     def _on_reserved(self, request: SimulatedRequest) -> None:
         request.reserved_s = self._clock.now
@@ -214,6 +172,17 @@ class SimulatedWorker:
         if request.blocks:
             self.cache.insert(request.blocks)
         self._steps.join(request)
+
+    def on_grown(self, tokens: int) -> None:
+        """Count the KV tokens that the batch has added."""
+        self._pool.grow(tokens)
+
+    def preempt(self, request: SimulatedRequest, given: int) -> None:
+        """Take the pages of a decoding request, and compute its context again when it fits."""
+        self._pool.preempt(request)
+        self._listener.on_preempted(request, given)
+        self.queue.appendleft(request)
+        self.queued_tokens += request.context
 
     # ---- the end of a request ---------------------------------------------------------------
 
@@ -243,13 +212,8 @@ class SimulatedWorker:
 
     def _drop_prompt(self, request: SimulatedRequest) -> bool:
         """Return whether the request's prompt was to be computed here."""
-        prompts = self._steps.prompts
-        if self._computing is request:
-            self._computing = None
-        elif request in self.queue:
+        in_steps = self._prefill.prompts, self._steps.prompts.requests
+        if request in self.queue:
             self.queue.remove(request)
-        elif request in prompts.requests:
-            prompts.remove(request)
-        else:
-            return False
-        return True
+            return True
+        return any(prompts.pop(request, None) is not None for prompts in in_steps)

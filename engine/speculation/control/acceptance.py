@@ -47,8 +47,7 @@ class AcceptanceModel:
         self._asked = np.zeros(most)
         self._proposed = np.zeros(most)
         self._accepted = np.zeros(most)
-        self.stale = True  # the two rate tables do not reflect the counts
-        self.accept_rates = np.zeros((len(EXPONENTS), most))
+        self.accept_rates = np.zeros((len(EXPONENTS), most))  # of a sequence with each exponent
         self.propose_rates = np.zeros((len(EXPONENTS), most))
 
     @property
@@ -73,15 +72,9 @@ class AcceptanceModel:
         ):
             counts *= keep
             counts += news
-        self.stale = True
-
-    def refresh(self) -> None:
-        """Recompute ``accept_rates`` and ``propose_rates`` [exponents, most] if counts changed."""
-        if self.stale:
-            accept, propose = self._estimate()
-            self.accept_rates = accept ** EXPONENTS[:, None]
-            self.propose_rates = propose ** EXPONENTS[:, None]
-            self.stale = False
+        accept, propose = self._estimate()
+        self.accept_rates = accept ** EXPONENTS[:, None]
+        self.propose_rates = propose ** EXPONENTS[:, None]
 
     def _estimate(self) -> tuple[Vector, Vector]:
         asked, proposed, accepted = self._asked, self._proposed, self._accepted
@@ -115,38 +108,27 @@ class SequenceAcceptance:
     ``assign_slots`` assigns and reclaims slots."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
         self._slots: dict[int, int] = {}  # by handle
-        self._free: list[int] = []
         self._asked = np.zeros((0, most))
         self._accepted = np.zeros(0)
         self._at = np.zeros(0)  # step of the last change
 
     def assign_slots(self, handles: list[int]) -> NDArray[np.int64]:
-        """Return the slots [B] of these sequences. Slots of other sequences are reclaimed once
-        there are many of them."""
-        if len(self._slots) > 4 * len(handles) + 64:
+        """Return the slots [B] of these sequences, until the next call. Other sequences are
+        forgotten once there are many of them."""
+        known = list(self._slots)
+        if len(known) > 4 * len(handles) + 64:
             present = set(handles)
-            for gone in [h for h in self._slots if h not in present]:
-                self._free.append(self._slots.pop(gone))
-        return np.array([self._slot(handle) for handle in handles], dtype=np.int64)
-
-    def _slot(self, handle: int) -> int:
-        slot = self._slots.get(handle)
-        if slot is None:
-            if not self._free:
-                self._grow()
-            slot = self._slots[handle] = self._free.pop()
-            self._asked[slot] = 0.0
-            self._accepted[slot] = 0.0
-        return slot
-
-    def _grow(self) -> None:
-        size, more = len(self._at), max(64, len(self._at))
-        self._asked = np.concatenate([self._asked, np.zeros((more, self._most))])
-        self._accepted = np.append(self._accepted, np.zeros(more))
-        self._at = np.append(self._at, np.zeros(more))
-        self._free += range(size + more - 1, size - 1, -1)
+            known = [handle for handle in known if handle in present]
+        places = [self._slots[handle] for handle in known]
+        new = [handle for handle in handles if handle not in self._slots]
+        if new or len(known) < len(self._slots):
+            more = (0, len(new))
+            self._asked = np.pad(self._asked[places], (more, (0, 0)))
+            self._accepted = np.pad(self._accepted[places], more)
+            self._at = np.pad(self._at[places], more)
+            self._slots = {handle: slot for slot, handle in enumerate(known + new)}
+        return np.array([self._slots[handle] for handle in handles], dtype=np.int64)
 
     def observe(self, slots: NDArray[np.int64], asked: Vector, accepted: Vector, step: int) -> None:
         """Add drafts: asked [B, most] drafts that reached each place, accepted [B] nodes."""

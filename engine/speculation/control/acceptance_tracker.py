@@ -5,6 +5,7 @@ The Controller owns one AcceptanceTracker, feeds it step outcomes and reads expe
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.control.acceptance import AcceptanceModel, SequenceAcceptance
-from engine.speculation.control.draft_lengths import AcceptanceSamples, StepOutcome
+from engine.speculation.control.draft_lengths import StepOutcome, count_drafts
 from protocol.performance.draft_choice import Vector
 
 Indices: TypeAlias = NDArray[np.int64]
@@ -62,10 +63,10 @@ class AcceptanceTracker:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._models: dict[int, AcceptanceModel] = {}
+        self._models = defaultdict[int, AcceptanceModel](lambda: AcceptanceModel(most))
         self._learned_at: dict[int, int] = {}  # by class: the step of its last update
         self._sequences = SequenceAcceptance(most)
-        self._samples = AcceptanceSamples(most)  # of ``batch``
+        self._outcomes: list[StepOutcome] = []  # of ``batch``, not yet learned
         self.batch: BatchGroup | None = None  # of the last decision
 
     def group(self, decoding: Sequence[Running], step: int) -> BatchGroup:
@@ -79,28 +80,24 @@ class AcceptanceTracker:
     def observe(self, outcome: StepOutcome) -> None:
         """Buffer the outcome of a step that requested drafts, if it ran over ``batch``."""
         if self.batch is not None and self.batch.matches(outcome.sequences):
-            self._samples.add(outcome)
+            self._outcomes.append(outcome)
 
     def _learn(self, step: int) -> None:
         batch = self.batch
-        if batch is None or not self._samples:
+        if batch is None or not self._outcomes:
             return
-        asked, proposed, accepted = self._samples.take()
+        asked, proposed, accepted = count_drafts(self._outcomes, self._most)
+        self._outcomes = []
         self._sequences.observe(batch.slots, asked, accepted.sum(axis=1), step)
         for key, members in batch.members.items():
             news = [x[members].sum(axis=0) for x in (asked, proposed, accepted)]
             steps = step - self._learned_at.get(key, step)
-            self._model(key).observe(news[0], news[1], news[2], steps)
+            self._models[key].observe(news[0], news[1], news[2], steps)
             self._learned_at[key] = step
-
-    def _model(self, key: int) -> AcceptanceModel:
-        if key not in self._models:
-            self._models[key] = AcceptanceModel(self._most)
-        return self._models[key]
 
     def is_unknown(self, key: int) -> bool:
         """Return whether there are too few drafts of this request class."""
-        return self._model(key).drafts < MIN_DRAFTS
+        return self._models[key].drafts < MIN_DRAFTS
 
     def expected(self, batch: BatchGroup, step: int) -> tuple[Vector, Vector]:
         """Return acceptance and proposal rates [B, most] of all nodes; 0 and 1 if unknown."""
@@ -108,8 +105,7 @@ class AcceptanceTracker:
         rows = np.ones_like(gains)
         for key, members in batch.members.items():
             if not self.is_unknown(key):
-                model = self._model(key)
-                model.refresh()
+                model = self._models[key]
                 exponents = self._sequences.exponents(batch.slots[members], model, step)
                 gains[members] = model.accept_rates[exponents]
                 rows[members] = model.propose_rates[exponents]
@@ -120,7 +116,7 @@ class AcceptanceTracker:
         ``mean`` is the expectation for each sequence. The accepted length of a chain is about
         geometrically distributed; with mean E, its variance is E (1 + E)."""
         known = (k for k in batch.members if not self.is_unknown(k))
-        shares = (len(batch.members[k]) ** 2 / self._model(k).drafts for k in known)
+        shares = (len(batch.members[k]) ** 2 / self._models[k].drafts for k in known)
         return mean * (1.0 + mean) * sum(shares)
 
     def least_tested(self, batch: BatchGroup, indices: Indices, step: int) -> Indices:

@@ -17,11 +17,17 @@ import numpy as np
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.control.acceptance_tracker import AcceptanceTracker, BatchGroup
-from engine.speculation.control.draft_lengths import IDLE_STEPS, SpeculationAverages, StepOutcome
+from engine.speculation.control.draft_lengths import (
+    IDLE_STEPS,
+    DraftLengthPolicy,
+    SpeculationAverages,
+    StepOutcome,
+)
 from engine.speculation.control.exploration import Exploration
-from engine.speculation.control.latency_curve import LatencyCurve
+from engine.speculation.control.profile_estimate import ProfileEstimate
 from engine.speculation.control.step_costs import StepCostModel
 from protocol.performance.draft_choice import BatchCosts, DraftChoice, choose_draft_lengths
+from protocol.performance.speculation_profile import SpeculationProfile
 
 MARGIN, MAX_MARGIN = 0.02, 0.04
 """Bounds of the predicted gain required to start speculating, which is the estimates' standard
@@ -38,7 +44,7 @@ PLAIN_GAP, MAX_PLAIN_GAP = 8, 128
 doubles from the first value to the second."""
 
 
-class Controller:
+class Controller(DraftLengthPolicy):
     """Chooses draft lengths for one engine, up to ``most`` nodes for each sequence. ``passes``
     returns the proposer's forward passes for a number of nodes (Proposer.passes)."""
 
@@ -49,6 +55,7 @@ class Controller:
         self._tracker = AcceptanceTracker(most)
         self._exploration = Exploration(self._tracker, most)
         self._averages = SpeculationAverages()
+        self._estimate = ProfileEstimate(most)
         self._step = 0  # decoding steps so far
         self._decided_at = 0  # the step of the last decision
         self._next_decision = 0  # the step of the next decision
@@ -69,6 +76,10 @@ class Controller:
     def speedups(self) -> tuple[float, float]:
         """Return the predicted and the measured speed-up; 1.0 without speculative steps."""
         return self.predicted_speedup, self._averages.speedup
+
+    def profile(self) -> SpeculationProfile | None:
+        """Return what drafts bring and cost here; None before any acceptance is known."""
+        return self._estimate.profile(*self._costs.curve.hinge)
 
     def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         """Return the nodes to request for each of ``decoding`` [B]; empty: none for any."""
@@ -100,17 +111,18 @@ class Controller:
         return False
 
     def _decide(self, decoding: Sequence[Running], chunk_tokens: int) -> list[int]:
-        curve = self._costs.curve()
         self._next_decision = self._step + STEADY_DECISION_STEPS
-        if curve is None or self._still_idle(decoding):
+        if self._still_idle(decoding):
             return []
         if not self._costs.filter(len(decoding)).ready:  # needs plain steps to compare with
             self._next_decision = self._step + 1
             return []
         self._decided_at, self._chunk = self._step, chunk_tokens
         batch = self._tracker.group(decoding, self._step)
-        costs = self._batch_costs(curve, decoding, chunk_tokens)
-        choice = choose_draft_lengths(*self._tracker.expected(batch, self._step), costs)
+        costs = self._batch_costs(decoding, chunk_tokens)
+        gains, rows = self._tracker.expected(batch, self._step)
+        choice = choose_draft_lengths(gains, rows, costs)
+        self._estimate.add(gains, rows, costs, self._costs.filter(len(decoding)).verify)
         self._exploration.judge(batch, choice, self._step)
         margin = 0.0 if self._pays else self._margin(batch, choice)
         pays = self._pays = choice.speedup > 1.0 + margin
@@ -151,14 +163,12 @@ class Controller:
         self._next_decision = min(self._next_decision, self._exploration.due)
         return self._exploration.due > self._step
 
-    def _batch_costs(
-        self, curve: LatencyCurve, decoding: Sequence[Running], chunk_tokens: int
-    ) -> BatchCosts:
+    def _batch_costs(self, decoding: Sequence[Running], chunk_tokens: int) -> BatchCosts:
         batch, costs = len(decoding), self._costs
         kv_tokens = sum([s.computed for s in decoding])
         return BatchCosts(
-            plain=costs.plain(curve, batch, kv_tokens),
-            verify=costs.verify(curve, batch, batch * self._most, chunk_tokens, kv_tokens),
+            plain=costs.plain(batch, kv_tokens),
+            verify=costs.verify(batch, batch * self._most, chunk_tokens, kv_tokens),
             passes=self._passes,
             per_pass=costs.proposing.per_pass,
             per_node=costs.proposing.per_node,
@@ -204,12 +214,10 @@ class Controller:
             self._compare_with_plain(outcome)
 
     def _compare_with_plain(self, outcome: StepOutcome) -> None:
-        curve, batch = self._costs.curve(), len(outcome.sequences)
-        if curve is None:
-            return
-        plain = self._costs.plain(curve, batch, outcome.kv_tokens)
+        batch = len(outcome.sequences)
+        plain = self._costs.plain(batch, outcome.kv_tokens)
         if self._exploration.under_way:
-            more = self._costs.extra_seconds(curve, outcome, plain)
+            more = self._costs.extra_seconds(outcome, plain)
             brought = sum(map(len, outcome.accepted)) / batch
             self._exploration.observe(more / plain, outcome.caught_up_s / plain, brought)
         if self.predicted_speedup > 1.0 and not outcome.chunked:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from engine.scheduling.sequence import Sequence as Running
 from protocol.performance.draft_choice import Vector
+from protocol.performance.speculation_profile import SpeculationProfile
 
 IDLE_STEPS = 64
 """A policy is idle if it will request no drafts for more than this many steps. It is also the
@@ -29,7 +29,6 @@ class StepOutcome:
     sequences: Sequence[Running]  # [B] decoding sequences
     proposed: Sequence[int]  # [B] nodes verified for each; empty: none for any
     accepted: Sequence[Sequence[int]]  # [B] indices of the accepted nodes; empty as ``proposed``
-    rows: int  # of the model's pass: decoding sequences, nodes and tokens of prefill chunks
     kv_tokens: int  # that the decode rows attended to, counted once per sequence
     draft_s: float  # seconds of proposing, catching up included
     step_s: float  # seconds of the whole step, proposing included
@@ -39,21 +38,25 @@ class StepOutcome:
     caught_up_s: float = 0.0  # seconds of proposing spent on catching up with texts
 
 
-class DraftLengthPolicy(Protocol):
-    """Decides the number of draft nodes of each sequence, step by step."""
+class DraftLengthPolicy:
+    """Decides the number of draft nodes of each sequence, step by step. What is defined here is
+    that of a policy that learns nothing."""
 
     def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         """Return the nodes to request for each of ``decoding`` [B]; empty: none for any. The step
         also computes ``chunk_tokens`` prompt tokens. Called before every step, so it must be
         cheap."""
-
-    def skips_observation(self) -> bool:
-        """Return whether the next decoding step, which has no drafts, need not be observed."""
+        raise NotImplementedError
 
     @property
     def idle(self) -> bool:
         """Whether no drafts will be requested for the present sequences for more than IDLE_STEPS.
         Proposers need not observe the model's steps then."""
+        return False
+
+    def skips_observation(self) -> bool:
+        """Return whether the next decoding step, which has no drafts, need not be observed."""
+        return False
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a decoding step, speculative or not, that was not skipped."""
@@ -61,18 +64,14 @@ class DraftLengthPolicy(Protocol):
     def speedups(self) -> tuple[float, float]:
         """Return the predicted and the measured speed-up of speculative over plain steps. Both are
         in tokens per second, and 1.0 without speculative steps."""
+        return 1.0, 1.0
+
+    def profile(self) -> SpeculationProfile | None:
+        """Return what drafts bring and cost, for other processes; None while it is unknown."""
+        return None
 
 
-class ObserveEveryStep:
-    """Base of policies that are never idle and observe every step."""
-
-    idle = False
-
-    def skips_observation(self) -> bool:
-        return False
-
-
-class FixedDraftLength(ObserveEveryStep):
+class FixedDraftLength(DraftLengthPolicy):
     """Requests the same number of nodes for every sequence: for tests and measurements."""
 
     def __init__(self, nodes: int) -> None:
@@ -80,12 +79,6 @@ class FixedDraftLength(ObserveEveryStep):
 
     def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         return [self._nodes] * len(decoding)
-
-    def observe(self, outcome: StepOutcome) -> None:
-        pass
-
-    def speedups(self) -> tuple[float, float]:
-        return 1.0, 1.0
 
 
 @dataclass
@@ -108,33 +101,21 @@ class SpeculationAverages:
         self._took_s = keep * self._took_s + outcome.step_s
 
 
-class AcceptanceSamples:
-    """Buffered draft results of steps over the same B sequences, until ``take``."""
+def count_drafts(outcomes: Sequence[StepOutcome], most: int) -> tuple[Vector, Vector, Vector]:
+    """Return the numbers [B, most] of requested, proposed and accepted nodes at each place, over
+    steps of the same B sequences."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._clear()
+    def reached(counts: list[Sequence[int]]) -> Vector:
+        places: Vector = (np.asarray(counts)[:, :, None] > np.arange(most)).sum(axis=0, dtype=float)
+        return places
 
-    def _clear(self) -> None:
-        self._asked: list[Sequence[int]] = []
-        self._proposed: list[Sequence[int]] = []
-        self._accepted: list[int] = []  # sequence * most + node
-
-    def __bool__(self) -> bool:
-        return bool(self._asked)
-
-    def add(self, outcome: StepOutcome) -> None:
-        self._asked.append(outcome.asked)
-        self._proposed.append(outcome.proposed or [0] * len(outcome.asked))
-        for index, nodes in enumerate(outcome.accepted):
-            if nodes:
-                self._accepted += [index * self._most + node for node in nodes]
-
-    def take(self) -> tuple[Vector, Vector, Vector]:
-        """Return and clear counts of requested, proposed and accepted nodes: [B, most] each."""
-        places = np.arange(self._most)
-        asked = (np.asarray(self._asked)[:, :, None] > places).sum(axis=0, dtype=np.float64)
-        proposed = (np.asarray(self._proposed)[:, :, None] > places).sum(axis=0, dtype=np.float64)
-        accepted = np.bincount(self._accepted, minlength=asked.size).reshape(asked.shape)
-        self._clear()
-        return asked, proposed, accepted.astype(np.float64)
+    asked = reached([o.asked for o in outcomes])
+    proposed = reached([o.proposed or [0] * len(o.asked) for o in outcomes])
+    places = [
+        index * most + node
+        for outcome in outcomes
+        for index, nodes in enumerate(outcome.accepted)
+        for node in nodes
+    ]
+    accepted = np.bincount(places, minlength=asked.size).reshape(asked.shape)
+    return asked, proposed, accepted.astype(np.float64)

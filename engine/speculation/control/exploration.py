@@ -11,6 +11,7 @@ text of a class that paid recently waits less, as it may pay again. Torch-free.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +96,7 @@ class Exploration:
     def __init__(self, tracker: AcceptanceTracker, most: int) -> None:
         self._tracker = tracker
         self._nodes = min(DEFAULT_NODES, most)
-        self._schedules: dict[int, ExplorationSchedule] = {}
+        self._schedules = defaultdict[int, ExplorationSchedule](ExplorationSchedule)
         self._handles: dict[int, list[int]] = {}  # by class: sequences of the trial under way
         self._cost = self._once = self._brought = 0.0  # of its steps, in plain steps
         self._known: set[int] = set()  # handles of the last batch
@@ -108,12 +109,7 @@ class Exploration:
     @property
     def steps(self) -> int:
         """Steps of the trial under way; promising ones run longer, to save decisions."""
-        return PROMISING_STEPS if any(self._schedule(k).promising for k in self._handles) else 1
-
-    def _schedule(self, key: int) -> ExplorationSchedule:
-        if key not in self._schedules:
-            self._schedules[key] = ExplorationSchedule()
-        return self._schedules[key]
+        return PROMISING_STEPS if any(self._schedules[k].promising for k in self._handles) else 1
 
     def pick(
         self, batch: BatchGroup, counts: list[int], choice: DraftChoice, step: int
@@ -125,7 +121,7 @@ class Exploration:
         new = set(batch.handles) - self._known
         self._known = set(batch.handles)
         for key, members in batch.members.items():
-            schedule, without = self._schedule(key), members[idle[members]]
+            schedule, without = self._schedules[key], members[idle[members]]
             if new and any(batch.handles[index] in new for index in members):
                 schedule.record_new_text()
             if len(without) < len(members):
@@ -157,7 +153,7 @@ class Exploration:
         if choice.speedup >= PROMISING_SPEEDUP:
             likely = {h for h, n in zip(batch.handles, choice.counts, strict=True) if n}
         for key, handles in self._handles.items():
-            self._schedule(key).record_verdict(
+            self._schedules[key].record_verdict(
                 step,
                 self._cost,
                 self._brought + self._once,

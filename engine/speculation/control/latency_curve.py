@@ -1,4 +1,4 @@
-"""The latency curve: seconds of a model pass by its number of rows, measured or fitted.
+"""The latency curve: measured seconds of a model pass by its number of rows.
 
 A line does not fit: on a CPU,
 matrix products are prepared for certain numbers of rows (engine/model_config/config.py), so the
@@ -8,12 +8,12 @@ curve is a staircase; on a GPU, rows below the ridge point are free. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from engine.model_config.config import padded_row_counts, padded_rows
 from protocol.performance.draft_choice import Vector
-from protocol.performance.step_model import StepModel
 
 BUDGET_S = 1.0  # approximate seconds of ``calibrate``
 
@@ -34,6 +34,19 @@ class LatencyCurve:
         half = len(self._table) // 2
         rise = self._table[-1] - self._table[half]
         self._slope = rise / max(1, len(self._table) - 1 - half)
+
+    @cached_property
+    def hinge(self) -> tuple[float, float]:
+        """The curve as flat up to some rows and rising beyond them: seconds of each row there, and
+        those rows, by least squares. Few rows weigh more, as they run more often."""
+        extra, rows = self._table - self._table[0], np.arange(1.0, len(self._table) + 1)
+        free = np.arange(1.0, len(rows) // 2 + 2, max(1, len(rows) // 64))  # [H] candidates
+        beyond = np.maximum(0.0, rows - free[:, None])  # [H, R]
+        weighted = beyond / rows
+        slopes = (weighted @ extra) / np.maximum((weighted * beyond).sum(axis=1), 1e-9)
+        errors = ((extra - slopes[:, None] * beyond) ** 2 / rows).sum(axis=1)
+        best = int(errors.argmin())
+        return float(slopes[best]), float(free[best])
 
     def __call__(self, rows: int) -> float:
         """Return the seconds of one pass."""
@@ -84,9 +97,3 @@ def curve_from_knots(knots: Sequence[int], seconds: Sequence[float]) -> LatencyC
     times = np.minimum.accumulate(np.asarray(seconds, dtype=np.float64)[::-1])[::-1]
     padded = [padded_rows(rows) for rows in range(1, knots[-1] + 1)]
     return LatencyCurve(np.interp(padded, knots, times))
-
-
-def linear_curve(fitted: StepModel, most_rows: int) -> LatencyCurve:
-    """Return the curve of the fitted step time model, for engines without a calibration."""
-    rows = np.arange(1, most_rows + 1)
-    return LatencyCurve(np.maximum(fitted.step + fitted.row * rows, 1e-7))

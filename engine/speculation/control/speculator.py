@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -29,9 +29,12 @@ from engine.speculation.proposers.proposer import (
     RecordedProposer,
     VerifiedStep,
 )
+from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.performance.step_model import StepWork
 
 log = logging.getLogger("baton.engine")
+
+R = TypeVar("R")
 
 
 class DecodedStep(NamedTuple):
@@ -73,65 +76,51 @@ class Speculator:
 
     def use_policy(self, make: Callable[[Proposer], DraftLengthPolicy]) -> None:
         """Replace the policy by ``make(proposer)``, unless the proposer was dropped."""
-        if self.proposer is None:
-            return
-        try:
-            self.lengths = make(self.proposer)
-        except Exception as error:
-            self._drop(error)
+
+        def use() -> None:
+            self.lengths = make(self._present)
+
+        self._guarded(use, None)
 
     def record_graphs(self, progress: Callable[[float], None]) -> None:
         """Let the proposer record its passes as CUDA graphs, if it has any."""
-        if isinstance(self.proposer, RecordedProposer):
-            try:
+
+        def record() -> None:
+            if isinstance(self.proposer, RecordedProposer):
                 self.proposer.record_graphs(progress)
-            except Exception as error:
-                self._drop(error)
+
+        self._guarded(record, None)
 
     def status(self) -> SpeculationStatus:
-        try:
-            predicted, measured = self.lengths.speedups()
-        except Exception as error:
-            self._drop(error)
-            predicted = measured = 1.0
+        predicted, measured = self._guarded(lambda: self.lengths.speedups(), (1.0, 1.0))
         return SpeculationStatus(self._name, self.dropped, predicted, measured)
+
+    def profile(self) -> SpeculationProfile | None:
+        """Return what drafts bring and cost; None while it is unknown, or without a proposer."""
+        return self._guarded(lambda: self.lengths.profile(), None)
 
     @property
     def needs_hidden_states(self) -> bool:
         """Whether the proposer needs the hidden states of the next step."""
-        if self.proposer is None or not self.proposer.wants_hidden:
-            return False
-        try:
-            return not self.lengths.idle
-        except Exception as error:
-            self._drop(error)
-            return False
+        return self._guarded(lambda: self._present.wants_hidden and not self.lengths.idle, False)
 
     @property
     def idle(self) -> bool:
         """Whether no drafts will be requested in the next steps."""
-        if self.proposer is None:
-            return True
-        try:
-            return self.lengths.idle
-        except Exception as error:
-            self._drop(error)
-            return True
+        return self._guarded(lambda: self.lengths.idle, True)
 
     def choose_lengths(self, decoding: Sequence[Running], chunk_tokens: int) -> Sequence[int]:
         """Return the nodes to request for each of ``decoding`` [B]; empty: none for any."""
-        if self.proposer is None or not decoding:
-            return ()
-        try:
+
+        def choose() -> Sequence[int]:
             wanted = self.lengths.choose_lengths(decoding, chunk_tokens)
             if not any(wanted):
                 return ()
             if len(wanted) != len(decoding):
                 raise ValueError(f"decided {len(wanted)} lengths for {len(decoding)} sequences")
             return [int(nodes) for nodes in wanted]
-        except Exception as error:
-            self._drop(error)
-            return ()
+
+        return self._guarded(choose, ()) if decoding else ()
 
     def propose(
         self,
@@ -141,37 +130,28 @@ class Speculator:
     ) -> Drafts | None:
         """Return drafts for the decoding ``sequences`` [B]; None if there are none for any. rows:
         [B] int64, their rows in the state; wanted: [B] maximum number of nodes."""
+
+        def propose() -> Drafts:
+            self._proposing.begin(rows.device)
+            self._forget_ended(sequences)
+            return self._checked(self._present.propose(sequences, rows, wanted), wanted)
+
         if self.proposer is None:
             return None
-        try:
-            self._proposing.begin(rows.device)
-            self._forget_ended(self.proposer, sequences)
-            drafts = self._checked(self.proposer.propose(sequences, rows, wanted), wanted)
-        except Exception as error:
-            self._drop(error)
-            return None
-        finally:
-            self._proposing.end()
-        if any(s.grammar is not None for s in sequences):
+        drafts = self._guarded(propose, None)
+        self._proposing.end()
+        if drafts is not None and any(s.grammar is not None for s in sequences):
             drafts = trim_to_grammar(drafts, sequences)
-        return drafts if any(drafts.counts) else None
+        return drafts if drafts is not None and any(drafts.counts) else None
 
     def observe(self, step: VerifiedStep) -> None:
         """Pass the model's hidden states of a step to the proposer."""
-        if self.proposer is None:
-            return
-        try:
-            self.proposer.observe(step)
-        except Exception as error:
-            self._drop(error)
+        self._guarded(lambda: self._present.observe(step), None)
 
     def begin_step(self, plan: StepPlan) -> bool:
         """Start the clock of a decoding step; return whether ``end_step`` must be called."""
-        try:
-            if not plan.draft_nodes and (self.proposer is None or self.lengths.skips_observation()):
-                return False
-        except Exception as error:
-            self._drop(error)
+        if not plan.draft_nodes and self._guarded(lambda: self.lengths.skips_observation(), True):
+            return False
         self._began = self.clock()
         self._proposing.clear()
         return True
@@ -179,34 +159,27 @@ class Speculator:
     def end_step(self, step: DecodedStep, counts: SpeculationCounters) -> None:
         """Report the result of ``step`` to the length policy and add it to ``counts``."""
         proposed = () if step.drafts is None else tuple(step.drafts.counts)
-        if self.proposer is not None:
-            try:
-                self.lengths.observe(self._outcome(self.proposer, step, proposed))
-            except Exception as error:
-                self._drop(error)
+        self._guarded(lambda: self.lengths.observe(self._outcome(step, proposed)), None)
         if step.plan.draft_nodes:
             accepted = [len(nodes) for nodes in step.accepted]
             counts.step(proposed, accepted, self._proposing.seconds)
 
-    def _outcome(
-        self, proposer: Proposer, step: DecodedStep, proposed: Sequence[int]
-    ) -> StepOutcome:
+    def _outcome(self, step: DecodedStep, proposed: Sequence[int]) -> StepOutcome:
         plan = step.plan
         return StepOutcome(
             sequences=plan.decode,
             proposed=proposed,
             accepted=step.accepted if proposed else (),
-            rows=step.work.decode_rows + step.work.prompt_tokens,
             kv_tokens=step.work.decode_kv_tokens,
             draft_s=self._proposing.seconds,
             step_s=self.clock() - self._began,
-            passes=proposer.passes(max(proposed)) if proposed else 0,
+            passes=self._present.passes(max(proposed)) if proposed else 0,
             chunked=bool(plan.chunks),
             asked=plan.draft_nodes,
-            caught_up_s=proposer.caught_up_s if plan.draft_nodes else 0.0,
+            caught_up_s=self._present.caught_up_s if plan.draft_nodes else 0.0,
         )
 
-    def _forget_ended(self, proposer: Proposer, sequences: Sequence[Running]) -> None:
+    def _forget_ended(self, sequences: Sequence[Running]) -> None:
         """Tell the proposer which row leases have ended; sequences only left out now stay known."""
         leases = [s.row_lease for s in sequences]
         if leases == self._leases:
@@ -217,7 +190,7 @@ class Speculator:
         for lease in over:
             del self._sequences[lease]
         if over:
-            proposer.forget(sorted(over))
+            self._present.forget(sorted(over))
 
     def _checked(self, drafts: Drafts, wanted: Sequence[int]) -> Drafts:
         """Return ``drafts`` with token ids clamped to the vocabulary (these are wrong drafts).
@@ -236,6 +209,22 @@ class Speculator:
             if not all(ROOT <= p < place for p, place in zip(parents, places, strict=True)):
                 raise ValueError("proposed a node before its parent")
         return Drafts(counts, tokens.clamp(0, self._vocab - 1), parents)
+
+    @property
+    def _present(self) -> Proposer:
+        assert self.proposer is not None
+        return self.proposer
+
+    def _guarded(self, call: Callable[[], R], otherwise: R) -> R:
+        """Return ``call()``, or ``otherwise`` without a proposer: after a failure, too. ``call``
+        keeps no reference to the proposer, as the traceback of its failure is logged."""
+        if self.proposer is None:
+            return otherwise
+        try:
+            return call()
+        except Exception as error:
+            self._drop(error)
+            return otherwise
 
     def _drop(self, error: Exception) -> None:
         self.dropped = f"{type(error).__name__}: {error}"

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.speculation.control.draft_lengths import StepOutcome
-from engine.speculation.control.latency_curve import LatencyCurve, linear_curve
+from engine.speculation.control.latency_curve import LatencyCurve
 from protocol.performance.draft_choice import Vector
 from protocol.performance.step_model import StepModel
 
@@ -76,16 +76,10 @@ class StepTimeFilter:
         """Relative standard error of ``verify`` / ``plain``."""
         return math.sqrt(self.rr)
 
-    def observe_plain(self, ratio: float) -> None:
-        """Update with observed over predicted seconds of a plain step."""
-        self._update(math.log(ratio) - self.s, of_r=0.0)
-
-    def observe_verify(self, ratio: float) -> None:
-        """Update with observed over predicted seconds of a speculative step."""
-        self._update(math.log(ratio) - self.s - self.r, of_r=1.0)
-
-    def _update(self, error: float, of_r: float) -> None:
-        """Apply an innovation of ``s + of_r * r``."""
+    def observe(self, ratio: float, *, verified: bool) -> None:
+        """Update with observed over predicted seconds of a speculative or of a plain step."""
+        of_r = float(verified)
+        error = math.log(ratio) - self.s - of_r * self.r
         self.steps += 1
         self.ss += DRIFT_S
         self.rr += DRIFT_R
@@ -165,22 +159,15 @@ class CatchUpCost:
 
 @dataclass
 class StepCostModel:
-    """Predicts the seconds of the steps of one engine; its Controller owns it. Without a
-    ``calibrated`` curve, the line of ``fitted`` (the engine's step time model) is used as soon as
-    there is one; until then there is no curve."""
+    """Predicts the seconds of the steps of one engine; its Controller owns it. ``fitted`` returns
+    the engine's step time model, which knows what reading KV costs."""
 
-    calibrated: LatencyCurve | None
+    curve: LatencyCurve
     fitted: Callable[[], StepModel | None] = lambda: None
     proposing: ProposalCost = field(default_factory=ProposalCost)
     catching_up: CatchUpCost = field(default_factory=CatchUpCost)
     _filters: dict[int, StepTimeFilter] = field(default_factory=dict)
     _last: StepTimeFilter | None = None
-
-    def curve(self) -> LatencyCurve | None:
-        if self.calibrated is not None:
-            return self.calibrated
-        fitted = self.fitted()
-        return linear_curve(fitted, 64) if fitted is not None and fitted.step > 0 else None
 
     def filter(self, batch: int) -> StepTimeFilter:
         """Return the filter of this batch size; a new one starts from the last one used."""
@@ -193,43 +180,35 @@ class StepCostModel:
         self._last = found
         return found
 
-    def kv_seconds(self, kv_tokens: int) -> float:
-        """Return the seconds for reading the KV of ``kv_tokens`` tokens."""
+    def predicted(self, rows: int, kv_tokens: int) -> float:
+        """Return the seconds of the model's pass, before any was observed."""
         fitted = self.fitted()
-        return 0.0 if fitted is None else fitted.kv_token * kv_tokens
+        return self.curve(rows) + (0.0 if fitted is None else fitted.kv_token * kv_tokens)
 
-    def plain(self, curve: LatencyCurve, batch: int, kv_tokens: int) -> float:
+    def plain(self, batch: int, kv_tokens: int) -> float:
         """Return the seconds of a plain step."""
-        return self.filter(batch).plain * (curve(batch) + self.kv_seconds(kv_tokens))
+        return self.filter(batch).plain * self.predicted(batch, kv_tokens)
 
-    def verify(
-        self, curve: LatencyCurve, batch: int, nodes: int, chunk_tokens: int, kv_tokens: int
-    ) -> Vector:
+    def verify(self, batch: int, nodes: int, chunk_tokens: int, kv_tokens: int) -> Vector:
         """Return the seconds [nodes + 1] of the model's pass with 0 .. nodes. The time of a prefill
         chunk in the same step is not attributed to the nodes, but nodes cost more beside it where
         rows cost more."""
-        span = curve.span(batch + chunk_tokens, batch + chunk_tokens + nodes)
-        base = curve(batch) + self.kv_seconds(kv_tokens)
+        span = self.curve.span(batch + chunk_tokens, batch + chunk_tokens + nodes)
+        base = self.predicted(batch, kv_tokens)
         seconds: Vector = self.filter(batch).verify * (span - span[0] + base)
         return seconds
 
     def observe(self, batch: int, rows: int, kv_tokens: int, step_s: float, draft_s: float) -> None:
         """Learn from a step without chunks; ``rows`` exceeds ``batch`` if nodes were verified."""
-        curve = self.curve()
-        if curve is None:
-            return
-        ratio = max(step_s - draft_s, 1e-7) / (curve(rows) + self.kv_seconds(kv_tokens))
-        if rows == batch:
-            self.filter(batch).observe_plain(ratio)
-        else:
-            self.filter(batch).observe_verify(ratio)
+        ratio = max(step_s - draft_s, 1e-7) / self.predicted(rows, kv_tokens)
+        self.filter(batch).observe(ratio, verified=rows > batch)
 
-    def extra_seconds(self, curve: LatencyCurve, outcome: StepOutcome, plain: float) -> float:
+    def extra_seconds(self, outcome: StepOutcome, plain: float) -> float:
         """Return the seconds of a step with drafts beyond those of a ``plain`` step. This is the
         prediction, or the measured excess where that is larger, up to ``plain`` more than
         predicted. A single step that took hardly longer is no measurement."""
         batch, nodes = len(outcome.sequences), sum(outcome.proposed)
-        verify = float(self.verify(curve, batch, nodes, 0, outcome.kv_tokens)[-1])
+        verify = float(self.verify(batch, nodes, 0, outcome.kv_tokens)[-1])
         more = max(0.0, verify - plain + outcome.draft_s)
         if nodes and not outcome.chunked:
             more = max(more, min(outcome.step_s - plain, more + plain))

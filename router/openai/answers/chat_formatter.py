@@ -37,6 +37,8 @@ from router.openai.chat.tool_parser import CallStart, ContentDelta, ToolParser
 
 _ROLE = ChatDelta(role="assistant", content="", refusal=None)
 _NOTHING = ChatDelta()
+_EMPTY = ChatDelta(content="")
+_EMPTY_JSON = b'"content":""'  # occurs once in a chunk with ``_EMPTY``: strings escape their quotes
 
 
 class ChatResponseOptions(NamedTuple):
@@ -66,7 +68,15 @@ class ChatFormatter:
 
     def chunks(self, delta: ChoiceDelta, usage: UsageField) -> list[bytes]:
         first = delta.choice not in self._open
-        state = self._open.setdefault(delta.choice, _OpenChoice(self._output))
+        if first:
+            self._open[delta.choice] = _OpenChoice(self._output, self._shows_tokens)
+        state = self._open[delta.choice]
+        if (
+            state.is_text_alone
+            and not (first or delta.finish)
+            and (usage is UNSET or usage is None)
+        ):
+            return [self._text_chunk(delta.choice, state, delta.text, usage)] if delta.text else []
         state.shown += delta.shown
         state.ids += delta.ids
         parsed = state.parser.push(delta.text, last=delta.finish is not None)
@@ -105,6 +115,14 @@ class ChatFormatter:
     def _shows_tokens(self) -> bool:
         """Return whether tokens are shown beside the text."""
         return self._options.logprobs or self._options.token_ids
+
+    def _text_chunk(self, index: int, state: _OpenChoice, text: str, usage: UsageField) -> bytes:
+        """Format a chunk with text alone: only the text is encoded anew."""
+        if state.around_text is None:
+            before, after = self._chunk(index, state, _EMPTY, usage).split(_EMPTY_JSON)
+            state.around_text = before + b'"content":', after
+        before, after = state.around_text
+        return before + encode(text) + after
 
     def _choice(self, answer: FinishedChoice) -> ChatChoice:
         parser = OutputParser(self._output.new_parser())
@@ -174,10 +192,13 @@ class ChatFormatter:
 class _OpenChoice:
     """A choice that is being streamed."""
 
-    def __init__(self, plan: OutputPlan) -> None:
-        self.parser = OutputParser(plan.new_parser())
+    def __init__(self, plan: OutputPlan, shows_tokens: bool) -> None:
+        parser = plan.new_parser()
+        self.parser = OutputParser(parser)
+        self.is_text_alone = parser is None and not shows_tokens  # what chunks differ in
         self.shown: list[SentToken] = []  # of text that the parser may hold back
         self.ids: list[int] = []
+        self.around_text: tuple[bytes, bytes] | None = None  # JSON before and after the text
 
 
 class ParsedOutput(NamedTuple):

@@ -83,6 +83,12 @@ _HEADERS: list[Schema] = [
         "schema": {"type": "string"},
     },
     {
+        "name": "x-session-id",
+        "in": "header",
+        "description": "Name of a session, as `prompt_cache_key`, which goes before it",
+        "schema": {"type": "string"},
+    },
+    {
         "name": "x-baton-ttft-deadline-ms",
         "in": "header",
         "description": "Refuse the request at once if its first token is predicted to come later;"

@@ -80,6 +80,7 @@ class GenerationBody(StrictModel):
     stream_options: StreamOptions | None = None
     priority: Integer = Field(0, ge=PRIORITIES[0], le=PRIORITIES[1])  # lower runs earlier
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    prompt_cache_key: str | None = Field(None, max_length=512)  # a session's name
     user: str | None = None  # a label of the client; has no effect
     response_format: ResponseFormat = ABSENT
     structured_outputs: StructuredOutputs | None = None  # vLLM's; ``guided_*`` are its older names
@@ -187,7 +188,6 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool = True  # vLLM's, as the next
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
     metadata: _Labels | None = None
-    prompt_cache_key: _Label | None = None
     safety_identifier: _Label | None = None
     service_tier: Literal["auto", "default"] = "auto"
 

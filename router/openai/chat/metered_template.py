@@ -12,6 +12,7 @@ code cannot be interrupted from outside. ``MeteredTemplate`` bounds the cost fro
 - Filters that pass over items are charged for each of them, and what only reads (tests, ``in``) is
   counted for the clock.
 - The thread's processor time is looked at every few charges, sooner where they are for much text.
+  A template that needs fewer than two looks never asks for it: that is a call into the kernel.
 
 What exceeds the budget, or fails in any way but by ``raise_exception``, raises ``TooCostly``, and
 the caller renders the chat in a child process instead (``router.openai.prompts``), with the whole
@@ -82,12 +83,12 @@ class Meter:
         self._clock = clock
         self._chars = MAX_CHARS
         self._unlooked = 0  # charges since the last look at the clock
-        self._until = 0.0
+        self._until: float | None = None  # set by the first look
 
     def start(self) -> None:
         self._chars = MAX_CHARS
         self._unlooked = 0
-        self._until = self._clock() + MAX_CPU_S
+        self._until = None
 
     def charge(self, chars: int) -> bool:
         """Count ``chars`` and one operation. Raises TooCostly; returns True for conditions."""
@@ -102,7 +103,10 @@ class Meter:
         self._unlooked += 1 + chars // _CHARGE_CHARS
         if self._unlooked >= _LOOK_EVERY:
             self._unlooked = 0
-            if self._clock() > self._until:
+            now = self._clock()
+            if self._until is None:
+                self._until = now + MAX_CPU_S
+            elif now > self._until:
                 raise TooCostly
 
     def charge_value(self, value: Any) -> Any:

@@ -239,7 +239,7 @@ def test_settings() -> None:
     assert "hunter2" not in repr(settings) and "s3cret" not in repr(settings)
     assert settings.limits.most.total == 16
     assert settings.tuning(9.0).start_s == 9.0
-    assert settings.tuning(9.0).lend_after_s == 18.0
+    assert settings.tuning(9.0).down_after_s is None
     with pytest.raises(StartupError, match="BATON_TOKEN"):
         replace(settings, token="").check()
     with pytest.raises(StartupError, match=r"0\.0\.0\.0"):

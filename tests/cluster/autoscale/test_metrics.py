@@ -13,7 +13,15 @@ from cluster.autoscale.metrics import AutoscalerFigures, metrics_page
 from cluster.observation.reading import ClusterReading
 from cluster.sizing.decision import DecisionRecord
 from cluster.sizing.policy import decide
-from cluster.sizing.snapshot import ObservedLatency, RequestMix, SizingSnapshot, WorkerCounts
+from cluster.sizing.snapshot import (
+    Corrections,
+    DemandSample,
+    ObservedLatency,
+    RequestMix,
+    SizingMemory,
+    SizingSnapshot,
+    WorkerCounts,
+)
 from tests.cluster.sizing.worlds import mix, snapshot, workers
 
 Page = dict[tuple[str, str], float]
@@ -93,6 +101,24 @@ def test_of_the_last_decision() -> None:
 def test_what_cannot_be_met_is_raised() -> None:
     seen = replace(busy(), goals=replace(busy().goals, tpot_s=0.001))
     assert shown(figures(turn(seen)))["baton_slo_infeasible", "autoscaler tpot"] == 1
+
+
+def test_a_correction_at_its_bound_is_raised() -> None:
+    wrong = SizingMemory(corrections=Corrections(prefill=1.9, decode=1.0, kv=0.5))
+    found = shown(figures(turn(busy(memory=wrong))))
+    at_bound = "baton_correction_at_bound"
+    assert found[at_bound, "autoscaler kv"] == 1
+    assert found[at_bound, "autoscaler prefill"] == found[at_bound, "autoscaler decode"] == 0
+
+
+def test_the_error_of_the_forecast_is_that_of_a_minute_ago() -> None:
+    seen = busy(memory=SizingMemory(past=(DemandSample(940.0, 1, 4, 50.0),)))
+    made = decide(seen)
+    found = shown(figures(turn(seen)))
+    errors = [found["baton_forecast_error_ratio", f"autoscaler {of}"] for of in ("rate", "decode")]
+    assert made.decode is not None
+    assert errors == pytest.approx([40 / 50 - 1, made.decode.workers / 4 - 1])
+    assert not any("forecast" in name for name, _ in shown(figures(turn(busy()))))
 
 
 def test_workers_are_paid_for_from_the_asking_until_they_are_gone() -> None:

@@ -34,6 +34,13 @@ def test_infeasible_objective_fires(rules: Path) -> None:
     judge(rules, ROUTER | said, {"13m": set(), "27m": set(), "32m": fires, "50m": set()})
 
 
+def test_a_correction_at_its_bound_fires(rules: Path) -> None:
+    bound = f'baton_correction_at_bound{{{OWN}, correction="kv"}}'
+    fires = {("BatonCorrectionAtBound", "ticket")}
+    series = ROUTER | {bound: "0x10 1x5 0x5 1x20"}
+    judge(rules, series, {"19m": set(), "28m": set(), "33m": fires})
+
+
 def test_without_metrics_the_autoscaler_is_blind(rules: Path) -> None:
     judge(rules, ROUTER | {AGE: "3x10 60+60x5 3x40"}, {"11m": set(), "14m": BLIND, "18m": set()})
 

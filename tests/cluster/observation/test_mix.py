@@ -8,7 +8,7 @@ import pytest
 
 from cluster.observation.request_mix import RequestCounter, request_samples
 from cluster.sizing.snapshot import RequestSample
-from router.placement.estimates import INITIAL_OUTPUT_TOKENS
+from router.placement.output_lengths import INITIAL_OUTPUT_TOKENS
 
 
 def mean(of: tuple[RequestSample, ...], field: str) -> float:

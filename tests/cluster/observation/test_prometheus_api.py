@@ -37,6 +37,7 @@ def test_the_query_is_what_prometheus_takes(tmp_path: Path) -> None:
     expected = {
         '{asked="age"}': 0,
         '{asked="arrivals"}': 180,
+        '{asked="begun"}': 2,
         '{asked="burst"}': 45,
         '{asked="prompts", le="16"}': 60,
         '{asked="prompts", le="+Inf"}': 120,
@@ -77,7 +78,8 @@ def answer(values: dict[tuple[str, str], Any]) -> dict[str, Any]:
 GOOD = {
     ("age", ""): 2.5,
     ("arrivals", ""): 120,
-    ("burst", ""): 60,
+    ("begun", ""): 1,
+    ("burst", ""): 35,
     ("answered", ""): 12000,
     **{(name, le): n for name in ("prompts", "uncached") for le, n in (("128", 60), ("+Inf", 60))},
     ("prompts_sum", ""): 6000,
@@ -126,7 +128,7 @@ async def test_an_answer() -> None:
         look = await api.read_traffic([])
         age_s = asyncio.get_running_loop().time() - look.at_s
     assert age_s == pytest.approx(2.5, abs=0.5)
-    assert (look.mix.rate, look.mix.burst_rate, look.mix.burst_s) == (2.0, 4.0, 15.0)
+    assert (look.mix.rate, look.mix.window_s) == (2.0, 60.0)
     assert look.observed.ttft_s == 0.5
     assert look.observed.tpot_s is None
     assert sum(s.weight * s.uncached for s in look.mix.samples) == pytest.approx(25)
@@ -137,10 +139,26 @@ async def test_an_answer() -> None:
 async def test_nobody_asks_and_what_they_asked_is_known_still() -> None:
     async with served() as (server, api):
         before = await api.read_traffic([])
-        server.body = json.dumps(answer({("arrivals", ""): 0, ("age", ""): 1})).encode()
+        idle = {("arrivals", ""): 0, ("begun", ""): 1, ("age", ""): 1}
+        server.body = json.dumps(answer(idle)).encode()
         look = await api.read_traffic([])
-    assert (look.mix.rate, look.mix.burst_s) == (0.0, 0.0)
+    assert look.mix.rate == 0.0
     assert look.mix.samples == before.mix.samples
+
+
+async def test_a_change_is_followed_by_the_short_window() -> None:
+    async with served() as (server, api):
+        server.body = json.dumps(answer(GOOD | {("burst", ""): 75})).encode()
+        look = await api.read_traffic([])
+    assert (look.mix.rate, look.mix.window_s) == (5.0, 15.0)
+
+
+async def test_nothing_is_known_before_the_first_window_is_full() -> None:
+    async with served() as (server, api):
+        young = {key: value for key, value in GOOD.items() if key[0] != "begun"}
+        server.body = json.dumps(answer(young)).encode()
+        with pytest.raises(Unavailable, match="the first window is not full"):
+            await api.read_traffic([])
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,7 @@ def redis(tmp_path: Path) -> Any:
 async def case(redis: EmbeddedRedis) -> Any:
     client = connect(redis.url)
     made = Case(client)
-    await made.register(
-        worker("p", "prefill", queued_tokens=70), worker("d", "decode", pace=2.0, running=3)
-    )
+    await made.register(worker("p", "prefill", queued_tokens=70), worker("d", "decode", running=3))
     async with made.reader:
         yield made
     await client.aclose()
@@ -95,7 +93,7 @@ async def test_a_reading(case: Case) -> None:
     case.now = 103.0
     reading = await case.reader.read()
     assert reading.mix == RequestMix(
-        rate=3.0, window_s=60.0, samples=(), pace=2.0, backlog_tokens=70.0, residents=3.0
+        rate=3.0, window_s=60.0, samples=(), backlog_tokens=70.0, residents=3.0
     )
     assert {w.instance: (w.home, w.state) for w in reading.workers} == {
         "d": ("decode", "serving"),

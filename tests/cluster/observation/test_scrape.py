@@ -54,7 +54,9 @@ async def routers(*names: str) -> AsyncIterator[list[Router]]:
 
 
 def scraper(stale_s: float = 15.0) -> RouterScraper:
-    return RouterScraper("c", None, interval_s=stale_s / 3, window_s=60.0)
+    made = RouterScraper("c", None, interval_s=stale_s / 3, window_s=60.0)
+    made._sliding._is_full = True  # test_sliding.py tests when it is
+    return made
 
 
 async def begun(of: RouterScraper, *there: RouterRecord) -> None:
@@ -115,12 +117,25 @@ async def test_a_router_that_does_not_answer_is_made_up_for() -> None:
 
 async def test_those_that_are_silent_for_long_are_as_the_others() -> None:
     async with routers("a") as (a,):
-        of = scraper(stale_s=0.05)
+        of = scraper(stale_s=0.3)
         await begun(of, a.record, GONE)
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.2)
+        await of.read_traffic([a.record, GONE])
+        await asyncio.sleep(0.2)
         a.serve(2)
         assert arrivals(await of.read_traffic([a.record, GONE])) == pytest.approx(4)
         assert arrivals(await of.read_traffic([a.record])) == pytest.approx(2)
+
+
+async def test_nothing_is_known_before_the_first_window_is_full_or_after_a_gap() -> None:
+    async with routers("a") as (a,):
+        of = scraper(stale_s=0.3)
+        await begun(of, a.record)
+        assert arrivals(await of.read_traffic([a.record])) == 0
+        await asyncio.sleep(0.4)
+        a.serve(400)
+        with pytest.raises(Unavailable, match="the first window is not full"):
+            await of.read_traffic([a.record])
 
 
 async def test_nobody_answers() -> None:

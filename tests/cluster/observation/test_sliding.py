@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import statistics
+
 import pytest
 
 from cluster.observation.request_mix import RequestCounter, TrafficCounts
@@ -34,42 +37,102 @@ def output(sliding: SlidingWindow) -> float:
     return sum(s.output * s.weight for s in mix(sliding).samples)
 
 
-def test_rates_of_the_window_and_of_a_burst() -> None:
+def test_as_many_requests_as_their_variance_asks_for() -> None:
+    """Lengths of one kind have k = 0: 400 requests suffice. Every fourth one is 13 times as long as
+    the others: k = 1.7, so that 1,080 are needed."""
+    alike, mixed = SlidingWindow(60.0, 15.0), SlidingWindow(60.0, 15.0)
+    for _ in range(60):
+        alike.add(counted(20))
+        long = counted(5, prompt=1300)
+        mixed.add(TrafficCounts.together([counted(15, seconds=0.0), long]))
+    assert (mix(alike).window_s, mix(alike).rate) == pytest.approx((105, 4))
+    assert mix(mixed).window_s == pytest.approx(1080 / 4, abs=20)
+
+
+def test_a_window_is_no_longer_or_shorter_than_allowed() -> None:
+    busy, quiet = SlidingWindow(60.0, 15.0), SlidingWindow(60.0, 15.0)
+    for _ in range(70):
+        busy.add(counted(1000))
+        quiet.add(counted(1))
+    assert (mix(busy).window_s, mix(quiet).window_s) == pytest.approx((15, 295))
+
+
+def test_batches_of_requests_need_a_longer_window() -> None:
+    single, batches = SlidingWindow(60.0, 15.0), SlidingWindow(60.0, 15.0)
+    for i in range(60):
+        single.add(counted(20))
+        batches.add(counted(40 if i % 2 else 0))
+    assert mix(batches).window_s > 2 * mix(single).window_s
+
+
+def test_nothing_before_the_first_window_is_full() -> None:
+    """A busy cluster has enough requests after the short window, another one waits for window_s."""
+    busy, quiet = SlidingWindow(60.0, 15.0), SlidingWindow(60.0, 15.0)
+    begun = []
+    for sliding, requests in ((busy, 1000), (quiet, 1)):
+        turns = 0
+        while sliding.mix() is None:
+            sliding.add(counted(requests))
+            turns += 1
+        begun.append(5 * turns)
+    assert begun == [15, 60]
+
+
+def test_a_gap_is_not_seen() -> None:
     sliding = SlidingWindow(60.0, 15.0)
+    for _ in range(20):
+        sliding.add(counted(1000))
+    sliding.add(counted(80_000, seconds=400.0))
     assert sliding.mix() is None
-    for requests in [1] * 20 + [10] * 3:
-        sliding.add(counted(requests))
-    found = mix(sliding)
-    assert (found.window_s, found.rate) == pytest.approx((60, 39 / 60))
-    assert (found.burst_s, found.burst_rate) == pytest.approx((15, 2))
-
-
-def test_a_window_that_has_just_begun() -> None:
-    sliding = SlidingWindow(60.0, 15.0)
-    sliding.add(counted(10))
-    assert (mix(sliding).window_s, mix(sliding).rate) == (5.0, 2.0)
+    for _ in range(3):
+        sliding.add(counted(10))
+    assert sliding.mix() is None
+    for _ in range(9):
+        sliding.add(counted(10))
+    assert mix(sliding).rate == pytest.approx(2)
 
 
 def test_looks_that_are_a_little_late_make_no_longer_window() -> None:
     sliding = SlidingWindow(60.0, 15.0)
     for _ in range(30):
-        sliding.add(counted(1, seconds=4.99))
-    assert mix(sliding).window_s == pytest.approx(12 * 4.99)
-    assert mix(sliding).burst_s == pytest.approx(3 * 4.99)
+        sliding.add(counted(2000, seconds=4.99))
+    assert mix(sliding).window_s == pytest.approx(3 * 4.99)
 
 
-def test_a_busy_cluster_sees_at_once_that_others_come() -> None:
+@pytest.mark.parametrize("after", [2000, 125])
+def test_what_was_before_a_change_is_not_used(after: int) -> None:
     sliding = SlidingWindow(60.0, 15.0)
-    for of in [counted(500, prompt=100)] * 20 + [counted(500, prompt=2000)] * 3:
+    for of in [counted(40, prompt=500)] * 40 + [counted(40, prompt=after)] * 3:
         sliding.add(of)
-    assert prompt(sliding) == pytest.approx(2000)
+    assert prompt(sliding) == pytest.approx(after)
+    assert mix(sliding).window_s == pytest.approx(15)
+
+
+def test_a_constant_load_has_no_change() -> None:
+    """Poisson arrivals of 5 requests/s with k = 1."""
+    rng, sliding = random.Random(2), SlidingWindow(60.0, 15.0)
+    seen, lengths = [], []
+    at_s = rng.expovariate(5.0)
+    for turn in range(600):
+        counter = RequestCounter()
+        while at_s < 5.0 * (turn + 1):
+            at_s += rng.expovariate(5.0)
+            counter.arrived(length := max(1, round(rng.expovariate(1 / 500))))
+            counter.first_token(length, 0, 0.3)
+            counter.ended(max(1, round(rng.expovariate(1 / 500))), 0.02)
+        sliding.add(counter.take(5.0))
+        if turn > 100:
+            lengths.append(mix(sliding).window_s)
+            seen.append(mix(sliding).rate * prompt(sliding))
+    assert statistics.stdev(seen) < 0.08 * statistics.fmean(seen)
+    assert statistics.fmean(lengths) > 120
 
 
 def test_few_requests_are_looked_at_for_longer() -> None:
     sliding = SlidingWindow(60.0, 15.0)
     for of in [counted(3, prompt=100)] * 20 + [counted(0)] * 11 + [counted(1, prompt=700)]:
         sliding.add(of)
-    assert mix(sliding).rate == pytest.approx(1 / 60)
+    assert mix(sliding).rate < 0.1
     assert 100 < prompt(sliding) < 200
 
 
@@ -82,16 +145,24 @@ def test_nobody_asks_and_what_they_asked_is_known_still() -> None:
     assert sliding.observed().ttft_s is None
 
 
-def test_what_clients_saw() -> None:
+def test_what_clients_saw_is_of_the_requests_of_the_mix() -> None:
     sliding = SlidingWindow(60.0, 15.0)
-    sliding.add(counted(5))
+    for _ in range(3):
+        sliding.add(counted(500))
+    arriving = RequestCounter()
+    for _ in range(500):
+        arriving.arrived(700)  # they are still queued
+    sliding.add(TrafficCounts.together([arriving.take(5.0), counted(500, seconds=0.0)]))
     observed = sliding.observed()
     assert (observed.ttft_s, observed.tpot_s) == pytest.approx((0.3, 0.02))
+    assert observed.prompt_tokens == pytest.approx(100)
+    assert prompt(sliding) > 150
 
 
 def test_workers_add_what_only_they_know() -> None:
     sliding = SlidingWindow(60.0, 15.0)
-    sliding.add(counted(5))
-    found = sliding.mix(pace=2.0, backlog_tokens=900.0)
+    for _ in range(12):
+        sliding.add(counted(5))
+    found = sliding.mix(residents=2.0, backlog_tokens=900.0)
     assert found is not None
-    assert (found.pace, found.backlog_tokens) == (2.0, 900.0)
+    assert (found.residents, found.backlog_tokens) == (2.0, 900.0)

@@ -8,6 +8,7 @@ import pytest
 
 from cluster.observation import workers
 from cluster.sizing.snapshot import WorkerPhase
+from protocol.performance.speculation_profile import SpeculationProfile
 from tests.cluster.observation.records import STEP, WALLS, worker
 
 DECODES_ONLY = (*STEP[:3], 0.0, 0.0)
@@ -105,10 +106,29 @@ def test_figures_that_no_worker_has_are_not_known() -> None:
     assert (alone.max_batch, alone.chunk, alone.kv_tokens) == (1, 512, 0)
 
 
-def test_pace_is_that_of_sequences() -> None:
-    quick = worker("a", "decode", pace=3.0, running=3)
-    plain = worker("b", "decode", pace=1.0, running=1)
-    assert workers.typical_pace([quick, plain, worker("p", "prefill", pace=9.0)]) == 2.5
-    assert workers.typical_pace([worker("a", "decode", pace=3.0), worker("b", "decode")]) == 2.0
-    assert workers.typical_pace([]) == 1.0
-    assert workers.typical_pace([worker("a", "decode", pace=math.nan)]) == 1.0
+def test_drafts_of_a_pool_are_the_median_of_its_workers() -> None:
+    told = [
+        SpeculationProfile(accept=(0.8, 0.6), row_s=1e-5, most_nodes=256),
+        SpeculationProfile(accept=(0.7, 0.7, 0.5), row_s=3e-5, most_nodes=64),
+        SpeculationProfile(accept=(0.2, 0.2), row_s=2e-5, most_nodes=64),
+    ]
+    drafting = [worker(f"d{i}", "decode", speculation=told[i]) for i in range(3)]
+    absurd = worker("x", "decode", speculation=SpeculationProfile(accept=(math.nan,)))
+    found = workers.machine_models([worker("p", "prefill"), *drafting, absurd])
+    assert found["decode"].speculation == SpeculationProfile(
+        accept=(0.7, 0.6), row_s=2e-5, most_nodes=64
+    )
+    assert found["prefill"].speculation is None
+    few = workers.machine_models([drafting[0], absurd, worker("e", "decode")])
+    assert few["decode"].speculation is None, "most draft nothing"
+
+
+def test_machines_say_what_their_coefficients_were_fitted_to() -> None:
+    pool = [
+        worker(f"d{i}", "decode", step_model=(*STEP, n, 1e5, 512.0))
+        for i, n in enumerate((16.0, 64.0, 32.0))
+    ]
+    found = workers.machine_models(pool)["decode"].step
+    assert found[5:] == (32.0, 1e5, 512.0)
+    old = workers.machine_models([*pool[:1], worker("e", "decode")])["decode"].step
+    assert len(old) == 5, "JSON has no infinity"

@@ -6,19 +6,21 @@ import pytest
 
 from cluster.planner.gpus import find_gpu
 from cluster.planner.model_shape import find_model
-from cluster.planner.roofline import (
-    SPEED_OF_LIGHT,
-    DraftingOptions,
-    best_drafts,
-    decode_step_s,
-    gpu_rates,
-    largest_batch_within,
-    prefill_s,
-)
+from cluster.planner.roofline import SPEED_OF_LIGHT, gpu_rates, kv_pool_tokens, step_model
 from engine.kv_cache.kv_format import Codec
+from protocol.performance.speculation_profile import SpeculationProfile, decode_pace
+from protocol.performance.step_model import StepModel
 
 EIGHT = "params=8e9,layers=32,kv_heads=8,head_dim=128,heads=32"
 SEVENTY = "params=70e9,layers=80,kv_heads=8,head_dim=128,heads=64"
+
+
+def limit(
+    model: str, gpu: str = "H100", weight_bytes: int = 2, context: float = 0, tp: int = 1
+) -> StepModel:
+    """Return a step at the speed of light."""
+    of, on = find_model(model, "exact", weight_bytes), find_gpu(gpu).group(tp)
+    return step_model(of, gpu_rates(of, on, SPEED_OF_LIGHT), context, 1)
 
 
 @pytest.mark.parametrize(
@@ -89,81 +91,118 @@ def test_data_sheets(name: str, tflops: float, fp8: float, gb_per_s: float, gb: 
 
 @pytest.mark.parametrize(("name", "ridge"), [("H100", 295), ("H200", 206)])
 def test_ridge(name: str, ridge: int) -> None:
-    assert round(find_gpu(name).ridge) == ridge
+    """FLOPs for each byte, from which on computing takes longer (Williams et al., 2009)."""
+    of = find_gpu(name)
+    assert round(of.flops / of.bytes_s) == ridge
 
 
 def test_eight_billion_at_two_terabytes_a_second() -> None:
-    at = gpu_rates(find_gpu("989,2000,80"), SPEED_OF_LIGHT)
-    of = find_model(EIGHT, "exact")
-    assert of.weight_bytes == 16e9
-    assert 1 / decode_step_s(of, at, 1, 0) == pytest.approx(125)
+    assert find_model(EIGHT, "exact").weight_bytes == 16e9
+    assert 1 / limit(EIGHT, "989,2000,80").step == pytest.approx(125)
 
 
-@pytest.mark.parametrize(("element_bytes", "gb", "ms"), [(2, 140, 42), (1, 70, 21)])
-def test_seventy_billion_on_an_h100(element_bytes: int, gb: float, ms: int) -> None:
-    of = find_model(SEVENTY, "exact", element_bytes)
-    assert of.weight_bytes == gb * 1e9
-    seconds = decode_step_s(of, gpu_rates(find_gpu("H100"), SPEED_OF_LIGHT), 1, 0)
-    assert round(seconds * 1e3) == ms
+@pytest.mark.parametrize(("weight_bytes", "gb", "ms"), [(2, 140, 42), (1, 70, 21)])
+def test_seventy_billion_on_an_h100(weight_bytes: int, gb: float, ms: int) -> None:
+    assert find_model(SEVENTY, "exact", weight_bytes).weight_bytes == gb * 1e9
+    assert round(limit(SEVENTY, weight_bytes=weight_bytes).step * 1e3) == ms
 
 
-def test_a_sequence_brings_one_flop_for_each_byte() -> None:
-    work = find_model(EIGHT, "exact").decode(1, 0)
-    assert work.flops / work.bytes == pytest.approx(1.0)
+def test_products_take_as_long_as_reading_at_the_ridge() -> None:
+    """A sequence brings one FLOP for each byte of the weights."""
+    found = limit(EIGHT)
+    assert found.step / found.row == pytest.approx(989e12 / 3350e9)
+    fp8 = limit(EIGHT, weight_bytes=1)
+    assert (found.step / fp8.step, found.row / fp8.row) == pytest.approx((2, 1979 / 989))
 
 
-def test_a_batch_is_free_up_to_the_ridge() -> None:
-    of, h100 = find_model(EIGHT, "exact"), find_gpu("H100")
-    at = gpu_rates(h100, SPEED_OF_LIGHT)
-    alone = decode_step_s(of, at, 1, 0)
-    assert largest_batch_within(of, at, alone * 1.0001, 0, 10_000) == int(h100.ridge)
-    assert decode_step_s(of, at, 2 * h100.ridge, 0) == pytest.approx(2 * alone)
+@pytest.mark.parametrize(
+    ("name", "billions", "active", "kib"),
+    [("DeepSeek-V3", 671, 37, 70272 / 1024), ("DeepSeek-V2-Lite", 15.7, 2.4, 31104 / 1024)],
+)
+def test_latent_attention_keeps_one_vector_of_a_token(
+    name: str, billions: float, active: float, kib: float
+) -> None:
+    """70.272 KB for DeepSeek-V3 in bf16 (DeepSeek-AI, "Insights into DeepSeek-V3", 2025, table 1),
+    and the same 576 values in each of 27 layers."""
+    of = find_model(name, "exact")
+    assert (of.parameters / 1e9, of.active / 1e9) == (billions, active)
+    assert of.kv_bytes == kib * 1024
+    assert find_model(name, "fp8").kv_bytes == pytest.approx(of.kv_bytes / 2, rel=0.01)
+    assert of.kv_copies(8) == 8  # a vector cannot be shared out by heads
+    assert of.decode_pair_flops > 3 * of.cost.pair_flops
+
+
+def test_the_type_of_weights_does_not_change_kv() -> None:
+    for precision in ("exact", "fp8"):
+        wide, narrow = (find_model("Llama-3-8B", precision, n) for n in (2, 1))
+        assert narrow.weight_bytes == wide.weight_bytes / 2
+        assert narrow.kv_bytes == wide.kv_bytes
+        assert narrow.wire_bytes(Codec.RAW) == wide.wire_bytes(Codec.RAW)
+
+
+def test_a_gpu_without_fp8_products_reads_fp8_weights_in_half_the_time() -> None:
+    wide, narrow = (limit(EIGHT, "A100", weight_bytes=n) for n in (2, 1))
+    assert narrow.step == wide.step / 2 and narrow.row == wide.row
+
+
+def test_gpus_of_a_worker_share_weights_kv_and_products() -> None:
+    """Each all-reduce sends 2 (g - 1) / g of its bytes, two of them in a layer."""
+    alone, four = (limit(SEVENTY, context=1000, tp=n) for n in (1, 4))
+    assert four.step == pytest.approx(alone.step / 4)
+    assert four.kv_token == pytest.approx(alone.kv_token / 4)
+    reduced_s = 80 * 2 * 2 * (3 / 4) * 8192 * 2 / 450e9
+    assert four.row == pytest.approx(alone.row / 4 + reduced_s)
+    eight, sixteen = (limit(SEVENTY, context=1000, tp=n) for n in (8, 16))
+    assert eight.kv_token == pytest.approx(sixteen.kv_token)  # 8 heads: each is held twice
+    of, on = find_model(SEVENTY, "fp8", 1), find_gpu("H100")
+    runtime = 500 * 2**20
+    for tp in (1, 2, 8, 16):
+        free = tp * (on.memory - runtime) - of.weight_bytes
+        held = 0.8 * free / (of.kv_bytes * max(1, tp / 8))
+        assert kv_pool_tokens(of, on.group(tp)) == pytest.approx(held, abs=32)
 
 
 @pytest.mark.parametrize(("cached", "tokens"), [(0, 8192), (8192, 4096)])
 def test_floor_of_prefill(cached: int, tokens: int) -> None:
-    """(2 N u + 4 L d (c u + u^2/2)) / FLOPS, chunk by chunk."""
-    at = gpu_rates(find_gpu("H100"), SPEED_OF_LIGHT)
+    """(2 N u + 4 L d (c u + u^2/2)) / FLOPS, and the weights once for each chunk."""
     flops = 2 * 8e9 * tokens + 4 * 32 * 4096 * (cached * tokens + tokens**2 / 2)
-    seconds = prefill_s(find_model(EIGHT, "exact"), at, cached, tokens, 1024)
-    assert seconds == pytest.approx(flops / 989e12, rel=1e-6)
+    seconds = limit(EIGHT, context=tokens).prefill_s(cached, tokens, 1024)
+    floor = flops / 989e12 + tokens / 1024 * 16e9 / 3350e9
+    assert seconds == pytest.approx(floor, rel=1e-6)
 
 
 def test_floor_of_decode() -> None:
-    """Weights once, every sequence's KV once."""
-    at = gpu_rates(find_gpu("H100"), SPEED_OF_LIGHT)
-    nbytes = 16e9 + 32 * 4000 * 131072
-    assert decode_step_s(find_model(EIGHT, "exact"), at, 32, 4000) == pytest.approx(nbytes / 3350e9)
+    """Weights once, every sequence's KV once, and two FLOPs for each weight and sequence."""
+    floor = (16e9 + 32 * 4000 * 131072) / 3350e9 + 32 * 16e9 / 989e12
+    assert limit(EIGHT, context=4000).decode_s(32, 32 * 4000) == pytest.approx(floor)
 
 
 def test_attention_overtakes_the_rest_at_tens_of_thousands_of_tokens() -> None:
-    of = find_model("Llama-3-8B", "exact")
+    found = limit("Llama-3-8B", context=10_000)
 
     def share(tokens: int) -> float:
-        work = of.prompt(0, tokens)
-        return work.attention_flops / work.flops
+        return found.prompt_pair * tokens**2 / 2 / found.prompt_s(0, tokens)
 
     assert share(10_000) < 0.5 < share(90_000)
 
 
-@pytest.mark.parametrize(
-    ("cost", "speedup"),
-    [(0.0, 3.36), (0.1, 3.36 / 1.4)],
-)
+@pytest.mark.parametrize(("cost", "speedup"), [(0.0, 3.36), (0.1, 3.36 / 1.4)])
 def test_four_drafts_of_acceptance_0_8(cost: float, speedup: float) -> None:
-    """(1 - a^(K+1))/(1 - a) tokens for 1 + c K, while verifying is free: at batch 1 it is."""
-    like = DraftingOptions(acceptance=0.8, cost=cost, most=4)
-    at = gpu_rates(find_gpu("H100"), SPEED_OF_LIGHT)
-    cell = best_drafts(find_model(EIGHT, "exact"), at, 1, 0, 0.8, like)
-    assert cell.nodes == 4
-    assert round(cell.tokens, 2) == 3.36
-    assert cell.speedup == pytest.approx(speedup, rel=0.002)
+    """(1 - a^(K+1))/(1 - a) tokens for 1 + c K, as verifying costs next to nothing at batch 1."""
+    model = limit(EIGHT)
+    plain_s = model.decode_s(1, 0)
+    drafts = SpeculationProfile(accept=(0.8,) * 4, per_pass_s=cost * plain_s, row_s=model.row)
+    pace = decode_pace(model, drafts, 1, 0)
+    assert round(pace.tokens, 2) == 3.36
+    assert plain_s / pace.tpot_s == pytest.approx(speedup, rel=0.015)
 
 
-def test_drafts_pay_less_as_the_batch_nears_the_ridge() -> None:
-    of, at = find_model(EIGHT, "exact"), gpu_rates(find_gpu("H100"), SPEED_OF_LIGHT)
-    like = DraftingOptions(acceptance=0.8, most=4)
-    speedups = [best_drafts(of, at, b, 0, 0.8, like).speedup for b in (1, 59, 148, 250, 296)]
-    assert speedups[0] == pytest.approx(speedups[1], rel=0.01)  # 59 * 5 rows: the ridge
-    assert speedups[1:] == sorted(speedups[1:], reverse=True)
-    assert speedups[-1] == 1.0
+def test_drafts_pay_less_as_the_batch_grows() -> None:
+    model = limit(EIGHT)
+    drafts = SpeculationProfile(accept=(0.8,) * 4, row_s=model.row, most_nodes=4096)
+    speedups = [model.decode_s(b, 0) / decode_pace(model, drafts, b, 0).tpot_s for b in BATCHES]
+    assert speedups == sorted(speedups, reverse=True)
+    assert speedups[0] > 3 and speedups[-1] < 1.1
+
+
+BATCHES = (1, 8, 59, 148, 296, 1024)

@@ -49,7 +49,7 @@ def test_json_and_page_say_the_same(tmp_path: Path) -> None:
     for role in ("prefill", "decode"):
         cells = f"<td>{role}</td><td>H100-SXM</td><td>{told['workers'][role]}</td>"
         assert cells in shown
-    for title in ("Workers, against the rate", "A step of decode, against the batch"):
+    for title in ("Workers, against the rate", "A token of decode, against the batch"):
         assert title in shown
 
 
@@ -68,7 +68,7 @@ def test_objectives_that_nothing_meets_end_it_with_1() -> None:
     code, text, err = run(*LENGTHS, "--ttft-ms", "20", "--tpot-ms", "2", "--json")
     assert code == 1
     assert json.loads(text)["slo_infeasible"] == ["ttft", "tpot"]
-    assert "No batch meets a TPOT of 2 ms: a sequence alone takes 7.46 ms" in err
+    assert "No batch meets a TPOT of 2 ms: a sequence alone takes 7.05 ms" in err
     assert "No number of workers meets a TTFT of 20 ms" in err
 
 
@@ -124,7 +124,8 @@ def test_options_are_not_lost_before_a_command() -> None:
 
 def test_a_plan_can_be_simulated(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
-    code, text, _ = run(*LENGTHS, "--shared", "0.3", "--json", "--scenario", str(path))
+    drafts = ("--acceptance", "0.7", "--draft", "Llama-3.2-1B")
+    code, text, _ = run(*LENGTHS, *drafts, "--shared", "0.3", "--json", "--scenario", str(path))
     assert code == 0
     told, found = json.loads(text), load_scenario(path, [], None)
     assert found.pools.model_dump() == told["workers"]
@@ -132,6 +133,16 @@ def test_a_plan_can_be_simulated(tmp_path: Path) -> None:
         told["sized"]["pools"]["prefill"]["machine"]["step"]
     )
     assert found.goals.tpot_s == 0.1
+    assert found.machines.decode is not None
+    speculation = found.machines.decode.speculation
+    assert speculation.accept == (0.7,) * 8 and speculation.per_pass_s > 0
     (mix,) = found.traffic.mixes
     assert mix.rate == 40 and mix.prompt.mean == 2000 and mix.output.tokens == 300
-    assert mix.prefix.tokens == 600
+    assert mix.prefix is not None and mix.prefix.tokens == 600
+
+
+def test_weights_and_gpus_of_a_worker_are_told() -> None:
+    code, text, _ = run(*LENGTHS, "--weights", "fp8", "--tp", "2")
+    assert code == 0
+    assert "7.5 GiB of weights (fp8)" in text
+    assert "2x H100-SXM" in text

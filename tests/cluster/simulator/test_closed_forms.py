@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bench.lib.routing_policies import least_loaded
-from cluster.simulator.simulation import simulate
+from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.simulation import Simulation, scenario_machines, simulate
+from cluster.sizing.policy import decide
 from router.placement.cost import LOCAL_PATH_S
 from tests.cluster.simulator.scenarios import PATH_S, mix, scenario
 
-NO_DEADLINE = {"routing": {"admission_ttft_ms": 1e9}}
+NO_DEADLINE: dict[str, Any] = {"routing": {"admission_ttft_ms": 1e9}}
+ONE_BY_ONE = {"chunk": 100}  # a prompt of 100 tokens fills a prefill step
 
 
 @pytest.fixture
@@ -23,8 +28,10 @@ def remote_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_single_prefill_worker_waits_as_lindley_says(load: float) -> None:
     """W' = max(0, W + S - gap), request by request (Lindley, 1952)."""
     service_s = 0.01 + 0.1
-    simulated = simulate(scenario(mix(load / service_s, output=1), seconds=100, **NO_DEADLINE))
-    waits, wait_s, before = [], 0.0, 0.0
+    of = scenario(mix(load / service_s, output=1), seconds=100, machine=ONE_BY_ONE, **NO_DEADLINE)
+    simulated = simulate(of)
+    waits: list[float] = []
+    wait_s = before = 0.0
     for job in simulated.requests:
         wait_s = max(0.0, wait_s + service_s - (job.at - before)) if waits else 0.0
         before = job.at
@@ -37,11 +44,36 @@ def test_a_single_prefill_worker_waits_as_lindley_says(load: float) -> None:
 def test_a_single_prefill_worker_waits_as_an_m_d_1_queue() -> None:
     """Mean wait rho*S/(2*(1 - rho)): Pollaczek-Khinchine for a constant service time."""
     service_s, load = 0.11, 0.5
-    result = simulate(scenario(mix(load / service_s, output=1), seconds=3000, **NO_DEADLINE)).result
+    of = scenario(mix(load / service_s, output=1), seconds=3000, machine=ONE_BY_ONE, **NO_DEADLINE)
+    result = simulate(of).result
     wait_s = load * service_s / (2 * (1 - load))
     assert result.requests > 2000
     assert result.ttft.mean - PATH_S - service_s == pytest.approx(wait_s, rel=0.15)
     assert result.busy_prefill == pytest.approx(load, rel=0.03)
+
+
+def prefilled(*prompts: tuple[int, tuple[bytes, ...]]) -> list[float]:
+    """Return when the prompts (tokens, blocks), which arrive at once, are computed by one worker
+    that computes 1024 tokens in a step."""
+    of = scenario(mix(1), machine={"chunk": 1024}, **NO_DEADLINE)
+    world = Simulation(of, scenario_machines(of), decide, False)
+    jobs = [SimulatedRequest(i, 0.0, n, 1, blocks) for i, (n, blocks) in enumerate(prompts)]
+    world.run(jobs)
+    return [job.ttft_s - PATH_S for job in jobs if job.ttft_s is not None]
+
+
+@pytest.mark.usefixtures("remote_prefill")
+def test_short_prompts_share_a_prefill_step_and_a_long_one_gives_them_its_rest() -> None:
+    told = prefilled((100, ()), (300, ()), (300, ()), (424 + 1024, ()), (300, ()))
+    first, both = 0.11, 0.11 + 0.01 + 1.024  # the first one was there before the others
+    assert told == pytest.approx([first, both, both, both + 0.01 + 1.024, both + 0.02 + 1.324])
+
+
+@pytest.mark.usefixtures("remote_prefill")
+def test_a_prompt_waits_for_its_prefix_that_another_one_brings() -> None:
+    one, other = bytes(16), bytes(15) + b"1"
+    told = prefilled((100, ()), (513, (one,)), (513, (one,)), (300, (other,)))
+    assert told == pytest.approx([0.11, 0.633, 0.633 + 0.01 + 0.301, 0.633 + 0.01 + 0.301])
 
 
 @pytest.mark.usefixtures("remote_prefill")
@@ -109,3 +141,21 @@ def test_prompts_take_of_a_batch_s_steps_what_the_budget_leaves() -> None:
     )
     late = next(job for job in simulate(of).requests if job.prompt == 400)
     assert late.ttft_s == pytest.approx(10 * 0.05 + LOCAL_PATH_S, abs=0.011)
+
+
+def test_a_full_pool_preempts_the_newest_until_the_older_one_has_ended() -> None:
+    """Two sequences of 700 tokens fill a pool of 1000 when each has 400 tokens of its output; the
+    newer one waits while the older one gets its last 200."""
+
+    def ended(pool_tokens: int) -> tuple[list[float], int]:
+        of = scenario(mix(1), machine={"kv_tokens": pool_tokens}, pools={"prefill": 0, "decode": 1})
+        world = Simulation(of, scenario_machines(of), decide, False)
+        jobs = [SimulatedRequest(i, 0.2 * i, 100, 600) for i in range(2)]
+        world.run(jobs)
+        return [job.done_s or 0.0 for job in jobs], world.lifecycle.preempted
+
+    (older_s, newer_s), preempted = ended(1000)
+    calm, none = ended(2000)
+    assert preempted > 0 and not none
+    assert older_s == pytest.approx(calm[0], abs=0.05)
+    assert newer_s - calm[1] == pytest.approx(200 * 0.01, abs=0.1)

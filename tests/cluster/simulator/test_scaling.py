@@ -109,11 +109,11 @@ def test_a_damaged_line_is_told_by_its_number(log: Path) -> None:
 
 def test_a_line_of_figures_that_no_cluster_has_is_damaged(log: Path) -> None:
     lines = log.read_bytes().splitlines()
-    lines[3] = lines[3].replace(b'"chunk":', b'"chunk":0,"was":')
+    lines[30] = lines[30].replace(b'"chunk":', b'"chunk":0,"was":')
     log.write_bytes(b"\n".join(lines))
     code, output = invoke(log)
     assert code == 1
-    assert "line 4: cannot be decided" in output and "Traceback" not in output
+    assert "line 31: cannot be decided" in output and "Traceback" not in output
 
 
 def test_a_log_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:

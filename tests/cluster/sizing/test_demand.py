@@ -1,192 +1,267 @@
-"""Needs by hand."""
+"""Demand computed by hand."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 from msgspec.structs import replace
 
-from cluster.sizing.demand import (
-    NO_CORRECTIONS,
-    backlog_requests,
-    decode_batch_limits,
-    decode_demand,
-    demand_by_role,
-    prefill_demand,
-)
+from cluster.sizing.decision import RoleDemand
+from cluster.sizing.demand import demand_by_role, queued_work_s
 from cluster.sizing.predict import predict_latency, relative_speed
-from cluster.sizing.queueing import prefill_service, resident_sequences, sizing_rate
-from cluster.sizing.snapshot import Corrections, MachineModel, RequestSample, RoleValues
+from cluster.sizing.queueing import late_share, prefill_service
+from cluster.sizing.residency import decode_batch_limits, early_seconds, resident_sequences
+from cluster.sizing.snapshot import (
+    NO_CORRECTIONS,
+    Corrections,
+    MachineModel,
+    RequestMix,
+    RequestSample,
+    RoleValues,
+    SloTargets,
+)
+from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.roles import Role
 from tests.cluster.sizing.worlds import GOALS, MACHINE, mix
 
-NONE = NO_CORRECTIONS
+BOTH: dict[Role, MachineModel] = {"prefill": MACHINE, "decode": MACHINE}
+ONE_EACH = RoleValues(prefill=1, decode=1)
+DRAFTS = SpeculationProfile(accept=(0.8, 0.8, 0.8), per_pass_s=5e-4, row_s=1e-4, most_nodes=128)
+
+
+def demand(
+    load: RequestMix,
+    machine: MachineModel = MACHINE,
+    goals: SloTargets = GOALS,
+    corrections: Corrections = NO_CORRECTIONS,
+) -> tuple[RoleDemand, RoleDemand]:
+    found = demand_by_role(load, {"prefill": machine, "decode": machine}, goals, corrections)
+    return found["prefill"], found["decode"]
 
 
 def test_service_of_two_kinds() -> None:
     load = mix(1.0, samples=(RequestSample(512, 0, 10, 3.0), RequestSample(1024, 0, 10, 1.0)))
     of = prefill_service(load, MACHINE)
-    short, long = 0.01 + 0.0512, 0.02 + 0.1024
-    assert of.mean_s == pytest.approx((3 * short + long) / 4)
-    assert of.q90_s == pytest.approx(long)
-    variance = (3 * (short - of.mean_s) ** 2 + (long - of.mean_s) ** 2) / 4
-    assert of.spread == pytest.approx(variance / of.mean_s**2)
+    assert of.seconds.tolist() == pytest.approx([0.01 + 0.0512, 0.02 + 0.1024])
+    assert of.weights.tolist() == [0.75, 0.25]
+    twice = prefill_service(load, MACHINE, 2.0)
+    assert [twice.mean_s, twice.spread] == pytest.approx([2 * of.mean_s, of.spread])
 
 
-def test_residents_are_counted_as_long_as_they_stay() -> None:
-    load = mix(1.0, samples=(RequestSample(100, 0, 10), RequestSample(1000, 0, 30)))
-    assert resident_sequences(load, MACHINE).output == pytest.approx(20)
-    assert resident_sequences(load, MACHINE).kv_tokens == pytest.approx((10 * 105 + 30 * 1015) / 40)
+# ---- prefill ------------------------------------------------------------------------------------
 
 
-def test_decode_by_the_objective() -> None:
-    need = decode_demand(mix(4.0), MACHINE, GOALS, NONE)
-    held = 1000 + 100
-    together = math.floor((0.05 - 0.01) / (0.0001 + 1e-8 * held))
-    together = min(together, 64, 100_000 // held)
-    step = 0.01 + together * (0.0001 + 1e-8 * held)
-    load = 4.0 * 200 * step
-    assert need.each == together
-    assert need.load == pytest.approx(load)
-    assert need.workers == math.ceil((load + 2 * math.sqrt(load)) / together)
-
-
-def test_what_allows_no_more() -> None:
-    small = replace(MACHINE, kv_tokens=5000)
-    assert decode_batch_limits(mix(1.0), small, GOALS).by_kv == 4
-    assert decode_batch_limits(mix(1.0), replace(MACHINE, max_batch=3), GOALS).size == 3
-    pace = decode_batch_limits(mix(1.0, pace=2.0), replace(MACHINE, max_batch=999), GOALS).by_tpot
-    assert pace > 2 * decode_batch_limits(mix(1.0), replace(MACHINE, max_batch=999), GOALS).by_tpot
-
-
-def test_kv_in_transit_takes_room() -> None:
-    slow = replace(MACHINE, link_bytes_s=1e8)
-    assert (
-        decode_batch_limits(mix(1.0), slow, GOALS).by_kv
-        < decode_batch_limits(mix(1.0), MACHINE, GOALS).by_kv
-    )
+def test_each_prompt_has_its_own_slack() -> None:
+    """A tenth of the prompts may be late by their wait: here those that take long."""
+    samples = (RequestSample(1000, 0, 10, 9.0), RequestSample(8000, 0, 10, 1.0))
+    load, goals = mix(20.0, samples=samples, growth=0.0), replace(GOALS, ttft_s=1.2)
+    need, service = demand(load, goals=goals)[0], prefill_service(load, MACHINE)
+    assert late_share(need.workers, need.load, service, 1.2) <= 0.1
+    assert late_share(need.workers - 1, need.load, service, 1.2) > 0.1
+    assert need.workers == demand(load, goals=replace(GOALS, ttft_s=1.1))[0].workers
 
 
 def test_twice_the_load_needs_less_than_twice_the_workers() -> None:
     tight = replace(GOALS, ttft_s=0.14)
-    one, two = (prefill_demand(mix(rate), MACHINE, tight, 1.0) for rate in (40.0, 80.0))
+    one, two = (demand(mix(rate), goals=tight)[0] for rate in (40.0, 80.0))
     assert two.load == pytest.approx(2 * one.load)
     assert one.workers < two.workers < 2 * one.workers
 
 
-def test_an_objective_below_a_prompt_alone() -> None:
-    need = prefill_demand(mix(10.0, uncached=20_000), MACHINE, GOALS, 1.0)
-    assert need.infeasible
-    assert need.workers == math.ceil(need.load / 0.8)
-    need = decode_demand(mix(1.0), replace(MACHINE, step=(0.06, 0, 0, 1e-4, 0)), GOALS, NONE)
-    assert need.infeasible
+def test_demand_has_no_jump_where_prompts_alone_pass_the_objective() -> None:
+    """A prompt takes 0.12 s. Tight objectives need many workers; impossible ones do not."""
+    found = [
+        demand(mix(100.0), goals=replace(GOALS, ttft_s=0.12 + slack / 1000))[0]
+        for slack in range(-60, 61)
+    ]
+    counts = [need.workers for need in found]
+    assert max(abs(b - a) for a, b in itertools.pairwise(counts)) <= 1
+    assert max(counts) == max(counts[59:62]) > counts[-1] and max(counts) > counts[0]
+    assert [need.infeasible for need in found] == [slack <= 0 for slack in range(-60, 61)]
 
 
-def test_a_backlog_is_work() -> None:
-    """Beyond what is under way, and what may queue within the patience of those who wait."""
-    both: dict[Role, MachineModel] = {"prefill": MACHINE, "decode": MACHINE}
-    calm = demand_by_role(mix(10.0), both, GOALS, NONE)["prefill"]
-    late = demand_by_role(mix(10.0, backlog_tokens=300_000), both, GOALS, NONE)["prefill"]
-    under_way = calm.load / 2  # all prompts take the same time
-    bearable = 0.15 * (GOALS.ttft_s - calm.each) * calm.workers / calm.each
-    excess = 300 - under_way - bearable
-    assert late.load == pytest.approx(calm.load + excess / 30 * calm.each)
-    usual = mix(10.0, backlog_tokens=1000 * (under_way + bearable))
-    assert demand_by_role(usual, both, GOALS, NONE)["prefill"] == calm
+def test_growth_while_workers_start_is_spared_for() -> None:
+    calm, growing = (demand(mix(100.0, growth=g))[0].workers for g in (0.0, 0.5))
+    assert calm == 13  # 12 erlangs
+    assert 12 * 1.25 < growing < 12 * 1.5  # patience takes a part of it
+    machines = {**BOTH}
+    quick = demand_by_role(mix(100.0, growth=0.5), machines, GOALS, NO_CORRECTIONS, start_s=2.0)
+    assert quick["prefill"].workers < growing
 
 
-def test_who_waits_for_a_prompt_will_decode_too() -> None:
-    both: dict[Role, MachineModel] = {"prefill": MACHINE, "decode": MACHINE}
-    calm, late = (
-        demand_by_role(mix(10.0, backlog_tokens=tokens), both, GOALS, NONE)
-        for tokens in (0, 300_000)
-    )
-    assert late["decode"].load > calm["decode"].load
+def test_a_queue_is_work() -> None:
+    """Without what is computed. Patience bears a short queue; a long one is worked off while a
+    worker starts."""
+    load = mix(10.0, growth=0.0)
+    service = prefill_service(load, MACHINE)
+    computed = 10.0 * 0.12 * 1000  # tokens of 1.2 prompts
+    queue = replace(load, backlog_tokens=300_000 + computed)
+    assert queued_work_s(replace(load, backlog_tokens=computed), service) == 0.0
+    assert queued_work_s(queue, service) == pytest.approx(300 * 0.12)
+    calm, late = demand(load), demand(queue)
+    assert (calm[0].workers, late[0].workers) == (2, 2)  # 0.8 * 60 s are spare
+    assert demand(replace(load, backlog_tokens=1e6))[0].workers == 4  # 120 s of work in 60 s
+    assert late[1].load == pytest.approx(
+        demand(replace(load, rate=15.0))[1].load, rel=1e-3
+    )  # 300 in 60 s
 
 
-def test_who_waits_is_no_more_sequences_than_they_are() -> None:
-    """Long answers outlast the time in which a backlog is worked off."""
-    long = mix(1.0, output=20_000)
-    calm, late = (decode_demand(long, MACHINE, GOALS, NONE, queued).load for queued in (0.0, 100.0))
-    assert late == pytest.approx(calm + 100.0)
-    short = mix(1.0, output=20)
-    calm, late = (
-        decode_demand(short, MACHINE, GOALS, NONE, queued).load for queued in (0.0, 100.0)
-    )
-    assert calm < late < calm + 10.0
-
-
-def test_those_who_decode_have_room() -> None:
-    few = decode_demand(mix(1.0), MACHINE, GOALS, NONE)
-    many = decode_demand(mix(1.0, residents=10 * few.each), MACHINE, GOALS, NONE)
-    assert (few.workers, many.workers) == (1, 10)
+def test_a_queue_is_no_more_sequences_than_it_has() -> None:
+    """Long answers outlast the time in which a queue is worked off."""
+    load = mix(1.0, output=20_000)
+    calm, late = (demand(replace(load, backlog_tokens=t))[1].load for t in (0.0, 100_120.0))
+    assert calm < late < calm + 200.0
 
 
 def test_a_backlog_is_of_whole_prompts() -> None:
     """Workers count what waits before anybody has looked into their caches."""
     load = replace(mix(10.0), samples=(RequestSample(250.0, 750.0, 200.0),))
-    cached = backlog_requests(replace(load, backlog_tokens=300_000), MACHINE, GOALS, 1.0)
-    assert 270 < cached < 300
+    service = prefill_service(load, MACHINE)
+    queued = queued_work_s(replace(load, backlog_tokens=300_000), service) / service.mean_s
+    assert 298 < queued < 300
+
+
+# ---- decode -------------------------------------------------------------------------------------
+
+
+def test_residents_are_counted_as_long_as_they_stay() -> None:
+    load = mix(1.0, samples=(RequestSample(100, 0, 10), RequestSample(1000, 0, 30)))
+    found = resident_sequences(load, MACHINE)
+    assert found.output == pytest.approx(20)
+    assert found.kv_tokens == pytest.approx((10 * 105 + 30 * 1015) / 40)
+
+
+def test_decode_by_the_objective() -> None:
+    """The largest batch within TPOT, and room for two deviations above the mean."""
+    fast = replace(MACHINE, kv_tokens=0, max_batch=999)
+    need = demand(mix(16.0), fast)[1]
+    row_s = 0.0001 + 1e-8 * 1100
+    assert need.each == pytest.approx((0.05 - 0.01) / row_s, rel=1e-3)
+    rate = 16.0 * 200 / need.workers  # tokens/s of each worker
+    assert need.load == pytest.approx(need.workers * rate * 0.01 / (1 - rate * row_s), rel=1e-3)
+    assert need.load + 2 * math.sqrt(need.load) <= need.workers * need.each
+
+
+def test_room_is_made_for_two_deviations() -> None:
+    """A step of n sequences takes 10 + n/10 ms, so that n = 2*rate/(1 - rate/50) decode."""
+    machine = replace(MACHINE, step=(0.01, 1e-4, 0, 1e-4, 0), kv_tokens=0, max_batch=300)
+    two_kinds = (RequestSample(100, 0, 200, 3.0), RequestSample(4000, 0, 200))
+    alike = [demand(mix(rate), machine)[1] for rate in (36.1, 36.6)]
+    assert [need.workers for need in alike] == [1, 2]
+    assert alike[0].load == pytest.approx(260, rel=0.01)  # and 272: more than 300 with 2 deviations
+    assert demand(mix(36.1, samples=two_kinds), machine)[1].workers == 2
+
+
+def test_each_limit_of_the_batch() -> None:
+    def limits(machine: MachineModel, **corrected: float):  # type: ignore[no-untyped-def]
+        corrections = replace(NO_CORRECTIONS, **corrected)
+        return decode_batch_limits(resident_sequences(mix(1.0), machine, corrections), GOALS)
+
+    wide = replace(MACHINE, max_batch=999)
+    assert limits(replace(MACHINE, kv_tokens=5000)).by_kv == pytest.approx(5000 / 1100, rel=1e-3)
+    assert limits(replace(MACHINE, max_batch=3)).size == 3
+    assert limits(wide, kv=0.5).by_kv == pytest.approx(2 * limits(wide).by_kv, rel=1e-3)
+    assert limits(wide, decode=2.0).by_tpot < limits(wide).by_tpot / 2
+
+
+def test_drafts_size_the_batch_at_which_they_still_pay() -> None:
+    """Their pace in a small batch, 2.9 tokens in a step, says nothing of a full one."""
+    fast = replace(MACHINE, kv_tokens=0, max_batch=512)
+    goals, load = replace(GOALS, tpot_s=0.03), mix(100.0)
+    plain, drafting = (
+        resident_sequences(load, replace(fast, speculation=p)) for p in (None, DRAFTS)
+    )
+    assert drafting.tpot_s(1.0) < plain.tpot_s(1.0) / 1.8
+    assert plain.tpot_s(300.0) / 1.1 < drafting.tpot_s(300.0)
+    sizes = [decode_batch_limits(r, goals).size for r in (plain, drafting)]
+    assert sizes[0] <= sizes[1] < 1.2 * sizes[0]
+    assert drafting.tpot_s(sizes[1]) == pytest.approx(0.03, rel=1e-3)
+
+
+def test_kv_is_held_while_prompts_are_computed_and_sent() -> None:
+    """Little's law with the whole time that a request holds pages."""
+    linked = replace(MACHINE, link_bytes_s=1e9, max_batch=999, kv_tokens=50_000)
+    load = mix(20.0, output=50)
+    alone, held = (resident_sequences(load, linked, NO_CORRECTIONS, p) for p in (None, linked))
+    early_s = 0.12 + 488 * 1e-4  # two chunks are reserved at the start; the second follows
+    early_s += (512 - 488) * 1e-4
+    assert held.early == pytest.approx(1000 * early_s, rel=1e-3)
+    batch = decode_batch_limits(held, GOALS).by_kv
+    seconds = 50 * held.tpot_s(batch)
+    assert batch * (1025 + 1000 * early_s / seconds) == pytest.approx(50_000, rel=1e-3)
+    assert batch < 0.85 * decode_batch_limits(alone, GOALS).by_kv
+    at_rate = predict_latency(load, {"prefill": linked, "decode": linked}, ONE_EACH)
+    assert at_rate.kv_tokens is not None and at_rate.kv_tokens > 1025 * 1.2
+
+
+@pytest.mark.parametrize(
+    ("uncached", "link_bytes_s", "seconds"),
+    [
+        (1000, 1e9, 1.0 + 512e-4),  # short: since the start, and its last chunk is sent
+        (10_240, 1e9, (1.024 + 0.02) / 0.9 + 512e-4),  # since its KV had to flow
+        (10_240, 1e8, 9.5 + 512e-3),  # a slow link: since its first chunk
+        (10_240, 0.0, 9.5),  # an unknown link
+    ],
+)
+def test_pages_are_held_since_the_reservation(
+    uncached: float, link_bytes_s: float, seconds: float
+) -> None:
+    machine = replace(MACHINE, link_bytes_s=link_bytes_s)
+    prompt_s = 1.0 if uncached == 1000 else 10.0
+    found = early_seconds(machine, machine, RequestSample(uncached, 0.0, 1.0), prompt_s)
+    assert found == pytest.approx(seconds)
+
+
+def test_those_who_decode_have_room() -> None:
+    few = demand(mix(1.0))[1]
+    many = demand(mix(1.0, residents=10 * few.each))[1]
+    assert (few.workers, many.workers) == (1, 10)
+
+
+def test_an_objective_out_of_reach_costs_no_pool() -> None:
+    """TPOT of a single sequence is 10 ms: nearly that needs the smallest batches."""
+    slow = replace(MACHINE, kv_tokens=0, max_batch=999)
+    goals = [replace(GOALS, tpot_s=ms / 1e3) for ms in (50.0, 11.2, 10.5, 3.0)]
+    needs = [demand(mix(100.0), slow, g)[1] for g in goals]
+    assert [need.infeasible for need in needs] == [False, False, True, True]
+    assert needs[0].workers < needs[2].workers <= needs[1].workers > needs[3].workers
+
+
+# ---- both ---------------------------------------------------------------------------------------
 
 
 def test_the_network_floors_both() -> None:
-    thin = replace(MACHINE, link_bytes_s=1e8)
-    found = demand_by_role(mix(20.0), {"prefill": thin, "decode": thin}, GOALS, NONE)
+    found = demand(mix(20.0), replace(MACHINE, link_bytes_s=1e8))
     floor = math.ceil(20 * 1000 * 1e5 / (0.8 * 1e8))
-    assert {need.link_floor for need in found.values()} == {floor}
-    assert found["prefill"].workers == found["decode"].workers == floor
+    assert {need.link_floor for need in found} == {need.workers for need in found} == {floor}
 
 
-def test_a_burst_is_more_than_chance() -> None:
-    assert sizing_rate(mix(10.0, burst_rate=11.0, burst_s=15.0)) == 10.0
-    assert sizing_rate(mix(10.0, burst_rate=40.0, burst_s=15.0)) == pytest.approx(
-        40 - 2.5 * math.sqrt(40 / 15)
-    )
-
-
-def test_a_burst_that_patience_outlasts_needs_nobody() -> None:
-    burst = mix(10.0, burst_rate=40.0, burst_s=15.0)
-    assert sizing_rate(burst, 14.0) > 30.0
-    assert sizing_rate(burst, 15.0) == 10.0
-
-
-def test_who_holds_less_kv_than_lengths_say_needs_less_room() -> None:
-    """Long prompts with short answers: few of them are there at a time."""
-    less, wide = replace(NONE, kv=0.5), replace(MACHINE, max_batch=999)
-    twice = 2 * decode_batch_limits(mix(1.0), wide, GOALS).by_kv
-    assert decode_batch_limits(mix(1.0), wide, GOALS, less).by_kv == pytest.approx(twice, abs=1)
-    few, many = (decode_demand(mix(50.0), wide, GOALS, kv).workers for kv in (less, NONE))
-    assert few < many
-
-
-def test_nobody_asks() -> None:
-    found = demand_by_role(mix(0.0, samples=()), {"decode": MACHINE}, GOALS, NONE)
+def test_without_requests() -> None:
+    found = demand_by_role(mix(0.0, samples=()), {"decode": MACHINE}, GOALS, NO_CORRECTIONS)
     assert [need.workers for need in found.values()] == [0, 0]
 
 
 def test_corrections_make_work_heavier() -> None:
-    load, machines = mix(30.0), {"prefill": MACHINE, "decode": MACHINE}
-    plain = demand_by_role(load, machines, GOALS, NONE)  # type: ignore[arg-type]
-    twice = demand_by_role(load, machines, GOALS, Corrections(prefill=2.0, decode=2.0))  # type: ignore[arg-type]
-    assert twice["prefill"].load == pytest.approx(2 * plain["prefill"].load)
-    assert twice["decode"].workers > plain["decode"].workers
+    plain = demand(mix(30.0))
+    twice = demand(mix(30.0), corrections=Corrections(prefill=2.0, decode=2.0))
+    assert twice[0].load == pytest.approx(2 * plain[0].load)
+    assert twice[1].workers > plain[1].workers
 
 
 def test_predictions() -> None:
-    machines = {"prefill": MACHINE, "decode": MACHINE}
-    idle = predict_latency(mix(0.01), machines, RoleValues(prefill=1, decode=1), NONE)  # type: ignore[arg-type]
+    idle = predict_latency(mix(0.01), BOTH, ONE_EACH)
     assert idle.ttft_s == pytest.approx(0.01 + 0.12, rel=0.01)
     assert idle.tpot_s == pytest.approx(0.01 + 0.0001 + 1e-8 * 1100, rel=0.01)
-    flooded = predict_latency(mix(99.0), machines, RoleValues(prefill=1, decode=1), NONE)  # type: ignore[arg-type]
+    flooded = predict_latency(mix(99.0), BOTH, ONE_EACH)
     assert flooded.ttft_s is None and flooded.tpot_s is None
-    none = predict_latency(mix(0.0, samples=()), machines, RoleValues(prefill=1, decode=1), NONE)  # type: ignore[arg-type]
-    assert none.ttft_s is None
+    assert predict_latency(mix(0.0, samples=()), BOTH, ONE_EACH).ttft_s is None
 
 
 def test_a_lent_worker_is_worth_what_it_computes() -> None:
     slow = replace(MACHINE, step=(0.02, 0.0002, 2e-8, 2e-4, 0.0))
-    machines = {"prefill": MACHINE, "decode": slow}
-    assert relative_speed("prefill", "decode", mix(1.0), machines, GOALS) == pytest.approx(0.5)  # type: ignore[arg-type]
-    assert relative_speed("decode", "decode", mix(1.0), machines, GOALS) == 1.0  # type: ignore[arg-type]
-    assert relative_speed("decode", "prefill", mix(1.0), machines, GOALS) > 1.0  # type: ignore[arg-type]
+    machines: dict[Role, MachineModel] = {"prefill": MACHINE, "decode": slow}
+    assert relative_speed("prefill", "decode", mix(1.0), machines, GOALS) == pytest.approx(0.5)
+    assert relative_speed("decode", "decode", mix(1.0), machines, GOALS) == 1.0
+    assert relative_speed("decode", "prefill", mix(1.0), machines, GOALS) > 1.0

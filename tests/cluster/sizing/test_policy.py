@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cluster.sizing.actions import fit_to_limits
-from cluster.sizing.decision import DecisionRecord, decode_record, encode_record
+from cluster.sizing.corrections import bounded_corrections
+from cluster.sizing.decision import DecisionRecord, LoadForecast, decode_record, encode_record
+from cluster.sizing.memory import expected_growth, needed_lately, record_demand
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import (
     Corrections,
@@ -24,11 +26,15 @@ from cluster.sizing.snapshot import (
     SizingMemory,
     SizingSnapshot,
     WorkerCounts,
+    WorkerLevel,
     WorkerSnapshot,
 )
 from tests.cluster.sizing.worlds import LIMITS, MACHINE, after, mix, roles, snapshot
 
 LOW = tuple(DemandSample(1000.0 - s, 1, 1) for s in range(600, 0, -5))
+IDLE = (WorkerLevel(995.0), *(WorkerLevel(400.0) for _ in range(11)))
+LONG_LOW = SizingMemory(past=LOW, prefill_levels=IDLE, decode_levels=IDLE)
+"""Of each role, one worker was needed for the last ten minutes."""
 
 
 def test_no_metrics_hold() -> None:
@@ -63,7 +69,7 @@ def test_a_loan_comes_before_a_start() -> None:
 
 
 def test_lent_workers_go_home_first() -> None:
-    there = snapshot(2, 9, mix(25.0, output=5), memory=SizingMemory(past=LOW))
+    there = snapshot(2, 9, mix(25.0, output=5), memory=LONG_LOW)
     away = WorkerSnapshot(instance="p9", home="prefill", role="decode", kv_tokens=99_999)
     made = decide(
         replace(there, workers=(*there.workers, away), targets=WorkerCounts(prefill=3, decode=9))
@@ -72,15 +78,27 @@ def test_lent_workers_go_home_first() -> None:
 
 
 def test_what_was_needed_just_now_is_not_lent() -> None:
-    busy = SizingMemory(past=(*LOW[:-1], DemandSample(990.0, 1, 9)))
-    made = decide(snapshot(2, 9, mix(25.0, output=5), memory=busy))
-    assert not made.loans
-    assert made.reason == "demand"
+    """A loan costs 4 s, for as long as which the worker must have been spare."""
+    needed = SizingMemory(past=(*LOW[:-1], DemandSample(999.0, 1, 9)))
+    made = decide(snapshot(2, 9, mix(25.0, output=5), memory=needed))
+    assert (made.loans, made.reason) == ((), "demand")
+    before = SizingMemory(past=(*LOW[:-3], DemandSample(985.0, 1, 9), *LOW[-2:]))
+    assert decide(snapshot(2, 9, mix(25.0, output=5), memory=before)).loans
+
+
+def test_flips_only_where_they_save_more_than_they_compute_again() -> None:
+    """A prompt token takes 0.13 ms: 500k tokens of KV, 60 s."""
+    state = snapshot(2, 9, mix(25.0, output=5), memory=LONG_LOW)
+    full = tuple(replace(w, kv_tokens=500_000) for w in state.workers)
+    made = decide(replace(state, workers=full))
+    assert (made.loans, made.reason) == ((), "demand")
+    slow = replace(state, workers=full, tuning=ScalingTuning(start_s=300.0))
+    assert decide(slow).loans
 
 
 def test_a_loan_replaces_a_start() -> None:
-    made = decide(snapshot(2, 9, mix(25.0, output=5), memory=SizingMemory(past=LOW)))
-    pending = snapshot(2, 9, mix(25.0, output=5), memory=SizingMemory(past=LOW))
+    made = decide(snapshot(2, 9, mix(25.0, output=5), memory=LONG_LOW))
+    pending = snapshot(2, 9, mix(25.0, output=5), memory=LONG_LOW)
     pending = replace(pending, targets=WorkerCounts(prefill=made.wanted.prefill, decode=9))
     again = decide(pending)
     assert again.loans == made.loans
@@ -88,18 +106,84 @@ def test_a_loan_replaces_a_start() -> None:
     assert again.targets == WorkerCounts(prefill=3, decode=9)
 
 
-def test_down_by_the_largest_of_three_minutes_a_step_at_a_time() -> None:
-    state = snapshot(6, 6, mix(1.0))
+@pytest.mark.parametrize("start_s", [20.0, 120.0])
+def test_what_idles_for_as_long_as_a_start_takes_is_stopped_in_steps(start_s: float) -> None:
+    state = snapshot(6, 6, mix(1.0), tuning=ScalingTuning(start_s=start_s))
     seen = []
-    for _ in range(200):
+    for _ in range(100):
         made = decide(state)
         seen.append((state.at_s, made.targets.total))
         state = after(state, made, 5.0)
     first = next(at for at, total in seen if total < 12)
-    assert first - 1000.0 >= 180.0
+    assert first - 1000.0 == start_s
     assert seen[-1][1] == 2
     drops = [b[0] for a, b in itertools.pairwise(seen) if b[1] < a[1]]
     assert all(b - a >= 20.0 for a, b in itertools.pairwise(drops))
+
+
+@pytest.mark.parametrize(("every_s", "stops"), [(100, 1), (600, 5)])
+def test_a_stop_that_did_not_pay_makes_the_next_one_later(every_s: int, stops: int) -> None:
+    """A second worker is needed for a moment now and then. It is stopped after 60 s: once, where it
+    is needed again after 100 s, and each time, where stops pay."""
+    memory, present, tuning, stopped = SizingMemory(), 1, ScalingTuning(), 0
+    for at_s in range(0, 3000, 5):
+        demand = WorkerCounts(prefill=1 if at_s % every_s else 2, decode=1)
+        there = WorkerCounts(prefill=present, decode=1)
+        memory = record_demand(memory, at_s, mix(1.0), demand, there, tuning)
+        kept = max(demand.prefill, needed_lately(memory, at_s, tuning).prefill)
+        stopped += kept < present
+        present = kept
+    assert stopped == stops
+
+
+def test_a_worker_idles_from_the_end_of_its_start() -> None:
+    """The load needs two workers once; the second one starts for 60 s and stays for 60 s more."""
+    memory, tuning, kept = SizingMemory(), ScalingTuning(), []
+    for at_s in range(0, 150, 5):
+        demand = WorkerCounts(prefill=1 if at_s else 2, decode=1)
+        starting = WorkerCounts(prefill=int(at_s <= 60), decode=0)
+        there = WorkerCounts(prefill=2, decode=1)
+        memory = record_demand(memory, at_s, mix(1.0), demand, there, tuning, starting)
+        if needed_lately(memory, at_s, tuning).prefill == 2:
+            kept.append(at_s)
+    assert kept[-1] == 115
+
+
+def test_a_blind_gap_counts_as_nothing_seen() -> None:
+    """After 400 s without metrics, the demand before is no reason to stop anything, and the demand
+    of the gap is not known."""
+    state = snapshot(6, 6, mix(1.0), memory=SizingMemory(past=(DemandSample(990.0, 1, 1),)))
+    for _ in range(10):
+        state = after(state, decide(state), 5.0)
+    blind = replace(state, at_s=state.at_s + 400.0)
+    made = decide(blind)
+    assert (made.reason, len(made.memory.past)) == ("settling", 1)
+
+
+def test_growth_is_what_was_seen_while_workers_start() -> None:
+    """Before anything was seen it is PRIOR_GROWTH; a load that grows by a third in each minute is
+    expected to do so."""
+    state = snapshot(1, 1, mix(1.0))
+    assert expected_growth(state.memory) == 0.1
+    for turn in range(120):
+        state = replace(state, mix=mix(0.5 * 1.025**turn))
+        state = after(state, decide(state), 5.0)
+    assert expected_growth(state.memory) == pytest.approx(1.025**12 - 1)
+    for _ in range(13 * 60):
+        state = after(state, decide(state), 5.0)
+    assert expected_growth(state.memory) == 0.0
+
+
+def test_the_forecast_and_its_error() -> None:
+    state = snapshot(1, 1, mix(2.0))
+    for turn in range(14):
+        made = decide(replace(state, mix=mix(2.0 if turn < 13 else 3.0)))
+        assert made.forecast is not None and made.forecast.prefill == made.wanted.prefill
+        assert (made.forecast_error is None) == (turn < 12)
+        if turn == 12:
+            assert made.forecast_error == LoadForecast(rate=0.0, prefill=0.0, decode=0.0)
+        state = after(state, made, 5.0)
+    assert made.forecast_error is not None and made.forecast_error.rate == pytest.approx(0.5)
 
 
 def test_nobody_stops_the_last_one_that_serves() -> None:
@@ -107,7 +191,7 @@ def test_nobody_stops_the_last_one_that_serves() -> None:
     lent = WorkerSnapshot(instance="p0", home="prefill", role="decode")
     own = WorkerSnapshot(instance="p1", home="prefill", role="prefill")
     also = replace(own, instance="p2")
-    there = snapshot(3, 1, mix(0.5), memory=SizingMemory(past=LOW))
+    there = snapshot(3, 1, mix(0.5), memory=LONG_LOW)
     made = decide(replace(there, workers=(lent, own, also)))
     assert made.targets.prefill == 3  # p0 might be the one that goes
     here = WorkerSnapshot(instance="d0", home="decode", role="decode")
@@ -116,7 +200,7 @@ def test_nobody_stops_the_last_one_that_serves() -> None:
 
 def test_fits_of_one_machine_differ_and_count_the_same() -> None:
     near = replace(MACHINE, step=(0.012, 0.00012, 1e-8, 1.2e-4, 0.0))
-    there = snapshot(2, 1, mix(0.5), memory=SizingMemory(past=LOW))
+    there = snapshot(2, 1, mix(0.5), memory=LONG_LOW)
     lent = replace(there.workers[1], role="decode")
     made = decide(
         replace(
@@ -129,25 +213,14 @@ def test_fits_of_one_machine_differ_and_count_the_same() -> None:
 
 
 def test_never_to_zero_unless_told() -> None:
-    idle = replace(snapshot(1, 1, mix(0.0)), memory=SizingMemory(past=LOW))
+    idle = replace(snapshot(1, 1, mix(0.0)), memory=LONG_LOW)
     assert decide(idle).targets == WorkerCounts(prefill=1, decode=1)
     allowed = replace(LIMITS, least=WorkerCounts(prefill=0, decode=0))
-    none = tuple(replace(p, prefill=0, decode=0) for p in LOW)
-    gone = decide(replace(idle, limits=allowed, memory=SizingMemory(past=none)))
+    unused = replace(LONG_LOW, prefill_levels=IDLE[1:], decode_levels=IDLE[1:])
+    gone = decide(replace(idle, limits=allowed, memory=unused))
     assert gone.targets == WorkerCounts(prefill=0, decode=0)
     back = decide(replace(snapshot(0, 0, mix(2.0)), limits=allowed))
     assert back.targets.total >= 2
-
-
-def test_loans_with_a_short_memory() -> None:
-    tuning = ScalingTuning(down_after_s=20.0, lend_after_s=2.0)
-    state = snapshot(2, 9, mix(25.0, output=5), tuning=tuning)
-    loans = 0
-    for _ in range(20):
-        made = decide(state)
-        loans += len(made.loans)
-        state = replace(state, at_s=state.at_s + 5.0, memory=made.memory)
-    assert loans
 
 
 def test_somebody_decodes() -> None:
@@ -157,7 +230,7 @@ def test_somebody_decodes() -> None:
 
 
 def test_what_starts_slowly_stays_longer() -> None:
-    idle = snapshot(3, 3, mix(0.5), memory=SizingMemory(past=LOW))
+    idle = snapshot(3, 3, mix(0.5), memory=LONG_LOW)
     assert decide(idle).reason == "surplus"
     slow = replace(idle, tuning=ScalingTuning(start_s=700.0))
     assert decide(slow).reason == "settling"
@@ -202,13 +275,35 @@ def test_corrections_follow_what_is_seen_within_bounds() -> None:
     for _ in range(100):
         state = replace(after(state, decide(state), 5.0), workers=state.workers)
     assert state.memory.corrections == Corrections(prefill=2.0, decode=0.5)
+    assert bounded_corrections(state.memory.corrections) == ("prefill", "decode")
+
+
+def test_corrections_compare_the_same_requests() -> None:
+    """Of prompts of 1,000 tokens, those of 500 had their first token: their TTFT is compared."""
+    state = snapshot(2, 2, mix(0.5))
+    short = decide(replace(state, mix=mix(0.5, uncached=500))).predicted.ttft_s
+    seen = ObservedLatency(ttft_s=short, prompt_tokens=500)
+    for _ in range(50):
+        made = decide(replace(state, observed=seen))
+        state = replace(after(state, made, 5.0), workers=state.workers)
+    assert made.predicted.ttft_s == pytest.approx(short)
+    assert made.memory.corrections.prefill == pytest.approx(1.0)
+
+
+def test_requests_that_began_before_a_change_are_no_observation() -> None:
+    """Answers of 200 tokens at 0.05 s take 10 s longer than the window."""
+    seen = ObservedLatency(ttft_s=0.3, tpot_s=0.05)
+    for changed_s, learns in ((931.0, False), (929.0, True)):
+        memory = SizingMemory(last_change_s=changed_s)
+        made = decide(snapshot(2, 2, mix(2.0), observed=seen, memory=memory))
+        assert (made.memory.corrections != Corrections(prefill=1, decode=1)) == learns
 
 
 def test_the_kv_of_residents_is_learnt_while_workers_change_too() -> None:
     """Samples know nothing of prompts and answers together."""
     state = snapshot(2, 2, mix(2.0, residents=100.0))
     told = decide(state).predicted.kv_tokens
-    assert told == pytest.approx(1000 + 100)
+    assert told is not None and 1000 + 100 < told < 1200  # with KV of prompts under way
     for role_state, share in (("serving", 0.6), ("warming", 0.4)):
         held = tuple(
             replace(w, state=role_state, kv_tokens=int(50 * told * share))
@@ -219,7 +314,7 @@ def test_the_kv_of_residents_is_learnt_while_workers_change_too() -> None:
             state = replace(after(state, decide(state), 5.0), workers=held)
         assert state.memory.corrections.kv == pytest.approx(max(0.5, share), rel=0.01)
         expected = decide(state).predicted.kv_tokens
-        assert expected == pytest.approx(told * max(0.5, share), rel=0.01)
+        assert expected == pytest.approx(told * max(0.5, share), rel=0.06)
 
 
 def test_too_few_residents_tell_nothing() -> None:
@@ -236,7 +331,7 @@ def test_nothing_is_learnt_while_workers_change() -> None:
 
 
 def test_a_line_holds_everything() -> None:
-    state = snapshot(2, 9, mix(25.0, output=5), memory=SizingMemory(past=LOW))
+    state = snapshot(2, 9, mix(25.0, output=5), memory=LONG_LOW)
     record = DecisionRecord(
         run="a", number=1, time_s=0.5, acted=True, snapshot=state, decision=decide(state)
     )
@@ -293,7 +388,7 @@ def test_bounds_hold_whatever_comes(
         load,
         limits=limits,
         tuning=ScalingTuning(loans=loans),
-        memory=SizingMemory(past=LOW if aged else ()),
+        memory=LONG_LOW if aged else SizingMemory(),
     )
     made = decide(state)
     assert decide(state) == made

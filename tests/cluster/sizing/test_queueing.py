@@ -9,7 +9,17 @@ from random import Random
 
 import pytest
 
-from cluster.sizing.queueing import erlang_c, late_share, least_servers, mean_wait_s
+from cluster.sizing.demand import prefill_workers, work_left_s
+from cluster.sizing.queueing import erlang_c, late_share, least_number, mean_wait_s, service_time
+
+ONE_S = service_time([1.0], [1.0])
+TWO_KINDS = service_time([0.5, 2.5], [3.0, 1.0])  # mean 1, spread 0.75
+
+
+def test_statistics_of_two_kinds() -> None:
+    assert [TWO_KINDS.mean_s, TWO_KINDS.spread] == pytest.approx([1.0, 0.75])
+    assert [TWO_KINDS.quantile_s(share) for share in (0.75, 0.76, 1.0)] == [0.5, 2.5, 2.5]
+    assert service_time([1.0], [0.0]).mean_s == 0.0
 
 
 def test_one_server_waits_as_often_as_it_is_busy() -> None:
@@ -31,41 +41,63 @@ def test_many_servers_do_not_overflow() -> None:
 @pytest.mark.parametrize(("servers", "load"), [(1, 1.0), (3, 4.5)])
 def test_an_overloaded_queue_has_no_end(servers: int, load: float) -> None:
     assert erlang_c(servers, load) == 1.0
-    assert mean_wait_s(servers, load, 1.0, 0.0) == math.inf
-    assert late_share(servers, load, 1.0, 0.0, 10.0) == 1.0
+    assert mean_wait_s(servers, load, ONE_S) == math.inf
+    assert late_share(servers, load, ONE_S, 10.0) == 1.0
 
 
 def test_no_load_waits_for_nothing() -> None:
-    assert erlang_c(3, 0.0) == 0.0
-    assert mean_wait_s(3, 0.0, 0.0, 0.0) == 0.0
+    assert erlang_c(3, 0.0) == mean_wait_s(3, 0.0, ONE_S) == late_share(3, 0.0, ONE_S, 9.0) == 0.0
 
 
-@pytest.mark.parametrize("spread", [0.0, 1.0])
-def test_waits_of_a_simulated_queue(spread: float) -> None:
-    """M/D/4 and M/M/4 at 80%: mean wait and tail within what the approximation promises."""
-    chance, servers, load = Random(7), 4, 3.2
+@pytest.mark.parametrize("name", ["constant", "two kinds"])
+def test_late_prompts_of_a_simulated_queue(name: str) -> None:
+    """Four servers at 80%: mean wait and late prompts, the slow ones with less patience."""
+    kinds = ONE_S if name == "constant" else TWO_KINDS
+    chance, servers, load, ttft_s = Random(7), 4, 3.2, 3.0
     free = [0.0] * servers
-    now, waits = 0.0, []
-    for _ in range(60_000):
+    now, waits, late = 0.0, 0.0, 0
+    seconds = chance.choices(kinds.seconds.tolist(), kinds.weights.tolist(), k=60_000)
+    for service_s in seconds:
         now += chance.expovariate(load)
         start = max(now, heapq.heappop(free))
-        heapq.heappush(free, start + (chance.expovariate(1.0) if spread else 1.0))
-        waits.append(start - now)
-    assert sum(waits) / len(waits) == pytest.approx(
-        mean_wait_s(servers, load, 1.0, spread), rel=0.12
-    )
-    seen = sum(w > 2.0 for w in waits) / len(waits)
-    assert seen == pytest.approx(late_share(servers, load, 1.0, spread, 2.0), abs=0.03)
+        heapq.heappush(free, start + service_s)
+        waits += start - now
+        late += start - now + service_s > ttft_s
+    assert waits / len(seconds) == pytest.approx(mean_wait_s(servers, load, kinds), rel=0.12)
+    assert late / len(seconds) == pytest.approx(late_share(servers, load, kinds, ttft_s), abs=0.03)
+
+
+def test_work_left_is_that_of_a_queue_step_by_step() -> None:
+    """Growth alone, and a queue that outlasts the start, or does not."""
+    load, growth, start_s, steps = 10.0, 0.25, 60.0, 20_000
+    for servers, queued_s in ((11, 0.0), (12, 40.0), (12, 0.0), (13, 0.0), (11, 200.0)):
+        left = queued_s
+        for i in range(steps):
+            inflow = load * (1.0 + growth * i / steps)
+            left = max(0.0, left + (inflow - servers) * start_s / steps)
+        assert work_left_s(load, servers, queued_s, growth, start_s) == pytest.approx(
+            left, rel=2e-3, abs=2e-3
+        )
+
+
+def test_a_delay_beyond_the_slack_makes_all_late() -> None:
+    found = [late_share(9, 3.0, TWO_KINDS, 3.0, delay_s) for delay_s in (0.0, 0.6, 2.6)]
+    assert found[0] < 0.01 and found[1:] == [pytest.approx(0.25, abs=0.01), 1.0]
 
 
 def test_the_least_number_is_the_least() -> None:
-    n = least_servers(6.3, 0.5, 1.0, 0.4, 0.1)
-    assert late_share(n, 6.3, 0.5, 1.0, 0.4) <= 0.1 < late_share(n - 1, 6.3, 0.5, 1.0, 0.4)
+    def late(servers: int) -> float:
+        return late_share(servers, 6.3, TWO_KINDS, 3.0)
+
+    workers = prefill_workers(6.3, TWO_KINDS, 3.0, queued_s=0.0, growth=0.0, start_s=60.0)
+    assert late(workers) <= 0.1 < late(workers - 1)
+    for least in (3, 4, 5, 77, 1000):
+        assert least_number(lambda n, least=least: n >= least, 3) == least  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("load", [20_000.0, 1e9])
 def test_a_load_beyond_all_limits_takes_no_longer(load: float) -> None:
     """A step for each server at most, however impatient; nothing where no limit reaches."""
     began = time.thread_time()
-    assert least_servers(load, 0.5, 1.0, 1e-6, 0.1) > load
+    assert prefill_workers(load, ONE_S, 1.0, 0.0, 0.1, 60.0) > load
     assert time.thread_time() - began < 0.5

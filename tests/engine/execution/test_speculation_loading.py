@@ -177,7 +177,7 @@ def test_proposer_that_fails_while_drafting_is_counted_once(tiny_folder: Path, s
     for beat in (meter.beat(), meter.beat()):
         assert str(beat.speculation) == "dropped: RuntimeError: out of memory"
         assert beat.counters.speculation.crashes == 1
-        assert beat.counters.generated_tokens == 200 and beat.pace == 1.0
+        assert beat.counters.generated_tokens == 200 and beat.profile is None
     assert beat.counters.decode_rows == 199
     assert alive() is None, "its weights and its pool take memory that nobody uses"
 
@@ -192,7 +192,9 @@ def test_beats_report_the_speedup_of_drafts(tiny_folder: Path) -> None:
     spec = beat.counters.speculation
     assert spec.drafts > 0 and spec.accepted_tokens == spec.draft_tokens
     assert beat.counters.decode_rows + spec.accepted_tokens == 119
-    assert beat.pace > 1.0
+    profile = beat.profile
+    assert profile is not None or spec.drafts < 8, "a few drafts tell no acceptance"
+    assert profile is None or (profile.is_valid and profile.accept[0] > 0.8)
 
 
 def test_measured_pass_computes_the_requested_rows(

@@ -1,4 +1,4 @@
-"""What an engine counts of speculation, and what its beats make of it."""
+"""What an engine counts of speculation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 
 from engine.ipc.counters import EngineCounters, SpeculationCounters, SpeculationStatus
 from engine.ipc.settings import MAX_DRAFT_TOKENS
-from engine.process.meter import DecodePace
 
 
 def test_drafts_are_counted_by_accepted_length() -> None:
@@ -38,16 +37,3 @@ def test_speculation_status_as_text() -> None:
     assert str(SpeculationStatus()) == "off"
     assert str(SpeculationStatus("ngram")) == "ngram"
     assert str(SpeculationStatus("", "no such folder")) == "dropped: no such folder"
-
-
-def test_pace_is_that_of_the_last_beats() -> None:
-    pace = DecodePace()
-    assert pace.take_average() == 1.0, "nothing decoded yet"
-    for _ in range(10):
-        pace.add_step(4, accepted=10, plain_steps=1.4)
-    assert pace.take_average() == pytest.approx(14 / 4 / 1.4)
-    assert pace.take_average() == pytest.approx(14 / 4 / 1.4), "an idle beat changes nothing"
-    for _ in range(60):
-        pace.add_step(4)
-        now = pace.take_average()
-    assert 1.0 <= now < 1.02

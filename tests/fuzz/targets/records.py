@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from protocol.performance.step_model import parse_pace, parse_step_model
+from protocol.performance.speculation_profile import parse_speculation
+from protocol.performance.step_model import parse_step_model
 from protocol.registry.directory import (
     AutoscalerRecord,
     Directory,
@@ -92,7 +93,7 @@ async def _read(kind: int, blob: bytes) -> None:
     assert LIVE_WORKER in workers, "a record of another process hides a live one"
     for worker in workers:
         parse_step_model(worker.step_model)
-        parse_pace(worker.pace)
+        parse_speculation(worker.speculation)
     found: Leases[RouterRecord] | Leases[AutoscalerRecord] = (
         directory.routers if kind else directory.autoscalers
     )

@@ -68,8 +68,9 @@ class _Router:
             submit_message=lambda placed, request: pb.Submit(request=pb.Request(id=request.id)),
             open_ticket=lambda *_: ticket,
         )
-        chosen = SimpleNamespace(prefill="p", decode="d", ttft_s=0.1)
-        placed: Any = SimpleNamespace(link=self.link, choice=SimpleNamespace(chosen=chosen))
+        p = SimpleNamespace(instance="p", ttft_s=0.1)
+        choice = SimpleNamespace(chosen=SimpleNamespace(prefill="p", decode="d", p=p))
+        placed: Any = SimpleNamespace(link=self.link, choice=choice, neighbours=1)
         return Submission(placer, placed, request, self.queues[name])
 
 
@@ -83,7 +84,8 @@ async def _serve(reader: ByteReader) -> None:
         router.link._dispatch(message)
         if message.HasField("load"):
             parse_step_model(tuple(message.load.step_model))
-            assert router.link.load().pace >= 1
+            speculation = router.link.load().speculation
+            assert speculation is None or speculation.is_valid
         for name in _NAMES:
             await _take(router, name)
     for submission in router.submissions.values():

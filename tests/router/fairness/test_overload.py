@@ -56,7 +56,7 @@ def test_goodput_lasts_when_prompts_take_half_the_objective() -> None:
 def test_refusals_come_at_once_also_when_the_storm_is_over(seed: int) -> None:
     refused = storm(10.0, seed).refused
     assert len(refused) > 300
-    assert percentile(refused, 0.99) < 0.1
+    assert percentile(refused, 0.9) < 0.01 and percentile(refused, 0.99) < 0.2
     assert max(refused) < GOALS.ttft_s, "none waits for its deadline in vain"
 
 

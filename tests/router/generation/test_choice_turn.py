@@ -13,6 +13,7 @@ from router.generation.choice_turn import ChoiceTurn, RequestEntry
 from router.http.response import GenerationResponse
 from router.placement.admission import AdmissionLimits
 from router.placement.cost import Placement
+from router.placement.snapshot import RequestOrigin
 from router.tenants.tenant import Tenant
 from tests.router.fairness.test_dispatcher import BUSY, FREE, Router
 from tests.router.fairness.works import placement
@@ -41,7 +42,7 @@ class Choices:
         request = Request(id=str(index), prompt=(1,))
         placer: Any = SimpleNamespace(place=place)
         return ChoiceTurn(
-            *(self._router.dispatcher, placer, request, [], Tenant("a")),
+            *(self._router.dispatcher, placer, request, [], Tenant("a"), RequestOrigin("a")),
             lambda placed, older_s: self.submitted.append(index),
             lambda error: self.refused.append((index, error)),
         )

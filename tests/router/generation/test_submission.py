@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -10,6 +10,8 @@ from protocol.requests import Finish, Logprobs, Request
 from protocol.sampling_params import SamplingParams
 from protocol.wire import wire_pb2 as pb
 from router.generation.submission import Interruption, Submission, TokenQueue
+from router.placement.cost import PrefillTerms
+from router.placement.estimates import RoutingEstimates
 
 
 async def test_tokens_that_arrived_meanwhile_are_taken_at_once() -> None:
@@ -123,3 +125,35 @@ async def test_invalid_request_keeps_the_name_of_its_field() -> None:
     assert batch.invalid is not None
     assert (batch.invalid.param, batch.invalid.code) == ("prompt", "context_length_exceeded")
     assert queue.failed
+
+
+def test_way_of_a_first_token_is_learned_apart_from_queue_and_prefill() -> None:
+    """Of 0.5 s after its submission, 0.2 s passed between its events at the worker."""
+    estimates = RoutingEstimates()
+    p = PrefillTerms("p", 0, None, 0.0, 0.1, 0.1, 1.0, 1, 0.0)
+    chosen = SimpleNamespace(p=p, prefill="p", decode="d")
+    submission = _submission(TokenQueue(8))
+    submission._estimates = estimates
+    submission.placed = cast(
+        Any, SimpleNamespace(choice=SimpleNamespace(chosen=chosen), neighbours=2)
+    )
+    for _ in range(200):
+        submission.timeline = {"prefill_queued": 0.05, "first_token": 0.25}
+        submission._learn_from_first_token(0.5)
+    assert estimates.network({}).path_s["p", "d"] == pytest.approx(0.3, rel=0.01)
+    assert estimates.correction("p", 2) == pytest.approx(2.0, rel=0.01)
+    for _ in range(200):
+        submission.timeline = {}
+        submission._learn_from_first_token(0.1)
+    assert estimates.network({}).path_s["p", "d"] == pytest.approx(0.3, rel=0.01)
+    assert estimates.correction("p", 2) == pytest.approx(1.0, rel=0.01)
+
+
+async def test_events_that_come_with_the_first_token_are_kept() -> None:
+    submission = _submission(TokenQueue(8))
+    first = _output(logprobs=1, prompt=2)
+    first.timeline.add(event="prefill_queued", seconds=0.1)
+    assert submission.on_output(first)
+    assert submission.timeline == {"prefill_queued": 0.1}
+    assert submission.on_output(_output(logprobs=1))
+    assert submission.timeline == {"prefill_queued": 0.1}

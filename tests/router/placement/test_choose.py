@@ -208,3 +208,23 @@ def test_policies_without_workers(name: str) -> None:
     alone = policy(query(10), snapshot([], [decode("d")]), GOALS, Random(0))
     assert alone is not None
     assert (alone.chosen.prefill, alone.chosen.decode, alone.others) == (None, "d", [])
+
+
+def test_a_session_goes_where_it_was_if_that_costs_about_the_same() -> None:
+    def chosen(session_queue_s: float, familiar: tuple[str, ...]) -> str | None:
+        workers = [prefill("p"), prefill("known", queue_s=session_queue_s)]
+        shot = snapshot(workers, [busy_decode()], SLOW)
+        asked = query(1000)._replace(familiar=familiar)
+        choice = choose_placement(asked, shot, GOALS, Random(0))
+        assert choice is not None
+        return choice.chosen.prefill
+
+    assert chosen(0.08, ()) == "p", "it has no queue"
+    assert chosen(0.08, ("known", "d")) == "known"
+    assert chosen(0.5, ("known", "d")) == "p", "a hint is not worth a queue"
+
+
+def test_less_loaded_workers_are_drawn_more_often() -> None:
+    near = [decode("d", batch=32), decode("e", batch=28)]
+    used = Counter(pick([prefill("p")], near, 1000, seed).chosen.decode for seed in range(400))
+    assert 1.1 < used["e"] / used["d"] < 2.0

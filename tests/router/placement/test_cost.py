@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.performance.step_model import (
     PRIOR_STEP_MODEL,
     StepModel,
     complete_step_model,
     mean_step_model,
-    parse_pace,
     parse_step_model,
 )
 from router.placement.choose import find_longest_prefix, placement_candidates
@@ -24,6 +24,7 @@ from router.placement.cost import (
     find_fetch,
     objective_cost,
     prefill_terms,
+    queued_prompts_s,
     remote_placements,
     usable_tokens,
 )
@@ -55,6 +56,47 @@ def test_terms_of_a_pair_by_hand() -> None:
     assert terms.tpot_s == pytest.approx((ready_s - terms.ttft_s) / 100 + d.step_s)
 
 
+def test_kv_moves_once_there_is_room_which_may_come_while_the_prompt_is_computed() -> None:
+    q = query(1000, output=101.0)
+    p = prefill_terms(prefill("p", queue_s=0.3), None, q, network(), GOALS)
+    d = decode_terms(decode("d"), q, GOALS, 100.0)
+    wire_s = 0.1
+
+    def ready_s(wait_s: float) -> float:
+        [terms] = remote_placements([p], d._replace(wait_s=wait_s), q, network(1e7), GOALS)
+        assert terms.wire_s == pytest.approx(wire_s)
+        return terms.ready_s
+
+    assert ready_s(0.0) == ready_s(0.3) == ready_s(1.2), "the prefill ends after 1.32 s"
+    assert ready_s(1.5) == pytest.approx(1.5 + wire_s)
+
+
+def test_a_prefix_is_not_computed_again_to_gain_little() -> None:
+    """0.96 s of prompt at the holder's queue of 1 s, or at once elsewhere."""
+    q, workers = query(1000), [prefill("p", queue_s=1.0, cached=960), prefill("r")]
+    local = decode("d", batch=30, queue_s=60.0)
+
+    def chosen(queue_s: float) -> str | None:
+        shot = snapshot([workers[0]._replace(queue_s=queue_s), workers[1]], [local])
+        return min(placement_candidates(q, shot, GOALS, None), key=lambda c: c.cost).prefill
+
+    assert chosen(1.1) == "p"
+    assert chosen(1.4) == "r"
+    workers[0] = prefill("p", coming=960)
+    assert chosen(1.1) == "p", "the prefix will be there by then"
+
+
+def test_queued_prompts_share_steps_and_attend_to_their_own_tokens() -> None:
+    model = StepModel(0.01, 0.0, 0.0, 2e-5, 1e-9)
+    steps_s, tokens_s = 25 * 0.01, 100_000 * 2e-5
+    fifty = queued_prompts_s(model, 100_000, 50, 4096)
+    assert fifty == pytest.approx(steps_s + tokens_s + 50 * 1e-9 * 2000**2 / 2)
+    one = queued_prompts_s(model, 100_000, 1, 4096)
+    assert one == pytest.approx(model.prefill_s(0, 100_000, 4096))
+    assert one > 3 * fifty
+    assert queued_prompts_s(model, 100, 0, 4096) > 0, "an unknown number counts as one"
+
+
 def test_transfers_under_way_share_the_link() -> None:
     q = query(1000)
     p = prefill_terms(prefill("p"), None, q, network(), GOALS)
@@ -70,7 +112,7 @@ def test_who_was_slower_than_predicted_is_predicted_slower() -> None:
     workers = [prefill("p", correction=k) for k in (1.0, 1.5)]
     alone = [prefill_terms(w, None, q, network(), GOALS) for w in workers]
     terms = [remote_placements([p], d, q, network(), GOALS)[0] for p in alone]
-    assert terms[1].ttft_s == pytest.approx(1.5 * terms[0].ttft_s)
+    assert terms[1].ttft_s - PATH_S == pytest.approx(1.5 * (terms[0].ttft_s - PATH_S))
 
 
 def test_a_full_worker_makes_wait_as_long_as_its_residents_take() -> None:
@@ -100,22 +142,30 @@ def test_residents_count_by_what_they_lose() -> None:
 def test_steps_that_bring_several_tokens_are_shorter_for_each() -> None:
     q, crowd = query(100), decode("d", batch=20, kv_used=90_000, kv_free=50)
     plain = decode_terms(crowd, q, GOALS, 100.0)
-    fast = decode_terms(crowd._replace(pace=2.5), q, GOALS, 100.0)
+    drafts = SpeculationProfile(accept=(1.0, 0.5))  # that cost nothing
+    fast = decode_terms(crowd._replace(speculation=drafts), q, GOALS, 100.0)
     assert fast.step_s == pytest.approx(plain.step_s / 2.5)
     assert fast.wait_s == pytest.approx(plain.wait_s / 2.5), "residents leave sooner"
 
 
-@pytest.mark.parametrize("told", [0.0, 0.99, -3.0, 17.01, 1e308, math.inf, math.nan])
-def test_a_pace_that_cannot_be_one_is_that_of_plain_steps(told: float) -> None:
-    assert parse_pace(told) == 1.0
-    assert parse_pace(1.0) == 1.0 and parse_pace(3.5) == 3.5 and parse_pace(17.0) == 17.0
+def test_drafts_that_rows_cost_do_not_shorten_the_steps_of_a_crowd() -> None:
+    drafts = SpeculationProfile(accept=(0.8,) * 4, row_s=5e-4)
+    steps = [
+        [
+            decode_terms(decode("d", batch=n)._replace(speculation=s), query(100), GOALS, 100.0)
+            for s in (None, drafts)
+        ]
+        for n in (1, 60)
+    ]
+    few, many = [plain.step_s / fast.step_s for plain, fast in steps]
+    assert few > 1.5 and many == 1.0
 
 
 def test_a_prompt_computed_among_residents_stalls_them() -> None:
     def local(batch: int) -> tuple[float, float]:
         shot = snapshot([], [decode("d", batch=batch)])
         [only] = placement_candidates(query(400), shot, GOALS, None)
-        return only.ttft_s, only.imposed
+        return only.ttft_s, only.imposed - only.p.delay
 
     assert local(0) == (pytest.approx(LOCAL_PATH_S + 0.41), 0.0)
     assert local(10)[0] > local(0)[0]

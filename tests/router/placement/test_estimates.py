@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import random
+from statistics import median
+
 import pytest
 
 from protocol.wire import wire_pb2 as pb
 from router.placement.cost import PATH_S
-from router.placement.estimates import CORRECTION_RANGE, INITIAL_BANDWIDTH, RoutingEstimates
+from router.placement.estimates import (
+    CORRECTION_RANGE,
+    INITIAL_BANDWIDTH,
+    MAX_SESSIONS,
+    RoutingEstimates,
+)
 
 
 def test_a_link_is_as_fast_as_its_tails_were() -> None:
@@ -38,21 +46,46 @@ def test_the_correction_follows_and_keeps_within_its_bounds() -> None:
     for _ in range(60):
         learned.record_first_token("p", 0.1, 0.15)
     assert learned.correction("p") == pytest.approx(1.5, rel=0.01)
-    for _ in range(100):
-        learned.record_first_token("p", 0.1, 100.0)
-        learned.record_first_token("q", 0.1, 0.0)
-    assert (learned.correction("q"), learned.correction("p")) == CORRECTION_RANGE
+    for ratio in (1000.0, 0.0):
+        for _ in range(100):
+            learned.record_first_token("p", 0.1, 0.1 * ratio)
+        low, high = CORRECTION_RANGE
+        bound = high if ratio else low
+        assert learned.correction("p") == pytest.approx(bound)
 
 
-def test_the_way_to_a_worker_and_the_length_of_outputs() -> None:
+def test_a_stall_weighs_as_much_as_the_same_gain() -> None:
+    learned = RoutingEstimates()
+    for observed_s in (0.4, 0.1) * 100:
+        learned.record_first_token("p", 0.2, observed_s)
+    assert learned.correction("p") == pytest.approx(1.0, abs=0.1), "the mean ratio is 1.25"
+
+
+def test_engines_that_share_cores_slow_each_other_by_their_number() -> None:
+    """Four engines on two cores. Their step times are those of the mean of what they have seen."""
+    draw = random.Random(1)
+    learned, single, errors, single_errors = RoutingEstimates(), 1.0, [], []
+    for turn in range(400):
+        worker, neighbours = f"p{turn % 2}", draw.randrange(4)
+        observed_s = max(1.0, (neighbours + 1) / 2) / 1.4 * draw.lognormvariate(0.0, 0.1)
+        predicted_s = learned.correction(worker, neighbours)
+        learned.record_first_token(worker, 1.0, observed_s, neighbours)
+        errors.append(abs(predicted_s - observed_s) / observed_s)
+        single_errors.append(abs(single - observed_s) / observed_s)
+        single += 0.1 * (observed_s - single)
+    assert median(errors[100:]) < 0.1
+    assert median(single_errors[100:]) > 0.25, "one factor that ignores the load"
+    alone, crowded = learned.correction("p9", 0), learned.correction("p9", 7)
+    assert alone == 1.0 and crowded == learned.correction("p9", 3) > 1.5, "as the nearest number"
+
+
+def test_the_way_to_a_worker_is_learned() -> None:
     learned = RoutingEstimates()
     for _ in range(60):
         learned.record_path("p", "d", 0.02)
         learned.record_path("p", "d", -1.0)
-        learned.record_output(40)
     assert learned.network({}).path_s[("p", "d")] == pytest.approx(0.02, rel=0.01)
     assert ("p", "e") not in learned.network({}).path_s
-    assert learned.output == pytest.approx(40, rel=0.01)
     assert PATH_S < 0.02
 
 
@@ -63,4 +96,14 @@ def test_what_is_known_of_workers_that_left_is_dropped() -> None:
         learned.record_first_token(name, 0.1, 0.2)
     learned.retain({"p", "d"})
     assert list(learned.network({}).path_s) == [("p", "d")]
-    assert list(learned._corrections) == ["p"]
+    assert learned.correction("p") > learned.correction("q") == 1.0
+
+
+def test_sessions_are_remembered_within_a_bound() -> None:
+    learned = RoutingEstimates()
+    learned.sessions.record(b"", ("p", "d"))
+    assert learned.sessions.find(b"") == ()
+    for number in range(MAX_SESSIONS + 1):
+        learned.sessions.record(b"%d" % number, ("p", "d"))
+    assert learned.sessions.find(b"0") == ()
+    assert learned.sessions.find(b"1") == ("p", "d")

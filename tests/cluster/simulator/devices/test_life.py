@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -113,12 +114,14 @@ def test_the_same_seed_gives_the_same_and_another_another(run: SimulationRun) ->
     assert [j.at for j in other.requests] != [j.at for j in run.requests]
 
 
-def test_gpu_seconds_are_those_of_workers_from_ask_to_gone() -> None:
-    of = scenario(mix(1, 100, 3000), seconds=100, pools={"prefill": 2, "decode": 3})
-    simulated = simulate(of)
-    last = max(job.done_s or 0.0 for job in simulated.requests)
-    assert last > 100
-    assert simulated.result.gpu_hours == pytest.approx(5 * last / 3600, rel=1e-6)
+def test_gpu_hours_end_with_the_arrivals_whoever_scales() -> None:
+    of: dict[str, Any] = {"seconds": 100, "pools": {"prefill": 2, "decode": 3}}
+    fixed = simulate(scenario(mix(1, 100, 3000), **of))
+    assert max(job.done_s or 0.0 for job in fixed.requests) > 100
+    assert fixed.result.gpu_hours == pytest.approx(5 * 100 / 3600)
+    keeps = {"mode": "act", "prefill_min": 2, "prefill_max": 2, "decode_min": 3, "decode_max": 3}
+    scaled = simulate(scenario(mix(1, 100, 3000), autoscaler=keeps, **of))
+    assert scaled.result.gpu_hours == fixed.result.gpu_hours
 
 
 def test_workers_cost_and_go_when_nobody_asks_any_more() -> None:
@@ -236,8 +239,11 @@ def test_many_workers_are_chosen_from_as_if_all_were_shown() -> None:
     assert {role: world.fleet.count(role) for role in ROLES} == {"prefill": 30, "decode": 30}
 
 
-def test_pages_of_a_long_prompt_are_reserved_when_its_kv_is_about_to_flow() -> None:
+def test_pages_of_a_long_prompt_are_reserved_when_its_kv_is_about_to_flow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """20 chunks of 1.01 s; the KV of the whole prompt takes 2 s over the link, a chunk's 0.1 s."""
+    monkeypatch.setattr("cluster.simulator.devices.routing.choose_placement", least_loaded)
     of = scenario(
         mix(0.9, 20_000, 50),
         seconds=3,

@@ -9,11 +9,14 @@ import pytest
 
 from engine.scheduling.sequence import Sequence
 from engine.speculation.control.controller import Controller
-from engine.speculation.control.draft_lengths import FixedDraftLength, ObserveEveryStep, StepOutcome
+from engine.speculation.control.draft_lengths import (
+    DraftLengthPolicy,
+    FixedDraftLength,
+    StepOutcome,
+)
 from engine.speculation.control.latency_curve import LatencyCurve
 from engine.speculation.control.step_costs import StepCostModel
 from protocol.performance.draft_choice import expected_tokens
-from protocol.performance.step_model import StepModel
 from tests.engine.speculation_world import Acceptance, SimulatedEngine, SimulatedMachine
 
 MOST = 8
@@ -208,23 +211,11 @@ def test_wrong_curve_is_corrected() -> None:
 # ---- what it is asked -------------------------------------------------------------------------
 
 
-def test_no_drafts_without_a_cost_model() -> None:
-    world = SimulatedEngine(LARGE, always(0.9), 2)
-    known: list[StepModel] = []
-    costs = StepCostModel(None, lambda: known[0] if known else None)
-    control = Controller(costs, MOST, world.passes)
-    world.run(control, 200)
-    assert not any(world.asked)
-    known.append(StepModel(LARGE.step, LARGE.row, 0.0, 0.0, 0.0))
-    world.run(control, 2000)
-    assert sum(map(bool, world.asked)) > 100
-
-
 def test_lengths_stay_within_the_remaining_tokens() -> None:
     world = SimulatedEngine(LARGE, always(0.95), 3, length=9)
     control = controller(world)
 
-    class Checked(ObserveEveryStep):
+    class Checked(DraftLengthPolicy):
         def choose_lengths(self, decoding: Any, chunk: int) -> Any:
             counts = control.choose_lengths(decoding, chunk)
             assert len(counts) in (0, len(decoding))
@@ -234,9 +225,6 @@ def test_lengths_stay_within_the_remaining_tokens() -> None:
 
         def observe(self, outcome: StepOutcome) -> None:
             control.observe(outcome)
-
-        def speedups(self) -> tuple[float, float]:
-            return control.speedups()
 
     world.run(Checked(), 3000)
     assert sum(map(bool, world.asked)) > 100

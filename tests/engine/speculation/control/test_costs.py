@@ -64,9 +64,8 @@ def test_disturbed_knot_is_lowered_to_the_next() -> None:
 
 
 def observe_steps(costs: StepCostModel, batch: int, nodes: int, ratio: float, steps: int) -> None:
-    assert costs.calibrated is not None
     for _ in range(steps):
-        took = costs.calibrated(batch + nodes) * ratio
+        took = costs.curve(batch + nodes) * ratio
         costs.observe(batch, batch + nodes, 0, took + 1e-3, 1e-3)
 
 
@@ -74,11 +73,11 @@ def test_the_overhead_of_verifying_is_learned_from_steps() -> None:
     curve = LatencyCurve(np.linspace(1e-2, 2e-2, 65))
     costs = StepCostModel(curve)
     observe_steps(costs, 4, 0, 1.2, 50)
-    assert costs.plain(curve, 4, 0) == pytest.approx(1.2 * curve(4))
-    assert costs.verify(curve, 4, 8, 0, 0)[8] == pytest.approx(1.2 * curve(12))
+    assert costs.plain(4, 0) == pytest.approx(1.2 * curve(4))
+    assert costs.verify(4, 8, 0, 0)[8] == pytest.approx(1.2 * curve(12))
     observe_steps(costs, 4, 8, 1.5, 80)
-    assert costs.verify(curve, 4, 8, 0, 0)[8] == pytest.approx(1.5 * curve(12), rel=0.01)
-    assert costs.plain(curve, 4, 0) == pytest.approx(1.2 * curve(4), rel=0.03)
+    assert costs.verify(4, 8, 0, 0)[8] == pytest.approx(1.5 * curve(12), rel=0.01)
+    assert costs.plain(4, 0) == pytest.approx(1.2 * curve(4), rel=0.03)
 
 
 def test_slower_machine_raises_both_costs() -> None:
@@ -89,7 +88,7 @@ def test_slower_machine_raises_both_costs() -> None:
         observe_steps(costs, 4, 4, 1.1, 8)
         observe_steps(costs, 4, 0, 1.0, 1)
     observe_steps(costs, 4, 0, 1.4, 400)
-    assert costs.verify(curve, 4, 4, 0, 0)[4] == pytest.approx(1.54 * curve(8), rel=0.05)
+    assert costs.verify(4, 4, 0, 0)[4] == pytest.approx(1.54 * curve(8), rel=0.05)
 
 
 def test_faster_machine_while_speculating_lowers_both_costs() -> None:
@@ -100,8 +99,8 @@ def test_faster_machine_while_speculating_lowers_both_costs() -> None:
     for _ in range(10):
         observe_steps(costs, 4, 4, 1.1, 8)
         observe_steps(costs, 4, 0, 1.0, 1)
-    assert costs.plain(curve, 4, 0) == pytest.approx(curve(4), rel=0.06)
-    assert costs.verify(curve, 4, 4, 0, 0)[4] == pytest.approx(1.1 * curve(8), rel=0.03)
+    assert costs.plain(4, 0) == pytest.approx(curve(4), rel=0.06)
+    assert costs.verify(4, 4, 0, 0)[4] == pytest.approx(1.1 * curve(8), rel=0.03)
 
 
 def test_single_slow_step_is_cut_as_an_outlier() -> None:
@@ -110,23 +109,24 @@ def test_single_slow_step_is_cut_as_an_outlier() -> None:
     observe_steps(costs, 1, 0, 1.0, 50)
     observe_steps(costs, 1, 0, 30.0, 1)
     observe_steps(costs, 1, 4, 30.0, 1)
-    assert costs.plain(curve, 1, 0) < 1.12 * curve(1)
-    assert costs.verify(curve, 1, 4, 0, 0)[4] < 1.7 * curve(5)
+    assert costs.plain(1, 0) < 1.12 * curve(1)
+    assert costs.verify(1, 4, 0, 0)[4] < 1.7 * curve(5)
+
+
+def test_reading_kv_costs_what_the_engine_s_model_says() -> None:
+    line = StepModel(0.0, 0.0, 1e-6, 0.0, 0.0)
+    costs = StepCostModel(LatencyCurve([1e-2] * 8), lambda: line)
+    assert costs.plain(4, 5000) == pytest.approx(1.5e-2)
+    assert costs.verify(4, 2, 0, 5000)[2] == pytest.approx(1.5e-2)
 
 
 def test_prefill_time_is_not_attributed_to_draft_nodes() -> None:
     curve = LatencyCurve(np.concatenate([np.full(64, 1e-2), 1e-2 + 1e-4 * np.arange(1, 1000)]))
     costs = StepCostModel(curve)
-    alone, beside = costs.verify(curve, 8, 16, 0, 0), costs.verify(curve, 8, 16, 512, 0)
+    alone, beside = costs.verify(8, 16, 0, 0), costs.verify(8, 16, 512, 0)
     assert alone[16] == pytest.approx(curve(8))  # below the ridge rows cost nothing
     assert beside[0] == pytest.approx(curve(8))
     assert beside[16] == pytest.approx(curve(8) + 16e-4)
-
-
-def test_fitted_line_replaces_a_missing_curve() -> None:
-    assert StepCostModel(None).curve() is None
-    line = StepCostModel(None, lambda: StepModel(2e-3, 1e-4, 0.0, 0.0, 0.0)).curve()
-    assert line is not None and line(10) == pytest.approx(3e-3)
 
 
 @pytest.mark.parametrize(("per_pass", "per_node"), [(4e-4, 1e-5), (0.0, 2e-5), (1e-3, 0.0)])

@@ -29,7 +29,6 @@ def trained_model(acceptance: float, nodes: int, most: int, drafts: int = 1000) 
     for _ in range(drafts):
         asked, accepted = chain(draw, acceptance, nodes, most)
         gains.observe(asked, asked, accepted, 1)
-    gains.refresh()
     return gains
 
 
@@ -51,7 +50,6 @@ def test_nodes_never_proposed_have_low_proposal_rates() -> None:
     for _ in range(500):
         found = np.full(4, float(draw.random() < 0.3))
         gains.observe(np.ones(4), found, found * [1, 1, 0, 0], 1)
-    gains.refresh()
     assert gains.propose_rates[ONE] == pytest.approx(0.3, abs=0.08)
     assert gains.accept_rates[ONE][:2] == pytest.approx(0.3, abs=0.08)
     assert gains.accept_rates[ONE][2:].max() < 0.02
@@ -61,7 +59,6 @@ def test_old_drafts_decay() -> None:
     gains = trained_model(0.0, 2, 4)
     before = gains.drafts
     gains.observe(np.array([1.0, 1.0, 0, 0]), np.ones(4), np.array([1.0, 1.0, 0, 0]), 2048)
-    gains.refresh()
     assert before > 100 and gains.drafts < 5
     assert gains.accept_rates[ONE][0] > 0.2
 

@@ -144,3 +144,13 @@ async def test_a_whole_answer_has_no_slow_client(start: Start) -> None:
     cluster = await start(outputs(together=100), client_buffer_tokens=50)
     body = (await cluster.post(prompt=PROMPT, n=3, max_tokens=900)).json()
     assert body["usage"]["completion_tokens"] == 2700
+
+
+async def test_a_session_key_is_remembered_with_its_workers(start: Start) -> None:
+    cluster = await start(outputs())
+    [worker], state = cluster.workers, cluster.app.state.router
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
+    for extra, headers in (({"prompt_cache_key": "a"}, {}), ({}, {"X-Session-Id": "a"}), ({}, {})):
+        answer = await cluster.client.post("/v1/completions", json=body | extra, headers=headers)
+        assert answer.status_code == 200
+    assert list(state.estimates.sessions._workers.values()) == [(worker.instance, worker.instance)]

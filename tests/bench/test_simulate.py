@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.lib.http_load import Objective, StreamTiming
-from bench.simulator.accuracy import TrafficPhase, arrivals, rows
+from bench.simulate import MeasuredTraffic, TrafficPhase, arrivals, rows
 from bench.simulator.fit import ClusterConstants, StepTimeFit, TrafficSegment, simulated_times
 from protocol.performance.step_model import StepModel
 
@@ -16,20 +16,23 @@ TRUTH = StepTimeFit(decode=1.15, prompt=1.05, path_s=0.03)
 KINDS = (TrafficPhase("prompts", 5.0, 1.8, 600, 16), TrafficPhase("answers", 5.0, 2.2, 128, 30))
 
 
-def segment(phase: TrafficPhase, seed: int) -> TrafficSegment:
-    """As a cluster would answer that is as ``TRUTH`` says."""
+def segment(phase: TrafficPhase, seed: int, workers: int) -> TrafficSegment:
+    """As a cluster of ``workers`` of each role would answer that is as ``TRUTH`` says."""
     sent = arrivals(phase, seed)
-    times = simulated_times(TrafficSegment(phase.name, sent, ()), KNOWN, TRUTH)
+    known = KNOWN._replace(prefill=workers, decode=workers)
+    times = simulated_times(TrafficSegment(phase.name, sent, ()), known, TRUTH)
     answers = [StreamTiming(a.at, 200, 9.0, *t) for a, t in zip(sent, times, strict=True)]
     return TrafficSegment(phase.name, sent, answers)
 
 
-def test_what_was_fitted_to_some_segments_predicts_the_others() -> None:
-    segments = [segment(phase, i) for i, phase in enumerate([KINDS[0]] * 2 + [KINDS[1]] * 2)]
-    found = {row.name: row for row in rows(segments, KNOWN)}
+def test_a_fit_to_one_pair_of_workers_predicts_two_pairs_under_load() -> None:
+    light = [segment(phase._replace(rate=0.5), i, 1) for i, phase in enumerate(KINDS)]
+    loaded = [segment(phase, 9 + i, 2) for i, phase in enumerate(KINDS)]
+    found = {row.name: row for row in rows(MeasuredTraffic(light, loaded, KNOWN))}
     assert found["fitted: factor on decoding"].value == pytest.approx(TRUTH.decode, rel=0.05)
     assert found["fitted: factor on prompts"].value == pytest.approx(TRUTH.prompt, rel=0.05)
     compared = [row for row in found.values() if row.against == "predicted"]
     assert len(compared) == 4 * 3
     for row in compared:
         assert row.ratio == pytest.approx(1.0, abs=0.05)
+    assert found["all: TTFT of a request, median error"].value < 0.05

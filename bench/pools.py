@@ -1,6 +1,6 @@
 """Pools of some 64 GPUs in the simulator: an autoscaler, the best fixed split, and an oracle.
 
-    python -m bench.simulator.pools [--study azure|day|mooncake] [--traces FOLDER] [--gpus 64]
+    python -m bench.pools [--study azure|day|mooncake] [--traces FOLDER] [--gpus 64] [--quick]
 
 Each study plays one workload at a rate that needs about ``--gpus`` at its peak:
 
@@ -10,9 +10,12 @@ Each study plays one workload at a rate that needs about ``--gpus`` at its peak:
     oracle       for every five minutes, the smallest such number for these five minutes alone;
                  the future is known and starts take no time
 
-GPU-hours are counted from asking for a worker until it is gone. Searches end a simulation as soon
-as too many requests have missed their objectives. A worker is an H200 that serves Llama-3-70B in
-fp8: coefficients as `baton plan` makes them.
+GPU-hours are counted from asking for a worker until it is gone, and for all three end with the last
+arrival. Searches end a simulation as soon as too many requests have missed their objectives. A
+worker is an H200 that serves Llama-3-70B with fp8 weights and bf16 arithmetic; its coefficients are
+constants, so that the figures of two versions of Baton can be compared.
+
+``--quick`` plays a part of each workload on fewer GPUs without the oracle: about 90 s of one core.
 """
 
 from __future__ import annotations
@@ -32,14 +35,20 @@ from cluster.simulator.result import SimulationResult
 from cluster.simulator.scenario import Scenario, parse_scenario
 from cluster.simulator.simulation import simulate
 from cluster.sizing.decision import DecisionRecord
-from cluster.sizing.demand import NO_CORRECTIONS, demand_by_role
-from cluster.sizing.snapshot import RequestMix, RequestSample
+from cluster.sizing.demand import demand_by_role
+from cluster.sizing.snapshot import NO_CORRECTIONS, RequestMix, RequestSample
 
 WINDOW_S = 300.0
-H200: dict[str, Any] = {
-    "gpu": "H200", "model": "Llama-3-70B", "weight_bytes": 1, "chunk": 2048,
-    "max_batch": 256,
-}  # fmt: skip
+MACHINES: dict[str, Any] = {
+    "prefill": {
+        "step": [0.0217, 1.5e-4, 4.9e-8, 2.67e-4, 5.3e-9],
+        "chunk": 2048,
+        "max_batch": 256,
+        "kv_tokens": 386_000,
+        "kv_bytes": 163_840,
+        "link_gb_per_s": 50,
+    }
+}
 SPREAD_S = 300
 """Seconds within which the copies of a trace begin, because users of a large service are not in
 step with each other."""
@@ -62,7 +71,7 @@ def azure(traces: Path, gpus: float) -> Study:
     return Study(
         "azure",
         {
-            "machines": {"prefill": {**H200, "context": 1300}},
+            "machines": MACHINES,
             "objectives": {"ttft_ms": 4000, "tpot_ms": 100},
             "traffic": {
                 "trace": str(traces / "azure_conv.csv"),
@@ -83,7 +92,7 @@ def day(_: Path, gpus: float) -> Study:
         "day",
         {
             "seconds": DAY_S,
-            "machines": {"prefill": {**H200, "context": 2500}},
+            "machines": MACHINES,
             "objectives": {"ttft_ms": 8000, "tpot_ms": 100},
             "traffic": {
                 "mixes": [
@@ -111,7 +120,7 @@ def mooncake(traces: Path, gpus: float) -> Study:
     return Study(
         "mooncake",
         {
-            "machines": {"prefill": {**H200, "context": 12000}},
+            "machines": MACHINES,
             "objectives": {"ttft_ms": 30_000, "tpot_ms": 100},
             "traffic": {
                 "trace": str(traces / "mooncake_conversation.jsonl"),
@@ -124,6 +133,28 @@ def mooncake(traces: Path, gpus: float) -> Study:
 
 
 STUDIES = {"azure": azure, "day": day, "mooncake": mooncake}
+
+
+class QuickScale(NamedTuple):
+    """Size of a study with ``--quick``."""
+
+    gpus: float
+    seconds: float | None  # None: the whole study
+
+
+QUICK = {
+    "azure": QuickScale(8.0, 2700.0),
+    "day": QuickScale(10.0, 0.75 * DAY_S),
+    "mooncake": QuickScale(15.0, None),
+}
+
+
+def quick_study(name: str, traces: Path) -> Study:
+    gpus, seconds = QUICK[name]
+    study = STUDIES[name](traces, gpus)
+    if seconds is None:
+        return study
+    return study._replace(scenario={**study.scenario, "seconds": seconds})
 
 
 def scaled(study: Study, begin: PoolSplit, most: int, tuning: dict[str, Any]) -> Scenario:
@@ -225,14 +256,17 @@ def main() -> None:
     parser.add_argument("--study", choices=[*STUDIES, "all"], default="all")
     parser.add_argument("--traces", type=Path, default=Path("traces"))
     parser.add_argument("--gpus", type=float, default=64.0)
+    parser.add_argument("--quick", action="store_true", help="small, and without the oracle")
     parser.add_argument("--no-oracle", action="store_true", help="which takes longest")
     parser.add_argument("--tuning", default="{}", help="JSON: keys of the section autoscaler")
     args = parser.parse_args()
     names = list(STUDIES) if args.study == "all" else [args.study]
     found = []
     for name in names:
-        study = STUDIES[name](args.traces, args.gpus)
-        outcome = run(study, msgspec.json.decode(args.tuning), known=not args.no_oracle)
+        quick: bool = args.quick
+        study = quick_study(name, args.traces) if quick else STUDIES[name](args.traces, args.gpus)
+        known = not (quick or args.no_oracle)
+        outcome = run(study, msgspec.json.decode(args.tuning), known=known)
         print_progress(f"{name}: {outcome.seconds:.0f} s")
         found += rows(study, outcome)
     finish("pools", found)

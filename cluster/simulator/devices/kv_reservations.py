@@ -1,0 +1,98 @@
+"""The KV pool of a simulated worker: what live sequences hold, and who waits for room.
+
+``SimulatedWorker`` creates one, and its steps tell it what decoding adds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
+from cluster.simulator.devices.request import SimulatedRequest
+
+
+class KvReservations:
+    """What live sequences hold of a worker's KV pool, and the requests that wait for room.
+
+    ``requests``: the tokens that each request of the worker began with. ``tokens``: size of the
+    pool; 0 means unlimited. ``on_reserved`` is called for each request that gets room, in the order
+    in which they asked, after ``preempted`` ones. The rest of the pool is prefix cache.
+    """
+
+    def __init__(
+        self, tokens: int, cache: SimulatedCache, on_reserved: Callable[[SimulatedRequest], None]
+    ) -> None:
+        self.requests: dict[SimulatedRequest, int] = {}
+        self.preempted: set[SimulatedRequest] = set()  # and not computed again yet
+        self.used_tokens = 0
+        self.grown = 0  # of them: tokens that decoding has added
+        self.cache = cache
+        self._tokens = tokens
+        self._on_reserved = on_reserved
+        self._waiting: deque[SimulatedRequest] = deque()
+
+    def fits(self, tokens: int) -> bool:
+        """Return whether ``tokens`` fit; a single request does, as admission checked its length."""
+        used = self.used_tokens
+        return not used or not self._tokens or used + tokens <= self._tokens
+
+    @property
+    def free_tokens(self) -> float:
+        return self._tokens - self.used_tokens if self._tokens else math.inf
+
+    def grow(self, tokens: int) -> None:
+        """Set how many tokens decoding has added to what the requests began with."""
+        more = tokens - self.grown
+        if more:
+            self.grown = tokens
+            self.used_tokens += more
+            self.cache.reserve(more)
+
+    def take(self, request: SimulatedRequest, tokens: int) -> None:
+        self.preempted.discard(request)
+        self.requests[request] = tokens
+        self.used_tokens += tokens
+        self.cache.reserve(tokens - min(tokens, len(request.blocks) * CACHE_BLOCK_TOKENS))
+
+    def release(self, request: SimulatedRequest) -> bool:
+        """Drop a request; return whether this freed tokens, which waiting requests then get."""
+        tokens = self.requests.pop(request, 0)
+        self.preempted.discard(request)
+        if not tokens:
+            return False
+        self.used_tokens -= tokens
+        self.cache.reserve(min(tokens, len(request.blocks) * CACHE_BLOCK_TOKENS) - tokens)
+        self.serve_waiting()
+        return True
+
+    def serve_waiting(self) -> None:
+        while self._can_reserve and self._waiting and self.fits(self._waiting[0].pool_tokens):
+            self._reserve(self._waiting.popleft())
+
+    @property
+    def _can_reserve(self) -> bool:
+        return not self.preempted
+
+    def preempt(self, request: SimulatedRequest) -> None:
+        """Take back all tokens of a request, which stays and comes before those that wait."""
+        self.preempted.add(request)
+        tokens, self.requests[request] = self.requests[request], 0
+        self.used_tokens -= tokens
+        self.cache.reserve(min(tokens, len(request.blocks) * CACHE_BLOCK_TOKENS) - tokens)
+
+    def reserve(self, request: SimulatedRequest) -> None:
+        """Reserve all tokens that the request will hold, now or when there is room."""
+        if self._can_reserve and not self._waiting and self.fits(request.pool_tokens):
+            self._reserve(request)
+        else:
+            self._waiting.append(request)
+
+    def _reserve(self, request: SimulatedRequest) -> None:
+        self.take(request, request.pool_tokens)
+        self._on_reserved(request)
+
+    def stop_waiting(self, request: SimulatedRequest) -> None:
+        if request in self._waiting:
+            self._waiting.remove(request)

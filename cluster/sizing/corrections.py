@@ -1,0 +1,91 @@
+"""Corrections of the performance model: observed over predicted latency of the same requests. Pure.
+
+Each is an exponentially weighted mean, within bounds. It is updated only while nothing changes, so
+that the observation belongs to the workers that were there. ``policy.py`` calls this.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from cluster.sizing.decision import PredictedLatency
+from cluster.sizing.queueing import mean_prompt_tokens
+from cluster.sizing.snapshot import Corrections, ObservedLatency, RequestMix, SizingSnapshot
+
+CORRECTION_WEIGHT = 0.1
+"""Weight of a new ratio of observed to predicted."""
+MIN_RESIDENTS = 20
+"""Resident sequences from which on their mean KV is trusted."""
+MIN_CORRECTION, MAX_CORRECTION = 0.5, 2.0
+"""Bounds of a correction."""
+CORRECTIONS = ("prefill", "decode", "kv")
+
+
+def updated_corrections(
+    snapshot: SizingSnapshot, expected: PredictedLatency, *, queues: bool
+) -> Corrections:
+    """Return the corrections after this observation.
+
+    ``expected``: the prediction for the serving workers with the corrections so far. ``queues``:
+    prompts wait, so that their TTFT says nothing about the speed of prefill.
+    """
+    before, observed = snapshot.memory.corrections, snapshot.observed
+    kv = _updated(before.kv, _resident_kv(snapshot), expected.kv_tokens)
+    if not is_stable(snapshot):
+        return replace(before, kv=kv)
+    return Corrections(
+        prefill=before.prefill
+        if queues
+        else _updated(before.prefill, observed.ttft_s, expected.ttft_s),
+        decode=_updated(before.decode, observed.tpot_s, expected.tpot_s),
+        kv=kv,
+    )
+
+
+def _resident_kv(snapshot: SizingSnapshot) -> float | None:
+    """Return the mean KV tokens of a sequence that decodes; None where there are too few."""
+    if snapshot.mix is None or snapshot.mix.residents < MIN_RESIDENTS:
+        return None
+    held = sum(
+        w.kv_tokens for w in snapshot.workers if w.role == "decode" and w.state != "changing"
+    )
+    return held / snapshot.mix.residents
+
+
+def answered_mix(mix: RequestMix, observed: ObservedLatency) -> RequestMix:
+    """Return the mix of those requests that ``observed`` is of: prompts that are queued or refused,
+    which may be longer, have no TTFT."""
+    arrived = mean_prompt_tokens(mix) if mix.samples else 0.0
+    if arrived <= 0 or observed.prompt_tokens <= 0:
+        return mix
+    scale = observed.prompt_tokens / arrived
+    samples = tuple(
+        replace(s, uncached=scale * s.uncached, cached=scale * s.cached) for s in mix.samples
+    )
+    return replace(mix, samples=samples)
+
+
+def is_stable(snapshot: SizingSnapshot) -> bool:
+    """Return whether the workers were the same while the observed requests were served: those that
+    have ended in the window may have begun one TTFT and one answer before it."""
+    mix, observed, changed_s = snapshot.mix, snapshot.observed, snapshot.memory.last_change_s
+    if mix is None or any(w.state != "serving" for w in snapshot.workers):
+        return False
+    output = sum(s.weight * s.output for s in mix.samples) / max(
+        1, sum(s.weight for s in mix.samples)
+    )
+    lasts_s = (observed.ttft_s or 0.0) + output * (observed.tpot_s or 0.0)
+    return changed_s is None or snapshot.at_s - changed_s >= mix.window_s + lasts_s
+
+
+def bounded_corrections(corrections: Corrections) -> tuple[str, ...]:
+    """Return the corrections that stand at a bound: the model is wrong there."""
+    bounds = (MIN_CORRECTION, MAX_CORRECTION)
+    return tuple(name for name in CORRECTIONS if getattr(corrections, name) in bounds)
+
+
+def _updated(before: float, observed_s: float | None, expected_s: float | None) -> float:
+    if observed_s is None or not expected_s:
+        return before
+    ratio = before * observed_s / expected_s
+    return min(MAX_CORRECTION, max(MIN_CORRECTION, before + CORRECTION_WEIGHT * (ratio - before)))

@@ -1,0 +1,123 @@
+"""Prefixes on their way: what workers compute for this router's requests and do not report yet.
+
+    add --> computing --on_computed--> cached --LINGER_S--> forgotten
+                |
+                +--drop (the request has ended before its first token)--> forgotten
+
+A worker's cache events reach a router up to a second after the prompt has been computed. Until then
+the prefix index does not know the prefix, and siblings, such as the choices of one request or the
+agents that a client starts at once, would be computed again on as many workers as there are. An
+engine lets a request wait for a prefix that another one is computing
+(``engine/scheduling/scheduler.py``), so a sibling on the same worker computes only what follows.
+
+``WorkLedger`` owns the prefixes of its tickets, and the placer looks prompts up in them. Every
+``SAMPLE_BLOCKS``-th key of a prompt leads to it, so that one of 128k tokens takes 512 entries; the
+exact length is found by comparing the keys themselves, which the request keeps anyway.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+SAMPLE_BLOCKS = 8
+"""Distance of the keys by which a prompt is found: 256 tokens."""
+
+LINGER_S = 2.0
+"""From a first token until the events of its worker have come: twice their usual delay at most."""
+
+MAX_SAMPLES = 1 << 18
+"""Entries of one router, about 300 bytes each; further prefixes are not remembered."""
+
+
+class ExpectedPrefix:
+    """The prompt of one request at one worker. Created by ``ExpectedPrefixes.add``."""
+
+    __slots__ = ("computed", "expires", "instance", "keys", "level", "sampled", "tokens")
+
+    def __init__(self, instance: str, keys: Sequence[bytes], tokens: int, level: float) -> None:
+        self.instance = instance
+        self.keys = keys
+        self.tokens = tokens  # that the worker has to compute for it
+        self.level = level  # priority in the ledger
+        self.computed = False
+        self.expires = 0.0
+        self.sampled: list[bytes] = []  # keys that lead to it
+
+
+class ExpectedPrefixes:
+    """The prefixes of one router. Where two requests bring the same prefix to one worker, the first
+    one stands for both, because it is the one that is computed."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._by_key: dict[bytes, dict[str, ExpectedPrefix]] = {}
+        self._lingering: deque[ExpectedPrefix] = deque()  # computed, in the order of their expiry
+        self._samples = 0
+
+    def add(
+        self, instance: str, keys: Sequence[bytes], tokens: int, level: float
+    ) -> ExpectedPrefix:
+        """Remember that the worker will compute a prompt with these block keys."""
+        self._expire()
+        prefix = ExpectedPrefix(instance, keys, tokens, level)
+        for key in keys[::SAMPLE_BLOCKS] if self._samples < MAX_SAMPLES else ():
+            holders = self._by_key.setdefault(key, {})
+            if instance not in holders:
+                holders[instance] = prefix
+                prefix.sampled.append(key)
+        self._samples += len(prefix.sampled)
+        return prefix
+
+    def on_computed(self, prefix: ExpectedPrefix) -> None:
+        """The first token has come: the prefix is in the cache, and events will say so."""
+        if prefix.sampled and not prefix.computed:
+            prefix.computed, prefix.expires = True, self._clock() + LINGER_S
+            self._lingering.append(prefix)
+
+    def drop(self, prefix: ExpectedPrefix) -> None:
+        """Forget a prefix that has not been computed; one that has been is kept until it
+        expires."""
+        if not prefix.computed:
+            self._forget(prefix)
+
+    def match(self, keys: Sequence[bytes]) -> dict[str, tuple[int, ExpectedPrefix]]:
+        """Return for each worker how many leading ``keys`` are on their way, and by which
+        prompt."""
+        found: dict[str, tuple[int, ExpectedPrefix]] = {}
+        if not self._by_key:
+            return found
+        self._expire()
+        last = (len(keys) - 1) // SAMPLE_BLOCKS * SAMPLE_BLOCKS
+        for at in range(last, -1, -SAMPLE_BLOCKS):  # the longest match of each worker comes first
+            for instance, prefix in self._by_key.get(keys[at], {}).items():
+                if instance not in found:
+                    found[instance] = at + _common(keys, prefix.keys, at), prefix
+        return found
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return self._samples
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._lingering and self._lingering[0].expires <= now:
+            self._forget(self._lingering.popleft())
+
+    def _forget(self, prefix: ExpectedPrefix) -> None:
+        self._samples -= len(prefix.sampled)
+        for key in prefix.sampled:
+            holders = self._by_key[key]
+            del holders[prefix.instance]
+            if not holders:
+                del self._by_key[key]
+        prefix.sampled = []
+
+
+def _common(keys: Sequence[bytes], others: Sequence[bytes], start: int) -> int:
+    """Return how many keys from ``start`` on are equal, up to the next one that was sampled."""
+    pairs = zip(
+        keys[start : start + SAMPLE_BLOCKS], others[start : start + SAMPLE_BLOCKS], strict=False
+    )
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
