@@ -24,7 +24,7 @@ from tests.e2e.prometheus_server import Prometheus, Watch, every_alert, promethe
 from tests.e2e.watched_pool import STRICT, WELL, WatchedPool, load
 from tests.system import needs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(330)]
 
 SCALE = 1 / 30
 """5 minutes are 10 s."""
@@ -34,6 +34,10 @@ MOST_DEATHS = 12
 
 ENDS = {("BatonCertificateEnds", "ticket"), ("BatonCertificateEnds", "page")}
 """Of the pool's certificate, which is for a day."""
+
+AT_BOUND = {("BatonCorrectionAtBound", "ticket")}
+"""Predictions cannot be made wrong at will here, and on a slow machine they may be wrong by
+themselves: tests/cluster/monitoring/test_monitoring_autoscaler.py has this alert."""
 
 # ---- what befalls the pool ----------------------------------------------------------------------
 
@@ -117,7 +121,7 @@ async def test_everything_answers_and_each_alert_fires(
                 await the_end(pool, watch)
     finally:
         await pool.close()
-    assert watch.fired == every_alert()
+    assert watch.fired | AT_BOUND == every_alert()
     assert not watch.unanswered, watch.unanswered
     with capsys.disabled():
         print(
@@ -135,10 +139,11 @@ async def calm(
         while await server.firing("pending", "firing") != ENDS:
             await asyncio.sleep(0.1)
     async with load(session, pool.urls[WELL], clients=3, prompt=300, tokens=60):
-        await watch.until(lambda: not watch.unanswered, 25)
+        # A forecast is compared after a minute with what has come.
+        await watch.until(lambda: not watch.unanswered, 110)
     assert not watch.unanswered, watch.unanswered
     watch.say("every query has answered")
-    assert watch.fired == ENDS
+    assert watch.fired - AT_BOUND == ENDS
     for series in await server.query('{job="baton"}'):
         labels = series["metric"]
         assert {"cluster", "model", "role", "replica", "instance"} <= labels.keys(), labels

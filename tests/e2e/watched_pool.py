@@ -57,6 +57,7 @@ class WatchedPool(Standalone):
         self._scaler: subprocess.Popen[bytes] | None = None
         self._scaler_options = (
             *("--autoscaler-mode", "act", "--autoscaler-interval-s", "1"),
+            *("--autoscaler-window-s", "15"),
             *("--autoscaler-log", str(folder / "decisions.jsonl")),
             *("--metrics-host", self.host, *tls),
         )
