@@ -33,6 +33,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import grpc
+
 from engine.process.session import EngineSession
 from kvtransfer.inbound_frames import InboundFrames
 from protocol.errors import TransferFailed
@@ -50,6 +52,9 @@ FRAME_SEND_S = 4.0
 stands still for so long loses its transfer, so that it cannot hold P's slots for ever. It is less
 than what another receiver waits for a frame that is due (``decode_worker.handover.FRAME_S``), which
 would else blame its own link."""
+
+CARRIER_STALLED = grpc.StatusCode.DATA_LOSS
+"""With this code P ends a ``Prefill.Run`` call whose receiver took no frame for FRAME_SEND_S."""
 
 
 @dataclass(frozen=True)

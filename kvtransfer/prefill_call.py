@@ -19,7 +19,13 @@ import grpc
 
 from engine.kv_cache.kv_format import Codec, split_into_pieces
 from kvtransfer.call_writer import CallWriter
-from kvtransfer.carrier import Carrier, InboundLink, InboundRequest, PairMessageLink
+from kvtransfer.carrier import (
+    CARRIER_STALLED,
+    Carrier,
+    InboundLink,
+    InboundRequest,
+    PairMessageLink,
+)
 from kvtransfer.frames import TRANSFER_BYTES, ExpectedFrames
 from kvtransfer.inbound import InboundTransfer
 from kvtransfer.receiver_context import PrefillStream, ReceiverContext
@@ -298,6 +304,8 @@ class PrefillRunCall:
             # gRPC says so when a write meets the end of the call, whose reason it then drops. It
             # was the engine's death or a drain: the worker is passed over, and no death is counted.
             return PeerLost(text, at_work=False)
+        if error.code() is CARRIER_STALLED and not self._silence.after_own_pause():
+            return CarrierFailed(text)  # this worker was ready for frames, and none has arrived
         return PeerRefused(text)
 
 

@@ -29,6 +29,7 @@ from engine.kv_cache.kv_format import Codec
 from engine.process.client import EngineClient
 from engine.process.session import EngineSession
 from kvtransfer.carrier import (
+    CARRIER_STALLED,
     FRAME_SEND_S,
     Carrier,
 )
@@ -238,7 +239,8 @@ class PrefillService(rpc.PrefillServicer):
             if message is None:
                 return
             if call.stalled_s > FRAME_SEND_S:
-                message = TransferFailed(f"the caller read no KV for {FRAME_SEND_S:g} s")
+                why = f"the caller read no KV for {FRAME_SEND_S:g} s"
+                await context.abort(CARRIER_STALLED, why)
             if isinstance(message, InvalidRequest):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(message))
             if isinstance(message, Unavailable | TransferFailed):

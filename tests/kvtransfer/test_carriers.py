@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from cluster.credentials import certificates
+from kvtransfer.carrier import InboundLink, InboundRequest
 from kvtransfer.carriers.tcp_carrier import TcpCarrier
 from kvtransfer.prefill_call import PrefillRunCall
 from protocol.endpoints.grpc_endpoints import EndpointSecurity
@@ -179,6 +180,30 @@ async def test_silence_counts_from_the_first_frame_that_is_due(pair: Pair) -> No
         async with asyncio.timeout(2):
             await task
     assert not d.receiver.links.usable("p"), "another carrier, or another worker, is tried first"
+    await slots_free(p, d)
+
+
+async def test_a_link_that_stands_still_is_avoided_whichever_end_notices_it(
+    pair: Pair, carrier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefill_worker.service.FRAME_SEND_S", 0.5)
+    p, d = pair
+    used = d.receiver.context().carriers[carrier]
+    connect = used.connect
+
+    def connect_deaf(request: InboundRequest) -> InboundLink:
+        link = connect(request)
+        monkeypatch.setattr(link, "receive", lambda frames: None)
+        monkeypatch.setattr(link, "on_filled", lambda slots: None)
+        return link
+
+    monkeypatch.setattr(used, "connect", connect_deaf)
+    # The few frames of this test fit into the kernel's buffers: only the receiver misses them there.
+    frame_s, noticed = (0.5, "no KV frame") if carrier == "tcp" else (5.0, "read no KV")
+    with pytest.raises(CarrierFailed, match=rf"{noticed} for 0\.5 s"):
+        async with asyncio.timeout(5):
+            await receiving(d).run(p.endpoint, frame_s=frame_s)
+    assert not d.receiver.links.usable("p"), "another carrier is tried first"
     await slots_free(p, d)
 
 
