@@ -4,23 +4,21 @@ serving --drain--> draining: refuses new requests (the router asks another worke
    ^                  |  hand_back: the requests that are left go on elsewhere
    +------resume------+  streams end, so that routers attach again
 
-``RouterLink`` is the stream to one router. The outputs of one turn of the event loop, as a rule of
-one engine step, leave as one message. Its queue is bounded: a router that does not read loses its
-stream instead of filling the memory of the worker.
+The stream to each router is a ``RouterLink``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TypeAlias
 
 import grpc
 from msgspec.structs import asdict
 
 from decode_worker.request import DecodeRequest, invalid_request_output
+from decode_worker.router_link import RouterLink
 from engine.process.client import EngineClient
 from kvtransfer.receiver_context import KVReceiver
 from protocol.block_keys import BLOCK_TOKENS
@@ -30,13 +28,6 @@ from protocol.requests import Request, request_from_wire
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
 
-log = logging.getLogger("baton.decode")
-
-HEARTBEAT_S = 0.5
-DOWN_HEARTBEAT_S = 0.05
-"""The same while no engine serves: requests wait at routers for the next one to be ready."""
-MAX_QUEUED = 2048
-"""Messages that may wait for one router."""
 PUSH_S = 0.02
 """Least time from one comparison of the load with what routers know, and one push, to the next."""
 _REQUESTS_SHARE, _KV_SHARE = 0.05, 0.03  # changes that are pushed, as in engine/process/meter.py
@@ -53,97 +44,6 @@ def load_has_changed(load: pb.Load, told: pb.Load) -> bool:
         or abs(tokens - queued) > _REQUESTS_SHARE * queued
         or kv_tokens > _KV_SHARE * load.kv_tokens_total
     )
-
-
-class RouterLink:
-    """One Decode.Attach stream. ``DecodeService`` creates it, and closes it when the stream ends.
-    ``on_change`` is called whenever a request has ended."""
-
-    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
-        self._on_change = on_change
-        self.requests: dict[str, DecodeRequest] = {}  # by request id
-        self.closed = False
-        self.submits_seen = 0
-        self._outputs: list[pb.Output] = []
-        self._load_changed = False
-        self._queue: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
-
-    def forget(self, request: DecodeRequest) -> None:
-        self.requests.pop(request.request.id, None)
-        self._on_change()
-
-    def emit(self, output: pb.Output) -> None:
-        """Send an output with the others of this turn of the event loop."""
-        if self.closed:
-            return
-        if not self._outputs:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outputs.append(output)
-        # The engine may have died: until routers know, it looks as if it had room for the next one.
-        self._load_changed |= output.retryable
-        if output.prompt_logprobs:
-            self._flush()  # some MiB: several might not fit into one message
-
-    def _flush(self) -> None:
-        if self.closed or not self._outputs:
-            return
-        self._queue.put_nowait(pb.WorkerMessage(outputs=self._outputs))
-        self._outputs = []
-        if self._queue.qsize() > MAX_QUEUED:
-            log.error("a router does not read: %d messages wait, closing its stream", MAX_QUEUED)
-            while not self._queue.empty():
-                self._queue.get_nowait()
-            self.close()
-
-    def push_load(self) -> None:
-        """Tell the router the load at once."""
-        self._load_changed = True
-        if self._queue.empty():
-            self._queue.put_nowait(pb.WorkerMessage())
-
-    def announce_draining(self) -> None:
-        """Tell the router that this worker takes no further requests."""
-        self._queue.put_nowait(pb.WorkerMessage(draining=True))
-
-    def hand_back(self, why: str) -> int:
-        """Hand every request back to the router, to go on elsewhere; return how many."""
-        requests = list(self.requests.values())
-        for request in requests:
-            request.hand_back(why)
-        return len(requests)
-
-    def close(self) -> None:
-        """Cancel the requests, and end the stream after what is queued. Idempotent."""
-        if self.closed:
-            return
-        if self._outputs:
-            self._flush()
-        self.closed = True
-        self._queue.put_nowait(None)
-        for request in list(self.requests.values()):
-            request.cancel()
-
-    async def messages(self, load: Callable[[], pb.Load]) -> AsyncIterator[pb.WorkerMessage]:
-        """Yield the messages to send. One every HEARTBEAT_S at least carries the load, and so does
-        one after ``push_load`` and one that hands a request back."""
-        loop = asyncio.get_running_loop()
-        due = loop.time()
-        while True:
-            message: pb.WorkerMessage | None
-            try:
-                async with asyncio.timeout_at(due):
-                    message = await self._queue.get()
-            except TimeoutError:
-                message = pb.WorkerMessage()
-            if message is None:
-                return
-            if self._load_changed or loop.time() >= due:
-                self._load_changed = False
-                message.load.CopyFrom(load())
-                message.load.submits_seen = self.submits_seen
-                beat_s = DOWN_HEARTBEAT_S if message.load.down else HEARTBEAT_S
-                due = loop.time() + beat_s
-            yield message
 
 
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.RouterMessage, pb.WorkerMessage]"

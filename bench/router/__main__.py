@@ -93,6 +93,8 @@ class RouterChoices:
             if r.role == "decode":
                 pool.links[r.instance] = _attached(r, rng)
         pool.apply_records()
+        for r in pool.prefill.values():
+            watch.on_load(r.instance, r.queued_tokens, r.queued_prompts, 0)
         self._placer = Placer(pool, index, ledger, learned, Objectives(2.0, 0.1))
 
     def choose(self, queries: Sequence[Sequence[bytes]]) -> list[float]:

@@ -24,7 +24,8 @@ from bench.lib.report import ResultRow, finish, percentile
 from bench.router.pool_router import GOALS, MAX_TOKENS, PATH_S, PoolRouter
 from bench.router.pooled_workers import PooledWorker, PoolLinks, PoolTurn
 from cluster.simulator.devices.clock import SimulatedClock
-from decode_worker.service import HEARTBEAT_S, PUSH_S, load_has_changed
+from decode_worker.router_link import HEARTBEAT_S
+from decode_worker.service import PUSH_S, load_has_changed
 from engine.ipc.messages import LEAST_BEAT_S
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.registry.leases import RENEW_S

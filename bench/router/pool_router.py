@@ -84,6 +84,7 @@ class PoolRouter:
         monitor = OverloadMonitor(queue, GOALS.ttft_s, lambda: clock.now)
         self._dispatcher = FairDispatcher(queue, monitor, lambda: clock.now, self._call_later)
         self._ledger.on_less_work = self._dispatcher.wake
+        self._ledger.on_report = self._dispatcher.look_soon
         for worker in workers.values():
             if worker.role == "decode":
                 link = DecodeLink(worker.record(), "", lambda: None, self._pool._on_load)
@@ -98,8 +99,12 @@ class PoolRouter:
 
     def take_records(self, records: Mapping[str, WorkerRecord]) -> None:
         """Take what the directory has of the prefill workers."""
+        before = self._pool.prefill
         self._pool.prefill = {r.instance: r for r in records.values() if r.role == "prefill"}
         self._pool.apply_records()
+        for name, record in self._pool.prefill.items():
+            if before.get(name) != record:
+                self._tracker.on_load(name, record.queued_tokens, record.queued_prompts, 0)
 
     def take_load(self, worker: PooledWorker, load: pb.Load) -> None:
         """Take what a worker pushes."""
@@ -135,7 +140,7 @@ class PoolRouter:
         ticket = self._placer.open_ticket(placed)
         wire_id = str(self._ids)
         placed.link.submit(pb.Submit(request=pb.Request(id=wire_id)), _IgnoredOutputs())
-        placed.link._outbox.clear()
+        placed.link._next_message()
         self._clock.at(turn.submitted + PATH_S, self._arrive, turn, placed, ticket, wire_id)
 
     def _arrive(

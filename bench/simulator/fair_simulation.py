@@ -173,6 +173,7 @@ class SimulatedFairRouter:
         monitor = OverloadMonitor(queue, GOALS.ttft_s, lambda: clock.now)
         self.dispatcher = FairDispatcher(queue, monitor, lambda: clock.now, simulation.call_later)
         self.ledger.on_less_work = self.dispatcher.wake
+        self.ledger.on_report = self.dispatcher.look_soon
         self.exchanged: dict[str, TenantUsage] = {}
         self._simulation = simulation
         self._rng = Random(f"router {number}")

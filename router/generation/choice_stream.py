@@ -1,10 +1,10 @@
-"""One choice's stream: tokens of a decode worker become the text that its client gets.
+"""One choice's stream: from the tokens of decode workers to the text that its client gets.
 
     DecodeLink --output--> Submission --> TokenQueue --tokens--> ChoiceStream
         --ChoiceDelta--> GenerationResponse --bytes--> client
 
-``ChoiceStream`` owns everything from the worker's tokens to the deltas, including retries at other
-workers. ``router/http/response.py`` owns the choices of one HTTP request, and its ``_send_stream``
+``ChoiceStream`` owns the submissions, the retries at other workers, and the timers of a request.
+``router/http/response.py`` owns the choices of one HTTP request, and its ``_send_stream``
 is the one place where the bytes of a stream are sent to a client.
 """
 
@@ -14,23 +14,19 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from protocol.requests import Finish, Logprobs, Request
+from protocol.requests import Finish, Request
 from protocol.retry_budget import HAND_BACK_LIMIT, RetryBudget
 from router.common.errors import ApiError, internal_error, invalid, timed_out, unavailable
 from router.common.request_body import ClientDisconnected
 from router.fairness.dispatcher import FairDispatcher
+from router.generation.choice_text import ChoiceDelta, ChoiceText, OutputOptions
 from router.generation.choice_turn import ChoiceTurn, RequestEntry
 from router.generation.metrics import ChoiceMetrics, RouterMetrics
-from router.generation.output_text import (
-    OutputText,
-    PendingLogprobs,
-    SentToken,
-    SharedPromptLogprobs,
-)
+from router.generation.output_text import SharedPromptLogprobs
 from router.generation.placer import PlacedRequest, Placer
 from router.generation.submission import Interruption, Submission, TokenBatch, TokenQueue
 from router.placement.admission import AdmissionController
@@ -45,33 +41,6 @@ log = logging.getLogger(__name__)
 _RETRY_PAUSE_S = 0.05  # before asking the only worker again, which has just refused
 _DEADLINE_MARGIN_S = 0.5
 _POLL_S = 0.1  # between two checks whether the client of a waiting request is still there
-
-FinishReason = Literal["stop", "length", "tool_calls"]
-
-FINISH_REASONS: dict[Finish, FinishReason] = {Finish.STOP: "stop", Finish.LENGTH: "length"}
-
-
-class ChoiceDelta(NamedTuple):
-    """What has been added to one choice since its last delta."""
-
-    choice: int  # index of the choice in the response
-    text: str
-    ids: list[int]
-    shown: list[SentToken]  # tokens whose text has now been sent in full, if requested
-    finish: FinishReason | None
-
-
-class OutputOptions(NamedTuple):
-    """How the tokens of a request become text; the same for all of its choices."""
-
-    logprobs: bool = False  # each token is reported with its log-probabilities
-    echo: bool = False  # the text begins with the prompt
-    stop_strings: tuple[str, ...] = ()
-    stop_tokens: frozenset[int] = frozenset()  # tokens that end a text
-    min_tokens: int = 0  # tokens at the start that cannot stop
-    keep_stops: bool = False  # stop strings and stop tokens are part of the text
-    skip_special: bool = True
-    prompt_only: bool = False  # max_tokens is 0: the output is not reported
 
 
 class GenerationRequest(NamedTuple):
@@ -126,13 +95,11 @@ class ChoiceStream:
         output: OutputOptions,
         shared_prompt_logprobs: SharedPromptLogprobs,
     ) -> None:
-        request, vocabulary = generation.request, services.vocabulary
+        request = generation.request
         self.index = index
         self.prompt = request.prompt
         self.submissions: list[Submission] = []  # the last one may still run
-        self.output_tokens = 0  # tokens up to the stop string, if one came
-        self.output_logprob = 0.0  # sum over them; 0 where log-probabilities were not requested
-        self.shared_prompt_logprobs = shared_prompt_logprobs
+        self.text = ChoiceText(index, request, output, services.vocabulary, shared_prompt_logprobs)
         self._services = services
         self._generation = generation
         self._request = request
@@ -153,17 +120,6 @@ class ChoiceStream:
         )
         self._older_s = 0.0  # than it is, for workers
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._output = output
-        self._text = OutputText(
-            vocabulary.detokenizer(skip_special=output.skip_special),
-            output.stop_strings,
-            min_tokens=output.min_tokens,
-            keep_stop=output.keep_stops,
-            tracked=output.logprobs,
-        )
-        self._pending_logprobs = PendingLogprobs()
-        self._sent_length = 0  # characters
-        self._has_begun = False
         self._metrics = ChoiceMetrics(services.metrics, generation.arrived, len(request.prompt))
 
     @property
@@ -199,9 +155,13 @@ class ChoiceStream:
     async def next_delta(self) -> ChoiceDelta:
         """Return the text that comes next, as ``deltas`` does. Not to be called after the last."""
         batch = await self._next_tokens()
-        if not self._has_begun:
-            await self._share_prompt_logprobs()
-        return self._delta(batch)
+        if not self.text.has_begun:
+            await self.text.begin(self._queue.prompt_logprobs)
+        delta = self.text.next_delta(batch)
+        self._metrics.record_tokens(len(delta.ids), self.cached_tokens)
+        if delta.finish:
+            self._complete()
+        return delta
 
     def disconnect(self) -> None:
         """Stop the work at once: the client has hung up."""
@@ -321,6 +281,14 @@ class ChoiceStream:
         self._refusal = error
         self._interrupt(Interruption.REFUSED, error.message)
 
+    def _complete(self) -> None:
+        """Stop the work, which goes on after a stop string, and learn from the length."""
+        self._stop_work()
+        self._metrics.record_completion()
+        limit = self._request.sampling.max_tokens
+        outputs = self._services.placer.estimates.outputs
+        outputs.record(self._origin.tenant, limit, len(self._received))
+
     def _interrupt(self, cause: Interruption, reason: str) -> None:
         self._queue.interrupt(cause, reason)
         self._turn.leave()
@@ -339,89 +307,6 @@ class ChoiceStream:
         self._turn.charge.on_end(len(self._received))
         if self._leave is not None:
             self._leave()
-
-    # ---- Text for the client ----------------------------------------------------------------
-
-    async def _share_prompt_logprobs(self) -> None:
-        """Hand the prompt's log-probabilities to the other choices, or wait for them."""
-        if self._request.sampling.prompt_logprobs is not None:
-            self.shared_prompt_logprobs.set(self._queue.prompt_logprobs)
-        elif self._output.echo and self._output.logprobs:
-            await self.shared_prompt_logprobs.wait()
-
-    def _delta(self, batch: TokenBatch) -> ChoiceDelta:
-        echoed = "" if self._has_begun else self._echoed_prompt()
-        self._has_begun = True
-        if self._output.prompt_only:
-            self._stop_work()
-            return self._finished_delta(echoed + self._text.flush().text, [], "length")
-        ids = batch.tokens
-        hides_last = batch.finish is Finish.STOP and self._hides_last(ids)
-        piece = self._text.push(ids[:-1] if hides_last else ids)
-        text, stopped = piece.text, piece.stopped
-        if not hides_last or stopped:
-            ids = ids[: piece.used]
-        self._count(ids, batch.logprobs)
-        if stopped:
-            self._stop_work()  # the worker would go on
-        elif batch.finish:
-            tail = self._text.flush()
-            text, stopped = text + tail.text, tail.stopped
-        finish = "stop" if stopped else FINISH_REASONS.get(batch.finish)
-        return self._finished_delta(echoed + text, ids, finish)
-
-    def _hides_last(self, ids: list[int]) -> bool:
-        """Whether the last token ended the text and is not part of it."""
-        if not ids or self._output.keep_stops:
-            return False
-        vocabulary = self._services.vocabulary
-        return ids[-1] in self._output.stop_tokens or vocabulary.is_textless(ids[-1])
-
-    def _count(self, ids: list[int], logprobs: list[Logprobs]) -> None:
-        cached = 0 if self.output_tokens else self.cached_tokens  # counts with the first token
-        self._metrics.record_tokens(len(ids), cached)
-        self.output_tokens += len(ids)
-        if logprobs:
-            self.output_logprob += sum(value.logprob for value in logprobs[: len(ids)])
-        if self._output.logprobs:
-            self._add_pending_logprobs(ids, logprobs)
-
-    def _add_pending_logprobs(
-        self, ids: Sequence[int], logprobs: Sequence[Logprobs | None]
-    ) -> None:
-        text, output, vocabulary = self._text, self._output, self._services.vocabulary
-        for place, (token, value) in enumerate(zip(ids, logprobs, strict=False)):
-            span = text.spans[place] if place < len(text.spans) else (text.length, text.length)
-            textless = vocabulary.is_textless(token, skip_special=output.skip_special)
-            self._pending_logprobs.add(token, value, span, textless=textless)
-        text.spans.clear()
-
-    def _echoed_prompt(self) -> str:
-        """Return the prompt's text where it is requested, now that its log-probabilities came."""
-        if not self._output.echo:
-            return ""
-        text = self._text.push_prompt(self.prompt)
-        if self._output.logprobs:
-            values = self.shared_prompt_logprobs.values
-            if len(values) != len(self.prompt) - 1:
-                raise internal_error("the worker did not tell the prompt's log-probabilities")
-            self._add_pending_logprobs(self.prompt, [None, *values])
-        return text
-
-    def _finished_delta(
-        self, text: str, ids: list[int], finish: FinishReason | None
-    ) -> ChoiceDelta:
-        self._sent_length += len(text)
-        if finish:
-            self._metrics.record_completion()
-            outputs = self._services.placer.estimates.outputs
-            limit = self._request.sampling.max_tokens
-            outputs.record(self._origin.tenant, limit, len(self._received))
-        shown: list[SentToken] = []
-        if self._output.logprobs:
-            pending = self._pending_logprobs
-            shown = pending.take_all() if finish else pending.take_sent(self._sent_length)
-        return ChoiceDelta(self.index, text, ids, shown, finish)
 
 
 def _final_error(batch: TokenBatch) -> ApiError | ClientDisconnected:

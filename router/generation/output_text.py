@@ -4,7 +4,7 @@
                                    |
                                    +--> PendingLogprobs: sent with the text of their token
 
-A ``ChoiceStream`` owns one ``OutputText`` and one ``PendingLogprobs``; the choices of one prompt
+A ``ChoiceText`` owns one ``OutputText`` and one ``PendingLogprobs``; the choices of one prompt
 share one ``SharedPromptLogprobs``.
 """
 
@@ -29,7 +29,7 @@ class TextPiece(NamedTuple):
 
 
 class OutputText:
-    """The text of one choice so far. Created and owned by its ``ChoiceStream``.
+    """The text of one choice so far. Created and owned by its ``ChoiceText``.
 
     ``min_tokens``: a stop string must lie wholly behind that many tokens. ``keep_stop``: a stop
     string stays in the text. ``tracked``: ``spans`` is filled.

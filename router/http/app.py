@@ -25,19 +25,12 @@ from router.common import errors
 from router.common.errors import ApiError
 from router.common.request_body import ClientDisconnected
 from router.http import ui_routes
-from router.http.generation_plan import plan_chat, plan_completion
+from router.http.dialect import CHATS, COMPLETIONS, Body, Dialect
 from router.http.head_checks import HeadChecks
-from router.http.intake import (
-    Body,
-    ParseBody,
-    PlanGeneration,
-    accept_request,
-    check_served_model,
-)
+from router.http.intake import accept_request, check_served_model
 from router.http.state import RouterState, open_router_state
 from router.openai.answers.openapi import openapi_document
 from router.openai.answers.wire_json import ModelCard
-from router.openai.bodies.generation_body import parse_chat, parse_completion
 from router.settings import RouterSettings
 from router.tenants.tenant import KeyScope
 from router.workers.pool import ListWorkers
@@ -60,6 +53,7 @@ class RequestIdMiddleware:
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         request_id = given if _REQUEST_ID.match(given) else secrets.token_hex(16).encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -111,22 +105,20 @@ def _json(value: object) -> Response:
 
 
 async def completions(request: Request) -> Response:
-    return await _generate(request, parse_completion, plan_completion)
+    return await _generate(request, COMPLETIONS)
 
 
 async def chats(request: Request) -> Response:
-    return await _generate(request, parse_chat, plan_chat)
+    return await _generate(request, CHATS)
 
 
-async def _generate(
-    request: Request, parse: ParseBody[Body], plan: PlanGeneration[Body]
-) -> Response:
+async def _generate(request: Request, dialect: Dialect[Body]) -> Response:
     state = _state(request)
     try:
-        return await accept_request(state, request, parse, plan)
+        return await accept_request(state, request, dialect)
     except ApiError as error:
         state.metrics.count_request(str(error.status))
-        raise
+        return dialect.error_response(error, request.state.request_id)
     except ClientDisconnected:
         state.metrics.count_request("cancelled")
         return Response(status_code=499)  # is not sent: the connection is closed

@@ -14,7 +14,7 @@ from protocol.registry.directory import ModelInfo
 from protocol.sampling_params import SamplingParams
 from router.common.errors import ApiError, invalid
 from router.common.work_lane import WorkClaim
-from router.generation.choice_stream import OutputOptions
+from router.generation.choice_text import OutputOptions
 from router.http.state import RouterState
 from router.openai.answers.chat_formatter import ChatFormatter, ChatResponseOptions
 from router.openai.answers.completion_formatter import (
@@ -24,6 +24,7 @@ from router.openai.answers.completion_formatter import (
 from router.openai.answers.formatter import ResponseFormatter, ResponseHeader, TokenNaming
 from router.openai.bodies.generation_body import ChatBody, CompletionBody, GenerationBody
 from router.openai.bodies.tools import ToolOptions
+from router.openai.chat.output_plan import OutputPlan
 from router.openai.prompts.prompt_encoder import TokenLimit
 
 MAX_PROMPT_LOGPROBS = 1 << 18
@@ -94,7 +95,9 @@ async def plan_completion(
     _check_prompt_logprobs(body, prompts)
     output = await state.formats.plan(body, claim.tenant)
     logprobs = body.logprobs is not None
-    options = CompletionResponseOptions(logprobs, body.return_token_ids, body.prompt_logprobs)
+    options = CompletionResponseOptions(
+        logprobs, body.return_token_ids, body.prompt_logprobs, body.include_usage
+    )
     naming = TokenNaming(state.vocabulary, body.return_tokens_as_token_ids)
 
     def new_formatter(header: ResponseHeader, of_choices: list[Prompt]) -> ResponseFormatter:
@@ -169,10 +172,21 @@ async def _prompt_ids(
     return tuple(ids)
 
 
+NewChatFormatter = Callable[
+    [ResponseHeader, TokenNaming, ChatResponseOptions, OutputPlan, Prompt], ResponseFormatter
+]
+
+
 async def plan_chat(
-    state: RouterState, body: ChatBody, model: ModelInfo, claim: WorkClaim
+    state: RouterState,
+    body: ChatBody,
+    model: ModelInfo,
+    claim: WorkClaim,
+    new_chat_formatter: NewChatFormatter = ChatFormatter,
+    id_prefix: str = "chatcmpl",
 ) -> GenerationPlan:
-    """Plan a chat. Raises ApiError (400) for what the model's template or context cannot take."""
+    """Plan a chat; the answer is written by ``new_chat_formatter``. Raises ApiError (400) for what
+    the model's template or context cannot take."""
     if state.formats.template is None:
         raise _no_template(state)
     tools = ToolOptions(body.tools or (), body.tool_choice, body.parallel_tool_calls)
@@ -185,17 +199,17 @@ async def plan_chat(
         add_generation_prompt=body.add_generation_prompt,
         options=body.chat_template_kwargs,
     )
-    options = ChatResponseOptions(body.logprobs, body.return_token_ids)
+    options = ChatResponseOptions(body.logprobs, body.return_token_ids, body.include_usage)
     naming = TokenNaming(state.vocabulary, body.return_tokens_as_token_ids)
     shown = _output_options(state, body, logprobs=body.logprobs)
     if output.show_special:
         shown = shown._replace(skip_special=False)
 
     def new_formatter(header: ResponseHeader, of_choices: list[Prompt]) -> ResponseFormatter:
-        return ChatFormatter(header, naming, options, output, of_choices[0])
+        return new_chat_formatter(header, naming, options, output, of_choices[0])
 
     return GenerationPlan(
-        id_prefix="chatcmpl",
+        id_prefix=id_prefix,
         prompts=[tuple(ids)],
         sampling=body.sampling_params(
             max_tokens=_max_chat_tokens(state, body, len(ids), model),

@@ -9,14 +9,14 @@ the response that it returns is called.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
+from fastapi import Response
 from msgspec.structs import replace
 
 from protocol.block_keys import KEYS_AT_ONCE, block_key_parts, cache_root
@@ -28,8 +28,9 @@ from router.common.work_lane import WorkClaim
 from router.generation.choice_stream import ChoiceStream, GenerationRequest
 from router.generation.choice_turn import RequestEntry
 from router.generation.output_text import SharedPromptLogprobs
+from router.http.dialect import Body, Dialect
 from router.http.generation_plan import GenerationPlan
-from router.http.response import GenerationResponse, ResponseOptions
+from router.http.response import STREAM_MEDIA_TYPE, GenerationResponse, ResponseOptions
 from router.http.state import RouterState
 from router.openai.answers.formatter import ResponseHeader
 from router.openai.bodies.generation_body import GenerationBody
@@ -42,25 +43,15 @@ TIMELINE_HEADER = "x-baton-timeline"
 TTFT_DEADLINE_HEADER = "x-baton-ttft-deadline-ms"
 SESSION_HEADER = "x-session-id"
 
-Body = TypeVar("Body", bound=GenerationBody)
-ParseBody = Callable[[Mapping[str, Any]], Body]
-PlanGeneration = Callable[[RouterState, Body, ModelInfo, WorkClaim], Awaitable[GenerationPlan]]
 
-
-async def accept_request(
-    state: RouterState, http: HttpRequest, parse: ParseBody[Body], plan: PlanGeneration[Body]
-) -> GenerationResponse:
-    """Read and check a request for generated tokens.
-
-    ``parse`` checks what the body alone can tell, ``plan`` the rest. Raises ApiError or
-    ClientDisconnected.
-    """
+async def accept_request(state: RouterState, http: HttpRequest, dialect: Dialect[Body]) -> Response:
+    """Read and check a request for generated tokens. Raises ApiError or ClientDisconnected."""
     arrived = time.perf_counter()
     tenant = state.tenants.authenticate(http.headers.get("authorization"), "generate")
     account = state.tenants.open_account(tenant)
     try:
         account.check_rates()
-        return await _accept(state, http, parse, plan, account, arrived)
+        return await _accept(state, http, dialect, account, arrived)
     except ApiError as error:
         account.give_back_prompt()
         error.headers.update(account.headers())
@@ -70,21 +61,42 @@ async def accept_request(
 async def _accept(
     state: RouterState,
     http: HttpRequest,
-    parse: ParseBody[Body],
-    plan: PlanGeneration[Body],
+    dialect: Dialect[Body],
     account: RequestAccount,
     arrived: float,
-) -> GenerationResponse:
+) -> Response:
     settings, tenant = state.settings, account.tenant
     limits = _admission_limits(http, state.default_limits)
     with state.bodies.open(tenant.name) as claim:
-        body = parse(
+        parsed = dialect.parse(
             await read_json_object(http, settings.max_body_bytes, settings.body_timeout_s, claim)
         )
+    try:
+        return await _plan_response(state, http, dialect, parsed, account, limits, arrived)
+    except ApiError as error:
+        events = dialect.error_stream(parsed, error) if parsed.generation.stream else None
+        if events is None:
+            raise
+        account.give_back_prompt()
+        state.metrics.count_request(str(error.status))
+        return Response(events, 200, dict(account.headers()), STREAM_MEDIA_TYPE)
+
+
+async def _plan_response(
+    state: RouterState,
+    http: HttpRequest,
+    dialect: Dialect[Body],
+    parsed: Body,
+    account: RequestAccount,
+    limits: AdmissionLimits,
+    arrived: float,
+) -> GenerationResponse:
+    settings, tenant, body = state.settings, account.tenant, parsed.generation
     check_served_model(state, body.model)
     tenant.check_priority(body.priority)
     model = _model_with_capacity(state, body, tenant, limits, arrived)
-    planned = await plan(state, body, model, WorkClaim(tenant.name, arrived + limits.ttft_s))
+    claim = WorkClaim(tenant.name, arrived + limits.ttft_s)
+    planned = await dialect.plan(state, parsed, model, claim)
     planned.check_vocabulary(body, model)
     choices = len(planned.prompts) * planned.candidates
     account.take_prompt(sum(map(len, planned.prompts)), choices)
@@ -107,7 +119,13 @@ async def _accept(
     formatter = planned.new_formatter(header, [request.prompt for request in requests])
     session = _session_digest(tenant, body.prompt_cache_key or http.headers.get(SESSION_HEADER))
     streams = await _create_choices(state, options, planned, requests, limits, tenant, session)
-    return GenerationResponse(settings, options, formatter, streams, account)
+    request_id = http.scope.get("state", {}).get("request_id", "")
+    error_response = functools.partial(_error_response, dialect, request_id)
+    return GenerationResponse(settings, options, formatter, streams, account, error_response)
+
+
+def _error_response(dialect: Dialect[Body], request_id: str, error: ApiError) -> Response:
+    return dialect.error_response(error, request_id)
 
 
 def check_served_model(state: RouterState, name: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from itertools import groupby
 from typing import NamedTuple, TypeVar
@@ -20,11 +20,12 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from fastapi import Response
 from msgspec import UNSET, UnsetType
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from router.common.errors import ApiError, internal_error
 from router.common.request_body import ClientDisconnected
-from router.generation.choice_stream import ChoiceDelta, ChoiceStream
+from router.generation.choice_stream import ChoiceStream
+from router.generation.choice_text import ChoiceDelta
 from router.generation.explain import Explanation, explain_submissions
 from router.generation.submission import event_timeline
 from router.openai.answers.formatter import FinishedChoice, ResponseFormatter
@@ -36,12 +37,12 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
+STREAM_MEDIA_TYPE = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"content-type", STREAM_MEDIA_TYPE.encode()),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-SSE_DONE = b"data: [DONE]\n\n"
 _THREAD_TOKENS = 256  # a response with more log-probabilities than this is formatted in a thread
 _STUCK_S = 30.0  # beyond its deadline: for a client that neither reads nor hangs up
 
@@ -73,6 +74,7 @@ class GenerationResponse(Response):
         formatter: ResponseFormatter,
         choices: list[ChoiceStream],
         account: RequestAccount,
+        error_response: Callable[[ApiError], Response],
     ) -> None:
         super().__init__()
         self._settings = settings
@@ -80,6 +82,7 @@ class GenerationResponse(Response):
         self._formatter = formatter
         self._choices = choices
         self._account = account
+        self._error_response = error_response
         self._has_started = False  # the HTTP head has been sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,7 +130,7 @@ class GenerationResponse(Response):
     def _close_account(self, status: str) -> None:
         """Count what was used. Without a first token no prompt counts as served."""
         usage = self._usage()
-        has_begun = status == "ok" or any(choice.output_tokens for choice in self._choices)
+        has_begun = status == "ok" or any(choice.text.output_tokens for choice in self._choices)
         self._account.close(
             ResponseEnd(
                 self._options.id,
@@ -161,10 +164,10 @@ class GenerationResponse(Response):
 
     async def _send_deltas(self, send: Send, batch: Sequence[ChoiceDelta], *, more: bool) -> None:
         usage = self._usage_so_far()
-        format_chunks = self._formatter.chunks
-        data = b"".join([sse_event(c) for delta in batch for c in format_chunks(delta, usage)])
+        format_events = self._formatter.events
+        data = b"".join([format_events(delta, usage) for delta in batch])
         if not more:
-            data += self._closing_events()
+            data += self._formatter.closing(self._usage(), self._explanation())
         if not data:
             return
         if not self._has_started:
@@ -210,31 +213,22 @@ class GenerationResponse(Response):
     ) -> None:
         if not self._has_started:
             error.headers.update(self._account.headers())
-            await error.response()(scope, receive, send)
+            await self._error_response(error)(scope, receive, send)
             return
-        last: Message = {"type": "http.response.body", "body": sse_event(error.body())}
-        await send({**last, "more_body": False})
+        last = self._formatter.failed(error, self._usage())
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _usage_so_far(self) -> UsageField:
         if self._options.continuous_usage:
             return self._usage()
         return None if self._options.include_usage else UNSET
 
-    def _closing_events(self) -> bytes:
-        data, formatter = b"", self._formatter
-        if self._options.include_usage:
-            data += sse_event(formatter.final_chunk(self._usage()))
-        if (explanation := self._explanation()) is not UNSET:
-            blank = None if self._options.include_usage else UNSET
-            data += sse_event(formatter.final_chunk(blank, explanation))
-        return data + SSE_DONE
-
     def _usage(self) -> Usage:
         """Each prompt counts once; all tokens that were generated count."""
         firsts = self._choices[:: self._options.candidates]
         return Usage.of(
             sum(len(choice.prompt) for choice in firsts),
-            sum(choice.output_tokens for choice in self._choices),
+            sum(choice.text.output_tokens for choice in self._choices),
             sum(choice.cached_tokens for choice in firsts),
         )
 
@@ -253,11 +247,6 @@ class GenerationResponse(Response):
         return explanation
 
 
-def sse_event(payload: bytes) -> bytes:
-    """Return a server-sent event."""
-    return b"data: " + payload + b"\n\n"
-
-
 def _finished(choice: ChoiceStream, deltas: Sequence[ChoiceDelta]) -> FinishedChoice:
     finish = deltas[-1].finish
     assert finish is not None
@@ -268,8 +257,8 @@ def _finished(choice: ChoiceStream, deltas: Sequence[ChoiceDelta]) -> FinishedCh
         [token for delta in deltas for token in delta.ids],
         [token for delta in deltas for token in delta.shown],
         finish,
-        choice.output_logprob / max(1, choice.output_tokens),
-        choice.shared_prompt_logprobs.values,
+        choice.text.output_logprob / max(1, choice.text.output_tokens),
+        choice.text.prompt_logprobs.values,
     )
 
 

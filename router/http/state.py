@@ -143,6 +143,7 @@ async def open_router_state(
         dispatcher = new_dispatcher(settings.goals.ttft_s, tenants.book, metrics)
         stack.callback(dispatcher.close)
         ledger.on_less_work = dispatcher.wake
+        ledger.on_report = dispatcher.look_soon
         await pool.start()
         state = RouterState(
             settings=settings,

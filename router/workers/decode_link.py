@@ -16,7 +16,6 @@ import contextlib
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -37,7 +36,6 @@ log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 _STALE_S = 1.0  # age of a heartbeat from which the directory's load is preferred
-_MAX_UNSEEN = 4096  # submits that a worker has not counted; more than it can hold
 _REASON_S = 0.2  # for the reason of an end to arrive
 _RETRY_S = (0.05, 1.0)  # first and longest pause between two attempts
 
@@ -82,10 +80,9 @@ class DecodeLink:
         self._on_load = on_load
         self._sinks: dict[str, OutputSink] = {}  # requests at the worker, by id
         self._load: pb.Load | WorkerRecord = record
+        self._last_record: WorkerRecord | None = None  # whose load was taken last
         self._speculation: SpeculationProfile | None = None
         self._own_at_report = 0
-        self._submitted = 0  # on this stream
-        self._unseen: deque[str] = deque(maxlen=_MAX_UNSEEN)  # submits after the last report
         self._draining = False
         self._heard_at = -math.inf
         self._outbox = Outbox()
@@ -106,22 +103,21 @@ class DecodeLink:
         """Send a request. Its outputs go to ``sink`` until it ends or is cancelled."""
         assert self.attached
         self._sinks[message.request.id] = sink
-        self._submitted += 1
-        self._unseen.append(message.request.id)
         self._outbox.submit(message)
         self._written.set()
 
     def cancel(self, wire_id: str) -> None:
         """Tell the worker to stop. Does nothing for a request that has ended."""
         if self._sinks.pop(wire_id, None) is not None:
-            if not self._outbox.cancel(wire_id):  # the worker will not see it
-                self._submitted -= 1
+            self._outbox.cancel(wire_id)
             self._written.set()
 
     def update(self, record: WorkerRecord) -> None:
         """Take a newer record of the directory."""
         self.record = record
-        if time.monotonic() - self._heard_at > _STALE_S:
+        is_news = record != self._last_record  # else the worker has not registered again
+        if is_news and time.monotonic() - self._heard_at > _STALE_S:
+            self._last_record = record
             self.report(record)
 
     @property
@@ -165,13 +161,11 @@ class DecodeLink:
         """Take the load that the worker reports."""
         self._load = load
         self._speculation = _reported_speculation(load)
-        unseen = len(self._unseen)
         if isinstance(load, pb.Load):  # a record says nothing of a stream
-            seen = load.submits_seen if load.HasField("submits_seen") else self._submitted
-            unseen = min(unseen, max(0, self._submitted - seen))
-        while len(self._unseen) > unseen:
-            self._unseen.popleft()
-        self._own_at_report = len(self._sinks) - sum(name in self._sinks for name in self._unseen)
+            counts = load.HasField("submits_seen")
+            self._outbox.record_report(load.submits_seen if counts else None)
+        unseen = sum(name in self._sinks for name in self._outbox.unseen)
+        self._own_at_report = len(self._sinks) - unseen
         self._on_load(self.record.instance, load.queued_tokens, load.queued_prompts, unseen)
 
     async def _run(self) -> None:
@@ -278,8 +272,6 @@ class DecodeLink:
         self._heard_at = -math.inf
         lost = list(self._sinks.items())
         self._sinks.clear()
-        self._submitted = 0
-        self._unseen.clear()
         if self.attached:
             self.attached = False
             self._on_change()

@@ -202,12 +202,10 @@ class WorkerPool:
         )
         if self._listener is not None:
             self._listener.on_workers(records)
-            for record in self.prefill.values():
-                if record.instance not in self._load_links:
-                    self._on_load(record.instance, record.queued_tokens, record.queued_prompts, 0)
 
     def _on_load(self, instance: str, queued_tokens: int, queued_prompts: int, unseen: int) -> None:
-        if self._listener is not None:
+        # The link to a worker that is gone stays open while requests are on it.
+        if self._listener is not None and self.record(instance) is not None:
             self._listener.on_load(instance, queued_tokens, queued_prompts, unseen)
 
     async def _drop_gone(self, records: list[WorkerRecord]) -> None:

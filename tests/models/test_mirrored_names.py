@@ -10,7 +10,8 @@ import pytest
 
 from decode_worker.handover import Handover
 from decode_worker.request import DecodeRequest
-from decode_worker.service import DecodeService, RouterLink
+from decode_worker.router_link import RouterLink
+from decode_worker.service import DecodeService
 from engine.execution.engine import Engine
 from engine.process.session import EngineSession
 from kvtransfer.inbound import InboundTransfer

@@ -26,9 +26,9 @@ from router.fairness.virtual_counters import VirtualCounters
 from router.generation.choice_stream import (
     ChoiceStream,
     GenerationRequest,
-    OutputOptions,
     RoutingServices,
 )
+from router.generation.choice_text import OutputOptions
 from router.generation.choice_turn import RequestEntry
 from router.generation.metrics import RouterMetrics
 from router.generation.output_text import SharedPromptLogprobs

@@ -5,15 +5,17 @@ A stream has for each choice a chunk with the role, then text or tool calls, the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from router.generation.choice_stream import ChoiceDelta, FinishReason
+from router.generation.choice_text import ChoiceDelta, FinishReason
 from router.generation.explain import Explanation
 from router.generation.output_text import SentToken
 from router.openai.answers.formatter import (
+    ChunkStream,
     FinishedChoice,
     ResponseHeader,
     TokenNaming,
@@ -32,8 +34,9 @@ from router.openai.answers.wire_json import (
     UsageField,
     encode,
 )
+from router.openai.chat.output_parser import OutputParser, ParsedDelta, ReasoningDelta
 from router.openai.chat.output_plan import OutputPlan
-from router.openai.chat.tool_parser import CallStart, ContentDelta, ToolParser
+from router.openai.tool_calls.tool_parser import CallStart, ContentDelta
 
 _ROLE = ChatDelta(role="assistant", content="", refusal=None)
 _NOTHING = ChatDelta()
@@ -46,9 +49,10 @@ class ChatResponseOptions(NamedTuple):
 
     logprobs: bool
     token_ids: bool
+    include_usage: bool = False
 
 
-class ChatFormatter:
+class ChatFormatter(ChunkStream):
     """The formatter of one request; ``output`` parses the text of its choices."""
 
     def __init__(
@@ -59,6 +63,7 @@ class ChatFormatter:
         output: OutputPlan,
         prompt: tuple[int, ...],
     ) -> None:
+        super().__init__(include_usage=options.include_usage)
         self._header = header
         self._naming = naming
         self._options = options
@@ -79,7 +84,7 @@ class ChatFormatter:
             return [self._text_chunk(delta.choice, state, delta.text, usage)] if delta.text else []
         state.shown += delta.shown
         state.ids += delta.ids
-        parsed = state.parser.push(delta.text, last=delta.finish is not None)
+        parsed = collect(state.parser.push(delta.text, last=delta.finish is not None))
         deltas = [_ROLE] if first else []
         tail = delta.finish is not None and bool(state.ids or state.shown) and self._shows_tokens
         if parsed.content or parsed.calls or tail:
@@ -125,8 +130,8 @@ class ChatFormatter:
         return before + encode(text) + after
 
     def _choice(self, answer: FinishedChoice) -> ChatChoice:
-        parser = OutputParser(self._output.new_parser())
-        parsed = parser.push(answer.text, last=True)
+        parser = OutputParser(self._output)
+        parsed = collect(parser.push(answer.text, last=True))
         calls = [msgspec.structs.replace(call, index=UNSET) for call in parsed.calls]
         return ChatChoice(
             index=answer.choice,
@@ -193,9 +198,8 @@ class _OpenChoice:
     """A choice that is being streamed."""
 
     def __init__(self, plan: OutputPlan, shows_tokens: bool) -> None:
-        parser = plan.new_parser()
-        self.parser = OutputParser(parser)
-        self.is_text_alone = parser is None and not shows_tokens  # what chunks differ in
+        self.parser = OutputParser(plan)
+        self.is_text_alone = self.parser.is_text_alone and not shows_tokens  # what chunks differ in
         self.shown: list[SentToken] = []  # of text that the parser may hold back
         self.ids: list[int] = []
         self.around_text: tuple[bytes, bytes] | None = None  # JSON before and after the text
@@ -208,35 +212,19 @@ class ParsedOutput(NamedTuple):
     calls: list[ToolCall]
 
 
-class OutputParser:
-    """Converts the text of one choice to OpenAI's types; ``parser`` None: all text is content."""
-
-    def __init__(self, parser: ToolParser | None) -> None:
-        self._parser = parser
-
-    @property
-    def called(self) -> bool:
-        return self._parser is not None and self._parser.called
-
-    def push(self, text: str, *, last: bool) -> ParsedOutput:
-        if self._parser is None:
-            return ParsedOutput(text, [])
-        pieces = self._parser.push(text)
-        if last:
-            pieces += self._parser.flush()
-        content = "".join([piece.text for piece in pieces if isinstance(piece, ContentDelta)])
-        starts: dict[int, CallStart] = {}
-        arguments: dict[int, str] = {}
-        for piece in pieces:
-            if isinstance(piece, ContentDelta):
-                continue
-            if isinstance(piece, CallStart):
-                starts[piece.call] = piece
-            text = "" if isinstance(piece, CallStart) else piece.text
-            arguments[piece.call] = arguments.get(piece.call, "") + text
-        return ParsedOutput(
-            content, [_call(c, starts.get(c), text) for c, text in arguments.items()]
-        )
+def collect(pieces: Sequence[ParsedDelta]) -> ParsedOutput:
+    """Join the pieces of one delta to OpenAI's types."""
+    content = "".join([piece.text for piece in pieces if isinstance(piece, ContentDelta)])
+    starts: dict[int, CallStart] = {}
+    arguments: dict[int, str] = {}
+    for piece in pieces:
+        if isinstance(piece, ContentDelta | ReasoningDelta):
+            continue
+        if isinstance(piece, CallStart):
+            starts[piece.call] = piece
+        text = "" if isinstance(piece, CallStart) else piece.text
+        arguments[piece.call] = arguments.get(piece.call, "") + text
+    return ParsedOutput(content, [_call(c, starts.get(c), text) for c, text in arguments.items()])
 
 
 def _call(index: int, start: CallStart | None, arguments: str) -> ToolCall:

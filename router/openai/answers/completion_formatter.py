@@ -7,9 +7,10 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 
 from protocol.requests import Logprobs
-from router.generation.choice_stream import ChoiceDelta
+from router.generation.choice_text import ChoiceDelta
 from router.generation.explain import Explanation
 from router.openai.answers.formatter import (
+    ChunkStream,
     FinishedChoice,
     ResponseHeader,
     TokenNaming,
@@ -31,9 +32,10 @@ class CompletionResponseOptions(NamedTuple):
     logprobs: bool
     token_ids: bool
     prompt_logprobs: int | None  # most likely tokens per prompt token; None: off
+    include_usage: bool = False
 
 
-class CompletionFormatter:
+class CompletionFormatter(ChunkStream):
     """The formatter of one request; ``prompts`` has the prompt of each choice."""
 
     def __init__(
@@ -43,6 +45,7 @@ class CompletionFormatter:
         options: CompletionResponseOptions,
         prompts: list[tuple[int, ...]],
     ) -> None:
+        super().__init__(include_usage=options.include_usage)
         self._header = header
         self._naming = naming
         self._options = options

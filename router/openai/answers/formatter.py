@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from msgspec import UNSET, UnsetType
 
 from protocol.requests import Logprobs
-from router.generation.choice_stream import ChoiceDelta, FinishReason
+from router.common.errors import ApiError
+from router.generation.choice_text import ChoiceDelta, FinishReason
 from router.generation.explain import Explanation
 from router.generation.output_text import SentToken
 from router.openai.answers.wire_json import (
@@ -20,9 +22,13 @@ from router.openai.answers.wire_json import (
     PromptToken,
     TokenLogprob,
     TopLogprob,
+    Usage,
     UsageField,
 )
 from router.text.vocabulary import Vocabulary
+
+SSE_DONE = b"data: [DONE]\n\n"
+SSE_COMMENT = b": keep-alive\n\n"
 
 MIN_LOGPROB = -9999.0
 """Value for -inf and NaN, which JSON cannot express."""
@@ -51,18 +57,65 @@ class FinishedChoice(NamedTuple):
 
 
 class ResponseFormatter(Protocol):
-    """Formats one response, and keeps the state that its chunks need. Created per request."""
+    """Formats one response, and keeps the state that its events need. Created per request.
 
+    Each dialect of the API has one for its answers. Bytes are whole server-sent events.
+    """
+
+    def opening(self) -> bytes:
+        """Return the events that are due once the request is admitted, before any token."""
+
+    def events(self, delta: ChoiceDelta, usage: UsageField) -> bytes:
+        """Return the events for what one choice has added; none where nothing is to be sent yet."""
+
+    def closing(self, usage: Usage, baton: Explanation | UnsetType) -> bytes:
+        """Return the events that follow the end of all choices."""
+
+    def keep_alive(self) -> bytes:
+        """Return an event without meaning, for a stream that would be silent for long."""
+
+    def failed(self, error: ApiError, usage: Usage) -> bytes:
+        """Return the last events of a stream that has begun and cannot go on."""
+
+    def response(
+        self, choices: list[FinishedChoice], usage: Usage, baton: Explanation | UnsetType
+    ) -> bytes:
+        """Return the JSON of a whole response."""
+
+
+class ChunkStream(ABC):
+    """The stream of a chat or a completion: one chunk in each event, then ``[DONE]``."""
+
+    def __init__(self, *, include_usage: bool) -> None:
+        self._include_usage = include_usage
+
+    @abstractmethod
     def chunks(self, delta: ChoiceDelta, usage: UsageField) -> list[bytes]:
         """Return the JSON of the chunks for ``delta``; none where there is nothing to send yet."""
 
+    @abstractmethod
     def final_chunk(self, usage: UsageField, baton: Explanation | UnsetType = UNSET) -> bytes:
         """Return the JSON of a chunk without choices."""
 
-    def response(
-        self, choices: list[FinishedChoice], usage: UsageField, baton: Explanation | UnsetType
-    ) -> bytes:
-        """Return the JSON of a whole response."""
+    def opening(self) -> bytes:
+        return b""
+
+    def events(self, delta: ChoiceDelta, usage: UsageField) -> bytes:
+        return b"".join([sse_event(chunk) for chunk in self.chunks(delta, usage)])
+
+    def closing(self, usage: Usage, baton: Explanation | UnsetType) -> bytes:
+        data = b""
+        if self._include_usage:
+            data += sse_event(self.final_chunk(usage))
+        if baton is not UNSET:
+            data += sse_event(self.final_chunk(None if self._include_usage else UNSET, baton))
+        return data + SSE_DONE
+
+    def keep_alive(self) -> bytes:
+        return SSE_COMMENT
+
+    def failed(self, error: ApiError, usage: Usage) -> bytes:
+        return sse_event(error.body())
 
 
 class TokenNaming(NamedTuple):
@@ -73,6 +126,12 @@ class TokenNaming(NamedTuple):
 
     def name(self, token: int) -> str:
         return f"token_id:{token}" if self.as_ids else self.vocabulary.name_of(token)
+
+
+def sse_event(payload: bytes, name: bytes = b"") -> bytes:
+    """Return a server-sent event; ``name``: its type, for the dialects that send one."""
+    head = b"event: " + name + b"\ndata: " if name else b"data: "
+    return head + payload + b"\n\n"
 
 
 def clamp_logprob(logprob: float) -> float:

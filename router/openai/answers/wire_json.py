@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from router.generation.choice_stream import FinishReason
+from router.generation.choice_text import FinishReason
 from router.generation.explain import Explanation
 
 encode = msgspec.json.Encoder().encode

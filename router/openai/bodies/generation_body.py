@@ -92,6 +92,11 @@ class GenerationBody(StrictModel):
     guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
 
     @property
+    def generation(self) -> GenerationBody:
+        """Return the internal request, which this body is itself."""
+        return self
+
+    @property
     def generations(self) -> int:
         """Return the number of sequences to generate."""
         return self.n

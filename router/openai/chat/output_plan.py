@@ -13,14 +13,14 @@ from router.openai.bodies.output_formats import (
     structured_outputs_source,
 )
 from router.openai.bodies.tools import ToolMode, ToolOptions, decide_tool_choice
-from router.openai.chat.call_grammar import (
+from router.openai.tool_calls.call_grammar import (
     MAX_CALLS,
     AddedTokenVocabulary,
     ToolCallGrammar,
     arguments_source,
 )
-from router.openai.chat.tool_parser import ToolParser
-from router.openai.chat.tool_syntax import HERMES, ToolCallSyntax
+from router.openai.tool_calls.tool_parser import ToolParser
+from router.openai.tool_calls.tool_syntax import HERMES, ToolCallSyntax
 
 
 class OutputPlan(NamedTuple):

@@ -11,13 +11,13 @@ from tokenizers import Tokenizer
 
 from router.openai.bodies.generation_body import GenerationBody
 from router.openai.bodies.tools import ToolOptions
-from router.openai.chat.call_grammar import AddedTokenVocabulary
 from router.openai.chat.grammar_checker import GrammarChecker
 from router.openai.chat.output_plan import OutputPlan, OutputPlanner
 from router.openai.chat.template import ChatTemplate
 from router.openai.chat.template_files import load_template
-from router.openai.chat.tool_syntax import detect_syntax
 from router.openai.prompts.prompt_encoder import PromptEncoder
+from router.openai.tool_calls.call_grammar import AddedTokenVocabulary
+from router.openai.tool_calls.tool_syntax import detect_syntax
 
 
 class ModelFormats:

@@ -15,7 +15,8 @@ from bench.lib.settings import engine_settings
 from cluster.autoscale.loans import RoleChange, request_role_change
 from cluster.worker.role_service import RoleService
 from decode_worker.request import DecodeRequest
-from decode_worker.service import DecodeService, RouterLink
+from decode_worker.router_link import RouterLink
+from decode_worker.service import DecodeService
 from engine.process.client import EngineClient
 from kvtransfer.receiver_context import KVReceiver
 from protocol.endpoints.grpc_endpoints import LOOPBACK_ONLY

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from router.openai.chat.tool_parser import (
+from router.openai.tool_calls.tool_parser import (
     CallArgumentsDelta,
     CallStart,
     ContentDelta,
     ParsedDelta,
     ToolParser,
 )
-from router.openai.chat.tool_syntax import SYNTAXES, ToolCallSyntax
+from router.openai.tool_calls.tool_syntax import SYNTAXES, ToolCallSyntax
 from tests.fuzz.byte_reader import ByteReader, cut_text
 from tests.fuzz.target import FuzzTarget
 

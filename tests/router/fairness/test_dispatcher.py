@@ -42,6 +42,7 @@ class Router:
         )
         self.ledger = WorkLedger(lambda: clock.now)
         self.ledger.on_less_work = self.dispatcher.wake
+        self.ledger.on_report = self.dispatcher.look_soon
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> TimerHandle:
         timer = SimulatedTimer(call)
@@ -79,8 +80,8 @@ def test_request_without_room_waits_until_a_worker_reports() -> None:
     assert not work.was_sent()
     work.now = FREE
     router.ledger.report("p", 0)
-    router.wait(1e-6)
-    assert work.dispatched is False and router.waited == [pytest.approx(0.004)]
+    router.wait(0.0051)
+    assert work.dispatched is False and router.waited == [pytest.approx(0.009)]
 
 
 @pytest.mark.parametrize("event", ["first token", "release"])
@@ -93,6 +94,22 @@ def test_ticket_events_wake_the_queue(event: str) -> None:
     ticket.on_tokens() if event == "first token" else ticket.release()
     router.wait(1e-6)
     assert work.dispatched is False
+
+
+def test_many_reports_without_room_cost_few_looks() -> None:
+    """Reports of many workers once took the router's whole core while requests waited."""
+    router = Router()
+    works = router.filled(5)
+    placed = sum(work.placed for work in works)
+    for _ in range(1000):
+        router.ledger.report("p", 0)
+        router.wait(0.0001)
+    looks = sum(work.placed for work in works) - placed
+    assert 0 < looks <= 3 * 0.1 / 0.005 + 3
+    works[0].now = FREE
+    router.ledger.report("p", 0)
+    router.wait(0.006)
+    assert works[0].was_sent(), "room is found soon"
 
 
 def test_room_that_no_event_tells_is_found_by_the_timer() -> None:

@@ -173,6 +173,16 @@ def test_own_work_in_a_report_is_not_somebody_elses() -> None:
     assert queue.others == 0
 
 
+def test_a_queue_of_others_that_does_not_move_stays() -> None:
+    """A worker whose prompts wait for pages reports the same tokens again and again."""
+    clock = Clock()
+    queue = PromptQueue(clock)
+    for _ in range(10):
+        queue.report(10_000)
+        clock.now += 0.5
+    assert queue.others_s(2.0) == pytest.approx(1.5), "computed since the last report, at most"
+
+
 def test_prompts_of_other_routers_are_what_a_report_has_beside_own_ones() -> None:
     ledger = WorkLedger(Clock())
     ticket = ledger.open("p", "d", tokens=100, seconds=1.0, kv_tokens=150, priority=0)

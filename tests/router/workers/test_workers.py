@@ -329,6 +329,51 @@ def test_a_report_does_not_cover_what_the_worker_had_not_seen(model_info: ModelI
     assert reports == [1, 0, 0]
 
 
+def test_a_submit_that_was_not_written_hides_no_earlier_one(model_info: ModelInfo) -> None:
+    reports: list[int] = []
+    record = msgspec.structs.replace(prefill("p0", model_info), role="decode")
+    link = DecodeLink(record, "", lambda: None, lambda *told: reports.append(told[-1]))
+    link.attached = True
+    for name in "abcd":
+        link.submit(pb.Submit(request=pb.Request(id=name)), Ignored())
+    link.cancel("d")
+    assert link._next_message().submit
+    link.report(pb.Load(running=1, submits_seen=1))
+    assert (link.load().requests, reports) == (3, [2]), "a, and b and c, which come later"
+    link.cancel("c")  # was written, and is not seen yet
+    link.report(pb.Load(running=2, submits_seen=2))
+    assert (link.load().requests, reports) == (2, [2, 0])
+
+
+def test_a_record_that_is_read_again_is_no_report(model_info: ModelInfo) -> None:
+    """The queue of a worker without a stream shortens from one registration to the next."""
+    tokens: list[int] = []
+    record = msgspec.structs.replace(prefill("p0", model_info), queued_tokens=700)
+    link = DecodeLink(record, "", lambda: None, lambda *told: tokens.append(told[1]))
+    for _ in range(3):
+        link.update(record)
+    link.update(msgspec.structs.replace(record, queued_tokens=500))
+    assert tokens == [700, 500]
+
+
+async def test_a_worker_that_is_gone_leaves_nothing_although_its_link_has_requests(
+    worker: FakeWorker, start: Start
+) -> None:
+    cluster = await start(outputs())
+    state = cluster.app.state.router
+    worker.role, worker.load = "prefill", pb.Load(queued_tokens=700, queued_prompts=2)
+    cluster.prefill = [worker.record]
+    await state.pool.refresh()
+    await until(lambda: worker.instance in state.ledger.queues)
+    link = state.pool._load_links[worker.instance]
+    link._sinks["r"] = Ignored()
+    cluster.prefill = [msgspec.structs.replace(worker.record, instance="successor")]
+    await state.pool.refresh()
+    link.report(worker.load)
+    assert worker.instance not in state.pool.prefill
+    assert worker.instance not in state.ledger.queues
+
+
 class Ignored:
     """An ``OutputSink`` that takes everything."""
 

@@ -23,7 +23,7 @@ def run_to_end(batch: SimulatedBatch) -> dict[SimulatedRequest, float]:
     """When each leaves."""
     left = {}
     while (at := batch.next_end()) is not None:
-        batch.to_next_end()
+        batch.settle(at)
         assert batch.at == pytest.approx(at)
         left.update(dict.fromkeys(batch.pop_finished(), batch.at))
     return left
@@ -53,7 +53,7 @@ def test_joins_leaves_and_ends_are_those_of_steps_made_one_by_one(
     left: dict[SimulatedRequest, float] = {}
     for one, (at, context, tokens) in zip(jobs, joins, strict=True):
         while (end := fast.next_end()) is not None and end < at:
-            fast.to_next_end()
+            fast.settle(end)
             left.update(dict.fromkeys(fast.pop_finished(), fast.at))
         fast.settle(at)
         left.update(dict.fromkeys(fast.pop_finished(), fast.at))

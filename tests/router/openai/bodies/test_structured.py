@@ -15,9 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from router.common.errors import ApiError
 from router.openai.bodies.output_formats import ResponseFormat, StructuredOutputs
-from router.openai.chat.call_grammar import AddedTokenVocabulary
 from router.openai.chat.grammar_checker import GrammarChecker
 from router.openai.chat.output_plan import OutputPlan, OutputPlanner
+from router.openai.tool_calls.call_grammar import AddedTokenVocabulary
 from tests.router.openai.chat.toy import byte_level
 
 TOKENIZER = byte_level()

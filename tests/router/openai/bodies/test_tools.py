@@ -9,9 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from router.common.errors import ApiError
 from router.openai.bodies.tools import ToolChoice, ToolOptions, Tools
-from router.openai.chat.call_grammar import AddedTokenVocabulary
 from router.openai.chat.output_plan import OutputPlan, OutputPlanner
-from router.openai.chat.tool_syntax import (
+from router.openai.tool_calls.call_grammar import AddedTokenVocabulary
+from router.openai.tool_calls.tool_syntax import (
     HERMES,
     LLAMA3_JSON,
     MISTRAL,

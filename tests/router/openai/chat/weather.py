@@ -16,11 +16,16 @@ from tokenizers import decoders as token_decoders
 
 from router.openai.bodies.output_formats import ResponseFormat
 from router.openai.bodies.tools import ToolChoice, ToolOptions, Tools
-from router.openai.chat.call_grammar import AddedTokenVocabulary
 from router.openai.chat.grammar_checker import GrammarChecker
 from router.openai.chat.output_plan import OutputPlan, OutputPlanner
-from router.openai.chat.tool_parser import CallArgumentsDelta, CallStart, ContentDelta, ParsedDelta
-from router.openai.chat.tool_syntax import ToolCallSyntax
+from router.openai.tool_calls.call_grammar import AddedTokenVocabulary
+from router.openai.tool_calls.tool_parser import (
+    CallArgumentsDelta,
+    CallStart,
+    ContentDelta,
+    ParsedDelta,
+)
+from router.openai.tool_calls.tool_syntax import ToolCallSyntax
 from tests.router.openai.chat.toy import TEXT, byte_level
 
 

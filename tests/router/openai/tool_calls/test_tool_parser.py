@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.openai.chat.tool_parser import CallStart, ToolParser
-from router.openai.chat.tool_syntax import (
+from router.openai.tool_calls.tool_parser import CallStart, ToolParser
+from router.openai.tool_calls.tool_syntax import (
     HERMES,
     LLAMA3_JSON,
     MISTRAL,

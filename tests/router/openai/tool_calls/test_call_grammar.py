@@ -11,9 +11,15 @@ import pytest
 
 from router.common.errors import ApiError
 from router.openai.bodies.output_formats import StructuredOutputs
-from router.openai.chat.call_grammar import AddedTokenVocabulary
 from router.openai.chat.output_plan import OutputPlanner
-from router.openai.chat.tool_syntax import HERMES, LLAMA3_JSON, MISTRAL, SYNTAXES, ToolCallSyntax
+from router.openai.tool_calls.call_grammar import AddedTokenVocabulary
+from router.openai.tool_calls.tool_syntax import (
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    SYNTAXES,
+    ToolCallSyntax,
+)
 from tests.router.openai.chat.weather import (
     ALLOWED,
     ARGUMENTS,

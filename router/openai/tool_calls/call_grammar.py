@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from router.common.errors import invalid
 from router.openai.bodies.grammar_source import GrammarSource, lark_literal, schema_source
 from router.openai.bodies.tools import NO_PARAMETERS, Tool
-from router.openai.chat.tool_syntax import ToolCallSyntax
+from router.openai.tool_calls.tool_syntax import ToolCallSyntax
 
 MAX_CALLS = 16
 """Most calls in one answer, so that a model that must call a tool comes to an end."""

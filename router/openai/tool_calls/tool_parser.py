@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from router.openai.chat.tool_syntax import ToolCallSyntax
+from router.openai.tool_calls.tool_syntax import ToolCallSyntax
 
 _LETTERS = string.ascii_letters + string.digits
 _SPACE = r"\s{0,8}"  # bounded, so that text that is not a call is recognised early

@@ -1,0 +1,65 @@
+"""``Dialect``: how one endpoint for generated tokens reads its bodies and writes its errors.
+
+A dialect of chats turns its body into a ``ChatBody``, the one internal request, so that template,
+tools, reasoning and limits are planned in one place (``generation_plan.plan_chat``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from fastapi import Response
+
+from protocol.registry.directory import ModelInfo
+from router.common.errors import ApiError
+from router.common.work_lane import WorkClaim
+from router.http.generation_plan import GenerationPlan, plan_chat, plan_completion
+from router.http.state import RouterState
+from router.openai.bodies.generation_body import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    parse_chat,
+    parse_completion,
+)
+
+
+class RequestBody(Protocol):
+    """What ``router.http.intake`` has to know about a body of any dialect."""
+
+    @property
+    def generation(self) -> GenerationBody:
+        """Return the internal request."""
+
+
+Body = TypeVar("Body", bound=RequestBody)
+ParseBody = Callable[[Mapping[str, Any]], Body]
+PlanGeneration = Callable[[RouterState, Body, ModelInfo, WorkClaim], Awaitable[GenerationPlan]]
+
+
+def openai_error(error: ApiError, _request_id: str) -> Response:
+    return error.response()
+
+
+def no_error_stream(_body: Any, _error: ApiError) -> bytes | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Dialect(Generic[Body]):
+    """One endpoint. ``parse`` checks what the body alone can tell, ``plan`` the rest."""
+
+    name: str
+    parse: ParseBody[Body]
+    plan: PlanGeneration[Body]
+    error_response: Callable[[ApiError, str], Response] = openai_error
+    """Takes the error and the id of the request."""
+    error_stream: Callable[[Body, ApiError], bytes | None] = no_error_stream
+    """Return the events that report an error after the body was checked, as a whole stream; None:
+    an error response does."""
+
+
+CHATS: Dialect[ChatBody] = Dialect("chat", parse_chat, plan_chat)
+COMPLETIONS: Dialect[CompletionBody] = Dialect("completion", parse_completion, plan_completion)

@@ -1,0 +1,1 @@
+"""How models write their reasoning: markers, the grammar before an answer, and the parser."""

@@ -1,0 +1,1 @@
+"""How models write tool calls: their syntaxes, the grammar that enforces them, and the parser."""
