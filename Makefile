@@ -31,8 +31,9 @@ install = index="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(PIP) config get glo
 	{ echo "setting up: not by uv: by pip"; \
 	$(PIP) --python $(1)/bin/python install --require-hashes $(2); }
 ARGS ?=
-# Folders of the tests that are marked `alone` (each needs the machine for itself) or `system`. All
-# others run in three processes, a file at a time. Bytecode is kept: tests start hundreds of processes.
+# Folders of the tests that are marked `alone` (each needs the machine for itself) or `system` (they
+# mostly wait: two processes). All others run in three. Each process takes a file at a time. Bytecode
+# is kept: tests start hundreds of processes.
 APART := tests/e2e tests/workers
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 # pytest exits with 5 where no test is selected, as by ARGS="-k name".
@@ -55,7 +56,7 @@ test: $(VENV)/installed-dev $(VENV)/installed-litellm $(VENV)/installed-nixl
 	exit $$failed
 
 test-system: $(VENV)/installed-dev
-	@failed=0; $(call run,-m system $(APART)); exit $$failed
+	@failed=0; $(call run,-n 2 --dist loadfile --no-loadscope-reorder -m system $(APART)); exit $$failed
 
 test-long: $(VENV)/installed-dev $(VENV)/installed-fuzz
 	@failed=0; export HYPOTHESIS_PROFILE=long; \

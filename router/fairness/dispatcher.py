@@ -7,8 +7,9 @@
                +------leave (hang-up, time-out)--> forgotten
 
 Workers hold little more than they compute, so that the fair order decides when a prompt is computed
-and not the order of arrival. ``wake`` is called by every event that may make room: a first token,
-the end of a request, a worker's report. A timer covers the rest.
+and not the order of arrival. ``wake`` is called by every event of this router that may make room: a
+first token, the end of a request. Workers' reports, which come far more often, bring one look in
+some milliseconds (``look_soon``); workers have a little work in store. A timer covers the rest.
 
 A prompt that a worker computes cannot be taken back, and may take seconds. So a request whose
 tenant has none waiting and has had less than its share does not wait for room. It is sent ahead:
@@ -47,6 +48,7 @@ CANDIDATES = 3
 
 _BATCH = 16  # requests dispatched before streams go on
 _LOOK_S = (0.005, 0.1)  # least and most seconds to the next look at a queue that waits for room
+_LOOK_SHARE = 0.1  # of the time, at most, for looks in vain: among many workers they take longer
 
 
 class TimerHandle(Protocol):
@@ -83,6 +85,8 @@ class FairDispatcher:
         self._on_refusal = on_refusal
         self._on_dispatch = on_dispatch
         self._look: TimerHandle | None = None  # at a queue that waits for room
+        self._look_at = math.inf  # when that is
+        self._rests_until = -math.inf  # after a look in vain
         self._is_woken = False
         self._expiry: dict[WaitingRequest, TimerHandle] = {}
 
@@ -152,20 +156,37 @@ class FairDispatcher:
         """Look at the queue soon: there may be room. Costs nothing while no request waits."""
         if self.queue.length and not self._is_woken:
             self._is_woken = True
-            self._call_later(0.0, self._pump)
+            self._call_later(max(0.0, self._rests_until - self._clock()), self._pump)
+
+    def look_soon(self) -> None:
+        """Look at the queue in some milliseconds: a worker has reported its load."""
+        is_sooner = self._clock() + _LOOK_S[0] < self._look_at
+        if self.queue.length and not self._is_woken and is_sooner:
+            self._look_after(_LOOK_S[0])
 
     # ---- dispatch ---------------------------------------------------------------------------
 
-    def _pump(self) -> None:
-        self._is_woken = False
+    def _look_after(self, seconds: float) -> None:
+        self._cancel_look()
+        self._look = self._call_later(seconds, self.wake)
+        self._look_at = self._clock() + seconds
+
+    def _cancel_look(self) -> None:
         if self._look is not None:
             self._look.cancel()
-            self._look = None
+            self._look, self._look_at = None, math.inf
+
+    def _pump(self) -> None:
+        self._is_woken = False
+        self._cancel_look()
         for _ in range(_BATCH):
+            began = self._clock()
             look_s = self._dispatch_next()
             if look_s is not None:
+                now = self._clock()
+                self._rests_until = now + min(_LOOK_S[1], (now - began) / _LOOK_SHARE)
                 if self.queue.length:
-                    self._look = self._call_later(look_s, self.wake)
+                    self._look_after(look_s)
                 return
         self.wake()
 

@@ -250,9 +250,12 @@ class Submission:
         self._ticket.on_tokens()
 
     def record_finish(self) -> None:
-        """Record the last token, so that later predictions learn from the measured transfer."""
-        if self.measured is not None:
-            self._estimates.record_transfer(self.chosen.decode, self.measured)
+        """Record the last token, so that later predictions learn from the measured transfer. One
+        from a worker that was not named is ignored: each name takes memory."""
+        choice, measured = self.placed.choice, self.measured
+        named = {placement.prefill for placement in (choice.chosen, *choice.others)}
+        if measured is not None and measured.prefill_instance in named:
+            self._estimates.record_transfer(self.chosen.decode, measured)
 
     def _learn_from_first_token(self, first_token_s: float) -> None:
         """Compare the prediction with what the worker's events say of queue and prefill; the rest

@@ -36,6 +36,10 @@ REPORT_WINDOW = 3
 be older than what has since been answered, and own work must not look like that of other
 routers."""
 
+COUNT_S = 0.5
+"""A worker counts its queue so often at least (``BEAT_S`` in engine/ipc/messages.py). An equal
+number that comes sooner may be the same count again."""
+
 
 class DecodeLoad(NamedTuple):
     """Load of a decode worker, in which no request counts twice.
@@ -70,7 +74,7 @@ class PromptQueue:
         self.tokens = 0  # of this router
         self.others = 0  # tokens of other routers
         self.other_prompts = 0  # that these are of, at least 1 where there are any
-        self._others_since = 0.0  # when their number last changed
+        self._counted_at = 0.0  # when they were, about
 
     def add(self, tokens: int, seconds: float, priority: float) -> None:
         if not self.requests:
@@ -91,16 +95,16 @@ class PromptQueue:
         """Record the worker's report of queued tokens over all routers, and the number of prompts
         that they are of; 0: unknown."""
         self._seen.append((self.tokens, self.requests))
-        others = max(0, tokens - max(own for own, _ in self._seen))
-        if others != self.others:  # else it may be an old record that was read again
-            self.others, self._others_since = others, self._clock()
+        others, now = max(0, tokens - max(own for own, _ in self._seen)), self._clock()
+        if others != self.others or now - self._counted_at >= COUNT_S:
+            self.others, self._counted_at = others, now
         own_prompts = max(own for _, own in self._seen)
         self.other_prompts = max(1, prompts - own_prompts) if others else 0
 
     def others_s(self, seconds: float) -> float:
         """Return what is left of the other routers' tokens, which took ``seconds`` when they were
         reported: a report may be as old as a second, and the worker has been computing."""
-        return max(0.0, seconds - (self._clock() - self._others_since))
+        return max(0.0, seconds - (self._clock() - self._counted_at))
 
     def seconds(self, priority: float) -> float:
         """Return the predicted seconds of own work ahead of a request of this priority. The prompt
@@ -122,7 +126,8 @@ class WorkLedger:
     released."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.on_less_work: Callable[[], None] = lambda: None  # a worker may have room now
+        self.on_less_work: Callable[[], None] = lambda: None  # own work ended: there may be room
+        self.on_report: Callable[[], None] = lambda: None  # of a worker, of any load
         self._clock = clock
         self.queues: dict[str, PromptQueue] = {}
         self.pending_kv: Counter[str] = Counter()  # tokens that D will need, and not yet reports
@@ -142,7 +147,7 @@ class WorkLedger:
         tickets = list(self._unreported.get(instance, ()))
         for ticket in tickets[: max(0, len(tickets) - unseen)]:
             self._drop_unreported(ticket, instance, ticket.kv_tokens)
-        self.on_less_work()
+        self.on_report()
 
     def forget(self, instance: str) -> None:
         """Drop the report of a worker that has left; open tickets still release their own part."""

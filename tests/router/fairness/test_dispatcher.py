@@ -10,7 +10,7 @@ from bench.simulator.fair_simulation import SimulatedTimer
 from cluster.simulator.devices.clock import SimulatedClock
 from router.common.errors import ApiError
 from router.fairness.dispatcher import FairDispatcher, TimerHandle
-from router.fairness.fair_queue import FairQueue, WaitingRequest
+from router.fairness.fair_queue import FairQueue, RoutedWork, WaitingRequest
 from router.fairness.overload import OverloadMonitor
 from router.fairness.virtual_counters import VirtualCounters
 from router.placement.admission import AdmissionLimits
@@ -110,6 +110,30 @@ def test_many_reports_without_room_cost_few_looks() -> None:
     router.ledger.report("p", 0)
     router.wait(0.006)
     assert works[0].was_sent(), "room is found soon"
+
+
+def test_looks_in_vain_take_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A placement among hundreds of workers takes milliseconds, and streams wait meanwhile."""
+    router = Router()
+    ticket = router.ledger.open("p", "d", tokens=1, seconds=1.0, kv_tokens=1, priority=0)
+    [work] = router.filled(1)
+    place = work.place
+
+    def slow_place(*, ahead: bool = False) -> RoutedWork | None:
+        router.clock.now += 0.002
+        return place(ahead=ahead)
+
+    monkeypatch.setattr(work, "place", slow_place)
+    router.wait(0.001)
+    before = work.placed
+    for _ in range(500):
+        router.dispatcher.wake()
+        router.wait(0.001)
+    assert 15 <= work.placed - before <= 27, "0.5 s of waiting, 0.02 s from one look to the next"
+    work.now = FREE
+    ticket.on_tokens()
+    router.wait(0.025)
+    assert work.was_sent()
 
 
 def test_room_that_no_event_tells_is_found_by_the_timer() -> None:

@@ -149,6 +149,19 @@ def test_way_of_a_first_token_is_learned_apart_from_queue_and_prefill() -> None:
     assert estimates.correction("p", 2) == pytest.approx(1.0, rel=0.01)
 
 
+def test_transfers_are_learned_of_the_workers_that_were_named() -> None:
+    estimates = RoutingEstimates()
+    submission = _submission(TokenQueue(8))
+    submission._estimates = estimates
+    chosen, other = (SimpleNamespace(prefill=name, decode="d") for name in ("p", "q"))
+    choice = SimpleNamespace(chosen=chosen, others=[other])
+    submission.placed = cast(Any, SimpleNamespace(choice=choice))
+    for name in ("p", "q", "made up"):
+        submission.measured = pb.Measured(prefill_instance=name, tail_bytes=500, tail_seconds=0.5)
+        submission.record_finish()
+    assert estimates.network({}).bandwidth.keys() == {("p", "d"), ("q", "d")}
+
+
 async def test_events_that_come_with_the_first_token_are_kept() -> None:
     submission = _submission(TokenQueue(8))
     first = _output(logprobs=1, prompt=2)

@@ -181,6 +181,11 @@ def test_a_queue_of_others_that_does_not_move_stays() -> None:
         queue.report(10_000)
         clock.now += 0.5
     assert queue.others_s(2.0) == pytest.approx(1.5), "computed since the last report, at most"
+    queue.report(10_000)
+    for _ in range(4):
+        clock.now += 0.1
+        queue.report(10_000)
+    assert queue.others_s(2.0) == pytest.approx(1.6), "the same count again"
 
 
 def test_prompts_of_other_routers_are_what_a_report_has_beside_own_ones() -> None:
