@@ -1,8 +1,8 @@
-"""Ends one request on its decode worker when a deadline has passed.
+"""Ends one request on its decode worker when no token has come for too long.
 
-The router says how long the client waits, and ends the request itself when that time is over. The
-worker counts on its own clock, so that it computes nothing for a client who has given up although
-the router's cancel is late or the router is gone.
+The router says how long the client waits for each token, and ends the request itself when that time
+is over. The worker counts on its own clock, so that it computes nothing for a client who has given
+up although the router's cancel is late or the router is gone.
 """
 
 from __future__ import annotations
@@ -14,27 +14,45 @@ from protocol.requests import Request
 
 
 class RequestExpiry:
-    """Calls ``expire`` with the reason when a deadline of ``request`` passes. ``DecodeRequest`` has
-    one: created -> first_token_came -> cancel."""
+    """Calls ``expire`` with the reason when no token of ``request`` has come in time.
+    ``DecodeRequest`` has one: created -> first_token_came -> cancel.
 
-    def __init__(self, request: Request, expire: Callable[[str], None]) -> None:
+    ``count_tokens`` returns how many have come. The timer asks only when it fires, so that a token
+    costs nothing: the limit between two tokens is found at least once, at most twice its time after
+    the last one.
+    """
+
+    def __init__(
+        self, request: Request, expire: Callable[[str], None], count_tokens: Callable[[], int]
+    ) -> None:
+        self._request = request
         self._expire = expire
-        self._first_token = self._timer(request.first_token_s, "first token")
-        self._end = self._timer(request.deadline_s, "end of the request")
+        self._count_tokens = count_tokens
+        self._seen = count_tokens()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait("first", request.first_token_s)
 
-    def _timer(self, seconds: float, what: str) -> asyncio.TimerHandle | None:
-        if not seconds:
-            return None
-        why = f"the {what} did not come within {seconds:g} s, the time that its router allows"
-        return asyncio.get_running_loop().call_later(seconds, self._expire, why)
+    def _wait(self, which: str, seconds: float) -> None:
+        if seconds:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(seconds, self._look, which, seconds)
+
+    def _look(self, which: str, seconds: float) -> None:
+        seen, self._seen = self._seen, self._count_tokens()
+        if self._seen > seen:
+            self._wait("next", self._request.token_timeout_s)
+            return
+        self._expire(
+            f"the {which} token did not come within {seconds:g} s, the time that its router allows"
+        )
 
     def first_token_came(self) -> None:
-        """Cancel the deadline of the first token; that of the whole request stays."""
-        if self._first_token is not None:
-            self._first_token.cancel()
+        """From now on the limit between two tokens holds."""
+        self.cancel()
+        self._seen = self._count_tokens()
+        self._wait("next", self._request.token_timeout_s)
 
     def cancel(self) -> None:
         """The request has ended. Idempotent."""
-        self.first_token_came()
-        if self._end is not None:
-            self._end.cancel()
+        if self._timer is not None:
+            self._timer.cancel()

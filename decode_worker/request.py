@@ -123,7 +123,7 @@ class DecodeRequest:
         self._unreserved = len(request.context)  # tokens that have no pages here yet
         self._prefix_found: asyncio.Future[int] | None = None
         self._handover: Handover | None = None
-        self._expiry = RequestExpiry(request, self._expire)
+        self._expiry = RequestExpiry(request, self._expire, lambda: len(self._emitted))
         self._placing = self._start_placing()
 
     # ---- finished, handed back, retried -----------------------------------------------------
@@ -138,7 +138,7 @@ class DecodeRequest:
         self._fail(why, retryable=True, moved=True)
 
     def _expire(self, why: str) -> None:
-        """End because a deadline of the request has passed."""
+        """End because no token has come for too long."""
         self._fail(why, retryable=False, expired=True)
 
     def _fail(
@@ -229,7 +229,8 @@ class DecodeRequest:
         of its deadlines."""
         since_s = time.monotonic() - self._began
         resumed = self.request.resumed(self._emitted, self.request.waited_s + since_s)
-        return resumed.after(since_s)
+        has_sent = len(self._emitted) > len(self.request.emitted)
+        return resumed if has_sent else resumed.after(since_s)
 
     @property
     def promised_tokens(self) -> int:
@@ -364,10 +365,10 @@ class DecodeRequest:
         if self._ended:
             return
         is_first = len(self._emitted) == len(self.request.emitted)
+        self._emitted.append(token)
         if is_first:
             self._expiry.first_token_came()
             self._mark("first_token")
-        self._emitted.append(token)
         output = pb.Output(id=self.request.id, tokens=(token,), cached_tokens=self._cached_tokens)
         if logprobs is not None:
             output.logprobs.append(logprobs_to_wire(logprobs))

@@ -14,7 +14,7 @@ import msgspec
 
 from protocol.errors import InvalidRequest
 from protocol.sampling_params import (
-    MAX_LOGPROBS,
+    MAX_OUTPUT_LOGPROBS,
     MAX_PROMPT_LOGPROBS,
     SamplingParams,
     sampling_params_from_wire,
@@ -27,6 +27,9 @@ PRIORITIES = (-100, 100)
 
 MAX_WAITED_S = 86_400.0
 """Greatest age of a request in seconds that a peer may claim."""
+
+MAX_ID_CHARS = 256
+"""Characters of a request's id, which contains the id that its client gave it (128)."""
 
 MAX_DEADLINE_S = 604_800.0
 """Greatest number of seconds that a peer may allow a request; a later deadline is none."""
@@ -57,25 +60,28 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_root: bytes = b""
     priority: int = 0  # lower runs earlier
     waited_s: float = 0.0  # since a decode worker first had it: its place among equal ones
-    # Seconds left, from when this process got the request; 0: no limit. Who has it computes nothing
-    # for it afterwards; what its client is told is the router's matter.
-    deadline_s: float = 0.0  # to its end
-    first_token_s: float = 0.0  # to the next token; 0 once a token was sent
+    # Limits on the time without a token, in seconds; 0: no limit. Who has the request computes
+    # nothing for it afterwards; what its client is told is the router's matter.
+    first_token_s: float = 0.0  # to the next token, from when this process got the request
+    token_timeout_s: float = 0.0  # from each token to the one after it
 
     @property
-    def expires_s(self) -> float:
+    def first_token_limit_s(self) -> float:
         """Seconds until it expires while no token has come; infinite without a limit."""
-        return min((s for s in self._limits if s), default=math.inf)
+        return self.first_token_s or math.inf
+
+    @property
+    def token_limit_s(self) -> float:
+        """Seconds from a token after which it expires; infinite without a limit."""
+        return self.token_timeout_s or math.inf
 
     def after(self, seconds: float) -> Request:
-        """Return this request with the deadlines that are left ``seconds`` later. One that has
-        passed by then leaves a moment, because 0 is no limit."""
-        left = [max(s - seconds, _LEAST_LEFT_S) if s else 0.0 for s in self._limits]
-        return msgspec.structs.replace(self, deadline_s=left[0], first_token_s=left[1])
-
-    @property
-    def _limits(self) -> tuple[float, float]:
-        return self.deadline_s, self.first_token_s
+        """Return this request with the time that is left to its next token ``seconds`` later. A
+        limit that has passed by then leaves a moment, because 0 is no limit."""
+        if not self.first_token_s:
+            return self
+        left = max(self.first_token_s - seconds, _LEAST_LEFT_S)
+        return msgspec.structs.replace(self, first_token_s=left)
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -95,14 +101,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     def resumed(self, emitted: Iterable[int], waited_s: float = 0.0) -> Request:
         """Return this request with ``emitted``, all output tokens that were sent so far, and with
-        ``waited_s`` seconds that it has waited in all. The first token has no deadline any more
-        once one was sent."""
+        ``waited_s`` seconds that it has waited in all. Once a token was sent, the next one has the
+        time of each later token."""
         sent = tuple(emitted)
         return msgspec.structs.replace(
             self,
             emitted=sent,
             waited_s=min(waited_s, MAX_WAITED_S),
-            first_token_s=0.0 if len(sent) > len(self.emitted) else self.first_token_s,
+            first_token_s=(
+                self.token_timeout_s if len(sent) > len(self.emitted) else self.first_token_s
+            ),
         )
 
 
@@ -125,7 +133,7 @@ def request_to_wire(request: Request, into: pb.Request | None = None) -> pb.Requ
 def request_from_wire(message: pb.Request) -> Request:
     """Return the request in ``message``. Raises InvalidRequest when a field is out of its range,
     because the peer is not trusted."""
-    if not message.id or len(message.id) > 128:
+    if not message.id or len(message.id) > MAX_ID_CHARS:
         raise InvalidRequest("request id must have 1 to 128 characters", "id")
     if not message.prompt:
         raise InvalidRequest("prompt must hold at least one token", "prompt")
@@ -147,7 +155,7 @@ def request_from_wire(message: pb.Request) -> Request:
         raise InvalidRequest(
             f"waited_s must be in [0, {MAX_WAITED_S:g}], not {message.waited_s}", "waited_s"
         )
-    for name in ("deadline_s", "first_token_s"):
+    for name in ("first_token_s", "token_timeout_s"):
         if not 0 <= getattr(message, name) <= MAX_DEADLINE_S:  # also refuses NaN
             raise InvalidRequest(
                 f"{name} must be in [0, {MAX_DEADLINE_S:g}], not {getattr(message, name)}", name
@@ -167,8 +175,8 @@ def request_from_wire(message: pb.Request) -> Request:
         cache_root=message.cache_root,
         priority=message.priority,
         waited_s=message.waited_s,
-        deadline_s=message.deadline_s,
         first_token_s=message.first_token_s,
+        token_timeout_s=message.token_timeout_s,
     )
 
 
@@ -178,6 +186,8 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
 
     ``rank`` of the token: 1 is the most likely; equal tokens share a rank. ``top_tokens`` are the
     most likely tokens, best first, as many as were requested; ``top_logprobs`` are their values.
+    Where ``logprob_token_ids`` were requested, ``top_tokens`` are those in that order, after the
+    drawn token if it is not one of them.
     """
 
     logprob: float
@@ -194,9 +204,9 @@ def logprobs_from_wire(value: pb.Logprobs) -> Logprobs:
     """Return the log-probabilities of one token. Raises InvalidRequest for lists that no worker
     sends, because the peer is not trusted."""
     count = len(value.top_tokens)
-    if count > MAX_LOGPROBS or count != len(value.top_logprobs):
+    if count > MAX_OUTPUT_LOGPROBS or count != len(value.top_logprobs):
         raise InvalidRequest(
-            f"as many top_logprobs as top_tokens, at most {MAX_LOGPROBS}, were expected;"
+            f"as many top_logprobs as top_tokens, at most {MAX_OUTPUT_LOGPROBS}, were expected;"
             f" {len(value.top_logprobs)} and {count} came",
             "logprobs",
         )

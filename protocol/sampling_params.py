@@ -22,7 +22,19 @@ MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKENS = 1 << 14
+"""Entries of ``allowed_token_ids``: some 50 kB in the message of each choice."""
+
 MAX_LOGPROBS = 20
+"""Most likely tokens beside each token of an output whose length is not limited by its report."""
+
+MAX_LOGPROB_TOKENS = 128
+"""Entries of ``logprob_token_ids``, as in vLLM."""
+
+MAX_OUTPUT_LOGPROBS = 1 << 19
+"""Log-probabilities of one output with more than MAX_LOGPROBS beside each token: the whole of the
+largest vocabularies (Gemma's has 2^18 tokens) beside one token, and 4 MB of a message."""
+
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_LEXER_STATES = 20_000
 """Lexer states of a grammar in use. A state takes 1-2 kB, so this bounds the memory that a hostile
@@ -77,9 +89,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Bounds(0, 10, open_low=True)] = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
 
+    allowed_token_ids: tuple[int, ...] = ()  # no other token is drawn; empty: every token may be
+
     # Number of most likely tokens to report beside each output or prompt token; None: no report.
-    logprobs: Annotated[int | None, Bounds(0, MAX_LOGPROBS)] = None
-    prompt_logprobs: Annotated[int | None, Bounds(0, MAX_LOGPROBS)] = None
+    logprobs: Annotated[int | None, Bounds(0, MAX_OUTPUT_LOGPROBS)] = None
+    prompt_logprobs: Annotated[int | None, Bounds(0, MAX_PROMPT_LOGPROBS)] = None
+    logprob_token_ids: tuple[int, ...] = ()  # output tokens' report has these, not the most likely
 
     # Grammar that the output must match, as JSON of llguidance's TopLevelGrammar; empty: none.
     grammar: str = ""
@@ -97,6 +112,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check_length("grammar", self.grammar, MAX_GRAMMAR_BYTES, "characters")
         _check_length("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
         _check_length("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
+        _check_length("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
+        _check_length("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKENS)
+        self._check_report()
         if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
             raise InvalidRequest("logit_bias must name a token once, not twice", "logit_bias")
         low, high = BIAS_RANGE
@@ -104,6 +122,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if not low <= value <= high:  # written so that NaN is refused
                 expected = f"[{low:g}, {high:g}]"
                 raise _out_of_range("logit_bias", expected, f"{value} for token {token}")
+
+    def _check_report(self) -> None:
+        count, field = len(self.logprob_token_ids), "logprob_token_ids"
+        if count and self.logprobs is None:
+            raise InvalidRequest("logprob_token_ids is only allowed with logprobs", field)
+        if not count:
+            count, field = self.logprobs or 0, "logprobs"
+        if count > MAX_LOGPROBS and (count + 1) * self.max_tokens > MAX_OUTPUT_LOGPROBS:
+            raise InvalidRequest(
+                f"{field}: {count} tokens are reported beside each of at most"
+                f" {MAX_OUTPUT_LOGPROBS // (count + 1)} output tokens, not {self.max_tokens}",
+                field,
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -144,7 +175,8 @@ def sampling_params_from_wire(message: pb.Sampling) -> SamplingParams:
     fields = {name: getattr(message, name) for name in SamplingParams.__struct_fields__}
     present = {field.name for field, _ in message.ListFields()}
     fields |= dict.fromkeys(_OPTIONAL_FIELDS - present)
-    fields["stop_token_ids"] = tuple(message.stop_token_ids)
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        fields[name] = tuple(getattr(message, name))
     fields["logit_bias"] = tuple((pair.token, pair.bias) for pair in message.logit_bias)
     return SamplingParams(**fields)
 

@@ -11,7 +11,8 @@ from protocol.registry.redis_client import check_exposure, check_url
 from protocol.security.host_header import AllowedHosts
 from protocol.security.listen_hosts import check_router_host
 from protocol.security.tls import HttpTls, TlsFiles, https_server_context, read_pem_bundle
-from router.placement.admission import QUEUE_SHARE, AdmissionLimits
+from router.openai.parser_names import ReasoningFields, ReasoningParserName, ToolParserName
+from router.placement.admission import QUEUE_SHARE, AdmissionLimits, default_ttft_limit_s
 from router.placement.snapshot import Objectives
 
 
@@ -24,11 +25,16 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     secret: bytes  # cluster secret, root of the prefix-cache keys; at most 64 bytes
     model_path: str  # folder with tokenizer.json
     model_id: str
-    request_timeout_s: float
     first_token_timeout_s: float
+    next_token_timeout_s: float
     resubmit_wait_s: float  # how long an interrupted request waits for a decode worker
     client_buffer_tokens: int  # tokens a client may lag behind before it loses its request
     refresh_s: float = 0.5  # between two reads of the directory; has no key
+    reasoning_parser: ReasoningParserName
+    tool_parser: ToolParserName
+    reasoning_field: ReasoningFields
+    cors_origins: tuple[str, ...] | None  # whose pages may call the API; "*": any; None: none
+    keep_alive_s: float  # without an event, after which a stream gets one without meaning
     max_body_bytes: int
     body_timeout_s: float  # for a request's headers, and again for its body
     max_connections: int  # of clients, open at once; fewer where descriptors do not suffice
@@ -40,11 +46,13 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int  # 0: any free one
     ttft_slo_s: float  # objectives that placements are weighed by
     tpot_slo_s: float
-    admission_ttft_ms: float | None  # predicted TTFT at which to refuse; None: 10 * SLO
+    admission_ttft_ms: float | None  # predicted TTFT at which to refuse; None: by the objective
     admission_queue_ms: float | None  # predicted time in a queue, likewise; None: see below
     max_requests: int  # in the router at once, of one tenant
     api_keys: str | None  # file of API keys and tenants; None: one tenant, any key
     usage_log: str | None  # file of tenants' usage, JSON lines; None: none
+    access_log: str | None  # file of HTTP requests, JSON lines; None: none
+    otlp_endpoint: str | None  # URL of an OpenTelemetry collector that gets traces; None: none
     tls: TlsFiles | None  # to the workers
     http_tls: HttpTls | None  # to clients
     allow_plain_http: bool  # beyond loopback: a proxy in front speaks TLS
@@ -56,7 +64,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ttft_deadline_s(self) -> float:
         if self.admission_ttft_ms is None:
-            return 10 * self.ttft_slo_s
+            return default_ttft_limit_s(self.ttft_slo_s)
         return self.admission_ttft_ms / 1000
 
     @property

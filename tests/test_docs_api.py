@@ -19,7 +19,6 @@ from router.http.intake import (
     TIMELINE_HEADER,
     TTFT_DEADLINE_HEADER,
 )
-from router.openai.answers.openapi import openapi_document
 from router.openai.bodies.generation_body import (
     ChatBody,
     CompletionBody,
@@ -28,6 +27,8 @@ from router.openai.bodies.generation_body import (
     parse_completion,
 )
 from router.openai.bodies.parsing import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
+from router.openai.responses.body import IGNORED, PASSED_ON, REFUSED, OpenFields
+from router.openapi.document import openapi_document
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "api.md").read_text()
@@ -81,6 +82,7 @@ def defaults(model_fields: dict[str, FieldInfo]) -> dict[str, list[Any]]:
         ("Parameters of both", GenerationBody, None),
         ("Parameters of completions", CompletionBody, GenerationBody),
         ("Parameters of chats", ChatBody, GenerationBody),
+        ("Responses", OpenFields, None),
     ],
 )
 def test_parameters_and_their_defaults(heading: str, model: Any, base: Any) -> None:
@@ -100,8 +102,18 @@ def test_refusals_and_what_changes_nothing() -> None:
         ("Refused in both", common),
         ("Refused in completions", of_completions),
         ("Refused in chats", of_chats),
+        ("Responses: refused", REFUSED),
     ):
         assert fields(heading) == {name: list(values) for name, values in neutral.items()}
+
+
+def test_parameters_of_responses_that_chats_have_and_that_have_no_effect() -> None:
+    for heading, names in (
+        ("Responses: as in chats", PASSED_ON),
+        ("Responses: without effect", IGNORED),
+    ):
+        told = [name for row in rows(heading) for name in quoted(row[0])]
+        assert sorted(told) == sorted(names)
 
 
 def test_endpoints() -> None:

@@ -77,6 +77,9 @@ def _pool_values(config: Config, role: Role) -> dict[str, Any]:
 def router_settings(config: Config) -> RouterSettings:
     """Return the settings of a router."""
     https, hosts = config.security.http_tls, config.security.allowed_hosts
+    api = config.api.model_dump()
+    if config.api.cors_origins is not None:
+        api["cors_origins"] = split_host_names(config.api.cors_origins)
     return RouterSettings(
         cluster=config.cluster,
         redis_url=_reveal(config.redis.url),
@@ -92,10 +95,13 @@ def router_settings(config: Config) -> RouterSettings:
         admission_queue_ms=config.router.admission_queue_ms,
         api_keys=config.security.api_keys,
         usage_log=config.router.usage_log,
+        access_log=config.router.access_log,
+        otlp_endpoint=config.router.otlp_endpoint,
         allowed_hosts=None if hosts is None else split_host_names(hosts),
         tls=_tls_files(config),
         http_tls=HttpTls(cert=https.cert, key=https.key) if https.cert and https.key else None,
         allow_plain_http=config.security.allow_plain_http,
+        **api,
         **config.limits.model_dump(),
     )
 

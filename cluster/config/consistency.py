@@ -72,15 +72,11 @@ def _check_router_host(c: Config) -> Iterator[Contradiction]:
 
 
 def _check_limit_order(c: Config) -> Iterator[Contradiction]:
-    longest = c.limits.request_timeout_s
-    for name, value in (
-        ("first_token_timeout_s", c.limits.first_token_timeout_s),
-        ("resubmit_wait_s", c.limits.resubmit_wait_s),
-    ):
-        if value > longest:
-            keys = (f"limits.{name}", "limits.request_timeout_s")
-            text = f"{value:g} s is more than limits.request_timeout_s, which is {longest:g} s"
-            yield Contradiction(keys, text)
+    wait_s, longest_s = c.limits.resubmit_wait_s, c.limits.next_token_timeout_s
+    if wait_s > longest_s:
+        keys = ("limits.resubmit_wait_s", "limits.next_token_timeout_s")
+        text = f"{wait_s:g} s is more than limits.next_token_timeout_s, which is {longest_s:g} s"
+        yield Contradiction(keys, text)
     deadline = c.router.admission_ttft_ms
     if deadline is not None and deadline < c.router.ttft_slo_ms:
         keys = ("router.admission_ttft_ms", "router.ttft_slo_ms")

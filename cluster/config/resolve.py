@@ -192,7 +192,7 @@ def _expectation(key: ConfigKey, written: WrittenValue, error: ValidationError) 
 def _resolve_path(key: ConfigKey, value: Any, folder: Path) -> Any:
     """Make a file name absolute, relative to ``folder``: that of the configuration file, or the
     working directory. The name of a model that is no folder there may be a hub id, and stays."""
-    is_path = key.is_file or key.name in ("autoscaler.log", "router.usage_log")
+    is_path = key.is_file or key.name in ("autoscaler.log", "router.usage_log", "router.access_log")
     if not isinstance(value, str) or not (is_path or key.name == "model.path"):
         return value
     try:

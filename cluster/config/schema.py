@@ -12,6 +12,7 @@ from cluster.config import value_checks
 from cluster.settings import AutoscalerMode
 from engine.ipc.settings import MAX_DRAFT_TOKENS, SpeculationMethod
 from engine.kv_cache.kv_format import Precision
+from router.openai.parser_names import ReasoningFields, ReasoningParserName, ToolParserName
 
 FLAG = "x-flag"
 NO_FLAG = ""
@@ -21,6 +22,8 @@ HttpUrl: TypeAlias = Annotated[SecretStr, AfterValidator(value_checks.http_url)]
 ClusterName: TypeAlias = Annotated[str, AfterValidator(value_checks.cluster_name)]
 Host: TypeAlias = Annotated[str, AfterValidator(value_checks.host)]
 HostNames: TypeAlias = Annotated[str, AfterValidator(value_checks.host_names)]
+CollectorUrl: TypeAlias = Annotated[str, AfterValidator(value_checks.collector_url)]
+Origins: TypeAlias = Annotated[str, AfterValidator(value_checks.origins)]
 DnsName: TypeAlias = Annotated[str, AfterValidator(value_checks.dns_name)]
 Fabric: TypeAlias = Literal["untrusted", "trusted"]
 Device: TypeAlias = Annotated[str, AfterValidator(value_checks.device)]
@@ -232,7 +235,7 @@ class RouterSection(Section):
     admission_ttft_ms: float | None = key(
         None,
         "Refuse requests whose first token is predicted later than this; null: 10 times the "
-        "objective.",
+        "objective, and twice that, as predictions may be wrong by a factor of 2.",
         ge=1,
     )
     admission_queue_ms: float | None = key(
@@ -245,6 +248,37 @@ class RouterSection(Section):
         None,
         "File of tenants' usage, a JSON line for each response; null: none.",
         "--usage-log",
+    )
+    access_log: str | None = key(
+        None, "File of HTTP requests, a JSON line for each; null: none.", "--access-log"
+    )
+    otlp_endpoint: CollectorUrl | None = key(
+        None, "OpenTelemetry collector that gets traces, as http://localhost:4318; null: none."
+    )
+
+
+class ApiSection(Section):
+    reasoning_parser: ReasoningParserName = key(
+        "auto",
+        "Markers of the model's reasoning; auto: those in its chat template; none: the reasoning "
+        "is a part of the content.",
+    )
+    tool_parser: ToolParserName = key(
+        "auto", "Syntax of the model's tool calls; auto: the one in its chat template."
+    )
+    reasoning_field: ReasoningFields = key(
+        "both", "Names of the field in chats that has the reasoning."
+    )
+    cors_origins: Origins | None = key(
+        None,
+        "Origins, with commas between, whose web pages may call the API, as https://chat.example; "
+        "*: any; null: none.",
+    )
+    keep_alive_s: float = key(
+        15.0,
+        "Seconds without an event after which a stream gets one without meaning.",
+        gt=0,
+        le=300,
     )
 
 
@@ -270,10 +304,10 @@ class LimitsSection(Section):
     idle_timeout_s: float = key(
         75.0, "Seconds after which a connection without a request is closed.", ge=1, le=3600
     )
-    request_timeout_s: float = key(
-        600.0, "Seconds from a request's arrival to its end.", gt=0, le=3600
-    )
     first_token_timeout_s: float = key(120.0, "Seconds to a request's first token.", gt=0, le=3600)
+    next_token_timeout_s: float = key(
+        120.0, "Seconds without a token after which a request ends.", gt=0, le=3600
+    )
     resubmit_wait_s: float = key(
         10.0, "Seconds that an interrupted request waits for a decode worker.", gt=0, le=3600
     )
@@ -340,6 +374,7 @@ class Config(Section):
     autoscaler: AutoscalerSection = section(
         "Adapts the numbers of workers to the traffic.", AutoscalerSection
     )
+    api: ApiSection = section("What clients get.", ApiSection)
     limits: LimitsSection = section("What a client can ask for.", LimitsSection)
     redis: RedisSection = section("Where workers and routers find each other.", RedisSection)
     security: SecuritySection = section("Who may connect, and how.", SecuritySection)

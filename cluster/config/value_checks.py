@@ -17,6 +17,7 @@ MASK = "<hidden>"
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _DEVICE = re.compile(r"(cpu|cuda(:[0-9]{1,3})?)\Z")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]_-]{1,253}\Z")
 _NAME = re.compile(r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*\Z")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9.:_%-]{1,253}\Z")
@@ -43,6 +44,20 @@ def dns_name(text: str) -> str:
 def split_host_names(text: str) -> tuple[str, ...]:
     """Return the names of a list separated by commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def collector_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise ValueError("the URL of a collector, as http://localhost:4318")
+    return text
+
+
+def origins(text: str) -> str:
+    names = split_host_names(text)
+    if not names or not all(name == "*" or _ORIGIN.match(name) for name in names):
+        raise ValueError("origins separated by commas, as https://chat.example:8443, or *")
+    return text
 
 
 def host_names(text: str) -> str:

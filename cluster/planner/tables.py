@@ -75,7 +75,7 @@ def slo_warnings(plan: DeploymentPlan) -> list[str]:
         found.append(
             f"No number of workers meets a TTFT of {duration(goals.ttft_s)}: on an idle worker 90%"
             f" of these prompts take up to {duration(sized.least_ttft_s)}."
-            " Sized for 80% utilisation."
+            " For sizing, such a prompt may wait for as long as it is late by itself."
         )
     if "tpot" in sized.infeasible:
         found.append(
@@ -256,7 +256,7 @@ def legend(plan: DeploymentPlan) -> list[str]:
         " --overhead-ms), as published throughput of TensorRT-LLM says. A live cluster's own"
         " figures (`baton status --json`) are better.",
         "Workers: the policy of the autoscaler, for a steady load: at most 10% of the requests"
-        " wait longer than the TTFT objective leaves time for, and decode has room for 90% of what"
+        " wait longer than the TTFT objective leaves time for, and decode has room for 98% of what"
         " chance brings.",
         "Unsplit: an estimate to their good: prompts go where a worker is free, in chunks that keep"
         " steps within the TPOT objective; mixed: in the steps of those that decode, while weights"

@@ -72,8 +72,9 @@ class FleetSampler:
         there: dict[Role, float] = dict.fromkeys(ROLES, 0.0)
         for worker in self._fleet.workers:
             worker.batch.settle(self._clock.now)  # so that its time is counted up to now
-            spent = worker.busy_s - self._busy_before.get(worker.number, 0.0)
-            self._busy_before[worker.number] = worker.busy_s
+            left_s = max(0.0, worker.free_s - self._clock.now)  # counted when its steps began
+            spent = worker.busy_s - left_s - self._busy_before.get(worker.number, 0.0)
+            self._busy_before[worker.number] = worker.busy_s - left_s
             busy[worker.role] += spent
             there[worker.role] += min(self._every_s, self._clock.now - worker.since_s)
         for role in ROLES:

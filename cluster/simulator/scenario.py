@@ -152,7 +152,7 @@ class ObjectivesSection(Section):
 
 
 class RoutingSection(Section):
-    admission_ttft_ms: Positive | None = None  # None: 10 times the objective
+    admission_ttft_ms: Positive | None = None  # None: as of a router
     admission_queue_ms: Positive | None = None  # None: no bound
     path_ms: NotNegative = 4.0  # to a prefill worker and back
 

@@ -34,7 +34,7 @@ from cluster.sizing.snapshot import MachineModel, SizingSnapshot
 from protocol.errors import StartupError
 from protocol.performance.step_model import DEFAULT_CHUNK
 from protocol.roles import ROLES, Role
-from router.placement.admission import AdmissionLimits
+from router.placement.admission import AdmissionLimits, default_ttft_limit_s
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives
 
@@ -194,8 +194,9 @@ class Simulation:
 
 def _routing_terms(scenario: Scenario, machines: dict[Role, MachineModel]) -> RoutingTerms:
     goals, routing = scenario.goals, scenario.routing
+    given_ms = routing.admission_ttft_ms
     patience = AdmissionLimits(
-        10 * goals.ttft_s if routing.admission_ttft_ms is None else routing.admission_ttft_ms / 1e3,
+        default_ttft_limit_s(goals.ttft_s) if given_ms is None else given_ms / 1e3,
         math.inf if routing.admission_queue_ms is None else routing.admission_queue_ms / 1e3,
     )
     return RoutingTerms(

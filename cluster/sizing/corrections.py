@@ -14,6 +14,10 @@ from cluster.sizing.snapshot import Corrections, ObservedLatency, RequestMix, Si
 
 CORRECTION_WEIGHT = 0.1
 """Weight of a new ratio of observed to predicted."""
+TTFT_TOLERANCE = 1.3
+"""Ratio of TTFTs up to which prefill is not corrected. TTFT also has waits that the queue model
+does not know: for the step that runs, for other prompts in the same step, for a burst. As a
+correction they would count as work: in the simulator, whose steps are exact, they came to 1.28."""
 MIN_RESIDENTS = 20
 """Resident sequences from which on their mean KV is trusted."""
 MIN_CORRECTION, MAX_CORRECTION = 0.5, 2.0
@@ -36,7 +40,7 @@ def updated_corrections(
     return Corrections(
         prefill=before.prefill
         if queues
-        else _updated(before.prefill, observed.ttft_s, expected.ttft_s),
+        else _updated(before.prefill, observed.ttft_s, expected.ttft_s, TTFT_TOLERANCE),
         decode=_updated(before.decode, observed.tpot_s, expected.tpot_s),
         kv=kv,
     )
@@ -84,8 +88,11 @@ def bounded_corrections(corrections: Corrections) -> tuple[str, ...]:
     return tuple(name for name in CORRECTIONS if getattr(corrections, name) in bounds)
 
 
-def _updated(before: float, observed_s: float | None, expected_s: float | None) -> float:
-    if observed_s is None or not expected_s:
+def _updated(
+    before: float, observed: float | None, expected: float | None, tolerance: float = 1.0
+) -> float:
+    if observed is None or not expected:
         return before
-    ratio = before * observed_s / expected_s
+    ratio = before * observed / expected
+    ratio = max(ratio / tolerance, min(1.0, ratio * tolerance))
     return min(MAX_CORRECTION, max(MIN_CORRECTION, before + CORRECTION_WEIGHT * (ratio - before)))

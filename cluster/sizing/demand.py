@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from cluster.sizing.decision import RoleDemand
 from cluster.sizing.queueing import (
+    CHANCE_DEVIATIONS,
     LARGEST_LOAD,
     ServiceTime,
     late_share,
@@ -31,20 +34,20 @@ MAX_LATE_SHARE = 0.1
 TARGET_UTILISATION = 0.8
 """Utilisation of links."""
 DEFAULT_START_S = ScalingTuning().start_s
-RESIDENT_DEVIATIONS = 2.0
-"""Standard deviations of the number of sequences that room is made for, which covers 98% of a
-normal distribution. With 90%, a full pool now and then keeps prompts on prefill workers."""
 
 
 def queued_work_s(mix: RequestMix, service: ServiceTime) -> float:
     """Return the seconds of work in the queue. ``mix.backlog_tokens`` also holds the prompts that
-    are computed, rate*E[S*tokens] of them by Little's law."""
+    are computed: a Poisson number of each length, rate*E[S*tokens] tokens by Little's law with a
+    variance of rate*E[S*tokens^2]. What this explains is no queue."""
     tokens = mean_prompt_tokens(mix)
     if tokens <= 0:
         return 0.0
-    lengths = [s.uncached + s.cached for s in mix.samples]
+    lengths = np.array([s.uncached + s.cached for s in mix.samples])
     computed = mix.rate * float(service.weights @ (service.seconds * lengths))
-    return max(0.0, mix.backlog_tokens - computed) / tokens * service.mean_s
+    variance = mix.rate * float(service.weights @ (service.seconds * lengths**2))
+    most = computed + CHANCE_DEVIATIONS * math.sqrt(variance)
+    return max(0.0, mix.backlog_tokens - most) / tokens * service.mean_s
 
 
 def work_left_s(load: float, servers: int, queued_s: float, growth: float, start_s: float) -> float:
@@ -110,7 +113,7 @@ def decode_demand(
     def suffices(workers: int) -> bool:
         # A Poisson number of sequences holds KV with a variance of n*E[kv^2].
         n = sequences(workers)
-        return n + RESIDENT_DEVIATIONS * math.sqrt(n * (1.0 + resident.spread)) <= workers * batch
+        return n + CHANCE_DEVIATIONS * math.sqrt(n * (1.0 + resident.spread)) <= workers * batch
 
     flow = math.ceil(tokens_s * resident.tpot_s(batch) / batch)
     workers = max(least_number(suffices, max(1, flow)), math.ceil(mix.residents / batch))

@@ -11,6 +11,7 @@ import math
 from msgspec.structs import replace
 
 from cluster.sizing.decision import LoadForecast
+from cluster.sizing.queueing import CHANCE_DEVIATIONS, service_time
 from cluster.sizing.snapshot import (
     DemandSample,
     RequestMix,
@@ -63,8 +64,8 @@ def record_demand(
             last_down_s=memory.last_down_s,
             last_change_s=memory.last_change_s,
         )
-    weight = max(1e-9, sum(s.weight for s in mix.samples))
-    load = mix.rate * sum(s.weight * s.uncached for s in mix.samples) / weight
+    uncached = service_time([s.uncached for s in mix.samples], [s.weight for s in mix.samples])
+    load = mix.rate * uncached.mean_s
     past = (*memory.past, DemandSample(at_s, demand.prefill, demand.decode, mix.rate, load))
     keep_s = max(tuning.start_s, FORECAST_S)
     old = [p for p in past if p.at_s < at_s - keep_s]
@@ -80,7 +81,9 @@ def record_demand(
         prefill_levels=levels("prefill"),
         decode_levels=levels("decode"),
     )
-    return _record_growth(memory, at_s, load, tuning.start_s)
+    requests, new = mix.rate * mix.window_s, min(1.0, tuning.start_s / max(mix.window_s, 1e-9))
+    chance = 2.0 * (1.0 + uncached.spread) * new / max(requests, 1.0)
+    return _record_growth(memory, at_s, load, tuning.start_s, chance)
 
 
 def _used_levels(
@@ -133,14 +136,22 @@ def needed_lately(memory: SizingMemory, at_s: float, tuning: ScalingTuning) -> W
     return WorkerCounts(prefill=count(memory.prefill_levels), decode=count(memory.decode_levels))
 
 
-def _record_growth(memory: SizingMemory, at_s: float, load: float, start_s: float) -> SizingMemory:
+def _record_growth(
+    memory: SizingMemory, at_s: float, load: float, start_s: float, chance: float
+) -> SizingMemory:
+    """Record what ``load`` has grown by in ``start_s``, once in that time. ``chance``: variance of
+    the growth that would be seen of a constant load, which the queue model has room for already.
+    Independent deviations add up as squares, so that it is taken off as a square."""
     if memory.growth_s is None:
         return replace(memory, growth_s=at_s)
     then = sample_before(memory, at_s, start_s)
     if at_s - memory.growth_s < start_s or then is None:
         return memory
-    grown = (load / then.load - 1.0,) if then.load > 0 else ()
-    return replace(memory, growth=(*memory.growth, *grown)[-GROWTH_PERIODS:], growth_s=at_s)
+    if then.load <= 0:
+        return replace(memory, growth_s=at_s)
+    seen = max(0.0, load / then.load - 1.0)
+    grown = math.sqrt(max(0.0, seen**2 - CHANCE_DEVIATIONS**2 * chance))
+    return replace(memory, growth=(*memory.growth, grown)[-GROWTH_PERIODS:], growth_s=at_s)
 
 
 def sample_before(memory: SizingMemory, at_s: float, seconds: float) -> DemandSample | None:

@@ -20,6 +20,11 @@ from protocol.performance.step_model import StepModel
 
 SampleVector: TypeAlias = NDArray[np.float64]
 
+CHANCE_DEVIATIONS = 2.0
+"""Standard deviations of a number that count as chance, which covers 98% of a normal distribution.
+Decode pools have room for so many sequences: with 90%, a full pool now and then keeps prompts on
+prefill workers."""
+
 
 class ServiceTime(NamedTuple):
     """Seconds that prompts take on a prefill worker; zeros where no request is known."""

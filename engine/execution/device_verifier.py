@@ -3,9 +3,9 @@
     one row a sequence   draw -> the state -> tokens, read after an event
     with drafts          draw -> accept -> the state -> move KV -> tokens, read in one copy
 
-Rows with filters, penalties, biases or log-probabilities go through ``Verifier``, whose tokens are
-the same function of the logits, and so do drafts of rows with a grammar. The stepper of an engine
-with kernels owns one.
+Rows with filters, penalties, biases, allowed tokens or log-probabilities go through ``Verifier``,
+whose tokens are the same function of the logits, and so do drafts of rows with a grammar. The
+stepper of an engine with kernels owns one.
 """
 
 from __future__ import annotations

@@ -349,9 +349,8 @@ class Stepper:
         decoding = sequence.phase is Phase.DECODE
         out: list[TokenOut] = []
         for token, logprobs in zip(drawn.tokens, drawn.logprobs, strict=True):
-            grammar = sequence.grammar
-            if grammar is not None and not grammar.advance(token):
-                problem = invalid_grammar(grammar.problem or "no token fits")
+            problem = None if sequence.grammar is None else self._advance_grammar(sequence, token)
+            if problem is not None:
                 self._refused.append((sequence.handle, problem))
                 self._scheduler.finish(sequence)
                 return out
@@ -372,6 +371,17 @@ class Stepper:
         elif not decoding:
             self._scheduler.promote(sequence)
         return out
+
+    def _advance_grammar(self, sequence: Sequence, token: int) -> InvalidRequest | None:
+        """Let the sequence's grammar accept ``token``. Return why it cannot follow the text."""
+        grammar, allowed = sequence.grammar, sequence.allowed_tokens
+        assert grammar is not None
+        if allowed and token not in allowed and token not in self._eos:
+            message = "allowed_token_ids leave no token that the grammar allows next"
+            return InvalidRequest(message, "allowed_token_ids")
+        if not grammar.advance(token):
+            return invalid_grammar(grammar.problem or "no token fits")
+        return None
 
     def take_refused(self) -> list[tuple[int, InvalidRequest]]:
         """Return and clear the handles of sequences whose grammar failed, each with the error."""

@@ -3,7 +3,8 @@
 The modules, in the order in which a step's logits pass through them:
 
     logprobs           log-probabilities of the model's unchanged logits
-    penalties          logit bias, penalties, and the ban of end tokens before ``min_tokens``
+    penalties          logit bias, penalties, allowed tokens, and the ban of end tokens before
+                       ``min_tokens``
     filters            top-k, top-p and min-p, and a draw among the few tokens above the threshold;
                        counter-based Gumbel noise, and a draw over the whole vocabulary
     sampling_table     the parameters of every running request, one row each

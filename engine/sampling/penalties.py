@@ -1,7 +1,7 @@
 """Changes to single logits: logit bias, banned tokens, and penalties on tokens that already occur.
 
 Each touches a few tokens of a row, for penalties those of its history: a step is one indexed
-operation on [rows, such tokens], not on the vocabulary.
+operation on [rows, such tokens], not on the vocabulary. Only ``allowed_token_ids`` touch all of it.
 """
 
 from __future__ import annotations
@@ -68,6 +68,32 @@ def ban_tokens_(
     if keep_last:
         possible = logits[rows.at].max(dim=-1, keepdim=True).values > float("-inf")  # [S, 1]
         flat[index] = before.masked_fill(banned & possible, float("-inf"))
+
+
+@dataclass(frozen=True)
+class AllowedTokenRows:
+    """Tokens that must not be drawn, of the rows with ``allowed_token_ids``."""
+
+    at: Tensor  # [S] int64, rows of the logits
+    places: IntArray  # [S] the same, on the host
+    forbidden: Tensor  # [S, vocab] bool
+    ends: Tensor  # [S, E] int64, the model's end-of-text tokens
+
+
+def keep_allowed_(logits: Tensor, rows: AllowedTokenRows, may_end: bool = False) -> None:
+    """Set the logits [R, vocab] of tokens that are not allowed to -inf, in place.
+
+    ``may_end``: a row without any possible token that is allowed keeps its end tokens, because a
+    grammar whose text is complete allows nothing else.
+    """
+    before = logits[rows.at]  # [S, vocab]
+    kept = before.masked_fill(rows.forbidden, float("-inf"))
+    if may_end:
+        possible = kept.max(dim=-1, keepdim=True).values > float("-inf")  # [S, 1]
+        ended = torch.full_like(kept, float("-inf"))
+        ended.scatter_(1, rows.ends, before.gather(1, rows.ends))
+        kept = torch.where(possible, kept, ended)
+    logits[rows.at] = kept
 
 
 @dataclass(frozen=True)

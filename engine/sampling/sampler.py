@@ -1,10 +1,11 @@
 """Sample a step's tokens from its logits. ``engine.execution.verifier`` is the only caller.
 
-    logprobs -> bias -> penalties -> grammar -> bans -> greedy: argmax
-                                                     -> / temperature -> filters -> + noise: argmax
+    logprobs -> bias -> penalties -> grammar -> allowed -> bans
+             -> greedy: argmax
+             -> / temperature -> filters -> + noise: argmax
 
-The order is vLLM's, except for grammar and bans: after the grammar, a ban can leave a token to draw
-where the grammar allows banned tokens only.
+The order is vLLM's, except for what forbids tokens, which comes last: after the grammar, a ban can
+leave a token to draw where the grammar allows banned tokens only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from torch import Tensor
 
 from engine.sampling.filters import FilteredDraw, sample_unfiltered
 from engine.sampling.logprobs import compute_logprobs, gather_logprob_inputs
-from engine.sampling.penalties import TokenHistory, add_logit_bias_, ban_tokens_
+from engine.sampling.penalties import (
+    TokenHistory,
+    add_logit_bias_,
+    ban_tokens_,
+    keep_allowed_,
+)
 from engine.sampling.sampling_metadata import (
     DraftRows,
     SamplingMetadata,
@@ -209,7 +215,8 @@ def apply_logits_processors_(
     forbidden: ForbiddenTokens | None = None,
     ancestors: Tensor | None = None,
 ) -> None:
-    """Apply bias, penalties, grammars and bans in place to logits [R, vocab] fp32, contiguous.
+    """Apply bias, penalties, grammars, allowed tokens and bans in place to logits [R, vocab] fp32,
+    contiguous.
 
     positions: [R] int64, the index of the token to draw. ``longest``: the most tokens of a sequence
     with penalties. ``forbidden``: tokens that the grammars of some rows exclude. ancestors: [R, D]
@@ -222,8 +229,11 @@ def apply_logits_processors_(
         history.penalize_(logits, metadata.penalties, longest, ancestors)
     if forbidden is not None:
         mask_forbidden_(logits, forbidden)
+    if metadata.allowed is not None:
+        keep_allowed_(logits, metadata.allowed, may_end=forbidden is not None)
     if metadata.bans is not None:
-        ban_tokens_(logits, metadata.bans, positions, keep_last=forbidden is not None)
+        few = forbidden is not None or metadata.allowed is not None
+        ban_tokens_(logits, metadata.bans, positions, keep_last=few)
 
 
 def sample_tokens(logits: Tensor, metadata: SamplingMetadata, positions: Tensor) -> TokenDraw:
@@ -261,5 +271,5 @@ def _by_row(metadata: SamplingMetadata, logprobs: Sequence[Logprobs]) -> list[Lo
 
 def _is_plain(sequence: Running) -> bool:
     p = sequence.request.sampling
-    more = p.has_penalties or p.logit_bias or p.min_tokens or p.logprobs is not None
-    return (p.is_greedy or not p.has_filters) and not more
+    more = p.has_penalties or p.logit_bias or p.min_tokens or p.allowed_token_ids
+    return (p.is_greedy or not p.has_filters) and not more and p.logprobs is None

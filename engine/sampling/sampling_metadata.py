@@ -1,4 +1,4 @@
-"""Which rows of a step's logits are greedy, filtered, penalized, biased, banned or reported.
+"""Which rows of a step's logits are greedy, filtered, penalized, biased, limited or reported.
 
 This follows from the requests alone. ``Sampler`` computes it once and keeps it while the same rows
 draw, so that a step needs no Python per row. The name is vLLM's.
@@ -16,13 +16,19 @@ from torch import Tensor
 
 from engine.sampling.filters import FilterRows, NoiseRows
 from engine.sampling.logprobs import LogprobRows
-from engine.sampling.penalties import BannedTokenRows, IntArray, LogitBiasRows, PenaltyRows
+from engine.sampling.penalties import (
+    AllowedTokenRows,
+    BannedTokenRows,
+    IntArray,
+    LogitBiasRows,
+    PenaltyRows,
+)
 from engine.sampling.sampling_table import SamplingTable
 from engine.scheduling.sequence import Sequence as Running
 from engine.uploads import upload
 from protocol.sampling_params import SamplingParams
 
-Rows = TypeVar("Rows", LogitBiasRows, BannedTokenRows, PenaltyRows)
+Rows = TypeVar("Rows", LogitBiasRows, AllowedTokenRows, BannedTokenRows, PenaltyRows)
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 """A ``min_p`` below it may be 0 in the table."""
@@ -76,6 +82,7 @@ class SamplingMetadata:
     any_greedy: bool
     random: tuple[RandomRows, ...]  # the rows without filters, the rows with filters
     bias: LogitBiasRows | None
+    allowed: AllowedTokenRows | None
     bans: BannedTokenRows | None
     penalties: PenaltyRows | None
     logprobs: LogprobRows | None
@@ -88,6 +95,7 @@ class SamplingMetadata:
             any_greedy=self.any_greedy,
             random=tuple(rows.expand(nodes) for rows in self.random),
             bias=_expand(self.bias, nodes),
+            allowed=_expand(self.allowed, nodes),
             bans=_expand(self.bans, nodes),
             penalties=_expand(self.penalties, nodes),
             logprobs=_expand_logprobs(self.logprobs, nodes),
@@ -122,8 +130,9 @@ def _expand_logprobs(rows: LogprobRows | None, nodes: DraftRows) -> LogprobRows 
     if rows is None:
         return None
     at, places, _ = _rows_of_owners(rows.places, nodes)
-    top = np.repeat(rows.top, nodes.counts[rows.places])
-    return LogprobRows(at, places, tuple(top.tolist()))
+    owners = np.repeat(np.arange(len(rows.top)), nodes.counts[rows.places]).tolist()
+    top, tokens = tuple(rows.top[i] for i in owners), tuple(rows.tokens[i] for i in owners)
+    return LogprobRows(at, places, top, tokens)
 
 
 def build_sampling_metadata(
@@ -142,6 +151,7 @@ def build_sampling_metadata(
     plain = _find(not p.is_greedy and not p.has_filters for p in params)
     filtered = _find(not p.is_greedy and p.has_filters for p in params)
     biased = _find(p.logit_bias for p in params)
+    limited = _find(p.allowed_token_ids for p in params)
     banned = _find(
         _is_below_min_tokens(s) and table.end_tokens(s.request.sampling) for s in drawing
     )
@@ -156,6 +166,7 @@ def build_sampling_metadata(
         any_greedy=any(p.is_greedy for p in params),
         random=tuple(random),
         bias=None if biased is None else _bias(biased, rows, table, widest),
+        allowed=None if limited is None else _allowed(limited, rows, table),
         bans=None if banned is None else _bans(banned, rows, table),
         penalties=None if penalized is None else _penalties(penalized, rows, table),
         logprobs=None if reported is None else _logprobs(reported, params, rows.device),
@@ -197,6 +208,13 @@ def _bias(places: IntArray, rows: Tensor, table: SamplingTable, widest: int) -> 
     return LogitBiasRows(at, places, tokens, values)
 
 
+def _allowed(places: IntArray, rows: Tensor, table: SamplingTable) -> AllowedTokenRows:
+    assert table.forbidden is not None
+    at = upload(places, rows.device)
+    ends = upload(table.eos, rows.device).expand(len(places), -1)
+    return AllowedTokenRows(at, places, table.forbidden[rows[at]], ends)
+
+
 def _bans(places: IntArray, rows: Tensor, table: SamplingTable) -> BannedTokenRows:
     assert table.ends is not None
     at = upload(places, rows.device)
@@ -215,4 +233,5 @@ def _logprobs(
     places: IntArray, params: Sequence[SamplingParams], device: torch.device
 ) -> LogprobRows:
     top = tuple(params[i].logprobs or 0 for i in places)
-    return LogprobRows(upload(places, device), places, top)
+    tokens = tuple(params[i].logprob_token_ids for i in places)
+    return LogprobRows(upload(places, device), places, top, tokens)

@@ -1,14 +1,15 @@
 """The sampling parameters of every running request, one row each, as tensors.
 
-    floats   [rows, len(FLOAT_COLUMNS)] float32   the float fields of ``SamplingParams``; a greedy
-                                                  row has the temperature 0
-    ints     [rows, len(INT_COLUMNS)] int64       values derived from its integer fields
-    bias     [rows, 1024] twice                   token ids (int64) and biases (float32), padded
-                                                  with (0, 0.0)
-    ends     [rows, 64 + eos tokens] int64        tokens that end the text, padded with the first
-    history  see ``penalties``
+    floats     [rows, len(FLOAT_COLUMNS)] float32   the float fields of ``SamplingParams``; a greedy
+                                                    row has the temperature 0
+    ints       [rows, len(INT_COLUMNS)] int64       values derived from its integer fields
+    bias       [rows, 1024] twice                   token ids (int64) and biases (float32), padded
+                                                    with (0, 0.0)
+    ends       [rows, 64 + eos tokens] int64        tokens that end the text, padded with the first
+    forbidden  [rows, vocab] bool                   tokens that ``allowed_token_ids`` leave out
+    history    see ``penalties``
 
-The last three are allocated when a request first needs them. The batcher's row state owns the
+The last four are allocated when a request first needs them. The batcher's row state owns the
 table; ``sampling_metadata`` reads it.
 """
 
@@ -42,6 +43,8 @@ def check_token_ids(params: SamplingParams, vocab: int) -> None:
     fields = {
         "stop_token_ids": params.stop_token_ids,
         "logit_bias": [token for token, _ in params.logit_bias],
+        "allowed_token_ids": params.allowed_token_ids,
+        "logprob_token_ids": params.logprob_token_ids,
     }
     for field, tokens in fields.items():
         if tokens and max(tokens) >= vocab:
@@ -63,6 +66,7 @@ class SamplingTable:
         self.ints = torch.zeros((rows, len(INT_COLUMNS)), dtype=torch.int64, device=device)
         self.bias: tuple[Tensor, Tensor] | None = None
         self.ends: Tensor | None = None
+        self.forbidden: Tensor | None = None
         self.history: TokenHistory | None = None
         self._length = length
         self._eos = tuple(eos)
@@ -89,11 +93,18 @@ class SamplingTable:
             self._set_bias(row, params)
         if params.min_tokens and self.end_tokens(params):
             self._set_ends(row, params)
+        if params.allowed_token_ids:
+            self._set_forbidden(row, params)
         if params.has_penalties:
             if self.history is None:
                 rows = len(self.ints)
                 self.history = TokenHistory(rows, self._length, self.vocab, self.device)
             self.history.set_row(row, sequence.tokens, prompt)
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The model's end-of-text tokens."""
+        return self._eos
 
     def end_tokens(self, params: SamplingParams) -> tuple[int, ...]:
         """Return the tokens that end the text of a request, as engine/execution/stepper.py does."""
@@ -118,6 +129,13 @@ class SamplingTable:
         ends = upload(self.end_tokens(params), self.device)
         self.ends[row] = ends[0]
         self.ends[row, : len(ends)] = ends
+
+    def _set_forbidden(self, row: int, params: SamplingParams) -> None:
+        if self.forbidden is None:
+            shape = (len(self.ints), self.vocab)
+            self.forbidden = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        self.forbidden[row] = True
+        self.forbidden[row, upload(params.allowed_token_ids, self.device)] = False
 
     def _upload_floats(self, values: Sequence[float]) -> Tensor:
         """Return ``values`` as float32 on the device, without waiting for it."""

@@ -1,4 +1,4 @@
-"""Finds the sequences whose requests' deadlines have passed.
+"""Finds the sequences whose requests have had no token for longer than their clients wait.
 
 The engine adds every new sequence. ``EngineServer`` asks before each step, so that a prompt that
 waited for too long is not computed, and one that is being computed or decoded goes no further. The
@@ -19,18 +19,21 @@ _SPARE = 64
 
 
 class DeadlineQueue:
-    """Sequences by the time at which they expire, in seconds of the engine's clock. Most requests
-    end long before: those are forgotten when they are more than half of the entries."""
+    """Sequences by the time at which they are looked at, in seconds of the engine's clock. One that
+    has drawn tokens since the last look may go on, for as long as it may take to its next token.
+    Most requests end long before: those are forgotten when they are more than half of the
+    entries."""
 
     def __init__(self, sequences: dict[int, Sequence]) -> None:
         """``sequences``: those of the scheduler, by handle."""
         self._sequences = sequences
-        self._heap: list[tuple[float, int]] = []  # (time, handle)
+        self._heap: list[tuple[float, int, int]] = []  # (time, handle, tokens at the last look)
 
     def add(self, sequence: Sequence) -> None:
-        """Watch a new sequence, if its request has a deadline."""
-        if sequence.expires_s < math.inf:
-            heapq.heappush(self._heap, (sequence.expires_s, sequence.handle))
+        """Watch a new sequence, if its first token has a deadline."""
+        if sequence.token_due_s < math.inf:
+            entry = (sequence.token_due_s, sequence.handle, len(sequence.tokens))
+            heapq.heappush(self._heap, entry)
             if len(self._heap) > 2 * len(self._sequences) + _SPARE:
                 # The new one is not among ``_sequences`` yet.
                 known = self._sequences.keys() | {sequence.handle}
@@ -42,17 +45,18 @@ class DeadlineQueue:
         drops them. Others wait for KV or are held for a peer: that ends with their calls."""
         expired = []
         while self._heap and self._heap[0][0] <= now_s:
-            _, handle = heapq.heappop(self._heap)
+            _, handle, seen = heapq.heappop(self._heap)
             sequence = self._sequences.get(handle)
             if sequence is None:
                 continue
-            if sequence.expires_s > now_s:  # its first token came in time
-                again_s = sequence.expires_s
+            tokens = len(sequence.tokens)
+            if tokens > seen:
+                again_s = now_s + sequence.request.token_limit_s
             elif sequence.phase in _COMPUTING:
                 expired.append(handle)
                 continue
             else:
                 again_s = now_s + _AGAIN_S
             if again_s < math.inf:
-                heapq.heappush(self._heap, (again_s, handle))
+                heapq.heappush(self._heap, (again_s, handle, tokens))
         return expired

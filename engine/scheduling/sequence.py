@@ -14,7 +14,6 @@ a move between its queues.
 from __future__ import annotations
 
 import enum
-import math
 from typing import TypeAlias
 
 from engine.kv_cache.block_manager import BlockManager
@@ -66,12 +65,12 @@ class Sequence:
         self.request = request
         # Sort key in every queue: urgency, age, and the handle among equal ones.
         self.order: Order = (request.priority, arrived_s - request.waited_s, handle)
-        # On the engine's clock: until the next token has come, and to the end; inf: no limit.
-        self._token_due_s = arrived_s + request.expires_s
-        self._end_due_s = arrived_s + (request.deadline_s or math.inf)
+        # On the engine's clock: when the first token is due; inf: without a limit.
+        self.token_due_s = arrived_s + request.first_token_limit_s
         self.phase = phase
         self.hold = hold  # prefill only: draw one token, then keep the pages until dropped
         self.stop_tokens = frozenset(request.sampling.stop_token_ids)
+        self.allowed_tokens = frozenset(request.sampling.allowed_token_ids)  # empty: every token
         self.grammar = grammar  # advanced over the tokens so far; None: any token is allowed
         self.prompt_logprobs: list[Logprobs] = []  # computed so far, from the second token on
         self.started = False  # admitted once; a preempted sequence resumes, it does not start again
@@ -86,12 +85,6 @@ class Sequence:
         self.row_pages = -1  # leading pages written to the row's table; -1: nothing is written yet
         self.keys: list[bytes] = []
         self.committed = 0  # leading pages that are in the prefix cache
-
-    @property
-    def expires_s(self) -> float:
-        """When the sequence expires, in seconds of the engine's clock; inf: never."""
-        has_drawn = len(self.tokens) > len(self.request.prompt) + len(self.request.emitted)
-        return self._end_due_s if has_drawn else self._token_due_s
 
     @property
     def remaining(self) -> int:

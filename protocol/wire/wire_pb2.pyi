@@ -61,6 +61,8 @@ class Sampling(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0: greedy"""
     top_p: _builtins.float
@@ -91,6 +93,14 @@ class Sampling(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]: ...
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """no other token is drawn; empty: every token may be"""
+
+    @_builtins.property
+    def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """report these beside the drawn one, not the most likely"""
+
     def __init__(
         self,
         *,
@@ -111,10 +121,12 @@ class Sampling(_message.Message):
         logprobs: _builtins.int | None = ...,
         grammar: _builtins.str = ...,
         prompt_logprobs: _builtins.int | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprob_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "allowed_token_ids", b"allowed_token_ids", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -163,7 +175,9 @@ class Logprobs(_message.Message):
     rank: _builtins.int
     """of the drawn token, 1 is the most likely"""
     @_builtins.property
-    def top_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def top_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """most likely first, or those of Sampling.logprob_token_ids"""
+
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
@@ -193,8 +207,8 @@ class Request(_message.Message):
     CACHE_ROOT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     WAITED_S_FIELD_NUMBER: _builtins.int
-    DEADLINE_S_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
+    TOKEN_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     cache_root: _builtins.bytes
     """16 bytes: root key of the prefix cache namespace"""
@@ -202,12 +216,12 @@ class Request(_message.Message):
     """lower runs earlier"""
     waited_s: _builtins.float
     """seconds since the decode worker got it: its place among equal priorities"""
-    deadline_s: _builtins.float
-    """Seconds left when the message was sent, each counted by the receiver's own clock; 0: no limit.
-    to the end of the request
-    """
     first_token_s: _builtins.float
-    """to the next token, which is the first one that the client gets"""
+    """Seconds without a token, each counted by the receiver's own clock; 0: no limit.
+    from when the message was sent to the next token
+    """
+    token_timeout_s: _builtins.float
+    """from each token to the one after it"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """fixed32: messages with 128k of them are copied, not encoded"""
@@ -228,12 +242,12 @@ class Request(_message.Message):
         cache_root: _builtins.bytes = ...,
         priority: _builtins.int = ...,
         waited_s: _builtins.float = ...,
-        deadline_s: _builtins.float = ...,
         first_token_s: _builtins.float = ...,
+        token_timeout_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "deadline_s", b"deadline_s", "emitted", b"emitted", "first_token_s", b"first_token_s", "id", b"id", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "waited_s", b"waited_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "emitted", b"emitted", "first_token_s", b"first_token_s", "id", b"id", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "token_timeout_s", b"token_timeout_s", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,17 +1,19 @@
 """``ApiError``: errors in OpenAI's format, ``{"error": {"message", "type", "param", "code"}}``.
 
-The functions below it make the errors of each status; all parts of the router raise them.
+Other dialects write them in a format of their own (``WriteError``). The functions below make the
+errors of each status; all parts of the router raise them.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from protocol.errors import BatonError
 
@@ -33,6 +35,7 @@ class ApiError(BatonError):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        overflow: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -41,6 +44,8 @@ class ApiError(BatonError):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.overflow = overflow
+        """Tokens of a prompt that is too long, and the most that the model takes."""
 
     def body(self) -> bytes:
         """Return the JSON of a response body or of an SSE event."""
@@ -104,14 +109,16 @@ def internal_error(message: str, code: str = "internal_error") -> ApiError:
     return ApiError(500, message, type="server_error", code=code)
 
 
-async def _on_api_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
+WriteError = Callable[[Scope, ApiError], Response]
+"""Returns the response for an error in the dialect of the request's path."""
+
+
+def write_openai_error(_scope: Scope, error: ApiError) -> Response:
     return error.response()
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own 404 and 405."""
-    assert isinstance(error, HTTPException)
+def _http_error(request: Request, error: HTTPException) -> ApiError:
+    """Return Starlette's own 404 and 405 as errors of the API."""
     # Not request.url: it contains the Host header, which may be anything.
     what = f"{request.method} {request.scope['path'][:200]}"
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
@@ -123,16 +130,23 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         405: (f"{what}: this path takes {allowed} only", "method_not_allowed"),
     }
     message, code = messages.get(error.status_code, (str(error.detail), None))
-    return ApiError(error.status_code, message, code=code, headers=headers).response()
+    return ApiError(error.status_code, message, code=code, headers=headers)
 
 
-async def _on_exception(request: Request, error: Exception) -> Response:
+def _exception_error(request: Request, error: Exception) -> ApiError:
     log.error("%s %r failed", request.method, request.scope["path"][:200], exc_info=error)
-    return internal_error("the router failed on this request; its log says more").response()
+    return internal_error("the router failed on this request; its log says more")
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Make the app return all errors in OpenAI's format."""
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(Exception, _on_exception)
+def install_error_handlers(app: FastAPI, write: WriteError = write_openai_error) -> None:
+    """Make the app return all errors as ``write`` does."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            return write(request.scope, _http_error(request, error))
+        if isinstance(error, ApiError):
+            return write(request.scope, error)
+        return write(request.scope, _exception_error(request, error))
+
+    for kind in (ApiError, HTTPException, Exception):
+        app.add_exception_handler(kind, on_error)

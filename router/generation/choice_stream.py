@@ -29,6 +29,7 @@ from router.generation.metrics import ChoiceMetrics, RouterMetrics
 from router.generation.output_text import SharedPromptLogprobs
 from router.generation.placer import PlacedRequest, Placer
 from router.generation.submission import Interruption, Submission, TokenBatch, TokenQueue
+from router.generation.token_timer import TokenTimer
 from router.placement.admission import AdmissionController
 from router.placement.snapshot import RequestOrigin
 from router.settings import RouterSettings
@@ -119,12 +120,28 @@ class ChoiceStream:
             *(self._origin, self._submit_first, self._on_refused),
         )
         self._older_s = 0.0  # than it is, for workers
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._metrics = ChoiceMetrics(services.metrics, generation.arrived, len(request.prompt))
+        settings = services.settings
+        self._timer = TokenTimer(
+            *(generation.arrived, settings.first_token_timeout_s, settings.next_token_timeout_s),
+            *(lambda: self._metrics.last_token_at, lambda: self._queue.has_tokens),
+            lambda reason: self._interrupt(Interruption.TIMEOUT, reason),
+        )
 
     @property
     def cached_tokens(self) -> int:
         return min(self._queue.cached_tokens or 0, len(self.prompt))
+
+    @property
+    def token_times(self) -> tuple[float, float] | None:
+        """When the first and the last tokens came (time.perf_counter); None: there were none."""
+        first = self._metrics.first_token_at
+        return None if first is None else (first, self._metrics.last_token_at)
+
+    @property
+    def request_id(self) -> str:
+        """Return the id under which workers know the choice; each submission adds its number."""
+        return self._request.id
 
     def reserve(self) -> None:
         """Take a place among the requests in the router. Raises ApiError (429) where none is
@@ -135,11 +152,9 @@ class ChoiceStream:
     def start(self) -> None:
         """Submit the request, or let it wait for its turn. Raises ApiError: 503 without a decode
         worker, 429 when there is too much work already."""
-        settings, generation = self._services.settings, self._generation
         self.reserve()
-        self._set_timer("first token", settings.first_token_timeout_s)
-        self._set_timer("end of the request", settings.request_timeout_s)
-        self._turn.enter(generation.arrived, generation.entry)
+        self._timer.start()
+        self._turn.enter(self._generation.arrived, self._generation.entry)
 
     async def deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Yield text as it comes; the last delta has a finish reason.
@@ -185,7 +200,7 @@ class ChoiceStream:
 
     def _received_batch(self, batch: TokenBatch) -> TokenBatch:
         if not self._received:
-            self._timers["first token"].cancel()
+            self._timer.first_token_came()
             self._turn.charge.on_first_token(len(self.prompt) - self.cached_tokens)
         self.submissions[-1].record_tokens()
         left = self._request.sampling.max_tokens - len(self._received)
@@ -260,22 +275,11 @@ class ChoiceStream:
         request = msgspec.structs.replace(
             resumed,
             id=name,
-            deadline_s=self._seconds_left("end of the request"),
-            first_token_s=0.0 if self._received else self._seconds_left("first token"),
+            # Somewhat longer than here: the client gets the error of this router's timer.
+            first_token_s=max(self._timer.left_s, 0.0) + _DEADLINE_MARGIN_S,
+            token_timeout_s=self._services.settings.next_token_timeout_s + _DEADLINE_MARGIN_S,
         )
         self.submissions.append(Submission(self._services.placer, placed, request, self._queue))
-
-    def _seconds_left(self, timer: str) -> float:
-        """Return how long workers may compute: somewhat longer than the timer runs here, whose
-        error the client gets."""
-        left_s = self._timers[timer].when() - asyncio.get_running_loop().time()
-        return max(left_s, 0.0) + _DEADLINE_MARGIN_S
-
-    def _set_timer(self, what: str, seconds: float) -> None:
-        reason = f"the {what} did not come within {seconds:g} s"
-        left_s = self._generation.arrived + seconds - time.perf_counter()
-        loop = asyncio.get_running_loop()
-        self._timers[what] = loop.call_later(left_s, self._interrupt, Interruption.TIMEOUT, reason)
 
     def _on_refused(self, error: ApiError) -> None:
         self._refusal = error
@@ -300,8 +304,7 @@ class ChoiceStream:
 
     def _stop_work(self) -> None:
         """Cancel what still runs and leave admission. May be called again."""
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timer.cancel()
         self._turn.leave()
         self._release_submission()
         self._turn.charge.on_end(len(self._received))

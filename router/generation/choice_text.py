@@ -21,6 +21,7 @@ from router.generation.output_text import (
     SentToken,
     SharedPromptLogprobs,
 )
+from router.generation.reasoning_count import ReasoningCounter, ReasoningMarks
 from router.generation.submission import TokenBatch
 from router.text.vocabulary import Vocabulary
 
@@ -37,6 +38,7 @@ class ChoiceDelta(NamedTuple):
     ids: list[int]
     shown: list[SentToken]  # tokens whose text has now been sent in full, if requested
     finish: FinishReason | None
+    stop: str | None = None  # the stop string that ended the text, if one did
 
 
 class OutputOptions(NamedTuple):
@@ -50,6 +52,7 @@ class OutputOptions(NamedTuple):
     keep_stops: bool = False  # stop strings and stop tokens are part of the text
     skip_special: bool = True
     prompt_only: bool = False  # max_tokens is 0: the output is not reported
+    reasoning: ReasoningMarks | None = None  # how to count reasoning tokens; None: there are none
 
 
 class ChoiceText:
@@ -82,8 +85,14 @@ class ChoiceText:
             tracked=output.logprobs,
         )
         self._pending = PendingLogprobs()
+        self._reasoning = None if output.reasoning is None else ReasoningCounter(output.reasoning)
         self._echoed = ""  # text of the prompt, until the first delta
         self._sent_length = 0  # characters
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Return how many output tokens were reasoning; None where there is no such thing."""
+        return None if self._reasoning is None else self._reasoning.tokens
 
     async def begin(self, prompt_logprobs: list[Logprobs]) -> None:
         """Prepare the first delta once the first tokens have come, ``prompt_logprobs`` with them.
@@ -110,6 +119,8 @@ class ChoiceText:
         if not hides_last or stopped:
             ids = ids[: piece.used]
         self._count(ids, batch.logprobs)
+        if self._reasoning is not None and not self._reasoning.done:
+            self._reasoning.count(ids, text)
         if batch.finish and not stopped:
             tail = self._text.flush()
             text, stopped = text + tail.text, tail.stopped
@@ -153,4 +164,5 @@ class ChoiceText:
         if self._output.logprobs:
             pending = self._pending
             shown = pending.take_all() if finish else pending.take_sent(self._sent_length)
-        return ChoiceDelta(self._index, text, ids, shown, finish)
+        stop = self._text.stop if finish else None
+        return ChoiceDelta(self._index, text, ids, shown, finish, stop)

@@ -309,6 +309,16 @@ class ChoiceMetrics:
         self._tokens += count
         self._last = now
 
+    @property
+    def first_token_at(self) -> float | None:
+        """When the first tokens were recorded, on the clock; None: there were none."""
+        return self._first if self._tokens else None
+
+    @property
+    def last_token_at(self) -> float:
+        """When the last tokens were recorded, on the clock."""
+        return self._last
+
     def record_completion(self) -> None:
         """Record that this choice is complete; other choices may go on."""
         self._complete = True

@@ -51,6 +51,11 @@ class OutputText:
         self.length = 0  # characters, sent or held back
         self.spans: list[tuple[int, int]] = []  # [start, end) of each token in characters
 
+    @property
+    def stop(self) -> str | None:
+        """Return the stop string that ended the text, if one did."""
+        return None if self._matcher is None else self._matcher.found
+
     def push_prompt(self, tokens: Sequence[int]) -> str:
         """Return the text of the prompt, in which stop strings have no effect."""
         if not self._tracked:

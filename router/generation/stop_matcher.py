@@ -55,6 +55,8 @@ class StopMatcher:
         self._first = frozenset(stop[0] for stop in stops)
         self._keep_stop = keep_stop
         self._held = ""
+        self.found: str | None = None
+        """The stop string that was complete first."""
 
     def push(self, piece: str) -> tuple[str, bool]:
         """Return the text that may be sent, and whether a stop string is complete (then call no
@@ -63,10 +65,10 @@ class StopMatcher:
             return piece, False
         text = self._held + piece
         for end, character in enumerate(piece, len(self._held) + 1):
-            complete = [len(stop.text) for stop in self._stops if stop.push(character)]
+            complete = [stop.text for stop in self._stops if stop.push(character)]
             if complete:
-                self._held = ""
-                return text[: end if self._keep_stop else end - max(complete)], True
+                self._held, self.found = "", max(complete, key=len)
+                return text[: end if self._keep_stop else end - len(self.found)], True
         cut = len(text) - max(stop.matched for stop in self._stops)
         self._held = text[cut:]
         return text[:cut], False

@@ -96,6 +96,11 @@ class TokenQueue:
         """Whether the queue was interrupted by something that no other worker can mend."""
         return self._interruption is not None and not self._interruption.can_resubmit
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether tokens wait to be taken."""
+        return bool(self._tokens)
+
     def put(self, tokens: Iterable[int], finish: Finish, logprobs: Iterable[Logprobs] = ()) -> bool:
         """Append tokens; return False and keep none of them when too many wait already.
 

@@ -10,8 +10,6 @@ Served by ``router.http.server``.
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,48 +17,26 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.anthropic.models import VERSION_HEADER, model_entry, model_page
 from router.common import errors
 from router.common.errors import ApiError
 from router.common.request_body import ClientDisconnected
 from router.http import ui_routes
+from router.http.anthropic_routes import MESSAGES, install_message_routes, write_error
 from router.http.dialect import CHATS, COMPLETIONS, Body, Dialect
+from router.http.edge.cors import CorsPolicy
+from router.http.edge.request_edge import RequestEdge
 from router.http.head_checks import HeadChecks
 from router.http.intake import accept_request, check_served_model
+from router.http.responses_routes import RESPONSES, install_response_routes
 from router.http.state import RouterState, open_router_state
-from router.openai.answers.openapi import openapi_document
 from router.openai.answers.wire_json import ModelCard
+from router.openapi.document import openapi_document
 from router.settings import RouterSettings
+from router.tenants.key_store import authorization_of
 from router.tenants.tenant import KeyScope
 from router.workers.pool import ListWorkers
-
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
-
-
-class RequestIdMiddleware:
-    """Adds ``x-request-id`` to every response: the client's own id, if it is valid.
-
-    Plain ASGI, because Starlette's wrapper has a queue and a task that cost every chunk.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"]).get(b"x-request-id", b"")
-        request_id = given if _REQUEST_ID.match(given) else secrets.token_hex(16).encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
 
 
 def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None) -> FastAPI:
@@ -78,11 +54,16 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
     no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = FastAPI(title="Baton", lifespan=lifespan, redirect_slashes=False, **no_pages)
     # Inside the next one, so that its errors have an id, too.
-    app.add_middleware(HeadChecks, hosts=settings.checked_hosts)
-    app.add_middleware(RequestIdMiddleware)
-    errors.install_error_handlers(app)
+    app.add_middleware(HeadChecks, hosts=settings.checked_hosts, write=write_error)
+    origins = settings.cors_origins
+    app.add_middleware(RequestEdge, cors=None if origins is None else CorsPolicy(origins))
+    errors.install_error_handlers(app, write_error)
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", chats, methods=["POST"])
+    app.add_api_route("/v1/messages", messages, methods=["POST"])
+    install_message_routes(app)
+    app.add_api_route("/v1/responses", responses, methods=["POST"])
+    install_response_routes(app)
     app.add_api_route("/v1/models", models, methods=["GET", "HEAD"])
     app.add_api_route("/v1/models/{name:path}", model, methods=["GET", "HEAD"])
     app.add_api_route("/openapi.json", openapi, methods=["GET", "HEAD"])
@@ -112,6 +93,14 @@ async def chats(request: Request) -> Response:
     return await _generate(request, CHATS)
 
 
+async def messages(request: Request) -> Response:
+    return await _generate(request, MESSAGES)
+
+
+async def responses(request: Request) -> Response:
+    return await _generate(request, RESPONSES)
+
+
 async def _generate(request: Request, dialect: Dialect[Body]) -> Response:
     state = _state(request)
     try:
@@ -135,19 +124,25 @@ def _card(state: RouterState) -> ModelCard:
 
 def _authenticate(request: Request, scope: KeyScope | None = None) -> None:
     """Raises ApiError: 401, or 403 for an API key without ``scope``; None: any key will do."""
-    _state(request).tenants.authenticate(request.headers.get("authorization"), scope)
+    _state(request).tenants.authenticate(authorization_of(request.headers), scope)
 
 
 async def models(request: Request) -> Response:
     _authenticate(request)
-    return _json({"object": "list", "data": [_card(_state(request))]})
+    cards = [_card(_state(request))]
+    if VERSION_HEADER in request.headers:
+        return _json(model_page([model_entry(card.id, card.created) for card in cards]))
+    return _json({"object": "list", "data": cards})
 
 
 async def model(request: Request, name: str) -> Response:
     _authenticate(request)
     state = _state(request)
     check_served_model(state, name)
-    return _json(_card(state))
+    card = _card(state)
+    if VERSION_HEADER in request.headers:
+        return _json(model_entry(card.id, card.created))
+    return _json(card)
 
 
 async def openapi(request: Request) -> Response:

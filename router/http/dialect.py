@@ -60,6 +60,11 @@ class Dialect(Generic[Body]):
     """Return the events that report an error after the body was checked, as a whole stream; None:
     an error response does."""
 
+    @property
+    def refuses_in_stream(self) -> bool:
+        """Return whether a refusal may have to wait for the body."""
+        return self.error_stream is not no_error_stream
+
 
 CHATS: Dialect[ChatBody] = Dialect("chat", parse_chat, plan_chat)
 COMPLETIONS: Dialect[CompletionBody] = Dialect("completion", parse_completion, plan_completion)

@@ -16,21 +16,24 @@ from router.common.errors import ApiError, invalid
 from router.common.work_lane import WorkClaim
 from router.generation.choice_text import OutputOptions
 from router.http.state import RouterState
-from router.openai.answers.chat_formatter import ChatFormatter, ChatResponseOptions
+from router.openai.answers.chat_formatter import (
+    ChatFormatter,
+    ChatResponseOptions,
+    reasoning_fields,
+)
 from router.openai.answers.completion_formatter import (
     CompletionFormatter,
     CompletionResponseOptions,
 )
 from router.openai.answers.formatter import ResponseFormatter, ResponseHeader, TokenNaming
 from router.openai.bodies.generation_body import ChatBody, CompletionBody, GenerationBody
+from router.openai.bodies.logprob_counts import chat_logprob_counts, completion_logprob_counts
 from router.openai.bodies.tools import ToolOptions
 from router.openai.chat.output_plan import OutputPlan
-from router.openai.prompts.prompt_encoder import TokenLimit
-
-MAX_PROMPT_LOGPROBS = 1 << 18
-"""Log-probabilities of prompts in one response: some 20 MB of JSON."""
+from router.openai.prompts.prompt_encoder import EncodedChat, TokenLimit
 
 _LONG_IDS = 1 << 14  # tokens whose checks take some 0.5 ms
+_UNLIMITED = 1 << 31  # tokens: more than a body holds
 
 Prompt = tuple[int, ...]
 
@@ -52,6 +55,8 @@ class GenerationPlan(NamedTuple):
             "prompt": [max(prompt) for prompt in self.prompts],
             "logit_bias": [token for token, _ in body.logit_bias],
             "stop_token_ids": body.stop_token_ids,
+            "allowed_token_ids": body.allowed_token_ids,
+            "logprob_token_ids": body.logprob_token_ids,
         }
         for field, ids in ids_by_field.items():
             highest = max(ids, default=0)
@@ -76,11 +81,13 @@ class ContextLimit(NamedTuple):
             raise invalid(f"{self.prompt_field} holds no tokens", self.prompt_field)
         if prompt + output > model.max_model_len:
             counted = f"at least {prompt}" if at_least else f"{prompt}"
-            raise invalid(
+            raise ApiError(
+                400,
                 f"the model takes {model.max_model_len} tokens, prompt and output together; this"
                 f" request has {counted} in the prompt and asks for {output} ({self.output_field})",
-                self.prompt_field if prompt >= model.max_model_len else self.output_field,
-                "context_length_exceeded",
+                param=self.prompt_field if prompt >= model.max_model_len else self.output_field,
+                code="context_length_exceeded",
+                overflow=(prompt, model.max_model_len),
             )
 
 
@@ -92,11 +99,11 @@ async def plan_completion(
 ) -> GenerationPlan:
     """Plan a completion. Raises ApiError (400) for prompts that do not fit the model."""
     prompts = [await _prompt_ids(state, body, prompt, model, claim) for prompt in body.prompt]
-    _check_prompt_logprobs(body, prompts)
+    counts = completion_logprob_counts(body, prompts, model.vocab_size)
     output = await state.formats.plan(body, claim.tenant)
     logprobs = body.logprobs is not None
     options = CompletionResponseOptions(
-        logprobs, body.return_token_ids, body.prompt_logprobs, body.include_usage
+        logprobs, body.return_token_ids, counts.prompt, body.include_usage
     )
     naming = TokenNaming(state.vocabulary, body.return_tokens_as_token_ids)
 
@@ -108,8 +115,8 @@ async def plan_completion(
         prompts=prompts,
         sampling=body.sampling_params(
             max_tokens=max(body.max_tokens, 1),  # workers always draw one
-            logprobs=_logprobs(body),
-            prompt_logprobs=_prompt_logprobs(body),
+            logprobs=counts.output,
+            prompt_logprobs=counts.of_prompts,
             grammar=output.grammar,
         ),
         new_formatter=new_formatter,
@@ -118,32 +125,6 @@ async def plan_completion(
         ),
         candidates=body.candidates,
     )
-
-
-def _logprobs(body: CompletionBody) -> int | None:
-    """The best of many candidates are found by log-probabilities that need not be shown."""
-    if body.logprobs is None and body.candidates > body.n:
-        return 0
-    return body.logprobs
-
-
-def _prompt_logprobs(body: CompletionBody) -> int | None:
-    counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
-    return max((count for count in counts if count is not None), default=None)
-
-
-def _check_prompt_logprobs(body: CompletionBody, prompts: list[Prompt]) -> None:
-    """Raises ApiError (400) for a response with too many log-probabilities of prompts."""
-    of_echo = body.logprobs if body.echo else None
-    each = sum(count + 1 for count in (body.prompt_logprobs, of_echo) if count is not None)
-    total = each * body.n * sum(map(len, prompts))
-    if total > MAX_PROMPT_LOGPROBS:
-        field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
-        raise invalid(
-            f"{field}: the answer would hold {total} log-probabilities of prompts (tokens of all"
-            f" prompts times n times {each}); at most {MAX_PROMPT_LOGPROBS} are given",
-            field,
-        )
 
 
 async def _prompt_ids(
@@ -184,26 +165,30 @@ async def plan_chat(
     claim: WorkClaim,
     new_chat_formatter: NewChatFormatter = ChatFormatter,
     id_prefix: str = "chatcmpl",
+    *,
+    fits_output: bool = False,
 ) -> GenerationPlan:
-    """Plan a chat; the answer is written by ``new_chat_formatter``. Raises ApiError (400) for what
-    the model's template or context cannot take."""
-    if state.formats.template is None:
-        raise _no_template(state)
-    tools = ToolOptions(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    output = await state.formats.plan(body, claim.tenant, tools)
-    ids = await state.formats.prompts.encode_chat(
-        body.messages,
-        output.tools,
-        _chat_limit(body, model),
-        claim,
-        add_generation_prompt=body.add_generation_prompt,
-        options=body.chat_template_kwargs,
+    """Plan a chat; the answer is written by ``new_chat_formatter``. ``fits_output``: a bound on the
+    output that does not fit the model is lowered, not refused. Raises ApiError (400) for what the
+    model's template or context cannot take."""
+    limit = _chat_limit(body, model, fits_output=fits_output)
+    output, chat = await _encode_chat(state, body, limit, claim)
+    ids = chat.ids
+    limit.check(len(ids), False)
+    max_tokens = _max_chat_tokens(state, body, len(ids), model, fits_output=fits_output)
+    output = state.formats.plan_reasoning(output, body.reasoning, chat.tail, max_tokens)
+    counts = chat_logprob_counts(body, ids, max_tokens, model.vocab_size)
+    options = ChatResponseOptions(
+        *(body.logprobs, body.return_token_ids, body.include_usage),
+        prompt_logprobs=counts.prompt is not None,
+        reasoning_fields=reasoning_fields(state.settings.reasoning_field),
     )
-    options = ChatResponseOptions(body.logprobs, body.return_token_ids, body.include_usage)
     naming = TokenNaming(state.vocabulary, body.return_tokens_as_token_ids)
     shown = _output_options(state, body, logprobs=body.logprobs)
     if output.show_special:
         shown = shown._replace(skip_special=False)
+    if output.reasoning is not None:
+        shown = shown._replace(reasoning=output.reasoning.marks)
 
     def new_formatter(header: ResponseHeader, of_choices: list[Prompt]) -> ResponseFormatter:
         return new_chat_formatter(header, naming, options, output, of_choices[0])
@@ -212,8 +197,9 @@ async def plan_chat(
         id_prefix=id_prefix,
         prompts=[tuple(ids)],
         sampling=body.sampling_params(
-            max_tokens=_max_chat_tokens(state, body, len(ids), model),
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            max_tokens=max_tokens,
+            logprobs=counts.output,
+            prompt_logprobs=counts.of_prompts,
             grammar=output.grammar,
         ),
         new_formatter=new_formatter,
@@ -222,10 +208,36 @@ async def plan_chat(
     )
 
 
-def _chat_limit(body: ChatBody, model: ModelInfo) -> TokenLimit:
+async def count_chat_tokens(state: RouterState, body: ChatBody, claim: WorkClaim) -> int:
+    """Return the tokens of a chat's prompt, which need not fit the model. Raises ApiError."""
+    limit = TokenLimit(_UNLIMITED, lambda _count, _at_least: None)
+    _, chat = await _encode_chat(state, body, limit, claim)
+    return len(chat.ids)
+
+
+async def _encode_chat(
+    state: RouterState, body: ChatBody, limit: TokenLimit, claim: WorkClaim
+) -> tuple[OutputPlan, EncodedChat]:
+    """Return the plan of the output, which says what tools the template shows, and the prompt."""
+    if state.formats.template is None:
+        raise _no_template(state)
+    tools = ToolOptions(body.tools or (), body.tool_choice, body.parallel_tool_calls)
+    output = await state.formats.plan(body, claim.tenant, tools)
+    chat = await state.formats.prompts.encode_chat(
+        body.messages,
+        output.tools,
+        limit,
+        claim,
+        add_generation_prompt=body.add_generation_prompt,
+        options=state.formats.template_options(body),
+    )
+    return output, chat
+
+
+def _chat_limit(body: ChatBody, model: ModelInfo, *, fits_output: bool) -> TokenLimit:
     """The output takes what the client asks for, or at least one token."""
     limit, output = ContextLimit("messages", body.output_field), body.max_output_tokens
-    if output is None:
+    if output is None or fits_output:
         limit, output = limit._replace(output_field="min_tokens"), max(1, body.min_tokens)
 
     def check_length(count: int, at_least: bool) -> None:
@@ -234,14 +246,17 @@ def _chat_limit(body: ChatBody, model: ModelInfo) -> TokenLimit:
     return TokenLimit(max(0, model.max_model_len - output), check_length)
 
 
-def _max_chat_tokens(state: RouterState, body: ChatBody, prompt: int, model: ModelInfo) -> int:
+def _max_chat_tokens(
+    state: RouterState, body: ChatBody, prompt: int, model: ModelInfo, *, fits_output: bool
+) -> int:
     """Output tokens: what fits the model and every decode worker where the client sets no limit."""
-    _chat_limit(body, model).check(prompt, False)
-    if body.max_output_tokens is not None:
-        return body.max_output_tokens
+    wanted = body.max_output_tokens
+    if wanted is not None and not fits_output:
+        return wanted
     totals = [link.load().kv_total for link in state.pool.links.values() if link.attached]
     smallest = min((tokens for tokens in totals if tokens), default=model.max_model_len)
-    return max(1, body.min_tokens, min(model.max_model_len, smallest) - prompt)
+    room = max(1, body.min_tokens, min(model.max_model_len, smallest) - prompt)
+    return room if wanted is None else min(wanted, room)
 
 
 def _no_template(state: RouterState) -> ApiError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from protocol.security.host_header import AllowedHosts
-from router.common.errors import ApiError
+from router.common.errors import ApiError, WriteError, write_openai_error
 
 MAX_TARGET = 8 * 1024
 """Bytes of path and query."""
@@ -25,19 +25,22 @@ class HeadChecks:
     a host that is not this one.
 
     ``hosts`` is None where any host is taken: without an API key the web page of a stranger learns
-    nothing, whatever name it reaches the router by.
+    nothing, whatever name it reaches the router by. ``write``: returns the response for an error.
     """
 
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts | None) -> None:
+    def __init__(
+        self, app: ASGIApp, hosts: AllowedHosts | None, write: WriteError = write_openai_error
+    ) -> None:
         self._app = app
         self._hosts = hosts
+        self._write = write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = check_head(scope, self._hosts) if scope["type"] == "http" else None
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await error.response()(scope, receive, send)
+            await self._write(scope, error)(scope, receive, send)
 
 
 def check_head(scope: Scope, hosts: AllowedHosts | None = None) -> ApiError | None:

@@ -36,22 +36,31 @@ from router.openai.answers.formatter import ResponseHeader
 from router.openai.bodies.generation_body import GenerationBody
 from router.placement.admission import AdmissionLimits
 from router.tenants.accounts import RequestAccount
+from router.tenants.key_store import authorization_of
 from router.tenants.tenant import Tenant
 
 EXPLAIN_HEADER = "x-baton-explain"
 TIMELINE_HEADER = "x-baton-timeline"
 TTFT_DEADLINE_HEADER = "x-baton-ttft-deadline-ms"
 SESSION_HEADER = "x-session-id"
+CLAUDE_SESSION_HEADERS = ("x-claude-code-session-id", "x-claude-code-agent-id")
+"""A session of Claude Code, and the agent in it, which has a conversation of its own."""
 
 
 async def accept_request(state: RouterState, http: HttpRequest, dialect: Dialect[Body]) -> Response:
     """Read and check a request for generated tokens. Raises ApiError or ClientDisconnected."""
     arrived = time.perf_counter()
-    tenant = state.tenants.authenticate(http.headers.get("authorization"), "generate")
+    tenant = state.tenants.authenticate(authorization_of(http.headers), "generate")
     account = state.tenants.open_account(tenant)
     try:
-        account.check_rates()
-        return await _accept(state, http, dialect, account, arrived)
+        late_refusal = None
+        try:
+            account.check_rates()
+        except ApiError as error:
+            if not dialect.refuses_in_stream:
+                raise
+            late_refusal = error  # only the body says whether the client streams
+        return await _accept(state, http, dialect, account, arrived, late_refusal)
     except ApiError as error:
         account.give_back_prompt()
         error.headers.update(account.headers())
@@ -64,6 +73,7 @@ async def _accept(
     dialect: Dialect[Body],
     account: RequestAccount,
     arrived: float,
+    late_refusal: ApiError | None,
 ) -> Response:
     settings, tenant = state.settings, account.tenant
     limits = _admission_limits(http, state.default_limits)
@@ -72,6 +82,8 @@ async def _accept(
             await read_json_object(http, settings.max_body_bytes, settings.body_timeout_s, claim)
         )
     try:
+        if late_refusal is not None:
+            raise late_refusal
         return await _plan_response(state, http, dialect, parsed, account, limits, arrived)
     except ApiError as error:
         events = dialect.error_stream(parsed, error) if parsed.generation.stream else None
@@ -102,8 +114,10 @@ async def _plan_response(
     account.take_prompt(sum(map(len, planned.prompts)), choices)
     state.metrics.demand.count_arrived(map(len, planned.prompts), planned.candidates)
     state.admission.check(tenant.name, choices)
+    seen = http.scope.get("state", {})
+    request_id, is_own_id = seen.get("request_id", ""), seen.get("own_request_id", False)
     options = ResponseOptions(
-        id=f"{planned.id_prefix}-{secrets.token_hex(16)}",
+        id=f"{planned.id_prefix}-{request_id if is_own_id else secrets.token_hex(16)}",
         stream=body.stream,
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
@@ -113,19 +127,26 @@ async def _plan_response(
         n=body.n,
         candidates=planned.candidates,
     )
-    requests = _create_requests(state, options.id, body, planned, model, tenant)
+    # Workers log the id of the client, too: it need not be unique, so that it is not enough.
+    work_id = options.id if is_own_id or not request_id else f"{request_id}/{options.id}"
+    requests = _create_requests(state, work_id, body, planned, model, tenant)
     created, fingerprint = int(time.time()), f"fp_{model.fingerprint[:16]}"
     header = ResponseHeader(options.id, created, settings.model_id, fingerprint)
     formatter = planned.new_formatter(header, [request.prompt for request in requests])
-    session = _session_digest(tenant, body.prompt_cache_key or http.headers.get(SESSION_HEADER))
+    session = _session_digest(tenant, body.prompt_cache_key or _session_name(http))
     streams = await _create_choices(state, options, planned, requests, limits, tenant, session)
-    request_id = http.scope.get("state", {}).get("request_id", "")
-    error_response = functools.partial(_error_response, dialect, request_id)
+    error_response = functools.partial(_error_response, dialect, parsed, request_id)
     return GenerationResponse(settings, options, formatter, streams, account, error_response)
 
 
-def _error_response(dialect: Dialect[Body], request_id: str, error: ApiError) -> Response:
-    return dialect.error_response(error, request_id)
+def _error_response(
+    dialect: Dialect[Body], parsed: Body, request_id: str, error: ApiError
+) -> Response:
+    """Return the response for an error that came before the first byte."""
+    events = dialect.error_stream(parsed, error) if parsed.generation.stream else None
+    if events is None:
+        return dialect.error_response(error, request_id)
+    return Response(events, 200, error.headers, STREAM_MEDIA_TYPE)
 
 
 def check_served_model(state: RouterState, name: str) -> None:
@@ -181,6 +202,15 @@ def _admission_limits(http: HttpRequest, default: AdmissionLimits) -> AdmissionL
     return default._replace(ttft_s=min(default.ttft_s, milliseconds / 1000))
 
 
+def _session_name(http: HttpRequest) -> str | None:
+    """Return the name of the session in the headers."""
+    own = http.headers.get(SESSION_HEADER)
+    if own is not None:
+        return own
+    session, agent = (http.headers.get(name) for name in CLAUDE_SESSION_HEADERS)
+    return f"{session}\0{agent or ''}" if session else None
+
+
 def _session_digest(tenant: Tenant, key: str | None) -> bytes:
     """Return what identifies a session in this router: keys of two tenants are different ones."""
     if not key:
@@ -191,7 +221,7 @@ def _session_digest(tenant: Tenant, key: str | None) -> bytes:
 
 def _create_requests(
     state: RouterState,
-    response_id: str,
+    work_id: str,
     body: GenerationBody,
     plan: GenerationPlan,
     model: ModelInfo,
@@ -211,7 +241,7 @@ def _create_requests(
     samplings += [replace(others, choice=choice) for choice in range(1, plan.candidates)]
     return [
         Request(
-            id=f"{response_id}-{place * plan.candidates + choice}" if several else response_id,
+            id=f"{work_id}-{place * plan.candidates + choice}" if several else work_id,
             prompt=prompt,
             sampling=sampling,
             cache_root=root,

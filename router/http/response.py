@@ -1,26 +1,26 @@
 """The response to a request for generated tokens: whole, or streamed as server-sent events.
 
-    ChoiceStream.deltas() of each choice --merge_streams--> ResponseFormatter --bytes--> send()
+    ChoiceStream.deltas() of each choice --merge_streams--> ResponseFormatter --bytes--> EventSender
 
 ``GenerationResponse._send_stream`` is where the bytes of a token are sent to the client; the
-tokens come from ``router/generation/choice_stream.py``. Nothing is sent before the first text, so
-that an earlier error has its HTTP status. A later error is an event of its own, and the stream
-ends without ``[DONE]``: a client can always tell that it is not complete.
+tokens come from ``router/generation/choice_stream.py``. The head of a stream goes out with its
+first event, and soon after admission in any case: an error that comes earlier has its HTTP status.
+A later error is an event of its own, and the stream ends without ``[DONE]``: a client can always
+tell that it is not complete.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from itertools import groupby
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from fastapi import Response
 from msgspec import UNSET, UnsetType
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from router.common.errors import ApiError, internal_error
 from router.common.request_body import ClientDisconnected
@@ -28,14 +28,15 @@ from router.generation.choice_stream import ChoiceStream
 from router.generation.choice_text import ChoiceDelta
 from router.generation.explain import Explanation, explain_submissions
 from router.generation.submission import event_timeline
+from router.http.streams.choice_merge import best_choices, merge_streams
+from router.http.streams.event_sender import STUCK_S, EventSender
+from router.observation.request_record import GenerationRecord, RequestRecord, choice_record
 from router.openai.answers.formatter import FinishedChoice, ResponseFormatter
 from router.openai.answers.wire_json import Usage, UsageField
 from router.settings import RouterSettings
 from router.tenants.accounts import RequestAccount, ResponseEnd
 
 log = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
 
 STREAM_MEDIA_TYPE = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = [
@@ -44,7 +45,6 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _THREAD_TOKENS = 256  # a response with more log-probabilities than this is formatted in a thread
-_STUCK_S = 30.0  # beyond its deadline: for a client that neither reads nor hangs up
 
 
 class ResponseOptions(NamedTuple):
@@ -83,7 +83,8 @@ class GenerationResponse(Response):
         self._choices = choices
         self._account = account
         self._error_response = error_response
-        self._has_started = False  # the HTTP head has been sent
+        self._sender: EventSender | None = None  # of a stream
+        self._has_begun = False  # the first tokens have come
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # In a task of its own a chunk wakes only the coroutines of the response. Here it would wake
@@ -94,10 +95,13 @@ class GenerationResponse(Response):
         status = "cancelled"
         watcher = asyncio.create_task(self._watch_disconnect(receive))
         try:
-            async with asyncio.timeout(self._settings.request_timeout_s + _STUCK_S):
+            async with asyncio.timeout(None) as limit:  # choices limit the time without tokens
                 self._account.enter(len(self._choices))
                 await self._start_choices()
-                await (self._send_stream(send) if self._options.stream else self._send_whole(send))
+                if self._options.stream:
+                    await self._send_stream(self._open_sender(send, limit))
+                else:
+                    await self._send_whole(send, limit)
             status = "ok"
         except ClientDisconnected:
             pass
@@ -108,14 +112,19 @@ class GenerationResponse(Response):
             await self._send_error(error, scope, receive, send)
         except Exception as error:
             status = "500"
-            log.error("request %s failed", self._options.id, exc_info=error)
+            log.error("request %s failed", self._choices[0].request_id, exc_info=error)
             shown = internal_error("the router failed on this request")
             await self._send_error(shown, scope, receive, send)
         finally:
             watcher.cancel()
+            if self._sender is not None:
+                self._sender.close()
             for choice in self._choices:
                 choice.close(status)
-            self._close_account(status)
+            end = self._close_account(status)
+            record: RequestRecord | None = scope.get("state", {}).get("record")
+            if record is not None:
+                record.generation = self._generation_record(end)
 
     async def _start_choices(self) -> None:
         """Submit all choices. Raises ApiError where there is no place for all of them, or where the
@@ -127,18 +136,26 @@ class GenerationResponse(Response):
             if len(self._choices) > 1:
                 await asyncio.sleep(0)  # placing many takes a while; streams go on
 
-    def _close_account(self, status: str) -> None:
-        """Count what was used. Without a first token no prompt counts as served."""
+    def _close_account(self, status: str) -> ResponseEnd:
+        """Count what was used, and return it. Without a first token no prompt counts as served."""
         usage = self._usage()
         has_begun = status == "ok" or any(choice.text.output_tokens for choice in self._choices)
-        self._account.close(
-            ResponseEnd(
-                self._options.id,
-                status,
-                usage.prompt_tokens if has_begun else 0,
-                usage.prompt_tokens_details.cached_tokens if has_begun else 0,
-                usage.completion_tokens,
-            )
+        end = ResponseEnd(
+            self._options.id,
+            status,
+            usage.prompt_tokens if has_begun else 0,
+            usage.prompt_tokens_details.cached_tokens if has_begun else 0,
+            usage.completion_tokens,
+        )
+        self._account.close(end)
+        return end
+
+    def _generation_record(self, end: ResponseEnd) -> GenerationRecord:
+        arrived = self._options.arrived
+        choices = [choice_record(arrived, c.token_times, c.submissions) for c in self._choices]
+        return GenerationRecord(
+            *(arrived, end.id, self._account.tenant.name, end.status),
+            *(end.prompt_tokens, end.cached_tokens, end.output_tokens, choices),
         )
 
     async def _watch_disconnect(self, receive: Receive) -> None:
@@ -147,37 +164,54 @@ class GenerationResponse(Response):
         for choice in self._choices:
             choice.disconnect()
 
-    async def _send_stream(self, send: Send) -> None:
+    def _open_sender(self, send: Send, limit: asyncio.Timeout) -> EventSender:
+        self._sender = EventSender(
+            *(send, lambda: self._head(STREAM_HEADERS), self._formatter.keep_alive),
+            *(self._settings.keep_alive_s, lambda: _expire(limit)),
+        )
+        return self._sender
+
+    async def _send_stream(self, sender: EventSender) -> None:
+        await sender.open(self._formatter.opening())
         unfinished = len(self._choices)
         if unfinished == 1:  # without the generators that several choices need
             choice, finish = self._choices[0], None
             while finish is None:
                 delta = await choice.next_delta()
                 finish = delta.finish
-                await self._send_deltas(send, (delta,), more=finish is None)
+                data = self._formatter.events(delta, self._usage_so_far())
+                if not self._has_begun:
+                    self._begin()
+                if finish is not None:
+                    await self._send_last(sender, data)
+                elif data:
+                    await sender.send(data)
             return
         deltas = [choice.deltas() for choice in self._choices]
         async with aclosing(merge_streams(deltas)) as batches:
             async for batch in batches:
                 unfinished -= sum(delta.finish is not None for delta in batch)
-                await self._send_deltas(send, batch, more=unfinished > 0)
+                usage, format_events = self._usage_so_far(), self._formatter.events
+                data = b"".join([format_events(delta, usage) for delta in batch])
+                if not self._has_begun:
+                    self._begin()
+                if not unfinished:
+                    await self._send_last(sender, data)
+                elif data:
+                    await sender.send(data)
 
-    async def _send_deltas(self, send: Send, batch: Sequence[ChoiceDelta], *, more: bool) -> None:
-        usage = self._usage_so_far()
-        format_events = self._formatter.events
-        data = b"".join([format_events(delta, usage) for delta in batch])
-        if not more:
-            data += self._formatter.closing(self._usage(), self._explanation())
-        if not data:
-            return
-        if not self._has_started:
-            await self._send_head(send, STREAM_HEADERS)
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._account.begin()
 
-    async def _send_whole(self, send: Send) -> None:
+    async def _send_last(self, sender: EventSender, data: bytes) -> None:
+        data += self._formatter.closing(self._usage(), self._explanation())
+        await sender.send(data, more=False)
+
+    async def _send_whole(self, send: Send, limit: asyncio.Timeout) -> None:
         choices = await self._finished_choices()
         content = (choices, self._usage(), self._explanation())
-        if sum(len(c.shown) + len(c.prompt_logprobs) for c in choices) > _THREAD_TOKENS:
+        if sum(choice.reported_tokens for choice in choices) > _THREAD_TOKENS:
             body = await asyncio.to_thread(self._formatter.response, *content)
         else:
             body = self._formatter.response(*content)
@@ -185,7 +219,9 @@ class GenerationResponse(Response):
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
         ]
-        await self._send_head(send, headers)
+        self._begin()
+        limit.reschedule(asyncio.get_running_loop().time() + STUCK_S)
+        await send(self._head(headers))
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _finished_choices(self) -> list[FinishedChoice]:
@@ -201,22 +237,22 @@ class GenerationResponse(Response):
         ]
         return best_choices(finished, self._options.n, self._options.candidates)
 
-    async def _send_head(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-        self._has_started = True
-        self._account.begin()
+    def _head(self, headers: list[tuple[bytes, bytes]]) -> Message:
         limits = self._account.headers()
         headers = [*headers, *((k.encode(), v.encode()) for k, v in limits.items())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        return {"type": "http.response.start", "status": 200, "headers": headers}
 
     async def _send_error(
         self, error: ApiError, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        if not self._has_started:
-            error.headers.update(self._account.headers())
-            await self._error_response(error)(scope, receive, send)
+        if self._sender is not None and self._sender.has_started:
+            events = self._formatter.failed(error, self._usage())
+            await self._sender.send(events, more=False)
             return
-        last = self._formatter.failed(error, self._usage())
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        if self._sender is not None:
+            self._sender.close()
+        error.headers.update(self._account.headers())
+        await self._error_response(error)(scope, receive, send)
 
     def _usage_so_far(self) -> UsageField:
         if self._options.continuous_usage:
@@ -230,7 +266,14 @@ class GenerationResponse(Response):
             sum(len(choice.prompt) for choice in firsts),
             sum(choice.text.output_tokens for choice in self._choices),
             sum(choice.cached_tokens for choice in firsts),
+            self._reasoning_tokens(),
         )
+
+    def _reasoning_tokens(self) -> int | None:
+        """Return the output tokens that were reasoning; None where there is no such thing."""
+        counts = [choice.text.reasoning_tokens for choice in self._choices]
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
 
     def _explanation(self) -> Explanation | UnsetType:
         """Return the field ``baton``, as far as the client asked for it."""
@@ -247,6 +290,10 @@ class GenerationResponse(Response):
         return explanation
 
 
+def _expire(limit: asyncio.Timeout) -> None:
+    limit.reschedule(asyncio.get_running_loop().time())
+
+
 def _finished(choice: ChoiceStream, deltas: Sequence[ChoiceDelta]) -> FinishedChoice:
     finish = deltas[-1].finish
     assert finish is not None
@@ -259,62 +306,5 @@ def _finished(choice: ChoiceStream, deltas: Sequence[ChoiceDelta]) -> FinishedCh
         finish,
         choice.text.output_logprob / max(1, choice.text.output_tokens),
         choice.text.prompt_logprobs.values,
+        deltas[-1].stop,
     )
-
-
-def best_choices(
-    choices: Sequence[FinishedChoice], n: int, candidates: int
-) -> list[FinishedChoice]:
-    """Return the ``n`` best of each prompt's ``candidates``, best first, with new indexes.
-
-    The best has the greatest log-probability per token, as in OpenAI's ``best_of``.
-    """
-    if n == candidates:
-        return list(choices)
-    kept = []
-    for _, group in groupby(choices, lambda choice: choice.choice // candidates):
-        kept += sorted(group, key=lambda choice: -choice.logprob)[:n]
-    return [choice._replace(choice=index) for index, choice in enumerate(kept)]
-
-
-async def merge_streams(sources: Sequence[AsyncIterator[Item]]) -> AsyncGenerator[list[Item]]:
-    """Yield what has arrived from any source since the last item, until all sources have ended.
-
-    Raises what the first source raises. The queue holds as many items as there are sources: a slow
-    reader makes the sources wait. Close it (``aclosing``) when it is left early.
-    """
-    if len(sources) == 1:
-        async for item in sources[0]:
-            yield [item]
-        return
-    queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(len(sources))
-    pumps = [asyncio.create_task(_pump(source, queue)) for source in sources]
-    running = len(pumps)
-    try:
-        while running:
-            entries = [await queue.get()]
-            while not queue.empty():
-                entries.append(queue.get_nowait())
-            items: list[Item] = []
-            for entry in entries:
-                if isinstance(entry, Exception):
-                    raise entry
-                if entry is None:
-                    running -= 1
-                else:
-                    items.append(entry)
-            if items:
-                yield items
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _pump(source: AsyncIterator[Item], queue: asyncio.Queue[Item | Exception | None]) -> None:
-    try:
-        async for item in source:
-            await queue.put(item)
-        await queue.put(None)
-    except Exception as error:
-        await queue.put(error)

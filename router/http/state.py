@@ -26,6 +26,7 @@ from router.generation.choice_stream import RoutingServices
 from router.generation.metrics import ROLE, RouterMetrics
 from router.generation.placer import Placer
 from router.http.service_discovery import RouterRegistration, target_groups
+from router.observation.observer import RequestObserver, open_observer
 from router.openai.prompts.model_formats import ModelFormats, load_model_formats
 from router.overview.live_overview import LiveOverview
 from router.placement.admission import AdmissionController, AdmissionLimits
@@ -65,6 +66,7 @@ class RouterState:
     registration: RouterRegistration
     live_overview: LiveOverview
     security: EndpointSecurity
+    observer: RequestObserver | None  # None: neither access log nor traces
     default_limits: AdmissionLimits  # of requests without their own deadline
     started: int  # seconds since the epoch
 
@@ -116,7 +118,12 @@ async def open_router_state(
     live_overview = LiveOverview(lambda: state.scrape_targets(), settings.tls)
     metrics = RouterMetrics(settings.model_id, settings.goals, registration.instance)
     async with AsyncExitStack() as stack:
-        formats = load_model_formats(tokenizer, settings.model_path)
+        formats = load_model_formats(
+            tokenizer,
+            settings.model_path,
+            reasoning_parser=settings.reasoning_parser,
+            tool_parser=settings.tool_parser,
+        )
         stack.callback(formats.close)
         if list_workers is None:
             client = connect(settings.redis_url)
@@ -130,6 +137,13 @@ async def open_router_state(
             *((settings.model_id, ROLE), registration.instance),
         )
         stack.push_async_callback(tenants.close)
+        observer = open_observer(
+            *(settings.access_log, settings.otlp_endpoint),
+            *(settings.cluster, registration.instance),
+        )
+        if observer is not None:
+            stack.callback(observer.close)
+            observer.start()
         security = EndpointSecurity(settings.tls)
         pool = WorkerPool(
             list_workers,
@@ -163,6 +177,7 @@ async def open_router_state(
             registration=registration,
             live_overview=live_overview,
             security=security,
+            observer=observer,
             default_limits=settings.admission_limits,
             started=int(time.time()),
         )

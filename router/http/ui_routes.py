@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from router.http.state import RouterState
+from router.tenants.key_store import authorization_of
 
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self';"
@@ -79,7 +80,7 @@ async def static_file(request: Request, file: str) -> Response:
 async def overview(request: Request) -> Response:
     state = request.app.state.router
     assert isinstance(state, RouterState)
-    state.tenants.authenticate(request.headers.get("authorization"), "monitor")
+    state.tenants.authenticate(authorization_of(request.headers), "monitor")
     headers = {**SECURITY_HEADERS, "cache-control": "no-store"}
     body = await state.live_overview.overview()
     return Response(body, headers=headers, media_type="application/json")

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from protocol.endpoints.grpc_endpoints import host_of
 from router.overview.link_view import LinkView, link_views
 from router.overview.prometheus_text import MetricsPage, sum_samples, to_count
 from router.overview.rates import RateWindow
@@ -40,6 +41,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     home: str = ""  # the role it was started for
     target: str
+    host: str = ""  # of its metrics address
     state: WorkerState
     why: str = ""
     pid: int | None = None
@@ -73,6 +75,7 @@ def worker_view(group: TargetGroup, scraped: ScrapeResult, window: RateWindow) -
         role=role,
         home=group.label("home"),
         target=target,
+        host=host_of(target),
         state="silent",
         why=scraped.silent.get(target, ""),
         pid=_number(group.label("pid")),

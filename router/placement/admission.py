@@ -8,8 +8,11 @@ one that has few requests still gets in. Priorities make no difference, or a ten
 many places as there are priorities.
 
 **Wait.** A request whose first token is predicted to miss its deadline is refused at once instead
-of being served too late. A long prompt on an idle pool takes its time, but does not count as queue.
-While an overload lasts (``router/fairness/overload.py``), the queue is bounded below the objective.
+of being served too late. A deadline that the operator or the client has set is exact; the default
+one (``default_ttft_limit_s``) leaves room for the error of the prediction, so that a server that is
+only busy refuses nothing that may come in time. A long prompt on an idle pool takes its time, but
+does not count as queue. While an overload lasts (``router/fairness/overload.py``), the queue is
+bounded below the objective.
 
 ``has_room`` says when the router's queue sends the next request to a worker.
 """
@@ -23,9 +26,19 @@ from typing import NamedTuple
 
 from router.common.errors import overloaded
 from router.placement.cost import Placement
+from router.placement.estimates import CORRECTION_RANGE
 
 TENANT_PLACES = 4
 """Requests in a router, as a multiple of those that one tenant may have."""
+
+LATE_OBJECTIVES = 10
+"""TTFT, in objectives, from which an answer is of no use where neither the operator nor the client
+says when that is."""
+
+PREDICTION_ERROR = CORRECTION_RANGE[1]
+"""Predicted over real TTFT, at most. Predictions follow what is observed up to this factor and no
+further, and before anything was observed they may be off by as much; in the median they are off by
+43% at 90% load (docs/benchmarks.md)."""
 
 QUEUE_SHARE = 0.5
 """Share of the TTFT objective that a request may wait for its turn while an overload lasts; the
@@ -35,6 +48,12 @@ ROOM_S = 0.05
 """Seconds of prompts that a prefill worker has in store beside the one that it computes: more than
 the way from its first token through the router to the next prompt, and as little as possible, as no
 fair order holds in a worker."""
+
+
+def default_ttft_limit_s(goal_s: float) -> float:
+    """Return the bound on the predicted TTFT for an objective of ``goal_s``: beyond it, the first
+    token comes too late even if the prediction is too high by its whole error."""
+    return PREDICTION_ERROR * LATE_OBJECTIVES * goal_s
 
 
 class AdmissionLimits(NamedTuple):

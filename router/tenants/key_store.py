@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +32,15 @@ _JOIN_S = 1.0
 
 Stamp = tuple[int, int, int, int]
 ReadTable = Callable[[str], KeyTable]
+
+
+def authorization_of(headers: Mapping[str, str]) -> str | None:
+    """Return the ``Authorization`` header, or one made of ``x-api-key``, the header of Anthropic's
+    clients. The names in ``headers`` are in lower case, or match any case."""
+    given, key = headers.get("authorization"), headers.get("x-api-key")
+    if key and not (given or "").lower().startswith("bearer "):
+        return f"Bearer {key}"
+    return given
 
 
 class KeyFileChanges:
@@ -86,7 +95,7 @@ class KeyStore:
         key = key.strip()
         if kind.lower() != "bearer" or not key:
             raise unauthorized(
-                "no API key was provided: send it as 'Authorization: Bearer YOUR_KEY'"
+                "no API key was provided: send it as 'Authorization: Bearer YOUR_KEY' or x-api-key"
             )
         # The time of a dict's look-up may tell something about the digest that was looked for, but
         # nobody can choose a key so that its SHA-256 digest begins like that of another one. So

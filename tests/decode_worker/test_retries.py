@@ -129,7 +129,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
     def begin(
         *outcomes: TransferFailed,
         waited_s: float = 0.0,
-        deadlines: tuple[float, float] = (0.0, 0.0),  # of the request, and of its first token
+        deadlines: tuple[float, float] = (0.0, 0.0),  # of the first token, and of each later one
         deaths: int = 0,
         has_alternative: bool = False,
         **fields: Any,
@@ -147,7 +147,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
         )
         request = Request(
             id="a", prompt=PROMPT, sampling=SamplingParams(max_tokens=9), cache_root=bytes(16),
-            waited_s=waited_s, deadline_s=deadlines[0], first_token_s=deadlines[1],
+            waited_s=waited_s, first_token_s=deadlines[0], token_timeout_s=deadlines[1],
         )  # fmt: skip
         world.request = DecodeRequest(  # type: ignore[attr-defined]
             request,
@@ -326,12 +326,11 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeHandover, "first_token", first_token)
 
 
-@pytest.mark.parametrize("deadlines", [(0.02, 0.0), (60.0, 0.02)], ids=["end", "first token"])
 async def test_request_ends_here_when_its_deadline_passes(
-    place: Callable[..., World], monkeypatch: pytest.MonkeyPatch, deadlines: tuple[float, float]
+    place: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang(monkeypatch)
-    world = place(deadlines=deadlines)
+    world = place(deadlines=(0.02, 60.0))
     await settle()
     assert world.asked and not errors(world)
     await asyncio.sleep(0.03)
@@ -343,17 +342,29 @@ async def test_request_ends_here_when_its_deadline_passes(
 
 
 async def test_deadline_of_the_first_token_is_over_with_it(place: Callable[..., World]) -> None:
-    world = place(deadlines=(60.0, 0.02))
+    world = place(deadlines=(0.02, 60.0))
     await settle()
     assert [list(output.tokens) for output in world.outputs] == [[7]]
     world.event(m.ReceiveFailed(1, "not mapped"))
     await settle()
     [first, again] = [request for _, request in world.asked]
-    assert 0 < first.first_token_s < 0.02 and again.first_token_s == 0.0
-    assert 59 < again.deadline_s < first.deadline_s < 60
+    assert 0 < first.first_token_s < 0.02 and again.first_token_s == 60.0
+    assert again.token_timeout_s == first.token_timeout_s == 60.0
     await asyncio.sleep(0.03)
     assert not errors(world)
     world.request.cancel()  # type: ignore[attr-defined]
+
+
+async def test_request_without_a_further_token_ends_here(place: Callable[..., World]) -> None:
+    world = place(deadlines=(60.0, 0.05))
+    await settle()
+    for token in (8, 9, 10):
+        await asyncio.sleep(0.03)
+        world.request.on_token(token, Finish.NONE, None)  # type: ignore[attr-defined]
+    assert not errors(world)
+    await asyncio.sleep(0.11)
+    [last] = errors(world)
+    assert last.expired and "next token did not come within 0.05 s" in last.error
 
 
 async def test_engine_that_drops_an_expired_sequence_ends_the_request(

@@ -60,7 +60,11 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
         min_tokens=sometimes(st.integers(1, 8), 0),
         ignore_eos=draw(st.booleans()),
         stop_token_ids=tuple(sometimes(st.lists(token, max_size=3), [])),
-        logprobs=sometimes(st.sampled_from([0, 1, 20]), None),
+        logprobs=(logprobs := sometimes(st.sampled_from([0, 1, 20, VOCAB]), None)),
+        allowed_token_ids=tuple(sometimes(st.lists(token, min_size=1, max_size=9), [])),
+        logprob_token_ids=()
+        if logprobs is None
+        else tuple(sometimes(st.lists(token, min_size=1, max_size=4, unique=True), [])),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from llguidance import LLMatcher
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.execution.engine import Engine
 from engine.structured_output.compiler import load_grammar_tokenizer
@@ -25,13 +25,14 @@ SPECIAL = [
 ]  # the end is token 2, as in tests/engine/families.py
 
 
-def save_tokenizer(folder: Path) -> Path:
-    """A byte-level ``tokenizer.json`` of 266 tokens."""
+def save_tokenizer(folder: Path, marks: Sequence[str] = ()) -> Path:
+    """A byte-level ``tokenizer.json`` of 266 tokens; ``marks``: added tokens that are shown."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*SPECIAL, *alphabet, *(a + b for a, b in MERGES)]
     model = models.BPE({word: i for i, word in enumerate(words)}, MERGES, unk_token="<unk>")
     tokenizer = Tokenizer(model)
     tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_tokens([AddedToken(mark, special=False) for mark in marks])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))

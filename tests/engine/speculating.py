@@ -46,6 +46,8 @@ SAMPLING_KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "grammar": schema({"type": "array", "items": ITEM, "minItems": 2})},
     {"temperature": 0.0, "prompt_logprobs": 1, "logit_bias": ((9, 6.0),)},
     {"frequency_penalty": 0.7, "min_tokens": 20, "stop_token_ids": (5, 6, 7, 8, 9)},
+    {"temperature": 0.0, "allowed_token_ids": tuple(range(3, 9)), "logprobs": 5},
+    {"allowed_token_ids": (5, 9, 11), "logprobs": 0, "logprob_token_ids": (5, 300)},
 ]
 
 

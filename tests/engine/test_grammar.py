@@ -248,6 +248,24 @@ def test_first_token_outside_the_grammar_is_refused(make: Make, constrained: Con
     assert engine.manager.available == 64
 
 
+def test_grammar_without_any_allowed_token_ends_only_its_own_request(
+    make: Make, constrained: Constrained
+) -> None:
+    """A text that the grammar lets end there ends instead."""
+    engine = make()
+    grammars = {0: regex("[ab]c"), 1: regex("([ab]c)?")}
+    for handle, grammar in grammars.items():
+        only = (200, 201)
+        r = request(f"r{handle}", [5], max_tokens=5, grammar=grammar, allowed_token_ids=only)
+        constrained.generate(engine, handle, r)
+    other = request("o", [5, 6], max_tokens=5)
+    constrained.generate(engine, 2, other)
+    assert drain(engine) == {1: [EOS], 2: alone(make, constrained, other)}
+    [(handle, problem)] = engine.take_refused()
+    assert (handle, problem.param) == (0, "allowed_token_ids")
+    assert engine.manager.available == 64
+
+
 def test_too_complex_grammar_ends_only_its_own_request(
     make: Make, constrained: Constrained
 ) -> None:

@@ -33,6 +33,9 @@ KINDS: list[dict[str, Any]] = [
     {"logit_bias": tuple((t, 1.0) for t in range(0, 300, 2)), "top_k": 280},
     {"min_tokens": 6, "ignore_eos": False, "logit_bias": ((EOS, 12.0),)},
     {"top_p": 0.7, "top_k": 50, "min_p": 0.01, "frequency_penalty": 0.4, "logprobs": 3},
+    {"allowed_token_ids": tuple(range(3, 300, 7)), "logit_bias": ((4, 100.0), (10, 5.0))},
+    {"temperature": 0.0, "allowed_token_ids": (9, 5, EOS), "min_tokens": 4, "ignore_eos": False},
+    {"logprobs": 0, "logprob_token_ids": (7, 300, 2), "presence_penalty": 0.2},
 ]
 
 
@@ -135,13 +138,42 @@ def test_min_tokens_delays_the_end(make_engine: Make, ends: dict[str, Any]) -> N
         assert out[-1].finish is Finish.STOP
 
 
-@pytest.mark.parametrize("field", [{"stop_token_ids": (320,)}, {"logit_bias": ((320, 1.0),)}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"stop_token_ids": (320,)},
+        {"logit_bias": ((320, 1.0),)},
+        {"allowed_token_ids": (5, 320)},
+        {"logprob_token_ids": (320,), "logprobs": 0},
+    ],
+)
 def test_a_token_id_outside_the_vocabulary_is_refused(
     make_engine: Make, field: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidRequest, match="320") as caught:
         make_engine().generate(0, request("a", [5], **field))
-    assert [caught.value.param] == list(field)
+    assert caught.value.param == next(iter(field))
+
+
+@pytest.mark.parametrize("changes", [{}, {"temperature": 2.0}, {"temperature": 2.0, "top_p": 0.9}])
+def test_only_allowed_tokens_are_drawn(alone: Alone, changes: dict[str, Any]) -> None:
+    """Also where other tokens are liked better, and every choice is the one of the logits."""
+    r = request("a", [5, 6], max_tokens=40, logit_bias=((8, 100.0),), **changes)
+    plain = alone(r)
+    assert 8 in plain
+    allowed = (7, 9, 11, 13, 300)
+    limited = alone(request("a", [5, 6], max_tokens=40, allowed_token_ids=allowed, **changes))
+    assert set(limited) <= set(allowed)
+    everything = tuple(range(320))
+    same = request("a", [5, 6], max_tokens=40, allowed_token_ids=everything, **changes)
+    assert alone(same) == alone(request("a", [5, 6], max_tokens=40, **changes))
+
+
+def test_min_tokens_leaves_an_end_token_where_nothing_else_is_allowed(alone: Alone) -> None:
+    least = {"min_tokens": 5, "ignore_eos": False, "max_tokens": 9}
+    assert alone(request("a", [5, 6], allowed_token_ids=(EOS,), **least)) == [EOS]
+    liked = {"logit_bias": ((EOS, 100.0),), "allowed_token_ids": (EOS, 9)}
+    assert alone(request("a", [5, 6], **liked, **least)) == [9] * 5 + [EOS]
 
 
 def collect(engine: Engine) -> dict[int, list[Logprobs | None]]:
@@ -151,6 +183,9 @@ def collect(engine: Engine) -> dict[int, list[Logprobs | None]]:
             assert token.logprobs is None or token.logprobs.logprob <= 0
             out.setdefault(token.handle, []).append(token.logprobs)
     return out
+
+
+WANTED = tuple(range(0, 320, 3))
 
 
 def test_logprobs_are_those_of_transformers(make_engine: Make, tiny_folder: Path) -> None:
@@ -163,6 +198,9 @@ def test_logprobs_are_those_of_transformers(make_engine: Make, tiny_folder: Path
         request("c", [8], max_tokens=12, logprobs=0, temperature=1.0, top_k=9),
         request("d", [4] * 40, max_tokens=12, logprobs=1, **KINDS[5]),
         request("e", [4], max_tokens=12),
+        request("f", [4, 9], max_tokens=12, logprobs=320, temperature=1.0),
+        request("g", [9], max_tokens=12, logprobs=0, logprob_token_ids=WANTED, temperature=1.0),
+        request("h", [9, 7], max_tokens=12, logprobs=0, logprob_token_ids=(319,)),
     ]
     engine = make_engine()
     for i, r in enumerate(asking):
@@ -179,9 +217,15 @@ def test_logprobs_are_those_of_transformers(make_engine: Make, tiny_folder: Path
             row = every[at - 1]
             assert entry.logprob == pytest.approx(float(row[tokens[at]]), abs=1e-3)
             assert entry.rank == int((row > row[tokens[at]]).sum()) + 1
-            top = row.topk(asking[i].sampling.logprobs or 0)
-            assert entry.top_tokens == top.indices.tolist()
-            assert entry.top_logprobs == pytest.approx(top.values.tolist(), abs=1e-3)
+            wanted = asking[i].sampling.logprob_token_ids
+            if wanted:
+                before = () if tokens[at] in wanted else (tokens[at],)
+                assert entry.top_tokens == [*before, *wanted]
+            else:
+                top = row.topk(asking[i].sampling.logprobs or 0)
+                assert entry.top_tokens == top.indices.tolist()
+            values = row[entry.top_tokens].tolist()
+            assert entry.top_logprobs == pytest.approx(values, abs=1e-3)
 
 
 def test_large_sampling_tables_are_allocated_on_first_use(make_engine: Make) -> None:
@@ -189,7 +233,7 @@ def test_large_sampling_tables_are_allocated_on_first_use(make_engine: Make) -> 
     engine.generate(0, request("a", [5], temperature=1.0, top_p=0.5, top_k=3, logprobs=2))
     drain(engine)
     table = engine.state.sampling
-    assert (table.history, table.bias, table.ends) == (None, None, None)
+    assert (table.history, table.bias, table.ends, table.forbidden) == (None,) * 4
 
 
 def test_step_does_no_work_per_row_for_an_unchanged_batch(make_engine: Make) -> None:

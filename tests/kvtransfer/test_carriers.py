@@ -198,7 +198,7 @@ async def test_a_link_that_stands_still_is_avoided_whichever_end_notices_it(
         return link
 
     monkeypatch.setattr(used, "connect", connect_deaf)
-    # The few frames of this test fit into the kernel's buffers: only the receiver misses them there.
+    # The few frames of this test fit into the kernel's buffers, so only the receiver notices.
     frame_s, noticed = (0.5, "no KV frame") if carrier == "tcp" else (5.0, "read no KV")
     with pytest.raises(CarrierFailed, match=rf"{noticed} for 0\.5 s"):
         async with asyncio.timeout(5):

@@ -4,7 +4,7 @@ One request, one router, two decode workers and two prefill workers. Messages be
 queues; streams and calls break and lose what is on their way; frames overtake one another and
 everything else; processes die and come back; a process that stands still is one whose peers take
 it for dead. A stop of any length is covered, because any process may take its next step at any
-time. Deadlines that would end a request in any case (``request_timeout_s`` of a router) are left
+time. Deadlines that would end a request in any case (``next_token_timeout_s`` of a router) are left
 out: it must come to its end without them. Left out as well are look-ups that find the prompt
 cached, fetches from peers and the number of slots.
 """

@@ -25,6 +25,7 @@ FULL: dict[str, Any] = {
     **{"min_p": 0.1, "presence_penalty": -2.0, "frequency_penalty": 2.0},
     **{"repetition_penalty": 10.0, "logit_bias": ((5, -100.0), (2**32 - 1, 0.1)), "logprobs": 20},
     **{"prompt_logprobs": 3, "grammar": '{"grammars": []}'},
+    **{"allowed_token_ids": (7, 2**32 - 1), "logprob_token_ids": (9, 8)},
 }
 
 
@@ -36,8 +37,8 @@ def put_on_wire(message: pb.Sampling, field: str, value: Any) -> None:
     """Set a field as a peer could that does not check it."""
     if field == "logit_bias":
         message.logit_bias.extend(pb.LogitBias(token=t, bias=b) for t, b in value)
-    elif field == "stop_token_ids":
-        message.stop_token_ids.extend(value)
+    elif field.endswith("token_ids"):
+        getattr(message, field).extend(value)
     else:
         setattr(message, field, value)
 
@@ -75,8 +76,12 @@ def test_every_field_is_on_the_wire() -> None:
         ("repetition_penalty", math.inf, "not inf"),
         ("top_k", 2**31, "[0, 2147483647], not 2147483648"),
         ("min_tokens", 17, "at most max_tokens (16), not 17"),
-        ("logprobs", 21, "[0, 20], not 21"),
-        ("prompt_logprobs", 21, "[0, 20], not 21"),
+        ("logprobs", 2**19 + 1, "[0, 524288], not 524289"),
+        ("logprobs", 2**15, "beside each of at most 15 output tokens, not 16"),
+        ("logprob_token_ids", (5,), "only allowed with logprobs"),
+        ("logprob_token_ids", tuple(range(129)), "at most 128 entries, not 129"),
+        ("allowed_token_ids", tuple(range(2**14 + 1)), "at most 16384 entries, not 16385"),
+        ("prompt_logprobs", 2**18 + 1, "[0, 262144], not 262145"),
         ("grammar", "x" * (2**18 + 1), "at most 262144 characters, not 262145"),
         ("logit_bias", ((5, 100.5),), "[-100, 100], not 100.5 for token 5"),
         ("logit_bias", ((5, math.nan),), "not nan for token 5"),

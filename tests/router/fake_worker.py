@@ -36,9 +36,12 @@ def logprob_of(token: int) -> float:
     return -(token % 32) / 32 - 0.5
 
 
-def told(token: int, count: int) -> pb.Logprobs:
-    """The ``count`` tokens from this one on are the most likely ones."""
+def told(token: int, count: int, wanted: Sequence[int] = ()) -> pb.Logprobs:
+    """The ``count`` tokens from this one on are the most likely ones, or it tells the ``wanted``
+    ones after this one."""
     top = [(token + i) % 256 for i in range(count)]
+    if wanted:
+        top, count = [token, *wanted], 1 + len(wanted)
     return pb.Logprobs(
         logprob=logprob_of(token),
         rank=1,
@@ -81,7 +84,9 @@ def outputs(
             finish = pb.FINISH_LENGTH if at + len(ids) == limit else pb.FINISH_NONE
             output = pb.Output(id=request.id, tokens=ids, finish=finish, cached_tokens=cached)
             if sampling.HasField("logprobs"):
-                output.logprobs.extend(told(token, sampling.logprobs) for token in ids)
+                output.logprobs.extend(
+                    told(token, sampling.logprobs, sampling.logprob_token_ids) for token in ids
+                )
             if sampling.HasField("prompt_logprobs") and not at:
                 count = sampling.prompt_logprobs
                 output.prompt_logprobs.extend(told(token, count) for token in request.prompt[1:])

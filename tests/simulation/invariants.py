@@ -194,8 +194,8 @@ class Invariants:
             return
         if outcome in ("hung up", "router killed", "refused: 429"):
             return
-        lasted_s, limit_s = request.ended - request.began, self._world.profile.request_timeout_s
-        if outcome == "refused: 504" and lasted_s > 0.69 * limit_s and limit_s < PROGRESS_S:
+        lasted_s, limit_s = request.ended - request.began, self._world.profile.token_timeout_s
+        if outcome == "refused: 504" and lasted_s > 0.99 * limit_s and limit_s < PROGRESS_S:
             return
         refused = outcome.startswith("refused")
         deaths = sum(

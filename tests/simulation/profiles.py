@@ -49,7 +49,7 @@ class Profile(NamedTuple):
     token_s: tuple[float, ...] = (0.0001, 0.001, 0.004)
     chunks: tuple[int, ...] = (32, 64, 128)
     pages: tuple[int, ...] = (12, 16, 24, 48)
-    request_timeout_s: float = 120.0
+    token_timeout_s: float = 84.0
     pauses_again: float = 0.1  # share of the pauses of a router that come three times
 
 
@@ -138,7 +138,7 @@ DEADLINES = Profile(
     hang_ups=0.0,
     base_s=(0.02, 0.05),
     token_s=(0.001, 0.01),
-    request_timeout_s=2.0,
+    token_timeout_s=1.4,
 )
 
 PROFILES = (

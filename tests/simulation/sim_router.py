@@ -162,8 +162,8 @@ class SimRouter:
             dispatcher=self.dispatcher,
             settings=replace(
                 ROUTER_SETTINGS,
-                request_timeout_s=world.profile.request_timeout_s,
-                first_token_timeout_s=0.7 * world.profile.request_timeout_s,
+                first_token_timeout_s=world.profile.token_timeout_s,
+                next_token_timeout_s=world.profile.token_timeout_s,
             ),
             metrics=METRICS,
             vocabulary=cast(Any, _Vocabulary()),

@@ -43,8 +43,8 @@ ENGINE_SETTINGS = engine_settings("toy", arena=ARENA)
 ROUTER_SETTINGS = router_settings(
     model_id="toy",
     token=TOKEN,
-    request_timeout_s=120.0,
     first_token_timeout_s=80.0,
+    next_token_timeout_s=80.0,
     resubmit_wait_s=20.0,
 )
 MODEL = ModelInfo(

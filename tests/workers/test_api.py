@@ -142,6 +142,42 @@ async def test_a_chat_without_a_bound(whole: Whole) -> None:
     assert len(choice.logprobs.content) == chat.usage.completion_tokens
 
 
+async def test_the_whole_vocabulary_and_chosen_tokens_are_reported(whole: Whole) -> None:
+    """Their probabilities add up to 1, and those of chosen tokens are among them."""
+    given: dict[str, Any] = {"max_tokens": 2, "seed": 1, "return_tokens_as_token_ids": True}
+    allowed = {"allowed_token_ids": [300, 301, 302], **given}
+    [full] = (await whole.complete(logprobs=-1, **allowed))["choices"]
+    [some] = (await whole.complete(logprobs=5, logprob_token_ids=[7, 300], **allowed))["choices"]
+    assert set(full["token_ids"]) <= {300, 301, 302} and some["token_ids"] == full["token_ids"]
+    pairs = zip(
+        full["logprobs"]["top_logprobs"],
+        some["logprobs"]["top_logprobs"],
+        full["token_ids"],
+        strict=True,
+    )
+    for every, chosen, drawn in pairs:
+        assert len(every) == 4096
+        assert math.isclose(sum(map(math.exp, every.values())), 1.0, abs_tol=1e-3)
+        assert set(chosen) == {f"token_id:{token}" for token in (7, 300, drawn)}
+        for name, value in chosen.items():
+            assert math.isclose(value, every[name], abs_tol=1e-4)
+
+
+async def test_a_chat_scores_its_prompt(whole: Whole) -> None:
+    chat: Any = await whole.openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "sort"}],
+        max_completion_tokens=1,
+        extra_body={"prompt_logprobs": -1, "return_token_ids": True},
+    )
+    first, *rest = chat.prompt_logprobs
+    assert first is None and len(rest) == len(chat.prompt_token_ids) - 1
+    for token, row in zip(chat.prompt_token_ids[1:], rest, strict=True):
+        ranks = [entry["rank"] for entry in row.values()]
+        assert len(row) == 4096 and sorted(ranks) == list(range(1, 4097))
+        assert row[str(token)]["logprob"] <= 0
+
+
 async def test_a_format_holds_for_every_choice(whole: Whole) -> None:
     chat = await whole.openai.chat.completions.create(
         model=MODEL,

@@ -22,6 +22,7 @@ from tests.engine.conftest import drain, load_model, request
 from tests.engine.families import save
 from tests.engine.grammars import Constrained, regex, save_tokenizer
 from tests.engine.test_grammar import KINDS, PERSON, assert_fits, wish
+from tests.engine.thinking import assert_thought, thinking_folder, thinking_request
 from tests.workers.harness import Answer, attached, free_again, running, settings
 
 EOS = 2
@@ -84,6 +85,28 @@ async def test_a_grammar_holds_across_two_workers_and_resumption(
             assert (await client.ask(rest)).tokens == whole[cut:]
         await free_again(d)
         await free_again(p)
+
+
+async def test_a_grammar_waits_for_the_reasoning_across_two_workers(
+    redis: EmbeddedRedis, tmp_path: Path
+) -> None:
+    folder = thinking_folder(tmp_path)
+    oracle = Oracle(folder)
+    asked = [thinking_request(f"r{i}", prompt(i, 120), folder, seed=i) for i in range(4)]
+    async with (
+        running(*(settings(role, redis, folder) for role in ("prefill", "decode"))) as (p, d),
+        attached(d, p) as client,
+    ):
+        answers = await asyncio.gather(*(client.ask(r) for r in asked))
+        for r, answer in zip(asked, answers, strict=True):
+            assert answer.finish == pb.FINISH_STOP, answer.error
+            assert "kv_ready" in answer.timeline  # the first token is from the other worker
+            assert answer.tokens == oracle(r)
+            assert_thought(oracle.constrained, answer.tokens)
+        whole = answers[0].tokens
+        for cut in (1, 5, len(whole) - 3):  # as after a migration
+            rest = msgspec.structs.replace(asked[0].resumed(whole[:cut]), id=f"rest{cut}")
+            assert (await client.ask(rest)).tokens == whole[cut:]
 
 
 async def test_a_grammar_holds_with_kv_in_fp8(

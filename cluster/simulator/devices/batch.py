@@ -163,11 +163,6 @@ class SimulatedBatch:
         assert left is not None
         self.advance(min(left, self._steps_within(now - self.at)))
 
-    def to_next_end(self) -> None:
-        left = self._steps_left()
-        assert left is not None
-        self.advance(left)
-
     def advance(self, steps: int, added_s: float = 0.0) -> None:
         """Run ``steps`` steps; prompts in them take ``added_s`` more seconds in all."""
         seconds = self.seconds(steps) + added_s

@@ -20,6 +20,7 @@ from router.openai.answers.formatter import (
     ResponseHeader,
     TokenNaming,
     chat_logprobs,
+    prompt_token_logprobs,
 )
 from router.openai.answers.wire_json import (
     Chat,
@@ -30,18 +31,29 @@ from router.openai.answers.wire_json import (
     ChatMessage,
     ChunkChoice,
     Function,
+    PromptToken,
     ToolCall,
     UsageField,
     encode,
 )
 from router.openai.chat.output_parser import OutputParser, ParsedDelta, ReasoningDelta
 from router.openai.chat.output_plan import OutputPlan
+from router.openai.parser_names import ReasoningFields
 from router.openai.tool_calls.tool_parser import CallStart, ContentDelta
 
 _ROLE = ChatDelta(role="assistant", content="", refusal=None)
 _NOTHING = ChatDelta()
 _EMPTY = ChatDelta(content="")
 _EMPTY_JSON = b'"content":""'  # occurs once in a chunk with ``_EMPTY``: strings escape their quotes
+_PLACEHOLDER = "\0"  # text of a chunk to be split: nothing else in it has this character
+
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""Names by which clients read the reasoning: vLLM's, and DeepSeek's."""
+
+
+def reasoning_fields(setting: ReasoningFields) -> tuple[str, ...]:
+    """Return the names of the fields for a value of ``api.reasoning_field``."""
+    return REASONING_FIELDS if setting == "both" else (setting,)
 
 
 class ChatResponseOptions(NamedTuple):
@@ -50,6 +62,8 @@ class ChatResponseOptions(NamedTuple):
     logprobs: bool
     token_ids: bool
     include_usage: bool = False
+    prompt_logprobs: bool = False
+    reasoning_fields: tuple[str, ...] = REASONING_FIELDS
 
 
 class ChatFormatter(ChunkStream):
@@ -82,14 +96,28 @@ class ChatFormatter(ChunkStream):
             and (usage is UNSET or usage is None)
         ):
             return [self._text_chunk(delta.choice, state, delta.text, usage)] if delta.text else []
+        if (
+            state.parser.is_reasoning_alone(delta.text)
+            and not (first or delta.finish or self._shows_tokens)
+            and (usage is UNSET or usage is None)
+        ):
+            return [self._reasoning_chunk(delta.choice, state, delta.text, usage)]
+        pieces = state.parser.push(delta.text, last=delta.finish is not None)
+        state.is_text_alone = state.parser.is_text_alone and not self._shows_tokens
         state.shown += delta.shown
         state.ids += delta.ids
-        parsed = collect(state.parser.push(delta.text, last=delta.finish is not None))
+        parsed = collect(pieces)
         deltas = [_ROLE] if first else []
         tail = delta.finish is not None and bool(state.ids or state.shown) and self._shows_tokens
-        if parsed.content or parsed.calls or tail:
-            content = parsed.content or UNSET
-            deltas.append(ChatDelta(content=content, tool_calls=parsed.calls or UNSET))
+        if parsed.reasoning or parsed.content or parsed.calls or tail:
+            deltas.append(
+                ChatDelta(
+                    content=parsed.content or UNSET,
+                    reasoning=self._field("reasoning", parsed),
+                    reasoning_content=self._field("reasoning_content", parsed),
+                    tool_calls=parsed.calls or UNSET,
+                )
+            )
         chunks = [self._chunk(delta.choice, state, d, usage) for d in deltas]
         if delta.finish is not None:
             reason = self._reason(delta.finish, state.parser)
@@ -111,6 +139,7 @@ class ChatFormatter(ChunkStream):
                 choices=[self._choice(choice) for choice in choices],
                 usage=usage,
                 system_fingerprint=header.fingerprint,
+                prompt_logprobs=self._prompt_logprobs(choices),
                 prompt_token_ids=self._prompt if self._options.token_ids else UNSET,
                 baton=baton,
             )
@@ -129,14 +158,36 @@ class ChatFormatter(ChunkStream):
         before, after = state.around_text
         return before + encode(text) + after
 
+    def _reasoning_chunk(
+        self, index: int, state: _OpenChoice, text: str, usage: UsageField
+    ) -> bytes:
+        """Format a chunk with reasoning alone: only the text is encoded anew."""
+        if state.around_reasoning is None:
+            parsed = ParsedOutput("", [], _PLACEHOLDER)
+            shown = ChatDelta(
+                reasoning=self._field("reasoning", parsed),
+                reasoning_content=self._field("reasoning_content", parsed),
+            )
+            chunk = self._chunk(index, state, shown, usage)
+            state.around_reasoning = chunk.split(encode(_PLACEHOLDER))
+        return encode(text).join(state.around_reasoning)
+
+    def _field(self, name: str, parsed: ParsedOutput) -> str | UnsetType:
+        """Return the reasoning, for the field of this name."""
+        shown = name in self._options.reasoning_fields
+        return parsed.reasoning if shown and parsed.reasoning else UNSET
+
     def _choice(self, answer: FinishedChoice) -> ChatChoice:
         parser = OutputParser(self._output)
         parsed = collect(parser.push(answer.text, last=True))
         calls = [msgspec.structs.replace(call, index=UNSET) for call in parsed.calls]
+        has_other = bool(calls or parsed.reasoning or parser.has_hidden)
         return ChatChoice(
             index=answer.choice,
             message=ChatMessage(
-                content=parsed.content if parsed.content or not calls else None,
+                content=parsed.content if parsed.content or not has_other else None,
+                reasoning=self._field("reasoning", parsed),
+                reasoning_content=self._field("reasoning_content", parsed),
                 tool_calls=calls or UNSET,
             ),
             logprobs=self._logprobs(answer.shown),
@@ -186,6 +237,13 @@ class ChatFormatter(ChunkStream):
             baton=baton,
         )
 
+    def _prompt_logprobs(
+        self, choices: list[FinishedChoice]
+    ) -> list[dict[str, PromptToken] | None] | UnsetType:
+        if not self._options.prompt_logprobs:
+            return UNSET
+        return prompt_token_logprobs(self._prompt, choices[0].prompt_logprobs, self._naming)
+
     def _logprobs(self, shown: list[SentToken]) -> ChatLogprobs | None:
         return chat_logprobs(shown, self._naming) if self._options.logprobs else None
 
@@ -203,18 +261,21 @@ class _OpenChoice:
         self.shown: list[SentToken] = []  # of text that the parser may hold back
         self.ids: list[int] = []
         self.around_text: tuple[bytes, bytes] | None = None  # JSON before and after the text
+        self.around_reasoning: list[bytes] | None = None
 
 
 class ParsedOutput(NamedTuple):
-    """Content and tool calls in one text; each call at most once, with new arguments only."""
+    """What one text holds; each call at most once, with new arguments only."""
 
     content: str
     calls: list[ToolCall]
+    reasoning: str = ""
 
 
 def collect(pieces: Sequence[ParsedDelta]) -> ParsedOutput:
     """Join the pieces of one delta to OpenAI's types."""
     content = "".join([piece.text for piece in pieces if isinstance(piece, ContentDelta)])
+    reasoning = "".join([piece.text for piece in pieces if isinstance(piece, ReasoningDelta)])
     starts: dict[int, CallStart] = {}
     arguments: dict[int, str] = {}
     for piece in pieces:
@@ -224,7 +285,8 @@ def collect(pieces: Sequence[ParsedDelta]) -> ParsedOutput:
             starts[piece.call] = piece
         text = "" if isinstance(piece, CallStart) else piece.text
         arguments[piece.call] = arguments.get(piece.call, "") + text
-    return ParsedOutput(content, [_call(c, starts.get(c), text) for c, text in arguments.items()])
+    calls = [_call(c, starts.get(c), text) for c, text in arguments.items()]
+    return ParsedOutput(content, calls, reasoning)
 
 
 def _call(index: int, start: CallStart | None, arguments: str) -> ToolCall:

@@ -54,6 +54,13 @@ class FinishedChoice(NamedTuple):
     finish: FinishReason
     logprob: float = 0.0  # mean of its output tokens
     prompt_logprobs: Sequence[Logprobs] = ()  # from the second token on
+    stop: str | None = None  # the stop string that ended the text, if one did
+
+    @property
+    def reported_tokens(self) -> int:
+        """Return the number of tokens whose log-probabilities the response shows."""
+        reports = (token.logprobs for token in self.shown if token.logprobs is not None)
+        return sum(1 + len(report.top_tokens) for report in (*reports, *self.prompt_logprobs))
 
 
 class ResponseFormatter(Protocol):

@@ -20,15 +20,22 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
     @classmethod
-    def of(cls, prompt: int, completion: int, cached: int) -> Usage:
-        return cls(prompt, completion, prompt + completion, PromptDetails(cached))
+    def of(cls, prompt: int, completion: int, cached: int, reasoning: int | None = None) -> Usage:
+        """``reasoning``: of the completion's tokens; None where there is no such thing."""
+        details = UNSET if reasoning is None else CompletionDetails(reasoning)
+        return cls(prompt, completion, prompt + completion, PromptDetails(cached), details)
 
 
 UsageField = Usage | UnsetType | None
@@ -117,6 +124,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -137,6 +146,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageField = UNSET
     system_fingerprint: str
     service_tier: Literal["default"] = "default"
+    prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     baton: Explanation | UnsetType = UNSET
 
@@ -145,6 +155,8 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     refusal: UnsetType | None = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 

@@ -21,7 +21,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from protocol.sampling_params import BIAS_RANGE, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
+from protocol.sampling_params import (
+    BIAS_RANGE,
+    MAX_ALLOWED_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKENS,
+    MAX_STOP_TOKENS,
+)
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 4096
@@ -141,12 +147,32 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _check_stop_ids(value: Any) -> tuple[int, ...]:
+def _check_id_array(value: Any, most: int) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise field_error(f"must be an array of token ids, not {show_value(value)}")
-    if len(value) > MAX_STOP_TOKENS:
-        raise field_error(f"must hold at most {MAX_STOP_TOKENS} token ids, not {len(value)}")
+    if len(value) > most:
+        raise field_error(f"must hold at most {most} token ids, not {len(value)}")
     return tuple(_check_ids(value))
+
+
+def _check_stop_ids(value: Any) -> tuple[int, ...]:
+    return _check_id_array(value, MAX_STOP_TOKENS)
+
+
+def _check_some_ids(value: Any, most: int) -> tuple[int, ...]:
+    """Return each id once."""
+    ids = _check_id_array(value, most)
+    if not ids:
+        raise field_error("must not be empty")
+    return tuple(dict.fromkeys(ids))
+
+
+def _check_allowed_ids(value: Any) -> tuple[int, ...]:
+    return _check_some_ids(value, MAX_ALLOWED_TOKENS)
+
+
+def _check_logprob_ids(value: Any) -> tuple[int, ...]:
+    return _check_some_ids(value, MAX_LOGPROB_TOKENS)
 
 
 def _check_bias(value: Any) -> tuple[tuple[int, float], ...]:
@@ -219,6 +245,16 @@ StopTokenIds = Annotated[
     tuple[int, ...],
     PlainValidator(_check_stop_ids),
     WithJsonSchema({"type": "array", "items": _IDS["items"], "maxItems": MAX_STOP_TOKENS}),
+]
+AllowedTokenIds = Annotated[
+    tuple[int, ...],
+    PlainValidator(_check_allowed_ids),
+    WithJsonSchema({**_IDS, "maxItems": MAX_ALLOWED_TOKENS}),
+]
+LogprobTokenIds = Annotated[
+    tuple[int, ...],
+    PlainValidator(_check_logprob_ids),
+    WithJsonSchema({**_IDS, "maxItems": MAX_LOGPROB_TOKENS}),
 ]
 LogitBias = Annotated[
     tuple[tuple[int, float], ...],

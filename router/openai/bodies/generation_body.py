@@ -13,8 +13,10 @@ from protocol.requests import PRIORITIES
 from protocol.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from router.common.request_body import MAX_ITEMS, too_many_items
 from router.openai.bodies.field_types import (
+    AllowedTokenIds,
     Integer,
     LogitBias,
+    LogprobTokenIds,
     Prompts,
     StopStrings,
     StopTokenIds,
@@ -36,6 +38,7 @@ from router.openai.bodies.parsing import (
     describe_mistake,
     parse_body,
 )
+from router.openai.bodies.reasoning_options import ReasoningEffort, ReasoningOptions
 from router.openai.bodies.tools import ToolChoice, Tools
 
 MAX_CHOICES = 64
@@ -67,6 +70,8 @@ class GenerationBody(StrictModel):
     frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float = Field(1.0, gt=0, le=10, allow_inf_nan=False)
     logit_bias: LogitBias = ()
+    allowed_token_ids: AllowedTokenIds = ()  # vLLM's: no other token is drawn
+    logprob_token_ids: LogprobTokenIds = ()  # vLLM's: report these, not the most likely ones
     min_tokens: Integer = Field(0, ge=0, lt=2**31)
     seed: Integer | None = Field(None, ge=-(2**63), lt=2**63)
     stop: StopStrings = ()
@@ -186,15 +191,24 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Integer | None = Field(None, ge=1, lt=2**31)  # None: what fits the model
     max_tokens: Integer | None = Field(None, ge=1, lt=2**31)  # older name
     logprobs: bool = False
-    top_logprobs: Integer | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: Integer | None = Field(None, ge=-1, le=MAX_LOGPROBS)  # -1: vLLM's, all tokens
+    prompt_logprobs: Integer | None = Field(None, ge=-1, le=MAX_LOGPROBS)  # vLLM's
     tools: Tools | None = None
     tool_choice: ToolChoice = ABSENT
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True  # vLLM's, as the next
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True  # vLLM's, as the next
+    thinking_token_budget: int | None = Field(None, ge=-1, lt=2**31)  # -1: any number
     metadata: _Labels | None = None
     safety_identifier: _Label | None = None
     service_tier: Literal["auto", "default"] = "auto"
+
+    @property
+    def reasoning(self) -> ReasoningOptions:
+        budget = self.thinking_token_budget
+        return ReasoningOptions(not self.include_reasoning, None if budget == -1 else budget)
 
     @property
     def output_field(self) -> str:
@@ -230,8 +244,14 @@ class ChatBody(GenerationBody):
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise body_error("top_logprobs", "top_logprobs is only allowed with logprobs=true")
+        if self.logprob_token_ids and not self.logprobs:
+            message = "logprob_token_ids is only allowed with logprobs=true"
+            raise body_error("logprob_token_ids", message)
+        if self.prompt_logprobs and self.stream:
+            message = "prompt_logprobs is not supported with stream=true"
+            raise body_error("prompt_logprobs", message)
         return self
 
 
@@ -247,8 +267,8 @@ class CompletionBody(GenerationBody):
     max_tokens: Integer = Field(16, ge=0, lt=2**31)
     best_of: Integer | None = Field(None, ge=1, le=MAX_CHOICES)
     echo: bool = False
-    logprobs: Integer | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    prompt_logprobs: Integer | None = Field(None, ge=0, le=MAX_LOGPROBS)  # vLLM's
+    logprobs: Integer | None = Field(None, ge=-1, le=MAX_LOGPROBS)  # -1: vLLM's, all tokens
+    prompt_logprobs: Integer | None = Field(None, ge=-1, le=MAX_LOGPROBS)  # vLLM's
     add_special_tokens: bool = True
     # This many tokens are kept, the last ones.
     truncate_prompt_tokens: Integer | None = Field(None, ge=1, lt=2**31)
@@ -288,10 +308,14 @@ class CompletionBody(GenerationBody):
         return self
 
     @model_validator(mode="after")
-    def _prompt_logprobs_whole(self) -> Self:
-        if self.prompt_logprobs is not None and self.stream:
+    def _logprobs_can_be_shown(self) -> Self:
+        if self.prompt_logprobs and self.stream:
             message = "prompt_logprobs is not supported with stream=true; echo with logprobs is"
             raise body_error("prompt_logprobs", message)
+        if self.logprob_token_ids and (self.logprobs is None or not self.max_tokens):
+            needed = "logprobs" if self.logprobs is None else "output: max_tokens from 1"
+            message = f"logprob_token_ids is only allowed with {needed}"
+            raise body_error("logprob_token_ids", message)
         return self
 
 

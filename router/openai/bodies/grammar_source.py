@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from llguidance import LLMatcher
 
 from router.common.errors import invalid
+from router.openai.bodies.closed_objects import close_objects
 
 MAX_DEPTH = 64
 """Nesting of objects and arrays in a schema."""
@@ -58,14 +59,19 @@ def schema_source(
             field,
             "schema_too_large",
         )
-    guided = {**exclude_nul(schema), "x-guidance": dict(options)}
-    text = _text(guided)
+    closed = close_objects(schema)
+    guided = {**exclude_nul(closed), "x-guidance": dict(options)}
     try:
         grammar = LLMatcher.grammar_from_json_schema(guided)
     except ValueError:  # it takes integers of 64 bits and valid Unicode
         message = f"{field} must not hold integers beyond 64 bits or half of a surrogate pair"
         raise invalid(message, field, "invalid_schema") from None
-    return GrammarSource(field, grammar, f"%json {text}")
+    return GrammarSource(field, grammar, schema_lark(closed, options))
+
+
+def schema_lark(schema: Mapping[str, Any], options: Mapping[str, Any] = COMPACT) -> str:
+    """Return Lark for JSON that fits a checked schema."""
+    return f"%json {_text({**exclude_nul(schema), 'x-guidance': dict(options)})}"
 
 
 def _text(schema: Mapping[str, Any]) -> str:

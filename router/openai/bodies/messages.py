@@ -128,7 +128,8 @@ class AssistantMessage(_Message):
     role: Literal["assistant"]
     content: Text | None = None
     refusal: str | None = None
-    reasoning_content: str | None = None  # for templates that show earlier thoughts
+    reasoning: str | None = None  # for templates that show earlier reasoning
+    reasoning_content: str | None = None  # the same, by DeepSeek's name
     tool_calls: list[MessageToolCall] | None = Field(None, max_length=MAX_CALLS, fail_fast=True)
     annotations: list[Any] | None = Field(None, max_length=0)
     audio: NotSupported = None
@@ -174,7 +175,8 @@ def message_chars(message: Message) -> int:
     if isinstance(message, ToolMessage):
         characters += len(message.tool_call_id)
     if isinstance(message, AssistantMessage):
-        characters += len(message.refusal or "") + len(message.reasoning_content or "")
+        characters += len(message.refusal or "")
+        characters += len(message.reasoning or "") + len(message.reasoning_content or "")
         characters += sum(map(_call_chars, message.tool_calls or ()))
     return characters
 
@@ -184,11 +186,14 @@ def _call_chars(call: MessageToolCall) -> int:
     return _CALL_CHARS + len(call.id) + len(function.name) + len(function.arguments)
 
 
-def to_template_message(message: Message, *, developer: bool) -> dict[str, Any]:
+def to_template_message(
+    message: Message, *, developer: bool, text_arguments: bool = False
+) -> dict[str, Any]:
     """Return a message as chat templates expect it.
 
     ``developer``: whether the template knows that role; otherwise it becomes ``system``. Arguments
-    of earlier calls are parsed where they are objects; a template writes them as JSON again.
+    of earlier calls are parsed where they are objects, and a template writes them as JSON again;
+    with ``text_arguments`` they stay text, for a template that joins them to other text.
     """
     role = "system" if message.role == "developer" and not developer else message.role
     out: dict[str, Any] = {"role": role, "content": _content(message)}
@@ -197,10 +202,11 @@ def to_template_message(message: Message, *, developer: bool) -> dict[str, Any]:
     if isinstance(message, ToolMessage):
         out["tool_call_id"] = message.tool_call_id
     if isinstance(message, AssistantMessage):
-        if message.reasoning_content is not None:
-            out["reasoning_content"] = message.reasoning_content
+        reasoning = message.reasoning or message.reasoning_content
+        if reasoning is not None:  # some templates read the one name, some the other
+            out["reasoning"] = out["reasoning_content"] = reasoning
         if message.tool_calls:
-            out["tool_calls"] = [_call(call) for call in message.tool_calls]
+            out["tool_calls"] = [_call(call, text_arguments) for call in message.tool_calls]
     return out
 
 
@@ -210,8 +216,10 @@ def _content(message: Message) -> str:
     return message.content
 
 
-def _call(call: MessageToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+def _call(call: MessageToolCall, text_arguments: bool) -> dict[str, Any]:
+    given = call.function.arguments
+    arguments = given if text_arguments else _arguments(given)
+    function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 

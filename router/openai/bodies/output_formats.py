@@ -54,7 +54,12 @@ class TextFormat(StrictModel):
 
 
 class JsonObjectFormat(StrictModel):
+    """Any JSON object; or, as llama.cpp takes it, JSON that fits a schema."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class JsonSchemaFormat(StrictModel):
@@ -136,7 +141,9 @@ def response_format_source(wanted: ResponseFormat) -> GrammarSource | None:
     if isinstance(wanted, TextFormat):
         return None
     if isinstance(wanted, JsonObjectFormat):
-        return schema_source(ANY_OBJECT, "response_format")
+        if not wanted.schema_:
+            return schema_source(ANY_OBJECT, "response_format")
+        return schema_source(wanted.schema_, "response_format.schema")
     return schema_source(wanted.json_schema.schema_, "response_format.json_schema.schema")
 
 

@@ -23,7 +23,7 @@ from router.openai.bodies.field_types import TAG_PREFIX, show_value
 MAX_FIELD_BYTES = 256 << 10
 """Most bytes of JSON in one parameter other than the prompt or the messages."""
 
-_UNBOUNDED = {"prompt", "messages"}
+_UNBOUNDED = {"prompt", "messages", "input", "instructions"}
 _SCHEMAS = {"tools", "response_format", "structured_outputs", "guided_json"}
 _KINDS = {
     "int_type": "an integer",
@@ -55,7 +55,6 @@ NeutralValues = Mapping[str, tuple[Any, ...]]
 _COMMON: NeutralValues = {
     "length_penalty": (1,),
     "bad_words": ([],),
-    "allowed_token_ids": (),
     "spaces_between_special_tokens": (True,),
     "detokenize": (True,),
     "use_beam_search": (False,),
@@ -84,8 +83,6 @@ CHAT_UNSUPPORTED: NeutralValues = {
     "moderation": (),
     "prediction": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
     "store": (False,),
     "truncate_prompt_tokens": (),
     "verbosity": ("medium",),

@@ -38,7 +38,7 @@ class Tool(StrictModel):
         }
 
 
-Tools = Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class NamedFunction(StrictModel):
@@ -115,7 +115,7 @@ def decide_tool_choice(options: ToolOptions) -> ToolChoiceDecision:
     everything = tuple(range(len(names)))
     choice = options.choice
     if not names:
-        if choice not in (None, "none"):
+        if choice not in (None, "none", "auto"):  # clients send it whether or not they have tools
             raise invalid("tool_choice is only allowed with tools", "tool_choice")
         return ToolChoiceDecision("none", ())
     if choice is None or isinstance(choice, str):

@@ -38,7 +38,7 @@ class GrammarChecker:
         Raises ApiError: 400 for a grammar that is invalid or too complex, with the field and the
         problem; 429 where other compilations leave no time for it.
         """
-        _check_size(plan)
+        check_grammar_size(plan)
         verdict = self._known.get(tenant, _key(plan)) or await self._compile(plan, tenant)
         if verdict.problem:
             raise _refusal(plan, verdict)
@@ -87,7 +87,8 @@ def _key(plan: OutputPlan) -> str:
     return f"raw {plan.grammar}" if plan.sources[-1].raw else plan.grammar
 
 
-def _check_size(plan: OutputPlan) -> None:
+def check_grammar_size(plan: OutputPlan) -> None:
+    """Raises ApiError (400) for a grammar that is longer than engines take."""
     if len(plan.grammar) > MAX_GRAMMAR_BYTES:
         field = plan.sources[-1].field
         raise invalid(

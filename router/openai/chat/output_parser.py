@@ -1,21 +1,15 @@
 """``OutputParser``: the text of one choice becomes reasoning, content and tool calls.
 
-    text --reasoning--> text outside of it --ToolParser--> content, calls
+    text --ReasoningParser--> text outside of the reasoning --ToolParser--> content, calls
 
 All emitters of chats format ``ParsedDelta`` and know no syntax of a model.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from router.openai.chat.output_plan import OutputPlan
+from router.openai.reasoning.reasoning_parser import ReasoningDelta as ReasoningDelta
 from router.openai.tool_calls.tool_parser import CallArgumentsDelta, CallStart, ContentDelta
-
-
-class ReasoningDelta(NamedTuple):
-    text: str
-
 
 ParsedDelta = ReasoningDelta | ContentDelta | CallStart | CallArgumentsDelta
 
@@ -24,12 +18,22 @@ class OutputParser:
     """The parser of one choice: ``push`` for each text, with ``last`` for the last one."""
 
     def __init__(self, plan: OutputPlan) -> None:
+        self._reasoning = plan.new_reasoning_parser()
+        self._hides_reasoning = plan.hides_reasoning
+        self.has_hidden = False
+        """Whether there was reasoning that is not shown."""
         self._tools = plan.new_parser()
 
     @property
     def is_text_alone(self) -> bool:
-        """Return whether every text is content as it comes."""
-        return self._tools is None
+        """Return whether every further text is content as it comes."""
+        return self._reasoning is None and self._tools is None
+
+    def is_reasoning_alone(self, text: str) -> bool:
+        """Return whether the next ``text`` is shown as reasoning as it is. Then it need not be
+        pushed."""
+        reasoning = self._reasoning
+        return reasoning is not None and reasoning.takes(text) and not self._hides_reasoning
 
     @property
     def called(self) -> bool:
@@ -37,10 +41,21 @@ class OutputParser:
         return self._tools is not None and self._tools.called
 
     def push(self, text: str, *, last: bool) -> list[ParsedDelta]:
-        """Return what ``text`` completes, in order."""
+        """Return what ``text`` completes, in order; adjacent pieces are of different kinds."""
+        pieces: list[ParsedDelta] = []
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.push(text, last=last)
+            if reasoning and self._hides_reasoning:
+                self.has_hidden = True
+            elif reasoning:
+                pieces.append(ReasoningDelta(reasoning))
+            if self._reasoning.done:
+                self._reasoning = None
         if self._tools is None:
-            return [ContentDelta(text)] if text else []
-        pieces: list[ParsedDelta] = [*self._tools.push(text)]
+            if text:
+                pieces.append(ContentDelta(text))
+            return pieces
+        pieces += self._tools.push(text)
         if last:
             pieces += self._tools.flush()
         return pieces

@@ -13,14 +13,13 @@ from router.openai.bodies.output_formats import (
     structured_outputs_source,
 )
 from router.openai.bodies.tools import ToolMode, ToolOptions, decide_tool_choice
-from router.openai.tool_calls.call_grammar import (
-    MAX_CALLS,
-    AddedTokenVocabulary,
-    ToolCallGrammar,
-    arguments_source,
-)
+from router.openai.reasoning.reasoning_parser import ReasoningParser
+from router.openai.reasoning.reasoning_plan import ReasoningPlan
+from router.openai.tool_calls.added_tokens import AddedTokenVocabulary
+from router.openai.tool_calls.call_grammar import MAX_CALLS, ToolCallGrammar, callable_tool
+from router.openai.tool_calls.families.hermes import HERMES
 from router.openai.tool_calls.tool_parser import ToolParser
-from router.openai.tool_calls.tool_syntax import HERMES, ToolCallSyntax
+from router.openai.tool_calls.tool_syntax import CallableTool, ToolCallSyntax
 
 
 class OutputPlan(NamedTuple):
@@ -31,11 +30,31 @@ class OutputPlan(NamedTuple):
     tools: tuple[dict[str, Any], ...] = ()  # for ChatTemplate.prompt
     mode: ToolMode = "none"
     syntax: ToolCallSyntax | None = None  # where tool calls are possible
-    show_special: bool = False  # special tokens mark tool calls, so they must not be skipped
+    callable_tools: tuple[CallableTool, ...] = ()
+    show_special: bool = False  # special tokens are markers, so they must not be skipped
+    reasoning: ReasoningPlan | None = None  # None: no text is reasoning
 
     def new_parser(self) -> ToolParser | None:
         """Return a parser for one choice; None: all text is content."""
-        return ToolParser(self.syntax) if self.syntax else None
+        if self.syntax is None:
+            return None
+        schemas = {tool.name: tool.schema for tool in self.callable_tools}
+        return self.syntax.new_parser(schemas, forced=self.mode in ("required", "named"))
+
+    def new_reasoning_parser(self) -> ReasoningParser | None:
+        """Return a parser for one choice; None: no text is reasoning."""
+        if self.reasoning is None or self.reasoning.start == "closed":
+            return None
+        return ReasoningParser(self.reasoning.syntax, self.reasoning.start, (self.opener,))
+
+    @property
+    def opener(self) -> str:
+        """Return the text with which a tool call begins; empty where there is none."""
+        return self.syntax.trigger if self.syntax else ""
+
+    @property
+    def hides_reasoning(self) -> bool:
+        return self.reasoning is not None and self.reasoning.hidden
 
     def finish_reason(self, reason: str, *, called: bool) -> str:
         """Return OpenAI's finish reason: "tool_calls", unless ``tool_choice`` named the
@@ -66,13 +85,10 @@ class OutputPlanner:
         if decision.mode == "none":
             # Tools that must not be called are not shown: the model would call them in plain text.
             return OutputPlan(content.grammar, (content,)) if content else OutputPlan()
-        arguments = [
-            (options.tools[i].function.name, arguments_source(options.tools[i], i))
-            for i in decision.callable
-        ]
+        tools = tuple(callable_tool(options.tools[i], i) for i in decision.callable)
         max_calls = MAX_CALLS if options.parallel and decision.mode != "named" else 1
-        grammar = ToolCallGrammar(self._syntax, self._vocabulary, arguments)
-        sources = tuple(source for _, source in arguments)
+        grammar = ToolCallGrammar(self._syntax, self._vocabulary, tools)
+        sources = tuple(tool.source for tool in tools)
         if decision.mode == "auto":
             if content is not None:
                 self._check_combination(content)
@@ -80,13 +96,14 @@ class OutputPlanner:
             text = grammar.auto(max_calls=max_calls, content=content)
         else:
             text = grammar.required(max_calls=max_calls)
-        marks = self._syntax.begin + self._syntax.between + self._syntax.end
+        marks = self._syntax.marks
         return OutputPlan(
             grammar=text,
             sources=sources,
             tools=tuple(tool.for_template() for tool in options.tools),
             mode=decision.mode,
             syntax=self._syntax,
+            callable_tools=tools,
             show_special=any(token in marks for token in self._vocabulary.special),
         )
 

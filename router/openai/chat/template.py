@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
@@ -60,6 +61,7 @@ class ChatTemplate:
         self._metered = {name: compile_metered(text) for name, text in sources.items()}
         self._special = dict(special)
         self._developer = {name: "developer" in text for name, text in sources.items()}
+        self._text_arguments = {name: joins_arguments(text) for name, text in sources.items()}
         self._control = ControlTokens(tokenizer)
 
     def render(
@@ -83,7 +85,11 @@ class ChatTemplate:
             message = f"chat_template_kwargs must not hold {clash[0]!r}"
             raise invalid(message, "chat_template_kwargs")
         developer = self._developer[name]
-        chat = [to_template_message(message, developer=developer) for message in messages]
+        text_arguments = self._text_arguments[name]
+        chat = [
+            to_template_message(message, developer=developer, text_arguments=text_arguments)
+            for message in messages
+        ]
         try:
             (chat, shown, options), mark = self._control.insert_breaks([chat, list(tools), options])
             variables = {
@@ -108,6 +114,17 @@ class ChatTemplate:
         """Return the token ids of ``render``'s result; the template writes the special tokens
         itself."""
         return self._control.encode(text, mark)
+
+
+_JOINED_ARGUMENTS = re.compile(
+    r"arguments['\"\]]*\s*\+|\+\s*[\w.\[\]'\"]*arguments['\"\]]*\s*-?\}\}"
+)
+
+
+def joins_arguments(source: str) -> bool:
+    """Return whether a template joins the arguments of calls to other text with ``+``, as
+    DeepSeek's do: then they must be text."""
+    return _JOINED_ARGUMENTS.search(source) is not None
 
 
 class _Generation(Extension):

@@ -21,6 +21,7 @@ from router.common.child_program import ChildWire, limit_cpu, short_text
 from router.common.errors import ApiError
 from router.openai.bodies.messages import Messages
 from router.openai.chat.template_files import load_template
+from router.openai.reasoning.reasoning_syntax import PROMPT_TAIL
 from router.text.token_bound import TokenBound
 from router.text.vocabulary import load_tokenizer
 
@@ -56,9 +57,16 @@ class PromptReply(msgspec.Struct, frozen=True, omit_defaults=True):
     count: int = 0
     at_least: bool = False  # ``count`` is a lower bound
     ids: list[int] = []
+    tail: str = ""  # of a rendered chat, as in ``EncodedChat``
     problem: str = ""
     param: str = ""
     code: str = ""
+
+
+def prompt_tail(text: str, mark: str) -> str:
+    """Return the last characters of a rendered chat, without the breaks in it."""
+    tail = text[-2 * PROMPT_TAIL :]
+    return (tail.replace(mark, "") if mark else tail)[-PROMPT_TAIL:]
 
 
 class PromptProgram:
@@ -100,7 +108,9 @@ class PromptProgram:
         if least > request.most_tokens:
             return PromptReply(count=least, at_least=True)
         ids = self._template.encode(text, mark)
-        return PromptReply(count=len(ids), ids=ids if len(ids) <= request.most_tokens else [])
+        if len(ids) > request.most_tokens:
+            return PromptReply(count=len(ids))
+        return PromptReply(count=len(ids), ids=ids, tail=prompt_tail(text, mark))
 
     def _encode_text(self, request: PromptRequest) -> PromptReply:
         limit_cpu(TOKENIZE_CPU_S)

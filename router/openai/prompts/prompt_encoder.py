@@ -35,6 +35,7 @@ from router.openai.prompts.prompt_child import (
     RENDER_CPU_S,
     PromptReply,
     PromptRequest,
+    prompt_tail,
 )
 from router.text.token_bound import TokenBound
 
@@ -63,6 +64,13 @@ class TokenLimit(NamedTuple):
     """Raises ApiError for a number of tokens that does not fit; the flag: it has at least that
     many."""
     kept: int | None = None  # only so many are needed, the last ones
+
+
+class EncodedChat(NamedTuple):
+    """A rendered chat. ``tail``: its last characters, which tell whether reasoning has begun."""
+
+    ids: list[int]
+    tail: str
 
 
 class PromptEncoder:
@@ -110,7 +118,7 @@ class PromptEncoder:
                     kept_tokens=limit.kept,
                 )
 
-            return await self._encode_in_child(request, "prompt", limit, claim)
+            return (await self._encode_in_child(request, "prompt", limit, claim)).ids
 
         def encode(_seconds: float) -> list[int]:
             # Only the batch call releases the interpreter lock.
@@ -132,9 +140,10 @@ class PromptEncoder:
         *,
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the token ids of a chat. Raises ApiError like ``encode_text``, and 400 where the
-        template refuses the messages or takes too much for them."""
+    ) -> EncodedChat:
+        """Return the token ids of a chat, and its end as text. Raises ApiError like
+        ``encode_text``, and 400 where the template refuses the messages or takes too much for
+        them."""
         template, options = self._template, dict(options or {})
         assert template is not None, "a model without a template gets no chats"
         if _is_short(messages, tools, options):
@@ -150,7 +159,8 @@ class PromptEncoder:
                 pass
             else:
                 if len(text) < VERY_LONG_PROMPT:
-                    return await self._encode_rendered(template, text, mark, limit, claim)
+                    ids = await self._encode_rendered(template, text, mark, limit, claim)
+                    return EncodedChat(ids, prompt_tail(text, mark))
 
         def request() -> PromptRequest:
             return PromptRequest(
@@ -162,7 +172,8 @@ class PromptEncoder:
                 render_cpu_s=self._render_cpu_s,
             )
 
-        return await self._encode_in_child(request, "messages", limit, claim)
+        reply = await self._encode_in_child(request, "messages", limit, claim)
+        return EncodedChat(reply.ids, reply.tail)
 
     async def _encode_rendered(
         self, template: ChatTemplate, text: str, mark: str, limit: TokenLimit, claim: WorkClaim
@@ -183,11 +194,11 @@ class PromptEncoder:
 
     async def _encode_in_child(
         self, request: MakeRequest, field: str, limit: TokenLimit, claim: WorkClaim
-    ) -> list[int]:
+    ) -> PromptReply:
         run = functools.partial(self._exchange, request, field)
         reply = await self._child_lane.run(claim, field, run)
         limit.check(reply.count, reply.at_least)
-        return reply.ids
+        return reply
 
     def _exchange(self, make: MakeRequest, field: str, seconds: float) -> PromptReply:
         """Let a child encode a prompt; runs in a thread. Raises ApiError or TimeoutError."""

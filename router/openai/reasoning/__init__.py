@@ -1,1 +1,1 @@
-"""How models write their reasoning: markers, the grammar before an answer, and the parser."""
+"""How models write their reasoning: markers, the parser, and grammars that wait for its end."""

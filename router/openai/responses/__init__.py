@@ -1,1 +1,1 @@
-"""``POST /v1/responses``: its bodies become chats, and their outputs its items and events."""
+"""``/v1/responses``: OpenAI's dialect of items, as a codec of chats and an emitter of events."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from llguidance import LLMatcher
-from tokenizers import Tokenizer
 
 from router.common.errors import invalid
+from router.openai.bodies.closed_objects import close_objects
 from router.openai.bodies.grammar_source import GrammarSource, lark_literal, schema_source
 from router.openai.bodies.tools import NO_PARAMETERS, Tool
-from router.openai.tool_calls.tool_syntax import ToolCallSyntax
+from router.openai.tool_calls.added_tokens import AddedTokenVocabulary
+from router.openai.tool_calls.tool_syntax import CallableTool, ToolCallSyntax
 
 MAX_CALLS = 16
 """Most calls in one answer, so that a model that must call a tool comes to an end."""
@@ -23,44 +24,57 @@ _ARGUMENTS = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 _ANY = r"/(.|\n)*/"
 
 
-def arguments_source(tool: Tool, index: int) -> GrammarSource:
-    """Return the grammar of a tool's arguments. Without ``strict``, keywords that a grammar cannot
-    express are ignored, as with OpenAI. Raises ApiError (400)."""
+def callable_tool(tool: Tool, index: int) -> CallableTool:
+    """Return a tool with the grammar of its arguments. Without ``strict``, keywords that a grammar
+    cannot express are ignored, as with OpenAI. Raises ApiError (400)."""
     field = f"tools[{index}].function.parameters"
     given = tool.function.parameters
     schema: Mapping[str, Any] = given if given else NO_PARAMETERS
     if schema.get("type", "object") != "object":
         raise invalid(f"{field} must be a schema of type 'object'", field, "invalid_schema")
+    schema = {"type": "object", **schema}
     options = {**_ARGUMENTS, "lenient": not tool.function.strict, "coerce_one_of": True}
-    return schema_source({"type": "object", **schema}, field, options)
+    source = schema_source(schema, field, options)
+    return CallableTool(tool.function.name, close_objects(schema), source)
 
 
 class ToolCallGrammar:
-    """Builds grammars for one request; ``arguments`` has each callable name with its grammar."""
+    """Builds grammars for one request, which may call ``tools``."""
 
     def __init__(
         self,
         syntax: ToolCallSyntax,
         vocabulary: AddedTokenVocabulary,
-        arguments: Sequence[tuple[str, GrammarSource]],
+        tools: Sequence[CallableTool],
     ) -> None:
         self._syntax = syntax
         self._vocabulary = vocabulary
-        self._arguments = arguments
+        self._tools = tools
 
     def required(self, *, max_calls: int) -> str:
         """Return the grammar of one to ``max_calls`` calls without other text."""
-        return self._grammar([f"start: {self._literal(self._syntax.begin)} calls"], max_calls)
+        return _compiled(self.required_rules(max_calls=max_calls))
 
     def auto(self, *, max_calls: int, content: GrammarSource | None = None) -> str:
         """Return the grammar of free text that may end in calls; or of either ``content`` or
         calls."""
-        begin = self._literal(self._syntax.begin)
+        return _compiled(self.auto_rules(max_calls=max_calls, content=content))
+
+    def required_rules(self, *, max_calls: int) -> list[str]:
+        """Return the rules of ``required``, that of ``start`` first."""
+        return [f"start: {self._begin()} calls", *self._calls(max_calls)]
+
+    def auto_rules(self, *, max_calls: int, content: GrammarSource | None = None) -> list[str]:
+        """Return the rules of ``auto``, that of ``start`` first."""
+        begin = self._begin()
         if content is not None:
             assert content.lark is not None
             rules = [f"start: content | {begin} calls", f"content: {content.lark}"]
         elif not self._syntax.trigger:
-            rules = ["start: TEXT | calls", f"TEXT: {_ANY} & ~{self._call_start()}"]
+            rules = [
+                f"start: TEXT | {begin} calls",
+                f"TEXT: {_ANY} & ~{self._call_start()}",
+            ]
         elif self._syntax.trigger in self._vocabulary.control:
             rules = [f"start: text | text {begin} calls", self._text()]
         else:
@@ -69,33 +83,30 @@ class ToolCallGrammar:
                 self._head(),
                 self._text(),
             ]
-        return self._grammar(rules, max_calls)
+        return [*rules, *self._calls(max_calls)]
 
-    def _grammar(self, rules: list[str], max_calls: int) -> str:
+    def _calls(self, max_calls: int) -> list[str]:
         s = self._syntax
-        more = f" ({self._literal(s.between)} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
-        names = [f"call_{i}" for i in range(len(self._arguments))]
-        rules += [
-            f"calls: call{more} {self._literal(s.end)}",
-            f"call: {' | '.join(names)}",
-            *(
-                f"{rule}: {self._literal(s.open + name + s.middle)} {source.lark}"
-                f" {self._literal(s.close)}"
-                for rule, (name, source) in zip(names, self._arguments, strict=True)
-            ),
-        ]
-        return LLMatcher.grammar_from_lark("\n".join(rules) + "\n")
+        between, end = self._vocabulary.literal(s.between), self._vocabulary.literal(s.end)
+        more = f" ({between} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
+        names = [f"call_{i}" for i in range(len(self._tools))]
+        rules = [f"calls: call{more} {end}", f"call: {' | '.join(names)}"]
+        for rule, tool in zip(names, self._tools, strict=True):
+            rules += s.call_rules(rule, tool, self._vocabulary)
+        return [*rules, *s.shared_rules(self._vocabulary)]
 
-    def _literal(self, text: str) -> str:
-        return self._vocabulary.literal(text) if text else ""
+    def _begin(self) -> str:
+        """Return Lark for what stands before the first call."""
+        before = self._vocabulary.control.get(self._syntax.before)
+        optional = f"<[{before}]>? " if before is not None else ""
+        return optional + self._vocabulary.literal(self._syntax.begin)
 
     def _text(self) -> str:
         """Return the rules for any text and visible control tokens, without marks of calls."""
         ids = self._visible()
         among = f"text: TEXT (<[{ids}]> TEXT)*" if ids else "text: TEXT"
-        spelled = re.escape(self._syntax.trigger).replace(
-            "/", r"\/"
-        )  # a mark spelled in letters is not a mark
+        # A mark that is spelled in letters is not a mark.
+        spelled = re.escape(self._syntax.trigger).replace("/", r"\/")
         return f"{among}\nTEXT: {_ANY} & ~/(.|\\n)*{spelled}(.|\\n)*/"
 
     def _head(self) -> str:
@@ -106,51 +117,16 @@ class ToolCallGrammar:
         return f"head: {before}opening\nopening[lazy]: TEXT {trigger}"
 
     def _begin_after_trigger(self) -> str:
-        return self._literal(self._syntax.begin.removeprefix(self._syntax.trigger))
+        return self._vocabulary.literal(self._syntax.begin.removeprefix(self._syntax.trigger))
 
     def _visible(self) -> str:
         """Return the ids of the visible control tokens, without the marks of calls."""
-        s = self._syntax
-        marks = [t for t in self._vocabulary.control if t in s.begin + s.between + s.end]
+        marks = [t for t in self._vocabulary.control if t in self._syntax.marks]
         return ",".join(map(str, self._vocabulary.visible_ids(without=marks)))
 
     def _call_start(self) -> str:
         return r'/\s*\{\s*"name"\s*:(.|\n)*/'
 
 
-class AddedTokenVocabulary(NamedTuple):
-    """The added tokens of a tokenizer, as grammars see them.
-
-    llguidance treats an added token as a control token if the tokenizer marks it as special or if
-    it looks like ``<...>``. Text never matches a control token; a grammar names it by its id.
-    """
-
-    control: dict[str, int]  # control token -> id
-    special: frozenset[str]  # those of them that a detokenizer skips
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> AddedTokenVocabulary:
-        added = tokenizer.get_added_tokens_decoder()
-        special = frozenset(t.content for t in added.values() if t.special)
-        control = {
-            t.content: i for i, t in added.items() if t.special or re.fullmatch("<.*>", t.content)
-        }
-        return cls(control, special)
-
-    def literal(self, text: str) -> str:
-        """Return Lark for ``text``, with its control tokens by their ids."""
-        if not self.control:
-            return lark_literal(text)
-        longest = sorted(self.control, key=len, reverse=True)
-        pieces = re.split(f"({'|'.join(map(re.escape, longest))})", text)
-        return " ".join(
-            f"<[{self.control[piece]}]>" if piece in self.control else lark_literal(piece)
-            for piece in pieces
-            if piece
-        )
-
-    def visible_ids(self, without: Collection[str]) -> list[int]:
-        """Return the sorted ids of control tokens that a detokenizer keeps, such as ``<think>``."""
-        return sorted(
-            i for t, i in self.control.items() if t not in self.special and t not in without
-        )
+def _compiled(rules: Sequence[str]) -> str:
+    return LLMatcher.grammar_from_lark("\n".join(rules) + "\n")

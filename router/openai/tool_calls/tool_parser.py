@@ -1,9 +1,10 @@
-"""Splits a model's text into content and tool calls while it is generated.
+"""``ToolParser`` splits a model's text into content and tool calls while it is generated.
 
-    FREE --trigger--> HEAD --name--> ARGUMENTS --"}"--> AFTER --> HEAD (next call) or FREE
+    FREE --trigger--> HEAD --name--> states of the family --end of the call--> FREE or HEAD
 
-The result does not depend on how the text is cut: the pieces join to the same content and calls.
-Text that turns out not to be a call, as from a model without a grammar, is content.
+``CallParser`` has what the parsers of all families share. The result does not depend on how the
+text is cut: the pieces join to the same content and calls. Text that turns out not to be a call, as
+from a model without a grammar, is content. All work is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Callable
-from functools import lru_cache
-from typing import NamedTuple
-
-from router.openai.tool_calls.tool_syntax import ToolCallSyntax
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 _LETTERS = string.ascii_letters + string.digits
-_SPACE = r"\s{0,8}"  # bounded, so that text that is not a call is recognised early
+
+SPACE = r"\s{0,8}"
+"""White space in patterns: bounded, so that text that is not a call is recognised early."""
+
+NAME = "([a-zA-Z0-9_.-]{1,128})"
+"""The name of a function, in patterns."""
+
+
+SHORT_ID = 9
+"""Length of the ids that Mistral's templates take."""
 
 
 class ContentDelta(NamedTuple):
@@ -41,48 +49,79 @@ class CallArgumentsDelta(NamedTuple):
 ParsedDelta = ContentDelta | CallStart | CallArgumentsDelta
 
 
-class ToolParser:
+class ToolParser(Protocol):
     """The parser of one choice: ``push`` for each text, then ``flush``."""
-
-    def __init__(self, syntax: ToolCallSyntax) -> None:
-        self._syntax = syntax
-        self._trigger = syntax.trigger
-        self._patterns = syntax_patterns(syntax)
-        self._state = self._start if not syntax.trigger else self._free
-        self._text = ""  # not yet classified
-        self._blank = ""  # leading white space, dropped if calls follow
-        self._has_content = False  # other than white space
-        self._out: list[ParsedDelta] = []
-        self._ended = False
-        self._json = JsonObjectScanner()
-        self._calls = 0
 
     @property
     def called(self) -> bool:
         """Return whether a call has begun."""
-        return self._calls > 0
 
     def push(self, text: str) -> list[ParsedDelta]:
         """Return the deltas that ``text`` completes."""
-        self._text += text
-        while self._text and self._state():
-            pass
-        out, self._out = self._out, []
-        return out
 
     def flush(self) -> list[ParsedDelta]:
         """Return the rest when no more text will come."""
+
+
+State = Callable[[], bool]
+"""Consumes text, and returns whether the next state should run."""
+
+
+class CallParser(ABC):
+    """Base of the parsers. ``triggers`` start calls within free text; with none, only the whole
+    text can be calls. ``forced``: the output can only be calls."""
+
+    def __init__(self, triggers: Sequence[str], *, forced: bool, short_ids: bool = False) -> None:
+        self._triggers = tuple(filter(None, triggers))
+        self._trigger_pattern = _any_of(self._triggers)
+        firsts = {trigger[0] for trigger in self._triggers}
+        self._first = firsts.pop() if len(firsts) == 1 else ""  # what every trigger begins with
+        self._forced = forced
+        self._short_ids = short_ids
+        self._text = ""
+        self._at = 0  # start of the text that is not yet classified
+        self._blank: list[str] = []  # leading white space, dropped if calls follow
+        self._has_content = False  # other than white space
+        self._out: list[ParsedDelta] = []
+        self._ended = False
+        self._calls = 0
+        self._ids: set[str] = set()
+        self._state: State = self._free if self._triggers else self._start
+
+    @abstractmethod
+    def _call_head(self, otherwise: State) -> bool:
+        """Expect the head of a call at ``_at``, where a trigger stands. The state is
+        ``otherwise`` if there is none."""
+
+    @property
+    def called(self) -> bool:
+        return self._calls > 0
+
+    def push(self, text: str) -> list[ParsedDelta]:
+        self._text = self._text[self._at :] + text if self._at < len(self._text) else text
+        self._at = 0
+        while self._at < len(self._text) and self._state():
+            pass
+        out, self._out = self._out, []
+        return _joined(out) if len(out) > 1 else out
+
+    def flush(self) -> list[ParsedDelta]:
         self._ended = True
         out = self.push("")
+        self._end()
+        out += self._out
         if self._blank and not self.called:
-            out.append(ContentDelta(self._blank))
-        return out
+            out.append(ContentDelta("".join(self._blank)))
+        return _joined(out)
 
-    # ---- states: each consumes text, and returns whether the next state should run -------------
+    def _end(self) -> None:  # noqa: B027 - only some parsers have something to emit
+        """Emit what the end of the output decides, after the states have seen it."""
+
+    # ---- states ---------------------------------------------------------------------------------
 
     def _start(self) -> bool:
         """Start of a syntax without a trigger: the whole text is calls, or none is."""
-        return self._head(otherwise=self._rest)
+        return self._call_head(otherwise=self._rest)
 
     def _rest(self) -> bool:
         self._state = self._rest
@@ -90,99 +129,92 @@ class ToolParser:
         return False
 
     def _free(self) -> bool:
-        at = self._text.find(self._trigger)
-        if at >= 0:
-            self._content(at)
+        if not self._triggers:
+            return self._rest()
+        if self._text.find(self._first, self._at) < 0:  # the way of nearly every token
+            self._content(len(self._text))
+            return False
+        found = self._trigger_pattern.search(self._text, self._at)
+        if found:
+            self._content(found.start())
             self._state = self._after_trigger
             return True
-        keep = 0 if self._ended else trigger_prefix_length(self._text, self._trigger)
+        keep = trigger_prefix_length(self._text, self._at, self._triggers)
+        if self._ended and not self._forced:
+            keep = 0
         self._content(len(self._text) - keep)
         return False
 
     def _after_trigger(self) -> bool:
-        return self._head(otherwise=self._not_a_call)
+        return self._call_head(otherwise=self._not_a_call)
 
     def _not_a_call(self) -> bool:
-        self._content(len(self._trigger))
+        found = self._trigger_pattern.match(self._text, self._at)
+        assert found is not None
+        self._content(found.end())
         self._state = self._free
         return True
 
-    def _head(self, otherwise: Callable[[], bool]) -> bool:
-        found = self._patterns.first.full.match(self._text)
-        if found:
-            return self._begin(found)
-        if not self._ended and self._patterns.first.partial.match(self._text):
-            return False
-        return otherwise()
+    # ---- what the states of families use --------------------------------------------------------
 
-    def _begin(self, found: re.Match[str]) -> bool:
-        self._text = self._text[found.end() :]
-        self._blank = ""
-        self._out.append(CallStart(self._calls, new_call_id(self._syntax), found[1]))
+    def _wait(self) -> bool:
+        """Keep the text until more comes. At the end, what would be the start of a call is
+        dropped: it is a call that the limit on tokens has cut."""
+        if self._ended:
+            self._at = len(self._text)
+        return False
+
+    def _begin_call(self, end: int, name: str, call_id: str | None = None) -> None:
+        """Start a call whose head ends at ``end``."""
+        self._at = end
+        self._blank = []
+        if call_id is None or len(call_id) != SHORT_ID or call_id in self._ids:
+            call_id = new_call_id(short=self._short_ids)
+        self._ids.add(call_id)
+        self._out.append(CallStart(self._calls, call_id, name))
         self._calls += 1
-        self._json = JsonObjectScanner()
-        self._state = self._arguments
-        return True
 
-    def _arguments(self) -> bool:
-        size = self._json.scan(self._text)
-        self._out.append(CallArgumentsDelta(self._calls - 1, self._text[:size]))
-        self._text = self._text[size:]
-        if self._json.complete:
-            self._state = self._after
-        return True
+    def _arguments_text(self, text: str) -> None:
+        if text:
+            self._out.append(CallArgumentsDelta(self._calls - 1, text))
 
-    def _after(self) -> bool:
-        found = self._patterns.next.full.match(self._text)
-        if found:
-            return self._begin(found)
-        if not self._ended and self._patterns.next.partial.match(self._text):
-            return False
-        found = self._patterns.end.full.match(self._text)
-        if not found and not self._ended and self._patterns.end.partial.match(self._text):
-            return False
-        self._text = self._text[found.end() if found else 0 :]
-        self._state = self._free if self._trigger else self._rest
-        return True
-
-    def _content(self, size: int) -> None:
-        """Emit the first ``size`` characters as content, leading white space only before other
-        text."""
-        text, self._text = self._blank + self._text[:size], self._text[size:]
-        self._blank = ""
-        if not text.strip() and not self._has_content:
-            self._blank = text
-        elif text:
-            self._out.append(ContentDelta(text))
+    def _content(self, end: int) -> None:
+        """Emit the text up to ``end`` as content; leading white space only before other text."""
+        text = self._text[self._at : end]
+        self._at = end
+        if self._has_content:
+            if text:
+                self._out.append(ContentDelta(text))
+        elif not text.strip():
+            self._blank.append(text)
+        else:
+            self._out.append(ContentDelta("".join([*self._blank, text])))
+            self._blank = []
             self._has_content = True
 
 
-class JsonObjectScanner:
-    """Finds the end of a JSON object that begins with the first character."""
+def _joined(deltas: list[ParsedDelta]) -> list[ParsedDelta]:
+    """Join adjacent deltas of one kind."""
+    out: list[ParsedDelta] = []
+    texts: list[str] = []
+    for delta in deltas:
+        last = out[-1] if out else None
+        if isinstance(delta, CallStart) or type(delta) is not type(last):
+            _replace_last(out, texts)
+            out.append(delta)
+            texts = []
+        if not isinstance(delta, CallStart):
+            texts.append(delta.text)
+    _replace_last(out, texts)
+    return out
 
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = self._escaped = False
-        self.complete = False
 
-    def scan(self, text: str) -> int:
-        """Return the number of characters of ``text`` that belong to the object."""
-        for at, c in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = c == "\\"
-                self._in_string = c != '"'
-            elif c == '"':
-                self._in_string = True
-            elif c in "{[":
-                self._depth += 1
-            elif c in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.complete = True
-                    return at + 1
-        return len(text)
+def _replace_last(out: list[ParsedDelta], texts: list[str]) -> None:
+    """Give the last delta the joined ``texts``."""
+    if len(texts) > 1:
+        last = out[-1]
+        assert not isinstance(last, CallStart)
+        out[-1] = last._replace(text="".join(texts))
 
 
 class PartialPattern(NamedTuple):
@@ -192,51 +224,50 @@ class PartialPattern(NamedTuple):
     partial: re.Pattern[str]
 
 
-class SyntaxPatterns(NamedTuple):
-    """Where calls begin, continue and end in a text."""
-
-    first: PartialPattern  # from the trigger to the arguments of the first call
-    next: PartialPattern  # from the end of some arguments to those of the next call
-    end: PartialPattern  # what follows the last arguments
-
-
-@lru_cache(maxsize=16)
-def syntax_patterns(syntax: ToolCallSyntax) -> SyntaxPatterns:
-    """Compile the patterns of a syntax, which ignore white space in its marks."""
-    head = [*_atoms(syntax.open), "([a-zA-Z0-9_-]{1,64})", *_atoms(syntax.middle), r"(?=\{)"]
-    ready = [*head[:-1], _SPACE, head[-1]]
-    close = _atoms(syntax.close)
-    return SyntaxPatterns(
-        first=_pattern([*_atoms(syntax.begin), *ready]),
-        next=_pattern([*close, *_atoms(syntax.between), *ready]),
-        end=_pattern([*close, *_atoms(syntax.end)]),
-    )
+def partial_pattern(*variants: Sequence[str]) -> PartialPattern:
+    """Compile variants of one pattern, each a sequence of atoms: patterns that match each prefix
+    of what they match, or one character."""
+    partials = []
+    for atoms in variants:
+        partial = ""
+        for atom in reversed(atoms):
+            partial = f"(?:{atom}{partial})?"
+        partials.append(partial + r"\Z")
+    fulls = ["".join(atoms) for atoms in variants]
+    return PartialPattern(re.compile("|".join(fulls)), re.compile("|".join(partials)))
 
 
-def _atoms(mark: str) -> list[str]:
-    """Return a pattern for each character, and for the white space before each word or sign."""
+def spelled(mark: str) -> list[str]:
+    """Return the atoms of a mark without tolerance for white space."""
+    return [re.escape(character) for character in mark]
+
+
+def spaced(mark: str) -> list[str]:
+    """Return the atoms of a mark with bounded white space before each of its words and signs."""
     tokens = re.findall(r"\w+|[^\w\s]", mark)
-    return [atom for token in tokens for atom in (_SPACE, *map(re.escape, token))]
+    return [atom for token in tokens for atom in (SPACE, *spelled(token))]
 
 
-def _pattern(atoms: list[str]) -> PartialPattern:
-    partial = ""
-    for atom in reversed(atoms):
-        partial = f"(?:{atom}{partial})?" if partial else f"(?:{atom})?"
-    return PartialPattern(re.compile("".join(atoms)), re.compile(partial + r"\Z"))
-
-
-def new_call_id(syntax: ToolCallSyntax) -> str:
-    """Return a random id of the length that the model's template accepts."""
-    if syntax.short_ids:
-        return "".join(secrets.choice(_LETTERS) for _ in range(9))
+def new_call_id(*, short: bool = False) -> str:
+    """Return a random id; ``short``: of nine letters and digits, as Mistral's templates want."""
+    if short:
+        return "".join(secrets.choice(_LETTERS) for _ in range(SHORT_ID))
     return f"call_{secrets.token_hex(12)}"
 
 
-def trigger_prefix_length(text: str, trigger: str) -> int:
-    """Return the length of the longest end of ``text`` that is a proper prefix of ``trigger``,
-    which is a model's and short."""
-    for size in range(min(len(text), len(trigger) - 1), 0, -1):
-        if text.endswith(trigger[:size]):
+def trigger_prefix_length(text: str, start: int, triggers: Sequence[str]) -> int:
+    """Return the length of the longest end of ``text[start:]`` that is a proper prefix of one of
+    the triggers, which are a model's and short."""
+    longest = max(map(len, triggers)) - 1
+    tail = text[max(start, len(text) - longest) :]
+    if not any(trigger[0] in tail for trigger in triggers):
+        return 0
+    for size in range(min(len(text) - start, longest), 0, -1):
+        end = text[-size:]
+        if any(len(trigger) > size and trigger.startswith(end) for trigger in triggers):
             return size
     return 0
+
+
+def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, texts)))

@@ -1,79 +1,74 @@
-"""How models write tool calls. The chat template shows which syntax a model was trained on.
+"""``ToolCallSyntax``: the interface of a model family's way to write tool calls.
 
-begin OPEN name MIDDLE {arguments} CLOSE  between OPEN ... CLOSE  end
+    free text  begin CALL  between CALL  ...  end
+
+Each family is a module in ``families``, and an entry in ``families.syntaxes``. The grammar of an
+output asks it for the rules of a call, and the parser of an output is made by it.
 """
 
 from __future__ import annotations
 
-import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from router.openai.bodies.grammar_source import GrammarSource
+from router.openai.tool_calls.added_tokens import AddedTokenVocabulary
+from router.openai.tool_calls.tool_parser import ToolParser
+
+ToolSchemas = Mapping[str, Mapping[str, Any]]
+"""Name of each callable tool -> the JSON schema of its arguments, which is one of an object."""
 
 
-class ToolCallSyntax(NamedTuple):
-    """The marks around tool calls in one model family's output."""
+class CallableTool(NamedTuple):
+    """A tool that the model may call."""
 
     name: str
-    trigger: str  # starts calls within free text; empty: only a whole text can be calls
-    begin: str  # before the first call, the trigger included
-    between: str
-    end: str
-    open: str = '{"name": "'
-    middle: str = '", "arguments": '
-    close: str = "}"
-    short_ids: bool = False  # the template accepts only ids of nine letters and digits
+    schema: Mapping[str, Any]  # of the arguments; its objects take declared keys only
+    source: GrammarSource  # the same schema, checked alone to name the field of an error
 
 
-HERMES = ToolCallSyntax(
-    "hermes",
-    trigger="<tool_call>",
-    begin="<tool_call>\n",
-    between="\n</tool_call>\n<tool_call>\n",
-    end="\n</tool_call>",
-)
-"""Nous Hermes 2 Pro, Qwen 2.5 and 3."""
+class ToolCallSyntax(Protocol):
+    """How one model family writes tool calls."""
 
-LLAMA3_JSON = ToolCallSyntax(
-    "llama3_json",
-    trigger="",
-    begin="",
-    between="; ",
-    end="",
-    middle='", "parameters": ',
-)
-"""Llama 3.1 and later: the whole answer is calls."""
+    @property
+    def name(self) -> str:
+        """The value of ``api.tool_parser``."""
 
-MISTRAL = ToolCallSyntax(
-    "mistral",
-    trigger="[TOOL_CALLS]",
-    begin="[TOOL_CALLS][",
-    between=", ",
-    end="]",
-    short_ids=True,
-)
-"""Mistral's tokenizers up to v7."""
+    @property
+    def trigger(self) -> str:
+        """What starts calls within free text; empty: only a whole text can be calls."""
 
-MISTRAL_ARGS = ToolCallSyntax(
-    "mistral_args",
-    trigger="[TOOL_CALLS]",
-    begin="[TOOL_CALLS]",
-    between="[TOOL_CALLS]",
-    end="",
-    open="",
-    middle="[ARGS]",
-    close="",
-    short_ids=True,
-)
-"""Mistral's tokenizers from v11 on."""
+    @property
+    def begin(self) -> str:
+        """The text before the first call; it starts with the trigger."""
 
-SYNTAXES = {s.name: s for s in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS)}
+    @property
+    def between(self) -> str: ...
 
+    @property
+    def end(self) -> str: ...
 
-def detect_syntax(template: str) -> ToolCallSyntax:
-    """Return the syntax whose marks the template writes; HERMES where it writes none."""
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
-    if "<tool_call>" in template:
-        return HERMES
-    if re.search(r'\\?"parameters\\?"\s*:', template):
-        return LLAMA3_JSON
-    return HERMES
+    @property
+    def before(self) -> str:
+        """A control token that a model may write before calls; empty: none."""
+
+    @property
+    def marks(self) -> str:
+        """All texts that mark calls and their parts. Control tokens among them must not be skipped
+        in the output, and are no part of free text."""
+
+    def is_written_by(self, template: str) -> bool:
+        """Return whether a chat template writes calls in this syntax."""
+
+    def call_rules(
+        self, rule: str, tool: CallableTool, vocabulary: AddedTokenVocabulary
+    ) -> list[str]:
+        """Return Lark rules for a call of ``tool``: that of ``rule`` first, then rules whose names
+        begin with it. Raises ApiError (400) for a schema that the syntax cannot write."""
+
+    def shared_rules(self, vocabulary: AddedTokenVocabulary) -> list[str]:
+        """Return rules to which those of all calls refer."""
+
+    def new_parser(self, schemas: ToolSchemas, *, forced: bool = False) -> ToolParser:
+        """Return the parser of one choice. ``forced``: the output can only be calls, so the start
+        of a call that is cut is not content."""

@@ -17,7 +17,7 @@ export const svg = (name, about = {}) => {
   return made;
 };
 
-// Touch nothing that stays as it is: selections, and those who read aloud, are not disturbed.
+// A text that stays the same is not touched, so that selections and screen readers are not disturbed.
 export const say = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };

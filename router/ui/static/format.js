@@ -32,7 +32,9 @@ export const percent = missing((p) => {
 });
 export const count = missing((n) => (n < 1e4 ? [n.toFixed(0), ""] : scaled(n, "")));
 export const perSecond = missing((n) => scaled(n, "/s"));
-export const bytesPerSecond = missing((n) => [digits(n / 1e6), "MB/s"]);
+export const bytesPerSecond = missing((n) =>
+  n < 1e9 ? [digits(n / 1e6), "MB/s"] : [digits(n / 1e9), "GB/s"],
+);
 
 // A narrow space, at which no line breaks, before units, but none before % and /s.
 export const text = ([number, unit]) => number + (/^[a-zµ]/i.test(unit) ? "\u202f" : "") + unit;

@@ -3,13 +3,7 @@
 import { Chart, SPAN_S } from "./chart.js";
 import { at } from "./dom.js";
 import { count, percent, perSecond, seconds } from "./format.js";
-
-const sum = (workers, of) => workers.reduce((total, w) => total + (of(w) ?? 0), 0);
-
-const usage = (workers) => {
-  const room = sum(workers, (w) => w.kv_tokens);
-  return room ? sum(workers, (w) => w.kv_usage * w.kv_tokens) / room : null;
-};
+import { sum, usage } from "./workers.js";
 
 const point = (now, { router, workers }) => {
   const of = (role) => workers.filter((w) => w.role === role && w.state !== "silent");

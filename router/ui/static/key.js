@@ -1,34 +1,19 @@
-// The API key of this tab: it ends with it, and goes to this server alone.
+// The API key of this page. It is held in memory only, and sent to this server only.
 
-const NAME = "baton.key";
-
-let held = null; // where storage is forbidden, too
-
-try {
-  held = sessionStorage.getItem(NAME);
-} catch {
-  // Forbidden: asked for anew after each reload.
-}
+let held = null;
 
 export const key = () => held;
 
-// Whether it can be one; a header takes no others.
+// A header accepts no other characters.
+export const isKey = (given) => /^[\x21-\x7e]+$/.test(given);
+
 export const keep = (given) => {
-  if (!/^[\x21-\x7e]+$/.test(given)) return false;
-  held = given;
-  store((storage) => storage.setItem(NAME, given));
-  return true;
+  if (isKey(given)) held = given;
+  return isKey(given);
 };
 
 export const forget = () => {
   held = null;
-  store((storage) => storage.removeItem(NAME));
 };
 
-const store = (change) => {
-  try {
-    change(sessionStorage);
-  } catch {
-    // As above.
-  }
-};
+export const authorization = (given) => (given ? { Authorization: `Bearer ${given}` } : {});

@@ -1,19 +1,23 @@
-// The page asks each two seconds while somebody looks, and says how old what it shows is.
+// The page asks for the overview every two seconds while it is visible, and says how old its figures
+// are.
 //
-//   asking --200--> showing      --401, 403--> wants a key      --anything else--> says so, asks again
+//   asking --200--> showing      --401--> wants a key      --anything else--> says so, asks again
+//          --403--> the key may send prompts only: no figures, nothing is asked
 //   showing fails: another version's, offers to reload      hidden or paused: asks nothing
 
 import { at, make, say } from "./dom.js";
 import { History } from "./history.js";
-import { forget, key, keep } from "./key.js";
+import { authorization, forget, key, keep } from "./key.js";
 import { latency, stages } from "./latency.js";
 import { pools } from "./pools.js";
 import { summary, word } from "./summary.js";
+import { know, reset } from "./try.js";
 
 const EVERY_MS = 2000;
 const PATIENCE_MS = 5000;
 const STALE_S = 7;
 const NEEDS_KEY = Symbol("key");
+const NO_FIGURES = Symbol("no figures");
 const OUTDATED = "This page seems to be older than the router, and cannot show what it says.";
 
 const history = new History();
@@ -37,16 +41,18 @@ async function ask(mine) {
   const found = await look();
   if (mine !== turn) return;
   if (found === NEEDS_KEY) return askForKey();
+  if (found === NO_FIGURES) return showPromptOnly();
   trouble(found.wrong ?? attempt(found.seen));
   timer = setTimeout(ask, EVERY_MS, mine);
 }
 
 // { seen }, or what is { wrong }, in a sentence.
 async function look() {
-  const headers = key() === null ? {} : { Authorization: `Bearer ${key()}` };
+  const headers = authorization(key());
   const signal = AbortSignal.timeout(PATIENCE_MS);
   try {
     const reply = await fetch("ui/overview", { headers, cache: "no-store", signal });
+    if (reply.status === 403 && key() !== null) return NO_FIGURES;
     if (reply.status === 401 || reply.status === 403) return NEEDS_KEY;
     if (!reply.ok) return { wrong: `The router answers with status ${reply.status}.` };
     return { seen: await reply.json() };
@@ -76,10 +82,12 @@ function show(seen) {
   latency(seen.router);
   stages(seen.router.stages);
   pools(seen);
+  know(seen);
   history.take(time, seen);
   shownAt = time;
   at("ask").hidden = true;
   at("main").hidden = at("pause").hidden = false;
+  at("main").classList.remove("bare");
   at("forget").hidden = key() === null;
   document.title = `${word(seen)} · ${seen.model} · Baton`;
 }
@@ -105,10 +113,21 @@ function age() {
   else say(at("age"), old === null ? "" : "live");
 }
 
+function showPromptOnly() {
+  trouble("");
+  say(at("notice"), "This key may send prompts. It shows no figures, because it lacks the scope monitor.");
+  say(at("age"), "");
+  at("ask").hidden = at("pause").hidden = true;
+  at("main").hidden = at("forget").hidden = false;
+  at("main").classList.add("bare");
+  document.title = "Try it · Baton";
+}
+
 function askForKey() {
-  const wrong = "This key is not known here, or lacks the scope monitor. Is it whole, and of this server?";
+  const wrong = "This key is not known here. Is it complete, and a key of this server?";
   say(at("wrong"), key() === null ? "" : wrong);
   forget();
+  reset();
   shownAt = null;
   trouble("");
   at("main").hidden = at("pause").hidden = at("forget").hidden = true;
@@ -121,7 +140,7 @@ function askForKey() {
 at("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const kept = keep(at("key").value.trim());
-  say(at("wrong"), kept ? "" : "A key has letters, digits and signs of ASCII only, and no spaces.");
+  say(at("wrong"), kept ? "" : "A key consists of printable ASCII characters without spaces.");
   if (kept) start();
 });
 

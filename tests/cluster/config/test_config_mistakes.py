@@ -100,9 +100,9 @@ BAD = {
         (1, "speculation.method", "got false; expected auto or off or"),
     ),
     "too many drafted": ("speculation: {max_tokens: 17}\n", (1, "speculation.max_tokens", "16")),
-    "first token after the end": (
-        "limits:\n  request_timeout_s: 5\n  first_token_timeout_s: 6\n  resubmit_wait_s: 1\n",
-        (3, "limits.first_token_timeout_s", "more than limits.request_timeout_s, which is 5 s"),
+    "resubmission after the end": (
+        "limits:\n  next_token_timeout_s: 5\n  resubmit_wait_s: 6\n",
+        (3, "limits.resubmit_wait_s", "more than limits.next_token_timeout_s, which is 5 s"),
     ),
     "refused while good": (
         "router: {ttft_slo_ms: 500, admission_ttft_ms: 400}\n",

@@ -52,6 +52,16 @@ def test_a_single_prefill_worker_waits_as_an_m_d_1_queue() -> None:
     assert result.busy_prefill == pytest.approx(load, rel=0.03)
 
 
+@pytest.mark.usefixtures("remote_prefill")
+def test_a_long_step_counts_as_busy_while_it_runs() -> None:
+    """Prompts of 10 s in steps of 0.11 s, which are one event; samples are taken each second."""
+    of = scenario(mix(0.05, prompt=9_100, output=1), seconds=400, machine=ONE_BY_ONE, **NO_DEADLINE)
+    result = simulate(of).result
+    busy_s = sum(moment.busy_prefill for moment in result.moments)
+    assert result.requests > 10
+    assert busy_s == pytest.approx(91 * 0.11 * result.requests, abs=11)
+
+
 def prefilled(*prompts: tuple[int, tuple[bytes, ...]]) -> list[float]:
     """Return when the prompts (tokens, blocks), which arrive at once, are computed by one worker
     that computes 1024 tokens in a step."""

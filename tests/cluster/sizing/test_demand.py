@@ -91,12 +91,21 @@ def test_growth_while_workers_start_is_spared_for() -> None:
     assert quick["prefill"].workers < growing
 
 
+def test_long_prompts_that_are_computed_are_no_queue() -> None:
+    """1.2 prompts of 1,000 tokens are computed on average, with a deviation of sqrt(1.2)."""
+    load = mix(10.0)
+    service = prefill_service(load, MACHINE)
+    most = 1000 * (1.2 + 2 * math.sqrt(1.2))
+    assert queued_work_s(replace(load, backlog_tokens=most - 1), service) == 0.0
+    assert queued_work_s(replace(load, backlog_tokens=most + 1000), service) == pytest.approx(0.12)
+
+
 def test_a_queue_is_work() -> None:
     """Without what is computed. Patience bears a short queue; a long one is worked off while a
     worker starts."""
     load = mix(10.0, growth=0.0)
     service = prefill_service(load, MACHINE)
-    computed = 10.0 * 0.12 * 1000  # tokens of 1.2 prompts
+    computed = 1000 * (1.2 + 2 * math.sqrt(1.2))  # tokens of 1.2 prompts, and of chance
     queue = replace(load, backlog_tokens=300_000 + computed)
     assert queued_work_s(replace(load, backlog_tokens=computed), service) == 0.0
     assert queued_work_s(queue, service) == pytest.approx(300 * 0.12)

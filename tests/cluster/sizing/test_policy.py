@@ -166,12 +166,23 @@ def test_growth_is_what_was_seen_while_workers_start() -> None:
     state = snapshot(1, 1, mix(1.0))
     assert expected_growth(state.memory) == 0.1
     for turn in range(120):
-        state = replace(state, mix=mix(0.5 * 1.025**turn))
+        state = replace(state, mix=mix(5e5 * 1.025**turn))
         state = after(state, decide(state), 5.0)
-    assert expected_growth(state.memory) == pytest.approx(1.025**12 - 1)
+    assert expected_growth(state.memory) == pytest.approx(1.025**12 - 1, rel=1e-3)
     for _ in range(13 * 60):
         state = after(state, decide(state), 5.0)
     assert expected_growth(state.memory) == 0.0
+
+
+@pytest.mark.parametrize(("rate", "growth"), [(1.0, 0.0), (100.0, 0.295)])
+def test_growth_that_chance_explains_is_none(rate: float, growth: float) -> None:
+    """From 60 or 6,000 requests in a window to 1.3 times as many: chance alone has a deviation of
+    sqrt(2/60) or sqrt(2/6000), about 0.18 or 0.018."""
+    state = snapshot(1, 1, mix(rate))
+    for turn in range(12 * 12):
+        state = replace(state, mix=mix(rate * (1.3 if turn // 12 % 2 else 1.0)))
+        state = after(state, decide(state), 5.0)
+    assert expected_growth(state.memory) == pytest.approx(growth, abs=0.005)
 
 
 def test_the_forecast_and_its_error() -> None:
@@ -290,9 +301,23 @@ def test_corrections_compare_the_same_requests() -> None:
     assert made.memory.corrections.prefill == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("ratio", "correction"), [(0.8, 1.0), (1.25, 1.0), (1.56, 1.2)])
+def test_waits_that_the_queue_model_does_not_know_are_no_work(
+    ratio: float, correction: float
+) -> None:
+    state = snapshot(2, 2, mix(0.1))
+    told = decide(state).predicted.ttft_s
+    assert told is not None
+    seen = ObservedLatency(ttft_s=ratio * told)
+    for _ in range(100):
+        made = decide(replace(state, observed=seen))
+        state = replace(after(state, made, 5.0), workers=state.workers)
+    assert state.memory.corrections.prefill == pytest.approx(correction, rel=0.02)
+
+
 def test_requests_that_began_before_a_change_are_no_observation() -> None:
     """Answers of 200 tokens at 0.05 s take 10 s longer than the window."""
-    seen = ObservedLatency(ttft_s=0.3, tpot_s=0.05)
+    seen = ObservedLatency(ttft_s=0.9, tpot_s=0.05)
     for changed_s, learns in ((931.0, False), (929.0, True)):
         memory = SizingMemory(last_change_s=changed_s)
         made = decide(snapshot(2, 2, mix(2.0), observed=seen, memory=memory))

@@ -35,7 +35,7 @@ _PROGRAM = ("Makefile", "pyproject.toml", "requirements.txt")  # what set-up loo
 
 CONFIG: dict[str, Any] = {
     "drain_s": 10,
-    "limits": {"first_token_timeout_s": 40, "request_timeout_s": 60},
+    "limits": {"first_token_timeout_s": 40, "next_token_timeout_s": 40},
     "model": {"max_len": 4096},
     "kv": {"precision": "exact"},
     "worker": {"threads": 1, "kv_tokens": 32768, "prefill_chunk": 128},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -33,7 +35,8 @@ def bars(rows: int, left: int, seed: int = 0) -> torch.Tensor:
 
 
 def everything() -> tuple[list[SamplingParams], torch.Tensor]:
-    samplings = [options(seed=i, **KINDS[i % len(KINDS)]) for i in range(2 * len(KINDS))]
+    kinds = [kind for kind in KINDS if "allowed_token_ids" not in kind]  # they may share no token
+    samplings = [options(seed=i, **kinds[i % len(kinds)]) for i in range(2 * len(kinds))]
     generator = torch.Generator().manual_seed(1)
     return samplings, torch.randn(len(samplings), VOCAB, generator=generator) * 3
 
@@ -82,6 +85,19 @@ def test_min_tokens_ban_leaves_the_tokens_that_the_grammar_allows(temperature: f
         barred[row, allowed] = False
     tokens = drawn([s] * 3, logits, ForbiddenTokens([0, 1, 2], barred))
     assert tokens == [EOS, EOS, 9]
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 0.0}, {}, {"top_p": 0.9}])
+def test_allowed_tokens_and_a_grammar_both_hold(changes: dict[str, Any]) -> None:
+    """Where they share no token, the text may end if the grammar lets it; another row is free."""
+    s = options(allowed_token_ids=(4, 9), **changes)
+    logits = torch.zeros(4, VOCAB)
+    logits[:, [EOS, 11]] = 50.0
+    barred = torch.ones(3, VOCAB, dtype=torch.bool)
+    for row, allowed in enumerate(([9, 11, EOS], [11, EOS], [EOS])):
+        barred[row, allowed] = False
+    tokens = drawn([s] * 4, logits, ForbiddenTokens([0, 1, 2], barred))
+    assert tokens[:3] == [9, EOS, EOS] and tokens[3] in (4, 9)
 
 
 def test_few_allowed_tokens_need_only_the_first_top_count(monkeypatch: pytest.MonkeyPatch) -> None:

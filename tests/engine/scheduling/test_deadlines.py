@@ -12,10 +12,10 @@ from protocol.requests import Request
 
 
 def sequence(
-    handle: int, deadline_s: float = 0.0, first_token_s: float = 0.0, phase: Phase = Phase.WAITING
+    handle: int, first_s: float = 0.0, next_s: float = 0.0, phase: Phase = Phase.WAITING
 ) -> Sequence:
     request = Request(
-        id=str(handle), prompt=(1, 2, 3), deadline_s=deadline_s, first_token_s=first_token_s
+        id=str(handle), prompt=(1, 2, 3), first_token_s=first_s, token_timeout_s=next_s
     )
     return Sequence(handle, request, phase, arrived_s=100.0)
 
@@ -36,7 +36,7 @@ class World:
 )
 def test_expires_in_every_phase_that_computes(phase: Phase) -> None:
     world = World()
-    world.add(sequence(1, deadline_s=5.0, phase=phase))
+    world.add(sequence(1, 5.0, phase=phase))
     assert world.queue.take_expired(104.9) == []
     assert world.queue.take_expired(105.0) == [1]
     assert world.queue.take_expired(200.0) == []
@@ -48,19 +48,29 @@ def test_without_a_deadline_nothing_expires() -> None:
     assert world.queue.take_expired(math.inf) == []
 
 
-def test_the_first_token_has_a_deadline_until_it_is_drawn() -> None:
+def test_a_sequence_that_draws_tokens_goes_on_and_one_that_stands_still_expires() -> None:
     world = World()
-    late, early = (world.add(sequence(i, 60.0, 5.0, Phase.PREFILL)) for i in (1, 2))
+    late, early = (world.add(sequence(i, 5.0, 60.0, Phase.PREFILL)) for i in (1, 2))
     early.tokens.append(7)
-    assert late.expires_s == 105.0 and early.expires_s == 160.0
+    assert late.token_due_s == 105.0
     assert world.queue.take_expired(110.0) == [1]
-    assert world.queue.take_expired(159.0) == []
-    assert world.queue.take_expired(160.0) == [2]
+    for now_s in (170.0, 230.0, 290.0):
+        early.tokens.append(7)
+        assert world.queue.take_expired(now_s) == []
+    assert world.queue.take_expired(349.0) == []
+    assert world.queue.take_expired(350.0) == [2]
+
+
+def test_without_a_limit_between_tokens_a_sequence_is_forgotten_at_its_first_one() -> None:
+    world = World()
+    world.add(sequence(1, 5.0)).tokens.append(7)
+    assert world.queue.take_expired(110.0) == []
+    assert not world.queue._heap
 
 
 def test_what_is_held_for_a_peer_is_left_to_its_call() -> None:
     world = World()
-    held = world.add(sequence(1, deadline_s=5.0, phase=Phase.HELD))
+    held = world.add(sequence(1, 5.0, phase=Phase.HELD))
     assert world.queue.take_expired(105.0) == []
     held.phase = Phase.DECODE
     assert world.queue.take_expired(106.5) == [1]
@@ -69,7 +79,7 @@ def test_what_is_held_for_a_peer_is_left_to_its_call() -> None:
 def test_sequences_that_have_ended_are_forgotten() -> None:
     world = World()
     for handle in range(10_000):
-        world.add(sequence(handle, deadline_s=600.0))
+        world.add(sequence(handle, 600.0))
         if handle >= 10:
             del world.sequences[handle]
     assert len(world.queue._heap) < 200

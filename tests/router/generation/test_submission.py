@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from protocol.requests import Finish, Logprobs, Request
-from protocol.sampling_params import SamplingParams
+from protocol.sampling_params import MAX_OUTPUT_LOGPROBS, SamplingParams
 from protocol.wire import wire_pb2 as pb
 from router.generation.submission import Interruption, Submission, TokenQueue
 from router.placement.cost import PrefillTerms
@@ -103,7 +103,7 @@ async def test_requested_logprobs_are_handed_on() -> None:
         (_output(logprobs=1, prompt=1), 0),
         (_output(logprobs=1, prompt=3), 0),
         (_output(logprobs=1, prompt=2), 1),
-        (_output(logprobs=1, tops=21), 0),
+        (_output(logprobs=1, tops=MAX_OUTPUT_LOGPROBS + 1), 0),
     ],
 )
 async def test_wrong_number_of_logprobs_interrupts_the_queue(

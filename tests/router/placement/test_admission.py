@@ -6,8 +6,16 @@ from contextlib import suppress
 
 import pytest
 
+from bench.lib.settings import router_settings
 from router.common.errors import ApiError
-from router.placement.admission import TENANT_PLACES, AdmissionController
+from router.placement.admission import (
+    TENANT_PLACES,
+    AdmissionController,
+    AdmissionLimits,
+    check_admission_limits,
+    check_turn,
+)
+from tests.router.fairness.works import placement
 
 
 def flood(admission: AdmissionController, tenant: str, requests: int) -> int:
@@ -56,3 +64,34 @@ def test_places_are_free_again_once() -> None:
     leave()
     assert not admission.inside
     assert flood(admission, "tenant", 2) == 1
+
+
+def is_refused(limits: AdmissionLimits, predicted_s: float) -> bool:
+    """Whether a request is refused by its turn or by its placement; both decide alike."""
+    refused, no_prompt = [], placement()._replace(ttft_s=0.0)
+    for check in (
+        lambda: check_turn(predicted_s, limits, 0.0),
+        lambda: check_admission_limits(no_prompt, limits, 0.0, wait_s=predicted_s),
+    ):
+        try:
+            check()
+        except ApiError as error:
+            refused.append(error.status)
+    assert refused in ([], [429, 429])
+    return bool(refused)
+
+
+def test_default_refuses_only_what_is_too_late_whatever_the_prediction_is_worth() -> None:
+    """A burst of long requests on two cores was refused at 20.1 s, with an objective of 2 s."""
+    limits = router_settings(ttft_slo_s=2.0).admission_limits
+    assert [is_refused(limits, s) for s in (20.1, 39.0, 40.1)] == [False, False, True]
+
+
+def test_a_deadline_of_the_operator_is_exact() -> None:
+    limits = router_settings(ttft_slo_s=2.0, admission_ttft_ms=20_000.0).admission_limits
+    assert [is_refused(limits, s) for s in (19.9, 20.1)] == [False, True]
+
+
+def test_a_bound_of_the_queue_is_exact() -> None:
+    limits = router_settings(ttft_slo_s=2.0, admission_queue_ms=1500.0).admission_limits
+    assert [is_refused(limits, s) for s in (1.49, 1.51)] == [False, True]

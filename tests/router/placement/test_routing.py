@@ -259,7 +259,7 @@ async def refused_at_once(cluster: Cluster, prompt: str | list[int]) -> httpx.Re
 
 async def test_too_long_a_queue_is_a_429_that_says_when_to_come_back(start: Start) -> None:
     cluster = await pool_of(start, prefills=1)
-    await queued(cluster, "p0", 30_000)  # 30 s
+    await queued(cluster, "p0", 60_000)  # 60 s
     busy(cluster, 90_000)
     response = await refused_at_once(cluster, PROMPT)
     assert response.status_code == 429

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import StartupError
-from router.tenants import usage_log
+from router.common import json_lines_log
 from router.tenants.usage_log import UsageLine, UsageLog
 
 
@@ -90,11 +90,11 @@ def test_a_full_disk_drops_lines_and_is_told_once(
         return real(file, data)
 
     log = UsageLog(str(path))
-    monkeypatch.setattr("router.tenants.usage_log.os.write", write)
+    monkeypatch.setattr("router.common.json_lines_log.os.write", write)
     written(log, *map(line, range(7)))
     assert ids(path) == ["cmpl-0", "cmpl-5", "cmpl-6"], "no half line is left"
     assert log.dropped == 4
-    told = [r.getMessage() for r in caplog.records if r.name == "baton.usage"]
+    told = [r.getMessage() for r in caplog.records if r.name == "baton.lines"]
     assert told == [
         "lines of the usage log are dropped: No space left on device",
         "the usage log is written again; 4 lines are lost",
@@ -115,7 +115,7 @@ def test_a_disk_without_room_for_a_new_file_keeps_the_old_ones(
 
     written(UsageLog(str(path)), *map(line, range(9)))
     log = UsageLog(str(path), file_bytes=300)
-    monkeypatch.setattr("router.tenants.usage_log.os.open", opened)
+    monkeypatch.setattr("router.common.json_lines_log.os.open", opened)
     written(log, *map(line, range(9, 30)))
     assert ids(tmp_path / "usage.jsonl.1") == [f"cmpl-{number}" for number in range(9)]
     assert (ids(path), log.dropped) == (["cmpl-29"], 20)
@@ -130,9 +130,9 @@ def test_a_disk_that_hangs_stops_nobody(
         assert free.wait(10)
         return real(file, data)
 
-    monkeypatch.setattr("router.tenants.usage_log.os.write", write)
-    monkeypatch.setattr(usage_log, "QUEUE_LINES", 5)
-    monkeypatch.setattr(usage_log, "_CLOSE_S", 0.05)
+    monkeypatch.setattr("router.common.json_lines_log.os.write", write)
+    monkeypatch.setattr(json_lines_log, "QUEUE_LINES", 5)
+    monkeypatch.setattr(json_lines_log, "_CLOSE_S", 0.05)
     log = UsageLog(str(tmp_path / "usage.jsonl"))
     log.start()
     for number in range(100):
@@ -143,7 +143,7 @@ def test_a_disk_that_hangs_stops_nobody(
     free.set()
     log._thread.join(10)
     assert not log._thread.is_alive()
-    assert [r.levelno for r in caplog.records if r.name == "baton.usage"][:1] == [logging.ERROR]
+    assert [r.levelno for r in caplog.records if r.name == "baton.lines"][:1] == [logging.ERROR]
 
 
 @pytest.mark.parametrize("name", ["none/usage.jsonl", "."])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from protocol.block_keys import cache_root
 from protocol.registry.directory import ModelInfo
 from protocol.requests import request_from_wire
 from protocol.sampling_params import SamplingParams
+from protocol.wire import wire_pb2 as pb
 from router.openai.prompts.prompt_encoder import LONG_PROMPT
 from router.settings import RouterSettings
 from tests.router.conftest import MODEL, Start, running, until
@@ -238,11 +241,22 @@ async def test_the_first_token_has_a_deadline(start: Start) -> None:
     await until(lambda: len(cluster.workers[0].cancelled) == 1)
 
 
-async def test_the_whole_request_has_a_deadline(start: Start) -> None:
-    cluster = await start(outputs(delay=0.02), request_timeout_s=0.2)
+async def test_every_further_token_has_a_deadline(start: Start) -> None:
+    async def stops(request: pb.Request) -> AsyncIterator[pb.Output]:
+        yield pb.Output(id=request.id, tokens=[5])
+        await asyncio.Event().wait()
+
+    cluster = await start(stops, next_token_timeout_s=0.2)
     response = await cluster.post(prompt="hi", max_tokens=1000)
     assert response.status_code == 504
+    assert error_of(response)["message"] == "no further token came within 0.2 s"
     await until(lambda: len(cluster.workers[0].cancelled) == 1)
+
+
+async def test_a_request_that_makes_progress_may_take_long(start: Start) -> None:
+    cluster = await start(outputs(delay=0.02), next_token_timeout_s=0.2, first_token_timeout_s=0.2)
+    response = await cluster.post(prompt="hi", max_tokens=40)
+    assert response.json()["usage"]["completion_tokens"] == 40
 
 
 async def test_request_ids(start: Start) -> None:

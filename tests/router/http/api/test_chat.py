@@ -272,7 +272,7 @@ async def test_a_model_without_a_template(
         ({"logprobs": 1}, "logprobs", "true or false"),
         ({"chat_template": "{{ 7 }}"}, "chat_template", "operator"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "messages"),
-        ({"tool_choice": "auto"}, "tool_choice", "with tools"),
+        ({"tool_choice": "required"}, "tool_choice", "with tools"),
         ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice", "must be"),
         ({"tools": [{"type": "search"}]}, "tools[0].type", "function"),
         ({"functions": []}, "functions", "use tools"),

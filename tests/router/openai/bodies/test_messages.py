@@ -92,8 +92,10 @@ def test_an_answer_comes_back_as_clients_send_it() -> None:
         "tool_calls": [call(function={"name": "f", "arguments": {}})],
     }
     assert to_template(assistant(refusal="No.")) == assistant(content="No.")
-    thoughts = assistant(content="a", reasoning_content="hm")
-    assert to_template(thoughts) == thoughts
+    both = {"reasoning": "hm", "reasoning_content": "hm"}
+    for name in both:
+        thoughts = assistant(content="a", **{name: "hm"})
+        assert to_template(thoughts) == assistant(content="a", **both)
 
 
 @pytest.mark.parametrize(

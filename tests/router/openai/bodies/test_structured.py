@@ -17,7 +17,7 @@ from router.common.errors import ApiError
 from router.openai.bodies.output_formats import ResponseFormat, StructuredOutputs
 from router.openai.chat.grammar_checker import GrammarChecker
 from router.openai.chat.output_plan import OutputPlan, OutputPlanner
-from router.openai.tool_calls.call_grammar import AddedTokenVocabulary
+from router.openai.tool_calls.added_tokens import AddedTokenVocabulary
 from tests.router.openai.chat.toy import byte_level
 
 TOKENIZER = byte_level()
@@ -29,6 +29,8 @@ POINT = {
     "required": ["x", "y"],
     "additionalProperties": False,
 }
+
+OPEN_POINT = {"type": "object", "properties": {"x": {"type": "integer"}}}
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,12 @@ def test_any_text_needs_no_grammar(form: Any) -> None:
     [
         ({"type": "json_object"}, None, '{"a":[1,{}]}', "[1]"),
         ({"type": "json_object"}, None, "{}", '{"a": 1}'),
+        ({"type": "json_object", "schema": {}}, None, '{"b":1}', "[1]"),
+        ({"type": "json_object", "schema": None}, None, '{"b":1}', "[1]"),
+        ({"type": "json_object", "schema": POINT}, None, '{"x":1,"y":-2}', '{"x":1}'),
+        (schema(OPEN_POINT), None, '{"x":1}', '{"x":1,"z":2}'),
+        (None, {"json": OPEN_POINT}, '{"x":1}', '{"x":1,"z":2}'),
+        (schema({**OPEN_POINT, "additionalProperties": True}), None, '{"x":1,"z":2}', '{"x":""}'),
         (schema(POINT, strict=True), None, '{"x":1,"y":-2}', '{"x":1}'),
         (schema({"enum": ["a", 1]}, description="d"), None, '"a"', '"b"'),
         (schema({"x-guidance": {"whitespace_flexible": True}}), None, "[1]", "[1 ]"),
@@ -176,7 +184,7 @@ def test_one_format_only() -> None:
 
 @pytest.mark.parametrize(
     "form",
-    [3, {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_object", "schema": {}},
+    [3, {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_object", "schema": 1},
      {"type": "json_schema", "json_schema": {"name": "s"}},
      {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}},
      {"type": "json_schema", "json_schema": {"name": "s", "schema": True}}],

@@ -1,8 +1,9 @@
 """Tools and choices among them: what is shown, what is told, what is refused."""
 
+# ruff: noqa: RUF001 - DeepSeek's marks
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -10,15 +11,16 @@ from pydantic import TypeAdapter, ValidationError
 from router.common.errors import ApiError
 from router.openai.bodies.tools import ToolChoice, ToolOptions, Tools
 from router.openai.chat.output_plan import OutputPlan, OutputPlanner
-from router.openai.tool_calls.call_grammar import AddedTokenVocabulary
-from router.openai.tool_calls.tool_syntax import (
-    HERMES,
-    LLAMA3_JSON,
-    MISTRAL,
-    MISTRAL_ARGS,
-    ToolCallSyntax,
-    detect_syntax,
-)
+from router.openai.parser_names import ToolParserName
+from router.openai.tool_calls.added_tokens import AddedTokenVocabulary
+from router.openai.tool_calls.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from router.openai.tool_calls.families.gemma import GEMMA4
+from router.openai.tool_calls.families.hermes import HERMES
+from router.openai.tool_calls.families.llama import LLAMA3_JSON
+from router.openai.tool_calls.families.mistral import MISTRAL, MISTRAL_ARGS
+from router.openai.tool_calls.families.qwen_xml import QWEN3_CODER
+from router.openai.tool_calls.families.syntaxes import SYNTAXES, detect_syntax, find_syntax
+from router.openai.tool_calls.tool_syntax import ToolCallSyntax
 from tests.router.openai.chat.toy import STYLES
 from tests.router.openai.chat.weather import ALLOWED, NAMED, TOOLS, bare, checked, planned, wish
 
@@ -52,7 +54,7 @@ def tool(parameters: Any = None, name: str = "f", **more: Any) -> dict[str, Any]
 @pytest.mark.parametrize(
     ("given", "param", "why"),
     [
-        (ToolOptions(choice="auto"), "tool_choice", "only allowed with tools"),
+        (ToolOptions(choice="required"), "tool_choice", "only allowed with tools"),
         (wish({"type": "function", "function": {"name": "rain"}}),
          "tool_choice.function.name", "'rain' is not among tools"),
         (wish({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
@@ -71,13 +73,20 @@ def test_wishes_that_cannot_be_met(given: ToolOptions, param: str, why: str) -> 
     assert (error.value.status, error.value.param) == (400, param)
 
 
+def test_no_tools_need_no_choice() -> None:
+    planner = OutputPlanner(AddedTokenVocabulary.of(bare()))
+    assert TypeAdapter(Tools).validate_python([]) == []
+    for choice in (None, "none", "auto"):
+        assert planner.plan(ToolOptions([], choice)) == OutputPlan()
+
+
 def test_without_strict_a_keyword_that_no_grammar_holds_is_let_go() -> None:
     loose = wish(tools=[tool({"not": {"required": ["a"]}, "properties": {"b": {}}})])
     assert checked(bare(), OutputPlanner(AddedTokenVocabulary.of(bare())).plan(loose)).grammar
 
 
 @pytest.mark.parametrize(
-    "tools", [[], [{}], [{"type": "custom", "custom": {"name": "f"}}], [tool(name="a b")],
+    "tools", [[{}], [{"type": "custom", "custom": {"name": "f"}}], [tool(name="a b")],
               [tool(name="a" * 65)], [tool("x")], [tool()] * 129, [tool(code=1)]],
 )  # fmt: skip
 def test_tools_are_checked(tools: Any) -> None:
@@ -98,8 +107,19 @@ def test_choices_are_checked(choice: Any) -> None:
         (STYLES["llama3"], LLAMA3_JSON),
         ("{{ '[AVAILABLE_TOOLS]' }}[TOOL_CALLS]", MISTRAL),
         ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS),
+        ("'<tool_call>\\n<function=' + name + '>' '<parameter=' + key + '>'", QWEN3_CODER),
+        ("'<｜tool▁calls▁begin｜>' + name + '\\n```json\\n' + arguments", DEEPSEEK_V3),
+        ("'<｜tool▁calls▁begin｜>' + name + '<｜tool▁sep｜>' + arguments", DEEPSEEK_V31),
+        ("""'<|tool_call>call:' + name + '{' + '<|"|>'""", GEMMA4),
         ("", HERMES),
     ],
 )
 def test_the_template_shows_the_syntax(template: str, syntax: ToolCallSyntax) -> None:
     assert detect_syntax(template) == syntax
+
+
+def test_the_syntax_can_be_configured() -> None:
+    assert set(get_args(ToolParserName)) == {"auto", *SYNTAXES}
+    assert find_syntax("auto", STYLES["chatml"]) == HERMES
+    for name in SYNTAXES:
+        assert find_syntax(cast(ToolParserName, name), STYLES["chatml"]).name == name

@@ -11,7 +11,8 @@ from engine.demo.training.export import CHAT_TEMPLATE
 from router.openai.bodies.messages import Messages
 from router.openai.bodies.tools import Tools
 from router.openai.chat.template_files import load_template
-from router.openai.tool_calls.tool_syntax import HERMES, detect_syntax
+from router.openai.tool_calls.families.hermes import HERMES
+from router.openai.tool_calls.families.syntaxes import detect_syntax
 from router.text.vocabulary import load_tokenizer
 
 CHAT = [

@@ -1,32 +1,27 @@
 """Two tools, two vocabularies, and what comes out of wishes about them."""
 
+# ruff: noqa: RUF001 - DeepSeek's marks
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import TypeAdapter
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders as token_decoders
 
 from router.openai.bodies.output_formats import ResponseFormat
 from router.openai.bodies.tools import ToolChoice, ToolOptions, Tools
 from router.openai.chat.grammar_checker import GrammarChecker
 from router.openai.chat.output_plan import OutputPlan, OutputPlanner
-from router.openai.tool_calls.call_grammar import AddedTokenVocabulary
-from router.openai.tool_calls.tool_parser import (
-    CallArgumentsDelta,
-    CallStart,
-    ContentDelta,
-    ParsedDelta,
-)
+from router.openai.tool_calls.added_tokens import AddedTokenVocabulary
 from router.openai.tool_calls.tool_syntax import ToolCallSyntax
 from tests.router.openai.chat.toy import TEXT, byte_level
+from tests.router.openai.tool_calls.writing import Calls, run
 
 
 def bare() -> Tokenizer:
@@ -54,7 +49,7 @@ class Vocab:
         ids = self.tokenizer.encode(text).ids
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
-    def walk(self, grammar: str, rng: random.Random, begin: str = "", most: int = 400) -> str:
+    def walk(self, grammar: str, rng: random.Random, begin: str = "", most: int = 3000) -> str:
         """``begin``, and then random tokens that the grammar allows, ended as soon as it may be."""
         matcher = LLMatcher(self.matching, grammar, log_level=0)
         ids: list[int] = self.tokenizer.encode(begin).ids
@@ -84,7 +79,20 @@ def checked(tokenizer: Tokenizer, plan: OutputPlan) -> OutputPlan:
             checker.close()
 
 
-VOCABS = {"tokens": Vocab(byte_level()), "letters": Vocab(bare())}
+MARKS = ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"]
+MARKS += ["<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "[ARGS]", "<|python_tag|>"]
+MARKS += ["<|tool_call>", "<tool_call|>", '<|"|>']
+
+
+def with_marks() -> Tokenizer:
+    """As models' whose marks of calls are tokens: those of DeepSeek, Mistral, Llama and Gemma are
+    special, those of Qwen are not."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken(m, special=True, normalized=False) for m in MARKS])
+    return tokenizer
+
+
+VOCABS = {"tokens": Vocab(with_marks()), "letters": Vocab(bare())}
 WEATHER = {
     "type": "object",
     "properties": {
@@ -122,25 +130,10 @@ def planned(
     return checked(VOCABS[vocab].tokenizer, plan)
 
 
-def written(syntax: ToolCallSyntax, *calls: tuple[str, str]) -> str:
-    bodies = [syntax.open + name + syntax.middle + given + syntax.close for name, given in calls]
-    return syntax.begin + syntax.between.join(bodies) + syntax.end
-
-
-def parsed(plan: OutputPlan, text: str) -> tuple[str, list[tuple[str, str]]]:
+def parsed(plan: OutputPlan, text: str) -> tuple[str, Calls]:
     parser = plan.new_parser()
     assert parser is not None
-    return joined([*parser.push(text), *parser.flush()])
-
-
-def joined(deltas: Sequence[ParsedDelta]) -> tuple[str, list[tuple[str, str]]]:
-    content = "".join(d.text for d in deltas if isinstance(d, ContentDelta))
-    names = [d.name for d in deltas if isinstance(d, CallStart)]
-    given = [
-        "".join(d.text for d in deltas if isinstance(d, CallArgumentsDelta) and d.call == i)
-        for i in range(len(names))
-    ]
-    return content, list(zip(names, given, strict=True))
+    return run(parser, [text])
 
 
 NAMED = {"type": "function", "function": {"name": "weather"}}

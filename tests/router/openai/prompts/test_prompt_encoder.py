@@ -100,7 +100,7 @@ async def test_a_long_chat_gives_the_tokens_of_a_short_one(encoder: PromptEncode
         messages = chat(*texts)
         text, mark = encoder._template.render(messages, tools, options={"y": 1})
         expected = encoder._template.encode(text, mark)
-        ids = await encoder.encode_chat(messages, tools, FREE, ANY, options={"y": 1})
+        ids = (await encoder.encode_chat(messages, tools, FREE, ANY, options={"y": 1})).ids
         assert ids == expected
     with pytest.raises(ApiError, match="tokens"):
         await encoder.encode_chat(messages, tools, limit(len(ids) - 1), ANY)

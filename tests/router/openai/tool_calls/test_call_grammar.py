@@ -12,14 +12,16 @@ import pytest
 from router.common.errors import ApiError
 from router.openai.bodies.output_formats import StructuredOutputs
 from router.openai.chat.output_plan import OutputPlanner
-from router.openai.tool_calls.call_grammar import AddedTokenVocabulary
-from router.openai.tool_calls.tool_syntax import (
-    HERMES,
-    LLAMA3_JSON,
-    MISTRAL,
-    SYNTAXES,
-    ToolCallSyntax,
-)
+from router.openai.tool_calls.added_tokens import AddedTokenVocabulary
+from router.openai.tool_calls.families.deepseek import DEEPSEEK_V3
+from router.openai.tool_calls.families.gemma import GEMMA4
+from router.openai.tool_calls.families.hermes import HERMES
+from router.openai.tool_calls.families.llama import LLAMA3_JSON
+from router.openai.tool_calls.families.mistral import MISTRAL
+from router.openai.tool_calls.families.qwen_xml import QWEN3_CODER
+from router.openai.tool_calls.families.syntaxes import SYNTAXES
+from router.openai.tool_calls.marked_calls import MarkedCalls
+from router.openai.tool_calls.tool_syntax import ToolCallSyntax
 from tests.router.openai.chat.weather import (
     ALLOWED,
     ARGUMENTS,
@@ -29,8 +31,8 @@ from tests.router.openai.chat.weather import (
     parsed,
     planned,
     wish,
-    written,
 )
+from tests.router.openai.tool_calls.writing import written
 
 everywhere = pytest.mark.parametrize("vocab", VOCABS)
 each = pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=list(SYNTAXES))
@@ -79,7 +81,8 @@ def test_whatever_a_grammar_lets_through_is_parsed(
     syntax: ToolCallSyntax, vocab: str, choice: Any
 ) -> None:
     plan = planned(syntax, vocab, choice)
-    begin = syntax.begin + syntax.open + "weather" if choice is None else ""
+    first = written(syntax, ("weather", ARGUMENTS)).partition("weather")[0] + "weather"
+    begin = first if choice is None else ""
     for seed in range(5):
         text = VOCABS[vocab].walk(plan.grammar, random.Random(seed), begin)
         content, calls = parsed(plan, text)
@@ -88,8 +91,8 @@ def test_whatever_a_grammar_lets_through_is_parsed(
             jsonschema.validate(json.loads(given), SCHEMAS[name])
 
 
-@each
-def test_one_text_is_read_whatever_its_white_space(syntax: ToolCallSyntax) -> None:
+@pytest.mark.parametrize("syntax", [s for s in SYNTAXES.values() if isinstance(s, MarkedCalls)])
+def test_one_text_is_read_whatever_its_white_space(syntax: MarkedCalls) -> None:
     plan = planned(syntax, "letters")
     calls = [("weather", ARGUMENTS), ("stop-all", "{}")]
     tight = written(syntax, *calls).replace("\n", "").replace('": ', '":').replace(', "a', ',"a')
@@ -121,9 +124,22 @@ def test_a_format_for_the_content(vocab: str) -> None:
 
 
 def test_special_tokens_are_shown_where_they_mark_calls() -> None:
-    assert planned(MISTRAL, "tokens").show_special  # [TOOL_CALLS] is special
-    assert not planned(HERMES, "tokens").show_special  # <tool_call> is not
-    assert not planned(MISTRAL, "letters").show_special
+    special: list[ToolCallSyntax] = [MISTRAL, DEEPSEEK_V3, GEMMA4]
+    visible: list[ToolCallSyntax] = [HERMES, QWEN3_CODER, LLAMA3_JSON]
+    for syntax in special:  # their marks are
+        assert planned(syntax, "tokens").show_special
+        assert not planned(syntax, "letters").show_special
+    for syntax in visible:  # <tool_call> is not
+        assert not planned(syntax, "tokens").show_special
+
+
+def test_llama_may_write_its_tag_before_calls() -> None:
+    call = "<|python_tag|>" + written(LLAMA3_JSON, ("weather", ARGUMENTS))
+    for choice in (None, "required"):
+        plan = planned(LLAMA3_JSON, "tokens", choice)
+        assert VOCABS["tokens"].fits(plan.grammar, call)
+        assert parsed(plan, call) == ("", [("weather", ARGUMENTS)])
+    assert not VOCABS["letters"].fits(planned(LLAMA3_JSON, "letters", "required").grammar, call)
 
 
 def test_special_tokens_stay_out_of_the_text() -> None:

@@ -9,9 +9,13 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
+from router.anthropic.body import MessagesBody, PromptBody
+from router.anthropic.wire import MessageResponse, TokenCount
 from router.openai.answers.wire_json import Chat, ChatChunk, Completion, ModelCard, ModelList
 from router.openai.bodies.generation_body import ChatBody, CompletionBody
 from router.openai.bodies.parsing import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, NeutralValues
+from router.openai.responses import body as responses_body
+from router.openai.responses.response_json import InputTokens, ResponseObject
 
 Schema = dict[str, Any]
 REF = "#/components/schemas/"
@@ -42,6 +46,23 @@ ERROR: Schema = {
     "additionalProperties": False,
 }
 
+MESSAGE_ERROR: Schema = {
+    "title": "MessageError",
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+            "additionalProperties": False,
+        },
+        "request_id": {"type": ["string", "null"]},
+    },
+    "required": ["type", "error", "request_id"],
+    "additionalProperties": False,
+}
+
 _PUBLISHED_NAMES = {
     "AttemptOutcome": "Observed",
     "AttemptReport": "Tried",
@@ -66,9 +87,15 @@ _STATUS = {
     "500": "The server failed on the request",
     "503": "No worker can take the request now",
     "504": "The answer did not come in time",
+    "529": "Too much work is here already",
+}
+_EVENTS = {
+    "response": "OpenAI's events of a response; the first and the last have a `ResponseObject`",
+    "message": "Anthropic's events of a message; the first has a `MessageResponse`",
 }
 _COMMON_ERRORS = ("400", "401", "405", "408", "413", "431", "500")
 _GENERATION_ERRORS = ("403", "404", "415", "429", "503", "504")
+_MESSAGE_ERRORS = (*_GENERATION_ERRORS, "529")
 _HEADERS: list[Schema] = [
     {
         "name": "x-baton-explain",
@@ -102,7 +129,11 @@ def openapi_document(model_id: str, *, keys: bool) -> Schema:
     """Return the document; ``keys``: whether requests need an API key."""
     found: Schema = {
         "openapi": "3.1.0",
-        "info": {"title": "Baton", "version": "1", "description": "An OpenAI-compatible server"},
+        "info": {
+            "title": "Baton",
+            "version": "1",
+            "description": "A server that is compatible with OpenAI's API and with Anthropic's",
+        },
         "paths": _paths(),
         "components": {"schemas": schema_components(model_id)},
     }
@@ -119,6 +150,30 @@ def _paths() -> dict[str, Schema]:
     return {
         "/v1/completions": {"post": _generation("completion", "CompletionBody", "Completion")},
         "/v1/chat/completions": {"post": _generation("chat", "ChatBody", "Chat", "ChatChunk")},
+        "/v1/responses": {"post": _generation("response", "ResponsesBody", "ResponseObject")},
+        "/v1/responses/input_tokens": {
+            "post": {
+                "requestBody": _request_body("ResponsesBody"),
+                **_lookup("input_tokens", _ref("InputTokens"), *_GENERATION_ERRORS),
+            }
+        },
+        "/v1/responses/{id}": {
+            method: {
+                "parameters": [_in_path("id")],
+                **_lookup(f"{method}_response", any_object, "404"),
+            }
+            for method in ("get", "delete")
+        },
+        "/v1/messages": {"post": _generation("message", "MessagesBody", "MessageResponse")},
+        "/v1/messages/count_tokens": {
+            "post": {
+                "requestBody": _request_body("PromptBody"),
+                **_lookup(
+                    "count_tokens", _ref("TokenCount"), *_MESSAGE_ERRORS, error="MessageError"
+                ),
+            }
+        },
+        "/api/hello": {"get": {**_lookup("hello", any_object), "security": []}},
         "/v1/models": {"get": _lookup("models", _ref("ModelList"))},
         "/v1/models/{name}": {
             "get": {"parameters": [_in_path("name")], **_lookup("model", _ref("ModelCard"), "404")}
@@ -150,14 +205,21 @@ def _ref(name: str) -> Schema:
 
 
 def _lookup(
-    name: str, answer: Schema, *errors: str, kind: str = "application/json"
+    name: str,
+    answer: Schema,
+    *errors: str,
+    kind: str = "application/json",
+    error: str = "Error",
 ) -> dict[str, Any]:
     ok = {"description": "OK", "content": {kind: {"schema": answer}}}
-    return {"operationId": name, "responses": {"200": ok, **_errors(*_COMMON_ERRORS, *errors)}}
+    failures = _errors(error, *_COMMON_ERRORS, *errors)
+    return {"operationId": name, "responses": {"200": ok, **failures}}
 
 
 def _generation(name: str, body: str, answer: str, chunk: str | None = None) -> dict[str, Any]:
-    events = f"Events with a `{chunk or answer}` each, then `[DONE]`; or an `Error`, and no more"
+    events = _EVENTS.get(name) or (
+        f"Events with a `{chunk or answer}` each, then `[DONE]`; or an `Error`, and no more"
+    )
     ok = {
         "description": "Whole, or with `stream` as events",
         "content": {
@@ -165,15 +227,20 @@ def _generation(name: str, body: str, answer: str, chunk: str | None = None) -> 
             "text/event-stream": {"schema": _event(events)},
         },
     }
+    if name == "message":
+        failures = _errors("MessageError", *_COMMON_ERRORS, *_MESSAGE_ERRORS)
+    else:
+        failures = _errors("Error", *_COMMON_ERRORS, *_GENERATION_ERRORS)
     return {
         "operationId": name,
         "parameters": _HEADERS,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _ref(body)}},
-        },
-        "responses": {"200": ok, **_errors(*_COMMON_ERRORS, *_GENERATION_ERRORS)},
+        "requestBody": _request_body(body),
+        "responses": {"200": ok, **failures},
     }
+
+
+def _request_body(name: str) -> Schema:
+    return {"required": True, "content": {"application/json": {"schema": _ref(name)}}}
 
 
 def _event(description: str) -> Schema:
@@ -182,26 +249,34 @@ def _event(description: str) -> Schema:
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
-def _errors(*statuses: str) -> dict[str, Schema]:
-    content = {"application/json": {"schema": _ref("Error")}}
+def _errors(name: str, *statuses: str) -> dict[str, Schema]:
+    content = {"application/json": {"schema": _ref(name)}}
     return {s: {"description": _STATUS[s], "content": content} for s in sorted(statuses)}
 
 
 def schema_components(model_id: str) -> dict[str, Schema]:
     """Return JSON schemas by name: ``CompletionBody``, ``ChatBody``, ``Completion``, ``Error``,
     ..."""
-    answers = (Completion, Chat, ChatChunk, ModelCard, ModelList)
+    answers = (
+        *(Completion, Chat, ChatChunk, ModelCard, ModelList),
+        *(ResponseObject, InputTokens, MessageResponse, TokenCount),
+    )
     _, found = msgspec.json.schema_components(answers, ref_template=REF + "{name}")
     bodies: tuple[tuple[type[BaseModel], NeutralValues], ...] = (
         (CompletionBody, COMPLETION_UNSUPPORTED),
         (ChatBody, CHAT_UNSUPPORTED),
+        (responses_body.documented_model(), responses_body.REFUSED),
+        (MessagesBody, {}),
+        (PromptBody, {}),
     )
     for model, neutral in bodies:
         body = model.model_json_schema(ref_template=f"{REF}{model.__name__}.{{model}}")
         for name, inner in body.pop("$defs", {}).items():
             found[f"{model.__name__}.{name}"] = inner
         found[model.__name__] = _body_schema(body, neutral, model_id)
+    found["ResponsesBody"]["additionalProperties"] = True
     found["Error"] = ERROR
+    found["MessageError"] = MESSAGE_ERROR
     text = json.dumps(found)
     for name, published in _PUBLISHED_NAMES.items():
         text = re.sub(rf'(?<=[/."]){name}(?=")', published, text)

@@ -1,0 +1,1 @@
+"""How the events of one streamed response reach its client, and how its choices are joined."""

@@ -1,0 +1,1 @@
+"""Records of HTTP requests: the access log and OpenTelemetry traces. Both are off by default."""

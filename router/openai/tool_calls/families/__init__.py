@@ -1,0 +1,1 @@
+"""The model families, a module for each, and their tool call syntaxes."""

@@ -1,0 +1,1 @@
+"""The OpenAPI document of the server, with the endpoints of all dialects."""
