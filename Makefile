@@ -1,7 +1,8 @@
 # up            set up, then `baton up` in the foreground (ARGS="--detach --port 8001" adds options)
-# down          stop it
+# down          stop it (ARGS="--cluster NAME" for another than the default)
 # test          set up, then the tests that need no other program (ARGS="-k name" for some)
-# test-system   set up, then the tests that start Ray, ssh, a browser or Prometheus
+# test-system   set up, then the tests that start Ray, ssh, a browser or Prometheus, and where npm is
+#               installed Codex and Claude Code
 # test-long     set up, then property-based tests with thousands of examples, the long tests, fuzzing
 # lint          ruff, mypy
 # format        ruff format
@@ -34,20 +35,20 @@ ARGS ?=
 # Folders of the tests that are marked `alone` (each needs the machine for itself) or `system` (they
 # mostly wait: two processes). All others run in three. Each process takes a file at a time. Bytecode
 # is kept: tests start hundreds of processes.
-APART := tests/e2e tests/workers
+APART := tests/e2e tests/router/ui tests/workers
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 # pytest exits with 5 where no test is selected, as by ARGS="-k name".
 define run
 	echo "pytest $(1)"; $(PYTEST) $(1) $(ARGS) || [ $$? = 5 ] || failed=1
 endef
 
-.PHONY: up down test test-system test-long lint format proto dashboards lock clean
+.PHONY: up down test test-system test-long agents lint format proto dashboards lock clean
 
 up: $(VENV)/installed
 	env BATON_DIE_WITH_PARENT=1 $(BIN)/baton up $(ARGS)
 
 down: $(VENV)/installed
-	$(BIN)/baton down
+	$(BIN)/baton down $(ARGS)
 
 test: $(VENV)/installed-dev $(VENV)/installed-litellm $(VENV)/installed-nixl
 	@failed=0; \
@@ -55,7 +56,7 @@ test: $(VENV)/installed-dev $(VENV)/installed-litellm $(VENV)/installed-nixl
 	$(call run,-m "alone and not system" $(APART)); \
 	exit $$failed
 
-test-system: $(VENV)/installed-dev
+test-system: $(VENV)/installed-dev agents
 	@failed=0; $(call run,-n 2 --dist loadfile --no-loadscope-reorder -m system $(APART)); exit $$failed
 
 test-long: $(VENV)/installed-dev $(VENV)/installed-fuzz
@@ -165,6 +166,22 @@ $(VENV)/installed-litellm: requirements-litellm.txt $(VENV)/created
 	@$(PYTHON) -m venv --clear --without-pip $(VENV)/litellm
 	@$(call install,$(VENV)/litellm,-r $<)
 	@touch $@
+
+# Codex and Claude Code, to be tested against, where npm and its registry can be reached. Without them
+# their tests skip: that is no failure.
+AGENTS := tests/e2e/agents/package.json tests/e2e/agents/package-lock.json
+agents: $(VENV)/created
+	@mkdir -p $(VENV)/agents
+	@if cmp -s tests/e2e/agents/package-lock.json $(VENV)/agents/installed; then :; \
+	elif ! npm --version > /dev/null 2>&1; then \
+		echo "setting up: no npm: the tests with Codex and Claude Code will skip"; \
+	elif echo "setting up: Codex and Claude Code, to be tested against"; \
+		cp $(AGENTS) $(VENV)/agents && cd $(VENV)/agents && \
+		timeout 300 npm ci --no-audit --no-fund --loglevel=error --fetch-retries=0; then \
+		cp package-lock.json installed; \
+	else \
+		echo "setting up: npm failed: the tests with Codex and Claude Code will skip"; \
+	fi
 
 # The extra `nixl`, whose carrier is tested over TCP and shared memory. What it depends on is there.
 $(VENV)/installed-nixl: requirements-nixl.txt $(VENV)/installed-dev

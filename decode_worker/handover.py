@@ -229,12 +229,14 @@ class Handover:
         ready = self._context.session.ready
         assert ready is not None
         if first.token >= ready.vocab_size:
-            raise TransferFailed(f"prefill: token {first.token} of {ready.vocab_size} came")
+            raise TransferFailed(
+                f"prefill: received token {first.token} of a vocabulary of {ready.vocab_size}"
+            )
         if first.finish not in (pb.FINISH_NONE, pb.FINISH_STOP, pb.FINISH_LENGTH):
-            raise TransferFailed(f"prefill: finish {first.finish} came")
+            raise TransferFailed(f"prefill: received the finish reason {first.finish}")
         logprobs = logprobs_from_wire(first.logprobs) if first.HasField("logprobs") else None
         if (logprobs is None) != (self._request.sampling.logprobs is None):
-            raise TransferFailed("prefill: log-probabilities came or not, unlike asked for")
+            raise TransferFailed("prefill: log-probabilities do not match the request")
         due = self._request.prompt_logprobs_due
         prompt_logprobs = logprobs_list_from_wire(first.prompt_logprobs, due)
         return FirstToken(

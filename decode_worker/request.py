@@ -250,7 +250,7 @@ class DecodeRequest:
             self._deaths.record(now)
             self._emit(pb.Output(id=self.request.id, deaths=1))
             if self._deaths.used_up(now):
-                why = f"{self._deaths.count(now)} workers died under this request"
+                why = f"{self._deaths.count(now)} workers died while they served this request"
                 self._fail(why, retryable=False)
 
     def _new_sequence(self, context: ReceiverContext) -> int:
@@ -333,7 +333,7 @@ class DecodeRequest:
                 self._handover.on_receive_failed(event)
             self._retry(TransferFailed(event.why))
         elif isinstance(event, m.Expired):
-            self._expire("its deadline passed before it was computed to its end")
+            self._expire("its deadline passed before it was complete")
         elif isinstance(event, m.RequestRefused) and event.busy:
             self.hand_back(event.why)
         elif isinstance(event, m.RequestRefused):
@@ -344,7 +344,7 @@ class DecodeRequest:
     def on_lost(self) -> None:
         """Hand the request back: another worker is quicker than the next engine here can load."""
         self._handle = -1
-        self._fail("the engine died under this request", retryable=True)
+        self._fail("the engine died while it served this request", retryable=True)
 
     def _retry(self, error: TransferFailed) -> None:
         """Start again from the tokens already sent, because the KV that came is of no use."""

@@ -68,8 +68,10 @@ class WaitingOutputs:
             size -= len(output.id)  # stands there already
             last.merge(output, size)
         else:
-            waiting = self._last[output.id] = _WaitingOutput(output, size)
-            self._outputs.append(waiting)
+            last = self._last[output.id] = _WaitingOutput(output, size)
+            self._outputs.append(last)
+        if output.finish != pb.FINISH_NONE:
+            del self._last[output.id]  # what follows is of another request with this id
         self.size += size
 
     def take(self) -> list[pb.Output]:
@@ -120,7 +122,7 @@ class RouterLink:
         self._load_changed |= output.retryable
         self._news.set()
         if self._waiting.size > MAX_WAITING_BYTES:
-            log.error("a router does not read what waits for it, so its stream is closed")
+            log.error("a router does not read its messages, so its stream is closed")
             self._waiting.clear()
             self._end()  # nothing may follow what is missing now
             asyncio.get_running_loop().call_soon(self._cancel_requests)  # not within their calls

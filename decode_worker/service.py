@@ -93,7 +93,7 @@ class DecodeService(rpc.DecodeServicer):
 
     async def close(self) -> None:
         """Hand back the requests that are left, and end every stream."""
-        self.hand_back("the worker goes")
+        self.hand_back("the worker is stopping")
         self._close_links()
 
     def _close_links(self) -> None:
@@ -105,7 +105,9 @@ class DecodeService(rpc.DecodeServicer):
     ) -> AsyncIterator[pb.WorkerMessage]:
         for key, value in context.invocation_metadata() or ():
             if key == INSTANCE_KEY and value != self._instance:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another instance is here")
+                await context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION, "another worker is running at this address"
+                )
         link = RouterLink(self._on_load)
         self._links.add(link)
         if self.draining:
@@ -145,7 +147,7 @@ class DecodeService(rpc.DecodeServicer):
         if self.draining:
             return refuse("this worker is draining", moved=True)
         if name in link.requests:
-            return refuse("a request with this id is here already")
+            return refuse("a request with this id is already being served")
         try:
             request = request_from_wire(submit.request)
             self._check_length(request)

@@ -128,5 +128,5 @@ class ExpectedFrames:
             raise TransferFailed(f"frame {number} has {header.nbytes} bytes, due were {size}")
         with self._lock:
             if number not in self._missing:
-                raise TransferFailed(f"frame {number} came twice")
+                raise TransferFailed(f"frame {number} was received twice")
             self._missing.remove(number)

@@ -110,7 +110,7 @@ class LinkTable:
             link = self._links.get((instance, name))
             if name in offered:
                 self._link(instance, name).absent = True
-                reasons.append(f"{name}: not there")
+                reasons.append(f"{name}: not available")
             elif link is not None and link.broken:
                 reasons.append(f"{name} avoided: {link.why}")
             else:

@@ -123,7 +123,7 @@ class PeerFetch:
                 started = (await call.next_event("started")).started
             available = min(started.cached_tokens // BLOCK_TOKENS, here.blocks)
             if available <= here.cached_blocks:
-                raise TransferFailed("the other worker does not have the blocks any more")
+                raise TransferFailed("the other worker no longer has the blocks")
             self._inbound = call.inbound_transfer(self._handle, here.cached_blocks, available)
             await self._receive(call, self._inbound)
 

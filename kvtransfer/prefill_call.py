@@ -193,7 +193,8 @@ class PrefillRunCall:
         offered = {offer.name: offer for offer in offers}
         if accepted.carrier not in offered:
             raise TransferFailed(
-                f"prefill: took the carrier {accepted.carrier[:80]!r}, offered were {list(offered)}"
+                f"prefill: chose the carrier {accepted.carrier[:80]!r}, offered were"
+                f" {list(offered)}"
             )
         self._offer = offered[accepted.carrier]
         self._carrier = self._context.carriers[accepted.carrier]
@@ -223,7 +224,7 @@ class PrefillRunCall:
             if came == "fetching":
                 self._mark("fetch_done" if event.fetching.done else "fetch_started")
             elif came != "sent":
-                raise TransferFailed(f"prefill: {came} came, {kind} was due")
+                raise TransferFailed(f"prefill: received {came}, expected {kind}")
 
     async def guard(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
         """Return the result of ``work``; raise the error of the call or the link as soon as one of
@@ -298,7 +299,7 @@ class PrefillRunCall:
         text = f"prefill: {error.code().name}: {error.details()}"
         if error.code() is grpc.StatusCode.UNAVAILABLE and self._accepted:
             if self._silence.after_own_pause():  # that says nothing about the other worker
-                return TransferFailed(f"{text}, after this worker itself had stood still")
+                return TransferFailed(f"{text}, after this worker itself had been suspended")
             return PeerLost(text, at_work=True)
         if error.code() is grpc.StatusCode.INTERNAL and self._accepted:
             # gRPC says so when a write meets the end of the call, whose reason it then drops. It

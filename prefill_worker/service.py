@@ -81,7 +81,7 @@ class PrefillService(rpc.PrefillServicer):
     def close(self) -> None:
         """Fail the open calls because the worker goes; their callers ask another worker."""
         for call in self._open:
-            call.messages.put_nowait(Unavailable("this worker goes"))
+            call.messages.put_nowait(Unavailable("this worker is stopping"))
 
     async def Run(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.PrefillCall], context: Context
@@ -147,7 +147,9 @@ class PrefillService(rpc.PrefillServicer):
             why = f"no start of the prefill came within {FIRST_MESSAGE_S:g} s"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
         if start.instance != self._instance:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another instance lives here")
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "another worker is running at this address"
+            )
         if self.draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
         try:
@@ -155,7 +157,7 @@ class PrefillService(rpc.PrefillServicer):
                 raise InvalidRequest(f"transfer must have {TRANSFER_BYTES} bytes", "transfer")
             request = request_from_wire(start.request)
             if start.skip_blocks * BLOCK_TOKENS > len(request.context):
-                raise InvalidRequest("skip_blocks lies beyond the prompt", "skip_blocks")
+                raise InvalidRequest("skip_blocks is beyond the prompt", "skip_blocks")
         except (InvalidRequest, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return start, request
@@ -169,8 +171,8 @@ class PrefillService(rpc.PrefillServicer):
         if start.model != session.ready.kv_identity:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"the KV of {start.model[:80]} was asked for, that of {session.ready.kv_identity}"
-                " is served",
+                f"the KV of {start.model[:80]} was requested, but this worker serves that of"
+                f" {session.ready.kv_identity}",
             )
 
     async def _choose_carrier(
@@ -188,7 +190,7 @@ class PrefillService(rpc.PrefillServicer):
         offered = ", ".join(names) or "none"
         await context.abort(
             grpc.StatusCode.FAILED_PRECONDITION,
-            f"no carrier in common: offered were {offered}, here are {', '.join(self._carriers)}",
+            f"no common carrier: offered were {offered}, here are {', '.join(self._carriers)}",
         )
         raise AssertionError("abort raises")
 
@@ -203,7 +205,7 @@ class PrefillService(rpc.PrefillServicer):
         if offer.codec not in kv.codecs:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"codec {offer.codec} does not go with the KV precision {kv.precision}",
+                f"codec {offer.codec} is not possible with the KV precision {kv.precision}",
             )
         codec = Codec(offer.codec)
         least, most = kv.block_layer_bytes(codec), session.arena.shape.slot_bytes

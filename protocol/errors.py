@@ -12,6 +12,7 @@
     ├── EngineDied          the engine process ended or stopped answering
     ├── MalformedEvents     a report of what a worker has cached cannot be read
     └── StartupError        a process cannot start as configured; says what to change
+        └── UsageError      because of an option or argument of its command line
 
 These are for faults of input, networks, disks and other processes. Bugs of Baton itself are
 ``assert``.
@@ -81,3 +82,7 @@ class MalformedEvents(BatonError):
 
 class StartupError(BatonError):
     """A process cannot start as configured; the message says what to change."""
+
+
+class UsageError(StartupError):
+    """An option or an argument of a command is wrong; the command exits with status 2."""

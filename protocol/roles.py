@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from protocol.errors import StartupError
+from protocol.errors import UsageError
 
 Role: TypeAlias = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = ("prefill", "decode")
@@ -16,4 +16,4 @@ def parse_role(text: str) -> Role:
         return "prefill"
     if text == "decode":
         return "decode"
-    raise StartupError(f"role must be 'prefill' or 'decode', not {text!r}")
+    raise UsageError(f"role must be 'prefill' or 'decode', not {text!r}")

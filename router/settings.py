@@ -11,7 +11,13 @@ from protocol.registry.redis_client import check_exposure, check_url
 from protocol.security.host_header import AllowedHosts
 from protocol.security.listen_hosts import check_router_host
 from protocol.security.tls import HttpTls, TlsFiles, https_server_context, read_pem_bundle
-from router.openai.parser_names import ReasoningFields, ReasoningParserName, ToolParserName
+from router.openai.parser_names import (
+    GenerationConfigUse,
+    ReasoningFields,
+    ReasoningParserName,
+    ToolParserName,
+    UnknownFields,
+)
 from router.placement.admission import QUEUE_SHARE, AdmissionLimits, default_ttft_limit_s
 from router.placement.snapshot import Objectives
 
@@ -33,6 +39,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: ReasoningParserName
     tool_parser: ToolParserName
     reasoning_field: ReasoningFields
+    unknown_fields: UnknownFields  # of a body, at the top level
+    generation_config: GenerationConfigUse
+    model_aliases: tuple[str, ...]  # further names of the model
     cors_origins: tuple[str, ...] | None  # whose pages may call the API; "*": any; None: none
     keep_alive_s: float  # without an event, after which a stream gets one without meaning
     max_body_bytes: int
@@ -60,6 +69,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def goals(self) -> Objectives:
         return Objectives(self.ttft_slo_s, self.tpot_slo_s)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that clients may give the model, its own one first."""
+        return tuple(dict.fromkeys((self.model_id, *self.model_aliases)))
 
     @property
     def ttft_deadline_s(self) -> float:

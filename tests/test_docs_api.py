@@ -19,13 +19,9 @@ from router.http.intake import (
     TIMELINE_HEADER,
     TTFT_DEADLINE_HEADER,
 )
-from router.openai.bodies.generation_body import (
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    parse_chat,
-    parse_completion,
-)
+from router.openai.bodies.chat_body import ChatBody, parse_chat
+from router.openai.bodies.completion_body import CompletionBody, parse_completion
+from router.openai.bodies.generation_body import GenerationBody
 from router.openai.bodies.parsing import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
 from router.openai.responses.body import IGNORED, PASSED_ON, REFUSED, OpenFields
 from router.openapi.document import openapi_document
@@ -118,14 +114,14 @@ def test_parameters_of_responses_that_chats_have_and_that_have_no_effect() -> No
 
 def test_endpoints() -> None:
     told = {q.split()[1] for row in rows("Endpoints") for q in quoted(row[0])}
-    paths = openapi_document("a model", keys=False)["paths"]
+    paths = openapi_document(["a model"])["paths"]
     assert told == {path.replace("{name}", "{id}") for path in paths}
 
 
 def test_headers() -> None:
     told = {quoted(row[0])[0] for row in rows("Headers of a request")}
     for source in ("chat/completions", "completions"):
-        post = openapi_document("a model", keys=False)["paths"][f"/v1/{source}"]["post"]
+        post = openapi_document(["a model"])["paths"][f"/v1/{source}"]["post"]
         named = {n for n in told if "baton" in n} | {SESSION_HEADER}
         assert {p["name"] for p in post["parameters"]} == named
     assert {EXPLAIN_HEADER, TIMELINE_HEADER, TTFT_DEADLINE_HEADER, SESSION_HEADER} <= told

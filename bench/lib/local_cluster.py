@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from cluster.local.ports import free_ports
 from cluster.local.run_state import RunState
 
 
@@ -63,9 +64,9 @@ def baton(home: Path, *arguments: str, timeout_s: float = 300.0) -> str:
 def local_cluster(*arguments: str) -> Iterator[LocalCluster]:
     """Run `baton up` with ``arguments``, and `baton down` at the end in any case."""
     with tempfile.TemporaryDirectory(prefix="baton-home-") as folder:
-        home = Path(folder)
+        home, port = Path(folder), free_ports("127.0.0.1", 1)[0]
         try:
-            baton(home, "up", "--detach", "--port", "8100", *arguments)
+            baton(home, "up", "--detach", "--port", str(port), *arguments)
             state = msgspec.json.decode((home / "default/state.json").read_bytes(), type=RunState)
             yield LocalCluster(home, state)
         finally:

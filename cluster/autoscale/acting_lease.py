@@ -61,7 +61,7 @@ class ActingLease:
                 return True
             taken = await self._redis.set(self._key, self._value, px=self._ttl_ms, nx=True)
         except (RedisError, OSError, TimeoutError) as error:
-            raise Unavailable(f"Redis does not say who acts: {error}") from error
+            raise Unavailable(f"Redis does not tell which autoscaler acts: {error}") from error
         return bool(taken)
 
     async def release(self) -> None:

@@ -60,7 +60,7 @@ class DecisionLog:
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
             text = f"the log of decisions {str(self.path)!r} cannot be written: {error.strerror}"
-            raise StartupError(f"{text}; say another as autoscaler.log") from error
+            raise StartupError(f"{text}; set autoscaler.log to another path") from error
 
     def close(self) -> None:
         """Close the file; may be called twice."""
@@ -92,7 +92,7 @@ class DecisionLog:
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line  # a line that a full disk cut off stays apart
         if os.write(fd, line) < len(line):
-            raise OSError("a line was not written to its end")
+            raise OSError("a line was only partly written")
 
     def _file_with_space(self, size_needed: int) -> int:
         """Return the file if so many bytes fit; rotate it, or open a new one where it was

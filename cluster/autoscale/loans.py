@@ -122,7 +122,7 @@ class GrpcLoanExecutor:
             async with asyncio.timeout(_LOOK_S):
                 found = await self._directory.workers.all()
         except (RedisError, OSError, TimeoutError) as error:
-            raise Unavailable(f"Redis does not say where workers are: {error}") from error
+            raise Unavailable(f"the list of workers cannot be read from Redis: {error}") from error
         return {worker.instance: worker for worker in found}
 
     async def _lend(self, loan: Loan, workers: dict[str, WorkerRecord]) -> str:

@@ -216,7 +216,7 @@ class AutoscalerLoop:
         try:
             await self._writing(lambda: self._decisions.append(record), _LOG_S)
         except (BatonError, OSError) as error:
-            self._failed("log", f"a decision is not in the log: {error}")
+            self._failed("log", f"a decision could not be logged: {error}")
 
     async def _act(self, turn: AutoscalerTurn) -> None:
         """Carry out loans first: workers that they bring need not be started."""

@@ -95,7 +95,7 @@ class AutoscalerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._totals()
         own = self._own()
-        age = "Of the metrics that the last decision was made of"
+        age = "Age of the metrics behind the last decision"
         yield gauge("planner_reading_age_seconds", age, own, self._figures.age_s())
         if self._figures.last is not None:
             yield from self._pools(self._figures.last)
@@ -109,9 +109,13 @@ class AutoscalerCollector(Collector):
         decided, failed, held = (
             CounterMetricFamily(f"baton_{name}", text, labels=[*LABELS, *by])
             for name, text, by in (
-                ("scaling_decisions", "Decisions by their strongest reason", ["reason"]),
+                ("scaling_decisions", "Decisions, by their main reason", ["reason"]),
                 ("autoscaler_failures", "Parts of turns that failed", ["what"]),
-                ("worker_seconds", "Of workers, from the asking for them to their end", []),
+                (
+                    "worker_seconds",
+                    "Time of all workers, from the request for a worker until it is gone",
+                    [],
+                ),
             )
         )
         for reason in REASONS:
@@ -131,16 +135,20 @@ class AutoscalerCollector(Collector):
             made.memory.corrections,
         )
         for role_of, name, text in (
-            (made.wanted.of, "desired_replicas", "Workers that are wanted, within limits"),
-            (present.of, "actual_replicas", "Workers that serve the role or are about to"),
-            (starting.of, "starting_replicas", "Workers that were asked for and are not there"),
+            (made.wanted.of, "desired_replicas", "Workers that are wanted, within the limits"),
+            (present.of, "actual_replicas", "Workers that serve the role or are starting"),
+            (
+                starting.of,
+                "starting_replicas",
+                "Workers that were requested but are not present yet",
+            ),
             (corrections.of, "correction_factor", "Observed to predicted"),
         ):
             yield self._by_role(name, text, {role: role_of(role) for role in ROLES})
         known = {role: need for role, need in needed.items() if need is not None}
-        text = "Workers that the load asks for, before limits"
+        text = "Workers that the load needs, before limits"
         yield self._by_role("needed_replicas", text, {r: n.workers for r, n in known.items()})
-        text = "Busy prefill workers (erlangs); sequences that decode at a time"
+        text = "Busy prefill workers (erlangs); sequences that decode at the same time"
         yield self._by_role("pool_load", text, {r: n.load for r, n in known.items()})
 
     def _by_role(self, name: str, text: str, values: dict[str, float]) -> Metric:
@@ -152,15 +160,23 @@ class AutoscalerCollector(Collector):
     def _service(self, turn: AutoscalerTurn, own: list[str]) -> Iterator[Metric]:
         predicted, observed = turn.record.decision.predicted, turn.record.snapshot.observed
         for name, text, value in (
-            ("predicted_ttft_seconds", "Of the workers that serve now", predicted.ttft_s),
-            ("predicted_tpot_seconds", "Of the workers that serve now", predicted.tpot_s),
-            ("observed_ttft_seconds", "Mean of the window", observed.ttft_s),
-            ("observed_tpot_seconds", "Mean of the window", observed.tpot_s),
+            (
+                "predicted_ttft_seconds",
+                "Predicted for this load with the workers that serve now",
+                predicted.ttft_s,
+            ),
+            (
+                "predicted_tpot_seconds",
+                "Predicted for this load with the workers that serve now",
+                predicted.tpot_s,
+            ),
+            ("observed_ttft_seconds", "Observed mean over the window", observed.ttft_s),
+            ("observed_tpot_seconds", "Observed mean over the window", observed.tpot_s),
         ):
             if value is not None:
                 yield gauge(name, text, own, value)
         kv = turn.record.decision.memory.corrections.kv
-        text = "Observed to expected KV of a sequence that decodes"
+        text = "Observed over expected KV of a decoding sequence"
         yield gauge("resident_kv_correction_factor", text, own, kv)
         bounded = bounded_corrections(turn.record.decision.memory.corrections)
         text = "1: the correction is as large or as small as it may be"
@@ -168,7 +184,7 @@ class AutoscalerCollector(Collector):
         yield labelled_gauge("correction", "correction_at_bound", text, own, values)
         error = turn.record.decision.forecast_error
         values = [] if error is None else list(msgspec.structs.asdict(error).items())
-        text = "Of the forecast of a minute ago: what came over what was forecast, less 1"
+        text = "Observed value over the value forecast a minute ago, less 1"
         yield labelled_gauge("figure", "forecast_error_ratio", text, own, values)
         missed = turn.record.decision.slo_infeasible
         text = "1: no number of workers meets the objective"
@@ -176,8 +192,10 @@ class AutoscalerCollector(Collector):
         yield labelled_gauge("slo", "slo_infeasible", text, own, values)
         mode = "advise" if self._figures.is_advisory else "act" if turn.record.acted else "watch"
         values = [(each, each == mode) for each in MODES]
-        text = "1: what it does; watch: another one acts"
+        text = "1: the present mode; watch: another autoscaler acts"
         yield labelled_gauge("mode", "autoscaler_mode", text, own, values)
         reason = turn.record.decision.reason
         values = [(each, each == reason) for each in REASONS]
-        yield labelled_gauge("reason", "scaling_reason", "1: of the last decision", own, values)
+        yield labelled_gauge(
+            "reason", "scaling_reason", "1: the reason of the last decision", own, values
+        )

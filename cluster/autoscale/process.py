@@ -135,10 +135,10 @@ class AutoscalerService:
             async with asyncio.timeout(_END_S + self.settings.loan_drain_s):
                 if await self._lease.take():
                     for why in await self._loans.end_all():
-                        log.warning("a loan is not ended: %s", why)
+                        log.warning("a loan could not be ended: %s", why)
                     await self._lease.release()
         except (Unavailable, TimeoutError) as error:
-            log.warning("loans are not ended: %s", error or "it took too long")
+            log.warning("loans could not be ended: %s", error or "it took too long")
 
     async def serve_forever(self) -> None:
         """Run until cancelled, or until the loop fails, which is a bug."""
@@ -165,8 +165,8 @@ class AutoscalerService:
     def _held_reason(self, turn: AutoscalerTurn) -> str:
         """Return why the loop asks for no other numbers of workers; empty where it does."""
         if not self._replicas.changes:
-            return "without Ray nobody starts or ends workers"
-        return "" if turn.targets_known else "how many are asked for now is not known"
+            return "without Ray the autoscaler cannot start or stop workers"
+        return "" if turn.targets_known else "the number of requested workers is unknown"
 
     def _record(self) -> AutoscalerRecord:
         return AutoscalerRecord(

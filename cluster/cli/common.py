@@ -9,15 +9,28 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from cluster.config.keys import CONFIG_KEYS, ConfigKey
 from cluster.config.mistakes import ConfigError
 from cluster.config.resolve import CommandFlags, ResolvedConfig, resolve_config
+from protocol.errors import UsageError
 
 EXIT_USAGE = 2
+
+CaFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        metavar="FILE",
+        help="CA of the routers' HTTPS certificate, in addition to the system's CAs or those in the"
+        " file that SSL_CERT_FILE names. Not needed for a cluster on this machine.",
+    ),
+]
+
 _PREFIX = "BATON_"
 _OTHERS = ("API_KEY", "CONFIG", "DIE_WITH_PARENT", "HOME", "LOCK_FD", "RUN_DIR")
 _SIMILAR = 0.75  # difflib's ratio: of four letters one differs, or two are swapped
@@ -53,9 +66,10 @@ def _wrap(text: str, terminal: bool) -> str:
 
 
 def report_failure(error: Exception) -> typer.Exit:
-    """Print the error on standard error; return an exit with status 1 for the caller to raise."""
+    """Print the error on standard error; return an exit for the caller to raise, with status 2 for
+    a UsageError and 1 for any other error."""
     typer.echo(f"baton: {error}", err=True)
-    return typer.Exit(1)
+    return typer.Exit(EXIT_USAGE if isinstance(error, UsageError) else 1)
 
 
 def print_json(value: Any) -> None:
@@ -78,5 +92,7 @@ def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
         if _SERVICE.fullmatch(name) or value.startswith(_SERVICE_VALUES):
             continue
         if close := difflib.get_close_matches(name.upper(), known, n=1, cutoff=_SIMILAR):
-            lines.append(f"nobody reads {variable}; did you mean {_PREFIX}{close[0]}?")
+            lines.append(
+                f"{variable} is unknown and has no effect; did you mean {_PREFIX}{close[0]}?"
+            )
     return lines

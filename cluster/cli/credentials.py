@@ -19,22 +19,27 @@ certs_app = typer.Typer(
 Folder = Annotated[Path, typer.Argument(help="Folder of the cluster's CA.", metavar="DIR")]
 Hosts = Annotated[
     list[str] | None,
-    typer.Option("--host", help="DNS name or IP address of the node; several are possible."),
+    typer.Option("--host", help="DNS name or IP address of the node; may be repeated."),
 ]
 
 Name = Annotated[
     str | None,
-    typer.Option(help="DNS name of the whole cluster, which it proves, too (security.tls.name)."),
+    typer.Option(
+        help="DNS name of the whole cluster that the certificate also proves (security.tls.name)."
+    ),
 ]
 
 
 @certs_app.command("init")
 def init_certificates(folder: Folder, host: Hosts = None, name: Name = None) -> None:
-    """Make a CA, and a certificate for a first node (this machine's loopback by default)."""
+    """Make a CA and the first node's certificate (by default for this machine's loopback)."""
     from cluster.credentials import certificates
 
     _make(lambda: certificates.create_ca(folder, host or [], name))
-    typer.echo("\nca.key stays here, apart: it is needed to add nodes, and by no process.")
+    typer.echo(
+        "\nKeep ca.key private and off the nodes: only `baton certs` needs it, to make and"
+        " renew certificates."
+    )
 
 
 @certs_app.command()
@@ -49,7 +54,7 @@ def node(folder: Folder, host: Hosts = None, name: Name = None) -> None:
 def renew(
     folder: Folder, name: Annotated[str, typer.Argument(help="The node's files, without .pem.")]
 ) -> None:
-    """Replace a node's certificate and key, for the same hosts; no process need be restarted."""
+    """Replace a node's certificate and key, for the same hosts. No restart is needed."""
     from cluster.credentials import certificates
 
     _make(lambda: certificates.renew_node_certificate(folder, name.removesuffix(".pem")))
@@ -63,34 +68,35 @@ def _make(work: Callable[[], list[Path]]) -> None:
         raise report_failure(e) from None
 
 
-keys_app = typer.Typer(no_args_is_help=True, help="Draw API keys.")
+keys_app = typer.Typer(no_args_is_help=True, help="Make API keys.")
 
 
 @keys_app.callback()
 def keys() -> None:
-    """Draw API keys."""
+    """Make API keys."""
 
 
 @keys_app.command()
 def new(
-    tenant: Annotated[str, typer.Argument(help="Whose key it is to be.")],
+    tenant: Annotated[str, typer.Argument(help="Name of the tenant that gets the key.")],
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="What it may do: generate (the default), monitor (/metrics, /sd, /ui) or admin"
-            " (both); several are possible."
+            help="What the key allows: generate (the default), monitor (/metrics, /sd, /ui) or"
+            " admin"
+            " (both); may be repeated."
         ),
     ] = None,
 ) -> None:
-    """Draw a key. It is shown once: the line for the file of keys holds its digest alone."""
+    """Make an API key. It is shown once: the line for the key file contains only its digest."""
     from cluster.credentials import init
 
     if unknown := set(scope or ()) - set(init.KEY_SCOPES):
         expected = ", ".join(init.KEY_SCOPES)
-        raise typer.BadParameter(f"{min(unknown)!r} is no scope; expected {expected}")
+        raise typer.BadParameter(f"{min(unknown)!r} is not a scope; expected {expected}")
     key = init.draw_api_key()
-    typer.echo(f"key for {tenant}, to hand over (it is kept nowhere):\n  {key}\n")
-    typer.echo("line for the file that --api-keys names; routers read it again by themselves:")
+    typer.echo(f"API key of {tenant} (shown only now, and stored nowhere):\n  {key}\n")
+    typer.echo("line for the file that --api-keys names (routers notice the change):")
     typer.echo(f"  {init.api_key_line(key, tenant, scope or ())}")
 
 
@@ -106,7 +112,7 @@ then
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it all.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for all these files.")],
     redis_url: Annotated[
         str,
         typer.Option(
@@ -115,11 +121,9 @@ def init(
     ],
     host: Annotated[
         list[str] | None,
-        typer.Option(
-            help="DNS name or address that clients reach routers by; several are possible."
-        ),
+        typer.Option(help="DNS name or address at which clients reach routers; may be repeated."),
     ] = None,
-    tenant: Annotated[str, typer.Option(help="Whose the first API key is.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Tenant that gets the first API key.")] = "default",
     name: Annotated[
         str, typer.Option(help="DNS name that all processes of the cluster prove to each other.")
     ] = "baton.cluster",
@@ -134,7 +138,10 @@ def init(
         )
     except StartupError as e:
         raise report_failure(e) from None
-    typer.echo(f"{folder}/ca.key, ca.pem  the CA; its key stays here, and signs what is renewed")
-    typer.echo(f"{made.node}/  what every node gets as ~/baton; keep it to yourself\n")
-    typer.echo(f"API key of {tenant}, shown this once:\n  {made.api_key}\n")
+    typer.echo(
+        f"{folder}/ca.key, ca.pem  the CA; keep ca.key on this machine: it signs renewed"
+        " certificates"
+    )
+    typer.echo(f"{made.node}/  copied to every node as ~/baton; keep it private\n")
+    typer.echo(f"API key of {tenant} (shown only now):\n  {made.api_key}\n")
     typer.echo(_NEXT.format(folder=folder, node=made.node, host=(host or [name])[0]))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli.common import load_config, report_failure
+from cluster.cli.common import CaFile, load_config, report_failure
 from cluster.config import keys, show_config
 from cluster.config.flags import with_config_flags
 from cluster.config.resolve import CommandFlags
@@ -20,7 +20,7 @@ def config(
         bool, typer.Option("--schema", help="Print the JSON schema of the file, for editors.")
     ] = False,
 ) -> None:
-    """Print the configuration that counts, with where each value is from."""
+    """Print the effective configuration and the source of each value."""
     if schema:
         typer.echo(show_config.json_schema())
         return
@@ -36,15 +36,16 @@ def config(
 @with_config_flags(keys.UP_KEYS)
 def doctor(
     flags: CommandFlags,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Look for whatever would keep a cluster from starting, and say what to do about it."""
-    config = load_config(flags, keys.UP_KEYS).config
+    """Find all problems that would prevent a start, and say how to solve them."""
+    resolved = load_config(flags, keys.UP_KEYS)
     from cluster.config import assemble
     from cluster.doctor.report import run_doctor
     from cluster.doctor.subject import cluster_subject
 
-    subject = cluster_subject(assemble.launch_settings(config), config.model.path, port_moves=False)
+    launch, moves = assemble.launch_settings(resolved.config), resolved.is_default("router.port")
+    subject = cluster_subject(launch, resolved.config.model.path, port_moves=moves)
     raise typer.Exit(run_doctor(subject, as_json=json))
 
 
@@ -55,15 +56,20 @@ _KEYS = keys.select_keys("cluster", "security.tls")
 def status(
     flags: CommandFlags,
     url: Annotated[
-        str | None, typer.Option(help="A router, instead of the cluster that runs here.")
+        str | None,
+        typer.Option(help="URL of a router; by default that of the cluster on this machine."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print it once, as JSON.")] = False,
+    ca_file: CaFile = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the status once and exit.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the status once, as JSON.")] = False,
     interval: Annotated[
-        float, typer.Option(min=0.2, max=60.0, help="Seconds between two looks.")
+        float,
+        typer.Option(
+            min=0.2, max=60.0, metavar="S", help="Seconds between two updates, 0.2 to 60."
+        ),
     ] = 1.0,
 ) -> None:
-    """Show pools, queues, KV use, rates and latencies. BATON_API_KEY goes to the router if set."""
+    """Show pools, queues, KV use, rates and latencies. The API key is read from BATON_API_KEY."""
     config = load_config(flags, _KEYS).config
     from cluster.cli import status_client
     from protocol.errors import StartupError
@@ -74,8 +80,16 @@ def status(
         files = config.security.tls
         tls = status_client.metrics_tls_context(files.ca, files.cert, files.key)
         api_key = os.environ.get("BATON_API_KEY")
-        router_url = url or status_client.running_cluster_url(config.cluster)
-        scraper = ClusterScraper(router_url, api_key=api_key, tls=tls, name=files.name)
+        ca = str(ca_file) if ca_file else None
+        router = (
+            status_client.RouterAddress(url, None)
+            if url
+            else status_client.running_router(config.cluster)
+        )
+        trust = status_client.router_tls_context(ca, router.ca, files.ca)
+        scraper = ClusterScraper(
+            router.url, api_key=api_key, tls=tls, name=files.name, router_tls=trust
+        )
         live = not (once or json)
         exit_status = status_client.show_status(
             scraper, live=live, as_json=json, interval_s=interval

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Annotated, NoReturn
 
 import typer
@@ -15,25 +17,25 @@ from cluster.config.resolve import CommandFlags
 @with_config_flags(keys.UP_KEYS)
 def up(
     flags: CommandFlags,
-    detach: Annotated[bool, typer.Option("--detach", help="Return when it serves.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return as soon as the cluster serves.")
+    ] = False,
     address: Annotated[
         str | None,
-        typer.Option(
-            "--address", help="Deploy on the Ray cluster there, from one of its nodes: auto."
-        ),
+        typer.Option("--address", help="Deploy on this Ray cluster; `auto` on one of its nodes."),
     ] = None,
 ) -> None:
     """Start a cluster on this machine: workers, router, Redis, Ray; or deploy, or update, on a Ray
     cluster that runs."""
     if address is not None:
         _deploy(flags, address)
-    config = load_config(flags, keys.UP_KEYS).config
+    resolved = load_config(flags, keys.UP_KEYS)
     from cluster.config import assemble
     from cluster.launch.up import up as start_cluster
 
-    raise typer.Exit(
-        start_cluster(assemble.launch_settings(config), config.model.path, detach=detach)
-    )
+    settings, moves = assemble.launch_settings(resolved.config), resolved.is_default("router.port")
+    model = resolved.config.model.path
+    raise typer.Exit(start_cluster(settings, model, detach=detach, port_moves=moves))
 
 
 def _deploy(flags: CommandFlags, address: str) -> NoReturn:
@@ -52,10 +54,14 @@ def down(
     flags: CommandFlags,
     address: Annotated[
         str | None,
-        typer.Option("--address", help="Of a Ray cluster to remove Baton from; it stays: auto."),
+        typer.Option(
+            "--address",
+            help="Remove Baton from this Ray cluster, which keeps running;"
+            " `auto` on one of its nodes.",
+        ),
     ] = None,
 ) -> None:
-    """Stop the cluster that `baton up` started, and whatever a killed one left behind."""
+    """Drain and stop the cluster, and remove what a killed one left behind."""
     config = load_config(flags, keys.DOWN_KEYS).config
     from cluster.launch.down import down as stop_cluster
     from protocol.errors import StartupError
@@ -75,16 +81,37 @@ def scale(
     flags: CommandFlags,
     counts: Annotated[list[str], typer.Argument(metavar="prefill=N decode=N routers=N")],
     address: Annotated[
-        str | None, typer.Option("--address", help="Of a Ray cluster, from one of its nodes: auto.")
+        str | None,
+        typer.Option("--address", help="Scale on this Ray cluster; `auto` on one of its nodes."),
     ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Do not ask before a pool more than doubles."),
+    ] = False,
 ) -> None:
-    """Change how many workers and routers run; those that go finish or hand over their work."""
+    """Change the number of workers and routers. Those that stop finish or hand over their work."""
     config = load_config(flags, keys.SCALE_KEYS).config
+    from cluster.launch.worker_memory import memory_room
     from cluster.serve import scale as scaling
     from protocol.errors import StartupError
 
     try:
         wanted = scaling.parse_replica_counts(counts)
-        typer.echo(scaling.scale_cluster(config.cluster, wanted, address, config.start_deadline_s))
+        confirm = partial(_confirm_jump, yes=yes)
+        deadline_s = config.start_deadline_s
+        typer.echo(
+            scaling.scale_cluster(config.cluster, wanted, address, deadline_s, memory_room, confirm)
+        )
     except StartupError as e:
         raise report_failure(e) from None
+
+
+def _confirm_jump(change: str, *, yes: bool) -> bool:
+    """Return whether a large change is wanted. Raises UsageError where nobody can be asked."""
+    from protocol.errors import UsageError
+
+    if yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(f"{change} is a large change: give --yes to confirm it")
+    return typer.confirm(f"{change}: continue?")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -33,6 +35,13 @@ class _Commands(TyperGroup):
             raise report_failure(StartupError(text)) from None
 
 
+def _paragraphs(command: Callable[..., None]) -> str:
+    """Return a command's docstring with each paragraph in one line, so that the terminal's width
+    decides where lines end."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(each.split()) for each in paragraphs)
+
+
 app = typer.Typer(
     name="baton",
     cls=_Commands,
@@ -42,9 +51,9 @@ app = typer.Typer(
 )
 
 for command in (init, up, down, scale, status, monitoring, config, doctor):
-    app.command()(command)
+    app.command(help=_paragraphs(command))(command)
 for command in (worker, router, autoscale, simulate):
-    app.command()(command)
+    app.command(help=_paragraphs(command))(command)
 app.add_typer(credentials.certs_app, name="certs")
 app.add_typer(credentials.keys_app, name="keys")
 app.add_typer(plan.app, name="plan")
@@ -59,7 +68,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def baton(
     _show: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and end.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Serves large language models from two pools of workers: prefill and decode."""

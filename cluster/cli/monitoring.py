@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from cluster.cli.common import load_config, report_failure
+from cluster.cli.common import CaFile, load_config, report_failure
 from cluster.config import keys
 from cluster.config.flags import with_config_flags
 from cluster.config.resolve import CommandFlags
@@ -21,7 +21,7 @@ from cluster.config.schema import Config, SecuritySection
 from cluster.dashboards.provision import write_grafana
 from cluster.monitoring.files import RuleOptions, make_private_folder, write_prometheus
 from cluster.monitoring.prometheus import ScrapeConfig
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 from protocol.security.listen_hosts import is_loopback
 from protocol.security.tls import TlsFiles
 
@@ -31,32 +31,30 @@ _KEYS = keys.select_keys("cluster", "security.tls", "security.http_tls")
 @with_config_flags(_KEYS)
 def monitoring(
     flags: CommandFlags,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What is written goes there.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to.")],
     url: Annotated[
         list[str] | None,
         typer.Option(
-            help="A router; several are possible, any of them tells all processes. By default that"
-            " of the cluster that runs here."
+            help="URL of a router, which lists all processes; may be repeated. By default that of"
+            " the cluster on this machine."
         ),
     ] = None,
-    ca_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="CA of the routers' HTTPS; by default --tls-ca, without it the system's."
-        ),
-    ] = None,
+    ca_file: CaFile = None,
     alertmanager: Annotated[
-        list[str] | None, typer.Option(metavar="HOST:PORT", help="Who sends alerts on.")
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Alertmanager that gets the alerts; may be repeated."
+        ),
     ] = None,
     interval: Annotated[
-        int, typer.Option(min=1, max=60, help="Seconds between two looks at each process.")
+        int, typer.Option(min=1, max=60, help="Seconds between two scrapes of a process.")
     ] = 10,
     slo_target: Annotated[
         float,
-        typer.Option(min=0.5, max=0.99999, help="Share of requests that objectives hold for."),
+        typer.Option(min=0.5, max=0.99999, help="Share of requests that must meet the objectives."),
     ] = 0.99,
 ) -> None:
-    """Write a folder that Prometheus and Grafana start with. BATON_API_KEY goes into it if set."""
+    """Write a folder with which Prometheus and Grafana start. It includes BATON_API_KEY, if set."""
     config = load_config(flags, _KEYS).config
     options = MonitoringOptions(
         urls=tuple(url or ()),
@@ -76,7 +74,9 @@ def monitoring(
 PROMETHEUS = "127.0.0.1:9090"
 """Where Prometheus listens: on loopback, since it authenticates no clients."""
 
-RELOAD = "kill -HUP PID lets Prometheus read this anew; Grafana sees new dashboards itself"
+RELOAD = (
+    "`kill -HUP PID` makes Prometheus read the files again; Grafana finds new dashboards by itself"
+)
 
 _ENDPOINT = re.compile(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
@@ -104,35 +104,42 @@ def write_monitoring(folder: Path, options: MonitoringOptions, config: Config) -
     if options.api_key is None and not all(
         is_loopback(urlsplit(url).hostname or "") for url in scrape.urls
     ):
-        yield "\nno BATON_API_KEY is set: a router that wants a key will tell Prometheus nothing"
+        yield "\nBATON_API_KEY is not set: routers that require a key will refuse Prometheus"
     at = shlex.quote(str(folder))
     yield f"\nprometheus --config.file={at}/prometheus.yml --storage.tsdb.path={at}/data \\"
     yield f"  --web.listen-address={PROMETHEUS}"
     yield f"grafana server --homepath=/usr/share/grafana --config={at}/grafana/grafana.ini"
-    yield f"\nwhere they run already: {RELOAD}"
+    yield f"\nif they already run: {RELOAD}"
 
 
 def scrape_config(options: MonitoringOptions, config: Config) -> ScrapeConfig:
     """Return what Prometheus scrapes, and how. Raises StartupError for unusable options."""
-    from cluster.cli.status_client import running_cluster_url
+    from cluster.cli.status_client import RouterAddress, running_router
 
     security = config.security
     tls = _tls_files(security)
-    ca = options.ca_file or (None if tls is None else tls.ca)
+    routers = [RouterAddress(url, None) for url in map(_router_url, options.urls)]
+    routers = routers or [running_router(config.cluster)]
+    ca = options.ca_file or (tls.ca if tls else None) or routers[0].ca or _system_ca()
     same = security.http_tls.cert is not None and security.http_tls.cert == security.tls.cert
     for endpoint in options.alertmanagers:
         if not _ENDPOINT.fullmatch(endpoint):
-            raise StartupError(f"--alertmanager must be HOST:PORT, not {endpoint!r}")
+            raise UsageError(f"--alertmanager must be HOST:PORT, not {endpoint!r}")
     if (key := options.api_key) is not None and not (key.isascii() and key.isprintable()):
-        raise StartupError("BATON_API_KEY must be printable ASCII characters")
+        raise UsageError("BATON_API_KEY must be printable ASCII characters")
     return ScrapeConfig(
-        urls=tuple(map(_router_url, options.urls)) or (running_cluster_url(config.cluster),),
+        urls=tuple(router.url for router in routers),
         router_ca=None if ca is None else _file(ca),
         router_name=security.tls.name if same else None,
         tls=tls,
         interval=f"{options.interval_s}s",
         alertmanagers=options.alertmanagers,
     )
+
+
+def _system_ca() -> str | None:
+    """Return the file in SSL_CERT_FILE; Prometheus may run without this variable."""
+    return os.environ.get("SSL_CERT_FILE") or None
 
 
 def _tls_files(security: SecuritySection) -> TlsFiles | None:
@@ -158,5 +165,5 @@ def _router_url(text: str) -> str:
     except ValueError:
         sound = False
     if not sound or "@" in parts.netloc or parts.path.strip("/") or parts.query or parts.fragment:
-        raise StartupError("--url must be http://HOST:PORT or https://HOST:PORT, with nothing else")
+        raise UsageError("--url must be http://HOST:PORT or https://HOST:PORT, with nothing else")
     return f"{parts.scheme}://{parts.netloc}"

@@ -13,6 +13,7 @@ from typer import Option
 
 from cluster.cli.common import print_json, report_failure
 from cluster.cli.plan_speculation import speculation
+from protocol.errors import UsageError
 
 if TYPE_CHECKING:
     from cluster.planner.plan import DeploymentPlan
@@ -26,65 +27,72 @@ Model: TypeAlias = Annotated[
 ]
 Gpu: TypeAlias = Annotated[
     str | None,
-    Option(help="Of both pools: H100, or TFLOPS,GB/s,GiB; with its price H100@2.50."),
+    Option(help="GPU of both pools: H100, or TFLOPS,GB/s,GiB; with a price: H100@2.50."),
 ]
-PrefillGpu: TypeAlias = Annotated[str | None, Option(help="Of the prefill pool.")]
-DecodeGpu: TypeAlias = Annotated[str | None, Option(help="Of the decode pool.")]
-KvPrecision: TypeAlias = Annotated[Literal["fp8", "exact"], Option(help="As of `baton up`.")]
+PrefillGpu: TypeAlias = Annotated[str | None, Option(help="GPU of the prefill pool.")]
+DecodeGpu: TypeAlias = Annotated[str | None, Option(help="GPU of the decode pool.")]
+KvPrecision: TypeAlias = Annotated[
+    Literal["fp8", "exact"], Option(help="How KV is stored and sent, as for `baton up`.")
+]
 PrefillChunk: TypeAlias = Annotated[
-    int | None, Option(min=32, help="Prompt tokens in a step; without it a GPU worker's default.")
+    int | None,
+    Option(min=32, help="Prompt tokens in a step; by default those of a worker on a GPU."),
 ]
 MaxBatch: TypeAlias = Annotated[
     int | None,
-    Option(min=1, max=65536, help="Sequences in a step; without it a GPU worker's default."),
+    Option(min=1, max=65536, help="Sequences in a step; by default those of a worker on a GPU."),
 ]
 LinkGbPerS: TypeAlias = Annotated[
-    float | None, Option(help="Of each worker's network; without it the GPU's NIC.")
+    float | None, Option(help="Speed of each worker's network; by default that of the GPU's NIC.")
 ]
 Acceptance: TypeAlias = Annotated[
     float | None,
-    Option(min=0.0, max=0.99, help="Of drafted tokens; without it none are drafted."),
+    Option(min=0.0, max=0.99, help="Acceptance of drafted tokens; without it, none are drafted."),
 ]
 Draft: TypeAlias = Annotated[
-    str | None, Option(help="Model that drafts, as --model; without it n-grams, at no cost.")
+    str | None, Option(help="Draft model, given like --model; by default n-grams, at no cost.")
 ]
 Weights: TypeAlias = Annotated[
-    Literal["fp8", "bf16"], Option(help="Type of the weights, and of products with them.")
+    Literal["fp8", "bf16"], Option(help="Type of the weights, and of the products with them.")
 ]
 TensorParallel: TypeAlias = Annotated[
-    int, Option("--tp", min=1, max=64, help="GPUs of a worker, which share each layer.")
+    int, Option("--tp", min=1, max=64, help="GPUs of a worker (tensor parallelism).")
 ]
 ComputeEfficiency: TypeAlias = Annotated[
     float | None,
-    Option(min=0.01, max=1.0, help="Share of the GPU's FLOPs that products reach."),
+    Option(min=0.01, max=1.0, help="Share of the GPU's peak FLOPS that matrix products reach."),
 ]
 BandwidthEfficiency: TypeAlias = Annotated[
-    float, Option(min=0.01, max=1.0, help="Share of its bandwidth.")
+    float,
+    Option(min=0.01, max=1.0, help="Share of the GPU's peak memory bandwidth that steps reach."),
 ]
 OverheadMs: TypeAlias = Annotated[
-    float, Option(min=0.0, max=1000.0, help="Of a step, beside both.")
+    float,
+    Option(
+        min=0.0, max=1000.0, help="Overhead of a step in ms, in addition to computing and reading."
+    ),
 ]
 
 # ---- the load, and how well it is to be served ------------------------------------------------
 
 Rate: TypeAlias = Annotated[
-    float | None, Option(help="Requests a second; with --trace instead of its own.")
+    float | None, Option(help="Requests per second; with --trace: instead of the trace's rate.")
 ]
 Prompt: TypeAlias = Annotated[
     str | None,
-    Option(help="Tokens: N, MEAN/P90, uniform:LOW-HIGH, lognormal:MEAN,SIGMA[,MAX]."),
+    Option(help="Prompt lengths: N, MEAN/P90, uniform:LOW-HIGH, lognormal:MEAN,SIGMA[,MAX]."),
 ]
-Output: TypeAlias = Annotated[str | None, Option(help="Tokens of answers, likewise.")]
+Output: TypeAlias = Annotated[str | None, Option(help="Lengths of answers, in the same forms.")]
 Trace: TypeAlias = Annotated[
-    Path | None, Option(help="Requests: Mooncake's JSON lines, or Azure's .csv.")
+    Path | None, Option(help="File of requests: Mooncake's JSON lines, or Azure's .csv.")
 ]
-Scale: TypeAlias = Annotated[float, Option(help="Of the trace's rate.")]
+Scale: TypeAlias = Annotated[float, Option(help="Factor of the trace's rate.")]
 Shared: TypeAlias = Annotated[
     float | None,
     Option(
         min=0.0,
         max=0.99,
-        help="Share of the prompts' tokens that is cached; a trace with blocks has its own.",
+        help="Share of the prompts' tokens that is cached; a trace with blocks implies it.",
     ),
 ]
 TtftMs: TypeAlias = Annotated[float, Option(help="Objective: ms to the first token.")]
@@ -92,14 +100,17 @@ TpotMs: TypeAlias = Annotated[float, Option(help="Objective: ms for each further
 
 # ---- what comes out ---------------------------------------------------------------------------
 
-Html: TypeAlias = Annotated[Path | None, Option(help="Write a page with plots; it opens offline.")]
-Scenario: TypeAlias = Annotated[
-    Path | None, Option(help="Write it for `baton simulate`, as a YAML file.")
+Html: TypeAlias = Annotated[
+    Path | None, Option(help="Write a page with plots, which needs no network.")
 ]
-Json: TypeAlias = Annotated[bool, Option("--json", help="Print it as JSON.")]
+Scenario: TypeAlias = Annotated[Path | None, Option(help="Write a YAML file for `baton simulate`.")]
+Json: TypeAlias = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
-app = typer.Typer(no_args_is_help=True, help="How many workers of which kind, and what binds them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Compute how many workers of each kind a load needs, and what limits them.",
+)
 app.command()(speculation)
 
 _OUTPUT_OPTIONS = ("html", "scenario", "json")
@@ -136,7 +147,7 @@ def plan(
     scenario: Scenario = None,
     json: Json = False,
 ) -> None:
-    """How many prefill and decode workers a load needs, which wall binds each pool, what relaxes
+    """Compute how many prefill and decode workers a load needs, which wall limits each pool, what
     it, and what tokens cost: the autoscaler's own policy, on GPUs that you need not have.
 
     baton plan --model Llama-3-8B --gpu H100 --rate 40 --prompt 2000/4000 --output 300
@@ -211,5 +222,8 @@ def _refuse_options(ctx: typer.Context) -> None:
     if given:
         where = f"baton plan {ctx.invoked_subcommand}"
         raise report_failure(
-            Exception(f"--{given[0]} is of `baton plan`; options go behind `{where}`")
+            UsageError(
+                f"--{given[0]} is an option of `baton plan`; put the options of `{where}`"
+                " after its name"
+            )
         )

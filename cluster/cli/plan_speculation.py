@@ -17,7 +17,7 @@ _DEFAULT_TOKENS = 8
 
 def speculation(
     model: Annotated[
-        str | None, typer.Option(help="Folder or hub id; without it the demo model.")
+        str | None, typer.Option(help="Folder or hub id; by default the demo model.")
     ] = None,
     draft: Annotated[
         Path | None,
@@ -31,22 +31,26 @@ def speculation(
         typer.Option(
             min=0.0,
             max=0.999,
-            help="Of a drafted token, for the table of what a step comes to. `baton status` shows"
+            help="Acceptance of a drafted token, for the table of steps. `baton status` shows"
             " that of a running cluster.",
         ),
     ] = 0.7,
     tokens: Annotated[
-        int, typer.Option(min=1, max=16, help="Most that are drafted for a sequence in a step.")
+        int,
+        typer.Option(
+            min=1, max=16, help="Maximum number of tokens drafted for a sequence in a step."
+        ),
     ] = _DEFAULT_TOKENS,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of the model on a CPU; without it half of the cores.")
+        int | None,
+        typer.Option(min=1, help="CPU threads of the model; by default half of the cores."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with plots; it opens offline.")
+        Path | None, typer.Option(help="Write a page with plots, which needs no network.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Up to which batch speculation pays, and how much it brings, for acceptances from 0.3 to 0.9.
+    """Measure up to which batch size speculation pays, and how much, for acceptances of 0.3 to 0.9.
 
     Loads the model and its draft here, measures their passes for a few seconds, and asks the code
     that decides the lengths of drafts in a decode worker.

@@ -18,10 +18,10 @@ _NEEDS = ("redis.url", "security.token")
 def worker(
     flags: CommandFlags,
     role: Annotated[str, typer.Option(help="prefill or decode.")],
-    port: Annotated[int, typer.Option(help="Control port; 0: any.")] = 0,
-    kv_port: Annotated[int, typer.Option(help="Port of KV over gRPC; 0: any.")] = 0,
-    kv_tcp_port: Annotated[int, typer.Option(help="Port of KV over TCP; 0: any.")] = 0,
-    metrics_port: Annotated[int, typer.Option(help="Metrics port; 0: any.")] = 0,
+    port: Annotated[int, typer.Option(help="Control port; 0: any free port.")] = 0,
+    kv_port: Annotated[int, typer.Option(help="Port of KV over gRPC; 0: any free port.")] = 0,
+    kv_tcp_port: Annotated[int, typer.Option(help="Port of KV over TCP; 0: any free port.")] = 0,
+    metrics_port: Annotated[int, typer.Option(help="Metrics port; 0: any free port.")] = 0,
 ) -> None:
     """Run one worker in the foreground, without Ray. Its token comes from BATON_TOKEN."""
     config = load_config(flags, keys.WORKER_KEYS, _NEEDS).config
@@ -83,15 +83,21 @@ def router(flags: CommandFlags) -> None:
 def autoscale(
     flags: CommandFlags,
     advise: Annotated[
-        bool, typer.Option("--advise", help="Only say what would be done, whatever the mode is.")
+        bool,
+        typer.Option("--advise", help="Only report decisions, whatever the configured mode is."),
     ] = False,
-    metrics_host: Annotated[str, typer.Option(help="Address of its own metrics.")] = "127.0.0.1",
+    metrics_host: Annotated[
+        str, typer.Option(help="Address of the autoscaler's own metrics.")
+    ] = "127.0.0.1",
     metrics_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of its own metrics; 0: any.")
+        int,
+        typer.Option(
+            min=0, max=65535, help="Port of the autoscaler's own metrics; 0: any free port."
+        ),
     ] = 0,
 ) -> None:
     """Run the autoscaler in the foreground, without Ray: it lends workers from one pool to the
-    other, and says what else it wants. Needs BATON_TOKEN."""
+    other, and reports what else it wants. Needs BATON_TOKEN."""
     config = load_config(flags, keys.AUTOSCALE_KEYS, _NEEDS).config
     import msgspec
 
@@ -101,7 +107,10 @@ def autoscale(
 
     settings = assemble.autoscaler_settings(config)
     if settings.mode == "off":
-        typer.echo("autoscaler.mode is off: it advises; --autoscaler-mode act has it lend workers")
+        typer.echo(
+            "autoscaler.mode is off, so decisions are only reported; --autoscaler-mode act"
+            " carries them out"
+        )
     settings = msgspec.structs.replace(
         settings,
         mode="act" if settings.mode == "act" and not advise else "advise",

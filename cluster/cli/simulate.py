@@ -16,30 +16,35 @@ EXIT_DIFFERENT = 1
 
 
 def simulate(
-    scenario: Annotated[
-        Path | None, typer.Argument(help="YAML file; without it a sample that comes along.")
-    ] = None,
+    scenario: Annotated[Path | None, typer.Argument(help="YAML file; by default a sample.")] = None,
     values: Annotated[
         list[str] | None,
-        typer.Option("--set", help="KEY=VALUE over the file's, as in pools.decode=4; repeatable."),
+        typer.Option(
+            "--set", help="Override a key of the file, as in pools.decode=4; may be repeated."
+        ),
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Requests of a file, Mooncake's or (.csv) Azure's format.")
+        Path | None,
+        typer.Option(
+            help="Replay the requests of this file, in Mooncake's or (.csv) Azure's format."
+        ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with plots; it opens offline.")
+        Path | None, typer.Option(help="Write a page with plots, which needs no network.")
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="Write the autoscaler's decisions, JSON lines.")
+        Path | None, typer.Option(help="Write the autoscaler's decisions as JSON lines.")
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(help="Decide an autoscaler's log anew; exits with 1 if anything differs."),
+        typer.Option(
+            help="Repeat the decisions of an autoscaler's log; exits with 1 if any differs."
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Play a workload through a cluster that is not there: the product's own choice of workers,
-    admission and scaling, on devices made of coefficients.
+    """Simulate a workload on a cluster: the product's own choice of workers,
+    admission and scaling, on devices that are modelled by coefficients.
 
     Keys of a scenario: docs/operations.md, "Simulating".
     """
@@ -102,7 +107,7 @@ def _replay(path: Path) -> None:
     from cluster.simulator.replay import replay
 
     found = replay(path)
-    typer.echo(f"{found.agreed} of {found.lines} decisions come out as they were recorded")
+    typer.echo(f"{found.agreed} of {found.lines} decisions are the same as recorded")
     for line, field, recorded, decided in found.first:
         typer.echo(f"line {line}: {field}: recorded {recorded}, decided {decided}")
     if found.damaged is not None:

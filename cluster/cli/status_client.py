@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ssl
 import time
+from typing import NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,8 +14,8 @@ from rich.text import Text
 
 from cluster.cli.common import print_json
 from cluster.cli.status_view import render_overview
-from cluster.local.run_state import ClusterHome
-from protocol.errors import StartupError
+from cluster.local.run_state import ClusterHome, others_text
+from protocol.errors import StartupError, UsageError
 from protocol.security import tls
 from protocol.security.tls import TlsFiles
 from router.overview.cluster_scraper import ClusterScraper
@@ -23,16 +24,37 @@ from router.overview.rates import ScrapeHistory
 from router.overview.scraper import ScrapeError, ScrapeResult
 
 
-def running_cluster_url(cluster: str) -> str:
-    """Return the URL of the cluster that runs on this machine. Raises StartupError if none does."""
+class RouterAddress(NamedTuple):
+    """URL of a router, and the file of the CA of its certificate; None: the system's CAs."""
+
+    url: str
+    ca: str | None
+
+
+def running_router(cluster: str) -> RouterAddress:
+    """Return the router of the cluster that runs on this machine. Raises StartupError if none
+    does."""
     home = ClusterHome(cluster)
     state = home.read() if home.running() else None
     if state is None:
         raise StartupError(
-            f"no cluster {cluster!r} runs here: start one with `baton up`, name another with"
-            " --cluster, or give the address of a router with --url"
+            f"no cluster {cluster!r} runs here{others_text(cluster)}: start one with `baton up`,"
+            " name another with --cluster, or give the address of a router with --url"
         )
-    return state.url
+    return RouterAddress(state.url, state.ca)
+
+
+def router_tls_context(*cas: str | None) -> ssl.SSLContext:
+    """Return the TLS context for routers, which trusts the system's CAs (or those in the file that
+    SSL_CERT_FILE names) and those in the files ``cas``. Raises StartupError for unusable files."""
+    context = ssl.create_default_context()
+    for ca in filter(None, cas):
+        try:
+            context.load_verify_locations(cafile=ca)
+        except (OSError, ssl.SSLError) as error:
+            reason = error.strerror or str(error)
+            raise StartupError(f"{ca}: not a readable file of CA certificates: {reason}") from None
+    return context
 
 
 def metrics_tls_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:
@@ -42,7 +64,7 @@ def metrics_tls_context(ca: str | None, cert: str | None, key: str | None) -> ss
     if ca is None and cert is None and key is None:
         return None
     if ca is None or cert is None or key is None:
-        raise StartupError("--tls-ca, --tls-cert and --tls-key go together")
+        raise UsageError("--tls-ca, --tls-cert and --tls-key go together")
     return tls.mutual_tls_client_context(TlsFiles(ca=ca, cert=cert, key=key))
 
 
@@ -81,7 +103,7 @@ async def _follow(scraper: ClusterScraper, console: Console, interval_s: float) 
                     shown = _screen(scraper, console, past, await scraper.scrape())
                 except ScrapeError as error:
                     past.clear()
-                    shown = Text(f"{error}; waiting for it (Ctrl-C ends)", style="red")
+                    shown = Text(f"{error}; trying again (Ctrl-C exits)", style="red")
 
 
 def _screen(
@@ -89,4 +111,4 @@ def _screen(
 ) -> RenderableType:
     """Return the screen for one scrape, and add the scrape to ``past``."""
     shown = cluster_overview(scraper.url, seen, past.add(seen.snapshot), time.time())
-    return Group(render_overview(shown, console), Text("\nCtrl-C ends", style="dim"))
+    return Group(render_overview(shown, console), Text("\nCtrl-C exits", style="dim"))

@@ -112,7 +112,7 @@ def speculation_line(worker: str, view: SpeculationView) -> Text:
     """Return the line on a decode worker's speculation; ``worker`` is its name in the table."""
     start = Text.assemble(("drafts    ", "dim"), f"{worker} ")
     if view.state == "dropped":
-        return start.append("dropped: the log says why", style="yellow")
+        return start.append("dropped: see the worker's log", style="yellow")
     parts = [view.proposer]
     if view.tokens_per_step is not None:
         parts.append(f"{view.tokens_per_step:.2f} tokens a step")

@@ -80,6 +80,7 @@ def router_settings(config: Config) -> RouterSettings:
     api = config.api.model_dump()
     if config.api.cors_origins is not None:
         api["cors_origins"] = split_host_names(config.api.cors_origins)
+    api["model_aliases"] = split_host_names(config.api.model_aliases or "")
     return RouterSettings(
         cluster=config.cluster,
         redis_url=_reveal(config.redis.url),

@@ -62,6 +62,10 @@ class ResolvedConfig(NamedTuple):
     config: Config
     values: dict[ConfigKey, ConfigValue]
 
+    def is_default(self, name: str) -> bool:
+        """Return whether no file, variable or flag sets the key."""
+        return self.values[KEYS_BY_NAME[name]].origin == DEFAULT_ORIGIN
+
 
 def resolve_config(
     flags: CommandFlags,
@@ -207,7 +211,7 @@ def _check_file_mode(layer: ConfigLayer, path: Path) -> None:
     secrets = [(k, v) for k, v in layer.values.items() if must_hide(k, v.value)]
     if secrets and path.stat().st_mode & 0o007:
         mode = f"{path.stat().st_mode & 0o777:04o}"
-        text = f"a secret in a file that every user may read (mode {mode}): chmod 600 it"
+        text = f"contains a secret, but every user can read the file (mode {mode}): chmod 600"
         layer.mistakes.extend(ConfigMistake(v.origin, k.name, text) for k, v in secrets)
 
 
@@ -239,7 +243,7 @@ def _without_outranked(values: dict[ConfigKey, ConfigValue]) -> dict[ConfigKey, 
 
 def _missing_files(values: Mapping[ConfigKey, ConfigValue]) -> list[ConfigMistake]:
     return [
-        ConfigMistake(origin, key.name, f"got {value!r}, which is no file; expected one to read")
+        ConfigMistake(origin, key.name, f"got {value!r}, which is not a file")
         for key, (value, origin) in values.items()
         if key.is_file and value is not None and not _is_file(value)
     ]

@@ -15,9 +15,12 @@ from protocol.errors import StartupError
 MASK = "<hidden>"
 """Replaces a secret where the configuration is shown."""
 
+MAX_MODEL_NAMES = 64
+
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _DEVICE = re.compile(r"(cpu|cuda(:[0-9]{1,3})?)\Z")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]_-]{1,253}\Z")
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}\Z")
 _NAME = re.compile(r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*\Z")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9.:_%-]{1,253}\Z")
@@ -47,8 +50,7 @@ def split_host_names(text: str) -> tuple[str, ...]:
 
 
 def collector_url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    if not _is_http_url(text) or any(mark in text for mark in "@?#"):
         raise ValueError("the URL of a collector, as http://localhost:4318")
     return text
 
@@ -57,6 +59,14 @@ def origins(text: str) -> str:
     names = split_host_names(text)
     if not names or not all(name == "*" or _ORIGIN.match(name) for name in names):
         raise ValueError("origins separated by commas, as https://chat.example:8443, or *")
+    return text
+
+
+def model_names(text: str) -> str:
+    names = split_host_names(text)
+    if not 1 <= len(names) <= MAX_MODEL_NAMES or not all(map(_MODEL.match, names)):
+        expected = f"up to {MAX_MODEL_NAMES} names of models separated by commas, as small, gpt-5"
+        raise ValueError(expected)
     return text
 
 
@@ -94,15 +104,18 @@ def redis_url(secret: SecretStr) -> SecretStr:
 
 def http_url(secret: SecretStr) -> SecretStr:
     # The URL is a secret because it may contain a password.
-    text = unmasked(secret).get_secret_value()
+    if not _is_http_url(unmasked(secret).get_secret_value()):
+        raise ValueError("http://[user:password@]host[:port][/path], or https://...")
+    return secret
+
+
+def _is_http_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        good = False
-    if not good or not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("http://[user:password@]host[:port][/path], or https://...")
-    return secret
+        return False
+    return good and text.isascii() and text.isprintable() and " " not in text
 
 
 def token(secret: SecretStr) -> SecretStr:

@@ -112,7 +112,7 @@ class _NodeWalk:
             name = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else ""
             known = (*path, name) in keys.KEYS_BY_PATH or (*path, name) in keys.SECTIONS
             if name in lines:
-                text = f"comes twice; first in line {lines[name]}"
+                text = f"is given twice; first in line {lines[name]}"
                 self._mistake(key_node, (*path, name), text)
             elif known:
                 lines[name] = key_node.start_mark.line + 1

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 from protocol.security.certificates import certificate_hosts, is_ca, may_sign
 from protocol.security.tls import read_file, read_key
 
@@ -137,15 +137,15 @@ def subject_alternative_names(hosts: list[str], name: str | None = None) -> list
     Raises StartupError for a host that is neither a DNS name nor an IP address."""
     names: list[x509.GeneralName] = []
     if (hosts or LOOPBACK)[0] == "ca":
-        raise StartupError("--host: the first must not be 'ca', which the CA's files are called")
+        raise UsageError("--host: the first must not be 'ca', which the CA's files are called")
     for host in dict.fromkeys(hosts or LOOPBACK):
         address = _address(host)
         if address is None and not _is_dns_name(host.removeprefix("*.")):
-            raise StartupError(f"--host must be a DNS name or an IP address, not {host!r}")
+            raise UsageError(f"--host must be a DNS name or an IP address, not {host!r}")
         names.append(x509.DNSName(host) if address is None else address)
     if name is not None and name not in hosts:
         if _address(name) is not None or not _is_dns_name(name):
-            raise StartupError(f"--name must be a DNS name, as baton.cluster, not {name!r}")
+            raise UsageError(f"--name must be a DNS name, as baton.cluster, not {name!r}")
         names.append(x509.DNSName(name))
     return names
 
@@ -173,7 +173,7 @@ def _read_ca(folder: Path) -> tuple[x509.Certificate, _Key]:
         raise StartupError(f"{key} is not the key of {cert}")
     if not signs:
         raise StartupError(
-            f"{cert} is no CA, and may sign nothing: expected CA:TRUE and keyCertSign"
+            f"{cert} is not a CA, so it must not sign: expected CA:TRUE and keyCertSign"
         )
     return ca, secret
 
@@ -222,7 +222,7 @@ def _pem(key: _Key) -> bytes:
 def _refuse_existing(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise StartupError(f"{path} is there already, and is not overwritten")
+            raise StartupError(f"{path} exists already, and is not overwritten")
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from cluster.credentials import certificates
 from cluster.credentials.certificates import subject_alternative_names
 from cluster.credentials.node_env import REDIS_FILE_OPTIONS, RUN_SCRIPT, node_env, parse_node_redis
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 
 MONITORING_TENANT = "monitoring"
 """Tenant of the API key that `baton status` and Prometheus use. It cannot generate tokens."""
@@ -69,7 +69,7 @@ def create_cluster_folder(
     errors of the disk."""
     redis = parse_node_redis(redis_url)
     if tenant == MONITORING_TENANT:
-        raise StartupError(f"--tenant must not be {MONITORING_TENANT!r}: that tenant is reserved")
+        raise UsageError(f"--tenant must not be {MONITORING_TENANT!r}: that tenant is reserved")
     contents = {
         REDIS_FILE_OPTIONS[option][0]: _read(option, path) for option, path in redis.files.items()
     }
@@ -117,11 +117,9 @@ def api_key_line(key: str, tenant: str, scopes: Sequence[str] = ()) -> str:
 def _check_folder_is_free(folder: Path) -> None:
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise StartupError(
-                f"{folder} is there already: expected a name that is free, or an empty folder"
-            )
+            raise StartupError(f"{folder} exists already: expected a new or an empty folder")
     except OSError as error:
-        raise StartupError(f"cannot look into {folder}: {error.strerror}") from None
+        raise StartupError(f"cannot read {folder}: {error.strerror}") from None
 
 
 def _read(option: str, path: str) -> bytes:

@@ -47,7 +47,8 @@ def parse_node_redis(url: str) -> NodeRedis:
     if parts.scheme == "unix" or not host or is_loopback(host):
         raise StartupError(
             "--redis-url must name a Redis that every node reaches, as"
-            " redis://:password@10.0.0.9:6379/0: a socket or loopback is this machine's alone"
+            " redis://:password@10.0.0.9:6379/0: a socket or loopback address reaches only this"
+            " machine"
         )
     check_exposure(url)
     options = parse_qsl(parts.query, keep_blank_values=True)
@@ -71,7 +72,7 @@ NODE_FOLDER = "~/baton"
 """Path of the shared folder on every node."""
 
 _HEAD = f"""\
-# What this cluster's processes have in their environment. Everything in here is secret.
+# The environment of this cluster's processes. Everything in this file is secret.
 # On a node:  set -a; . {NODE_FOLDER}/node.env; set +a
 """
 

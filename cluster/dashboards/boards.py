@@ -45,13 +45,13 @@ _ANNOTATIONS = (
             "short",
             (m.REPLICAS,),
         ),
-        "another number of {{role}} workers is ready",
+        "the number of ready {{role}} workers changed",
         palette.PREFILL,
     ),
     DashboardAnnotation(
         "Loans",
         increase(m.FLIPS, "from", "to", window=ANNOTATION_WINDOW).wrapped(after=" > 0"),
-        "a {{from}} worker serves the other pool, as {{to}}",
+        "a {{from}} worker was lent to the other pool, as {{to}}",
         palette.ROUTER,
     ),
 )
@@ -60,21 +60,22 @@ _ANNOTATIONS = (
 SERVICE = Dashboard(
     "baton-service",
     "Baton: service",
-    "What clients get: is it fine, how long do they wait, what becomes of their requests.",
+    "What clients get: whether the service is healthy, how long clients wait, and how their"
+    " requests end.",
     (FINE, TIMES, REQUESTS, ROUTERS),
     _ANNOTATIONS,
 )
 POOLS = Dashboard(
     "baton-pools",
     "Baton: pools",
-    "What prefill and decode workers do, and what they are short of.",
+    "What prefill and decode workers do, and which resource limits them.",
     (SHORT, WALLS, LOAD, MEMORY, HANDOVER, ENGINES, PROCESSES),
     _ANNOTATIONS,
 )
 PLANNER = Dashboard(
     "baton-planner",
     "Baton: planner",
-    "What the autoscaler wants, what there is, and whether it is right.",
+    "What the autoscaler wants, which workers are present, and whether its predictions are right.",
     (WELL, SIZES, TRUTH, DEMAND, REASONS),
     _ANNOTATIONS,
 )

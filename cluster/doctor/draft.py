@@ -20,7 +20,7 @@ from engine.speculation.draft_source import (
 from protocol.errors import StartupError
 
 _HUB_S = 2.0
-_REMEDY = "decode workers would go on without it; --speculation-model names another"
+_REMEDY = "decode workers would run without it; --speculation-model selects another"
 
 
 class DraftFacts(msgspec.Struct, frozen=True):

@@ -97,7 +97,7 @@ def run_checks(
     merged = CheckResults([], {})
     for index, check in enumerate(checks):
         text = f"no answer within {deadline_s:g} s"
-        late = CheckResults([problem(check.name, text, "what it looks at hangs; try again")], {})
+        late = CheckResults([problem(check.name, text, "the check hangs; try again")], {})
         results = found.get(index, late)
         merged.findings.extend(results.findings)
         merged.facts.update(results.facts)

@@ -125,12 +125,22 @@ def _torch_cuda() -> str:
 
 def judge(facts: GpuFacts, subject: DoctorSubject) -> list[Finding]:
     if not facts.visible:
-        return [ok("gpu", "none; engines run on the CPU")]
+        return [_no_gpu(facts, subject)]
     missing = () if subject.device == "cpu" else facts.missing_tools
     lacks = [problem("gpu", tool.text, tool.remedy) for tool in missing]
     if facts.error:
         return [note("gpu", facts.error, "install the NVIDIA driver's tools"), *lacks]
     return [_build(facts, subject), *lacks, *(_free(gpu) for gpu in facts.gpus)]
+
+
+def _no_gpu(facts: GpuFacts, subject: DoctorSubject) -> Finding:
+    if not (subject.device or "cpu").startswith("cuda"):
+        return ok("gpu", "none; engines run on the CPU")
+    if facts.gpus and facts.order is None:  # nvidia-smi lists GPUs that /proc does not show
+        return note("gpu", f"{len(facts.gpus)} by nvidia-smi, none in /proc/driver/nvidia")
+    text = f"worker.device is {subject.device}, but no GPU is visible"
+    hidden = "unset CUDA_VISIBLE_DEVICES, which hides them" if facts.gpus else "install its driver"
+    return problem("gpu", text, f"{hidden}, or give --device cpu")
 
 
 def _build(facts: GpuFacts, subject: DoctorSubject) -> Finding:
@@ -158,5 +168,5 @@ def _major(version: str) -> int:
 def _free(gpu: GpuDevice) -> Finding:
     text = f"{gpu.index}: {gpu.name}, {format_size(gpu.free)} of {format_size(gpu.total)} free"
     if gpu.free < 0.8 * gpu.total:
-        return note("gpu", text, "`nvidia-smi` shows who uses the rest")
+        return note("gpu", text, "`nvidia-smi` lists the processes that use the rest")
     return ok("gpu", text)

@@ -76,9 +76,9 @@ def judge(facts: LeftoverFacts, subject: DoctorSubject) -> list[Finding]:
     if facts.running is not None:
         findings.append(note("leftovers", f"cluster {name!r} runs: {facts.running}"))
     if facts.processes:
-        text = f"{facts.processes} processes of a run of {name!r} that is over"
+        text = f"{facts.processes} processes of an ended run of {name!r}"
         findings.append(note("leftovers", text, f"`baton down --cluster {name}` ends them"))
     if facts.folders:
-        text = f"{len(facts.folders)} folders of runs that are over: {', '.join(facts.folders[:3])}"
+        text = f"{len(facts.folders)} folders of ended runs: {', '.join(facts.folders[:3])}"
         findings.append(note("leftovers", text, f"rm -r {' '.join(facts.folders[:3])}"))
     return findings or [ok("leftovers", "none")]

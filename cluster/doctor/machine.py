@@ -89,7 +89,7 @@ def _cpus(facts: MachineFacts, subject: DoctorSubject) -> Finding:
         return ok("cpu", f"{facts.cpus} CPUs, load {facts.load:.1f}")
     text = f"{subject.workers} engines with {threads} threads on {facts.cpus} CPUs"
     share = facts.cpus // subject.workers
-    remedy = f"--threads {share}" if share else "fewer workers: these take turns"
+    remedy = f"--threads {share}" if share else "start fewer workers: these compete for the CPUs"
     return note("cpu", text, remedy)
 
 
@@ -115,7 +115,7 @@ def _shm(disk: DiskSpace | None) -> list[Finding]:
     if disk is None or disk.free < _SHM_BYTES:
         free = "is missing" if disk is None else f"has {format_size(disk.free)} free"
         remedy = "in a container: --shm-size=256m"
-        return [note("/dev/shm", f"{free}; Ray uses the disk in its place", remedy)]
+        return [note("/dev/shm", f"{free}; Ray uses the disk instead", remedy)]
     return [ok("/dev/shm", f"{format_size(disk.free)} free")]
 
 

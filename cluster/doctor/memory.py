@@ -63,7 +63,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     @property
     def room(self) -> int:
         if self.gpu is None:
-            return int(self.free * _USABLE_SHARE)
+            return usable_bytes(self.free)
         return self.free - sum(pool.count for pool in self.engines) * self.gpu.reserve
 
     @property
@@ -111,7 +111,7 @@ def collect(subject: DoctorSubject) -> MemoryFacts:
 
 def judge(facts: MemoryFacts, subject: DoctorSubject) -> list[Finding]:
     if facts.error:
-        return [problem("memory", facts.error, "give more --kv-tokens, or leave it out")]
+        return [problem("memory", facts.error, "raise --kv-tokens, or leave it out")]
     if not facts.engines:
         return [ok("memory", f"{format_size(facts.free)} of {format_size(facts.total)} free")]
     findings = []
@@ -145,6 +145,20 @@ def memory_plans(facts: MemoryFacts | None, subject: DoctorSubject) -> list[Memo
         memory = GpuMemory(total=gpu.total, free=gpu.free, share=share)
         cards += [MemoryPlan(f"gpu {gpu.index}", gpu.free, part, 0, memory)] if part else []
     return [host, *cards]
+
+
+def usable_bytes(free: int) -> int:
+    """Return the part of the machine's free memory that processes may take."""
+    return int(free * _USABLE_SHARE)
+
+
+def host_bytes(engine: Footprint | None) -> int:
+    """Return the memory of the machine that one more worker takes; None: one more router."""
+    if engine is None:
+        return FRONT_BYTES
+    if engine.device == "cpu":
+        return FRONT_BYTES + engine.total
+    return FRONT_BYTES + _GPU_HOST_BYTES + engine.pinned
 
 
 def engines_of_place(
@@ -200,7 +214,7 @@ def remedy_flags(plan: MemoryPlan, front_bytes: int, *, cluster: bool) -> str:
     if not found and cluster:
         found += filter(None, [_smallest(plan, front_bytes)])
     missing = format_size(plan.needed - plan.room)
-    return " or ".join(found) or f"free {missing} more, or take a smaller model"
+    return " or ".join(found) or f"free {missing} more, or use a smaller model"
 
 
 def _share_text(plan: MemoryPlan) -> str:
@@ -222,11 +236,11 @@ def gpu_remedy(plan: MemoryPlan) -> str:
         grows = any(pool.each.kv_grows for pool in plan.engines)
         found.append(f"--max-model-len {tokens}" if grows else f"--kv-tokens {tokens}")
     if sum(pool.count for pool in plan.engines) > 1:
-        found.append("fewer workers for each GPU")
+        found.append("start fewer workers on each GPU")
     found.append("smaller --max-batch and --prefill-chunk")
     if plan.free < _MOSTLY_FREE * plan.gpu.total:
-        found.append("end what else uses the GPU (`nvidia-smi` lists it)")
-    return " or ".join(found) + ", or take a smaller model"
+        found.append("stop other processes on the GPU (`nvidia-smi` lists them)")
+    return " or ".join(found) + ", or use a smaller model"
 
 
 def context_that_fits(plan: MemoryPlan) -> int:

@@ -127,13 +127,13 @@ def judge(facts: ModelFacts, subject: DoctorSubject) -> list[Finding]:
     asked = max((pool.engine.max_model_len or 0 for pool in subject.pools), default=0)
     if asked > longest:
         text = f"--max-model-len {asked} is beyond its {longest} positions"
-        findings.append(note("model", text, f"{longest} is what it gets"))
+        findings.append(note("model", text, f"{longest} is used instead"))
     return findings
 
 
 def _remedy(subject: DoctorSubject) -> str:
     if subject.model is None:
-        return "the demo model is damaged: check the installation out again"
+        return "the demo model is damaged: check out the repository again"
     return "--model takes a folder or a hub id owner/name; without it the demo model is served"
 
 

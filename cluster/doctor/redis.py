@@ -88,7 +88,7 @@ def _error_text(error: Exception) -> str:
 def judge(facts: RedisFacts, subject: DoctorSubject) -> list[Finding]:
     if subject.kind == "router" and facts.error.startswith(("ConnectionError", "TimeoutError")):
         text = f"{facts.where}: {facts.error}"
-        return [note("redis", text, "the router starts, and finds no worker until it answers")]
+        return [note("redis", text, "the router starts, but finds no worker until Redis answers")]
     if facts.error:
         return [problem("redis", f"{facts.where or 'embedded'}: {facts.error}", _remedy(facts))]
     if not facts.where:
@@ -103,12 +103,12 @@ def judge(facts: RedisFacts, subject: DoctorSubject) -> list[Finding]:
         return [problem("redis", text, "give --redis-url of the primary")]
     notes = []
     if facts.seconds > _SLOW_S:
-        text = f"a ping takes {ms:.0f} ms: what workers cache is known late"
-        notes.append(note("redis", text, "a Redis that is nearer"))
+        text = f"a ping takes {ms:.0f} ms, so routers learn late what workers have cached"
+        notes.append(note("redis", text, "use a Redis with lower latency"))
     if facts.bounded and facts.policy not in ("", "noeviction"):
-        text = f"maxmemory-policy {facts.policy} may evict leases of workers that live"
+        text = f"maxmemory-policy {facts.policy} may evict the leases of running workers"
         notes.append(note("redis", text, "CONFIG SET maxmemory-policy noeviction"))
-    version_text = f"Redis {facts.version}" if version else "version not told"
+    version_text = f"Redis {facts.version}" if version else "version unknown"
     return [ok("redis", f"{facts.where}, {version_text}, ping {ms:.1f} ms"), *notes]
 
 

@@ -27,7 +27,7 @@ def down(cluster: str, drain_s: float, say: Callable[[str], None]) -> int:
         say(f"killed {killed} processes that an earlier run left behind")
     elapsed = time.monotonic() - began
     done = f"is down ({elapsed:.1f} s)" if was_there or elapsed > 1 else "was not running"
-    say(f"cluster {cluster!r} {done}; nothing is left running")
+    say(f"cluster {cluster!r} {done}; no process is left")
     return 0
 
 
@@ -35,16 +35,16 @@ def _stop(home: ClusterHome, drain_s: float, say: Callable[[str], None]) -> bool
     """Drain, then stop at once, then kill; return whether the lock is free."""
     if not _signal_guardian(home, signal.SIGTERM, wait_s=5.0):
         # It was killed, or has not started: the supervisor stops everything by itself.
-        say("no guardian to talk to; waiting for the supervisor to end")
+        say("the guardian process is gone; waiting for the supervisor to end")
     else:
-        say(f"draining: requests that run have {drain_s:.0f} s to finish")
+        say(f"draining: running requests have {drain_s:.0f} s to finish")
     if _wait(home, drain_s + 2 * _KILL_S):
         return True
-    say("it did not end in time; stopping at once")
+    say("the cluster did not end in time; stopping it at once")
     _signal_guardian(home, signal.SIGTERM)
     if _wait(home, _KILL_S):
         return True
-    say("still there; killing what is left")
+    say("it still runs; killing all its processes")
     state = home.read()
     if state is not None:
         for process in (state.guardian, state.supervisor):

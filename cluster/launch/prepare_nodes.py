@@ -175,8 +175,8 @@ def follow_nodes(
         silent = [each for each in tasks.pending if clock() - heard[each] > SILENT_S]
         if silent:
             raise StartupError(
-                f"the node {silent[0]} has said nothing for {SILENT_S:.0f} s while it was checked"
-                " or fetched the model: `ray status` tells whether it is alive"
+                f"the node {silent[0]} has not reported for {SILENT_S:.0f} s while it was checked"
+                " or fetched the model: `ray status` shows whether it is alive"
             )
         _show_downloads(tasks.pending, latest, report)
     return latest

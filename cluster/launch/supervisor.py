@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from cluster.launch import guardian
+from cluster.launch.pool_demonstration import demonstrate_pools
 from cluster.local import die_with_parent, ports, processes
 from cluster.local.disk_errors import disk_error_text
 from cluster.local.processes import ProcessId
@@ -35,6 +36,7 @@ from cluster.local.start_report import (
     StartEvent,
     StartEventWriter,
 )
+from cluster.models.locate import demo_path
 from cluster.serve import node_settings, ray_runtime
 from cluster.serve.node_settings import ReplicaContext, program_fingerprint
 from cluster.serve.router_probe import RouterProbe
@@ -104,14 +106,17 @@ class Supervisor:
         self._probe()
         self._save(ready=True)
         launch = self._launch
-        self._write(ClusterReady(launch.url, launch.model_id, launch.router.api_keys is not None))
+        keys = launch.router.api_keys is not None
+        self._write(
+            ClusterReady(launch.url, launch.model_id, keys, launch.https_ca, launch.cluster)
+        )
 
     def _start_redis(self) -> str:
         """Start or check Redis, and return its URL."""
         self._begin("redis")
         if self._launch.redis_url is not None:
             _check_redis(self._launch.redis_url)
-            self._end("the one given")
+            self._end("the configured one")
             return self._launch.redis_url
         self._redis = EmbeddedRedis(self._run_dir)
         self._redis.start()
@@ -154,13 +159,15 @@ class Supervisor:
         """Wait until the router answers, and stream a test completion."""
         self._begin("test")
         launch = self._launch
-        parts = RouterProbe(launch.url, launch.router.http_tls).wait_until_answering(
-            launch.model_id,
-            launch.start_deadline_s,
-            self._write,
-            keys=launch.router.api_keys is not None,
+        keys = launch.router.api_keys is not None
+        probe = RouterProbe(launch.url, launch.router.http_tls)
+        parts = probe.wait_until_answering(
+            launch.model_id, launch.start_deadline_s, self._write, keys=keys
         )
         self._end(f"a completion streamed in {parts} parts" if parts else "the router is ready")
+        if launch.prefill and not keys and launch.model_path == str(demo_path()):
+            self._begin("demo")
+            self._end(demonstrate_pools(probe, launch.model_id))
 
     def _wait(self) -> None:
         while not self._stop.wait(1.0):
@@ -194,6 +201,7 @@ class Supervisor:
                 supervisor=ProcessId.of(os.getpid()),
                 ready=ready,
                 ray_address=self._ray_address,
+                ca=self._launch.https_ca,
             )
         )
 

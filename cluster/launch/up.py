@@ -42,10 +42,11 @@ from protocol.errors import StartupError
 _POLL_S = 0.05
 
 
-def up(wanted: LaunchSettings, model: str | None, *, detach: bool) -> int:
+def up(wanted: LaunchSettings, model: str | None, *, detach: bool, port_moves: bool) -> int:
     """Start the cluster; return the exit status: 0 when it served, 1 when it did not start.
 
-    In the foreground this returns when the cluster was stopped."""
+    In the foreground this returns when the cluster was stopped. ``port_moves``: where the port is
+    taken, the next free one is used."""
     report = StartReporter()
     if os.environ.get("BATON_DIE_WITH_PARENT") and not detach:  # `make up` sets it
         die_with_parent(os.getppid(), signal.SIGTERM)
@@ -56,7 +57,7 @@ def up(wanted: LaunchSettings, model: str | None, *, detach: bool) -> int:
             report.say(_already_text(home))
             return 1
         home.clean()
-        launch = _check_start(wanted, model, report)
+        launch = _check_start(wanted, model, report, port_moves=port_moves)
     except StartupError as e:
         report(StageFailed("check", str(e)))
         return 1
@@ -95,18 +96,18 @@ def _already_text(home: ClusterHome) -> str:
 
 
 def _check_start(
-    wanted: LaunchSettings, model: str | None, report: StartReporter
+    wanted: LaunchSettings, model: str | None, report: StartReporter, *, port_moves: bool
 ) -> LaunchSettings:
     """Find what would fail before anything is started; return the settings to start with."""
     report(StageStarted("check"))
-    subject = cluster_subject(wanted, model, port_moves=True)
+    subject = cluster_subject(wanted, model, port_moves=port_moves)
     options = (wanted.check, lambda: wanted.router.check_host(wanted.host))
     found = check_and_fetch_model(subject, wanted.model_id or None, report, options)
     decode = wanted.workers["decode"]
     drafts = drafting.resolve_draft(decode.engine.speculation, model, report)
     drafting_decode = decode.with_model("", decode.model_id, speculation=drafts)
     workers = {**wanted.workers, "decode": drafting_decode}
-    port = ports.first_free_port(wanted.host, wanted.port)
+    port = ports.first_free_port(wanted.host, wanted.port) if port_moves else wanted.port
     moved = f" ({wanted.port} is taken)" if port != wanted.port else ""
     redis = "" if wanted.redis_url is None else f", Redis {without_password(wanted.redis_url)}"
     report(StageDone("check", f"model {found.id}, port {port}{moved}{redis}"))
@@ -196,17 +197,20 @@ class _StartFollower:
         self._ready |= isinstance(event, ClusterReady)
         self._failed |= isinstance(event, StageFailed)
         if self._ready and isinstance(event, ClusterReady) and not self._detach:
-            self._report.say("\nCtrl-C stops it, and lets requests finish; twice: at once")
+            self._report.say(
+                "\nCtrl-C stops the cluster after running requests have finished; a"
+                " second Ctrl-C stops it at once"
+            )
 
     def _exit_status(self, status: int) -> int:
         """Clean up after the supervisor, and return the exit status of the command."""
         self._home.clean()
         remove_run_dir(Path(self._launch.run_dir))
         if self._signals:
-            self._report.say("stopped; nothing is left running")
+            self._report.say("stopped; no process is left")
             return 0 if self._ready and self._signals == 1 else 130
         if not self._failed and status == os.EX_IOERR:
-            text = f"{self._home.path} or {self._launch.run_dir} can no longer be written: make"
+            text = f"{self._home.path} or {self._launch.run_dir} cannot be written any more: make"
             self._report(StageFailed("start", f"{text} room, or set BATON_HOME and TMPDIR"))
         elif not self._failed:
             self._report.say(f"the supervisor ended unexpectedly (status {status})")
@@ -218,7 +222,10 @@ class _StartFollower:
         self._signals += 1
 
 
-_STOP_TEXTS = {1: "draining: no new requests, those that run may finish", 2: "stopping at once"}
+_STOP_TEXTS = {
+    1: "draining: no new requests are accepted, and running ones may finish",
+    2: "stopping at once",
+}
 
 
 def _tail(path: Path, lines: int = 15) -> str:

@@ -41,7 +41,9 @@ def disk_error_text(error: OSError, place: str | os.PathLike[str] = "") -> str |
     what = f"{name} cannot be written" if name else "a file cannot be written"
     remedy = "set BATON_HOME and TMPDIR to folders of yours that can be written"
     if error.errno in _NO_ROOM:
-        remedy = "make room (space, inodes or quota), or set BATON_HOME and TMPDIR to another disk"
+        remedy = (
+            "free some space (or inodes, or quota), or set BATON_HOME and TMPDIR to another disk"
+        )
     return f"{what}: {os.strerror(error.errno)}; {remedy}"
 
 

@@ -40,6 +40,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: ProcessId | None = None
     ready: bool = False
     ray_address: str | None = None
+    ca: str | None = None  # file of the CA that clients of ``url`` must trust
 
 
 def private_dir(path: Path) -> Path:
@@ -79,6 +80,29 @@ def cluster_home_path(cluster: str) -> Path:
     """Return the path of the state folder of ``cluster``, which may not exist."""
     base = os.environ.get("BATON_HOME")
     return (Path(base) if base else Path.home() / ".baton") / cluster
+
+
+def running_clusters() -> list[tuple[str, RunState]]:
+    """Return name and state of each cluster of this user that runs on this machine, by name."""
+    try:
+        names = sorted(each.name for each in cluster_home_path("x").parent.iterdir())
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        if _NAME.fullmatch(name) and (cluster_home_path(name) / "lock").is_file():
+            home = ClusterHome(name)
+            state = home.read()
+            if state is not None and home.running():
+                found.append((name, state))
+    return found
+
+
+def others_text(cluster: str) -> str:
+    """Return a clause with the running clusters, for an error about ``cluster``, which does not
+    run; empty if none does."""
+    names = [name for name, _ in running_clusters() if name != cluster]
+    return f" (running: {', '.join(names)}; --cluster names one)" if names else ""
 
 
 class ClusterHome:

@@ -8,7 +8,6 @@ with its time, and at the end commands to paste.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,8 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.status import Status
+
+from cluster.local.start_snippets import baton_command, curl_command, python_snippet
 
 
 class StageStarted(msgspec.Struct, frozen=True, tag="began"):
@@ -49,11 +50,14 @@ class StageDone(msgspec.Struct, frozen=True, tag="done"):
 
 
 class ClusterReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The cluster serves at ``url``. ``keys``: requests need an API key."""
+    """The cluster serves at ``url``. ``keys``: requests need an API key. ``ca``: file of the CA
+    that clients must trust, if any. ``cluster``: its name, None if it is not on this machine."""
 
     url: str
     model_id: str
     keys: bool = False
+    ca: str | None = None
+    cluster: str | None = None
 
 
 class StageFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -123,7 +127,6 @@ class WaitReporter:
 
 SPARSE_S = 5.0
 """Minimum time between two lines of progress when the output is not a terminal."""
-_EXAMPLE_PROMPT = "def fibonacci(n):"
 
 
 class StartReporter:
@@ -158,9 +161,9 @@ class StartReporter:
             case StageFailed(stage, reason):
                 self._spin(None)
                 self._line(f"{stage:<8} failed: {reason}", style="bold red")
-            case ClusterReady(url, model_id, keys):
+            case ClusterReady():
                 self._spin(None)
-                self._ready(url, model_id, keys=keys)
+                self._ready(event)
             case _:
                 assert_never(event)
 
@@ -208,7 +211,7 @@ class StartReporter:
     def _waiting_text(self, names: tuple[str, ...], left_s: float) -> str:
         last = self._last_note
         shown = [f"{name} ({last[name]})" if last.get(name) else name for name in names]
-        return f"{left_s:.0f} s left for {', '.join(shown)}"
+        return f"waiting for {', '.join(shown)} (at most {left_s:.0f} s more)"
 
     def _progress(self, text: str) -> None:
         """Update the spinner; without a terminal print a line, at most every SPARSE_S seconds."""
@@ -223,42 +226,23 @@ class StartReporter:
         self._last_line_at = self._clock()
         self._console.print(text, style=style, markup=False)
 
-    def _ready(self, url: str, model_id: str, *, keys: bool) -> None:
+    def _ready(self, ready: ClusterReady) -> None:
+        url, model_id, keys, ca = ready.url, ready.model_id, ready.keys, ready.ca
         self._line(f"ready    {self._clock() - self._began:.1f} s in all\n")
         self._line(f"URL      {url}")
-        self._line(f"model    {model_id}\n")
-        self._line(curl_command(url, model_id, keys=keys) + "\n")
-        self._line(python_snippet(url, model_id, keys=keys))
+        self._line(f"page     {url}/ui")
+        self._line(f"model    {model_id}")
+        if ready.cluster is not None:
+            self._line(f"status   {baton_command('status', ready.cluster)}")
+            self._line(f"stop     {baton_command('down', ready.cluster)}")
+        self._line(f"\n{curl_command(url, model_id, keys=keys, ca=ca)}\n")
+        self._line("The same in Python, after `pip install openai`:\n")
+        self._line(python_snippet(url, model_id, keys=keys, ca=ca))
 
 
 def stderr_reporter() -> StartReporter:
     """Return a reporter for commands whose standard output is read by programs."""
     return StartReporter(Console(stderr=True, highlight=False, soft_wrap=True))
-
-
-def curl_command(url: str, model_id: str, *, keys: bool = False) -> str:
-    """Return a command that streams a completion; with ``keys`` it sends $OPENAI_API_KEY."""
-    body = {"model": model_id, "prompt": _EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
-    data = json.dumps(body).replace("'", "'\\''")
-    key = '  -H "Authorization: Bearer $OPENAI_API_KEY" \\\n' if keys else ""
-    return (
-        f"curl -N {url}/v1/completions \\\n{key}"
-        f"  -H 'Content-Type: application/json' \\\n  -d '{data}'"
-    )
-
-
-def python_snippet(url: str, model_id: str, *, keys: bool = False) -> str:
-    """Return a program that does the same with the ``openai`` package."""
-    key = 'os.environ["OPENAI_API_KEY"]' if keys else '"none"'
-    return (
-        f"{'import os' + 2 * chr(10) if keys else ''}"
-        "from openai import OpenAI\n\n"
-        f'client = OpenAI(base_url="{url}/v1", api_key={key})\n'
-        "for part in client.completions.create(\n"
-        f"    model={model_id!r}, prompt={_EXAMPLE_PROMPT!r}, max_tokens=64, stream=True\n"
-        "):\n"
-        '    print(part.choices[0].text, end="", flush=True)'
-    )
 
 
 def format_size(nbytes: float) -> str:

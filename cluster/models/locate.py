@@ -76,13 +76,13 @@ def _as_repo(wanted: str) -> HubRepo | None:
 def _not_found(wanted: str, folder: Path) -> str:
     text = f"model {wanted!r}: expected a folder or a hub id owner/name[@revision]"
     if folder.is_file():
-        return f"{text}, but it is a file; give the folder it is in: {folder.parent}"
+        return f"{text}, but it is a file; give its folder: {folder.parent}"
     near = _near(folder) + _near_ids(wanted)
-    return f"{text}, but there is none; {near_text(near)}"
+    return f"{text}, but neither exists; {near_text(near)}"
 
 
 def near_text(near: list[str]) -> str:
-    return f"near are: {', '.join(near)}" if near else "nothing of a like name is near"
+    return f"similar names: {', '.join(near)}" if near else "no similar name is known"
 
 
 def _near(folder: Path) -> list[str]:

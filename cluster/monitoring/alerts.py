@@ -114,16 +114,16 @@ def _pools(windows: Windows) -> Iterator[AlertRule]:
         "ticket",
         f"baton:kv_transfer_failures:ratio_rate5m > 0.02\nand {failed}",
         "Transfers of KV between workers fail",
-        "{{ $value | humanizePercentage }} of the transfers of {{ $labels.model }} broke; prompts"
-        " were computed again.",
+        "{{ $value | humanizePercentage }} of the transfers of {{ $labels.model }} failed;"
+        " prompts were computed again.",
     )
     yield AlertRule(
         "BatonIndexStale",
         "ticket",
         "baton_index_staleness_seconds > 10",
-        "A router's prefix index is old",
-        "What router {{ $labels.replica }} knows of the workers' caches is"
-        " {{ $value | humanizeDuration }} old.",
+        "A router's prefix index is out of date",
+        "Router {{ $labels.replica }}'s data about the workers' caches is {{ $value |"
+        " humanizeDuration }} old.",
         lasts=windows("1m"),
     )
 
@@ -142,7 +142,7 @@ def _flapping(windows: Windows) -> Iterator[AlertRule]:
         "BatonEngineRestarts",
         "ticket",
         f"round(increase(baton_engine_restarts_total[{w15}])) >= 3",
-        "A worker's engine dies again and again",
+        "A worker's engine dies repeatedly",
         f"{_PLACE} has replaced its engine {{{{ $value }}}} times.",
     )
     short = (  # a lent worker still exists, in the other role
@@ -186,14 +186,14 @@ def _missing(windows: Windows) -> Iterator[AlertRule]:
         "page",
         'absent(up{job="baton", role="router"} == 1)',
         "No router answers",
-        "Prometheus reaches no router: clients, most likely, reach none either.",
+        "Prometheus reaches no router, and clients probably reach none either.",
         lasts=windows("1m"),
     )
     yield AlertRule(
         "BatonTargetDown",
         "ticket",
         'up{job="baton"} == 0',
-        "A process does not show its metrics",
+        "The metrics of a process cannot be read",
         f"{_PLACE} is registered, but cannot be scraped.",
         lasts=windows("2m"),
     )
@@ -223,7 +223,7 @@ def _autoscaler(windows: Windows) -> Iterator[AlertRule]:
         "ticket",
         f"{_OF} ({age}) > {_MAX_AGE_S}\nor ({_OF} ({before}) unless on (cluster, model) {age})",
         "The pools are not sized: the autoscaler has no metrics, or is gone",
-        "The pools of {{ $labels.model }} stay as they are.",
+        "The pools of {{ $labels.model }} keep their sizes.",
         lasts=windows("2m"),
     )
     yield AlertRule(
@@ -241,7 +241,7 @@ def _autoscaler(windows: Windows) -> Iterator[AlertRule]:
         "ticket",
         f"{of} (baton_desired_replicas) > {of} (baton_actual_replicas)\n"
         f'and on (cluster, model) {_OF} (baton_autoscaler_mode{{mode="act"}}) == 1',
-        "Workers that are wanted do not come",
+        "Wanted workers do not start",
         "For 10 minutes there have been fewer {{ $labels.role }} workers of {{ $labels.model }}"
         " than the autoscaler wants: {{ $value }} are wanted.",
         lasts=windows("10m"),
@@ -254,7 +254,7 @@ _CERTIFICATE_DAYS: tuple[tuple[Severity, int], ...] = (("ticket", 14), ("page", 
 def _certificates() -> Iterator[AlertRule]:
     left = "baton_certificate_not_after_seconds - time()"
     text = (
-        f"The {{{{ $labels.use }}}} certificate of {_PLACE} ends in"
+        f"The {{{{ $labels.use }}}} certificate of {_PLACE} expires in"
         " {{ $value | humanizeDuration }}."
     )
     for severity, days in _CERTIFICATE_DAYS:
@@ -262,6 +262,6 @@ def _certificates() -> Iterator[AlertRule]:
             "BatonCertificateEnds",
             severity,
             f"{left} < {days} * {_DAY_S}",
-            f"A certificate ends within {days} days",
+            f"A certificate expires within {days} days",
             text,
         )

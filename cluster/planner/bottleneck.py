@@ -43,9 +43,9 @@ def find_bottleneck(request: PlanRequest, sized: SizedPools, pool: PoolPlan) -> 
     prefill = pool.role == "prefill"
     wall, why = _prefill_wall(pool, figures) if prefill else _decode_wall(sized, figures)
     if pool.need.link_floor >= pool.workers > 1:
-        wall, why = "network", "the links alone want so many workers"
+        wall, why = "network", "the workers' links bind first"
     elif pool.workers == 1 and pool.busy < IDLE_SHARE:
-        wall, why = "cost", f"one worker, {pool.busy:.0%} busy, is the least there is"
+        wall, why = "cost", f"a pool has at least one worker; it is {pool.busy:.0%} busy"
     full = pool.role == "decode" and sized.ceilings.binds == "max_batch"
     observed = techniques.PoolProfile(
         pool.role, pool.workers, figures, int(full), sized.ceilings.max_batch
@@ -61,7 +61,8 @@ def find_bottleneck(request: PlanRequest, sized: SizedPools, pool: PoolPlan) -> 
 def _prefill_wall(pool: PoolPlan, figures: WorkerUtilisation) -> tuple[PlannedWall, str]:
     if figures.compute >= figures.bandwidth:
         return "compute", f"FLOPs of a chunk of {pool.machine.chunk} tokens"
-    return "bandwidth", f"a chunk of {pool.machine.chunk} tokens is read for longer than computed"
+    chunk = f"a chunk of {pool.machine.chunk} tokens"
+    return "bandwidth", f"reading the weights takes longer than computing {chunk}"
 
 
 def _decode_wall(sized: SizedPools, figures: WorkerUtilisation) -> tuple[PlannedWall, str]:
@@ -71,7 +72,7 @@ def _decode_wall(sized: SizedPools, figures: WorkerUtilisation) -> tuple[Planned
         return "capacity", f"the KV pool holds {size} sequences"
     if sized.ceilings.binds == "max_batch":
         return side, f"max_batch allows {size} sequences; KV and TPOT would allow more"
-    return side, f"a step of {size} sequences takes all that the TPOT objective allows"
+    return side, f"a step of {size} sequences takes as long as the TPOT objective allows"
 
 
 def _figures(request: PlanRequest, sized: SizedPools, pool: PoolPlan) -> WorkerUtilisation:
@@ -116,9 +117,9 @@ def _work(request: PlanRequest, sized: SizedPools, pool: PoolPlan) -> StepWork:
 def _larger_chunk(figures: WorkerUtilisation) -> Technique:
     """Return the gain of a chunk twice as large, which reads the weights once for both halves."""
     gain = 2.0 / max(1.0, 2.0 * figures.compute)
-    return Technique("a larger chunk", gain, "a prompt behind it waits longer")
+    return Technique("a larger chunk", gain, "the next prompt waits longer")
 
 
 def _cheaper_gpu(pool: PoolPlan) -> list[Technique]:
     gain = 1.0 / max(pool.busy, 0.05)
-    return [Technique("a cheaper GPU", gain, "less room for bursts; its objectives may be missed")]
+    return [Technique("a cheaper GPU", gain, "less headroom for bursts; objectives may be missed")]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.errors import StartupError
+from protocol.errors import UsageError
 
 FORM = "TFLOPS,GB/s,GiB, as in 989,3350,80"
-PRICED = "@USD an hour after it, as in H100@2.50"
+PRICED = "@USD per hour after it, as in H100@2.50"
 LARGEST = 1e9
 _SUMMED = ("tflops", "fp8_tflops", "gb_per_s", "gib", "link_gb_per_s")
 
@@ -74,15 +74,16 @@ def known_gpus() -> dict[str, GpuSpec]:
 
 
 def find_gpu(text: str, option: str = "--gpu") -> GpuSpec:
-    """Return the GPU that ``text`` names, by any unambiguous part of its name, or specifies as
-    ``FORM``; ``PRICED`` replaces the price. Raises StartupError, which names ``option``."""
+    """Return the GPU that ``text`` names in full, or specifies as ``FORM``; ``PRICED`` replaces the
+    price. Case and punctuation of names do not matter. Raises UsageError, which names ``option``.
+    """
     name, at, price = text.partition("@")
     found = _by_numbers(name, option) if "," in name else _by_name(name, option)
     if not at:
         return found
     (usd,) = _numbers(price, 1) or (None,)
     if usd is None:
-        raise StartupError(f"{option}: expected a price above 0, {PRICED}, not {text!r}")
+        raise UsageError(f"{option}: expected a price above 0, {PRICED}, not {text!r}")
     return msgspec.structs.replace(found, usd_per_hour=usd, price="as given")
 
 
@@ -96,18 +97,16 @@ def _by_name(text: str, option: str) -> GpuSpec:
     wanted = _normalize(text)
     if wanted in names:
         return known_gpus()[names[wanted]]
-    found = sorted({name for plain, name in names.items() if wanted and wanted in plain})
-    if len(found) == 1:
-        return known_gpus()[found[0]]
-    raise StartupError(f"{option}: {_unknown(text, found, names)}")
+    raise UsageError(f"{option}: {_unknown(text, names)}")
 
 
-def _unknown(text: str, found: list[str], names: dict[str, str]) -> str:
-    if found:
-        return f"{text!r} may be {' or '.join(found)}; say which"
-    near = difflib.get_close_matches(_normalize(text), names, n=1, cutoff=0.5)
-    hint = f"; is it {names[near[0]]}?" if near else ""
-    return f"{text!r} is not known{hint or '.'} Known: {', '.join(known_gpus())}; any other: {FORM}"
+def _unknown(text: str, names: dict[str, str]) -> str:
+    """Say that ``text`` is no GPU's name, with the names that contain it or are close to it."""
+    wanted = _normalize(text)
+    near = [name for plain, name in names.items() if len(wanted) > 1 and wanted in plain]
+    near += [names[plain] for plain in difflib.get_close_matches(wanted, names, n=2, cutoff=0.5)]
+    hint = f"; is it {' or '.join(dict.fromkeys(near))}?" if near else "."
+    return f"{text!r} is not known{hint} Known: {', '.join(known_gpus())}; any other: {FORM}"
 
 
 def _normalize(text: str) -> str:
@@ -117,7 +116,7 @@ def _normalize(text: str) -> str:
 def _by_numbers(text: str, option: str) -> GpuSpec:
     numbers = _numbers(text, 3)
     if not numbers:
-        raise StartupError(f"{option}: expected {FORM}, all above 0, not {text!r}")
+        raise UsageError(f"{option}: expected {FORM}, all above 0, not {text!r}")
     tflops, gb_per_s, gib = numbers
     name = f"{tflops:g} TFLOPS, {gb_per_s:g} GB/s, {gib:g} GiB"
     return GpuSpec(name=name, tflops=tflops, gb_per_s=gb_per_s, gib=gib, source="as given")

@@ -22,7 +22,7 @@ from engine.model_config.checkpoint import load_config
 from engine.model_config.config import ModelConfig
 from engine.model_config.families import parse_config
 from protocol.block_keys import BLOCK_TOKENS
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +165,7 @@ def _located(text: str) -> locate.ModelLocation:
     except StartupError as error:
         near = difflib.get_close_matches(text, known_models(), n=1, cutoff=0.5)
         hint = f"; is it {near[0]}?" if near else ""
-        raise StartupError(
+        raise UsageError(
             f"--model: {error}{hint} Known by name: {', '.join(known_models())}; any other: {FORM}"
         ) from None
 
@@ -177,9 +177,9 @@ def _by_numbers(
     reading all weights, those of all experts included."""
     n = _numbers(text)
     if n["heads"] % n["kv_heads"]:
-        raise StartupError(f"--model: {n['heads']:g} heads cannot share {n['kv_heads']:g} kv_heads")
+        raise UsageError(f"--model: {n['heads']:g} heads cannot share {n['kv_heads']:g} kv_heads")
     if n["active"] > n["params"]:
-        raise StartupError(f"--model: {n['active']:g} active parameters of {n['params']:g}")
+        raise UsageError(f"--model: {n['active']:g} active parameters of {n['params']:g}")
     latent, heads = n["kv_latent"], n["heads"]
     kv = KVFormat(
         precision=precision,
@@ -220,7 +220,7 @@ def _numbers(text: str) -> dict[str, float]:
     if "kv_latent" in found:
         found["kv_heads"] = 1.0
     if lacking := [name for name in _REQUIRED if name not in found]:
-        raise StartupError(f"--model: {', '.join(lacking)} missing; expected {FORM}")
+        raise UsageError(f"--model: {', '.join(lacking)} missing; expected {FORM}")
     heads = found.get("heads", found["kv_heads"])
     rest = {"heads": heads, "active": found["params"], "hidden": heads * found["head_dim"]}
     return {"kv_latent": 0.0, **rest, **found}
@@ -228,8 +228,8 @@ def _numbers(text: str) -> dict[str, float]:
 
 def _number(name: str, text: str) -> float:
     if name not in (*_REQUIRED, *_OPTIONAL):
-        raise StartupError(
-            f"--model: {name!r} is none of {', '.join((*_REQUIRED, *_OPTIONAL))}: {FORM}"
+        raise UsageError(
+            f"--model: {name!r} is unknown; expected {', '.join((*_REQUIRED, *_OPTIONAL))}: {FORM}"
         )
     try:
         number = float(text)
@@ -237,5 +237,5 @@ def _number(name: str, text: str) -> float:
         number = math.nan
     whole = name in ("params", "active") or number == int(number if math.isfinite(number) else 0)
     if not (1 <= number <= _LARGEST and whole):  # refuses NaN
-        raise StartupError(f"--model: {name} must be a number from 1 on, not {text!r}; {FORM}")
+        raise UsageError(f"--model: {name} must be a number from 1 on, not {text!r}; {FORM}")
     return number

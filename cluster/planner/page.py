@@ -84,14 +84,14 @@ def _workers(plan: DeploymentPlan) -> go.Figure:
     planned = plan.wanted.workload.mix.rate
     rates = [planned * share for share in RATES]
     at = [size_pools(plan.wanted, rate) for rate in rates]
-    figure = _figure("Workers, against the rate", "requests a second", "workers")
+    figure = _figure("Workers by request rate", "requests a second", "workers")
     _logarithmic(figure, "x")
     for role, colour in zip(ROLES, (PREFILL, DECODE), strict=True):
         _line(figure, role, rates, [s.pools[role].workers for s in at], colour)
     _line(figure, "both", rates, [s.workers for s in at], DARK)
     for name, mixed, colour in (
-        ("unsplit, mixed steps", True, OTHER),
-        ("unsplit, apart", False, BAD),
+        ("one pool, mixed steps", True, OTHER),
+        ("one pool, separate steps", False, BAD),
     ):
         each = zip(at, rates, strict=True)
         found = [best_colocated(plan.wanted, s, mixed=mixed, rate=rate) for s, rate in each]
@@ -104,11 +104,15 @@ def _objectives(plan: DeploymentPlan) -> go.Figure:
     """Plot the workers that a tighter TPOT needs, with two pools and without."""
     samples = plan.split.looks
     milliseconds = [sample.tpot_s * 1e3 for sample in samples]
-    figure = _figure("Workers, against the TPOT objective", "ms", "workers")
+    figure = _figure("Workers by TPOT objective", "ms", "workers")
     _logarithmic(figure, "x", "y")
     _line(figure, "two pools", milliseconds, [sample.split for sample in samples], DARK)
-    _line(figure, "unsplit, mixed steps", milliseconds, [sample.mixed for sample in samples], OTHER)
-    _line(figure, "unsplit, apart", milliseconds, [sample.apart for sample in samples], BAD)
+    _line(
+        figure, "one pool, mixed steps", milliseconds, [sample.mixed for sample in samples], OTHER
+    )
+    _line(
+        figure, "one pool, separate steps", milliseconds, [sample.apart for sample in samples], BAD
+    )
     _mark(figure, "planned", OTHER, "x", plan.wanted.goals.tpot_s * 1e3)
     return figure
 
@@ -129,7 +133,7 @@ def _steps(plan: DeploymentPlan) -> go.Figure:
     wanted, batches = plan.wanted, _batches(plan)
     context, memory = wanted.workload.context, wanted.rates("decode").memory_alone
     moving = step_model(wanted.shape, memory, context, plan.sized.ceilings.size)
-    figure = _figure("A token of decode, against the batch", "sequences", "ms")
+    figure = _figure("Time per output token by batch size", "sequences", "ms")
     _line(figure, "TPOT", batches, [_pace(plan, b).tpot_s * 1e3 for b in batches], DECODE)
     moved = [moving.decode_s(b, b * context) / _pace(plan, b).tokens * 1e3 for b in batches]
     _line(figure, "of which reading", batches, moved, OTHER)
@@ -173,7 +177,7 @@ def _prompt_s(plan: DeploymentPlan, tokens: int, share: float) -> float:
 
 
 def _drafts(plan: DeploymentPlan) -> go.Figure:
-    figure = _figure("What speculation brings", "sequences", "times the tokens a second")
+    figure = _figure("Speed-up by speculation", "sequences", "speed-up (tokens per second)")
     _logarithmic(figure, "x")
     for acceptance, shade in zip(ACCEPTANCES, _SHADES, strict=True):
         gains = [speedup(plan.wanted, plan.sized, acceptance, b) for b in BATCHES]
@@ -215,7 +219,7 @@ def render_page(plan: DeploymentPlan) -> str:
         f"{html_lines(tables.describe_request(plan))}{warnings}{_all(found[:_WIDE])}"
         f'<div class="side"><div>{_all(left)}</div><div>{_all(right)}</div></div>'
         f"<h2>Plots</h2>{plots_html(all_plots(plan))}"
-        f"<h2>What it rests on</h2>{html_lines(tables.legend(plan))}"
+        f"<h2>Assumptions</h2>{html_lines(tables.legend(plan))}"
     )
     return html_document("baton plan", body, _STYLE)
 

@@ -17,7 +17,7 @@ from cluster.planner.request import PlanOptions
 from cluster.planner.workload import parse_workload_length
 from cluster.workloads.distributions import ConstantLength, Length, LogNormalLength, UniformLength
 from engine.kv_cache.kv_format import Codec
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 from protocol.roles import ROLES, Role
 
 _MILLIONS_AN_HOUR = 3600.0 / 1e6
@@ -160,7 +160,7 @@ def _machine(pool: PoolPlan) -> dict[str, Any]:
 def _trace(options: PlanOptions) -> dict[str, Any]:
     assert options.trace is not None
     if options.rate is not None:
-        raise StartupError("--scenario: a trace has its own rate; use --scale instead of --rate")
+        raise UsageError("--scenario: a trace has its own rate; use --scale instead of --rate")
     return {"trace": str(options.trace.resolve()), "speed": options.scale}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -90,6 +91,14 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     busy: float
 
     @property
+    def stepping(self) -> float:
+        """Share of the time in which a worker runs steps. Prefill: the share that is busy. Decode:
+        the probability that it has a sequence, whose number is Poisson (M/G/infinity)."""
+        if self.role == "prefill":
+            return self.busy
+        return 1.0 - math.exp(-self.need.load / self.workers)
+
+    @property
     def usd_per_hour(self) -> float | None:
         """Price of the pool's workers; None where the GPU's price is unknown."""
         price = self.gpu.usd_per_hour
@@ -170,7 +179,7 @@ def _check_load(
 def _check_workers(workers: float) -> None:
     if workers > MAX_PLANNED_WORKERS:
         raise StartupError(
-            f"this load wants {workers:,.0f} workers and more; plans are for up to"
+            f"this load needs at least {workers:,.0f} workers; plans are for up to"
             f" {MAX_PLANNED_WORKERS:,} of a role"
         )
 

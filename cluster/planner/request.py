@@ -24,7 +24,7 @@ from cluster.sizing.snapshot import SloTargets
 from cluster.workloads.distributions import RequestShare
 from cluster.workloads.traces import read_trace
 from engine.kv_cache.kv_format import Precision
-from protocol.errors import StartupError
+from protocol.errors import UsageError
 from protocol.roles import Role
 
 _MAX = 1e9
@@ -61,9 +61,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Return the request. Raises StartupError, which names the wrong option."""
         if self.model is None:
             known = ", ".join(model_shape.known_models())
-            raise StartupError(
-                f"--model is missing: one of {known}, a folder, or {model_shape.FORM}"
-            )
+            raise UsageError(f"--model is missing: one of {known}, a folder, or {model_shape.FORM}")
         for name in ("rate", "scale", "ttft_ms", "tpot_ms", "link_gb_per_s"):
             _check_positive(name, getattr(self, name))
         link = self.link_gb_per_s
@@ -100,19 +98,19 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
             elif self.gpu is not None:
                 found[role] = find_gpu(self.gpu).group(self.tp)
             else:
-                raise StartupError(f"--gpu is missing (or --{role}-gpu): of the {role} pool")
+                raise UsageError(f"--gpu is missing (or --{role}-gpu): of the {role} pool")
         return found
 
     def _parse_workload(self) -> Workload:
         if self.trace is not None:
             if self.prompt is not None or self.output is not None:
-                raise StartupError("--trace has lengths of its own: leave --prompt and --output")
+                raise UsageError("--trace already has lengths: leave out --prompt and --output")
             lines = read_trace(self.trace)
             return traced_workload(lines, self.trace.name, self.rate, self.scale, self.shared)
         given = (("rate", self.rate), ("prompt", self.prompt), ("output", self.output))
         lacking = [f"--{name}" for name, value in given if value is None]
         if lacking:
-            raise StartupError(f"{', '.join(lacking)} missing (or --trace); lengths: {FORMS}")
+            raise UsageError(f"{', '.join(lacking)} missing (or --trace); lengths: {FORMS}")
         assert self.rate is not None and self.prompt is not None and self.output is not None
         share = RequestShare(
             1.0,
@@ -124,7 +122,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     def _drafting(self) -> DraftingOptions | None:
         if self.acceptance is None:
             if self.draft is not None:
-                raise StartupError("--draft: say --acceptance, too, of what it drafts")
+                raise UsageError(
+                    "--draft needs --acceptance, too: the share of drafted tokens that are accepted"
+                )
             return None
         model = None if self.draft is None else self._find_model(self.draft)
         return DraftingOptions(acceptance=self.acceptance, model=model)
@@ -133,4 +133,4 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 def _check_positive(name: str, value: float | None) -> None:
     if value is not None and not (math.isfinite(value) and 0 < value < _MAX):
         option = name.replace("_", "-")
-        raise StartupError(f"--{option}: expected a number above 0, not {value:g}")
+        raise UsageError(f"--{option}: expected a number above 0, not {value:g}")

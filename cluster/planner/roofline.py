@@ -184,7 +184,7 @@ def _too_large(name: str, weights: float, token: float, gpu: GpuSpec) -> str:
     return (
         f"{name} takes {weights / 2**30:.1f} GiB of weights and {token / 2**20:.3g} MiB of KV for"
         f" each token, more than the {gpu.gib:g} GiB of {gpu.name}; {hint} {enough} of these GPUs"
-        f" for a worker (--tp {enough})"
+        f" per worker (--tp {enough})"
     )
 
 

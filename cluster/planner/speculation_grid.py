@@ -114,8 +114,8 @@ def measure_passes(
     StartupError for what cannot be loaded."""
     if draft is not None and (kind := detect_draft_kind(draft)) != "draft":
         raise StartupError(
-            f"{draft} holds {kind} heads; only draft models are measured (heads take next to"
-            " nothing beside their model: leave --draft away for a bound from above)"
+            f"{draft} holds {kind} heads; only draft models are measured (heads cost little"
+            " compared with their model: leave out --draft for an upper bound)"
         )
     model_curve, where = _curve(model, rows, threads, progress)
     draft_curve = None if draft is None else _curve(draft, batch, threads, progress)[0]

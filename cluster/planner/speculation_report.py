@@ -29,10 +29,10 @@ LEGEND = (
     "Batch: sequences that decode together; each: for one of them, in a step. Speed-up: tokens a"
     " second, over plain decoding. -: drafts do not pay, and Baton drafts nothing then.",
     "Pays up to: at every batch from 1 to this one, those between the rows of the table included;"
-    " -: not even at 1. Larger ones may pay again: passes are made for certain numbers of rows, and"
-    " drafts in what is padded are verified for nothing.",
-    "Times are of passes that attend to one token and draw none: reading KV and drawing come to"
-    " every step alike.",
+    " -: not even at 1. Larger ones may pay again: passes are padded to certain numbers of rows,"
+    " and drafts in padded rows cost nothing to verify.",
+    "Times are of passes that attend to one token and sample none: reading KV and sampling add"
+    " the same time to every step.",
 )
 
 
@@ -41,11 +41,12 @@ def describe_measurement(
 ) -> list[str]:
     """Return sentences on what was measured and what is assumed."""
     drafts = "" if draft is None else f" and of its draft model ({draft})"
-    free = " Drafts cost nothing, as n-grams do." if draft is None else ""
+    free = " Drafts cost nothing, as with n-grams." if draft is None else ""
     return [
         f"Measured here, on {machine.where}: passes of {model}{drafts}, by the number of rows.",
-        "Assumed, not measured: the acceptance, the chance that a drafted token is accepted once"
-        f" the one before it is. At most {tokens} tokens are drafted for a sequence in a step, and"
+        "Assumed, not measured: the acceptance, which is the probability that a drafted token is"
+        f" accepted if the one before it was. At most {tokens} tokens are drafted for a sequence"
+        " in a step, and"
         f" {MAX_DRAFT_NODES} for all.{free}",
     ]
 
@@ -101,7 +102,7 @@ def figures(cells: Sequence[SpeculationCell]) -> list[go.Figure]:
     """Return plots of speed-up and drafted tokens against the batch, with a line for each
     acceptance."""
     return [
-        _lines("Speed-up over plain decoding", "times the tokens a second", cells, "speedup"),
+        _lines("Speed-up over plain decoding", "speed-up (tokens per second)", cells, "speedup"),
         _lines("Tokens drafted for each sequence", "tokens in a step", cells, "nodes"),
     ]
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from cluster.planner.batch_advice import batch_advice
 from cluster.planner.bottleneck import PoolBottleneck
 from cluster.planner.break_even import LARGEST_BATCH
 from cluster.planner.plan import DeploymentPlan
@@ -17,7 +18,7 @@ from protocol.roles import ROLES
 
 def duration(seconds: float | None) -> str:
     if seconds is None:
-        return "grows without end"
+        return "unbounded"
     if seconds >= 10:
         return f"{seconds:,.1f} s"
     return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
@@ -52,7 +53,7 @@ class PlanTable(NamedTuple):
 def describe_request(plan: DeploymentPlan) -> list[str]:
     """Return sentences on the model, the workload and the objectives."""
     shape, goals = plan.wanted.shape, plan.wanted.goals
-    active = f", {shape.active / 1e9:.3g} B of them for a token" if _sparse(plan) else ""
+    active = f", {shape.active / 1e9:.3g} B of them active for a token" if _sparse(plan) else ""
     return [
         f"{shape.name}: {shape.parameters / 1e9:.3g} B parameters{active},"
         f" {shape.weight_bytes / 2**30:.1f} GiB of weights"
@@ -75,12 +76,12 @@ def slo_warnings(plan: DeploymentPlan) -> list[str]:
         found.append(
             f"No number of workers meets a TTFT of {duration(goals.ttft_s)}: on an idle worker 90%"
             f" of these prompts take up to {duration(sized.least_ttft_s)}."
-            " For sizing, such a prompt may wait for as long as it is late by itself."
+            " The sizes let such a prompt wait as long as its computation exceeds the objective."
         )
     if "tpot" in sized.infeasible:
         found.append(
             f"No batch meets a TPOT of {duration(goals.tpot_s)}: a sequence alone takes"
-            f" {duration(sized.least_tpot_s)} a token. Sized for a looser one."
+            f" {duration(sized.least_tpot_s)} a token. The sizes are for a longer TPOT."
         )
     return found
 
@@ -92,10 +93,10 @@ def cache_notes(plan: DeploymentPlan) -> list[str]:
         return []
     held = pool.workers * pool.machine.kv_tokens
     return [
-        "Cached tokens are counted as if caches never ended: to keep every distinct block of the"
-        f" trace takes {size(kept * plan.kv.token_bytes)} of KV ({kept:,} tokens); the pools of the"
-        f" prefill workers hold {size(held * plan.kv.token_bytes)} ({held:,} tokens) together, each"
-        " its own. `baton simulate` plays the trace with caches that end."
+        "Hits are counted for caches of unlimited size: all distinct blocks of the trace take"
+        f" {size(kept * plan.kv.token_bytes)} of KV ({kept:,} tokens); the pools of the"
+        f" prefill workers hold {size(held * plan.kv.token_bytes)} ({held:,} tokens) in total,"
+        " and each worker has its own. `baton simulate` replays the trace with caches of this size."
     ]
 
 
@@ -114,7 +115,7 @@ def plan_tables(plan: DeploymentPlan) -> list[PlanTable]:
 
 
 def _pools(plan: DeploymentPlan) -> PlanTable:
-    heads = ("pool", "GPU", "workers", "busy", "load", "each worker")
+    heads = ("pool", "GPU", "workers", "used", "steps run", "load", "each worker")
     rows = [_pool(plan.sized.pools[role]) for role in ROLES]
     return PlanTable("Pools", heads, rows)
 
@@ -126,7 +127,8 @@ def _pool(pool: PoolPlan) -> tuple[str, ...]:
     each = (
         f"a prompt in {duration(need.each)}" if prefill else f"{need.each:,.0f} sequences at most"
     )
-    return (pool.role, pool.gpu.name, str(pool.workers), f"{pool.busy:.0%}", load, each)
+    shares = (f"{pool.busy:.0%}", f"{pool.stepping:.0%}")
+    return (pool.role, pool.gpu.name, str(pool.workers), *shares, load, each)
 
 
 def _walls(plan: DeploymentPlan) -> PlanTable:
@@ -141,7 +143,7 @@ def _walls(plan: DeploymentPlan) -> PlanTable:
 
 def _relax(bound: PoolBottleneck) -> str:
     texts = [f"{t.name} {t.gain:.1f}x (trap: {t.trap})" for t in bound.relax[:2]]
-    return "; ".join(texts) or "nothing that is known"
+    return "; ".join(texts) or "no known technique"
 
 
 def _latency(plan: DeploymentPlan) -> PlanTable:
@@ -162,17 +164,17 @@ def _batch(plan: DeploymentPlan) -> PlanTable:
         (name, f"{most:,}", "binds" if key == c.binds else "")
         for key, name, most in (*bounds, ("max_batch", "max_batch", c.max_batch))
     ]
-    return PlanTable("Batch of a decode worker", ("by", "sequences at most", ""), rows)
+    return PlanTable("Largest batch of a decode worker", ("by", "sequences", ""), rows)
 
 
 def _kv(plan: DeploymentPlan) -> PlanTable:
     kv = plan.kv
     rows = [
-        ("a token, exact", size(kv.exact_bytes)),
-        ("a token, fp8", size(kv.fp8_bytes)),
+        ("one token, exact", size(kv.exact_bytes)),
+        ("one token, fp8", size(kv.fp8_bytes)),
         *((f"pool of a {role} worker", f"{kv.pool_tokens[role]:,} tokens") for role in ROLES),
-        ("a sequence while it decodes", f"{kv.context:,.0f} tokens"),
-        ("of those in a decode worker's pool", f"{kv.sequences:,}"),
+        ("mean tokens of a decoding sequence", f"{kv.context:,.0f} tokens"),
+        ("such sequences in a decode worker's pool", f"{kv.sequences:,}"),
     ]
     return PlanTable("KV", ("", ""), rows)
 
@@ -190,7 +192,7 @@ def _drafts(plan: DeploymentPlan) -> PlanTable:
     drafting = plan.wanted.drafting
     by = drafting.model.name if drafting and drafting.model else None
     cost = f"{by} drafts" if by else "drafts cost nothing"
-    return PlanTable(f"Speculation, if {cost}", heads, rows)
+    return PlanTable(f"Speculation (if {cost})", heads, rows)
 
 
 def _wire(plan: DeploymentPlan) -> PlanTable:
@@ -199,9 +201,9 @@ def _wire(plan: DeploymentPlan) -> PlanTable:
     heads = ("", "as computed", "fp8")
     rows = [
         ("KV of a token", size(w.raw_bytes), size(w.fp8_bytes)),
-        ("link that keeps up with prefill", speed(w.hidden_raw), speed(w.hidden_fp8)),
-        (f"a mean prompt at {speed(link)}", f"{w.ms_raw:,.1f} ms", f"{w.ms_fp8:,.1f} ms"),
-        ("pays where the link is below", "", speed(w.fp8_below)),
+        ("link that is as fast as prefill", speed(w.hidden_raw), speed(w.hidden_fp8)),
+        (f"time of a mean prompt at {speed(link)}", f"{w.ms_raw:,.1f} ms", f"{w.ms_fp8:,.1f} ms"),
+        ("fp8 pays if the link is below", "", speed(w.fp8_below)),
         ("what Baton sends", *(("x" if w.codec == c else "") for c in ("raw", "fp8"))),
     ]
     return PlanTable("KV on the wire", heads, rows)
@@ -209,8 +211,8 @@ def _wire(plan: DeploymentPlan) -> PlanTable:
 
 def _split(plan: DeploymentPlan) -> PlanTable:
     ways = (
-        ("unsplit, mixed steps", plan.split.mixed),
-        ("unsplit, steps of their own", plan.split.apart),
+        ("one pool, mixed steps", plan.split.mixed),
+        ("one pool, separate steps", plan.split.apart),
     )
     rows = [("two pools", str(plan.split.split), usd(plan.sized.usd_per_hour))]
     for name, found in ways:
@@ -219,9 +221,9 @@ def _split(plan: DeploymentPlan) -> PlanTable:
         else:
             label = f"{name}, {found.gpu.name}, at least"
             rows.append((label, str(found.workers), usd(found.usd_per_hour)))
-    rows.append(("two pools want no more than mixed steps at a TPOT of", _ranges(plan), ""))
-    heads = ("", "workers", "USD an hour")
-    return PlanTable("Splitting against not splitting, at the same objectives", heads, rows)
+    rows.append(("two pools need no more workers than mixed steps at a TPOT of", _ranges(plan), ""))
+    heads = ("", "workers", "USD per hour")
+    return PlanTable("Two pools or one pool, at the same objectives", heads, rows)
 
 
 def _ranges(plan: DeploymentPlan) -> str:
@@ -235,10 +237,10 @@ def _ranges(plan: DeploymentPlan) -> str:
 def _cost(plan: DeploymentPlan) -> Iterator[PlanTable]:
     if (c := plan.cost) is not None:
         rows = [
-            ("all workers, an hour", usd(c.hour)),
-            ("a million prompt tokens", usd(c.prompt_tokens)),
-            ("a million tokens of answers", usd(c.output_tokens)),
-            ("a million tokens, blended", usd(c.blended)),
+            ("all workers, per hour", usd(c.hour)),
+            ("per million prompt tokens", usd(c.prompt_tokens)),
+            ("per million output tokens", usd(c.output_tokens)),
+            ("per million tokens, blended", usd(c.blended)),
         ]
         yield PlanTable("Cost", ("", "USD"), rows)
 
@@ -252,16 +254,24 @@ def legend(plan: DeploymentPlan) -> list[str]:
     return [
         f"Assumed, not measured: products reach {' and '.join(f'{c:.0%}' for c in shares)} of a"
         f" GPU's dense FLOPs, steps {e.bandwidth:.0%} of its bandwidth, and cost"
-        f" {e.overhead_s * 1e3:g} ms beside (--compute-efficiency, --bandwidth-efficiency,"
-        " --overhead-ms), as published throughput of TensorRT-LLM says. A live cluster's own"
+        f" {e.overhead_s * 1e3:g} ms of overhead (--compute-efficiency, --bandwidth-efficiency,"
+        " --overhead-ms), which fits published throughputs of TensorRT-LLM. A running cluster's own"
         " figures (`baton status --json`) are better.",
+        "Used: share of what the workers can serve within the objectives. Steps run: share of the"
+        " time, as `baton simulate` reports it: a decode worker runs steps whenever it has a"
+        " sequence, so this is near 100% long before the worker is full.",
         "Workers: the policy of the autoscaler, for a steady load: at most 10% of the requests"
-        " wait longer than the TTFT objective leaves time for, and decode has room for 98% of what"
-        " chance brings.",
-        "Unsplit: an estimate to their good: prompts go where a worker is free, in chunks that keep"
-        " steps within the TPOT objective; mixed: in the steps of those that decode, while weights"
+        " wait longer than the TTFT objective allows, and decode workers have room for 98% of the"
+        " random fluctuations.",
+        "One pool: an estimate in their favor: prompts go where a worker is free, in chunks that"
+        " keep"
+        " steps within the TPOT objective; mixed: in the steps of decoding sequences, while weights"
         " are read (as with `--prefill 0`).",
-        *([f"Prices: {texts}. They move: give yours, as in --gpu H100@2.50."] if texts else []),
+        *(
+            [f"Prices: {texts}. Prices change: give your own, as in --gpu H100@2.50."]
+            if texts
+            else []
+        ),
     ]
 
 
@@ -270,7 +280,7 @@ def print_plan(console: Console, plan: DeploymentPlan) -> None:
         console.print(line, style="dim")
     for warning in slo_warnings(plan):
         console.print(f"\n{warning}", style="bold yellow")
-    for note in cache_notes(plan):
+    for note in (*cache_notes(plan), *batch_advice(plan)):
         console.print(f"\n{note}", style="yellow")
     for table in plan_tables(plan):
         console.print()

@@ -25,7 +25,7 @@ from cluster.workloads.distributions import (
     parse_length,
 )
 from cluster.workloads.traces import BLOCK_TOKENS, TraceRequest
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 
 FORMS = f"{PARSED}, or MEAN/P90"
 POINTS = 64
@@ -85,7 +85,7 @@ def parse_workload_length(text: str, option: str) -> Length:
     except ValueError:
         mean = p90 = math.nan
     if not 1 <= mean <= p90 <= _MAX_TOKENS:
-        raise StartupError(f"{option}: expected {FORMS}, the mean at most the p90, not {text!r}")
+        raise UsageError(f"{option}: expected {FORMS}, the mean at most the p90, not {text!r}")
     # p90 = mean * exp(1.28 sigma - sigma^2 / 2)
     left = _P90**2 - 2.0 * math.log(p90 / mean)
     if left < 0:
@@ -148,7 +148,7 @@ def traced_workload(
     """
     span = lines[-1].at - lines[0].at
     if rate is None and (span <= 0 or len(lines) < 2):
-        raise StartupError("--trace: its requests come all at once; say --rate")
+        raise UsageError("--trace: all its requests arrive at once; give --rate")
     own = (rate if rate is not None else (len(lines) - 1) / span) * scale
     hits = _hits(lines) if shared is None else [shared * line.prompt for line in lines]
     kept = _distinct_tokens(lines) if shared is None and any(hits) else 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import ceil
 
 from ray import serve
@@ -17,6 +18,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 from cluster.local.start_report import ReportWaiting, WaitReporter
 from cluster.serve import applications, ray_internals, ray_runtime
 from cluster.serve.applications import ReplicaLayout
+from cluster.serve.bounded_call import CONTROLLER_S, call_within
 from cluster.serve.replica_kinds import (
     ACTING_AUTOSCALER,
     ALL_KINDS,
@@ -32,7 +34,6 @@ from protocol.roles import ROLES, Role
 
 _POLL_S = 0.25
 _DELETE_MARGIN_S = 30.0
-_CONTROLLER_TIMEOUT_S = 30.0
 _MAX_FAILED_STARTS = 2
 _RETRYING = re.compile(r"replica failed to start.* Retrying (\d+) more time")
 _CAUSES = ("StartupError: ", "EngineDied: ", "Error: ")
@@ -51,16 +52,13 @@ def deploy_cluster(launch: LaunchSettings, layout: ReplicaLayout, report: Report
         _delete({"autoscaler"})  # it would change replica counts while they are being set
     running = running_replicas()
     for kind in running.keys() - set(wanted):
-        ray_internals.delete_application(kind)
+        _delete_application(kind)
     pools = [kind for kind in wanted if kind in SCALABLE_KINDS]
     others = [kind for kind in wanted if kind not in SCALABLE_KINDS]
     for kinds in [[kind] for kind in wanted] if running else filter(None, [pools, others]):
         surges = {kind: _surge(kind, running.get(kind, 0), layout.gpus) for kind in kinds}
-        serve.run_many(
-            [_run_target(kind, launch, layout, surges[kind]) for kind in kinds],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
+        targets = [_run_target(kind, launch, layout, surges[kind]) for kind in kinds]
+        call_within(launch.start_deadline_s, "Ray Serve", partial(_run_all, targets))
         wait_until_running(kinds, _update_deadline_s(launch, running, surges), report)
 
 
@@ -86,15 +84,28 @@ def _update_deadline_s(
     )
 
 
+def _run_all(targets: list[serve.RunTarget]) -> None:
+    serve.run_many(
+        targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+    )
+
+
+def serve_applications(
+    deadline_s: float = CONTROLLER_S,
+) -> dict[str, ApplicationStatusOverview]:
+    """Return the status of each application. Raises StartupError where Serve does not answer."""
+    return call_within(deadline_s, "Ray Serve", lambda: serve.status().applications)
+
+
 def deployed_kinds() -> set[ReplicaKind]:
     """Return the kinds that have an application in Serve."""
-    found = serve.status().applications
+    found = serve_applications()
     return {kind for kind in ALL_KINDS if application_name(kind) in found}
 
 
 def is_autoscaler_acting() -> bool:
     """Return whether a deployed autoscaler sets the numbers of workers."""
-    overview = serve.status().applications.get(application_name("autoscaler"))
+    overview = serve_applications().get(application_name("autoscaler"))
     ending = (ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED)
     return (
         overview is not None
@@ -107,8 +118,20 @@ def autoscaler_targets() -> dict[Role, int]:
     """Return the numbers of workers that the autoscaler has set; empty when none acts."""
     if not is_autoscaler_acting():
         return {}
-    targets = ray_internals.target_replicas(_CONTROLLER_TIMEOUT_S)
+    targets = target_replicas()
     return {role: targets[role] for role in ROLES if role in targets}
+
+
+def target_replicas(deadline_s: float = CONTROLLER_S) -> dict[ReplicaKind, int]:
+    """Return the number of replicas that Serve is to run of each deployed kind."""
+    read = partial(ray_internals.target_replicas, deadline_s)
+    return call_within(deadline_s, "Ray Serve", read)
+
+
+def set_target_replicas(kind: ReplicaKind, count: int) -> None:
+    """Set the number of replicas that Serve is to run of a kind, and do not wait for them."""
+    write = partial(ray_internals.set_target_replicas, kind, count, CONTROLLER_S)
+    call_within(CONTROLLER_S, "Ray Serve", write)
 
 
 def _run_target(
@@ -131,9 +154,9 @@ def wait_until_running(
     Raises StartupError with the error of a replica, or with what is missing at the deadline."""
     end = time.monotonic() + deadline_s
     wait_reporter = WaitReporter(report, end)
-    failures: set[tuple[ReplicaKind, str]] = set()
+    failed_starts = FailedStarts()
     while True:
-        found = serve.status().applications
+        found = serve_applications(max(CONTROLLER_S, end - time.monotonic()))
         waiting = []
         for kind in kinds:
             overview = found.get(application_name(kind))
@@ -141,10 +164,7 @@ def wait_until_running(
                 waiting.append(kind)
             if overview is None:
                 continue
-            failures |= {(kind, count) for count in _failed_starts(overview)}
-            failed = len([each for each in failures if each[0] == kind]) >= _MAX_FAILED_STARTS
-            if failed or overview.status == ApplicationStatus.DEPLOY_FAILED:
-                raise StartupError(f"{application_name(kind)}: {failure_reason(overview)}")
+            failed_starts.check(kind, overview)
         if not waiting:
             return
         if time.monotonic() > end:
@@ -160,6 +180,20 @@ def declared_slots(kinds: Sequence[ReplicaKind]) -> str:
     names = [resource_name(kind) for kind in kinds if kind in SCALABLE_KINDS]
     shown = [f"{declared.get(name, 0):.0f} {name}" for name in names]
     return f"; the cluster's nodes declare {', '.join(shown)}" if shown else ""
+
+
+class FailedStarts:
+    """Counts the failed starts of each kind during one wait; a wait loop makes one."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[ReplicaKind, str]] = set()
+
+    def check(self, kind: ReplicaKind, overview: ApplicationStatusOverview) -> None:
+        """Raise StartupError with the error of the replica once too many starts have failed."""
+        self._seen |= {(kind, count) for count in _failed_starts(overview)}
+        failed = len([each for each in self._seen if each[0] == kind]) >= _MAX_FAILED_STARTS
+        if failed or overview.status == ApplicationStatus.DEPLOY_FAILED:
+            raise StartupError(f"{application_name(kind)}: {failure_reason(overview)}")
 
 
 def _failed_starts(overview: ApplicationStatusOverview) -> list[str]:
@@ -179,9 +213,13 @@ def failure_reason(overview: ApplicationStatusOverview) -> str:
     return lines[-1] if lines else "no reason given"
 
 
-def running_replicas() -> dict[ReplicaKind, int]:
+def running_replicas(deadline_s: float = CONTROLLER_S) -> dict[ReplicaKind, int]:
     """Return the number of running replicas of each deployed kind."""
-    found = serve.status().applications
+    return count_running(serve_applications(deadline_s))
+
+
+def count_running(found: Mapping[str, ApplicationStatusOverview]) -> dict[ReplicaKind, int]:
+    """Return the number of running replicas of each kind among these applications."""
     running: dict[ReplicaKind, int] = {}
     for kind in ALL_KINDS:
         overview = found.get(application_name(kind))
@@ -205,18 +243,23 @@ def _delete(kinds: set[ReplicaKind]) -> None:
     ending = kinds & deployed_kinds()
     deadline_s = max([0.0, *map(_shutdown_timeout_s, ending)]) + _DELETE_MARGIN_S
     for kind in ending:
-        ray_internals.delete_application(kind)
+        _delete_application(kind)
     end = time.monotonic() + deadline_s
     while left := ending & deployed_kinds():
         if time.monotonic() > end:
             names = ", ".join(sorted(left))
-            raise StartupError(f"{names}: still there after {deadline_s:.0f} s")
+            raise StartupError(f"{names}: still running after {deadline_s:.0f} s")
         time.sleep(_POLL_S)
+
+
+def _delete_application(kind: ReplicaKind) -> None:
+    call_within(CONTROLLER_S, "Ray Serve", partial(ray_internals.delete_application, kind))
 
 
 def _shutdown_timeout_s(kind: ReplicaKind) -> float:
     """Return the seconds after which Serve kills a replica that is shutting down."""
-    details = ray_internals.application_details().get(application_name(kind), {})
+    read = partial(ray_internals.application_details, CONTROLLER_S)
+    details = call_within(CONTROLLER_S, "Ray Serve", read).get(application_name(kind), {})
     deployments = details.get("deployments", {}).values()
     found = [each["deployment_config"]["graceful_shutdown_timeout_s"] for each in deployments]
     return max([0.0, *map(float, found)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from redis.exceptions import RedisError
@@ -25,6 +25,7 @@ from cluster.local.start_report import (
 )
 from cluster.models import locate
 from cluster.serve import node_settings, ray_nodes, ray_runtime
+from cluster.serve.bounded_call import CONTROLLER_S, call_within
 from cluster.serve.node_settings import ReplicaContext, program_fingerprint
 from cluster.serve.replica_kinds import SCALABLE_KINDS, ReplicaKind
 from cluster.settings.autoscaler_settings import AutoscalerSettings
@@ -94,7 +95,8 @@ def deploy_to_ray(
             return 1
         for url in urls[1:]:
             report.say(f"router   {url}")
-        report(ClusterReady(urls[0], launch.model_id, launch.router.api_keys is not None))
+        keys = launch.router.api_keys is not None
+        report(ClusterReady(urls[0], launch.model_id, keys, launch.https_ca))
     return 0
 
 
@@ -124,8 +126,8 @@ def _check_and_lay_out(launch: LaunchSettings, own: Config, report: StartReporte
     for key, host in hosts.items():
         if host != _DEFAULT_HOST:
             raise StartupError(
-                f"{key} is {host!r}, but on a cluster of hosts everybody listens on the address of"
-                " its node: leave it out"
+                f"{key} is {host!r}, but on a cluster of hosts every process listens on its"
+                " node's address: leave it out"
             )
     launch.check()
     address = ray_runtime.node_address()
@@ -152,8 +154,8 @@ def _check_prometheus(settings: AutoscalerSettings, own: Config) -> None:
         return
     if assemble.autoscaler_settings(own).prometheus_url != url:
         raise StartupError(
-            "autoscaler.prometheus_url has a password or options, and does not travel through Ray:"
-            " give it to every node as BATON_AUTOSCALER_PROMETHEUS_URL (in node.env)"
+            "autoscaler.prometheus_url has a password or options, and is not sent through Ray:"
+            " set on every node BATON_AUTOSCALER_PROMETHEUS_URL (in node.env)"
         )
 
 
@@ -174,7 +176,7 @@ def _keep_autoscaled_counts(launch: LaunchSettings, report: StartReporter) -> La
     if targets:
         launch = launch.with_workers(targets)
         shown = ", ".join(f"{configured_replicas(role, launch)} {role}" for role in targets)
-        report(StageNote(f"the autoscaler sees to the numbers of workers: {shown} stay"))
+        report(StageNote(f"the autoscaler controls the number of workers: {shown} stay"))
     for kind, running in deploy.running_replicas().items():
         configured = configured_replicas(kind, launch)
         if kind in SCALABLE_KINDS and kind not in targets and running != configured:
@@ -205,12 +207,14 @@ async def _router_urls(settings: RouterSettings) -> list[str]:
         async with asyncio.timeout(_REDIS_TIMEOUT_S):
             records = await Directory(client, settings.cluster).routers.all()
     except (RedisError, OSError, TimeoutError) as error:
-        raise StartupError(f"the routers run, but Redis does not say where: {error}") from error
+        raise StartupError(
+            f"the routers run, but their addresses cannot be read from Redis: {error}"
+        ) from error
     finally:
         await client.aclose()
     urls = sorted({record.url for record in records if record.url})
     if not urls:
-        raise StartupError("the routers run, but Redis knows none of them")
+        raise StartupError("the routers run, but none is registered in Redis")
     return urls
 
 
@@ -222,11 +226,11 @@ def remove_from_ray(address: str, say: Callable[[str], None]) -> int:
         from cluster.serve import deploy
 
         if not deploy.deployed_kinds():
-            say("nothing of Baton is deployed there")
+            say("Baton is not deployed there")
             return 0
-        say("draining: requests that run may finish")
+        say("draining: running requests may finish")
         deploy.drain_cluster()
-        end: Any = serve.shutdown
-        end()
+        end: Callable[[], None] = serve.shutdown
+        call_within(CONTROLLER_S, "Ray Serve", end)
     say("drained and removed; the Ray cluster itself still runs (`ray down` ends it)")
     return 0

@@ -58,8 +58,8 @@ class ReplicaContext(msgspec.Struct, frozen=True):
         A replica there would run under the deployed version, and no update would replace it."""
         if program_fingerprint() != self.program:
             raise StartupError(
-                f"the node {ray_runtime.node_address()} has another version of Baton than the one"
-                " that deploys: bring the same to all nodes, and deploy again"
+                f"the node {ray_runtime.node_address()} has another version of Baton than the"
+                " head: copy the same version to all nodes, and deploy again"
             )
 
     def listen_address(self) -> str | None:

@@ -11,10 +11,13 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray._private import ray_constants
+from ray.experimental import internal_kv
 from ray.serve._private import replica
 from ray.serve._private.common import DeploymentID, ReplicaState
 
 from cluster.serve.replica_kinds import ALL_KINDS, ReplicaKind, application_name, deployment_name
+from protocol.roles import ROLES
 
 CHECKED_RAY_VERSION = "2.60.0"
 
@@ -81,6 +84,25 @@ def target_replicas(timeout_s: float) -> dict[ReplicaKind, int]:
         if deployments:
             targets[kind] = sum(int(each["target_num_replicas"]) for each in deployments.values())
     return targets
+
+
+def worker_gpus(timeout_s: float) -> float:
+    """Return the GPUs that Ray reserves for each worker; 0 on CPUs."""
+    applications = application_details(timeout_s)
+    found = [
+        float(each["deployment_config"].get("ray_actor_options", {}).get("num_gpus") or 0)
+        for role in ROLES
+        for each in applications.get(application_name(role), {}).get("deployments", {}).values()
+    ]
+    return max([0.0, *found])
+
+
+def has_node_autoscaler() -> bool:
+    """Return whether the Ray cluster has an autoscaler, which may add nodes for replicas.
+
+    Private: ``internal_kv`` and the key under which the autoscaler reports its status; `ray status`
+    reads the same. Ray 2.60.0 has it in public only over HTTP, by the dashboard."""
+    return bool(internal_kv._internal_kv_get(ray_constants.DEBUG_AUTOSCALING_STATUS))
 
 
 def set_target_replicas(kind: ReplicaKind, count: int, timeout_s: float) -> None:

@@ -55,8 +55,8 @@ def wait_for_nodes(
         if time.monotonic() > end:
             names = ", ".join(resource_name(kind) for kind in absent)
             raise StartupError(
-                f"no node declares {names} after {deadline_s:.0f} s, so that it cannot be told"
-                " whether there are GPUs: start such a node, or set worker.device"
+                f"no node declares {names} after {deadline_s:.0f} s, so it is unknown whether"
+                " there are GPUs: start such a node, or set worker.device"
             )
         wait_reporter([f"a node with {resource_name(kind)}" for kind in absent])
         time.sleep(_POLL_S)
@@ -129,6 +129,6 @@ def check_same_program(nodes: list[RayNode], program: str) -> None:
             raise StartupError(text) from None
         if found != program:
             raise StartupError(
-                f"the node {node.address} has another version of Baton than this one: bring the"
-                " same to all nodes, and deploy again; nothing was changed"
+                f"the node {node.address} has another version of Baton than this one: copy the"
+                " same version to all nodes, and deploy again; nothing was changed"
             )

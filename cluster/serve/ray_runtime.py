@@ -6,22 +6,30 @@ nothing to anyone, writes no log to the terminal, and takes any number of replic
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import os
 import secrets
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from cluster.local.run_state import write_private
+from cluster.serve.bounded_call import call_within, was_abandoned
 from cluster.serve.replica_kinds import SCALABLE_KINDS, UNLIMITED_RETRIES, resource_name
 from protocol.errors import StartupError
 
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; Baton stores nothing large in it
 _ANY_NUMBER = 10_000
 _TOKEN_FILE = "ray-token"
+_CONNECT_S = 60.0
+_DISCONNECT_S = 10.0
+_SERVE_START_S = 150.0
 
 
 def ray_environment(token: str) -> dict[str, str]:
@@ -90,18 +98,38 @@ def connected_to_ray(address: str) -> Iterator[None]:
     """Make this process a driver of the cluster at ``address``. Raises StartupError."""
     import ray
 
-    try:
+    def connect() -> None:
+        # It warns that SIGTERM keeps its handler where another thread than the main one connects.
+        logging.getLogger("ray").setLevel(logging.ERROR)
         ray.init(address=address, log_to_driver=False, configure_logging=False)
+
+    try:
+        call_within(_CONNECT_S, "Ray", connect)
     except Exception as error:  # Ray's errors have no common type
         reason = str(error).strip().partition("\n")[0]
         raise StartupError(
-            f"no Ray cluster can be reached at {address!r} from this machine: {reason}; this must"
-            " run on a node of it, with RAY_AUTH_MODE and RAY_AUTH_TOKEN as `ray start` had them"
+            f"no Ray cluster can be reached at {address!r} from this machine: {reason}; run the"
+            " command on one of its nodes, with the RAY_AUTH_MODE and RAY_AUTH_TOKEN that `ray"
+            " start` had"
         ) from error
     try:
         yield
     finally:
-        ray.shutdown()
+        _disconnect()
+
+
+def _disconnect() -> None:
+    """Leave the cluster. Where a call of Ray hangs, the process ends without Ray's exit handlers,
+    which would hang too."""
+    import ray
+
+    failed = was_abandoned() or sys.exc_info()[0] is not None
+    if not was_abandoned():
+        with contextlib.suppress(StartupError):
+            call_within(_DISCONNECT_S, "Ray", ray.shutdown)
+    if was_abandoned():
+        atexit.register(os._exit, int(failed))  # handlers run in reverse order
+        atexit.register(sys.stdout.flush)
 
 
 def node_address() -> str:
@@ -132,7 +160,9 @@ def start_serve() -> None:
     """Start Serve without its HTTP proxy: clients talk to the routers."""
     from ray import serve
 
-    serve.start(proxy_location="Disabled", logging_config=serve_logging_config())
+    config = serve_logging_config()
+    start = partial(serve.start, proxy_location="Disabled", logging_config=config)
+    call_within(_SERVE_START_S, "Ray Serve", start)
 
 
 def serve_logging_config() -> dict[str, Any]:

@@ -36,6 +36,11 @@ def deployment_name(kind: ReplicaKind, *, advising: bool = False) -> str:
     return {"prefill": "PrefillWorker", "decode": "DecodeWorker", "router": "Router"}[kind]
 
 
+def option_name(kind: ReplicaKind) -> str:
+    """Return the name of the kind on the command line of `baton scale`."""
+    return "routers" if kind == "router" else kind
+
+
 def resource_name(kind: ReplicaKind) -> str:
     """Return the custom Ray resource that says how many replicas of the kind a node takes."""
     return f"baton_{kind}"

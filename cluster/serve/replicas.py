@@ -169,7 +169,9 @@ class ServeReplicas:
         try:
             found = await self._call(read, _CONTROLLER_TIMEOUT_S)
         except Exception as error:  # Ray's errors have no common type
-            raise Unavailable(f"numbers of replicas are not known: {_last_line(error)}") from error
+            raise Unavailable(
+                f"the numbers of replicas cannot be read: {_last_line(error)}"
+            ) from error
         return WorkerCounts(**{role: found.get(role, 0) for role in ROLES})
 
     async def ask(self, before: WorkerCounts, after: WorkerCounts) -> None:
@@ -181,7 +183,7 @@ class ServeReplicas:
             try:
                 await self._call(write, _CONTROLLER_TIMEOUT_S)
             except Exception as error:  # Ray's errors have no common type
-                text = f"{role} replicas are not changed: {_last_line(error)}"
+                text = f"{role} replicas could not be changed: {_last_line(error)}"
                 raise Unavailable(text) from error
 
 

@@ -43,7 +43,8 @@ class RouterProbe:
             time.sleep(_POLL_S)
         return 0 if keys else self._stream(model_id, max(5.0, end - time.monotonic()))
 
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return a connection to the router, which the caller closes."""
         where = urlsplit(self.url)
         assert where.hostname is not None
         if self._tls is None:
@@ -56,7 +57,7 @@ class RouterProbe:
         )
 
     def _get(self, path: str) -> tuple[int, str]:
-        connection = self._connection(5.0)
+        connection = self.connection(5.0)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -68,7 +69,7 @@ class RouterProbe:
 
     def _stream(self, model_id: str, timeout_s: float) -> int:
         body = {"model": model_id, "prompt": "def", "max_tokens": 4, "stream": True}
-        connection = self._connection(timeout_s)
+        connection = self.connection(timeout_s)
         try:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/v1/completions", json.dumps(body), headers)

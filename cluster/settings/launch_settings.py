@@ -13,6 +13,7 @@ from cluster.settings.worker_settings import WorkerSettings
 from protocol.errors import StartupError
 from protocol.registry.redis_client import check_exposure
 from protocol.roles import Role
+from protocol.security.certificates import is_issued_by, pem_hosts
 from router.settings import RouterSettings
 
 
@@ -54,8 +55,28 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """URL at which clients reach the routers."""
-        return self.router.url_at(self.host, self.port)
+        """URL at which clients reach the routers. Where they listen on all addresses, it has a host
+        that their certificate proves, or else that of this machine's loopback."""
+        host = self.host
+        if host in _ALL_ADDRESSES:
+            host = _ALL_ADDRESSES[host]
+            if self.router.http_tls is not None:
+                own = self.router.tls.name if self.router.tls else None
+                names = [n for n in _certificate_names(self.router.http_tls.cert) if n != own]
+                host = next((name for name in names if "*" not in name), host)
+        return self.router.url_at(host, self.port)
+
+    @property
+    def https_ca(self) -> str | None:
+        """File of the CA that issued the routers' HTTPS certificate: that of the cluster, or ca.pem
+        beside the certificate. None for another CA, and without HTTPS."""
+        https, own = self.router.http_tls, self.router.tls
+        if https is None:
+            return None
+        for path in (own.ca if own else None, str(Path(https.cert).parent / "ca.pem")):
+            if path is not None and _is_issuer(https.cert, path):
+                return path
+        return None
 
     @property
     def counts(self) -> str:
@@ -90,12 +111,30 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
             check_exposure(self.redis_url)
         device = self.workers["decode"].engine.device
         if device is not None and ":" in device:
-            raise StartupError(f"device {device!r}: expected cpu or cuda; Ray hands out the GPUs")
+            raise StartupError(f"device {device!r}: expected cpu or cuda; Ray assigns the GPUs")
 
     def write(self) -> Path:
         path = Path(self.run_dir) / "launch.json"
         write_private(path, msgspec.json.encode(self))
         return path
+
+
+_ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def _certificate_names(cert: str) -> list[str]:
+    """Return the host names in a certificate; none if it cannot be read."""
+    try:
+        return pem_hosts(Path(cert).read_bytes())
+    except (OSError, ValueError):
+        return []
+
+
+def _is_issuer(cert: str, ca: str) -> bool:
+    try:
+        return is_issued_by(Path(cert).read_bytes(), Path(ca).read_bytes())
+    except OSError:
+        return False
 
 
 def read_launch(path: Path) -> LaunchSettings:

@@ -144,9 +144,9 @@ def request_rows(result: SimulationResult) -> list[ResultRow]:
         (f"TPOT within {result.goals.tpot_s * 1e3:g} ms", f"{result.tpot_met:.2%}"),
         ("refused", str(result.refused)),
         ("failed", str(result.failed)),
-        ("too long for a pool", str(result.too_long)),
-        ("begun anew elsewhere", str(result.moved)),
-        ("preempted, the KV pool being full", str(result.preempted)),
+        ("too long for the KV pool", str(result.too_long)),
+        ("continued on another worker", str(result.moved)),
+        ("preempted because the KV pool was full", str(result.preempted)),
         ("prompt tokens cached", f"{result.cached_share:.1%}"),
     ]
 
@@ -156,9 +156,9 @@ def pool_rows(result: SimulationResult) -> list[ResultRow]:
     each = result.goodput * result.seconds / (hours * 3600) if hours else 0.0
     rows = [
         ("GPU-hours", f"{hours:.2f}"),
-        ("goodput of a GPU", f"{each:.3g} requests/s"),
-        ("busy, prefill", f"{result.busy_prefill:.1%}"),
-        ("busy, decode", f"{result.busy_decode:.1%}"),
+        ("goodput per GPU", f"{each:.3g} requests/s"),
+        ("steps run, prefill", f"{result.busy_prefill:.1%}"),
+        ("steps run, decode", f"{result.busy_decode:.1%}"),
     ]
     if result.reasons:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(result.reasons.items()))

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from cluster.config.schema import AutoscalerSection, Section
 from cluster.sizing.snapshot import SloTargets
 from cluster.workloads.distributions import FORMS, ArrivalKind, parse_length
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.roles import ROLES, Role
 
@@ -287,16 +287,16 @@ def _set(raw: dict[str, Any], text: str) -> None:
     key, equals, value = text.partition("=")
     *path, last = key.strip().split(".")
     if not equals or not all([*path, last]):
-        raise StartupError(f"--set: expected KEY=VALUE, as in pools.decode=4, not {text!r}")
+        raise UsageError(f"--set: expected KEY=VALUE, as in pools.decode=4, not {text!r}")
     section = raw
     for name in path:
         inner = section.setdefault(name, {})
         if inner is None:
             inner = section[name] = {}
         if not isinstance(inner, dict):
-            raise StartupError(f"--set: {key}: {name} is no section")
+            raise UsageError(f"--set: {key}: {name} is no section")
         section = inner
     try:
         section[last] = yaml.safe_load(value)
     except yaml.YAMLError:
-        raise StartupError(f"--set: {key}: {value!r} is not YAML") from None
+        raise UsageError(f"--set: {key}: {value!r} is not YAML") from None

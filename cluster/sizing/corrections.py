@@ -14,10 +14,11 @@ from cluster.sizing.snapshot import Corrections, ObservedLatency, RequestMix, Si
 
 CORRECTION_WEIGHT = 0.1
 """Weight of a new ratio of observed to predicted."""
-TTFT_TOLERANCE = 1.3
-"""Ratio of TTFTs up to which prefill is not corrected. TTFT also has waits that the queue model
-does not know: for the step that runs, for other prompts in the same step, for a burst. As a
-correction they would count as work: in the simulator, whose steps are exact, they came to 1.28."""
+TOLERANCE = 1.3
+"""Ratio of latencies up to which nothing is corrected. Latencies also have waits that the model
+does not know: for the step that runs, for other prompts in the same step, for pages, for a burst.
+As a correction they would count as work: in the simulator, whose steps are exact, they came to 1.28
+for TTFT, and to 1.4 for TPOT where decode pools were nearly full."""
 MIN_RESIDENTS = 20
 """Resident sequences from which on their mean KV is trusted."""
 MIN_CORRECTION, MAX_CORRECTION = 0.5, 2.0
@@ -26,12 +27,13 @@ CORRECTIONS = ("prefill", "decode", "kv")
 
 
 def updated_corrections(
-    snapshot: SizingSnapshot, expected: PredictedLatency, *, queues: bool
+    snapshot: SizingSnapshot, expected: PredictedLatency, *, queues: bool, lacks_room: bool
 ) -> Corrections:
     """Return the corrections after this observation.
 
     ``expected``: the prediction for the serving workers with the corrections so far. ``queues``:
-    prompts wait, so that their TTFT says nothing about the speed of prefill.
+    prompts wait, so that their TTFT says nothing about the speed of prefill. ``lacks_room``:
+    sequences wait for pages, so that their TPOT says nothing about the speed of decode.
     """
     before, observed = snapshot.memory.corrections, snapshot.observed
     kv = _updated(before.kv, _resident_kv(snapshot), expected.kv_tokens)
@@ -40,8 +42,10 @@ def updated_corrections(
     return Corrections(
         prefill=before.prefill
         if queues
-        else _updated(before.prefill, observed.ttft_s, expected.ttft_s, TTFT_TOLERANCE),
-        decode=_updated(before.decode, observed.tpot_s, expected.tpot_s),
+        else _updated(before.prefill, observed.ttft_s, expected.ttft_s, TOLERANCE),
+        decode=before.decode
+        if lacks_room
+        else _updated(before.decode, observed.tpot_s, expected.tpot_s, TOLERANCE),
         kv=kv,
     )
 

@@ -106,12 +106,13 @@ def decode_record(line: bytes) -> DecisionRecord:
 
 
 _REASON_TEXT: dict[ScalingReason, str] = {
-    "steady": "as it should be",
-    "settling": "less would do; not for long enough yet, or a step down was just now",
-    "demand": "more is needed",
-    "loan": "one pool can spare what the other needs",
-    "surplus": "less has done for long enough",
-    "limit": "more is needed than may be had",
+    "steady": "the sizes are right",
+    "settling": "fewer workers would be enough, but not for long enough yet, or the last"
+    " reduction was a moment ago",
+    "demand": "more workers are needed",
+    "loan": "one pool can spare a worker that the other needs",
+    "surplus": "fewer workers have been enough for long enough",
+    "limit": "more workers are needed than the limits allow",
 }
 
 
@@ -130,7 +131,7 @@ def describe_decision(
 
 def _reason_text(reason: ScalingReason, have: WorkerCounts, target: WorkerCounts) -> str:
     if reason == "settling" and all(have.of(role) <= target.of(role) for role in ROLES):
-        return "lent workers are quicker here and do for the rest"
+        return "lending is faster than starting, and is enough here"
     return _REASON_TEXT[reason]
 
 
@@ -141,4 +142,4 @@ def _load_text(role: Role, need: RoleDemand) -> str:
         text = f"{need.load:.1f} sequences, {need.each:.0f} a worker"
     if need.link_floor and need.workers == need.link_floor:
         text += ", by the network"
-    return text + (", no number meets the objective" if need.infeasible else "")
+    return text + (", no number of workers meets the objective" if need.infeasible else "")

@@ -39,11 +39,10 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
     answered = answered_mix(mix, snapshot.observed)
     expected = predict_latency(answered, snapshot.machines, serving, before)
     queues = is_queueing(mix, snapshot.machines, serving, before)
-    corrections = updated_corrections(snapshot, expected, queues=queues)
     mix = replace(mix, growth=expected_growth(snapshot.memory))
-    found = demand_by_role(
-        mix, snapshot.machines, snapshot.goals, corrections, snapshot.tuning.start_s
-    )
+    found = demand_by_role(mix, snapshot.machines, snapshot.goals, before, snapshot.tuning.start_s)
+    lacks_room = found["decode"].workers > serving.decode
+    corrections = updated_corrections(snapshot, expected, queues=queues, lacks_room=lacks_room)
     wanted = WorkerCounts(prefill=found["prefill"].workers, decode=found["decode"].workers)
     current, target = count_present(snapshot), fit_to_snapshot(wanted, snapshot)
     starting = count_starting(snapshot)
@@ -74,7 +73,7 @@ def _keep_everything(snapshot: SizingSnapshot) -> ScalingDecision:
         wanted=count_present(snapshot),
         targets=snapshot.targets,
         reason="no_metrics",
-        text="nothing is known of the load: everything stays as it is",
+        text="the load is unknown: nothing changes",
         memory=snapshot.memory,
     )
 

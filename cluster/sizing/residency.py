@@ -137,6 +137,9 @@ class DecodeBatchLimits(NamedTuple):
 
 def decode_batch_limits(resident: ResidentSequences, goals: SloTargets) -> DecodeBatchLimits:
     most, pool = float(resident.machine.max_batch), resident.machine.kv_tokens
+    # A sequence takes its pages from one worker. What is left where the next does not fit is on
+    # average E[kv^2]/(2*E[kv]), as of any renewal process.
+    unused = resident.kv_tokens * (1.0 + resident.spread) / 2.0
     least_s = TPOT_MARGIN * resident.tpot_s(1.0)
     reachable = goals.tpot_s >= least_s
     # An objective that is out of reach counts the less, the further away it is: no pool grows for
@@ -144,7 +147,9 @@ def decode_batch_limits(resident: ResidentSequences, goals: SloTargets) -> Decod
     tpot_s = goals.tpot_s if reachable else least_s * (least_s / goals.tpot_s) ** 2
     return DecodeBatchLimits(
         by_tpot=largest_batch(lambda b: resident.tpot_s(b) <= tpot_s, 1.0, most),
-        by_kv=largest_batch(lambda b: b * resident.held_tokens(b) <= pool or not pool, 1.0, most),
+        by_kv=largest_batch(
+            lambda b: b * resident.held_tokens(b) + unused <= pool or not pool, 1.0, most
+        ),
         by_limit=most,
         infeasible=not reachable,
     )

@@ -278,7 +278,7 @@ class CacheEventLog:
                 beyond, *rest = await pipe.execute(raise_on_error=False)
             self._wipe |= beyond != []
             if self._wipe or rest != [True, True, self._header, self._size]:
-                log.warning("what was told of the cache is not in Redis any more; telling it again")
+                log.warning("this worker's cache entries are gone from Redis; writing them again")
                 self._changes.lose()
         self._renewed = time.monotonic()
 

@@ -24,7 +24,7 @@ def link_metrics(rows: Sequence[LinkRow], labels: list[str]) -> Iterator[Metric]
     text = "Best recent rate of the link that is used; 0: not measured yet"
     rates = GaugeMetricFamily("baton_kv_link_bytes_per_second", text, labels=[*names, "reason"])
     avoided = GaugeMetricFamily(
-        "baton_kv_link_avoided_seconds", "Left until the link is tried again", labels=names
+        "baton_kv_link_avoided_seconds", "Time until the link is tried again", labels=names
     )
     for row in sorted(rows, key=lambda row: -row.transfers)[:MAX_LINKS]:
         link = [*labels, row.instance[:PEER_CHARS], row.carrier]

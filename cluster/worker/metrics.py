@@ -110,7 +110,10 @@ class WorkerCollector(Collector):
     def _certificate(self, labels: list[str], replica: str) -> Iterator[Metric]:
         ends = self._sources.not_after()
         if ends is not None:
-            name, text = "certificate_not_after_seconds", "When it ends, seconds since the epoch"
+            name, text = (
+                "certificate_not_after_seconds",
+                "Time at which the certificate expires, in seconds since the epoch",
+            )
             yield labelled_gauge("use", name, text, [*labels, replica], [("cluster", ends)])
 
     def _front(self, labels: list[str], replica: str) -> Iterator[Metric]:
@@ -122,22 +125,31 @@ class WorkerCollector(Collector):
         for name, text, count in (
             ("prefill_computed_tokens", "Prompt tokens computed", done.prefill_tokens),
             ("generation_tokens", "Tokens generated", done.generated_tokens),
-            ("num_preemptions", "Sequences that lost their pages", done.preemptions),
-            ("prefix_cache_queries_tokens", "Tokens looked for in the cache", done.cache_queries),
-            ("prefix_cache_hits_tokens", "Tokens found in the cache", done.cache_hits),
+            ("num_preemptions", "Preempted sequences", done.preemptions),
+            (
+                "prefix_cache_queries_tokens",
+                "Prompt tokens looked up in the prefix cache",
+                done.cache_queries,
+            ),
+            (
+                "prefix_cache_hits_tokens",
+                "Prompt tokens found in the prefix cache",
+                done.cache_hits,
+            ),
             ("engine_restarts", "Engines that were replaced", self._sources.engine.restarts),
         ):
             yield counter(name, text, labels, count)
         yield from work_metrics(done.done, labels)
         steps, sizes = (done.step_seconds, STEP_SECONDS), (done.batch_size, BATCH_SIZE)
-        yield histogram("engine_step_seconds", "Of one step of the engine", labels, *steps)
+        yield histogram("engine_step_seconds", "Duration of a step of the engine", labels, *steps)
         yield histogram("engine_batch_size", "Sequences in a step", labels, *sizes)
 
 
 _FRONT = {
-    "decode_jobs": "Requests that this worker's front owns, queued and prefilled elsewhere too",
-    "prefill_calls": "Prompts that this worker computes or holds for others",
-    "kv_slots_held": "Slots of shared memory that hold KV on its way, or are granted to it",
+    "decode_jobs": "Requests owned by this worker, including those that are queued or prefilled"
+    " elsewhere",
+    "prefill_calls": "Prompts that this worker computes, or holds until they are fetched",
+    "kv_slots_held": "Slots of shared memory that hold KV in transfer or are reserved for it",
 }
 
 
@@ -145,12 +157,16 @@ def _load(record: WorkerRecord, labels: list[str]) -> Iterator[Metric]:
     used = record.kv_tokens_total - record.kv_tokens_free
     for name, text, value in (
         ("requests_running", "Sequences that decode", record.running),
-        ("requests_waiting", "Sequences before their decoding", record.waiting),
-        ("queued_prefill_tokens", "Prompt tokens still to be computed", record.queued_tokens),
-        ("kv_cache_usage_ratio", "Of KV pages in use", used / max(1, record.kv_tokens_total)),
-        ("kv_cache_tokens", "Tokens that the KV pool takes", record.kv_tokens_total),
-        ("draining", "1: takes nothing new", int(record.draining)),
-        ("engine_up", "1: its engine serves", int(record.engine_pid > 0)),
+        ("requests_waiting", "Sequences that wait: for prefill, KV or pages", record.waiting),
+        ("queued_prefill_tokens", "Prompt tokens yet to be computed", record.queued_tokens),
+        (
+            "kv_cache_usage_ratio",
+            "Share of the KV pages in use",
+            used / max(1, record.kv_tokens_total),
+        ),
+        ("kv_cache_tokens", "Capacity of the KV pool in tokens", record.kv_tokens_total),
+        ("draining", "1: accepts no new requests", int(record.draining)),
+        ("engine_up", "1: the engine serves", int(record.engine_pid > 0)),
     ):
         yield gauge(name, text, labels, value)
 
@@ -159,12 +175,16 @@ def _transfers(traffic: TrafficCounter, labels: list[str]) -> Iterator[Metric]:
     """Yield the KV that this worker pulled; only the receiver counts a transfer."""
     names = [*LABELS, "transport", "codec"]
     bytes_ = CounterMetricFamily(
-        "baton_kv_transfer_bytes", "KV received, on the wire", labels=names
+        "baton_kv_transfer_bytes", "KV received, in bytes on the wire", labels=names
     )
-    raw = CounterMetricFamily("baton_kv_transfer_raw_bytes", "The same without codec", labels=names)
+    raw = CounterMetricFamily(
+        "baton_kv_transfer_raw_bytes", "KV received, in bytes before encoding", labels=names
+    )
     failures = CounterMetricFamily("baton_kv_transfer_failures", "That broke", labels=names)
     seconds = HistogramMetricFamily(
-        "baton_kv_transfer_seconds", "From the pull to the last frame", labels=names
+        "baton_kv_transfer_seconds",
+        "Duration of a transfer, from the request to the last frame",
+        labels=names,
     )
     for carrier, codec in _links(traffic):
         of = [*labels, carrier, codec.name.lower()]
@@ -185,7 +205,7 @@ def _links(traffic: TrafficCounter) -> list[tuple[str, Codec]]:
 def _role_changes(changes: Mapping[tuple[str, str], int], record: WorkerRecord) -> Metric:
     """Return the role changes of the worker's life, under the role that it was started with."""
     family = CounterMetricFamily(
-        "baton_role_flips", "Changes of its role", labels=[*LABELS, "from", "to"]
+        "baton_role_flips", "Changes of the worker's role", labels=[*LABELS, "from", "to"]
     )
     for change in (("prefill", "decode"), ("decode", "prefill")):
         family.add_metric(
@@ -201,20 +221,22 @@ def speculation_metrics(
 
     A sequence gets 1 + num_accepted_tokens / decode_rows tokens per step on average."""
     spec = done.speculation
-    yield counter("decode_rows", "Sequences that decoded, of all steps", labels, done.decode_rows)
+    yield counter(
+        "decode_rows", "Decoding sequences, summed over all steps", labels, done.decode_rows
+    )
     for name, text, count in (
         ("steps", "Steps with drafts", spec.steps),
-        ("num_drafts", "Drafts: each sequence that a step proposed tokens to", spec.drafts),
+        ("num_drafts", "Drafts: one for each sequence and step with proposed tokens", spec.drafts),
         ("num_draft_tokens", "Tokens proposed", spec.draft_tokens),
         ("num_accepted_tokens", "Tokens accepted", spec.accepted_tokens),
-        ("draft_seconds", "Seconds of proposing", spec.draft_seconds),
+        ("draft_seconds", "Seconds spent on proposing tokens", spec.draft_seconds),
     ):
         yield counter(f"spec_decode_{name}", text, labels, count)
-    name, text = "num_accepted_tokens_per_pos", "Tokens accepted, by their place in the draft"
+    name, text = "num_accepted_tokens_per_pos", "Accepted tokens, by their position in the draft"
     by_place = ((str(place), count) for place, count in enumerate(spec.accepted_beyond))
     yield labelled_counter("position", f"spec_decode_{name}", text, labels, by_place)
     drops = (("load", spec.load_failures), ("crash", spec.crashes))
-    text = "Proposers given up: they could not be loaded, or failed at work"
+    text = "Dropped proposers, which could not be loaded or failed later"
     yield labelled_counter("reason", "spec_decode_drops", text, labels, drops)
     if now.active:
         yield from _active(now, [*labels, replica])
@@ -223,12 +245,12 @@ def speculation_metrics(
 def _active(now: SpeculationStatus, labels: list[str]) -> Iterator[Metric]:
     active = GaugeMetricFamily(
         "baton_spec_decode_active",
-        "1: this proposes",
+        "1: this proposer is in use",
         labels=[*LABELS, "replica", "proposer"],
     )
     active.add_metric([*labels, now.proposer], 1)
     yield active
-    of = "Tokens per second of steps with drafts, over plain ones"
+    of = "Tokens per second of steps with drafts, over those of plain steps"
     yield gauge("spec_decode_predicted_speedup", f"{of}: predicted", labels, now.predicted_speedup)
     yield gauge("spec_decode_measured_speedup", f"{of}: measured", labels, now.measured_speedup)
 
@@ -246,7 +268,10 @@ def work_metrics(done: WorkDone, labels: list[str]) -> Iterator[Metric]:
 
 def utilisation_metrics(now: WorkerUtilisation | None, labels: list[str]) -> Iterator[Metric]:
     """Yield the utilisation; ``labels`` are model, role and replica. It is 0 while unknown."""
-    text = "Of the wall's ceiling, over the last seconds; compute and bandwidth: while steps ran"
+    text = (
+        "Share of the wall's ceiling that was used in the last seconds; compute and bandwidth:"
+        " while steps ran"
+    )
     ratio = GaugeMetricFamily(
         "baton_wall_utilization_ratio", text, labels=[*LABELS, "replica", "wall"]
     )
@@ -254,13 +279,13 @@ def utilisation_metrics(now: WorkerUtilisation | None, labels: list[str]) -> Ite
         ratio.add_metric([*labels, wall], 0.0 if now is None else now.share_of(wall))
     yield ratio
     busy, waiting = (0.0, 0.0) if now is None else (now.busy, now.kv_wait)
-    yield gauge("engine_busy_ratio", "Of the last seconds: steps ran", labels, busy)
-    yield gauge("kv_transfers_awaited", "Sequences that wait for KV alone", labels, waiting)
+    yield gauge("engine_busy_ratio", "Share of the last seconds in which steps ran", labels, busy)
+    yield gauge("kv_transfers_awaited", "Sequences that wait only for KV", labels, waiting)
 
 
 def ceiling_metrics(of: WorkerLimits | None, kv_tokens: int, labels: list[str]) -> Iterator[Metric]:
     """Yield the ceilings of the machine; an unknown ceiling has no series."""
-    text = "What this worker can do at most, measured or declared"
+    text = "Maximum of this worker, measured or declared"
     names = [*LABELS, "replica", "wall", "unit"]
     metric = GaugeMetricFamily("baton_ceiling", text, labels=names)
     flops, bytes_, link = (0.0, 0.0, 0.0)

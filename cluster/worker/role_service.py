@@ -78,7 +78,7 @@ class RoleService(rpc.RolesServicer):
 
     def _refusal(self, request: pb.SetRoleRequest) -> tuple[grpc.StatusCode, str] | None:
         if request.instance != self._instance:
-            return grpc.StatusCode.FAILED_PRECONDITION, "another instance is here"
+            return grpc.StatusCode.FAILED_PRECONDITION, "another worker is running at this address"
         if request.role not in ROLES:
             why = f"role must be 'prefill' or 'decode', not {request.role!r}"
             return grpc.StatusCode.INVALID_ARGUMENT, why
@@ -88,7 +88,7 @@ class RoleService(rpc.RolesServicer):
         if self.leaving:
             return _LEAVING
         if self._change is not None:
-            return grpc.StatusCode.ABORTED, "a change of its role is under way"
+            return grpc.StatusCode.ABORTED, "a change of its role is in progress"
         return None
 
     def _forget_change(self, change: asyncio.Task[pb.SetRoleReply]) -> None:
@@ -134,4 +134,4 @@ class RoleService(rpc.RolesServicer):
         self._on_change()
 
 
-_LEAVING = grpc.StatusCode.FAILED_PRECONDITION, "this worker goes"
+_LEAVING = grpc.StatusCode.FAILED_PRECONDITION, "this worker is stopping"

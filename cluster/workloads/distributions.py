@@ -6,7 +6,7 @@ import math
 import random
 from typing import Literal, NamedTuple
 
-from protocol.errors import StartupError
+from protocol.errors import UsageError
 
 FORMS = "N, uniform:LOW-HIGH, or lognormal:MEAN,SIGMA[,MAX]"
 
@@ -58,7 +58,7 @@ class RequestShare(NamedTuple):
 
 def parse_length(text: str, option: str) -> Length:
     """Parse one of ``FORMS``. Raises StartupError, which names ``option``, for anything else."""
-    wrong = StartupError(f"{option}: expected {FORMS}, with at least 1 token, not {text!r}")
+    wrong = UsageError(f"{option}: expected {FORMS}, with at least 1 token, not {text!r}")
     kind, _, rest = text.rpartition(":")
     try:
         found = _parse(kind, rest)

@@ -38,7 +38,9 @@ def _missing_compiler() -> MissingTool | None:
     if chosen is not None:
         if shutil.which(chosen):
             return None
-        text = f"CC is {chosen!r}, which is no program; Triton needs a C compiler to launch kernels"
+        text = (
+            f"CC is {chosen!r}, which is not a program; Triton needs a C compiler to launch kernels"
+        )
         return MissingTool(text, f"unset CC; without gcc, {remedy}")
     if shutil.which("gcc") or shutil.which("clang"):
         return None

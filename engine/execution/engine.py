@@ -294,5 +294,5 @@ def _resume_grammar(request: Request, grammar: GrammarMatcher | None) -> None:
 
 def _grammar_mismatch(tokens: tuple[int, ...]) -> InvalidRequest:
     return InvalidRequest(
-        f"the {len(tokens)} tokens so far are not what the grammar allows", "response_format"
+        f"the {len(tokens)} tokens so far do not match the grammar", "response_format"
     )

@@ -81,11 +81,13 @@ def _load(
     engine, ceilings = _build(settings, config, policy, device, memory, progress)
     sizes = engine.config
     if device.type == "cpu":
-        progress("making products ready", 0.0)
+        progress("preparing matrix products", 0.0)
         rows = sizes.prefill_chunk + sizes.max_batch
-        warm_up_products(engine.model, rows, lambda done: progress("making products ready", done))
+        warm_up_products(
+            engine.model, rows, lambda done: progress("preparing matrix products", done)
+        )
     step_seconds = warm_up(engine, progress)
-    progress("loading what drafts tokens", 0.0)
+    progress("loading the draft model", 0.0)
     speculation = load_speculation(settings.speculation, engine, folder)
     if engine.model.uses_kernels:
         # The first steps compiled kernels. From now on steps run in graphs, which are faster.
@@ -215,7 +217,7 @@ def _warm_up_round(
 def measure_drafts(engine: Engine, progress: OnProgress) -> SpeculationStatus:
     """Measure what drafts cost, let a controller choose their lengths, and return the status."""
     assert engine.speculator is not None
-    what = "measuring what drafts cost"
+    what = "measuring the cost of drafts"
     _warm_up_round(engine, {-4: 2, -5: 4}, MIN_OBSERVATIONS, lambda: progress(what, 0.0))
     progress(what, 0.0)
     engine.manager.evict_unused()

@@ -181,7 +181,9 @@ def gpu_footprint(plan: Footprint, gpu: GpuMemory, taken: int) -> Footprint:
     most = gpu_pool_tokens(gpu.left(taken) - later, plan)
     wanted = _LEAST_TOKENS if plan.kv_grows else plan.kv_tokens
     if wanted > most:
-        fitting = f"{most} tokens fit" if most >= _LEAST_TOKENS else "not even the smallest one"
+        fitting = (
+            f"{most} tokens fit" if most >= _LEAST_TOKENS else "not even the smallest pool fits"
+        )
         raise StartupError(
             f"a KV pool of {wanted} tokens does not fit on the GPU ({fitting}):"
             f" {gpu_memory_text(gpu, plan.with_pool(wanted))}"
@@ -193,9 +195,9 @@ def gpu_memory_text(gpu: GpuMemory, plan: Footprint) -> str:
     """Return in words what an engine takes of its GPU, and what to change."""
     change = "lower worker.kv_tokens, worker.max_batch, worker.prefill_chunk or model.max_len"
     if gpu.share < 1.0:
-        change += ", or take fewer workers for each GPU"
+        change += ", or start fewer workers on each GPU"
     if plan.weights + plan.runtime >= gpu.allowed:
-        change = "take a smaller model, a larger GPU, or fewer workers for each GPU"
+        change = "use a smaller model, a larger GPU, or fewer workers on each GPU"
     return (
         f"{_gib(gpu.total)} in all, {_gib(gpu.free)} free, {_gib(gpu.allowed)} for this engine"
         f" ({gpu.share:.0%} of the GPU, less a reserve); it takes {_gib(plan.weights)} for weights,"

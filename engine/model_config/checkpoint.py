@@ -136,7 +136,7 @@ def _read(path: Path) -> dict[str, int]:
         start = file.read(len(_LFS_POINTER))
         if start == _LFS_POINTER:
             raise StartupError(
-                f"{path}: a Git LFS pointer, not the weights; `git lfs pull` there gets them"
+                f"{path}: a Git LFS pointer, not the weights; run `git lfs pull` there"
             )
         length = int.from_bytes(start[:8], "little")
         if size < 8 or not 0 < length <= min(size - 8, _LARGEST_HEADER):
@@ -158,7 +158,7 @@ def _read(path: Path) -> dict[str, int]:
     expected = 8 + length + max((t.data_offsets[1] for t in tensors.values()), default=0)
     if size != expected:
         raise StartupError(
-            f"{path}: {size} bytes where its header says {expected}; fetch the file again"
+            f"{path}: {size} bytes, but its header says {expected}; download the file again"
         )
     _check_places(path, tensors)
     return {name: tensor.elements for name, tensor in tensors.items()}

@@ -176,7 +176,7 @@ class EngineClient:
             self._give_up(str(error))
         except Exception as error:
             log.exception("the engine is not replaced")
-            self._give_up(f"the engine does not start again: {error}")
+            self._give_up(f"the engine could not be restarted: {error}")
 
     def _give_up(self, problem: str) -> None:
         self._problem = problem
@@ -190,7 +190,7 @@ class EngineClient:
             now = time.monotonic()
             deaths[:] = [*(t for t in deaths if now - t < DEATH_WINDOW_S), now]
             if len(deaths) >= MAX_DEATHS:
-                raise EngineDied(f"{len(deaths)} engines died lately: {why}")
+                raise EngineDied(f"{len(deaths)} engines died within a short time: {why}")
             log.warning("engine lost: %s; starting another", why)
             self._report(f"engine lost: {why}; starting another", 0.0)
             try:
@@ -201,7 +201,7 @@ class EngineClient:
         self.restarts += 1
         assert old.ready is not None and new.ready is not None
         if new.ready.fingerprint != old.ready.fingerprint:
-            raise StartupError("the model on disk is not the one that was served before")
+            raise StartupError("the model on disk has changed")
         return new
 
     async def _attend(self, session: EngineSession) -> str:

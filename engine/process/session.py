@@ -160,7 +160,7 @@ class EngineSession:
             try:
                 listener.on_lost()
             except Exception:
-                log.exception("telling that the engine is lost")
+                log.exception("reporting that the engine is lost")
 
     # ---- traffic ----------------------------------------------------------------------------
 

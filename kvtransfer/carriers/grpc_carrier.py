@@ -114,7 +114,9 @@ class GrpcCarrier:
     def _pull(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         outbound = self._transfers.claim(request)
         if outbound is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, "no such transfer, or it is already pulled")
+            context.abort(
+                grpc.StatusCode.NOT_FOUND, "no such transfer, or it is already being received"
+            )
         else:
             yield from _messages(outbound, context.is_active)
 
@@ -145,7 +147,9 @@ def _kv_endpoint(request: InboundRequest) -> str:
     except ValueError:
         port = 0
     if not 0 < port < 65536:
-        raise CarrierFailed(f"the other worker named {request.address[:40]!r} as its KV port")
+        raise CarrierFailed(
+            f"the other worker gave the invalid KV address {request.address[:40]!r}"
+        )
     return join_host_port(host_of(request.endpoint), port)
 
 

@@ -203,4 +203,4 @@ class LocalReceiver:
 
     def close(self) -> None:
         for peer in list(self._peers.values()):
-            peer.close("local: this worker goes")
+            peer.close("local: this worker is stopping")

@@ -167,7 +167,7 @@ class TcpConnection:
         answer = bytearray(len(OKAY))
         self.receive(memoryview(answer), within_s)
         if answer != OKAY:
-            raise ConnectionBroken("no such transfer, or it is already pulled")
+            raise ConnectionBroken("no such transfer, or it is already being received")
 
     def read_pull(self, within_s: float) -> tuple[bytes, int]:
         """Return the transfer id and the connection's number that a receiver asks for."""

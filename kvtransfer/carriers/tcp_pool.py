@@ -49,7 +49,7 @@ class ConnectionPool:
         """Raise CarrierFailed for an endpoint that may not be dialled."""
         if not self._security.permits(endpoint):
             raise CarrierFailed(
-                f"{endpoint!r} is not on this machine, and without TLS no other one is dialled"
+                f"{endpoint!r} is not on this machine, and connections to other machines need TLS"
             )
 
     def take(self, endpoint: str) -> TcpConnection | None:

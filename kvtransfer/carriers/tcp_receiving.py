@@ -211,7 +211,7 @@ def sender_endpoint(request: InboundRequest) -> str:
     address = request.address
     port = int(address) if len(address) <= 5 and address.isdecimal() else 0
     if not 0 < port < 65536:
-        raise CarrierFailed(f"the other worker named {address[:40]!r} as its KV port")
+        raise CarrierFailed(f"the other worker gave the invalid KV address {address[:40]!r}")
     return join_host_port(host_of(request.endpoint), port)
 
 

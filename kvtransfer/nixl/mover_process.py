@@ -106,7 +106,7 @@ class MoverProcess:
             self.end(f"the NIXL mover was not ready within {START_S:g} s")
         else:
             await self._silence.wait_for_silence(SILENT_S)
-            self.end(f"the NIXL mover said nothing for {SILENT_S:g} s")
+            self.end(f"the NIXL mover sent nothing for {SILENT_S:g} s")
 
     def is_ready(self) -> bool:
         return self.alive and self._ready.done()
@@ -126,7 +126,7 @@ class MoverProcess:
         self._process.kill()
         self._life.cancel()
         everyone = CarrierFailed(why)
-        others = everyone if culprit is None else TransferFailed(f"NIXL was started anew: {why}")
+        others = everyone if culprit is None else TransferFailed(f"NIXL was restarted: {why}")
         if not self._ready.done():
             self._ready.set_exception(everyone)
             self._ready.exception()

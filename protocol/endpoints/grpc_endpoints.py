@@ -151,7 +151,7 @@ class EndpointSecurity:
             return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
         if not is_loopback(host_of(endpoint)):
             raise TransferFailed(
-                f"{endpoint!r} is not on this machine, and without TLS nobody else is talked to"
+                f"{endpoint!r} is not on this machine, and connections to other machines need TLS"
             )
         return None
 

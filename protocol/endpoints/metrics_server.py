@@ -116,6 +116,6 @@ class _RenewingContext(ssl.SSLContext):
         try:
             self._context = mutual_tls_server_context(self._files)
         except StartupError as error:  # half replaced; the next connection tries again
-            log.warning("metrics go on with the last TLS files: %s", error)
+            log.warning("the metrics port keeps using the last TLS files: %s", error)
             return
         self._used = version

@@ -147,7 +147,7 @@ class Leases(Generic[R]):
         size = size if isinstance(size, int) else 0
         if isinstance(count, Exception) or count > MAX_MEMBERS or size > MAX_SET_BYTES:
             await self._redis.unlink(self._members)
-            raise ResponseError(f"{self._members} was no set of instance ids; it is built anew")
+            raise ResponseError(f"{self._members} was no set of instance ids; it is rebuilt")
         raw = await self._redis.smembers(self._members)
         return sorted(m for m in raw if isinstance(m, bytes))
 

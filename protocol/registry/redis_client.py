@@ -50,11 +50,12 @@ def check_exposure(url: str) -> None:
     encrypted = issubclass(pool.connection_class, redis.SSLConnection)
     if not (options.get("password") or (encrypted and options.get("ssl_certfile"))):
         raise StartupError(
-            f"refusing the Redis at {host!r}: beyond this machine it must ask for a password or,"
+            f"refusing the Redis at {host!r}: on another machine it must require a password or,"
             " with rediss://, for a client's certificate (?ssl_certfile= and ssl_keyfile=);"
-            " otherwise anybody on the network could write into it"
+            " otherwise anybody on the network could write to it"
         )
     if not encrypted:
         log.warning(
-            "the Redis at %r is spoken to in the clear, its password with it: use rediss://", host
+            "traffic to the Redis at %r, its password included, is not encrypted: use rediss://",
+            host,
         )

@@ -46,6 +46,20 @@ def check_certificates(pems: PemBundle, now: float, names: Mapping[str, str]) ->
     _check_dates(issuer, now, names["ca"])
 
 
+def is_issued_by(cert: bytes, ca: bytes) -> bool:
+    """Return whether a CA in ``ca`` issued the certificate, by the chain in ``cert``."""
+    try:
+        chain, cas = x509.load_pem_x509_certificates(cert), x509.load_pem_x509_certificates(ca)
+    except ValueError:
+        return False
+    return _issuer(chain, cas) is not None
+
+
+def pem_hosts(cert: bytes) -> list[str]:
+    """Return the host names and addresses of the first certificate. Raises ValueError."""
+    return certificate_hosts(x509.load_pem_x509_certificates(cert)[0])
+
+
 def check_certificate_host(cert: bytes, host: str, name: str | None) -> None:
     """Raise StartupError unless clients will accept the certificate of a server on ``host``: it
     must be for ``name`` if the cluster has one, else for ``host``."""
@@ -55,11 +69,11 @@ def check_certificate_host(cert: bytes, host: str, name: str | None) -> None:
     given = f"the certificate is for {', '.join(names) or 'no host'}, and not for"
     if name is not None:
         raise StartupError(
-            f"{given} {name!r}, the name that all processes of the cluster are to prove"
+            f"{given} {name!r}, the name that all processes of the cluster must prove"
             " (security.tls.name): make one with `baton certs node DIR --name` and that name"
         )
     raise StartupError(
-        f"{given} {host!r}, where this process is to listen: make one with"
+        f"{given} {host!r}, where this process listens: make one with"
         " `baton certs node DIR --host` and that name"
     )
 

@@ -33,8 +33,8 @@ def check_worker_host(host: str, *, tls: bool = False) -> None:
         )
     if not host or _is_wildcard(host):
         raise StartupError(
-            f"a worker cannot listen on {host!r}: its host is the name or address by which the"
-            " others reach it"
+            f"a worker cannot listen on {host!r}: its host must be the name or address at which"
+            " the others reach it"
         )
 
 

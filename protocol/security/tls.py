@@ -100,10 +100,10 @@ class TlsIdentity:
         try:
             self._pems = read_pem_bundle(self._files, self._now())
         except StartupError as error:  # one file of two has been replaced, perhaps
-            log.warning("the TLS files that came are not used, the last ones are: %s", error)
+            log.warning("the changed TLS files are not used; the last ones stay in use: %s", error)
             return
         self._version += 1
-        log.info("the TLS files have changed, and are used from now on")
+        log.info("the TLS files have changed and are in use now")
 
     def _warn(self) -> None:
         text = expiry_warning(self._pems, self._now())

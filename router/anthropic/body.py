@@ -24,22 +24,32 @@ from router.anthropic.blocks import (
 from router.anthropic.conversation import chat_messages, system_text
 from router.anthropic.tools import (
     ToolChoice,
+    ToolDefaults,
     ToolDefinitions,
     chat_tool_choice,
     chat_tools,
     long_names,
 )
 from router.common.errors import ApiError, invalid
+from router.openai.bodies.chat_body import ChatBody
 from router.openai.bodies.field_types import Integer, StopStrings
-from router.openai.bodies.generation_body import ChatBody
 from router.openai.bodies.parsing import check_sizes, to_api_error
-
-MAX_IGNORED = 32
-"""Most names of ignored fields that a response lists."""
+from router.openai.bodies.unknown_fields import unknown_names
 
 _REFUSED = {
     "mcp_servers": "this server calls no other one: send the tools of MCP servers as tools",
     "container": "this server runs no code",
+}
+_WITHOUT_EFFECT = {
+    "cache_control",
+    "context_management",
+    "diagnostics",
+    "fallbacks",
+    "inference_geo",
+    "metadata",
+    "safeguards",
+    "service_tier",
+    "speed",
 }
 _PROMPT_FIELDS = {"messages", "system"}
 _CHAT_FIELDS = {
@@ -75,7 +85,7 @@ class PromptBody(LenientModel):
     """The fields that the prompt is made of. ``cache_salt``, ``chat_template_kwargs``, ``priority``
     and ``prompt_cache_key`` mean what they mean in a chat."""
 
-    model: str
+    model: str | None = None
     messages: InputMessages
     system: SystemBlocks = Field(default_factory=list)
     tools: ToolDefinitions = Field(default_factory=list)
@@ -96,6 +106,8 @@ class MessagesBody(PromptBody):
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     top_k: Integer | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(None, gt=0, le=10, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -121,6 +133,8 @@ def parse_messages(raw: Mapping[str, Any]) -> MessagesRequest:
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_k": body.top_k,
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
     }
     return _request(raw, body, options)
 
@@ -157,7 +171,9 @@ def _request(
 ) -> MessagesRequest:
     fields = {
         "model": body.model,
-        "messages": chat_messages(system_text(body.system), body.messages),
+        "messages": chat_messages(
+            system_text(body.system), body.messages, ToolDefaults(body.tools)
+        ),
         "response_format": _response_format(body),
         "cache_salt": body.cache_salt,
         "priority": body.priority,
@@ -172,8 +188,8 @@ def _request(
         raise with_own_fields(to_api_error(error, ChatBody)) from None
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
-    ignored = [name[:64] for name in raw if name not in type(body).model_fields]
-    return MessagesRequest(chat, long_names(body.tools), tuple(ignored[:MAX_IGNORED]))
+    known = {*MessagesBody.model_fields, *_REFUSED, *_WITHOUT_EFFECT}
+    return MessagesRequest(chat, long_names(body.tools), unknown_names(raw, known))
 
 
 def with_own_fields(error: ApiError) -> ApiError:

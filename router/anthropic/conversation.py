@@ -32,7 +32,7 @@ from router.anthropic.blocks import (
     ToolUseBlock,
     UserMessage,
 )
-from router.anthropic.tools import short_name
+from router.anthropic.tools import ToolDefaults, short_name
 
 BILLING_HEADER = "x-anthropic-billing-header"
 """Beginning of a system block of Claude Code that differs between conversations and says nothing to
@@ -148,7 +148,9 @@ def result_text(block: ToolResultBlock) -> str:
     return f"Error: {text}" if block.is_error and not says_so else text
 
 
-def chat_messages(system: str, messages: Sequence[InputMessage]) -> list[dict[str, Any]]:
+def chat_messages(
+    system: str, messages: Sequence[InputMessage], defaults: ToolDefaults
+) -> list[dict[str, Any]]:
     """Return the messages of a chat as its clients send them; ``system``: the field ``system``."""
     conversation = Conversation()
     for message in messages:
@@ -158,7 +160,7 @@ def chat_messages(system: str, messages: Sequence[InputMessage]) -> list[dict[st
     out: list[dict[str, Any]] = [{"role": "system", "content": head}] if head else []
     for turn in conversation.turns:
         if isinstance(turn, AssistantTurn):
-            out.append(_assistant_message(turn))
+            out.append(_assistant_message(turn, defaults))
             continue
         out += [
             {"role": "tool", "tool_call_id": call, "content": text} for call, text in turn.results
@@ -168,7 +170,7 @@ def chat_messages(system: str, messages: Sequence[InputMessage]) -> list[dict[st
     return out
 
 
-def _assistant_message(turn: AssistantTurn) -> dict[str, Any]:
+def _assistant_message(turn: AssistantTurn, defaults: ToolDefaults) -> dict[str, Any]:
     content = "".join(turn.texts)
     # Templates write the line break between text and calls themselves, as the model did.
     content = content.rstrip("\n") if turn.calls else content
@@ -182,7 +184,9 @@ def _assistant_message(turn: AssistantTurn) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": short_name(call.name),
-                    "arguments": json.dumps(call.input, ensure_ascii=False),
+                    "arguments": json.dumps(
+                        defaults.as_written(call.name, call.input), ensure_ascii=False
+                    ),
                 },
             }
             for call in turn.calls

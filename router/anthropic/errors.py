@@ -48,8 +48,7 @@ def error_body(error: ApiError, request_id: str = "") -> bytes:
 
 
 def error_response(error: ApiError, request_id: str) -> Response:
-    headers = {**_bounded(error.headers), "request-id": request_id}
-    body = error_body(error, request_id)
+    body, headers = error_body(error, request_id), _bounded(error.headers)
     return Response(body, error_status(error), headers, "application/json")
 
 

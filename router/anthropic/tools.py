@@ -67,6 +67,57 @@ def long_names(tools: Sequence[ToolDefinition]) -> dict[str, str]:
     return {short_name(t.name): t.name for t in tools if len(t.name) > _CHAT_NAME_CHARS}
 
 
+class ToolDefaults:
+    """The optional arguments of each tool that have a default. One instance stands for one request.
+
+    Claude Code sends a call back with arguments that the model has left out: before the others,
+    with their defaults. A prompt with them would not begin with what the model has written.
+    """
+
+    def __init__(self, tools: Sequence[ToolDefinition]) -> None:
+        self._schemas = {tool.name: tool.input_schema for tool in tools}
+        self._known: dict[str, tuple[dict[str, Any], dict[str, int]]] = {}
+
+    def as_written(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call without the leading ones that equal their default,
+        although another argument comes before them in the schema."""
+        defaults, order = self._of_tool(name)
+        if not defaults:
+            return given
+        first = min(order.get(key, len(order)) for key in given) if given else 0
+        kept = dict(given)
+        for key, value in given.items():
+            inserted = key in defaults and order[key] > first
+            if not inserted or type(defaults[key]) is not type(value) or defaults[key] != value:
+                break
+            del kept[key]
+        return kept
+
+    def _of_tool(self, name: str) -> tuple[dict[str, Any], dict[str, int]]:
+        """Return the defaults of a tool, and the places of its arguments in the schema."""
+        if name not in self._known:
+            schema = self._schemas.get(name, {})
+            properties, required = schema.get("properties"), schema.get("required")
+            properties = properties if isinstance(properties, dict) else {}
+            needed = (
+                {n for n in required if isinstance(n, str)} if isinstance(required, list) else ()
+            )
+            defaults = {
+                key: value["default"]
+                for key, value in properties.items()
+                if key not in needed and isinstance(value, dict) and _is_plain(value.get("default"))
+            }
+            self._known[name] = defaults, {key: place for place, key in enumerate(properties)}
+        return self._known[name]
+
+
+def _is_plain(default: Any) -> bool:
+    """Is this a default that is compared quickly, however many calls there are?"""
+    return isinstance(default, bool | int | float) or (
+        isinstance(default, str) and len(default) <= MAX_NAME_CHARS
+    )
+
+
 def chat_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
     """Return the tools as clients of chats send them."""
     return [

@@ -50,7 +50,8 @@ class BodyBudget:
         all."""
         if self.held[tenant] + count > self._tenant_limit:
             raise overloaded(
-                f"bodies of {self.held[tenant]} bytes are being read for this API key, of at most"
+                f"request bodies of {self.held[tenant]} bytes are being read for this API key, of"
+                " at most"
                 f" {self._tenant_limit} at once",
                 1.0,
             )

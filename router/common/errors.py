@@ -109,6 +109,11 @@ def internal_error(message: str, code: str = "internal_error") -> ApiError:
     return ApiError(500, message, type="server_error", code=code)
 
 
+def router_failed() -> ApiError:
+    """Return a 500: a bug of the router, which is logged."""
+    return internal_error("the router failed on this request; its log has details")
+
+
 WriteError = Callable[[Scope, ApiError], Response]
 """Returns the response for an error in the dialect of the request's path."""
 
@@ -127,15 +132,17 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
         headers["allow"] = allowed = ", ".join(sorted(allowed.split(", ")))
     messages = {
         404: (f"{what}: there is no such path", "not_found"),
-        405: (f"{what}: this path takes {allowed} only", "method_not_allowed"),
+        405: (f"{what}: this path accepts only {allowed}", "method_not_allowed"),
     }
     message, code = messages.get(error.status_code, (str(error.detail), None))
     return ApiError(error.status_code, message, code=code, headers=headers)
 
 
 def _exception_error(request: Request, error: Exception) -> ApiError:
-    log.error("%s %r failed", request.method, request.scope["path"][:200], exc_info=error)
-    return internal_error("the router failed on this request; its log says more")
+    request_id = request.scope.get("state", {}).get("request_id", "")
+    path = request.scope["path"][:200]
+    log.error("request %s, %s %r, failed", request_id, request.method, path, exc_info=error)
+    return router_failed()
 
 
 def install_error_handlers(app: FastAPI, write: WriteError = write_openai_error) -> None:

@@ -110,7 +110,7 @@ class JsonLinesLog:
         try:
             self._lines.put_nowait(line)
         except queue.Full:
-            self._drop("more lines came than the disk takes")
+            self._drop("lines were written faster than the disk accepts them")
 
     def close(self) -> None:
         """Write what waits, for ``_CLOSE_S`` at most."""

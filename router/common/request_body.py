@@ -66,7 +66,7 @@ async def read_json_object(
     data = await _read(request, limit, timeout_s, claim)
     if too_many_items(data):
         what = f"at most {MAX_ITEMS} strings, names, arrays and objects together"
-        raise invalid(f"the body holds too much: {what} are taken", code="body_too_complex")
+        raise invalid(f"the body contains too much: {what} are accepted", code="body_too_complex")
     try:
         value = msgspec.json.decode(data)
     except RecursionError:
@@ -87,7 +87,7 @@ def _not_json(data: bytes, error: ValueError) -> str:
         return "the body is empty; expected a JSON object"
     if isinstance(error, UnicodeDecodeError):
         return f"the body is not valid JSON: a string in it is not UTF-8 ({error.reason})"
-    hint = " (it holds half of a surrogate pair?)" if _HALF_OF_A_PAIR.search(data) else ""
+    hint = " (does it contain half of a surrogate pair?)" if _HALF_OF_A_PAIR.search(data) else ""
     what = str(error).removeprefix("JSON is malformed: ").removesuffix(" - at `$[...]`")
     what = "it ends too early" if what == "Input data was truncated" else what
     return f"the body is not valid JSON: {what}{hint}"
@@ -101,17 +101,19 @@ def _json_type(value: object) -> str:
 def _check_type(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        raise _unsupported(f"content-encoding {encoding[:80]!r} is not supported: send it as it is")
+        raise _unsupported(
+            f"content-encoding {encoding[:80]!r} is not supported: send it without an encoding"
+        )
     given = request.headers.get("content-type")
     if given is None:  # any web page can make a browser send such a request
-        raise _unsupported("expected content-type application/json, and there is none")
+        raise _unsupported("expected content-type application/json, but there is none")
     kind, *parameters = (part.strip().lower() for part in given.split(";"))
     if kind != "application/json":
         raise _unsupported(f"expected content-type application/json, got {given[:80]!r}")
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "charset" and value.strip(' "') not in ("utf-8", "utf8"):
-            raise _unsupported(f"the charset of JSON is utf-8, got {given[:80]!r}")
+            raise _unsupported(f"the charset of JSON must be utf-8, got {given[:80]!r}")
 
 
 async def _read(request: Request, limit: int, timeout_s: float, claim: BodyClaim) -> bytes:
@@ -127,7 +129,7 @@ async def _read(request: Request, limit: int, timeout_s: float, claim: BodyClaim
     except TimeoutError:
         if too_long:
             raise _too_large(limit) from None
-        message = f"the body did not come within {timeout_s:g} s"
+        message = f"the body was not received within {timeout_s:g} s"
         raise ApiError(408, message, code="request_timeout", headers=_CLOSE) from None
 
 
@@ -162,5 +164,5 @@ def _unsupported(message: str) -> ApiError:
 
 def _too_large(limit: int) -> ApiError:
     # Without this header the rest of the body would be read to its end.
-    message = f"the body is too large: at most {limit} bytes are taken"
+    message = f"the body is too large: at most {limit} bytes are accepted"
     return ApiError(413, message, code="request_too_large", headers=_CLOSE)

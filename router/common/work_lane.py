@@ -72,5 +72,5 @@ class WorkLane:
 
 
 def _too_late(what: str) -> ApiError:
-    message = f"{what} could not be tokenized before the request's first token is due; try again"
+    message = f"{what} could not be tokenized before the deadline of the first token; try again"
     return overloaded(message, _RETRY_AFTER_S)

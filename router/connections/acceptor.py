@@ -142,7 +142,7 @@ class Acceptor:
 
         The event loop would call again and again otherwise, and use the whole processor.
         """
-        self._log(f"no descriptor is left for a client: {error.strerror}")
+        self._log(f"no file descriptor is left for a client's connection: {error.strerror}")
         if not self._table.evict_idle() and self._spare is not None:
             os.close(self._spare)
             self._spare = None
@@ -178,7 +178,9 @@ class Acceptor:
 
     def _refuse(self, client: socket.socket) -> None:
         limits = self._table.limits
-        self._log(f"refusing clients: {self._table.open} of {limits.total} connections are open")
+        self._log(
+            f"refusing connections: {self._table.open} of {limits.total} connections are open"
+        )
         if self._context is not None:  # an answer would need the handshake that is refused
             client.close()
             return

@@ -25,8 +25,8 @@ class ConnectionMetrics(Collector):
         table, labels = self._table, self._labels
         for name, text, value in (
             ("connections", "Connections of clients that are open", table.open),
-            ("connections_idle", "Of them, those without a request", table.idle),
-            ("connections_limit", "Connections that the router takes", table.limits.total),
+            ("connections_idle", "Open connections without a request", table.idle),
+            ("connections_limit", "Maximum number of clients' connections", table.limits.total),
         ):
             gauge = GaugeMetricFamily(f"baton_router_{name}", text, labels=_LABELS)
             gauge.add_metric(labels, value)
@@ -40,7 +40,8 @@ class ConnectionMetrics(Collector):
         yield evicted
         refused = CounterMetricFamily(
             "baton_router_connections_refused",
-            "Connections refused: too many in all, from one address, or no descriptor left",
+            "Refused connections: too many in total, too many from one address, or no file"
+            " descriptor left",
             labels=(*_LABELS, "reason"),
         )
         for reason in _REASONS:

@@ -111,7 +111,7 @@ class FairDispatcher:
         """
         routed = work.place()
         if routed is None:
-            raise unavailable("no decode worker is attached; try again shortly")
+            raise unavailable("no decode worker is connected; try again shortly")
         request = WaitingRequest(tenant, priority, arrived, limits, routed.cost, work)
         self._refuse_late()
         request.alone_s = _alone_s(routed.placement)
@@ -260,7 +260,7 @@ class FairDispatcher:
             return
         if not is_served:
             self._remove(request)
-            request.work.refuse(unavailable("no decode worker is attached; try again shortly"))
+            request.work.refuse(unavailable("no decode worker is connected; try again shortly"))
             return
         waited_s = self._clock() - request.arrived
         wait_s = self._monitor.wait_s(request.tenant)
@@ -269,7 +269,7 @@ class FairDispatcher:
         request.work.refuse(
             overloaded(
                 f"the request has waited {waited_s:.1f} s for its turn, and its first token, due"
-                f" within {request.limits.ttft_s:g} s, can no longer come in time",
+                f" within {request.limits.ttft_s:g} s, cannot be generated in time any more",
                 wait_s,
             )
         )

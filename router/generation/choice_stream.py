@@ -109,6 +109,7 @@ class ChoiceStream:
         buffer = services.settings.client_buffer_tokens
         self._queue = TokenQueue(buffer if generation.streamed else request.sampling.max_tokens)
         self._received: list[int] = []  # output tokens of all submissions
+        self._cached_tokens = 0  # ``cached_tokens`` as of the first token
         self._hand_backs = RetryBudget(HAND_BACK_LIMIT)
         self._failed_instances: set[str] = set()
         self._later: TokenBatch | None = None  # interruption that came together with tokens
@@ -172,15 +173,16 @@ class ChoiceStream:
         batch = await self._next_tokens()
         if not self.text.has_begun:
             await self.text.begin(self._queue.prompt_logprobs)
+            self._cached_tokens = self.cached_tokens
         delta = self.text.next_delta(batch)
-        self._metrics.record_tokens(len(delta.ids), self.cached_tokens)
+        self._metrics.record_tokens(len(delta.ids), self._cached_tokens)
         if delta.finish:
             self._complete()
         return delta
 
     def disconnect(self) -> None:
         """Stop the work at once: the client has hung up."""
-        self._interrupt(Interruption.DISCONNECTED, "the client is gone")
+        self._interrupt(Interruption.DISCONNECTED, "the client has disconnected")
 
     def close(self, status: str) -> None:
         """Release the work in whatever state it is, and record ``status`` in metrics. Call once."""
@@ -247,10 +249,14 @@ class ChoiceStream:
             if placed is not None and not self._queue.failed:
                 model = services.pool.model
                 if model is None or model.fingerprint != self._fingerprint:
-                    raise unavailable("the decode worker was lost, and the model has changed since")
+                    raise unavailable(
+                        "the decode worker was lost, and the model has changed since then"
+                    )
                 return self._submit(placed)
             if loop.time() >= deadline:
-                raise unavailable("the decode worker was lost, and no other came in time")
+                raise unavailable(
+                    "the decode worker was lost, and no other one was available in time"
+                )
             await services.pool.wait_change(_POLL_S)
         return None
 

@@ -153,7 +153,7 @@ class ChoiceText:
         if self._output.logprobs:
             values = self.prompt_logprobs.values
             if len(values) != len(prompt) - 1:
-                raise internal_error("the worker did not tell the prompt's log-probabilities")
+                raise internal_error("the worker did not send the prompt's log-probabilities")
             self._add_pending(prompt, [None, *values])
         return text
 

@@ -58,7 +58,7 @@ class DemandMetrics:
     def __init__(self, registry: CollectorRegistry, labels: tuple[str, str]) -> None:
         self._received = Counter(
             "baton_requests_received",
-            "Valid requests at their arrival, refused ones included",
+            "Valid requests, counted when they arrive, refused ones included",
             _LABELS,
             registry=registry,
         ).labels(*labels)
@@ -70,9 +70,10 @@ class DemandMetrics:
 
         self._prompt = histogram("prompt", "Tokens in the prompt of a request that arrived")
         self._uncached = histogram(
-            "uncached_prompt", "Of them, those that no cache held; known with the first token"
+            "uncached_prompt",
+            "Tokens of the prompt that were in no cache, observed with the first token",
         )
-        self._output = histogram("output", "Tokens that a request brought, at its end")
+        self._output = histogram("output", "Tokens generated for a request, observed at its end")
 
     def count_refused(self, requests: int) -> None:
         """Count requests that were refused before their prompts were read."""
@@ -95,9 +96,11 @@ class DemandMetrics:
 ROLE = "router"
 REPLICA_CHARS = 12  # of an instance id
 _STATUSES = ("ok", "cancelled", "429", "500", "503", "504")
-_SLO_REQUESTS_HELP = "Requests weighed by an objective, those that waited in vain as well"
+_SLO_REQUESTS_HELP = (
+    "Requests to which an objective applies, including those that never got a token"
+)
 _NO_TIMES = RequestTimes()  # of a request that was refused
-_SLO_MET_HELP = "Those of them within it; all: within both, and ended well"
+_SLO_MET_HELP = "Requests that met the objective; all: met both, and ended well"
 
 
 class RouterMetrics:
@@ -125,53 +128,60 @@ class RouterMetrics:
 
     def _add_request_metrics(self, ttft: tuple[float, ...], tpot: tuple[float, ...]) -> None:
         self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "From the request's arrival to its first token", ttft
+            "time_to_first_token_seconds",
+            "Time from the request's arrival to its first token",
+            ttft,
         )
         self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens of a request", tpot
+            "inter_token_latency_seconds", "Time between two tokens of a request", tpot
         )
         self.time_per_output_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean of a request, after its first", tpot
+            "request_time_per_output_token_seconds",
+            "Mean time per token of a request, after its first token",
+            tpot,
         )
         self.duration = self._histogram(
-            "request_duration_seconds", "From the request's arrival to its end", DURATION
+            "request_duration_seconds", "Time from the request's arrival to its end", DURATION
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts")
         self.uncached_prompt_tokens = self._counter(
-            "uncached_prompt_tokens", "Tokens in prompts that no prefix cache held"
+            "uncached_prompt_tokens", "Prompt tokens that were in no prefix cache"
         )
         self.output_tokens = self._counter("output_tokens", "Tokens sent to clients")
-        self.running = self._gauge("requests_running", "Requests that have brought a token")
-        self.waiting = self._gauge("requests_waiting", "Requests before their first token")
+        self.running = self._gauge(
+            "requests_running", "Running requests that have had their first token"
+        )
+        self.waiting = self._gauge("requests_waiting", "Requests that wait for their first token")
 
     def _add_routing_metrics(self) -> None:
-        self.decode_workers = self._gauge("router_decode_workers", "Decode workers attached")
+        self.decode_workers = self._gauge("router_decode_workers", "Connected decode workers")
         self.decision = self._histogram(
-            "router_decision_seconds", "To choose a request's workers", DECISION
+            "router_decision_seconds", "Time to choose a request's workers", DECISION
         )
         self.prediction = self._histogram(
             "router_ttft_prediction_ratio",
-            "Time to first token: observed to predicted",
+            "Time to first token: observed over predicted",
             RATIO,
         )
         self.index_entries = self._gauge("index_entries", "Blocks in the prefix index")
         self.index_staleness = self._gauge(
-            "index_staleness_seconds", "Age of what the prefix index knows"
+            "index_staleness_seconds", "Age of the data in the prefix index"
         )
         self.cache_queries = self._counter(
-            "prefix_cache_queries_tokens", "Prompt tokens looked for in prefix caches"
+            "prefix_cache_queries_tokens", "Prompt tokens looked up in prefix caches"
         )
         self.cache_hits = self._counter(
             "prefix_cache_hits_tokens", "Prompt tokens found in prefix caches"
         )
         self.queued_prefill_tokens = self._gauge(
-            "queued_prefill_tokens", "Prompt tokens of this router's that are to be computed"
+            "queued_prefill_tokens",
+            "Prompt tokens of this router's requests that have yet to be computed",
         )
 
     def _add_objective_metrics(self, ttft: tuple[float, ...]) -> None:
         objectives = Gauge(
             "baton_objective_seconds",
-            "Of the service, as configured",
+            "The configured objective",
             ["model", "role", "slo"],
             registry=self.registry,
         )
@@ -179,7 +189,7 @@ class RouterMetrics:
         objectives.labels(self._model, ROLE, "tpot").set(self.goals.tpot_s)
         self._stages = Histogram(
             "baton_ttft_stage_seconds",
-            "Parts of the time to first token; wire and scatter come after it",
+            "Stages of the time to first token; wire and scatter come after it",
             ["model", "role", "stage"],
             buckets=ttft,
             registry=self.registry,
@@ -191,11 +201,12 @@ class RouterMetrics:
         self._requests = self._counter_by("requests", "Requests ended", "status", _STATUSES)
         reasons = ("requests", "ttft", "queue")
         self._refusals = self._counter_by(
-            "admission_refusals", "Requests not let in", "reason", reasons
+            "admission_refusals", "Refused requests", "reason", reasons
         )
         self._not_after = Gauge(
             "baton_certificate_not_after_seconds",
-            "When a certificate ends, in seconds since the epoch; use: between processes, or HTTPS",
+            "Time at which a certificate expires, in seconds since the epoch; use: cluster"
+            " (between processes) or https",
             ["model", "role", "replica", "use"],
             registry=self.registry,
         )

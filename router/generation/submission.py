@@ -198,7 +198,7 @@ class Submission:
         try:
             logprobs = self._take_logprobs(output)
         except InvalidRequest as error:
-            reason = f"the worker's answer cannot be read: {error}"
+            reason = f"the worker's answer is invalid: {error}"
             queue.interrupt(Interruption.RETRYABLE, reason)
             return False
         has_ended = finish in (pb.FINISH_STOP, pb.FINISH_LENGTH)

@@ -69,10 +69,10 @@ class TokenTimer:
 
     def _look(self) -> None:
         if not self._has_begun:
-            self._expire(f"the first token did not come within {self._first_s:g} s")
+            self._expire(f"the first token was not generated within {self._first_s:g} s")
         elif self._is_behind():
             self._arm(self._next_s)
         elif self.left_s > 0:
             self._arm(self.left_s)
         else:
-            self._expire(f"no further token came within {self._next_s:g} s")
+            self._expire(f"no further token was generated within {self._next_s:g} s")

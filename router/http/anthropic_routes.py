@@ -12,19 +12,26 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import Scope
 
 from protocol.registry.directory import ModelInfo
-from router.anthropic.body import MessagesRequest, parse_count, parse_messages, with_own_fields
+from router.anthropic.body import (
+    MessagesBody,
+    MessagesRequest,
+    PromptBody,
+    parse_count,
+    parse_messages,
+    with_own_fields,
+)
 from router.anthropic.errors import error_response
 from router.anthropic.formatter import MessageFormatter
 from router.anthropic.wire import TokenCount, encode
 from router.common.errors import ApiError, write_openai_error
 from router.common.request_body import ClientDisconnected, read_json_object
 from router.common.work_lane import WorkClaim
-from router.http.dialect import Dialect
+from router.http.dialect import Dialect, check_served_model, check_unknown_fields
 from router.http.generation_plan import GenerationPlan, Prompt, count_chat_tokens, plan_chat
-from router.http.intake import check_served_model
 from router.http.state import RouterState
 from router.openai.answers.chat_formatter import ChatResponseOptions
 from router.openai.answers.formatter import ResponseFormatter, ResponseHeader, TokenNaming
+from router.openai.bodies.unknown_fields import ignored_headers
 from router.openai.chat.output_plan import OutputPlan
 from router.tenants.key_store import authorization_of
 
@@ -53,12 +60,14 @@ async def _plan(
 
     chat = request.chat
     try:
-        return await plan_chat(state, chat, model, claim, new_formatter, "msg", fits_output=True)
+        return await plan_chat(state, chat, model, claim, new_formatter, "msg_", fits_output=True)
     except ApiError as error:
         raise with_own_fields(error) from None
 
 
-MESSAGES: Dialect[MessagesRequest] = Dialect("message", parse_messages, _plan, error_response)
+MESSAGES: Dialect[MessagesRequest] = Dialect(
+    "message", parse_messages, _plan, MessagesBody.model_fields, error_response
+)
 
 
 def install_message_routes(app: FastAPI) -> None:
@@ -80,15 +89,18 @@ async def count_tokens(request: Request) -> Response:
             parsed = parse_count(raw)
     except ClientDisconnected:
         return Response(status_code=499)  # is not sent: the connection is closed
+    check_unknown_fields(settings, parsed.ignored, PromptBody.model_fields)
     check_served_model(state, parsed.chat.model)
     claim = WorkClaim(tenant.name, arrived + state.default_limits.ttft_s)
     try:
         tokens = await count_chat_tokens(state, parsed.chat, claim)
     except ApiError as error:
         raise with_own_fields(error) from None
-    return Response(encode(TokenCount(tokens)), media_type="application/json")
+    headers = ignored_headers(parsed.ignored)
+    return Response(encode(TokenCount(tokens)), headers=headers, media_type="application/json")
 
 
 async def hello() -> Response:
-    """This server can be reached: Claude Code asks before its first request."""
+    """This server can be reached: Claude Code asks before its first request. Its versions differ in
+    the path."""
     return Response(b"{}", media_type="application/json")

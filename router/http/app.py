@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -24,13 +25,14 @@ from router.common.errors import ApiError
 from router.common.request_body import ClientDisconnected
 from router.http import ui_routes
 from router.http.anthropic_routes import MESSAGES, install_message_routes, write_error
-from router.http.dialect import CHATS, COMPLETIONS, Body, Dialect
+from router.http.dialect import CHATS, COMPLETIONS, Body, Dialect, check_served_model
 from router.http.edge.cors import CorsPolicy
+from router.http.edge.head_checks import HeadChecks
 from router.http.edge.request_edge import RequestEdge
-from router.http.head_checks import HeadChecks
-from router.http.intake import accept_request, check_served_model
+from router.http.intake import accept_request
 from router.http.responses_routes import RESPONSES, install_response_routes
 from router.http.state import RouterState, open_router_state
+from router.http.token_routes import install_token_routes
 from router.openai.answers.wire_json import ModelCard
 from router.openapi.document import openapi_document
 from router.settings import RouterSettings
@@ -56,7 +58,8 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
     # Inside the next one, so that its errors have an id, too.
     app.add_middleware(HeadChecks, hosts=settings.checked_hosts, write=write_error)
     origins = settings.cors_origins
-    app.add_middleware(RequestEdge, cors=None if origins is None else CorsPolicy(origins))
+    policy = None if origins is None else CorsPolicy(origins)
+    app.add_middleware(RequestEdge, cors=policy, write=write_error)
     errors.install_error_handlers(app, write_error)
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", chats, methods=["POST"])
@@ -64,8 +67,11 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
     install_message_routes(app)
     app.add_api_route("/v1/responses", responses, methods=["POST"])
     install_response_routes(app)
+    install_token_routes(app)
     app.add_api_route("/v1/models", models, methods=["GET", "HEAD"])
     app.add_api_route("/v1/models/{name:path}", model, methods=["GET", "HEAD"])
+    app.add_api_route("/version", version, methods=["GET", "HEAD"])
+    app.add_api_route("/load", load, methods=["GET", "HEAD"])
     app.add_api_route("/openapi.json", openapi, methods=["GET", "HEAD"])
     app.add_api_route("/health", health, methods=["GET", "HEAD"])
     app.add_api_route("/ready", ready, methods=["GET", "HEAD"])
@@ -116,10 +122,11 @@ async def _generate(request: Request, dialect: Dialect[Body]) -> Response:
         raise
 
 
-def _card(state: RouterState) -> ModelCard:
+def _card(state: RouterState, name: str) -> ModelCard:
     known = state.pool.model
     limit = known.max_model_len if known else None
-    return ModelCard(id=state.settings.model_id, created=state.started, max_model_len=limit)
+    root = state.settings.model_id
+    return ModelCard(id=name, root=root, created=state.started, max_model_len=limit)
 
 
 def _authenticate(request: Request, scope: KeyScope | None = None) -> None:
@@ -129,7 +136,8 @@ def _authenticate(request: Request, scope: KeyScope | None = None) -> None:
 
 async def models(request: Request) -> Response:
     _authenticate(request)
-    cards = [_card(_state(request))]
+    state = _state(request)
+    cards = [_card(state, name) for name in state.settings.model_names]
     if VERSION_HEADER in request.headers:
         return _json(model_page([model_entry(card.id, card.created) for card in cards]))
     return _json({"object": "list", "data": cards})
@@ -138,17 +146,33 @@ async def models(request: Request) -> Response:
 async def model(request: Request, name: str) -> Response:
     _authenticate(request)
     state = _state(request)
-    check_served_model(state, name)
-    card = _card(state)
+    card = _card(state, check_served_model(state, name))
     if VERSION_HEADER in request.headers:
         return _json(model_entry(card.id, card.created))
     return _json(card)
 
 
+async def version(request: Request) -> Response:
+    _authenticate(request)
+    return _json({"version": metadata.version("baton")})
+
+
+async def load(request: Request) -> Response:
+    """Count the requests for generated tokens that are in this router."""
+    _authenticate(request)
+    return _json({"server_load": sum(_state(request).admission.inside.values())})
+
+
 async def openapi(request: Request) -> Response:
     _authenticate(request)
     settings = _state(request).settings
-    return _json(openapi_document(settings.model_id, keys=settings.api_keys is not None))
+    return _json(
+        openapi_document(
+            settings.model_names,
+            keys=settings.api_keys is not None,
+            closed=settings.unknown_fields == "refuse",
+        )
+    )
 
 
 async def health() -> Response:
@@ -162,7 +186,7 @@ async def ready(request: Request) -> Response:
     attached = state.pool.attached
     if not attached:
         raise errors.unavailable(
-            f"no decode worker for {state.settings.model_id!r} is attached to this router"
+            f"no decode worker for {state.settings.model_id!r} is connected to this router"
         )
     return _json({"status": "ready", "decode_workers": attached})
 

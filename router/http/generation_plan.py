@@ -26,7 +26,9 @@ from router.openai.answers.completion_formatter import (
     CompletionResponseOptions,
 )
 from router.openai.answers.formatter import ResponseFormatter, ResponseHeader, TokenNaming
-from router.openai.bodies.generation_body import ChatBody, CompletionBody, GenerationBody
+from router.openai.bodies.chat_body import ChatBody
+from router.openai.bodies.completion_body import CompletionBody
+from router.openai.bodies.generation_body import GenerationBody
 from router.openai.bodies.logprob_counts import chat_logprob_counts, completion_logprob_counts
 from router.openai.bodies.tools import ToolOptions
 from router.openai.chat.output_plan import OutputPlan
@@ -69,23 +71,29 @@ class GenerationPlan(NamedTuple):
 
 
 class ContextLimit(NamedTuple):
-    """Checks that prompt and output fit the model; holds the field names for the error message."""
+    """Checks that prompt and output fit the model; holds the field names for the error message.
+    Without ``output_field`` the client has not bounded the output."""
 
     prompt_field: str
-    output_field: str
+    output_field: str | None
 
     def check(self, prompt: int, output: int, model: ModelInfo, *, at_least: bool = False) -> None:
         """Raises ApiError (400) when so many tokens do not fit the model together. ``at_least``:
         the prompt was not counted, and has that many or more."""
         if not prompt:
-            raise invalid(f"{self.prompt_field} holds no tokens", self.prompt_field)
+            raise invalid(f"{self.prompt_field} contains no tokens", self.prompt_field)
         if prompt + output > model.max_model_len:
             counted = f"at least {prompt}" if at_least else f"{prompt}"
+            rest = "which leaves none for the output"
+            if self.output_field:
+                rest = f"and {self.output_field} asks for {output} more"
+            whole = prompt >= model.max_model_len
             raise ApiError(
                 400,
-                f"the model takes {model.max_model_len} tokens, prompt and output together; this"
-                f" request has {counted} in the prompt and asks for {output} ({self.output_field})",
-                param=self.prompt_field if prompt >= model.max_model_len else self.output_field,
+                # Clients such as LiteLLM recognise the error by its beginning.
+                f"This model's maximum context length is {model.max_model_len} tokens. However,"
+                f" {self.prompt_field} has {counted} tokens, {rest}.",
+                param=self.prompt_field if whole else self.output_field or self.prompt_field,
                 code="context_length_exceeded",
                 overflow=(prompt, model.max_model_len),
             )
@@ -111,7 +119,7 @@ async def plan_completion(
         return CompletionFormatter(header, naming, options, of_choices)
 
     return GenerationPlan(
-        id_prefix="cmpl",
+        id_prefix="cmpl-",
         prompts=prompts,
         sampling=body.sampling_params(
             max_tokens=max(body.max_tokens, 1),  # workers always draw one
@@ -164,7 +172,7 @@ async def plan_chat(
     model: ModelInfo,
     claim: WorkClaim,
     new_chat_formatter: NewChatFormatter = ChatFormatter,
-    id_prefix: str = "chatcmpl",
+    id_prefix: str = "chatcmpl-",
     *,
     fits_output: bool = False,
 ) -> GenerationPlan:
@@ -182,6 +190,7 @@ async def plan_chat(
         *(body.logprobs, body.return_token_ids, body.include_usage),
         prompt_logprobs=counts.prompt is not None,
         reasoning_fields=reasoning_fields(state.settings.reasoning_field),
+        echo=body.echoed_text,
     )
     naming = TokenNaming(state.vocabulary, body.return_tokens_as_token_ids)
     shown = _output_options(state, body, logprobs=body.logprobs)
@@ -209,10 +218,17 @@ async def plan_chat(
 
 
 async def count_chat_tokens(state: RouterState, body: ChatBody, claim: WorkClaim) -> int:
-    """Return the tokens of a chat's prompt, which need not fit the model. Raises ApiError."""
+    """Return how many tokens a chat's prompt has. Raises ApiError."""
     limit = TokenLimit(_UNLIMITED, lambda _count, _at_least: None)
+    return len(await chat_tokens(state, body, claim, limit))
+
+
+async def chat_tokens(
+    state: RouterState, body: ChatBody, claim: WorkClaim, limit: TokenLimit
+) -> list[int]:
+    """Return the prompt of a chat, which need not fit the model. Raises ApiError."""
     _, chat = await _encode_chat(state, body, limit, claim)
-    return len(chat.ids)
+    return chat.ids
 
 
 async def _encode_chat(
@@ -228,7 +244,8 @@ async def _encode_chat(
         output.tools,
         limit,
         claim,
-        add_generation_prompt=body.add_generation_prompt,
+        add_generation_prompt=body.adds_generation_prompt,
+        continue_final=body.continue_final_message,
         options=state.formats.template_options(body),
     )
     return output, chat
@@ -238,7 +255,9 @@ def _chat_limit(body: ChatBody, model: ModelInfo, *, fits_output: bool) -> Token
     """The output takes what the client asks for, or at least one token."""
     limit, output = ContextLimit("messages", body.output_field), body.max_output_tokens
     if output is None or fits_output:
-        limit, output = limit._replace(output_field="min_tokens"), max(1, body.min_tokens)
+        limit, output = limit._replace(output_field=None), 1
+        if body.min_tokens > 1:
+            limit, output = limit._replace(output_field="min_tokens"), body.min_tokens
 
     def check_length(count: int, at_least: bool) -> None:
         limit.check(count, output, model, at_least=at_least)
@@ -256,13 +275,13 @@ def _max_chat_tokens(
     totals = [link.load().kv_total for link in state.pool.links.values() if link.attached]
     smallest = min((tokens for tokens in totals if tokens), default=model.max_model_len)
     room = max(1, body.min_tokens, min(model.max_model_len, smallest) - prompt)
-    return room if wanted is None else min(wanted, room)
+    wanted = wanted or state.defaults.max_tokens
+    return room if wanted is None else min(max(wanted, body.min_tokens), room)
 
 
 def _no_template(state: RouterState) -> ApiError:
     return invalid(
-        f"the model {state.settings.model_id!r} has no chat template: it takes"
-        " /v1/completions only",
+        f"the model {state.settings.model_id!r} has no chat template: use /v1/completions",
         "messages",
         "chat_template_missing",
     )

@@ -28,12 +28,14 @@ from router.common.work_lane import WorkClaim
 from router.generation.choice_stream import ChoiceStream, GenerationRequest
 from router.generation.choice_turn import RequestEntry
 from router.generation.output_text import SharedPromptLogprobs
-from router.http.dialect import Body, Dialect
+from router.http.dialect import Body, Dialect, check_served_model, check_unknown_fields
 from router.http.generation_plan import GenerationPlan
 from router.http.response import STREAM_MEDIA_TYPE, GenerationResponse, ResponseOptions
 from router.http.state import RouterState
+from router.observation.request_record import record_of
 from router.openai.answers.formatter import ResponseHeader
 from router.openai.bodies.generation_body import GenerationBody
+from router.openai.bodies.unknown_fields import ignored_headers
 from router.placement.admission import AdmissionLimits
 from router.tenants.accounts import RequestAccount
 from router.tenants.key_store import authorization_of
@@ -51,6 +53,9 @@ async def accept_request(state: RouterState, http: HttpRequest, dialect: Dialect
     """Read and check a request for generated tokens. Raises ApiError or ClientDisconnected."""
     arrived = time.perf_counter()
     tenant = state.tenants.authenticate(authorization_of(http.headers), "generate")
+    record = record_of(http.scope)
+    if record is not None:
+        record.tenant = tenant.name
     account = state.tenants.open_account(tenant)
     try:
         late_refusal = None
@@ -78,9 +83,8 @@ async def _accept(
     settings, tenant = state.settings, account.tenant
     limits = _admission_limits(http, state.default_limits)
     with state.bodies.open(tenant.name) as claim:
-        parsed = dialect.parse(
-            await read_json_object(http, settings.max_body_bytes, settings.body_timeout_s, claim)
-        )
+        raw = await read_json_object(http, settings.max_body_bytes, settings.body_timeout_s, claim)
+        parsed = dialect.parse(state.defaults.fill(raw))
     try:
         if late_refusal is not None:
             raise late_refusal
@@ -91,7 +95,11 @@ async def _accept(
             raise
         account.give_back_prompt()
         state.metrics.count_request(str(error.status))
-        return Response(events, 200, dict(account.headers()), STREAM_MEDIA_TYPE)
+        record = record_of(http.scope)
+        if record is not None:
+            record.refusal = str(error.status)
+        headers = {**account.headers(), **ignored_headers(parsed.ignored)}
+        return Response(events, 200, headers, STREAM_MEDIA_TYPE)
 
 
 async def _plan_response(
@@ -104,7 +112,8 @@ async def _plan_response(
     arrived: float,
 ) -> GenerationResponse:
     settings, tenant, body = state.settings, account.tenant, parsed.generation
-    check_served_model(state, body.model)
+    check_unknown_fields(settings, parsed.ignored, dialect.fields)
+    model_name = check_served_model(state, body.model)
     tenant.check_priority(body.priority)
     model = _model_with_capacity(state, body, tenant, limits, arrived)
     claim = WorkClaim(tenant.name, arrived + limits.ttft_s)
@@ -117,7 +126,7 @@ async def _plan_response(
     seen = http.scope.get("state", {})
     request_id, is_own_id = seen.get("request_id", ""), seen.get("own_request_id", False)
     options = ResponseOptions(
-        id=f"{planned.id_prefix}-{request_id if is_own_id else secrets.token_hex(16)}",
+        id=planned.id_prefix + (request_id if is_own_id else secrets.token_hex(16)),
         stream=body.stream,
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
@@ -126,12 +135,13 @@ async def _plan_response(
         timeline=http.headers.get(TIMELINE_HEADER) == "1",
         n=body.n,
         candidates=planned.candidates,
+        headers=ignored_headers(parsed.ignored),
     )
     # Workers log the id of the client, too: it need not be unique, so that it is not enough.
     work_id = options.id if is_own_id or not request_id else f"{request_id}/{options.id}"
     requests = _create_requests(state, work_id, body, planned, model, tenant)
     created, fingerprint = int(time.time()), f"fp_{model.fingerprint[:16]}"
-    header = ResponseHeader(options.id, created, settings.model_id, fingerprint)
+    header = ResponseHeader(options.id, created, model_name, fingerprint)
     formatter = planned.new_formatter(header, [request.prompt for request in requests])
     session = _session_digest(tenant, body.prompt_cache_key or _session_name(http))
     streams = await _create_choices(state, options, planned, requests, limits, tenant, session)
@@ -149,18 +159,6 @@ def _error_response(
     return Response(events, 200, error.headers, STREAM_MEDIA_TYPE)
 
 
-def check_served_model(state: RouterState, name: str) -> None:
-    """Raises ApiError (404) for a model that is not served here."""
-    served = state.settings.model_id
-    if name != served:
-        raise ApiError(
-            404,
-            f"the model {name[:200]!r} does not exist; this server has {served!r}",
-            param="model",
-            code="model_not_found",
-        )
-
-
 def _model_with_capacity(
     state: RouterState,
     body: GenerationBody,
@@ -172,7 +170,7 @@ def _model_with_capacity(
     model = state.pool.model
     try:
         if model is None or not state.pool.attached:
-            raise unavailable("no decode worker is attached; try again shortly")
+            raise unavailable("no decode worker is connected; try again shortly")
         state.admission.check(tenant.name)
         state.dispatcher.check_tenant(tenant, limits, time.perf_counter() - arrived)
     except ApiError:

@@ -1,6 +1,6 @@
 """Limits of HTTP connections: bytes and time of heads, time for unread responses.
 
-``limited_protocol`` is the uvicorn protocol of ``RouterServer``. ``router.http.head_checks`` says
+``limited_protocol`` is the uvicorn protocol of ``RouterServer``. ``edge.head_checks`` says
 which complete heads are taken.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 
 from router.common.errors import ApiError, invalid
 from router.connections.connection_table import ConnectionSlot
-from router.http.head_checks import MAX_HEADERS, MAX_TARGET
+from router.http.edge.head_checks import MAX_HEADERS, MAX_TARGET
 from router.http.pipelining import PipeliningProtocol
 
 MAX_HEAD = 2 * (MAX_TARGET + MAX_HEADERS)
@@ -101,7 +101,7 @@ class LimitedHttpProtocol(UnreadTimeoutProtocol):
         self._unparsed += len(data)
         super().data_received(data)
         if self._unparsed > MAX_HEAD and not self._ignores_input:
-            message = f"the headers are too large: more than {MAX_HEAD} bytes came without an end"
+            message = f"the headers are too large: more than {MAX_HEAD} bytes without an end"
             self._refuse(ApiError(431, message, code="headers_too_large"))
 
     def eof_received(self) -> None:
@@ -149,7 +149,7 @@ class LimitedHttpProtocol(UnreadTimeoutProtocol):
         if not self._unparsed:
             self.transport.close()  # no request has begun
             return
-        message = f"the headers did not come within {self.head_timeout_s:g} s"
+        message = f"the headers were not received within {self.head_timeout_s:g} s"
         self._refuse(ApiError(408, message, code="request_timeout"))
 
     def _refuse(self, error: ApiError) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import NamedTuple
 
 import msgspec
@@ -30,7 +30,7 @@ from router.generation.explain import Explanation, explain_submissions
 from router.generation.submission import event_timeline
 from router.http.streams.choice_merge import best_choices, merge_streams
 from router.http.streams.event_sender import STUCK_S, EventSender
-from router.observation.request_record import GenerationRecord, RequestRecord, choice_record
+from router.observation.request_record import GenerationRecord, choice_record, record_of
 from router.openai.answers.formatter import FinishedChoice, ResponseFormatter
 from router.openai.answers.wire_json import Usage, UsageField
 from router.settings import RouterSettings
@@ -59,6 +59,7 @@ class ResponseOptions(NamedTuple):
     timeline: bool
     n: int  # choices of each prompt that are returned: the best of ``candidates``
     candidates: int
+    headers: Mapping[str, str] = {}  # of a response that is no error
 
 
 class GenerationResponse(Response):
@@ -84,6 +85,7 @@ class GenerationResponse(Response):
         self._account = account
         self._error_response = error_response
         self._sender: EventSender | None = None  # of a stream
+        self._limit: asyncio.Timeout | None = None  # on sends; choices limit the wait for tokens
         self._has_begun = False  # the first tokens have come
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,13 +97,10 @@ class GenerationResponse(Response):
         status = "cancelled"
         watcher = asyncio.create_task(self._watch_disconnect(receive))
         try:
-            async with asyncio.timeout(None) as limit:  # choices limit the time without tokens
+            async with asyncio.timeout(None) as self._limit:
                 self._account.enter(len(self._choices))
                 await self._start_choices()
-                if self._options.stream:
-                    await self._send_stream(self._open_sender(send, limit))
-                else:
-                    await self._send_whole(send, limit)
+                await (self._send_stream(send) if self._options.stream else self._send_whole(send))
             status = "ok"
         except ClientDisconnected:
             pass
@@ -122,7 +121,7 @@ class GenerationResponse(Response):
             for choice in self._choices:
                 choice.close(status)
             end = self._close_account(status)
-            record: RequestRecord | None = scope.get("state", {}).get("record")
+            record = record_of(scope)
             if record is not None:
                 record.generation = self._generation_record(end)
 
@@ -153,10 +152,8 @@ class GenerationResponse(Response):
     def _generation_record(self, end: ResponseEnd) -> GenerationRecord:
         arrived = self._options.arrived
         choices = [choice_record(arrived, c.token_times, c.submissions) for c in self._choices]
-        return GenerationRecord(
-            *(arrived, end.id, self._account.tenant.name, end.status),
-            *(end.prompt_tokens, end.cached_tokens, end.output_tokens, choices),
-        )
+        tokens = (end.prompt_tokens, end.cached_tokens, end.output_tokens)
+        return GenerationRecord(arrived, end.id, end.status, *tokens, choices)
 
     async def _watch_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -164,14 +161,11 @@ class GenerationResponse(Response):
         for choice in self._choices:
             choice.disconnect()
 
-    def _open_sender(self, send: Send, limit: asyncio.Timeout) -> EventSender:
-        self._sender = EventSender(
+    async def _send_stream(self, send: Send) -> None:
+        sender = self._sender = EventSender(
             *(send, lambda: self._head(STREAM_HEADERS), self._formatter.keep_alive),
-            *(self._settings.keep_alive_s, lambda: _expire(limit)),
+            *(self._settings.keep_alive_s, lambda: self._limit_send(0.0)),
         )
-        return self._sender
-
-    async def _send_stream(self, sender: EventSender) -> None:
         await sender.open(self._formatter.opening())
         unfinished = len(self._choices)
         if unfinished == 1:  # without the generators that several choices need
@@ -208,7 +202,11 @@ class GenerationResponse(Response):
         data += self._formatter.closing(self._usage(), self._explanation())
         await sender.send(data, more=False)
 
-    async def _send_whole(self, send: Send, limit: asyncio.Timeout) -> None:
+    def _limit_send(self, seconds: float) -> None:
+        assert self._limit is not None
+        self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
+
+    async def _send_whole(self, send: Send) -> None:
         choices = await self._finished_choices()
         content = (choices, self._usage(), self._explanation())
         if sum(choice.reported_tokens for choice in choices) > _THREAD_TOKENS:
@@ -220,7 +218,7 @@ class GenerationResponse(Response):
             (b"content-length", str(len(body)).encode()),
         ]
         self._begin()
-        limit.reschedule(asyncio.get_running_loop().time() + STUCK_S)
+        self._limit_send(STUCK_S)
         await send(self._head(headers))
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -238,8 +236,8 @@ class GenerationResponse(Response):
         return best_choices(finished, self._options.n, self._options.candidates)
 
     def _head(self, headers: list[tuple[bytes, bytes]]) -> Message:
-        limits = self._account.headers()
-        headers = [*headers, *((k.encode(), v.encode()) for k, v in limits.items())]
+        own = {**self._account.headers(), **self._options.headers}
+        headers = [*headers, *((k.encode(), v.encode()) for k, v in own.items())]
         return {"type": "http.response.start", "status": 200, "headers": headers}
 
     async def _send_error(
@@ -247,7 +245,9 @@ class GenerationResponse(Response):
     ) -> None:
         if self._sender is not None and self._sender.has_started:
             events = self._formatter.failed(error, self._usage())
-            await self._sender.send(events, more=False)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None) as self._limit:
+                    await self._sender.send(events, more=False)
             return
         if self._sender is not None:
             self._sender.close()
@@ -288,10 +288,6 @@ class GenerationResponse(Response):
             events = [event_timeline(options.arrived, c.submissions) for c in self._choices]
             explanation = msgspec.structs.replace(explanation, timeline=events)
         return explanation
-
-
-def _expire(limit: asyncio.Timeout) -> None:
-    limit.reschedule(asyncio.get_running_loop().time())
 
 
 def _finished(choice: ChoiceStream, deltas: Sequence[ChoiceDelta]) -> FinishedChoice:

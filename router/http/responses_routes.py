@@ -16,14 +16,14 @@ from protocol.registry.directory import ModelInfo
 from router.common.errors import ApiError
 from router.common.request_body import ClientDisconnected, read_json_object
 from router.common.work_lane import WorkClaim
-from router.http.dialect import Dialect
+from router.http.dialect import Dialect, check_served_model, check_unknown_fields
 from router.http.generation_plan import GenerationPlan, Prompt, count_chat_tokens, plan_chat
-from router.http.intake import check_served_model
 from router.http.state import RouterState
 from router.openai.answers.chat_formatter import ChatResponseOptions
 from router.openai.answers.formatter import ResponseFormatter, ResponseHeader, TokenNaming
+from router.openai.bodies.unknown_fields import ignored_headers
 from router.openai.chat.output_plan import OutputPlan
-from router.openai.responses.body import ResponsesBody, parse_responses
+from router.openai.responses.body import KNOWN, ResponsesBody, parse_responses
 from router.openai.responses.emitter import ResponsesFormatter, failed_stream
 from router.openai.responses.failures import is_told_in_stream
 from router.openai.responses.response_json import InputTokens
@@ -46,7 +46,7 @@ async def _plan(
 
     chat = body.generation
     try:
-        return await plan_chat(state, chat, model, claim, new_formatter, "resp", fits_output=True)
+        return await plan_chat(state, chat, model, claim, new_formatter, "resp_", fits_output=True)
     except ApiError as error:
         raise body.rename(error) from None
 
@@ -54,13 +54,14 @@ async def _plan(
 def _error_stream(body: ResponsesBody, error: ApiError) -> bytes | None:
     if not is_told_in_stream(error):
         return None
-    model = body.generation.model
-    header = ResponseHeader(f"resp-{secrets.token_hex(16)}", int(time.time()), model, "")
+    header = ResponseHeader(
+        f"resp_{secrets.token_hex(16)}", int(time.time()), body.generation.model or "", ""
+    )
     return failed_stream(header, body, error)
 
 
 RESPONSES: Dialect[ResponsesBody] = Dialect(
-    "response", parse_responses, _plan, error_stream=_error_stream
+    "response", parse_responses, _plan, KNOWN, error_stream=_error_stream
 )
 
 
@@ -83,13 +84,15 @@ async def input_tokens(request: Request) -> Response:
             body = parse_responses(raw)
     except ClientDisconnected:
         return Response(status_code=499)  # is not sent: the connection is closed
+    check_unknown_fields(settings, body.ignored, KNOWN)
     check_served_model(state, body.generation.model)
     work = WorkClaim(tenant.name, arrived + state.default_limits.ttft_s)
     try:
         tokens = await count_chat_tokens(state, body.generation, work)
     except ApiError as error:
         raise body.rename(error) from None
-    return Response(msgspec.json.encode(InputTokens(tokens)), media_type="application/json")
+    content, headers = msgspec.json.encode(InputTokens(tokens)), ignored_headers(body.ignored)
+    return Response(content, headers=headers, media_type="application/json")
 
 
 async def stored(request: Request) -> Response:
@@ -103,7 +106,7 @@ async def stored(request: Request) -> Response:
         raise ApiError(405, message, code="method_not_allowed", headers={"allow": "POST"})
     raise ApiError(
         404,
-        f"there is no response {response_id[:80]!r}: this server stores none",
+        f"there is no response {response_id[:80]!r}: this server stores no responses",
         param="response_id",
         code="not_found",
     )

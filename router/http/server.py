@@ -213,7 +213,7 @@ def _connection_table(settings: RouterSettings) -> ConnectionTable:
     total = min(wanted, connections_within(descriptors))
     if total < wanted:
         log.warning(
-            "limits.max_connections is %d, but this process may open %d files: it takes %d"
+            "limits.max_connections is %d, but this process may open %d files: it accepts %d"
             " connections; raise the limit (ulimit -n, LimitNOFILE=)",
             *(wanted, descriptors, total),
         )

@@ -26,7 +26,12 @@ from router.generation.choice_stream import RoutingServices
 from router.generation.metrics import ROLE, RouterMetrics
 from router.generation.placer import Placer
 from router.http.service_discovery import RouterRegistration, target_groups
+from router.observation.observation_metrics import ObservationMetrics
 from router.observation.observer import RequestObserver, open_observer
+from router.openai.prompts.generation_defaults import (
+    GenerationDefaults,
+    load_generation_defaults,
+)
 from router.openai.prompts.model_formats import ModelFormats, load_model_formats
 from router.overview.live_overview import LiveOverview
 from router.placement.admission import AdmissionController, AdmissionLimits
@@ -52,6 +57,7 @@ class RouterState:
     settings: RouterSettings
     vocabulary: Vocabulary
     formats: ModelFormats
+    defaults: GenerationDefaults  # of requests without their own sampling
     metrics: RouterMetrics
     pool: WorkerPool
     index: PrefixIndex
@@ -111,6 +117,9 @@ async def open_router_state(
     settings.check()
     tokenizer = load_tokenizer(settings.model_path)
     vocabulary = load_vocabulary(tokenizer, settings.model_path)
+    uses_defaults = settings.generation_config == "auto"
+    path = settings.model_path
+    defaults = load_generation_defaults(path) if uses_defaults else GenerationDefaults()
     index, ledger, estimates = PrefixIndex(), WorkLedger(time.monotonic), RoutingEstimates()
     index_reader = client = None
     state: RouterState
@@ -142,7 +151,8 @@ async def open_router_state(
             *(settings.cluster, registration.instance),
         )
         if observer is not None:
-            stack.callback(observer.close)
+            metrics.registry.register(ObservationMetrics(observer, settings.model_id, ROLE))
+            stack.push_async_callback(asyncio.to_thread, observer.close)
             observer.start()
         security = EndpointSecurity(settings.tls)
         pool = WorkerPool(
@@ -163,6 +173,7 @@ async def open_router_state(
             settings=settings,
             vocabulary=vocabulary,
             formats=formats,
+            defaults=defaults,
             metrics=metrics,
             pool=pool,
             index=index,

@@ -62,8 +62,22 @@ def static_files() -> dict[str, StaticFile]:
 
 
 def install_ui_routes(app: FastAPI) -> None:
-    for path, answer in (("/ui", page), ("/ui/overview", overview), ("/ui/{file}", static_file)):
+    routes = (
+        ("/", to_page),
+        ("/ui", page),
+        ("/ui/overview", overview),
+        ("/ui/{file}", static_file),
+    )
+    for path, answer in routes:
         app.add_api_route(path, answer, methods=["GET", "HEAD"])
+
+
+async def to_page(request: Request) -> Response:
+    """Redirect a browser to the page; the location is relative, for proxies that add a prefix. HEAD
+    gets a 200: Claude Code asks in this way whether the server can be reached."""
+    if request.method == "HEAD":
+        return Response(headers=SECURITY_HEADERS)
+    return Response(status_code=307, headers={**SECURITY_HEADERS, "location": "ui"})
 
 
 async def page(request: Request) -> Response:

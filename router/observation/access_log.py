@@ -12,8 +12,8 @@ MAX_PATH = 200
 
 
 class AccessLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. The fields from ``response_id`` on belong to requests for generated tokens that
-    were let in."""
+    """One line. The fields from ``tenant`` on belong to requests for generated tokens, most of them
+    to requests that were let in."""
 
     time: float  # of the end, seconds since the epoch
     request_id: str
@@ -22,9 +22,9 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str
     status: int  # of the HTTP response; 0: the client hung up before it
     seconds: float
-    response_id: str = ""
     tenant: str = ""
     outcome: str = ""  # ok, cancelled, or the HTTP status of its error, also of one in a stream
+    response_id: str = ""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
@@ -43,6 +43,8 @@ def access_line(record: RequestRecord) -> AccessLine:
         path=record.path[:MAX_PATH],
         status=record.status,
         seconds=round(seconds, 6),
+        tenant=record.tenant,
+        outcome=record.outcome,
     )
     generation = record.generation
     if generation is None:
@@ -51,8 +53,6 @@ def access_line(record: RequestRecord) -> AccessLine:
     return msgspec.structs.replace(
         line,
         response_id=generation.response_id,
-        tenant=generation.tenant,
-        outcome=generation.outcome,
         prompt_tokens=generation.prompt_tokens,
         cached_tokens=generation.cached_tokens,
         output_tokens=generation.output_tokens,

@@ -26,6 +26,16 @@ class RequestObserver:
         self._log = log
         self._exporter = exporter
 
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Return how many requests are missing in each export that is configured."""
+        found = {}
+        if self._log is not None:
+            found["access_log"] = self._log.dropped
+        if self._exporter is not None:
+            found["traces"] = self._exporter.dropped
+        return found
+
     def start(self) -> None:
         for part in (self._log, self._exporter):
             if part is not None:
@@ -51,9 +61,10 @@ class RequestObserver:
             parent=parse_traceparent(traced.decode("latin-1")),
         )
 
-    def end(self, record: RequestRecord) -> None:
+    def end(self, record: RequestRecord, scope: Scope) -> None:
         """Report a request that has ended."""
         record.ended = time.perf_counter()
+        record.route = getattr(scope.get("route"), "path", "")
         if self._log is not None:
             self._log.write(access_line(record))
         if self._exporter is not None and record.path.startswith(TRACED_PATHS):

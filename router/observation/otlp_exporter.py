@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from http.client import HTTPException
 from typing import TYPE_CHECKING
 
 from router.observation.spans import AttributeValue, Span
@@ -30,10 +31,18 @@ QUEUE_REQUESTS = 2048
 BATCH_REQUESTS = 256
 BATCH_S = 1.0
 TIMEOUT_S = 10.0
-"""Seconds that a collector has for one batch."""
+"""Seconds that a collector has for each step of taking a batch, such as its answer."""
 
+_ANSWER_BYTES = 65_536
 _CLOSE_S = 2.0
 _SCOPE = "baton.router"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: urllib would turn the POST into a GET without spans."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
 
 
 class OtlpExporter:
@@ -47,6 +56,7 @@ class OtlpExporter:
         self.dropped = 0  # requests whose spans were not exported
         self._url = endpoint.rstrip("/") + "/v1/traces"
         self._resource = resource
+        self._opener = urllib.request.build_opener(_NoRedirect)
         self._requests: queue.Queue[Sequence[Span] | None] = queue.Queue(QUEUE_REQUESTS)
         self._thread = threading.Thread(target=self._export, name="traces", daemon=True)
         self._fails = False  # the last batch was dropped, and that was logged
@@ -60,7 +70,7 @@ class OtlpExporter:
         try:
             self._requests.put_nowait(spans)
         except queue.Full:
-            self._drop(1, "more spans came than the collector takes")
+            self._drop(1, "spans were exported faster than the collector accepts them")
 
     def close(self) -> None:
         """Export what waits, for ``_CLOSE_S`` at most."""
@@ -99,15 +109,15 @@ class OtlpExporter:
         return batch, False
 
     def _send(self, batch: Sequence[Sequence[Span]]) -> None:
-        body = encode_spans([span for spans in batch for span in spans], self._resource)
         headers = {"content-type": "application/x-protobuf", "user-agent": "baton"}
-        request = urllib.request.Request(self._url, body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                answer.read()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
-            self._drop(len(batch), f"the collector does not take them: {reason}")
+            body = encode_spans([span for spans in batch for span in spans], self._resource)
+            request = urllib.request.Request(self._url, body, headers)
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                answer.read(_ANSWER_BYTES)
+        except (OSError, ValueError, HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            self._drop(len(batch), f"an export failed: {reason[:200]}")
         else:
             if self._fails:
                 log.warning("traces are exported again; %d requests are lost", self.dropped)

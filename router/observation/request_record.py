@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from starlette.types import Scope
+
 from router.generation.submission import Submission
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
@@ -56,11 +58,10 @@ def choice_record(
 
 
 class GenerationRecord(NamedTuple):
-    """What a request for generated tokens brought."""
+    """What a request for generated tokens brought that was let in."""
 
     arrived: float  # on time.perf_counter
     response_id: str
-    tenant: str
     outcome: str  # ok, cancelled, or the HTTP status of its error, also of one inside a stream
     prompt_tokens: int
     cached_tokens: int
@@ -87,4 +88,18 @@ class RequestRecord:
     parent: TraceParent | None
     status: int = 0  # of the HTTP response; 0: none was sent
     ended: float = 0.0  # on time.perf_counter
+    route: str = ""  # the path with names of its parameters; empty: no route matched
+    tenant: str = ""  # of a request for generated tokens, once its API key is known
+    refusal: str = ""  # HTTP status of an error that a whole stream of status 200 reports
     generation: GenerationRecord | None = field(default=None)
+
+    @property
+    def outcome(self) -> str:
+        """Return ok, cancelled, or the HTTP status of an error; empty where ``status`` says it."""
+        return self.refusal if self.generation is None else self.generation.outcome
+
+
+def record_of(scope: Scope) -> RequestRecord | None:
+    """Return the record of a request; None where requests are not recorded."""
+    record: RequestRecord | None = scope.get("state", {}).get("record")
+    return record

@@ -56,17 +56,16 @@ def request_spans(record: RequestRecord) -> list[Span]:
     parent = record.parent
     if parent is not None and not parent.sampled:
         return []
-    outcome = "" if record.generation is None else record.generation.outcome
     root = Span(
         trace_id=secrets.token_bytes(16) if parent is None else parent.trace_id,
         span_id=secrets.token_bytes(8),
         parent_id=b"" if parent is None else parent.span_id,
-        name=f"{record.method} {record.path[:MAX_PATH]}",
+        name=f"{record.method} {record.route}".rstrip(),
         is_server=True,
         start_ns=record.began_ns,
         end_ns=record.began_ns + _nanoseconds(record.ended - record.began),
         attributes=_request_attributes(record),
-        failed=record.status >= _ERRORS_FROM or outcome.startswith("5"),
+        failed=record.status >= _ERRORS_FROM or record.outcome.startswith("5"),
     )
     spans = [root]
     if record.generation is not None:
@@ -132,6 +131,12 @@ def _request_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     }
     if record.status:
         found["http.response.status_code"] = record.status
+    texts = {
+        "http.route": record.route,
+        "baton.tenant": record.tenant,
+        "baton.outcome": record.outcome,
+    }
+    found |= {name: text for name, text in texts.items() if text}
     generation = record.generation
     if generation is not None:
         found |= {
@@ -139,8 +144,6 @@ def _request_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
             "gen_ai.usage.input_tokens": generation.prompt_tokens,
             "gen_ai.usage.output_tokens": generation.output_tokens,
             "baton.cached_tokens": generation.cached_tokens,
-            "baton.tenant": generation.tenant,
-            "baton.outcome": generation.outcome,
         }
         if generation.first_token_s is not None:
             found["baton.time_to_first_token_s"] = generation.first_token_s

@@ -1,4 +1,4 @@
-"""The names of the parsers of reasoning and tool calls, for the configuration."""
+"""The values of keys in the section ``api`` of the configuration."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ ToolParserName = Literal[
     "auto",
     "hermes",
     "llama3_json",
+    "pythonic",
     "mistral",
     "mistral_args",
     "deepseek_v3",
@@ -22,3 +23,9 @@ ReasoningParserName = Literal["auto", "none", "deepseek_r1", "qwen3", "mistral",
 
 ReasoningFields = Literal["both", "reasoning", "reasoning_content"]
 """Values of ``api.reasoning_field``."""
+
+UnknownFields = Literal["ignore", "refuse"]
+"""Values of ``api.unknown_fields``."""
+
+GenerationConfigUse = Literal["auto", "none"]
+"""Values of ``api.generation_config``."""

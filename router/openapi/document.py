@@ -1,93 +1,28 @@
-"""The server's OpenAPI document, made from the types that check bodies and write responses."""
+"""The server's OpenAPI document: its paths, with the schemas of ``components``."""
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-from pydantic import BaseModel
+from router.openapi.components import REF, Schema, schema_components
 
-from router.anthropic.body import MessagesBody, PromptBody
-from router.anthropic.wire import MessageResponse, TokenCount
-from router.openai.answers.wire_json import Chat, ChatChunk, Completion, ModelCard, ModelList
-from router.openai.bodies.generation_body import ChatBody, CompletionBody
-from router.openai.bodies.parsing import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, NeutralValues
-from router.openai.responses import body as responses_body
-from router.openai.responses.response_json import InputTokens, ResponseObject
-
-Schema = dict[str, Any]
-REF = "#/components/schemas/"
-
-_BOUNDS = {
-    "ge": "minimum",
-    "gt": "exclusiveMinimum",
-    "le": "maximum",
-    "lt": "exclusiveMaximum",
-}
-ERROR: Schema = {
-    "title": "Error",
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-            "required": ["message", "type", "param", "code"],
-            "additionalProperties": False,
-        }
-    },
-    "required": ["error"],
-    "additionalProperties": False,
-}
-
-MESSAGE_ERROR: Schema = {
-    "title": "MessageError",
-    "type": "object",
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-            "required": ["type", "message"],
-            "additionalProperties": False,
-        },
-        "request_id": {"type": ["string", "null"]},
-    },
-    "required": ["type", "error", "request_id"],
-    "additionalProperties": False,
-}
-
-_PUBLISHED_NAMES = {
-    "AttemptOutcome": "Observed",
-    "AttemptReport": "Tried",
-    "CandidateReport": "Candidate",
-    "MessageToolCall": "ToolCall",
-    "NamedFunction": "FunctionByName",
-    "ToolFunction": "Function",
-}
-"""Class name -> name of its component. Published names stay when a class is renamed."""
-
+_TOKENIZE_BODIES = ("TokenizeTextBody", "TokenizeChatBody")
 _STATUS = {
-    "400": "The request is wrong; `param` names the field",
-    "401": "No API key, or one that is not known",
+    "400": "The request is invalid; `param` names the field",
+    "401": "No API key, or an unknown one",
     "403": "The API key does not have the scope that this path needs",
     "404": "No such model, or no such path",
-    "405": "The path does not take that method",
-    "408": "The body did not come in time",
+    "405": "The path does not accept that method",
+    "408": "The body was not received in time",
     "413": "The body is too large",
     "415": "The body is not JSON",
-    "429": "Too much work is here already, or the tenant's limit is reached",
+    "429": "The server is overloaded, or the tenant's limit is reached",
     "431": "The headers are too large",
     "500": "The server failed on the request",
-    "503": "No worker can take the request now",
-    "504": "The answer did not come in time",
-    "529": "Too much work is here already",
+    "503": "No worker can serve the request now",
+    "504": "The answer was not ready in time",
+    "529": "The server is overloaded",
 }
 _EVENTS = {
     "response": "OpenAI's events of a response; the first and the last have a `ResponseObject`",
@@ -118,15 +53,18 @@ _HEADERS: list[Schema] = [
     {
         "name": "x-baton-ttft-deadline-ms",
         "in": "header",
-        "description": "Refuse the request at once if its first token is predicted to come later;"
+        "description": "Refuse the request at once if its first token is predicted to be later;"
         " a deadline that is later than the server's own changes nothing",
         "schema": {"type": "number", "exclusiveMinimum": 0, "examples": [2000]},
     },
 ]
 
 
-def openapi_document(model_id: str, *, keys: bool) -> Schema:
-    """Return the document; ``keys``: whether requests need an API key."""
+def openapi_document(
+    model_names: Sequence[str], *, keys: bool = False, closed: bool = False
+) -> Schema:
+    """Return the document; ``keys``: whether requests need an API key; ``closed``: whether unknown
+    fields are refused."""
     found: Schema = {
         "openapi": "3.1.0",
         "info": {
@@ -135,7 +73,7 @@ def openapi_document(model_id: str, *, keys: bool) -> Schema:
             "description": "A server that is compatible with OpenAI's API and with Anthropic's",
         },
         "paths": _paths(),
-        "components": {"schemas": schema_components(model_id)},
+        "components": {"schemas": schema_components(model_names, closed=closed)},
     }
     if keys:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -173,6 +111,10 @@ def _paths() -> dict[str, Schema]:
                 ),
             }
         },
+        "/tokenize": {"post": _token_call("tokenize", *_TOKENIZE_BODIES)},
+        "/detokenize": {"post": _token_call("detokenize", "DetokenizeBody")},
+        "/version": {"get": _lookup("version", any_object)},
+        "/load": {"get": _lookup("load", any_object)},
         "/api/hello": {"get": {**_lookup("hello", any_object), "security": []}},
         "/v1/models": {"get": _lookup("models", _ref("ModelList"))},
         "/v1/models/{name}": {
@@ -183,9 +125,29 @@ def _paths() -> dict[str, Schema]:
         "/metrics": {"get": _lookup("metrics", text, "403", kind="text/plain")},
         "/sd": {"get": _lookup("sd", objects, "403")},
         "/openapi.json": {"get": _lookup("openapi", any_object)},
+        "/": {"get": _redirect("home")},
         "/ui": {"get": {**_lookup("ui", text, kind="text/html"), "security": []}},
         "/ui/overview": {"get": _lookup("overview", any_object, "403")},
         "/ui/{file}": {"get": _ui_file()},
+    }
+
+
+def _token_call(name: str, *bodies: str) -> dict[str, Any]:
+    """Return the operation that turns a prompt into tokens, or back."""
+    answer = "TokenizedPrompt" if name == "tokenize" else "DetokenizedPrompt"
+    schema: Schema = {"anyOf": [_ref(body) for body in bodies]}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        **_lookup(name, _ref(answer), *_GENERATION_ERRORS),
+    }
+
+
+def _redirect(name: str) -> dict[str, Any]:
+    found = {"307": {"description": "The page is at `location`"}}
+    return {
+        "operationId": name,
+        "responses": {**found, **_errors("Error", *_COMMON_ERRORS)},
+        "security": [],
     }
 
 
@@ -252,62 +214,3 @@ def _event(description: str) -> Schema:
 def _errors(name: str, *statuses: str) -> dict[str, Schema]:
     content = {"application/json": {"schema": _ref(name)}}
     return {s: {"description": _STATUS[s], "content": content} for s in sorted(statuses)}
-
-
-def schema_components(model_id: str) -> dict[str, Schema]:
-    """Return JSON schemas by name: ``CompletionBody``, ``ChatBody``, ``Completion``, ``Error``,
-    ..."""
-    answers = (
-        *(Completion, Chat, ChatChunk, ModelCard, ModelList),
-        *(ResponseObject, InputTokens, MessageResponse, TokenCount),
-    )
-    _, found = msgspec.json.schema_components(answers, ref_template=REF + "{name}")
-    bodies: tuple[tuple[type[BaseModel], NeutralValues], ...] = (
-        (CompletionBody, COMPLETION_UNSUPPORTED),
-        (ChatBody, CHAT_UNSUPPORTED),
-        (responses_body.documented_model(), responses_body.REFUSED),
-        (MessagesBody, {}),
-        (PromptBody, {}),
-    )
-    for model, neutral in bodies:
-        body = model.model_json_schema(ref_template=f"{REF}{model.__name__}.{{model}}")
-        for name, inner in body.pop("$defs", {}).items():
-            found[f"{model.__name__}.{name}"] = inner
-        found[model.__name__] = _body_schema(body, neutral, model_id)
-    found["ResponsesBody"]["additionalProperties"] = True
-    found["Error"] = ERROR
-    found["MessageError"] = MESSAGE_ERROR
-    text = json.dumps(found)
-    for name, published in _PUBLISHED_NAMES.items():
-        text = re.sub(rf'(?<=[/."]){name}(?=")', published, text)
-    schemas: dict[str, Schema] = json.loads(text)
-    return schemas
-
-
-def _body_schema(schema: Schema, neutral: NeutralValues, model_id: str) -> Schema:
-    """Allow ``null`` for the default, and unsupported parameters with their neutral values."""
-    required = schema["required"]
-    given = {name: _rename_bounds(inner) for name, inner in schema["properties"].items()}
-    properties = {
-        name: inner if name in required else _or_null(inner) for name, inner in given.items()
-    }
-    properties["model"] = {"type": "string", "enum": [model_id]}
-    for name, values in neutral.items():
-        properties[name] = {"enum": [*values, None]}
-    return {**schema, "properties": properties}
-
-
-def _rename_bounds(schema: Schema) -> Schema:
-    """Use JSON schema's names of bounds: pydantic keeps its own in optional integers."""
-    named = {_BOUNDS.get(name, name): value for name, value in schema.items()}
-    if "anyOf" in named:
-        named["anyOf"] = [_rename_bounds(inner) for inner in named["anyOf"]]
-    return named
-
-
-def _or_null(schema: Schema) -> Schema:
-    if {"type": "null"} in schema.get("anyOf", ()):
-        return schema
-    apart = {k: v for k, v in schema.items() if k not in ("default", "title", "description")}
-    about = {k: v for k, v in schema.items() if k not in apart}
-    return {"anyOf": [apart, {"type": "null"}], **about}

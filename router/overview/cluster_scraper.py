@@ -26,7 +26,9 @@ from router.overview.scraper import (
 
 STATUS_LIMITS = ScrapeLimits(deadline_s=3.0, size=8 << 20)
 
-_TRUST_HINT = "; --tls-ca, --tls-cert and --tls-key, or --config, say whom to trust"
+_TRUST_HINT = (
+    "; --ca-file, or --tls-ca, --tls-cert and --tls-key, or --config select the trusted CA"
+)
 
 _target_groups = msgspec.json.Decoder(list[TargetGroup])
 
@@ -35,7 +37,8 @@ class ClusterScraper:
     """Scrapes the cluster of one router; used as ``async with``.
 
     ``api_key`` is sent to the router only. ``tls`` and ``name``: see ``MetricsScraper``. The router
-    may prove its URL's host or ``name``: clients reach it by any address.
+    may prove its URL's host or ``name``: clients reach it by any address. ``router_tls``: what is
+    trusted in the router's HTTPS certificate; ``tls`` by default.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class ClusterScraper:
         api_key: str | None = None,
         tls: ssl.SSLContext | None = None,
         name: str | None = None,
+        router_tls: ssl.SSLContext | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self._router_tls = router_tls or tls
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._scraper = MetricsScraper(STATUS_LIMITS, tls=tls, name=name, trust=_TRUST_HINT)
         self._router_name: str | None = None
@@ -69,12 +74,15 @@ class ClusterScraper:
 
     async def _get(self, url: str) -> bytes:
         try:
-            return await self._scraper.get(url, self._headers, self._router_name)
+            return await self._ask(url)
         except CertificateNameMismatch:
             if self._router_name == self._scraper.name:
                 raise
         self._router_name = self._scraper.name
-        return await self._scraper.get(url, self._headers, self._router_name)
+        return await self._ask(url)
+
+    async def _ask(self, url: str) -> bytes:
+        return await self._scraper.get(url, self._headers, self._router_name, self._router_tls)
 
 
 class MetricsTls:

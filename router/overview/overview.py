@@ -90,7 +90,7 @@ def health_verdict(
     decode, prefill = (_reached(router, workers, role) for role in ("decode", "prefill"))
     reasons = [*_missing(decode, prefill, workers), *_absent(workers)]
     if router.silent:
-        reasons.append(f"{_count(router.silent, 'router')} cannot be looked into")
+        reasons.append(f"{_count(router.silent, 'router')} cannot be reached for metrics")
     if router.cut_off:
         reasons.append(f"{_count(router.cut_off, 'router')} without a decode worker")
     if window_s is not None:
@@ -107,7 +107,7 @@ def _reached(router: RouterView, workers: list[WorkerView], role: str) -> bool:
 
 def _missing(decode: bool, prefill: bool, workers: list[WorkerView]) -> Iterator[str]:
     if not decode:
-        yield "no decode worker is ready, so nothing is answered"
+        yield "no decode worker is ready, so no request can be answered"
     if not prefill and any(worker.role == "prefill" for worker in workers):
         yield "no prefill worker is ready, so decode workers compute prompts"
 
@@ -118,7 +118,7 @@ def _absent(workers: list[WorkerView]) -> Iterator[str]:
         if states["down"]:
             yield f"{_count(states['down'], f'{role} worker')} without an engine"
         if states["silent"]:
-            yield f"{_count(states['silent'], f'{role} worker')} cannot be looked into"
+            yield f"{_count(states['silent'], f'{role} worker')} cannot be reached for metrics"
 
 
 def _lost(router: RouterView) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _lost(router: RouterView) -> Iterator[str]:
         of = ", ".join(f"{count} with {status}" for status, count in failed.items())
         yield f"{_count(sum(failed.values()), 'request')} failed ({of})"
     if router.refusals:
-        yield f"{_count(sum(router.refusals.values()), 'request')} refused for want of room"
+        yield f"{_count(sum(router.refusals.values()), 'request')} refused because of overload"
 
 
 def _late(router: RouterView) -> Iterator[str]:

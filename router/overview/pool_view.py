@@ -16,7 +16,11 @@ from router.walls.binding import IDLE, NO_WALL, ROLES
 from router.walls.techniques import TRAPS
 
 _MODES = ("act", "advise", "watch", "")  # in the order of preference
-_MODE_TEXT = {"act": "wants", "advise": "advises", "watch": "watches; would want"}
+_MODE_TEXT = {
+    "act": "wants",
+    "advise": "advises",
+    "watch": "watches another autoscaler, and would want",
+}
 
 
 class TechniqueView(msgspec.Struct, frozen=True):
@@ -152,7 +156,7 @@ def _autoscaler_text(
         return "has not decided anything yet"
     parts = [
         f"{pool.desired} {role}"
-        + f" (there {pool.actual}{f', starting {pool.starting}' * bool(pool.starting)})"
+        + f" (present {pool.actual}{f', starting {pool.starting}' * bool(pool.starting)})"
         for role, pool in pools.items()
     ]
     missed = "".join(f"; no number of workers meets {slo.upper()}" for slo in infeasible)

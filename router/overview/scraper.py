@@ -133,7 +133,7 @@ class MetricsScraper:
         scheme = group.labels.get("__scheme__", "http")
         url = f"{scheme}://{group.target}/metrics"
         if scheme != "https" and not is_loopback(host_of(group.target)):
-            raise ScrapeError(url, "is not asked: beyond this machine it must be https")
+            raise ScrapeError(url, "is not read: on another machine it must use https")
         body = await self.get(url, {}, self.name)
         async with self._parsing:  # one page at a time
             try:
@@ -141,14 +141,20 @@ class MetricsScraper:
             except ValueError:  # its text quotes the page
                 raise ScrapeError(url, "is not a page of metrics") from None
 
-    async def get(self, url: str, headers: dict[str, str], name: str | None) -> bytes:
+    async def get(
+        self,
+        url: str,
+        headers: dict[str, str],
+        name: str | None,
+        tls: ssl.SSLContext | None = None,
+    ) -> bytes:
         """Return the body at ``url``. The certificate must be for ``name``, or for the URL's host
-        where it is None. Raises ScrapeError."""
+        where it is None. ``tls`` replaces the context of metrics ports. Raises ScrapeError."""
         try:
             async with self._client.get(
                 url,
                 headers=headers,
-                ssl=self._tls or True,
+                ssl=tls or self._tls or True,
                 server_hostname=name,
                 allow_redirects=False,
             ) as reply:
@@ -183,7 +189,7 @@ def describe_error(error: Exception) -> str:
     The text is shown on a page that people trust, so it repeats nothing that the process sent, and
     not the name that it is listed under."""
     if isinstance(error, aiohttp.InvalidURL):
-        return "is no address: expected http://HOST:PORT"
+        return "is not an address: expected http://HOST:PORT"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"cannot be reached: TLS: {_describe_distrust(error.certificate_error)}"
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -192,7 +198,7 @@ def describe_error(error: Exception) -> str:
         return f"cannot be reached: {_describe_os_error(error)}"
     if isinstance(error, aiohttp.ClientError):
         return f"does not speak HTTP ({type(error).__name__})"
-    return f"cannot be asked ({type(error).__name__})"
+    return f"cannot be read ({type(error).__name__})"
 
 
 def is_hostname_mismatch(error: Exception) -> bool:
@@ -206,7 +212,7 @@ _HOSTNAME_MISMATCH = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MI
 def _describe_distrust(error: Exception) -> str:
     if is_hostname_mismatch(error):  # OpenSSL's own text contains the name
         return "its certificate is for another host"
-    return str(getattr(error, "verify_message", "its certificate is not believed"))
+    return str(getattr(error, "verify_message", "its certificate is not signed by a trusted CA"))
 
 
 def _describe_os_error(error: OSError) -> str:

@@ -80,8 +80,8 @@ class AdmissionController:
         if self.inside[tenant] + count > places:
             self._on_refusal("requests")
             raise overloaded(
-                f"{self.inside[tenant]} of your requests are being served here, of at most"
-                f" {max(places, self.inside[tenant])} for now; {count} more came",
+                f"{self.inside[tenant]} of your requests are being served here, at most"
+                f" {max(places, self.inside[tenant])} are allowed now, and {count} more arrived",
                 1.0,
             )
 
@@ -119,14 +119,14 @@ def check_admission_limits(
     if predicted_s > limits.ttft_s:
         on_refusal("ttft")
         raise overloaded(
-            f"the first token is predicted to take {predicted_s:.1f} s, and is due within"
+            f"the first token is predicted to take {predicted_s:.1f} s, but must be ready within"
             f" {limits.ttft_s:g} s",
             predicted_s - limits.ttft_s,
         )
     if queue_s > limits.queue_s:
         on_refusal("queue")
         raise overloaded(
-            f"the queue is predicted to take {queue_s:.1f} s, and new requests are let in up to"
+            f"the queue is predicted to take {queue_s:.1f} s, and new requests are accepted up to"
             f" {limits.queue_s:g} s",
             queue_s - limits.queue_s,
         )

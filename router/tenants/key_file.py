@@ -69,7 +69,7 @@ def read_key_table(path: str) -> KeyTable:
     table: dict[bytes, Tenant] = {}
     for entry in entries:
         if entry.digest in table:
-            raise StartupError(f"{entry.place}: this key is in the file twice")
+            raise StartupError(f"{entry.place}: this key is given twice")
         table[entry.digest] = _tenant(entry, common[entry.tenant])
     return table
 
@@ -103,7 +103,7 @@ def _entry(place: str, key: Any, entry: Any) -> _Entry:
         raise StartupError(f"{place}: every key must be of ASCII characters only")
     match = _DIGEST.match(key)
     if match is None and key.startswith("sha256:"):
-        raise StartupError(f"{place}: after sha256: come 64 hex digits")
+        raise StartupError(f"{place}: expected 64 hex digits after sha256:")
     digest = bytes.fromhex(match[1]) if match else hashlib.sha256(key.encode()).digest()
     fields = {"tenant": entry} if isinstance(entry, str) else entry
     if not isinstance(fields, dict) or not fields.keys() <= set(_FIELDS):
@@ -147,8 +147,8 @@ def _common_fields(entries: list[_Entry]) -> dict[str, dict[str, Any]]:
             if value != entry.fields[name]:
                 raise StartupError(
                     f"{entry.place}: {name} of tenant {entry.tenant!r} is {entry.fields[name]}"
-                    f" here, and {value} at {first.place}; it belongs to the tenant, so name it"
-                    " once, or alike"
+                    f" here, and {value} at {first.place}; it belongs to the tenant: give it"
+                    " once, or the same value everywhere"
                 )
     return common
 

@@ -103,7 +103,7 @@ class KeyStore:
         tenant = self._table.get(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest())
         if tenant is None:
             # litellm recognises an AuthenticationError by OpenAI's words.
-            raise unauthorized("Incorrect API key provided: it is not known here")
+            raise unauthorized("Incorrect API key provided: this server does not know it")
         if scope is not None:
             tenant.check_scope(scope)
         return tenant
@@ -134,7 +134,9 @@ class KeyStore:
         """Replace the table, or log why the changed file is not used."""
         self.valid = not isinstance(found, StartupError)
         if isinstance(found, StartupError):
-            log.error("the changed file of API keys is not used, the last one is: %s", found)
+            log.error(
+                "the changed file of API keys is not used; its last content stays in use: %s", found
+            )
             return
         log.info("the file of API keys has changed: %d keys are accepted now", len(found))
         self._table, self.tenants = found, _tenants(found)

@@ -76,8 +76,8 @@ class TenantQuotas:
             return
         if tokens > quota.tokens.limit:  # its debt would lock the tenant out for long
             raise invalid(
-                f"the prompt has {tokens} tokens, more than the {quota.tokens.limit} that are"
-                " allowed per minute with this API key"
+                f"the prompt has {tokens} tokens, more than the {quota.tokens.limit} that this"
+                " API key allows per minute"
             )
         quota.tokens.take(tokens, now)
 
@@ -98,10 +98,12 @@ class TenantQuotas:
         if limit is None or running + choices <= limit:
             return
         if choices > limit:
-            raise invalid(f"{choices} choices at once are more than the {limit} of this API key")
+            raise invalid(
+                f"{choices} choices at once are more than the {limit} that this API key allows"
+            )
         raise rate_limited(
-            f"limit of concurrent requests reached: {running} choices are running, of at most"
-            f" {limit}; {choices} more came",
+            f"limit of concurrent requests reached: {running} choices are running, at most"
+            f" {limit} are allowed, and {choices} more arrived",
             _CONCURRENCY_RETRY_S,
         )
 

@@ -54,8 +54,8 @@ class Tenant(NamedTuple):
         if scope not in self.scopes:
             given = ", ".join(sorted(self.scopes))
             raise forbidden(
-                f"this request needs an API key with the scope {scope!r}, and the one that was sent"
-                f" has {given}; the operator of this server can add it in the file of API keys"
+                f"this request needs an API key with the scope {scope!r}, but the one that was"
+                f" sent has {given}; the operator of this server can add it in the file of API keys"
             )
 
 

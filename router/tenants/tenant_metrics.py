@@ -29,9 +29,11 @@ class TenantMetrics:
             return Counter(f"baton_tenant_{name}", text, _LABELS, registry=registry)
 
         self._requests = counter("requests", "Requests of a tenant that ended")
-        self._prompt = counter("prompt_tokens", "Tokens in their prompts")
-        self._cached = counter("cached_tokens", "Of them, those that a prefix cache held")
-        self._output = counter("output_tokens", "Tokens that were generated for them")
+        self._prompt = counter("prompt_tokens", "Prompt tokens of a tenant's requests")
+        self._cached = counter(
+            "cached_tokens", "Prompt tokens of a tenant that were in a prefix cache"
+        )
+        self._output = counter("output_tokens", "Tokens generated for a tenant")
         self._refusals = counter("refusals", "Requests refused by the limits of their tenant")
         self._counters = (
             *(self._requests, self._prompt, self._cached),

@@ -132,12 +132,16 @@ class WallGauges:
             "binding_wall", "1: this wall binds the pool; none: none does", "wall"
         )
         self._used = gauge(
-            "pool_wall_utilization_ratio", "Of the wall's ceiling, the pool's workers", "wall"
+            "pool_wall_utilization_ratio",
+            "Share of the wall's ceiling that the pool's workers use",
+            "wall",
         )
-        self._busy = gauge("pool_busy_ratio", "Of the last seconds: steps ran, on average")
+        self._busy = gauge(
+            "pool_busy_ratio", "Share of the last seconds in which steps ran, on average"
+        )
         self._gains = gauge(
             "wall_gain_ratio",
-            "Tokens per second that a technique would bring the pool, over those now",
+            "Expected tokens per second of the pool with a technique, over those now",
             *("wall", "technique"),
         )
 

@@ -13,7 +13,8 @@ than the compute ``c``. Gains are factors of the tokens per second of a saturate
     larger batch      twice the sequences in max(1 + k b, 2 c)
     fp8 activations   compute takes half: 1 / max(1 - c / 2, b)
     fp8 wire          r times fewer bytes to transfer
-    another worker    (n + 1) / n
+    a worker on another GPU, or on another machine for workers on CPUs: (n + 1) / n. One more worker
+                      on the same GPU or the same cores brings nothing: they share the ceiling
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ MIN_GAIN = 1.05
 DRAFTED, ACCEPTED, DRAFT_COST = 4, 0.6, 0.1
 """Assumed for a draft model ten times smaller with moderate acceptance: a pool that does not
 speculate cannot measure it."""
+
+
+ANOTHER_GPU = "a worker on another GPU"
+ANOTHER_MACHINE = "a worker on another machine"
 
 
 class Technique(NamedTuple):
@@ -50,13 +55,15 @@ class PoolProfile(NamedTuple):
 
 
 TRAPS = {
-    "fp8 weights": "needs evals; prompts pay for dequantisation",
-    "fp8 activations": "needs evals on the tasks that matter",
-    "fp8 KV": "accuracy of long contexts; on a CPU reading it costs time",
+    "fp8 weights": "quality must be evaluated; prompts become slower by dequantisation",
+    "fp8 activations": "quality must be evaluated on your tasks",
+    "fp8 KV": "less accuracy in long contexts; slower to read on a CPU",
     "fp8 wire": "KV is rounded to fp8 in the whole cluster",
-    "speculation": "a bad draft; pays less the larger the batch",
-    "larger batch": "each stream is slower, and takes more KV",
-    "another worker": "costs a machine, and splits the prefix cache",
+    "speculation": "depends on the draft's quality; gains less with larger batches",
+    "larger batch": "each stream is slower, and more KV is needed",
+    ANOTHER_GPU: "costs a GPU, and divides the prefix cache",
+    ANOTHER_MACHINE: "costs a machine, and divides the prefix cache; on the same one, workers compete"
+    " for its cores",
 }
 
 
@@ -103,7 +110,8 @@ def _network(pool: PoolProfile) -> Gains:
 
 
 def _another_worker(pool: PoolProfile) -> tuple[str, float]:
-    return "another worker", (pool.workers + 1) / pool.workers
+    name = ANOTHER_GPU if pool.figures.gpu else ANOTHER_MACHINE
+    return name, (pool.workers + 1) / pool.workers
 
 
 _BY_WALL = {

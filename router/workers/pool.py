@@ -142,11 +142,13 @@ class WorkerPool:
             records = await self._list()
         except (RedisError, OSError, TimeoutError) as error:
             if not self._is_silent:
-                log.warning("directory does not answer; keeping the last view: %s", error)
+                log.warning(
+                    "Redis does not answer; the last list of workers stays in use: %s", error
+                )
             self._is_silent = True
             return
         if self._is_silent:
-            log.info("directory answers again")
+            log.info("Redis answers again")
         self._is_silent = False
         await self._apply([r for r in records if r.model.id == self._model_id])
 
@@ -223,7 +225,9 @@ class WorkerPool:
             if self._security.permits(record.endpoint):
                 reachable.append(record)
             else:
-                self._ignored.add(record, "it is not on this machine, and there is no TLS")
+                self._ignored.add(
+                    record, "it is not on this machine, and connections to other machines need TLS"
+                )
         return reachable
 
     def _same_model(self, records: list[WorkerRecord]) -> list[WorkerRecord]:
@@ -265,7 +269,7 @@ class IgnoredWorkers:
     def add(self, record: WorkerRecord, why: str) -> None:
         if record.instance not in self._logged:
             self._logged.add(record.instance)
-            log.warning("ignoring %s worker %s: %s", record.role, record.endpoint, why)
+            log.warning("ignoring the %s worker %s: %s", record.role, record.endpoint, why)
 
     def add_other_model(self, record: WorkerRecord, expected: ModelInfo) -> None:
         has, due = _model_text(record.model), _model_text(expected)

@@ -178,3 +178,10 @@ async def test_a_stream_that_is_closed_ends_after_what_waits() -> None:
     link.emit(token("a", 2))
     async with asyncio.timeout(5):
         assert [[list(o.tokens) for o in m.outputs] async for m in messages] == [[[1]]]
+
+
+def test_outputs_of_two_requests_with_one_id_are_not_merged() -> None:
+    waiting = WaitingOutputs()
+    for _ in range(2):
+        waiting.add(pb.Output(id="a", finish=pb.FINISH_ERROR))
+    assert [output.finish for output in waiting.take()] == [pb.FINISH_ERROR] * 2

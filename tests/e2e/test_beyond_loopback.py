@@ -4,6 +4,7 @@ and no secret anywhere that others could read it."""
 from __future__ import annotations
 
 import ipaddress
+import json
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +14,16 @@ import httpx
 import psutil
 import pytest
 
-from bench.lib.local_cluster import LocalCluster, local_cluster
+from bench.lib.local_cluster import LocalCluster, baton, local_cluster
 from cluster.credentials import certificates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(180)]
 
 KEY = "sk-this-is-known-to-one-tenant-only"
 BODY = {"model": "baton-demo", "prompt": [5] * 300, "max_tokens": 4}
+
+
+TLS_FILES = {"ca": "ca.pem", "cert": "localhost.pem", "key": "localhost.key"}
 
 
 class Open(NamedTuple):
@@ -47,6 +51,15 @@ def everybody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
         *("--tls-ca", str(folder / "ca.pem"), "--tls-cert", cert, "--tls-key", key),
     ) as running:
         yield Open(running, folder)
+
+
+def test_status_of_this_machine_needs_neither_url_nor_ca(
+    everybody: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_API_KEY", KEY)
+    tls = [f"--tls-{name}={everybody.folder / file}" for name, file in TLS_FILES.items()]
+    shown = json.loads(baton(everybody.cluster.home, "status", "--json", *tls))
+    assert shown["router"]["ready"] == {"prefill": 1, "decode": 1}
 
 
 def test_completions_for_those_with_a_key(everybody: Open) -> None:

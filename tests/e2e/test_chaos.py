@@ -168,7 +168,7 @@ async def test_rolling_restart_loses_no_stream(
     long = [lengthened(r, 700 + 100 * i) for i, r in enumerate(asked[:4])]  # not in step
     mixed = [*long, *asked[4:8]]
     expected = [*await asyncio.to_thread(Oracle(), long), *texts[4:8]]
-    handed_over = pool.said("the worker goes")
+    handed_over = pool.said("the worker is stopping")
     before = {r.instance for r in await pool.records()}
 
     async def client(i: int, session: aiohttp.ClientSession) -> list[str]:
@@ -194,7 +194,7 @@ async def test_rolling_restart_loses_no_stream(
             await pool.whole()
         over.set()
         assert [fault for faults in await asyncio.gather(*clients) for fault in faults] == []
-    assert pool.said("the worker goes") > handed_over
+    assert pool.said("the worker is stopping") > handed_over
     assert not before & {r.instance for r in await pool.records()}
 
 

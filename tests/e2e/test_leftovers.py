@@ -30,7 +30,7 @@ def ours(home: Path) -> list[psutil.Process]:
 def launch(home: Path) -> subprocess.Popen[str]:
     """`baton up` in the foreground, returned when it serves."""
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli.main", "up", "--port", "8200", "--threads", "1"],
+        [sys.executable, "-m", "cluster.cli.main", "up", "--threads", "1"],
         env={**os.environ, "BATON_HOME": str(home)},
         stdout=subprocess.PIPE,
         text=True,

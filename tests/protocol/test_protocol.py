@@ -73,7 +73,7 @@ def test_a_request_survives_the_wire() -> None:
     ("changes", "param"),
     [
         ({"id": ""}, "id"),
-        ({"id": "x" * 129}, "id"),
+        ({"id": "x" * 257}, "id"),
         ({"prompt": ()}, "prompt"),
         ({"cache_root": b"short"}, "cache_root"),
         ({"emitted": tuple(range(9))}, "max_tokens"),

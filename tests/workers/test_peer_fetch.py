@@ -276,13 +276,13 @@ async def test_kv_that_is_not_finite_is_of_no_use(
 async def test_who_asks_for_the_wrong_thing_gets_nothing(export: Export) -> None:
     assert await export() == ["accepted", "started", "sent"]
     for change, why in {
-        ("codec", 1): "does not go with the KV precision exact",
+        ("codec", 1): "is not possible with the KV precision exact",
         ("model", "another/exact"): "another/exact was asked for",
         ("skip_blocks", 9): "beyond the prompt",
         ("instance", "another"): "another instance",
         ("frame_bytes", 8): "at least",
         ("frame_bytes", 1 << 30): "at most",
-        ("name", "pigeon"): "no carrier in common: offered were 'pigeon'",
+        ("name", "pigeon"): "no common carrier: offered were 'pigeon'",
     }.items():
         assert why in (await export(**dict([change])))[-1]
 

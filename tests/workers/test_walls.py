@@ -65,7 +65,7 @@ async def test_few_pages_for_many(redis: EmbeddedRedis, model: Path) -> None:
         found = await scrape(d)
     assert pool.figures is not None
     assert pool.figures.capacity >= STARVED
-    assert [t.name for t in pool.techniques] == ["fp8 KV", "another worker"]
+    assert [t.name for t in pool.techniques] == ["fp8 KV", "a worker on another machine"]
     replica = {"replica": d.instance[:12]}
     assert value(found, "baton_kv_starved_seconds_total") > 0
     assert value(found, "baton_wall_utilization_ratio", wall="capacity", **replica) > STARVED / 2

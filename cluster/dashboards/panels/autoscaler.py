@@ -14,11 +14,11 @@ _LAST = max_of(m.REASON, "reason")
 _HELD = rate(m.WORKER_SECONDS, "role").with_unit("short")
 
 WELL = row(
-    "Does the autoscaler know what it does?",
+    "Are the autoscaler's data current?",
     stat(
-        "Age of what it knows",
-        "Of the metrics that the last decision was made of. It changes nothing when they are three"
-        " of its intervals old.",
+        "Age of its data",
+        "Age of the metrics behind the last decision. When they are older than three intervals,"
+        " nothing is changed.",
         max_of(m.READING_AGE),
         limits=palette.OLD,
         idle="none runs",
@@ -40,15 +40,15 @@ WELL = row(
         limits=palette.AT_LEAST_ONE,
     ),
     stat(
-        "Out of reach",
+        "Infeasible objectives",
         "Objectives that no number of workers meets: a single request on an idle worker misses"
-        " them. docs/operations.md says what helps.",
+        " them. docs/operations.md has remedies.",
         sum_of(m.INFEASIBLE),
         limits=palette.ANY,
     ),
     stat(
         "Last reason",
-        "Of the last decision, the strongest that applied.",
+        "The main reason of the last decision.",
         _LAST.wrapped(after=" == 1"),
         "{{reason}}",
         calm="blue",
@@ -56,7 +56,7 @@ WELL = row(
     stat(
         "Failures, last hour",
         "Parts of turns that failed: a loan, a number that could not be set, the log. The next"
-        " turn decides anew.",
+        " turn decides again.",
         increase(m.TURNS_FAILED, window="1h"),
         limits=((0.5, palette.FAIR),),
         decimals=0,
@@ -66,8 +66,8 @@ WELL = row(
 
 def _sizes(role: str, about: str) -> Panel:
     return graph(
-        f"{role.capitalize()}: wanted and there",
-        f"{about} needed over wanted: a limit or the budget holds.",
+        f"{role.capitalize()}: wanted and present",
+        f"{about} If needed is above wanted, a limit or the budget applies.",
         *(
             (max_of(metric, match=f'role="{role}"'), legend)
             for metric, legend in (
@@ -85,25 +85,29 @@ def _sizes(role: str, about: str) -> Panel:
 
 SIZES = row(
     "How many workers?",
-    _sizes("prefill", "There below wanted: it starts, or is lent."),
-    _sizes("decode", "There above wanted: it waits before it takes away, and drains."),
+    _sizes("prefill", "If fewer are present than wanted, workers are starting or being lent."),
+    _sizes(
+        "decode",
+        "If more are present than wanted, the autoscaler waits before it removes"
+        " workers, and they drain.",
+    ),
     stack(
         "Workers held",
-        "From the asking for them until they are gone, by the role that they serve: what the"
+        "From the request for a worker until it is gone, by the role that it serves: what the"
         " cluster costs.",
         (_HELD, "{{role}}"),
     ),
     bars(
         "Loans",
-        "Workers that took the other role. Many both ways: the mix swings more quickly than the"
-        " window of the autoscaler.",
+        "Workers that took the other role. Many in both directions: the load changes faster than"
+        " the autoscaler's window.",
         (increase(m.FLIPS, "from", "to"), "{{from}} to {{to}}"),
         decimals=0,
     ),
     graph(
         "Load",
-        "Busy prefill workers (erlangs), and sequences that decode at a time, that the window's"
-        " requests come to.",
+        "The load of the window's requests: busy prefill workers (erlangs), and sequences that"
+        " decode at the same time.",
         (max_of(m.POOL_LOAD, "role"), "{{role}}"),
     ),
 )
@@ -126,7 +130,7 @@ def _prediction(slo: str, predicted: m.Metric, observed: m.Metric, about: str) -
 
 
 TRUTH = row(
-    "Is it right?",
+    "Are the predictions right?",
     _prediction(
         *("ttft", m.PREDICTED_TTFT, m.OBSERVED_TTFT),
         "No prediction: the load is more than the prefill workers can take.",
@@ -137,32 +141,34 @@ TRUTH = row(
     ),
     graph(
         "Correction",
-        "Observed to predicted of the same requests, by which needs are corrected. It stays between"
-        " a half and two; at an end the model of the workers' steps is wrong, or they lack CPU.",
+        "Observed over predicted of the same requests; needs are multiplied by it. It is bounded"
+        " by a half and two; at a bound the model of the workers' steps is wrong, or they lack"
+        " CPU.",
         (max_of(m.CORRECTION, "role"), "{{role}}"),
         width=12,
     ),
     graph(
         "Error of the forecast",
-        "Of the forecast of the minute before: requests (rate), and workers of each role. Above 0:"
-        " more came than was forecast.",
+        "Error of the forecast made a minute before: requests (rate), and workers of each role."
+        " Above 0: more than was forecast.",
         (max_of(m.FORECAST_ERROR, "figure"), "{{figure}}"),
         width=12,
     ),
 )
 
 DEMAND = row(
-    "What is asked?",
+    "What is the load?",
     graph(
         "Requests that arrive",
-        "Refused and queued ones as well.",
+        "Including refused and queued ones.",
         (rate(m.RECEIVED), "arrive"),
         width=12,
         colours=(),
     ),
     graph(
-        "What requests are made of",
-        "Means. Prompts weigh on prefill, outputs on decode: workers follow these lines.",
+        "Lengths of requests",
+        "Means. Prompts load the prefill pool, outputs the decode pool, so the numbers of workers"
+        " follow these lines.",
         (mean(m.PROMPT_LENGTH), "prompt"),
         (mean(m.UNCACHED_LENGTH), "computed"),
         (mean(m.OUTPUT_LENGTH), "output"),
@@ -172,20 +178,20 @@ DEMAND = row(
 )
 
 REASONS = row(
-    "What does it do, and why?",
+    "What does the autoscaler do, and why?",
     bars(
         "Decisions, by reason",
-        "demand: more is needed; surplus: less has done for long enough; settling: not yet; loan:"
-        " one pool lends to the other; limit: more is needed than may be; no_metrics: nothing is"
-        " known, so nothing changes.",
+        "demand: more workers are needed; surplus: fewer have been enough for long enough;"
+        " settling: not for long enough yet; loan: one pool lends to the other; limit: more are"
+        " needed than the limits allow; no_metrics: no data, so nothing changes.",
         (increase(m.DECISIONS, "reason"), "{{reason}}"),
         width=12,
         colours=(),
     ),
     bars(
         "Parts of turns that failed",
-        "loan: a worker did not take the role; replicas: Ray Serve did not take the number, or did"
-        " not say it; lease, log: Redis, or the disk.",
+        "loan: a worker did not take the role; replicas: Ray Serve did not accept the number, or"
+        " did not report it; lease, log: Redis or the disk failed.",
         (increase(m.TURNS_FAILED, "what"), "{{what}}"),
         width=12,
         decimals=0,
@@ -193,15 +199,15 @@ REASONS = row(
     ),
     states(
         "Objectives",
-        "Out of reach: a single request on an idle worker misses it.",
+        "Infeasible: a single request on an idle worker misses it.",
         (max_of(m.INFEASIBLE, "slo"), "{{slo}}"),
         width=12,
         height=5,
         states=palette.REACH,
     ),
     states(
-        "What it does",
-        "Where several run, one acts, and the others watch.",
+        "Mode",
+        "If several run, one acts and the others watch.",
         (_MODE, "autoscaler {{replica}}"),
         width=12,
         height=5,

@@ -40,42 +40,48 @@ def _histogram(name: str, unit: MetricUnit, about: str, *labels: str) -> Metric:
 
 
 # What clients see; measured by routers.
-_ARRIVAL = "From the request's arrival to its"
+_ARRIVAL = "Time from the request's arrival to its"
 TTFT = _histogram("time_to_first_token_seconds", "seconds", f"{_ARRIVAL} first token")
 TPOT = _histogram(
-    "request_time_per_output_token_seconds", "seconds", "Mean of a request, after its first"
+    "request_time_per_output_token_seconds",
+    "seconds",
+    "Mean time per token of a request, after its first token",
 )
-ITL = _histogram("inter_token_latency_seconds", "seconds", "Between two tokens of a request")
+ITL = _histogram("inter_token_latency_seconds", "seconds", "Time between two tokens of a request")
 DURATION = _histogram("request_duration_seconds", "seconds", f"{_ARRIVAL} end")
 STAGE = _histogram(
     "ttft_stage_seconds",
     "seconds",
-    "Parts of the time to first token; wire and scatter come after it",
+    "Stages of the time to first token; wire and scatter come after it",
     "stage",
 )
-OBJECTIVE = _gauge("objective_seconds", "seconds", "Of the service, as configured", "slo")
+OBJECTIVE = _gauge("objective_seconds", "seconds", "The configured objective", "slo")
 SLO_OF = _counter(
     "slo_requests",
     "requests",
-    "Requests weighed by an objective, those that waited in vain as well",
+    "Requests to which an objective applies, including those that never got a token",
     "slo",
 )
 SLO_MET = _counter(
-    "slo_met", "requests", "Those of them within it; all: within both, and ended well", "slo"
+    "slo_met", "requests", "Requests that met the objective; all: met both, and ended well", "slo"
 )
 REQUESTS = _counter("requests", "requests", "Requests ended", "status")
-REFUSALS = _counter("admission_refusals", "requests", "Requests not let in", "reason")
+REFUSALS = _counter("admission_refusals", "requests", "Refused requests", "reason")
 PROMPT = _counter("prompt_tokens", "tokens", "Tokens in prompts")
 UNCACHED = _counter(
-    "uncached_prompt_tokens", "tokens", "Tokens in prompts that no prefix cache held"
+    "uncached_prompt_tokens", "tokens", "Prompt tokens that were in no prefix cache"
 )
 OUTPUT = _counter("output_tokens", "tokens", "Tokens sent to clients")
-ASKED = _gauge("requests_waiting", "requests", "Requests before their first token")
-ANSWERED = _gauge("requests_running", "requests", "Requests that have brought a token")
+ASKED = _gauge("requests_waiting", "requests", "Requests that wait for their first token")
+ANSWERED = _gauge(
+    "requests_running", "requests", "Running requests that have had their first token"
+)
 
 # What is asked; told by routers.
 RECEIVED = _counter(
-    "requests_received", "requests", "Valid requests at their arrival, refused ones included"
+    "requests_received",
+    "requests",
+    "Valid requests, counted when they arrive, refused ones included",
 )
 PROMPT_LENGTH = _histogram(
     "request_prompt_tokens", "tokens", "Tokens in the prompt of a request that arrived"
@@ -83,58 +89,67 @@ PROMPT_LENGTH = _histogram(
 UNCACHED_LENGTH = _histogram(
     "request_uncached_prompt_tokens",
     "tokens",
-    "Of them, those that no cache held; known with the first token",
+    "Tokens of the prompt that were in no cache, observed with the first token",
 )
 OUTPUT_LENGTH = _histogram(
-    "request_output_tokens", "tokens", "Tokens that a request brought, at its end"
+    "request_output_tokens", "tokens", "Tokens generated for a request, observed at its end"
 )
 
 # Routers themselves.
 REPLICAS = _gauge("replicas", "count", "Workers that this router knows", "state")
-DECISION = _histogram("router_decision_seconds", "seconds", "To choose a request's workers")
+DECISION = _histogram("router_decision_seconds", "seconds", "Time to choose a request's workers")
 PREDICTION = _histogram(
-    "router_ttft_prediction_ratio", "ratio", "Time to first token: observed to predicted"
+    "router_ttft_prediction_ratio", "ratio", "Time to first token: observed over predicted"
 )
 INDEX_ENTRIES = _gauge("index_entries", "count", "Blocks in the prefix index")
-INDEX_AGE = _gauge("index_staleness_seconds", "seconds", "Age of what the prefix index knows")
+INDEX_AGE = _gauge("index_staleness_seconds", "seconds", "Age of the data in the prefix index")
 
 # Workers: what they have to do.
 RUNNING = _gauge("requests_running", "requests", "Sequences that decode")
-WAITING = _gauge("requests_waiting", "requests", "Sequences before their decoding")
-QUEUED = _gauge("queued_prefill_tokens", "tokens", "Prompt tokens still to be computed")
+WAITING = _gauge("requests_waiting", "requests", "Sequences that wait: for prefill, KV or pages")
+QUEUED = _gauge("queued_prefill_tokens", "tokens", "Prompt tokens yet to be computed")
 DECODE_JOBS = _gauge(
     "decode_jobs",
     "requests",
-    "Requests that this worker's front owns, queued and prefilled elsewhere too",
+    "Requests owned by this worker, including those that are queued or prefilled elsewhere",
 )
 PREFILL_CALLS = _gauge(
-    "prefill_calls", "requests", "Prompts that this worker computes or holds for others"
+    "prefill_calls",
+    "requests",
+    "Prompts that this worker computes, or holds until they are fetched",
 )
 
 # Workers: what they do.
 COMPUTED = _counter("prefill_computed_tokens", "tokens", "Prompt tokens computed")
 GENERATED = _counter("generation_tokens", "tokens", "Tokens generated")
-QUERIES = _counter("prefix_cache_queries_tokens", "tokens", "Tokens looked for in the cache")
-HITS = _counter("prefix_cache_hits_tokens", "tokens", "Tokens found in the cache")
-KV_USAGE = _gauge("kv_cache_usage_ratio", "ratio", "Of KV pages in use")
-PREEMPTIONS = _counter("num_preemptions", "count", "Sequences that lost their pages")
+QUERIES = _counter(
+    "prefix_cache_queries_tokens", "tokens", "Prompt tokens looked up in the prefix cache"
+)
+HITS = _counter("prefix_cache_hits_tokens", "tokens", "Prompt tokens found in the prefix cache")
+KV_USAGE = _gauge("kv_cache_usage_ratio", "ratio", "Share of the KV pages in use")
+PREEMPTIONS = _counter("num_preemptions", "count", "Preempted sequences")
 RESTARTS = _counter("engine_restarts", "count", "Engines that were replaced")
-STEP = _histogram("engine_step_seconds", "seconds", "Of one step of the engine")
+STEP = _histogram("engine_step_seconds", "seconds", "Duration of a step of the engine")
 BATCH = _histogram("engine_batch_size", "count", "Sequences in a step")
 DRAFTED = _counter("spec_decode_num_draft_tokens", "tokens", "Tokens proposed")
 ACCEPTED = _counter("spec_decode_num_accepted_tokens", "tokens", "Tokens accepted")
-ROWS = _counter("decode_rows", "count", "Sequences that decoded, of all steps")
+ROWS = _counter("decode_rows", "count", "Decoding sequences, summed over all steps")
 
 # How far pools are from their ceilings; worked out by routers.
 BINDING = _gauge("binding_wall", "count", "1: this wall binds the pool; none: none does", "wall")
 WALL_USE = _gauge(
-    "pool_wall_utilization_ratio", "ratio", "Of the wall's ceiling, the pool's workers", "wall"
+    "pool_wall_utilization_ratio",
+    "ratio",
+    "Share of the wall's ceiling that the pool's workers use",
+    "wall",
 )
-BUSY = _gauge("pool_busy_ratio", "ratio", "Of the last seconds: steps ran, on average")
+BUSY = _gauge(
+    "pool_busy_ratio", "ratio", "Share of the last seconds in which steps ran, on average"
+)
 GAIN = _gauge(
     "wall_gain_ratio",
     "ratio",
-    "Tokens per second that a technique would bring the pool, over those now",
+    "Expected tokens per second of the pool with a technique, over those now",
     *("wall", "technique"),
 )
 FLOPS = _counter("engine_flops", "flops", "Floating point operations of steps")
@@ -142,42 +157,59 @@ MOVED = _counter("engine_bytes", "bytes", "Bytes that steps moved in memory", "k
 
 # KV on its way: every byte counts at its receiver alone.
 _LINK = ("transport", "codec")
-WIRE_BYTES = _counter("kv_transfer_bytes", "bytes", "KV received, on the wire", *_LINK)
-RAW_BYTES = _counter("kv_transfer_raw_bytes", "bytes", "The same without codec", *_LINK)
+WIRE_BYTES = _counter("kv_transfer_bytes", "bytes", "KV received, in bytes on the wire", *_LINK)
+RAW_BYTES = _counter(
+    "kv_transfer_raw_bytes", "bytes", "KV received, in bytes before encoding", *_LINK
+)
 FAILURES = _counter("kv_transfer_failures", "count", "That broke", *_LINK)
-TRANSFER = _histogram("kv_transfer_seconds", "seconds", "From the pull to the last frame", *_LINK)
+TRANSFER = _histogram(
+    "kv_transfer_seconds",
+    "seconds",
+    "Duration of a transfer, from the request to the last frame",
+    *_LINK,
+)
 
 # The autoscaler, and what it moves.
-DESIRED = _gauge("desired_replicas", "count", "Workers that are wanted, within limits")
-THERE = _gauge("actual_replicas", "count", "Workers that serve the role or are about to")
-STARTING = _gauge("starting_replicas", "count", "Workers that were asked for and are not there")
-NEEDED = _gauge("needed_replicas", "count", "Workers that the load asks for, before limits")
+DESIRED = _gauge("desired_replicas", "count", "Workers that are wanted, within the limits")
+THERE = _gauge("actual_replicas", "count", "Workers that serve the role or are starting")
+STARTING = _gauge(
+    "starting_replicas", "count", "Workers that were requested but are not present yet"
+)
+NEEDED = _gauge("needed_replicas", "count", "Workers that the load needs, before limits")
 POOL_LOAD = _gauge(
-    "pool_load", "count", "Busy prefill workers (erlangs); sequences that decode at a time"
+    "pool_load", "count", "Busy prefill workers (erlangs); sequences that decode at the same time"
 )
 CORRECTION = _gauge("correction_factor", "ratio", "Observed to predicted")
 FORECAST_ERROR = _gauge(
     "forecast_error_ratio",
     "ratio",
-    "Of the forecast of a minute ago: what came over what was forecast, less 1",
+    "Observed value over the value forecast a minute ago, less 1",
     "figure",
 )
-PREDICTED_TTFT = _gauge("predicted_ttft_seconds", "seconds", "Of the workers that serve now")
-PREDICTED_TPOT = _gauge("predicted_tpot_seconds", "seconds", "Of the workers that serve now")
-OBSERVED_TTFT = _gauge("observed_ttft_seconds", "seconds", "Mean of the window")
-OBSERVED_TPOT = _gauge("observed_tpot_seconds", "seconds", "Mean of the window")
-INFEASIBLE = _gauge("slo_infeasible", "count", "1: no number of workers meets the objective", "slo")
-MODE = _gauge("autoscaler_mode", "count", "1: what it does; watch: another one acts", "mode")
-REASON = _gauge("scaling_reason", "count", "1: of the last decision", "reason")
-READING_AGE = _gauge(
-    "planner_reading_age_seconds", "seconds", "Of the metrics that the last decision was made of"
+PREDICTED_TTFT = _gauge(
+    "predicted_ttft_seconds", "seconds", "Predicted for this load with the workers that serve now"
 )
-DECISIONS = _counter("scaling_decisions", "count", "Decisions by their strongest reason", "reason")
+PREDICTED_TPOT = _gauge(
+    "predicted_tpot_seconds", "seconds", "Predicted for this load with the workers that serve now"
+)
+OBSERVED_TTFT = _gauge("observed_ttft_seconds", "seconds", "Observed mean over the window")
+OBSERVED_TPOT = _gauge("observed_tpot_seconds", "seconds", "Observed mean over the window")
+INFEASIBLE = _gauge("slo_infeasible", "count", "1: no number of workers meets the objective", "slo")
+MODE = _gauge(
+    "autoscaler_mode", "count", "1: the present mode; watch: another autoscaler acts", "mode"
+)
+REASON = _gauge("scaling_reason", "count", "1: the reason of the last decision", "reason")
+READING_AGE = _gauge(
+    "planner_reading_age_seconds", "seconds", "Age of the metrics behind the last decision"
+)
+DECISIONS = _counter("scaling_decisions", "count", "Decisions, by their main reason", "reason")
 TURNS_FAILED = _counter("autoscaler_failures", "count", "Parts of turns that failed", "what")
 WORKER_SECONDS = _counter(
-    "worker_seconds", "seconds", "Of workers, from the asking for them to their end"
+    "worker_seconds",
+    "seconds",
+    "Time of all workers, from the request for a worker until it is gone",
 )
-FLIPS = _counter("role_flips", "count", "Changes of its role", "from", "to")
+FLIPS = _counter("role_flips", "count", "Changes of the worker's role", "from", "to")
 
 # Processes: of a router, of a worker's front, and of its engine.
 _CPU = "Total user and system CPU time spent in seconds."

@@ -1,4 +1,4 @@
-"""What do the pools have to do, and what do they do?"""
+"""What is the pools' load, and what do they do?"""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _CACHED = Expr(
 )
 
 LOAD = row(
-    "What do the pools have to do, and what do they do?",
+    "What is the pools' load, and what do they do?",
     stack(
         "Mix",
-        "What requests are made of: prompt tokens from caches cost nearly nothing, those to"
-        " compute load the prefill pool, output tokens the decode pool. When the mix moves, so"
-        " should the pools' sizes.",
+        "Prompt tokens from caches cost nearly nothing, prompt tokens to compute load the prefill"
+        " pool, and output tokens load the decode pool. If the mix changes, so should the pools'"
+        " sizes.",
         (_CACHED, "from caches"),
         (rate(m.UNCACHED), "computed"),
         (rate(m.OUTPUT), "output"),
@@ -45,20 +45,21 @@ LOAD = row(
     ),
     graph(
         "Queued prompt tokens",
-        "Still to be computed, by worker. One high and others low: requests stay where their"
-        " prefix is cached; all high: the prefill pool is too small.",
+        "Prompt tokens yet to be computed, by worker. One high and others low: requests stay"
+        " where their prefix is cached. All high: the prefill pool is too small.",
         (sum_of(m.QUEUED, "role", "replica", match=WORKERS), EACH_WORKER),
     ),
     graph(
         "Workers by state",
-        "As the routers know them.",
+        "As the routers see them.",
         (max_of(m.REPLICAS, "role", "state"), "{{role}} {{state}}"),
         colours=(*palette.ROLES, *palette.STATES),
         decimals=0,
     ),
     graph(
         "Prompt tokens computed",
-        "Decode workers compute some, too: short prompts, and what no prefill worker can.",
+        "Decode workers compute some, too: short prompts, and those for which no prefill worker"
+        " is available.",
         (rate(m.COMPUTED, "role", "replica"), EACH_WORKER),
     ),
     graph(
@@ -68,7 +69,7 @@ LOAD = row(
     ),
     graph(
         "Sequences",
-        "That decode, and that wait: for prefill, for their KV, or for pages.",
+        "Sequences that decode, and those that wait for prefill, KV or pages.",
         (sum_of(m.RUNNING, "role", match=WORKERS), "{{role}} running"),
         (sum_of(m.WAITING, "role", match=WORKERS), "{{role}} waiting"),
     ),
@@ -76,43 +77,43 @@ LOAD = row(
 
 
 POOLS = row(
-    "Which pool is short, and of what?",
+    "Which pool is short of workers?",
     stat(
         "Prefill workers",
-        "Those that are ready, as the routers know them.",
+        "Ready workers, as the routers see them.",
         max_of(m.REPLICAS, match='role="prefill", state="ready"'),
         calm=palette.FAIR,
         limits=palette.AT_LEAST_ONE,
     ),
     stat(
         "Decode workers",
-        "Those that are ready, as the routers know them. Without one nothing is served.",
+        "Ready workers, as the routers see them. Without one no request is served.",
         max_of(m.REPLICAS, match='role="decode", state="ready"'),
         calm=palette.BAD,
         limits=palette.AT_LEAST_ONE,
     ),
     stat(
         "Prompt tokens queued",
-        "Still to be computed, by all workers together. What stays here keeps first tokens"
-        " waiting: another prefill worker helps.",
+        "Prompt tokens yet to be computed, over all workers. If this stays high, first tokens are"
+        " late: another prefill worker helps.",
         sum_of(m.QUEUED, match=WORKERS),
         calm="blue",
     ),
     stat(
         "Fullest KV pool, prefill",
-        "Of all prefill workers.",
+        "The fullest of all prefill workers.",
         max_of(m.KV_USAGE, match='role="prefill"'),
         limits=palette.FULL,
     ),
     stat(
         "Fullest KV pool, decode",
-        "Of all decode workers. Full pools keep sequences waiting, or preempt them.",
+        "The fullest of all decode workers. With full pools, sequences wait or are preempted.",
         max_of(m.KV_USAGE, match='role="decode"'),
         limits=palette.FULL,
     ),
     stat(
         "Engine deaths, last hour",
-        "Engines that died or hung, and were replaced.",
+        "Engines that died or hung and were replaced.",
         increase(m.RESTARTS, window="1h"),
         limits=((0.5, palette.FAIR), (2.5, palette.BAD)),
         decimals=0,
@@ -121,7 +122,7 @@ POOLS = row(
 
 
 REQUESTS = row(
-    "What is asked, and what becomes of it?",
+    "How do requests end?",
     stack(
         "Requests, by how they end",
         "ok, cancelled by the client, or the HTTP status of the error.",
@@ -130,36 +131,35 @@ REQUESTS = row(
     ),
     stack(
         "Refusals, by reason",
-        "requests: too many of one priority at once; ttft: the first token was predicted to come"
-        " after the deadline; queue: the queue was predicted to take too long.",
+        "requests: too many of one priority at once; ttft: the first token was predicted to miss"
+        " the deadline; queue: the queue was predicted to take too long.",
         (rate(m.REFUSALS, "reason"), "{{reason}}"),
         colours=(),
     ),
     stack(
         "Requests inside",
-        "If those before their first token grow, and do not fall again, there is more to do than"
-        " the workers can.",
+        "If the number of requests before their first token grows and does not fall again, the"
+        " load is more than the workers can serve.",
         (sum_of(m.ASKED, match=ROUTERS), "before their first token"),
         (sum_of(m.ANSWERED, match=ROUTERS), "getting tokens"),
         colours=(("before their first token", palette.FAIR), ("getting tokens", palette.GOOD)),
     ),
     graph(
         "Tokens to clients",
-        "By all routers together.",
+        "Over all routers.",
         (rate(m.OUTPUT), "output"),
         colours=palette.MIX,
     ),
     graph(
         "Prompts",
-        "Of requests that were answered: all of their prompts' tokens, and those that had to be"
-        " computed.",
+        "Of answered requests: all prompt tokens, and those that had to be computed.",
         (rate(m.PROMPT), "all"),
         (rate(m.UNCACHED), "computed"),
         colours=(("all", "light-blue"), *palette.MIX),
     ),
     graph(
         "Requests of the hour before",
-        "What a rate is too small to show: single errors.",
+        "Shows single errors, for which a rate is too small.",
         (increase(m.REQUESTS, "status", window="1h"), "{{status}}"),
         colours=palette.STATUSES,
         decimals=0,
@@ -177,38 +177,39 @@ TIMES = row(
     "How long do clients wait, and for what?",
     graph(
         "Time to first token (TTFT)",
-        "Over the line: the stages below tell where the time goes.",
+        "Above the objective: the stages below show where the time goes.",
         *quantile_queries(m.TTFT, "ttft"),
         width=12,
         colours=palette.QUANTILES,
     ),
     graph(
         "Time per output token (TPOT)",
-        "Over the line: decode workers have too many sequences, or compute prompts between their"
-        " steps.",
+        "Above the objective: decode workers have too many sequences, or compute prompts between"
+        " their steps.",
         *quantile_queries(m.TPOT, "tpot"),
         width=12,
         colours=palette.QUANTILES,
     ),
     stack(
         "TTFT, stage by stage",
-        "Means. queue grows: too few prefill workers; prefill: longer prompts, or fewer of them"
-        " cached; first_emit: the way back, through the decode worker; route: the router.",
+        "Means. If queue grows, there are too few prefill workers; prefill: prompts are longer,"
+        " or fewer of them cached; first_emit: the way back through the decode worker; route: the"
+        " router.",
         *((mean(m.STAGE, match=f'stage="{name}"'), name) for name in STAGES),
         width=12,
         colours=palette.STAGES,
     ),
     heatmap(
         "TTFT, all requests",
-        "How many first tokens came after how long. Two bands: two kinds of requests, as of cached"
-        " and of new prompts. A band that climbs: a queue.",
+        "Number of first tokens by their latency. Two bands mean two kinds of requests, such as"
+        " cached and new prompts. A rising band means a queue.",
         (bucket_increase(m.TTFT, f'le!~"{_RARE}"'), "{{le}}"),
         width=12,
     ),
     graph(
         "Between two tokens (ITL)",
-        "A p99 far above p50: streams stutter, for prompts between the steps, preemptions, or"
-        " hand-overs to another worker.",
+        "If p99 is far above p50, streams stutter because of prompts between the steps,"
+        " preemptions, or hand-overs to another worker.",
         *quantile_queries(m.ITL),
         colours=palette.QUANTILES,
     ),

@@ -44,7 +44,7 @@ PREDICTION: Colours = (("predicted", "light-blue"), ("observed", DECODE), ("obje
 SLOS: Colours = (("ttft", PREFILL), ("tpot", DECODE), ("all", GOOD))
 
 # Meanings of the values 0, 1, ... of a panel of states.
-REACH: Colours = (("within reach", GOOD), ("out of reach", BAD))
+REACH: Colours = (("within reach", GOOD), ("infeasible", BAD))
 MODES: Colours = (("watches", "text"), ("advises", FAIR), ("acts", GOOD))
 
 IN_TIME: Limits = ((0.95, FAIR), (0.99, GOOD))

@@ -25,7 +25,7 @@ _GAINS = max_of(m.GAIN, "role", "technique")
 def _walls(role: str, about: str) -> Panel:
     return graph(
         f"Walls of the {role} pool",
-        f"How much of each ceiling its workers use. {about}",
+        f"Share of each ceiling that its workers use. {about}",
         (max_of(m.WALL_USE, "wall", match=f'role="{role}"'), "{{wall}}"),
         colours=palette.WALLS,
         high=1.0,
@@ -36,9 +36,8 @@ WALLS = row(
     "Which wall binds?",
     states(
         "The wall that binds",
-        "What each pool has to have more of, or use less of, to do more. none: it has less to do"
-        " than it can, or overhead binds it. It should be compute for prefill; bandwidth, or"
-        " capacity, for decode.",
+        "The resource that limits each pool. none: the pool is mostly idle, or limited by"
+        " overhead. It should be compute for prefill, and bandwidth or capacity for decode.",
         (_binding(), "{{role}}"),
         width=16,
         height=5,
@@ -46,8 +45,8 @@ WALLS = row(
     ),
     stat(
         "What would relax it",
-        "Tokens per second with the technique, over those now. docs/operations.md has the trap of"
-        " each; `baton status` tells it, too.",
+        "Expected tokens per second with the technique, over those now. `baton status` shows the"
+        " possible cost of each.",
         _GAINS.wrapped(after=f"\nor on ()\n{_NOTHING}").with_unit("suffix:x"),
         "{{role}} {{technique}}",
         width=8,
@@ -59,14 +58,14 @@ WALLS = row(
     _walls("decode", "Few tokens share each read of the weights: bandwidth comes first."),
     graph(
         "Busy",
-        "Share of the time in which steps ran, on average over workers. Below a half the pool has"
-        " less to do than it can.",
+        "Share of the time in which steps ran, averaged over workers. Below a half, the pool is"
+        " mostly idle.",
         (max_of(m.BUSY, "role"), "{{role}}"),
         high=1.0,
     ),
     graph(
         "Floating point operations",
-        "Of all workers of a pool together.",
+        "Sum over all workers of a pool.",
         (rate(m.FLOPS, "role"), "{{role}}"),
     ),
     stack(
@@ -77,8 +76,8 @@ WALLS = row(
     ),
     stack(
         "Memory moved by decode",
-        "By steps of all decode workers together. The more of it is KV, the more fp8 KV helps; the"
-        " more is weights, the more sequences fit into a step nearly for free.",
+        "By steps of all decode workers together. The larger the share of KV, the more fp8 KV"
+        " helps; the larger the share of weights, the less additional sequences in a step cost.",
         (rate(m.MOVED, "kind", match='role="decode"'), "{{kind}}"),
         colours=palette.MOVED,
     ),

@@ -1,1 +1,1 @@
-"""The outermost layer of the router's application: ids of requests, CORS, what is recorded."""
+"""The outermost layers of the application: checks of heads, ids, CORS, what is recorded."""

@@ -29,7 +29,7 @@ class CorsPolicy:
 
     def __init__(self, origins: tuple[str, ...]) -> None:
         self._any = ANY_ORIGIN in origins
-        self._origins = frozenset(origin.encode() for origin in origins)
+        self._origins = frozenset(origin.lower().encode() for origin in origins)
 
     def response_headers(self, scope: Scope) -> Headers:
         """Return what is added to the response of a request: its page may read it, or not."""

@@ -5,7 +5,8 @@
                         +-- the head, where no event came within HEAD_DELAY_S
                         +-- a keep-alive after every_s without an event
 
-One timer serves the whole stream: an event only adds to a count, which the next tick reads.
+One timer serves the whole stream: an event only adds to a count, which the next tick reads. So a
+keep-alive comes after at least ``every_s`` less two periods of the timer, and at most ``every_s``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class EventSender:
     """The way of one response's events to its client. Created and closed by ``GenerationResponse``.
 
     ``head`` returns the ASGI message with status and headers, ``keep_alive`` the bytes of an event
-    without meaning. ``on_stuck`` is called when an event has waited for ``STUCK_S``.
+    without meaning. ``on_stuck`` is called once, when an event has waited for ``STUCK_S``.
     """
 
     def __init__(
@@ -44,17 +45,19 @@ class EventSender:
         self._head = head
         self._keep_alive = keep_alive
         self._every_s = every_s
+        self._period_s = min(every_s, STUCK_S) / 2
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         self._sent = self._seen = 0  # messages, and how many there were at the last tick
         self._is_sending = False
         self._seen_s = self._loop.time()  # the last tick that found a new message
+        self._blocked_s: float | None = None  # the first tick that found the same send unfinished
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None  # sends the head alone, or a keep-alive
 
     async def open(self, opening: bytes) -> None:
         """Begin the stream, with the events that are due at once: as a rule, none."""
-        self._arm(min(HEAD_DELAY_S, self._every_s))
+        self._arm(min(HEAD_DELAY_S, self._period_s))
         if opening:
             await self.send(opening)
 
@@ -81,14 +84,19 @@ class EventSender:
         self._timer = self._loop.call_later(seconds, self._tick)
 
     def _tick(self) -> None:
-        """Two ticks lie in ``every_s``, so that no silence lasts longer."""
-        self._arm(self._every_s / 2)
+        """Look what was sent since the last tick."""
+        now = self._loop.time()
+        blocked_s, self._blocked_s = self._blocked_s, None
         if self._sent != self._seen:
-            self._seen, self._seen_s = self._sent, self._loop.time()
-        elif not (self._is_sending or self._beat):
+            self._seen, self._seen_s = self._sent, now
+        elif self._is_sending or self._beat:
+            self._blocked_s = now if blocked_s is None else blocked_s
+            if now - self._blocked_s >= STUCK_S:
+                self._on_stuck()
+                return
+        elif not self.has_started or now - self._seen_s > self._every_s - 2 * self._period_s:
             self._beat = self._loop.create_task(self._send_beat(self._next_beat()))
-        elif self._loop.time() - self._seen_s >= STUCK_S:
-            self._on_stuck()
+        self._arm(self._period_s)
 
     def _next_beat(self) -> Message:
         """Called by the tick itself: keep-alives that count (``sequence_number``) come in order."""

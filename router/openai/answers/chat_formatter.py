@@ -33,6 +33,7 @@ from router.openai.answers.wire_json import (
     Function,
     PromptToken,
     ToolCall,
+    Usage,
     UsageField,
     encode,
 )
@@ -64,6 +65,7 @@ class ChatResponseOptions(NamedTuple):
     include_usage: bool = False
     prompt_logprobs: bool = False
     reasoning_fields: tuple[str, ...] = REASONING_FIELDS
+    echo: str = ""  # text of the prompt with which the content begins
 
 
 class ChatFormatter(ChunkStream):
@@ -83,6 +85,7 @@ class ChatFormatter(ChunkStream):
         self._options = options
         self._output = output
         self._prompt = prompt
+        self._role = msgspec.structs.replace(_ROLE, content=options.echo)
         self._open: dict[int, _OpenChoice] = {}
 
     def chunks(self, delta: ChoiceDelta, usage: UsageField) -> list[bytes]:
@@ -107,7 +110,7 @@ class ChatFormatter(ChunkStream):
         state.shown += delta.shown
         state.ids += delta.ids
         parsed = collect(pieces)
-        deltas = [_ROLE] if first else []
+        deltas = [self._role] if first else []
         tail = delta.finish is not None and bool(state.ids or state.shown) and self._shows_tokens
         if parsed.reasoning or parsed.content or parsed.calls or tail:
             deltas.append(
@@ -118,7 +121,7 @@ class ChatFormatter(ChunkStream):
                     tool_calls=parsed.calls or UNSET,
                 )
             )
-        chunks = [self._chunk(delta.choice, state, d, usage) for d in deltas]
+        chunks = [self._chunk(delta.choice, state, d, self._usage_with(d, usage)) for d in deltas]
         if delta.finish is not None:
             reason = self._reason(delta.finish, state.parser)
             chunks.append(self._chunk(delta.choice, state, _NOTHING, usage, reason))
@@ -149,6 +152,12 @@ class ChatFormatter(ChunkStream):
     def _shows_tokens(self) -> bool:
         """Return whether tokens are shown beside the text."""
         return self._options.logprobs or self._options.token_ids
+
+    def _usage_with(self, delta: ChatDelta, usage: UsageField) -> UsageField:
+        """Return the usage to show beside ``delta``: the role comes before any token."""
+        if delta is self._role and isinstance(usage, Usage):
+            return usage.before_output()
+        return usage
 
     def _text_chunk(self, index: int, state: _OpenChoice, text: str, usage: UsageField) -> bytes:
         """Format a chunk with text alone: only the text is encoded anew."""
@@ -181,11 +190,12 @@ class ChatFormatter(ChunkStream):
         parser = OutputParser(self._output)
         parsed = collect(parser.push(answer.text, last=True))
         calls = [msgspec.structs.replace(call, index=UNSET) for call in parsed.calls]
+        content = self._options.echo + parsed.content
         has_other = bool(calls or parsed.reasoning or parser.has_hidden)
         return ChatChoice(
             index=answer.choice,
             message=ChatMessage(
-                content=parsed.content if parsed.content or not has_other else None,
+                content=content if content or not has_other else None,
                 reasoning=self._field("reasoning", parsed),
                 reasoning_content=self._field("reasoning_content", parsed),
                 tool_calls=calls or UNSET,
@@ -206,7 +216,7 @@ class ChatFormatter(ChunkStream):
         """Format one chunk. Only a delta with text or calls carries the pending token data."""
         logprobs: ChatLogprobs | None = None
         ids: list[int] = []
-        if delta is not _ROLE and delta is not _NOTHING:
+        if delta is not self._role and delta is not _NOTHING:
             logprobs, ids = self._logprobs(state.shown), state.ids
             state.shown, state.ids = [], []
         choice = ChunkChoice(
@@ -225,7 +235,7 @@ class ChatFormatter(ChunkStream):
         baton: Explanation | UnsetType = UNSET,
     ) -> ChatChunk:
         header = self._header
-        starts = bool(choices) and choices[0].delta is _ROLE and self._options.token_ids
+        starts = bool(choices) and choices[0].delta is self._role and self._options.token_ids
         return ChatChunk(
             id=header.id,
             created=header.created,

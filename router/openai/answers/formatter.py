@@ -108,7 +108,10 @@ class ChunkStream(ABC):
         return b""
 
     def events(self, delta: ChoiceDelta, usage: UsageField) -> bytes:
-        return b"".join([sse_event(chunk) for chunk in self.chunks(delta, usage)])
+        chunks = self.chunks(delta, usage)
+        if len(chunks) == 1:  # as a rule
+            return sse_event(chunks[0])
+        return b"".join([sse_event(chunk) for chunk in chunks])
 
     def closing(self, usage: Usage, baton: Explanation | UnsetType) -> bytes:
         data = b""

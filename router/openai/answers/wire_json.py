@@ -37,6 +37,10 @@ class Usage(msgspec.Struct, frozen=True):
         details = UNSET if reasoning is None else CompletionDetails(reasoning)
         return cls(prompt, completion, prompt + completion, PromptDetails(cached), details)
 
+    def before_output(self) -> Usage:
+        """Return the usage of a stream that has no tokens yet."""
+        return Usage.of(self.prompt_tokens, 0, self.prompt_tokens_details.cached_tokens)
+
 
 UsageField = Usage | UnsetType | None
 """Null in the chunks before the last where usage was requested."""
@@ -189,6 +193,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "baton"
+    root: str  # the model's own name, of which ``id`` may be an alias
+    parent: None = None
     max_model_len: int | None  # None until a worker has registered
 
 

@@ -29,7 +29,7 @@ from protocol.sampling_params import (
     MAX_STOP_TOKENS,
 )
 
-MAX_STOPS = 4
+MAX_STOPS = 16
 MAX_STOP_CHARS = 4096
 MAX_PROMPTS = 128
 MAX_PROMPT_IDS = 1 << 20
@@ -147,7 +147,8 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _check_id_array(value: Any, most: int) -> tuple[int, ...]:
+def check_id_array(value: Any, most: int) -> tuple[int, ...]:
+    """Return an array of at most ``most`` token ids."""
     if not isinstance(value, list):
         raise field_error(f"must be an array of token ids, not {show_value(value)}")
     if len(value) > most:
@@ -156,12 +157,12 @@ def _check_id_array(value: Any, most: int) -> tuple[int, ...]:
 
 
 def _check_stop_ids(value: Any) -> tuple[int, ...]:
-    return _check_id_array(value, MAX_STOP_TOKENS)
+    return check_id_array(value, MAX_STOP_TOKENS)
 
 
 def _check_some_ids(value: Any, most: int) -> tuple[int, ...]:
     """Return each id once."""
-    ids = _check_id_array(value, most)
+    ids = check_id_array(value, most)
     if not ids:
         raise field_error("must not be empty")
     return tuple(dict.fromkeys(ids))

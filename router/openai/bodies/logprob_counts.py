@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from protocol.sampling_params import MAX_LOGPROBS, MAX_OUTPUT_LOGPROBS, MAX_PROMPT_LOGPROBS
 from router.common.errors import invalid
-from router.openai.bodies.generation_body import ChatBody, CompletionBody, GenerationBody
+from router.openai.bodies.chat_body import ChatBody
+from router.openai.bodies.completion_body import CompletionBody
+from router.openai.bodies.generation_body import GenerationBody
 
 MAX_STREAMED_LOGPROBS = 1 << 14
 """Tokens beside one token of a stream: the chunk takes some 30 ms, in which no other stream gets

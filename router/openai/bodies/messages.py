@@ -1,7 +1,8 @@
 """The messages of a chat request, and their form for chat templates.
 
 Only text is supported: a part of another kind is refused by its name. ``null`` counts as absent,
-because clients send answers back with their empty fields.
+because clients send answers back with their empty fields. Unknown fields of a message are ignored,
+as they are labels of other servers (``id``, ``cache_control``, ``reasoning_details``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Field,
     PlainValidator,
@@ -20,7 +23,6 @@ from pydantic import (
 
 from router.openai.bodies.field_types import (
     FunctionName,
-    StrictModel,
     field_error,
     list_alternatives,
     show_value,
@@ -37,15 +39,14 @@ _TEXT_SCHEMA = {
         {"type": "string"},
         {
             "type": "array",
-            "minItems": 1,
             "maxItems": MAX_PARTS,
             "items": {
                 "type": "object",
                 "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
                 "required": ["type", "text"],
-                "additionalProperties": False,
             },
         },
+        {"type": "null"},
     ]
 }
 
@@ -56,8 +57,8 @@ def _check_text(value: Any) -> str:
         return value
     if not isinstance(value, list):
         raise field_error(f"must be a string or an array of text parts, not {show_value(value)}")
-    if not 1 <= len(value) <= MAX_PARTS:
-        raise field_error(f"must hold 1 to {MAX_PARTS} parts, not {len(value)}")
+    if len(value) > MAX_PARTS:
+        raise field_error(f"must hold at most {MAX_PARTS} parts, not {len(value)}")
     return "\n".join(_text_of(place, part) for place, part in enumerate(value))
 
 
@@ -73,18 +74,18 @@ def _text_of(place: int, part: Any) -> str:
     key = _TEXT_PARTS[kind]
     if not isinstance(part.get(key), str):
         raise field_error(f"[{place}].{key} must be a string, not {show_value(part.get(key))}")
-    if unknown := sorted(part.keys() - {"type", key, "cache_control"}):
-        raise field_error(
-            f"[{place}] has an unknown field {show_value(unknown[0])}", "unknown_parameter"
-        )
     text: str = part[key]
     return text
 
 
 def _without_nulls(value: Any) -> Any:
+    """Leave out nulls, but for a content that is null: it is empty, not missing."""
     if not isinstance(value, dict):
         return value
-    return {name: inner for name, inner in value.items() if inner is not None}
+    given = {name: inner for name, inner in value.items() if inner is not None}
+    if "content" in value:
+        given.setdefault("content", "")
+    return given
 
 
 def _refuse_field(value: Any) -> None:
@@ -98,7 +99,13 @@ Text = Annotated[str, PlainValidator(_check_text), WithJsonSchema(_TEXT_SCHEMA)]
 Participant = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$")]  # OpenAI's own pattern
 
 
-class _Message(StrictModel):
+class _OpenModel(BaseModel):
+    """Base class of the objects in a message, whose unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class _Message(_OpenModel):
     name: Participant | None = None
 
 
@@ -112,16 +119,15 @@ class UserMessage(_Message):
     content: Text
 
 
-class CalledFunction(StrictModel):
+class CalledFunction(_OpenModel):
     name: FunctionName
     arguments: str
 
 
-class MessageToolCall(StrictModel):
+class MessageToolCall(_OpenModel):
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # sent by clients that join deltas; has no effect
 
 
 class AssistantMessage(_Message):
@@ -131,7 +137,6 @@ class AssistantMessage(_Message):
     reasoning: str | None = None  # for templates that show earlier reasoning
     reasoning_content: str | None = None  # the same, by DeepSeek's name
     tool_calls: list[MessageToolCall] | None = Field(None, max_length=MAX_CALLS, fail_fast=True)
-    annotations: list[Any] | None = Field(None, max_length=0)
     audio: NotSupported = None
     function_call: NotSupported = None
 

@@ -3,12 +3,12 @@
 A mistake is an ApiError (400) with the path of the field, what was expected, and what came. Sizes
 are checked before pydantic walks through the body. A client may send an unsupported parameter of
 OpenAI or vLLM with the value that changes nothing; any other value is refused by name, because
-ignoring it would answer a different request. Called by ``parse_completion`` and ``parse_chat``.
+ignoring it would answer a different request. Names that nobody knows are left out here, and
+reported by ``unknown_fields``. Called by ``parse_completion`` and ``parse_chat``.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from router.common.errors import ApiError, invalid
 from router.openai.bodies.field_types import TAG_PREFIX, show_value
+from router.openai.bodies.unknown_fields import unknown_parameter
 
 MAX_FIELD_BYTES = 256 << 10
 """Most bytes of JSON in one parameter other than the prompt or the messages."""
@@ -55,7 +56,7 @@ NeutralValues = Mapping[str, tuple[Any, ...]]
 _COMMON: NeutralValues = {
     "length_penalty": (1,),
     "bad_words": ([],),
-    "spaces_between_special_tokens": (True,),
+    "input": (),
     "detokenize": (True,),
     "use_beam_search": (False,),
     "prompt_embeds": (),
@@ -65,25 +66,27 @@ _COMMON: NeutralValues = {
     "stop_regex": ([],),
     "lora_path": (),
 }
-COMPLETION_UNSUPPORTED: NeutralValues = {**_COMMON, "suffix": ("",), "max_completion_tokens": ()}
+COMPLETION_UNSUPPORTED: NeutralValues = {
+    **_COMMON,
+    "suffix": ("",),
+    "max_completion_tokens": (),
+    "messages": (),
+}
 CHAT_UNSUPPORTED: NeutralValues = {
     **_COMMON,
     "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
-    "echo": (False,),
-    "functions": (),
-    "function_call": ("none",),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
     "media_io_kwargs": (),
     "mm_processor_kwargs": (),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "prompt_cache_retention": ("in_memory", "in-memory"),
-    "store": (False,),
+    "prompt": (),
     "truncate_prompt_tokens": (),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -92,15 +95,12 @@ _WHY = {
     "chat_template": "the template is the operator's: it runs in the server",
     "functions": "use tools",
     "function_call": "use tool_choice",
+    "input": "prompts go to /v1/completions, chats to /v1/chat/completions or /v1/responses",
     "max_completion_tokens": "completions have max_tokens",
+    "messages": "chats go to /v1/chat/completions",
+    "prompt": "prompts go to /v1/completions",
 }
 Body = TypeVar("Body", bound=BaseModel)
-
-_ELSEWHERE = {
-    "messages": "; chats go to /v1/chat/completions",
-    "prompt": "; prompts go to /v1/completions",
-    "input": "; prompts go to /v1/completions, chats to /v1/chat/completions",
-}
 
 
 def parse_body(raw: Mapping[str, Any], model: type[Body], neutral: NeutralValues) -> Body:
@@ -108,10 +108,7 @@ def parse_body(raw: Mapping[str, Any], model: type[Body], neutral: NeutralValues
     parameters, and the values at which they change nothing. Raises ApiError (400)."""
     given = {name: value for name, value in raw.items() if value is not None}
     check_unsupported(given, neutral)
-    known = {name: value for name, value in given.items() if name not in neutral}
-    for name in known:
-        if name not in model.model_fields:
-            raise _unknown_parameter((name,), model)
+    known = {name: value for name, value in given.items() if name in model.model_fields}
     check_sizes(known)
     try:
         return model.model_validate(known)
@@ -159,11 +156,7 @@ def _own_error(error: ErrorDetails, field: str) -> ApiError:
 
 def _unknown_parameter(loc: tuple[int | str, ...], model: type[BaseModel]) -> ApiError:
     *above, name = loc
-    field = field_path(loc)
-    names = _field_names(model, above)
-    near = difflib.get_close_matches(str(name)[:80], names, n=1)
-    hint = _ELSEWHERE.get(field, f"; did you mean {near[0]!r}?" if near else "")
-    return invalid(f"unknown parameter {field!r}{hint}", field, "unknown_parameter")
+    return unknown_parameter(field_path(loc), str(name), _field_names(model, above))
 
 
 def _field_names(model: type[BaseModel], above: list[int | str]) -> list[str]:

@@ -47,7 +47,9 @@ class ControlTokens:
         taken = "".join(_strings(value))
         mark = next((c for c in _BREAKS if c not in taken), None)
         if mark is None:
-            raise invalid("messages hold too many code points that are no characters", "messages")
+            raise invalid(
+                "messages contain too many code points that are not characters", "messages"
+            )
         return _insert_mark(value, self._starts, mark), mark
 
     def encode(self, text: str, mark: str) -> list[int]:
@@ -56,7 +58,7 @@ class ControlTokens:
         pieces = text.split(mark) if mark else [text]
         if len(pieces) > MAX_BREAKS:
             raise invalid(
-                f"messages hold the text of more than {MAX_BREAKS} control tokens", "messages"
+                f"messages contain the text of more than {MAX_BREAKS} control tokens", "messages"
             )
         try:
             # Only the batch call releases the interpreter lock.

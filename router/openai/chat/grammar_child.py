@@ -67,7 +67,7 @@ def compile_grammars(tokenizer: LLTokenizer, request: CompileRequest) -> Iterato
                 raise
             except Exception as error:  # the library's own, and any of its parser
                 yield CompileReply(
-                    verdict=GrammarVerdict(short_text(error) or "it is no grammar", place)
+                    verdict=GrammarVerdict(short_text(error) or "it is not a grammar", place)
                 )
                 return
         verdict = find_fault(tokenizer, grammar, place)

@@ -118,7 +118,7 @@ class OutputPlanner:
         if not self._syntax.trigger:
             raise invalid(
                 f"{content.field} is not supported together with tools that may be called: this"
-                " model's calls are JSON themselves; use tool_choice 'none' or 'required'",
+                " model's calls begin as JSON does; use tool_choice 'none' or 'required'",
                 content.field,
                 "unsupported_parameter",
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
@@ -70,11 +71,13 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] = (),
         *,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         options: Mapping[str, Any] | None = None,
         metered: bool = False,
     ) -> tuple[str, str]:
         """Return the prompt as text, and the break in it (``control_tokens``), empty where unused.
 
+        ``continue_final``: the prompt ends with the text of the last message.
         ``options``: further variables of the template (``chat_template_kwargs``). ``metered``:
         within the budget of ``metered_template``. Raises ApiError (400) where the template refuses
         or fails, and TooCostly for a metered render that exceeds its budget or fails.
@@ -90,6 +93,8 @@ class ChatTemplate:
             to_template_message(message, developer=developer, text_arguments=text_arguments)
             for message in messages
         ]
+        end = f"end-{secrets.token_hex(16)}" if continue_final else ""
+        chat[-1]["content"] += end
         try:
             (chat, shown, options), mark = self._control.insert_breaks([chat, list(tools), options])
             variables = {
@@ -108,12 +113,21 @@ class ChatTemplate:
             raise invalid("messages or tools are nested too deeply", "messages") from None
         except RenderError as error:
             raise invalid(f"messages {error}"[:1000], "messages", "invalid_messages") from None
-        return text, mark
+        return _up_to(text, end) if end else text, mark
 
     def encode(self, text: str, mark: str) -> list[int]:
         """Return the token ids of ``render``'s result; the template writes the special tokens
         itself."""
         return self._control.encode(text, mark)
+
+
+def _up_to(text: str, end: str) -> str:
+    """Return the text before the last ``end``. Raises ApiError (400) where there is none."""
+    before, found, _ = text.rpartition(end)
+    if not found:
+        message = "continue_final_message: the chat template does not show the last message"
+        raise invalid(message, "continue_final_message", "invalid_messages")
+    return before.replace(end, "")
 
 
 _JOINED_ARGUMENTS = re.compile(
@@ -217,7 +231,7 @@ def render(template: Template, variables: dict[str, Any], *, max_chars: int = MA
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise RenderError(f"do not fit the model's chat template: {error}") from error
     except (ArithmeticError, OverflowError, RecursionError, MemoryError) as error:
-        raise RenderError(f"are too much for the chat template: {type(error).__name__}") from error
+        raise RenderError(f"are too large for the chat template: {type(error).__name__}") from error
     return "".join(pieces)
 
 

@@ -34,7 +34,7 @@ def load_template(model_path: str, tokenizer: Tokenizer) -> ChatTemplate | None:
     try:
         return ChatTemplate(sources, special, tokenizer)
     except TemplateError as error:
-        raise StartupError(f"the chat template in {folder} is no template: {error}") from error
+        raise StartupError(f"the chat template in {folder} is not a template: {error}") from error
 
 
 def _template_texts(folder: Path, config: dict[str, Any]) -> dict[str, str]:

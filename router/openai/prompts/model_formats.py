@@ -10,7 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from router.openai.bodies.generation_body import ChatBody, GenerationBody
+from router.openai.bodies.chat_body import ChatBody
+from router.openai.bodies.generation_body import GenerationBody
 from router.openai.bodies.reasoning_options import ReasoningOptions, template_options
 from router.openai.bodies.tools import ToolOptions
 from router.openai.chat.grammar_checker import GrammarChecker, check_grammar_size

@@ -45,6 +45,7 @@ class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: Sequence[dict[str, Any]] = ()
     options: dict[str, Any] = {}
     add_generation_prompt: bool = True
+    continue_final: bool = False
     most_tokens: int  # a longer prompt is counted only
     kept_tokens: int | None = None  # only so many are returned, the last ones
     render_cpu_s: float = RENDER_CPU_S
@@ -100,6 +101,7 @@ class PromptProgram:
             MESSAGES.validate_json(bytes(request.messages)),
             request.tools,
             add_generation_prompt=request.add_generation_prompt,
+            continue_final=request.continue_final,
             options=request.options,
         )
         limit_cpu(TOKENIZE_CPU_S)

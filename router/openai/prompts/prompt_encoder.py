@@ -42,6 +42,9 @@ from router.text.token_bound import TokenBound
 LONG_PROMPT = 8192
 """Characters from which a prompt is tokenized in a thread (some 8 ms): streams must not wait."""
 
+LONG_IDS = 4096
+"""Tokens from which a text is decoded in a thread (some 2 ms)."""
+
 VERY_LONG_PROMPT = 128 << 10
 """Characters from which a child does it: a thread takes some 0.3 s and 60 MB for fewer."""
 
@@ -131,6 +134,17 @@ class PromptEncoder:
             return encode(0.0)
         return await self._threads.run(claim, "prompt", encode)
 
+    async def decode(self, ids: Sequence[int], claim: WorkClaim) -> str:
+        """Return the text of tokens, special ones included. Raises ApiError (429)."""
+
+        def decode(_seconds: float) -> str:
+            [text] = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
+            return str(text)
+
+        if len(ids) < LONG_IDS:
+            return decode(0.0)
+        return await self._threads.run(claim, "tokens", decode)
+
     async def encode_chat(
         self,
         messages: Sequence[Message],
@@ -139,6 +153,7 @@ class PromptEncoder:
         claim: WorkClaim,
         *,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> EncodedChat:
         """Return the token ids of a chat, and its end as text. Raises ApiError like
@@ -152,6 +167,7 @@ class PromptEncoder:
                     messages,
                     tools,
                     add_generation_prompt=add_generation_prompt,
+                    continue_final=continue_final,
                     options=options,
                     metered=True,
                 )
@@ -168,6 +184,7 @@ class PromptEncoder:
                 tools=tools,
                 options=options,
                 add_generation_prompt=add_generation_prompt,
+                continue_final=continue_final,
                 most_tokens=limit.most,
                 render_cpu_s=self._render_cpu_s,
             )

@@ -16,9 +16,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from router.common.errors import ApiError, invalid
+from router.openai.bodies.chat_body import ChatBody, parse_chat
 from router.openai.bodies.field_types import Integer, StrictModel, show_value
-from router.openai.bodies.generation_body import ChatBody, parse_chat
 from router.openai.bodies.parsing import NeutralValues, parse_body
+from router.openai.bodies.unknown_fields import unknown_names
 from router.openai.responses.body_schema import INPUT, TOOL_CHOICE, TOOLS
 from router.openai.responses.items import collect_tools, read_items
 from router.openai.responses.tools import ToolSet, tool_choice_for_chat
@@ -94,6 +95,9 @@ class OpenFields(StrictModel):
     max_output_tokens: Integer | None = Field(None, ge=1, lt=2**31)
 
 
+KNOWN = frozenset({*OpenFields.model_fields, *REFUSED, *IGNORED, *PASSED_ON})
+
+
 def documented_model() -> type[BaseModel]:
     """Return a model of all parameters, for the OpenAPI document."""
     passed: dict[str, Any] = {
@@ -133,9 +137,7 @@ def parse_responses(raw: Mapping[str, Any]) -> ResponsesBody:
         body = parse_chat(chat)
     except ApiError as error:
         raise rename_error(error, tools, paths) from None
-    known = {*OpenFields.model_fields, *REFUSED, *IGNORED, *PASSED_ON}
-    ignored = tuple(name for name in raw if name not in known)
-    return ResponsesBody(body, fields, tools, tuple(paths), ignored)
+    return ResponsesBody(body, fields, tools, tuple(paths), unknown_names(raw, KNOWN))
 
 
 def _chat(

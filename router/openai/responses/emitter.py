@@ -140,7 +140,7 @@ def blank_response(header: ResponseHeader, body: ResponsesBody) -> ResponseObjec
     """Return the response before its first token."""
     chat, fields = body.generation, body.fields
     return ResponseObject(
-        id=header.id.replace("-", "_", 1),
+        id=header.id,
         created_at=header.created,
         status="in_progress",
         model=header.model,

@@ -31,7 +31,10 @@ class _Turn:
     call_id: str | None = None  # of a tool's message
 
     def message(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"role": self.role, "content": _BETWEEN.join(self.texts)}
+        text = _BETWEEN.join(self.texts)
+        # Templates write the line break between text and calls themselves, as the model did.
+        text = text.rstrip("\n") if self.calls else text
+        found: dict[str, Any] = {"role": self.role, "content": text}
         if self.reasoning:
             found["reasoning_content"] = "\n".join(self.reasoning)
         if self.calls:

@@ -73,7 +73,7 @@ class ToolCallGrammar:
         elif not self._syntax.trigger:
             rules = [
                 f"start: TEXT | {begin} calls",
-                f"TEXT: {_ANY} & ~{self._call_start()}",
+                f"TEXT: {_ANY} & ~{self._syntax.call_start}",
             ]
         elif self._syntax.trigger in self._vocabulary.control:
             rules = [f"start: text | text {begin} calls", self._text()]
@@ -91,6 +91,9 @@ class ToolCallGrammar:
         more = f" ({between} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
         names = [f"call_{i}" for i in range(len(self._tools))]
         rules = [f"calls: call{more} {end}", f"call: {' | '.join(names)}"]
+        if self._begins_in_call():
+            firsts = " | ".join(f"{name}_first" for name in names)
+            rules = [f"calls: first_call{more} {end}", f"first_call: {firsts}", rules[1]]
         for rule, tool in zip(names, self._tools, strict=True):
             rules += s.call_rules(rule, tool, self._vocabulary)
         return [*rules, *s.shared_rules(self._vocabulary)]
@@ -99,7 +102,13 @@ class ToolCallGrammar:
         """Return Lark for what stands before the first call."""
         before = self._vocabulary.control.get(self._syntax.before)
         optional = f"<[{before}]>? " if before is not None else ""
+        if self._begins_in_call():
+            return optional
         return optional + self._vocabulary.literal(self._syntax.begin)
+
+    def _begins_in_call(self) -> bool:
+        """Return whether ``begin`` is a part of the first call's rule."""
+        return bool(self._syntax.begin) and not self._syntax.trigger
 
     def _text(self) -> str:
         """Return the rules for any text and visible control tokens, without marks of calls."""
@@ -123,9 +132,6 @@ class ToolCallGrammar:
         """Return the ids of the visible control tokens, without the marks of calls."""
         marks = [t for t in self._vocabulary.control if t in self._syntax.marks]
         return ",".join(map(str, self._vocabulary.visible_ids(without=marks)))
-
-    def _call_start(self) -> str:
-        return r'/\s*\{\s*"name"\s*:(.|\n)*/'
 
 
 def _compiled(rules: Sequence[str]) -> str:

@@ -49,6 +49,10 @@ class MarkedCalls(NamedTuple):
     without: tuple[str, ...] = ()
 
     @property
+    def call_start(self) -> str:
+        return r'/\s*\{\s*"name"\s*:(.|\n)*/'
+
+    @property
     def marks(self) -> str:
         parts = (self.begin, self.open, self.middle, self.close, self.between, self.end)
         return "\n".join(parts)

@@ -53,6 +53,10 @@ class ToolCallSyntax(Protocol):
         """A control token that a model may write before calls; empty: none."""
 
     @property
+    def call_start(self) -> str:
+        """A terminal of Lark for the texts that are calls, where ``trigger`` is empty."""
+
+    @property
     def marks(self) -> str:
         """All texts that mark calls and their parts. Control tokens among them must not be skipped
         in the output, and are no part of free text."""
@@ -64,7 +68,9 @@ class ToolCallSyntax(Protocol):
         self, rule: str, tool: CallableTool, vocabulary: AddedTokenVocabulary
     ) -> list[str]:
         """Return Lark rules for a call of ``tool``: that of ``rule`` first, then rules whose names
-        begin with it. Raises ApiError (400) for a schema that the syntax cannot write."""
+        begin with it. Without a trigger, ``begin`` and the name of the first call must be one
+        terminal, so that free text ends there: ``rule``_first is that of a call with ``begin``.
+        Raises ApiError (400) for a schema that the syntax cannot write."""
 
     def shared_rules(self, vocabulary: AddedTokenVocabulary) -> list[str]:
         """Return rules to which those of all calls refer."""

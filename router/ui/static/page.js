@@ -10,7 +10,7 @@ import { History } from "./history.js";
 import { authorization, forget, key, keep } from "./key.js";
 import { latency, stages } from "./latency.js";
 import { pools } from "./pools.js";
-import { summary, word } from "./summary.js";
+import { summary, unknown, word } from "./summary.js";
 import { know, reset } from "./try.js";
 
 const EVERY_MS = 2000;
@@ -18,7 +18,7 @@ const PATIENCE_MS = 5000;
 const STALE_S = 7;
 const NEEDS_KEY = Symbol("key");
 const NO_FIGURES = Symbol("no figures");
-const OUTDATED = "This page seems to be older than the router, and cannot show what it says.";
+const OUTDATED = "This page is of another version than the router, and cannot show its figures.";
 
 const history = new History();
 let shownAt = null; // in seconds of now(); null: nothing is shown
@@ -94,10 +94,11 @@ function show(seen) {
 
 function trouble(found) {
   problem = found;
-  const old = shownAt === null ? "" : " What is shown is old.";
+  const old = shownAt === null ? "" : " The figures below are out of date.";
   const line = found && `${found}${old} Asking again every ${EVERY_MS / 1000} s.`;
   if (found !== OUTDATED) say(at("notice"), line);
   else if (!at("notice").contains(reload)) at("notice").replaceChildren(`${line} `, reload);
+  if (found && found !== OUTDATED) unknown();
   if (found) document.title = `${found === OUTDATED ? "Reload" : "No answer"} · Baton`;
   age();
 }
@@ -124,7 +125,7 @@ function showPromptOnly() {
 }
 
 function askForKey() {
-  const wrong = "This key is not known here. Is it complete, and a key of this server?";
+  const wrong = "The server does not know this key. Check that it is complete and belongs to this server.";
   say(at("wrong"), key() === null ? "" : wrong);
   forget();
   reset();
@@ -155,7 +156,7 @@ reload.addEventListener("click", () => location.reload());
 
 at("pause").addEventListener("click", () => {
   paused = !paused;
-  say(at("pause"), paused ? "Go on" : "Pause");
+  say(at("pause"), paused ? "Resume" : "Pause");
   start();
   age();
 });

@@ -1,7 +1,10 @@
-// Is it fine, how much is done, and what became of the requests?
+// Is the cluster healthy, how much does it serve, and how did the requests end?
 
 import { at, keyed, make, quantity, say } from "./dom.js";
 import { count, duration, percent, perSecond, text } from "./format.js";
+
+const UNKNOWN = "Unknown";
+const OUT_OF_DATE = "the router does not answer, so all figures here are out of date";
 
 const WORDS = { fine: "Fine", strained: "Strained", down: "Down" };
 
@@ -10,6 +13,13 @@ export const summary = (seen) => {
   verdict(seen);
   tiles(seen.router);
   requests(seen.router);
+};
+
+// While the router does not answer, nothing is known about the cluster.
+export const unknown = () => {
+  at("verdict").parentElement.className = "card fine fine-unknown";
+  say(at("verdict").firstChild, UNKNOWN);
+  keyed(at("reasons"), [OUT_OF_DATE], (_, i) => i, () => make("li"), say);
 };
 
 export const word = (seen) => (idle(seen) ? "Fine, and idle" : WORDS[seen.verdict.level]);
@@ -40,7 +50,7 @@ const verdict = (seen) => {
 };
 
 const calm = ({ window_s, router }) => {
-  if (window_s === null) return "every worker is there";
+  if (window_s === null) return "all workers are ready";
   const ended = total(router);
   const requests = ended === 1 ? "1 request" : `${ended ? text(count(ended)) : "no"} requests`;
   return `${requests} ended in ${last(window_s)}`;
@@ -75,4 +85,4 @@ const requests = ({ requests: ended, refusals }) => {
   });
 };
 
-const STATUS = { cancelled: "client gone", ok: "ok" };
+const STATUS = { cancelled: "client disconnected", ok: "ok" };

@@ -92,7 +92,7 @@ async def test_a_full_redis_keeps_the_lease_of_the_one_that_acts(client: redis.R
 
 async def test_without_redis_nobody_acts(tmp_path: Path) -> None:
     client = connect(f"unix://{tmp_path}/nobody")
-    with pytest.raises(Unavailable, match="Redis does not say who acts"):
+    with pytest.raises(Unavailable, match="Redis does not tell which autoscaler acts"):
         await ActingLease(client, "c", 5.0).take()
     await client.aclose()
 
@@ -211,8 +211,8 @@ def test_a_line_names_what_is_not_done() -> None:
 @pytest.mark.parametrize(
     ("replicas", "known", "says"),
     [
-        (FixedReplicas(), True, "without Ray nobody starts or ends workers"),
-        (Asked(1, 1), False, "how many are asked for now is not known"),
+        (FixedReplicas(), True, "without Ray the autoscaler cannot start or stop workers"),
+        (Asked(1, 1), False, "the number of requested workers is unknown"),
         (Asked(1, 1), True, ""),
     ],
 )

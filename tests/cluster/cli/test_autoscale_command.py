@@ -39,7 +39,7 @@ def test_autoscale_runs_until_sigterm(tmp_path: Path) -> None:
         scaler.kill()
         redis.stop()
     assert scaler.returncode == 0, rest
-    assert said[0].startswith("autoscaler.mode is off: it advises"), said
+    assert said[0].startswith("autoscaler.mode is off, so decisions are only reported"), said
     path = tmp_path / "home" / "default" / "decisions.jsonl"
     assert said[1].rstrip().endswith(f": advise; decisions in {path}"), said
     assert said[2] == "waiting: no worker is registered yet\n"

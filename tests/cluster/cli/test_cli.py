@@ -1,3 +1,5 @@
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -6,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
+from cluster.serve.ray_runtime import gpu_count
 
 runner = CliRunner()
+PLAN = ["plan", "--model", "Llama-3-8B", "--rate", "4", "--prompt", "100", "--output", "10"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +61,42 @@ def test_down_when_nothing_runs() -> None:
         (["worker", "--role", "decode", "--redis-url", "unix:///x"], "BATON_TOKEN", 2),
         (["router", "--redis-url", "unix:///x"], "BATON_TOKEN", 2),
         (["router"], "BATON_REDIS_URL", 2),
+        (["worker", "--role", "drafting"], "BATON_TOKEN", 2),
+        (["scale", "workers=3"], "prefill=N", 2),
+        (["scale", "prefill=2"], "no cluster 'default'", 1),
+        (["status", "--tls-ca", __file__], "go together", 2),
+        (["certs", "init", "x", "--host", "a b"], "--host", 2),
+        (["simulate", "--set", "pools"], "KEY=VALUE", 2),
+        ([*PLAN, "--gpu", "L4"], "is it L40S?", 2),
+        ([*PLAN, "--gpu", "H20"], "is it H200", 2),
+        ([*PLAN, "--gpu", "H100", "--prompt", "many"], "--prompt", 2),
+        (["monitoring", "x", "--url", "nowhere"], "--url", 2),
     ],
 )
 def test_refusals_say_why(arguments: list[str], named: str, status: int, tmp_path: Path) -> None:
     result = runner.invoke(app, arguments)
     assert result.exit_code == status
     assert named in result.output
+    assert not list(tmp_path.glob("*/state.json"))
+
+
+def test_port_that_is_given_and_taken_is_an_error(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = runner.invoke(app, ["up", "--detach", "--port", port])
+    assert result.exit_code == 1
+    assert f"port: {port} is taken by pid {os.getpid()}" in result.output
+    assert not list(tmp_path.glob("*/state.json"))
+
+
+@pytest.mark.skipif(gpu_count() > 0, reason="a GPU is here")
+@pytest.mark.parametrize("command", ["doctor", "up"])
+def test_device_cuda_without_a_gpu_is_refused_before_ray_starts(
+    command: str, tmp_path: Path
+) -> None:
+    result = runner.invoke(app, [command, "--device", "cuda"])
+    assert result.exit_code == 1
+    assert "worker.device is cuda, but no GPU is visible" in " ".join(result.output.split())
     assert not list(tmp_path.glob("*/state.json"))

@@ -42,6 +42,6 @@ def test_the_line_is_one_of_the_file(tmp_path: Path, options: list[str], opens: 
 
 def test_an_unknown_scope_is_refused() -> None:
     done = CliRunner().invoke(app, ["keys", "new", "acme", "--scope", "root"])
-    assert done.exit_code == 2 and "'root' is no scope" in done.output
+    assert done.exit_code == 2 and "'root' is not a scope" in done.output
     assert "sk-" not in done.output
     assert KEY_SCOPES == SCOPES

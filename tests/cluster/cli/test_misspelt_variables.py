@@ -24,7 +24,7 @@ from cluster.config.keys import CONFIG_KEYS
 )
 def test_warning_names_the_variable_that_was_meant(given: str, meant: str) -> None:
     [line] = misspelt_variables({given: "s3cret", "PATH": "/bin"})
-    assert line == f"nobody reads {given}; did you mean {meant}?"
+    assert line == f"{given} is unknown and has no effect; did you mean {meant}?"
 
 
 def test_correct_and_foreign_variables_give_no_warning() -> None:
@@ -59,5 +59,5 @@ def test_command_prints_the_warning_beside_its_answer() -> None:
         timeout=60,
     )
     assert done.returncode == 0
-    expected = "baton: warning: nobody reads BATON_KV_TOKNES; did you mean BATON_KV_TOKENS?\n"
+    expected = "baton: warning: BATON_KV_TOKNES is unknown and has no effect; did you mean BATON_KV_TOKENS?\n"
     assert done.stderr == expected and "hush" not in done.stdout

@@ -39,7 +39,7 @@ BAD = {
     "a number for a key": ("3: 4\n", (1, "3", "unknown key")),
     "a list for a key": ("? [a]\n: 4\n", (1, "?", "unknown key")),
     "twice": ("cluster: a\ndrain_s: 1\ncluster: b\n", (3, "cluster", "first in line 1")),
-    "section twice": ("kv: {}\nkv: {}\n", (2, "kv", "comes twice; first in line 1")),
+    "section twice": ("kv: {}\nkv: {}\n", (2, "kv", "is given twice; first in line 1")),
     "text for a number": (
         'router: {port: "8000"}\n',
         (1, "router.port", "got '8000'; expected an integer from 1 to 65535"),
@@ -76,7 +76,27 @@ BAD = {
     "a GPU and a half": ("worker: {gpu_share: 1.5}\n", (1, "worker.gpu_share", "1.5; expected")),
     "device": ("worker: {device: tpu}\n", (1, "worker.device", "expected cpu, cuda or cuda:N")),
     "host": ("router: {host: http://a}\n", (1, "router.host", "a host name or an IP address")),
-    "no file": ("security:\n  api_keys: nowhere\n", (2, "security.api_keys", "which is no file")),
+    "a collector without a scheme": (
+        "router: {otlp_endpoint: 'localhost:4318'}\n",
+        (1, "router.otlp_endpoint", "expected the URL of a collector"),
+    ),
+    "a collector with a password": (
+        "router: {otlp_endpoint: 'http://me:secret@host:4318'}\n",
+        (1, "router.otlp_endpoint", "expected the URL of a collector"),
+    ),
+    "a collector with a query": (
+        "router: {otlp_endpoint: 'http://host:4318/?a=b'}\n",
+        (1, "router.otlp_endpoint", "expected the URL of a collector"),
+    ),
+    "a collector at no port": (
+        "router: {otlp_endpoint: 'http://host:99999'}\n",
+        (1, "router.otlp_endpoint", "expected the URL of a collector"),
+    ),
+    "an origin with a path": (
+        "api: {cors_origins: 'https://a.example, https://b.example/'}\n",
+        (1, "api.cors_origins", "expected origins separated by commas"),
+    ),
+    "no file": ("security:\n  api_keys: nowhere\n", (2, "security.api_keys", "is not a file")),
     "a removed policy": ("router: {policy: cost}\n", (1, "", "router.policy is gone: routers")),
     "a removed codec": (
         "kv:\n  precision: exact\n  codec: fp8\n",

@@ -157,7 +157,7 @@ def test_redis_with_a_public_ca_uses_the_systems_cas(tmp_path: Path) -> None:
 BAD = {
     "redis://:p@127.0.0.1:6379": "every node reaches",
     "unix:///run/redis.sock": "every node reaches",
-    "redis://10.0.0.9": "must ask for a password",
+    "redis://10.0.0.9": "must require a password",
     "http://:p@10.0.0.9": "the Redis URL cannot be used",
     "rediss://:p@10.0.0.9?ssl_ca_certs=/nowhere/ca.pem": "ssl_ca_certs: cannot read /nowhere",
 }
@@ -183,7 +183,7 @@ def test_invalid_options_write_nothing(tmp_path: Path) -> None:
         assert not (tmp_path / "c").exists()
     (tmp_path / "file").write_text("")
     for there in (tmp_path, tmp_path / "file"):
-        with pytest.raises(StartupError, match="is there already"):
+        with pytest.raises(StartupError, match="exists already"):
             made(there)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -195,7 +195,7 @@ def test_init_command_prints_the_next_steps(tmp_path: Path) -> None:
     assert found.output.count("sk-") == 1
     assert f"--cacert {tmp_path}/c/ca.pem https://llm.example:8000" in found.output
     again = CliRunner().invoke(app, command)
-    assert again.exit_code == 1 and "is there already" in again.output
+    assert again.exit_code == 1 and "exists already" in again.output
     assert PASSWORD not in found.output and "%27q" not in found.output + again.output
 
 

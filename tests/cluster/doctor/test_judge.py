@@ -119,6 +119,21 @@ def test_gpus(facts: GpuFacts, level: str, text: str) -> None:
     assert first.level == level and text in first.text
 
 
+@pytest.mark.parametrize(
+    ("facts", "level", "text"),
+    [
+        (GpuFacts(0), "problem", "device is cuda, but no GPU is visible"),
+        (GpuFacts(0, (CARD,), order=""), "problem", "no GPU is visible"),
+        (GpuFacts(0, (CARD,)), "note", "none in /proc"),
+    ],
+)
+def test_device_cuda_needs_a_gpu(facts: GpuFacts, level: str, text: str) -> None:
+    engine = msgspec.structs.replace(POOLS[0].engine, device="cuda")
+    pools = tuple(msgspec.structs.replace(pool, engine=engine) for pool in POOLS)
+    (found,) = gpus.judge(facts, msgspec.structs.replace(SUBJECT, pools=pools))
+    assert found.level == level and text in found.text
+
+
 def test_driver_that_is_too_old_is_a_problem_with_three_ways_out() -> None:
     wanted = msgspec.structs.replace(SUBJECT, pools=(_anywhere("decode", 1),))
     [finding, *_] = gpus.judge(GpuFacts(1, (CARD,), "12.4", "13.0"), wanted)

@@ -98,7 +98,7 @@ def test_missing_memory_is_named_when_no_flags_help() -> None:
     bf16 = msgspec.structs.replace(ENGINE, dtype="bfloat16")
     plan = MemoryPlan("memory", 1 * GIB, (PoolEngines("decode", 1, bf16),), 0)
     assert (
-        fitting.remedy_flags(plan, 0, cluster=True) == "free 5.1 GiB more, or take a smaller model"
+        fitting.remedy_flags(plan, 0, cluster=True) == "free 5.1 GiB more, or use a smaller model"
     )
 
 
@@ -161,7 +161,7 @@ def test_an_engine_beyond_its_share_is_a_problem_though_the_sum_fits() -> None:
     _, found = memory.judge(facts, SUBJECT)
     assert found.level == "problem"
     assert "an engine needs 14.0 GiB, and may take 10.8 GiB (50% of 24.0 GiB" in found.text
-    assert "fewer workers for each GPU" in found.remedy
+    assert "start fewer workers on each GPU" in found.remedy
 
 
 def test_the_context_that_is_proposed_for_a_gpu_fits() -> None:

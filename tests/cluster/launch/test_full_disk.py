@@ -74,14 +74,14 @@ def test_refused_file_is_named_and_nothing_stays(
     folder: Path, name: str, number: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     wanted = launch_settings()
-    monkeypatch.setattr(starting, "_check_start", lambda *_: wanted)
+    monkeypatch.setattr(starting, "_check_start", lambda *_, **__: wanted)
     monkeypatch.setattr("cluster.local.ports.hold_port", lambda *_: [])
     monkeypatch.setattr(subprocess, "Popen", no_start)
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     with monkeypatch.context() as patch:
         FullDisk(patch, name, number)
-        assert starting.up(wanted, None, detach=False) == 1
+        assert starting.up(wanted, None, detach=False, port_moves=True) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "failed: " in said and f"/{name}" in said and os.strerror(number) in said
     assert "set BATON_HOME and TMPDIR" in said

@@ -110,7 +110,7 @@ def test_download_may_take_any_time_while_bytes_arrive() -> None:
 
 def test_node_that_says_nothing_is_named() -> None:
     tasks = Tasks(1.0, a=[NodeReport()] * 90, b=[NodeReport(), *[None] * 90])
-    with pytest.raises(StartupError, match=r"the node b has said nothing for 60 s"):
+    with pytest.raises(StartupError, match=r"the node b has not reported for 60 s"):
         follow_nodes(tasks, reporter()[0], lambda: tasks.now)
     assert SILENT_S < tasks.now < SILENT_S + 5
 

@@ -64,7 +64,7 @@ def test_neither_folder_nor_hub_id(wanted: str) -> None:
 
 
 def test_what_may_have_been_meant_is_named(folder: Path) -> None:
-    with pytest.raises(StartupError, match=rf"near are: {folder}"):
+    with pytest.raises(StartupError, match=rf"similar names: {folder}"):
         locate.resolve_model(str(folder.parent / "tiny-lama"))
     with pytest.raises(StartupError, match=rf"the folder it is in: {folder}$"):
         locate.resolve_model(str(folder / "config.json"))
@@ -85,5 +85,5 @@ def test_a_folder_with_a_like_name_comes_before_the_hub(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.chdir(folder.parent.parent)
-    with pytest.raises(StartupError, match="near are"):
+    with pytest.raises(StartupError, match="similar names"):
         locate.locate_model(f"{folder.parent.name}/tiny-lama")

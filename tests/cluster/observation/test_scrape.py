@@ -162,5 +162,5 @@ async def test_what_no_router_has_is_left_out(value: str) -> None:
 
 
 async def test_beyond_this_machine_nobody_is_asked_without_tls() -> None:
-    with pytest.raises(Unavailable, match="must be https"):
+    with pytest.raises(Unavailable, match="must use https"):
         await scraper().read_traffic([router("a", "192.0.2.1:9000")])

@@ -100,7 +100,7 @@ def test_a_trace_tells_rate_lengths_and_prefixes() -> None:
     assert found.kept_tokens == 512 * 11  # blocks 0 to 10
     said = traced_workload(lines, "t", 7.0, 1.0, 0.25)
     assert said.shared == pytest.approx(0.25) and said.kept_tokens == 0
-    with pytest.raises(StartupError, match="say --rate"):
+    with pytest.raises(StartupError, match="give --rate"):
         traced_workload([lines[0]._replace(at=1.0)] * 2, "t", None, 1.0, None)
 
 
@@ -179,7 +179,7 @@ def test_a_draft_model_takes_time_and_memory() -> None:
     assert pools[1] < 0.8 * pools[0]
     assert paid.pools["prefill"].machine == free.pools["prefill"].machine  # it drafts nothing
     assert free.least_tpot_s < paid.least_tpot_s
-    with pytest.raises(StartupError, match="--draft: say --acceptance"):
+    with pytest.raises(StartupError, match="--draft needs --acceptance"):
         asked(draft="Llama-3.2-1B")
 
 
@@ -247,7 +247,9 @@ def test_objectives_that_nothing_meets_are_said() -> None:
         ({"model": "Llama-3-70B"}, "131.4 GiB of weights .* it fits B200, MI300X, or 4 of these"),
         ({"gpu": None}, "--gpu is missing"),
         ({"gpu": "H10O"}, "is it H100-SXM?"),
-        ({"gpu": "GB"}, "may be A100-40GB or A100-80GB"),
+        ({"gpu": "GB"}, "is it A100-40GB or A100-80GB"),
+        ({"gpu": "L4"}, "'L4' is not known; is it L40S?"),
+        ({"gpu": "H20"}, "'H20' is not known; is it H200"),
         ({"gpu": "989,3350"}, "expected TFLOPS,GB/s,GiB"),
         ({"gpu": "989,-1,80"}, "all above 0"),
         ({"gpu": "H100@free"}, "expected a price above 0"),
@@ -262,7 +264,7 @@ def test_objectives_that_nothing_meets_are_said() -> None:
         ({"prompt": "4000/2000"}, "the mean at most the p90"),
         ({"prompt": "100/900"}, "at most 2.27 times"),
         ({"prompt": "900000"}, "a decode worker's KV pool takes"),
-        ({"trace": Path("none.jsonl")}, "leave --prompt and --output"),
+        ({"trace": Path("none.jsonl")}, "leave out --prompt and --output"),
         ({"trace": Path("none.jsonl"), "prompt": None, "output": None}, "cannot be read"),
     ],
 )

@@ -26,10 +26,10 @@ def test_tables_tell_all() -> None:
         "Pools",
         "Which wall binds",
         "Latency, with these workers",
-        "Batch of a decode worker",
+        "Largest batch of a decode worker",
         "KV on the wire",
-        "Speculation, if drafts cost nothing",
-        "Splitting against not splitting",
+        "Speculation (if drafts cost nothing)",
+        "Two pools or one pool",
         "Cost",
         "Assumed, not measured",
         "Prices: H100-SXM",
@@ -49,7 +49,7 @@ def test_json_and_page_say_the_same(tmp_path: Path) -> None:
     for role in ("prefill", "decode"):
         cells = f"<td>{role}</td><td>H100-SXM</td><td>{told['workers'][role]}</td>"
         assert cells in shown
-    for title in ("Workers, against the rate", "A token of decode, against the batch"):
+    for title in ("Workers by request rate", "Time per output token by batch size"):
         assert title in shown
 
 
@@ -106,7 +106,7 @@ def test_a_trace_says_what_cache_its_hits_take(tmp_path: Path) -> None:
     assert load["kept_bytes"] == 1712 * found["kv"]["token_bytes"]
     room = found["workers"]["prefill"] * pool * found["kv"]["token_bytes"]
     says = (
-        f"takes {load['kept_bytes'] / 2**20:.0f} MiB of KV (1,712 tokens); the pools of the prefill"
+        f"take {load['kept_bytes'] / 2**20:.0f} MiB of KV (1,712 tokens); the pools of the prefill"
         f" workers hold {room / 2**30:.3g} GiB"
     )
     assert says in told("--html", str(page))
@@ -118,8 +118,10 @@ def test_a_trace_says_what_cache_its_hits_take(tmp_path: Path) -> None:
 
 def test_options_are_not_lost_before_a_command() -> None:
     code, _, err = run("speculation")
-    assert code == 1
-    assert "--model is of `baton plan`; options go behind `baton plan speculation`" in err
+    assert code == 2
+    assert (
+        "--model is an option of `baton plan`; put the options of `baton plan speculation`" in err
+    )
 
 
 def test_a_plan_can_be_simulated(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def invoke(path: Path) -> tuple[int, str]:
 
 def test_a_log_comes_out_as_it_was_recorded(log: Path, shifted: SimulationRun) -> None:
     count = len(shifted.records)
-    told = f"{count} of {count} decisions come out as they were recorded"
+    told = f"{count} of {count} decisions are the same as recorded"
     assert invoke(log) == (0, told + "\n")
 
 

@@ -13,8 +13,10 @@ def test_why_nothing_is_done() -> None:
     less = describe_decision(
         "settling", have, WorkerCounts(prefill=1, decode=1), {"prefill": NEED, "decode": NEED}
     )
-    assert less.startswith("prefill 1 (") and "decode 2 -> 1 (" in less and "less would do" in less
+    assert (
+        less.startswith("prefill 1 (") and "decode 2 -> 1 (" in less and "would be enough" in less
+    )
     more = describe_decision(
         "settling", have, WorkerCounts(prefill=1, decode=3), {"prefill": NEED, "decode": NEED}
     )
-    assert "decode 2 -> 3 (" in more and "less would do" not in more
+    assert "decode 2 -> 3 (" in more and "would be enough" not in more

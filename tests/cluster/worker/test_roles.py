@@ -125,7 +125,7 @@ async def test_streams_have_time_to_end_before_they_are_handed_over() -> None:
         ({"role": "router"}, "INVALID_ARGUMENT role must be 'prefill' or 'decode', not 'router'"),
         ({"drain_s": -1.0}, "INVALID_ARGUMENT drain_seconds must be in 0..3600, not -1"),
         ({"drain_s": float("nan")}, "INVALID_ARGUMENT drain_seconds .* not nan"),
-        ({"instance": "j" * 32}, "FAILED_PRECONDITION another instance is here"),
+        ({"instance": "j" * 32}, "FAILED_PRECONDITION another worker is running at this address"),
         ({"token": "wrong"}, "UNAUTHENTICATED"),
         ({"endpoint": "127.0.0.1:1"}, "UNAVAILABLE"),
         ({"endpoint": "192.0.2.1:1"}, "not on this machine"),
@@ -144,7 +144,7 @@ async def test_one_change_at_a_time() -> None:
         change = asyncio.create_task(worker.lend("prefill", 0.3))
         await until(lambda: worker.roles.changing)
         for role in ("prefill", "decode"):
-            with pytest.raises(Unavailable, match="ABORTED a change of its role is under way"):
+            with pytest.raises(Unavailable, match="ABORTED a change of its role is in progress"):
                 await worker.lend(role)
         assert (await change).handed_over == 1
         assert (await worker.lend("decode")).role == "decode"
@@ -167,10 +167,10 @@ async def test_a_worker_that_goes_keeps_its_role() -> None:
         await until(lambda: worker.roles.changing)
         began = time.monotonic()
         worker.roles.leave()
-        with pytest.raises(Unavailable, match="FAILED_PRECONDITION this worker goes"):
+        with pytest.raises(Unavailable, match="FAILED_PRECONDITION this worker is stopping"):
             await change
         assert time.monotonic() - began < 5
         assert worker.roles.role == "decode" and not worker.roles.changing
         assert worker.decode.draining and not job.why, "its own drain has longer"
-        with pytest.raises(Unavailable, match="this worker goes"):
+        with pytest.raises(Unavailable, match="this worker is stopping"):
             await worker.lend("prefill")

@@ -194,7 +194,7 @@ def test_a_load_that_runs_out_of_memory_says_at_what(
     doing = {"load_weights": "loading weights", "measure_ceilings": "measuring the machine"}
     with pytest.raises(StartupError) as raised:
         loading.load_engine(settings, plan_decode_step, lambda *_: None)
-    assert f"({doing.get(stage, 'making products ready')})" in str(raised.value)
+    assert f"({doing.get(stage, 'preparing matrix products')})" in str(raised.value)
     assert "1.0 GiB free" in str(raised.value)
 
 

@@ -177,7 +177,7 @@ def test_a_context_that_no_pool_holds_takes_no_workspace() -> None:
             ("1000000 tokens does not fit", "lower worker.kv_tokens, worker.max_batch"),
         ),
         ({"phases": (Workspace(30 * GIB),)}, ("not even the smallest", "30.0 GiB for steps")),
-        ({"weights": 37 * GIB}, ("37.0 GiB for weights", "fewer workers for each GPU")),
+        ({"weights": 37 * GIB}, ("37.0 GiB for weights", "fewer workers on each GPU")),
     ],
 )
 def test_a_pool_that_does_not_fit_is_refused_with_the_numbers(

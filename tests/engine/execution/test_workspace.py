@@ -256,10 +256,11 @@ def test_two_engines_of_llama_3_8b_share_80_gb_and_four_do_not() -> None:
     with pytest.raises(StartupError) as raised:
         sized_pool(LLAMA_3_8B, LLAMA_ELEMENTS, 80_000_000_000, 0.25)
     for text in (
-        "a KV pool of 64 tokens does not fit on the GPU (not even the smallest one): 74.5 GiB in",
+        "a KV pool of 64 tokens does not fit on the GPU (not even the smallest pool fits): 74.5"
+        " GiB in",
         "16.8 GiB for this engine (25% of the GPU, less a reserve)",
         "15.0 GiB for weights, 0.0 GiB for 64 tokens of KV, 2.1 GiB for steps, 0.5 GiB for CUDA",
-        "fewer workers for each GPU",
+        "fewer workers on each GPU",
     ):
         assert text in str(raised.value)
 

@@ -14,12 +14,8 @@ import msgspec
 from protocol.errors import InvalidRequest
 from router.common.errors import ApiError
 from router.common.request_body import too_many_items
-from router.openai.bodies.generation_body import (
-    ChatBody,
-    CompletionBody,
-    parse_chat,
-    parse_completion,
-)
+from router.openai.bodies.chat_body import ChatBody, parse_chat
+from router.openai.bodies.completion_body import CompletionBody, parse_completion
 from router.openai.bodies.messages import to_template_message
 from router.openai.bodies.output_formats import response_format_source, structured_outputs_source
 from router.openai.bodies.tools import ToolOptions, decide_tool_choice

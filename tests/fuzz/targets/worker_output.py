@@ -69,7 +69,8 @@ class _Router:
             open_ticket=lambda *_: ticket,
         )
         p = SimpleNamespace(instance="p", ttft_s=0.1)
-        choice = SimpleNamespace(chosen=SimpleNamespace(prefill="p", decode="d", p=p))
+        chosen = SimpleNamespace(prefill="p", decode="d", p=p)
+        choice = SimpleNamespace(chosen=chosen, others=[])
         placed: Any = SimpleNamespace(link=self.link, choice=choice, neighbours=1)
         return Submission(placer, placed, request, self.queues[name])
 

@@ -33,4 +33,4 @@ def test_a_password_in_the_clear(caplog: pytest.LogCaptureFixture) -> None:
     for url in ("redis://:hunter2@10.0.0.5:1", "redis://10.0.0.5?password=hunter2"):
         check_exposure(url)
     assert len(caplog.records) == 2
-    assert "in the clear" in caplog.text and "hunter2" not in caplog.text
+    assert "is not encrypted" in caplog.text and "hunter2" not in caplog.text

@@ -10,7 +10,7 @@ import pytest
 
 from router.anthropic.body import parse_count, parse_messages
 from router.anthropic.conversation import chat_messages, system_text
-from router.anthropic.tools import short_name
+from router.anthropic.tools import ToolDefaults, short_name
 from router.common.errors import ApiError
 from router.openai.bodies.reasoning_options import template_options
 
@@ -185,6 +185,53 @@ def test_text_before_calls_ends_without_a_line_break() -> None:
     )
 
 
+EDIT = {
+    "name": "Read",
+    "input_schema": {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string"},
+            "all": {"type": "boolean", "default": False},
+            "limit": {"type": "integer", "default": 0},
+            "block": {"type": "boolean", "default": True},
+        },
+        "required": ["path", "block"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("sent", "rendered"),
+    [
+        ({"all": False, "path": "a"}, {"path": "a"}),
+        ({"all": False, "limit": 0, "path": "a"}, {"path": "a"}),
+        ({"path": "a", "all": False}, {"path": "a", "all": False}),
+        ({"all": True, "path": "a"}, {"all": True, "path": "a"}),
+        ({"limit": False, "path": "a"}, {"limit": False, "path": "a"}),
+        ({"all": False}, {"all": False}),
+        ({"block": True, "path": "a"}, {"block": True, "path": "a"}),
+        ({}, {}),
+    ],
+)
+def test_defaults_that_the_client_has_put_first_are_left_out(
+    sent: dict[str, Any], rendered: dict[str, Any]
+) -> None:
+    """Claude Code does so with calls in which the model has left an argument out."""
+    messages = [say("user", "go"), say("assistant", use(**sent)), say("user", result("1"))]
+    chat = parse_messages({**ASK, "messages": messages, "tools": [EDIT]}).chat
+    [call] = chat.messages[1].model_dump()["tool_calls"]
+    assert call["function"]["arguments"] == json.dumps(rendered)
+
+
+@pytest.mark.parametrize("schema", [{}, {"properties": []}, {"properties": {"all": 1}}])
+def test_schemas_without_properties_have_no_defaults(schema: dict[str, Any]) -> None:
+    tool = {"name": "Read", "input_schema": {"required": {"a": 1}, **schema}}
+    body = {**ASK, "messages": [say("user", "go"), say("assistant", use(all=False))]}
+    chat = parse_messages({**body, "tools": [tool]}).chat
+    [call] = chat.messages[1].model_dump()["tool_calls"]
+    assert call["function"]["arguments"] == '{"all": false}'
+
+
 def test_many_messages_take_linear_time() -> None:
     parsed = parse_messages(
         {**ASK, "messages": [say("user", "hi"), *[say("system", "x" * 10)] * 4000]}
@@ -192,7 +239,8 @@ def test_many_messages_take_linear_time() -> None:
     assert len(parsed.chat.messages) == 1
     blocks = [{"type": "text", "text": "x" * 1000}] * 1000
     began = time.process_time()
-    chat_messages(system_text([]), parse_count_messages([{"role": "user", "content": blocks}] * 50))
+    messages = parse_count_messages([{"role": "user", "content": blocks}] * 50)
+    chat_messages(system_text([]), messages, ToolDefaults(()))
     assert time.process_time() - began < 5
 
 
@@ -262,8 +310,8 @@ def test_tools_of_the_server_are_dropped() -> None:
 
 
 def test_unknown_fields_are_ignored_and_named() -> None:
-    new = {"metadata": {"user_id": "u"}, "context_management": {"edits": []}, "speed": "fast"}
-    assert parse_messages({**ASK, **new, "x" * 200: 1}).ignored == (*new, "x" * 64)
+    known = {"metadata": {"user_id": "u"}, "context_management": {"edits": []}, "speed": "fast"}
+    assert parse_messages({**ASK, **known, "new": 5, "x" * 200: 1}).ignored == ("new", "x" * 64)
     assert len(parse_messages({**ASK, **{f"f{i}": 1 for i in range(500)}}).ignored) == 32
     marked = {**READ, "cache_control": {"type": "ephemeral"}, "eager_input_streaming": True}
     block = {

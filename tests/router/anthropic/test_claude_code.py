@@ -144,4 +144,5 @@ async def test_the_other_requests(start: Start, tokenizer: Tokenizer) -> None:
     assert count.json()["input_tokens"] > 50
     listed = await cluster.client.get("/v1/models?limit=1000", headers=HEADERS)
     assert listed.json()["data"][0]["display_name"] == MODEL
-    assert (await cluster.client.head("/api/hello")).status_code == 200
+    for path in ("/api/hello", "/"):
+        assert (await cluster.client.head(path)).status_code == 200

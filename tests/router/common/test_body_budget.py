@@ -74,7 +74,7 @@ async def test_all_tenants_together_have_a_bound() -> None:
     held = [Upload(budget, f"t{number}") for number in range(BODIES)]
     await let_all_send()
     assert await Upload(budget, "late").status() == 503
-    held[0].task.cancel()  # the client is gone
+    held[0].task.cancel()  # the client has disconnected
     await asyncio.wait([held[0].task])
     assert await Upload(budget, "late").status() == 200
     assert [await upload.status() for upload in held[1:]] == [200] * (BODIES - 1)

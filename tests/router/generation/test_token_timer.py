@@ -50,7 +50,7 @@ async def test_first_token_is_due_from_the_arrival(make: MakeTimer) -> None:
     watched.timer.start()
     assert 0 < watched.timer.left_s <= STEP_S
     await asyncio.sleep(2 * STEP_S)
-    assert watched.reasons == ["the first token did not come within 0.05 s"]
+    assert watched.reasons == ["the first token was not generated within 0.05 s"]
 
 
 async def test_progress_moves_the_limit_and_silence_does_not(make: MakeTimer) -> None:
@@ -62,7 +62,7 @@ async def test_progress_moves_the_limit_and_silence_does_not(make: MakeTimer) ->
         await asyncio.sleep(STEP_S)
     assert not watched.reasons
     await asyncio.sleep(1.5 * STEP_S)
-    assert watched.reasons == ["no further token came within 0.1 s"]
+    assert watched.reasons == ["no further token was generated within 0.1 s"]
 
 
 async def test_a_client_that_is_behind_has_limits_of_its_own(make: MakeTimer) -> None:

@@ -51,12 +51,12 @@ BODIES: list[tuple[str, Callable[[], str], str | None, str | None]] = [
     (COMPLETIONS, lambda: '"prompt":[' + many('"a"') + "]", None, COMPLEX),
     (CHAT, lambda: f'"messages":[{{{many(MEMBER)}}}]', None, COMPLEX),
     # Names that nobody knows
-    (COMPLETIONS, lambda: f"{PROMPT},{many(MEMBER, TAKEN_APART)}", "k100000", UNKNOWN),
+    (COMPLETIONS, lambda: f'"prompt":1,{many(MEMBER, TAKEN_APART)}', "prompt", None),
     (
         CHAT,
-        lambda: f'"messages":[{{"role":"user","content":"x",{many(MEMBER, TAKEN_APART)}}}]',
-        "messages[0].k100000",
-        UNKNOWN,
+        lambda: f'"messages":[{{"role":"user","content":1,{many(MEMBER, TAKEN_APART)}}}]',
+        "messages[0].content",
+        None,
     ),
     (
         CHAT,

@@ -21,7 +21,7 @@ BEYOND: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": ["x"] * 3, "n": 43}, "n"),
     (COMPLETIONS, {"prompt": "x", "n": 65}, "n"),
     (COMPLETIONS, {"prompt": "x", "best_of": 65}, "best_of"),
-    (COMPLETIONS, {"prompt": "x", "stop": ["x"] * 5}, "stop"),
+    (COMPLETIONS, {"prompt": "x", "stop": ["x"] * 17}, "stop"),
     (COMPLETIONS, {"prompt": "x", "stop": "x" * 4097}, "stop"),
     (COMPLETIONS, {"prompt": "x", "stop_token_ids": list(range(65))}, "stop_token_ids"),
     (COMPLETIONS, {"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
@@ -67,5 +67,5 @@ async def test_a_body_and_a_request_id(start: Start) -> None:
 
 def test_the_page_names_them() -> None:
     page = (Path(__file__).parents[3] / "SECURITY.md").read_text()
-    for limit in ("8 MiB", "128; 128", "4096; 1024; 128", "4; 4096 characters; 64; 1024"):
+    for limit in ("8 MiB", "128; 128", "4096; 1024; 128", "16; 4096 characters; 64; 1024"):
         assert f"| {limit}" in page

@@ -46,7 +46,14 @@ async def test_nothing_else_is_there(start: Start, path: str) -> None:
     assert reply.json()["error"]["code"] == "not_found"
 
 
-@pytest.mark.parametrize("path", ["/ui", "/ui/page.js", "/ui/overview"])
+async def test_the_root_leads_to_the_page(start: Start) -> None:
+    cluster = await start()
+    reply = await cluster.client.get("/")
+    assert (reply.status_code, reply.headers["location"]) == (307, "ui")
+    assert reply.url.join(reply.headers["location"]).path == "/ui"
+
+
+@pytest.mark.parametrize("path", ["/", "/ui", "/ui/page.js", "/ui/overview"])
 async def test_it_is_only_looked_at(start: Start, path: str) -> None:
     cluster = await start()
     for method in ("POST", "PUT", "DELETE", "PATCH"):

@@ -16,7 +16,7 @@ from tests.router.conftest import MODEL, Start
 from tests.router.fake_worker import outputs
 from tests.router.http.api.test_chat import SAY_HI, WEATHER
 
-DOCUMENT = openapi_document(MODEL, keys=False)
+DOCUMENT = openapi_document([MODEL])
 
 
 def check(name: str, value: Any) -> None:
@@ -80,7 +80,8 @@ CHATS: list[dict[str, Any]] = [
     {"messages": SAY_HI, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "n": 2},
     {"messages": SAY_HI, "max_tokens": 3, "tools": [WEATHER], "tool_choice": "auto"},
     {"messages": [{"role": "system", "content": [{"type": "text", "text": "x"}]}], "max_tokens": 1},
-    {"messages": SAY_HI, "max_tokens": 3, "store": False, "metadata": {"a": "b"}},
+    {"messages": SAY_HI, "max_tokens": 3, "store": True, "metadata": {"a": "b"}, "new_one": 1},
+    {"messages": [{"role": "user", "content": None, "id": "m1"}], "max_tokens": 1, "model": None},
 ]
 
 
@@ -120,12 +121,12 @@ async def test_chats(start: Start, body: dict[str, Any]) -> None:
         ("CompletionBody", {"suffix": "x"}),
         ("CompletionBody", {"messages": SAY_HI}),
         ("CompletionBody", {"logit_bias": {"05": 1}}),
-        ("CompletionBody", {"stop": list("abcde")}),
+        ("CompletionBody", {"stop": ["a"] * 17}),
         ("CompletionBody", {"model": "other"}),
         ("ChatBody", {"prompt": "x"}),
         ("ChatBody", {"messages": []}),
         ("ChatBody", {"messages": [{"role": "boss", "content": "x"}]}),
-        ("ChatBody", {"store": True}),
+        ("ChatBody", {"store": 1}),
         ("ChatBody", {"response_format": {"type": "xml"}}),
     ],
 )

@@ -50,17 +50,17 @@ def test_what_it_wants() -> None:
     assert found is not None
     assert (found.mode, found.reason, found.infeasible) == ("act", "demand", [])
     assert found.pools["prefill"] == PoolView(desired=WANTED, actual=2, starting=0)
-    assert found.text.startswith(f"wants {WANTED} prefill (there 2), ")
+    assert found.text.startswith(f"wants {WANTED} prefill (present 2), ")
     assert found.text.endswith(": demand")
 
 
 def test_the_one_that_acts_is_shown() -> None:
     found = view("does not answer", figures(acted=False), figures(acted=True, rate=0.0))
     assert found is not None
-    assert found.text == "wants 2 prefill (there 2), 3 decode (there 3): no metrics"
+    assert found.text == "wants 2 prefill (present 2), 3 decode (present 3): no metrics"
     watching = view("does not answer", figures(acted=False))
     assert watching is not None and watching.text.startswith(
-        f"watches; would want {WANTED} prefill"
+        f"watches another autoscaler, and would want {WANTED} prefill"
     )
 
 

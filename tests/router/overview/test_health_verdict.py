@@ -18,9 +18,9 @@ from router.placement.snapshot import Objectives
 NOTHING = HistogramSummary(0, None, None, None, None)
 HEALTHY = ("prefill ready", "decode ready")
 REACHED = {"ready": {"prefill": 1, "decode": 1}}
-NOTHING_ANSWERED = "no decode worker is ready, so nothing is answered"
-UNSEEN = "1 decode worker cannot be looked into"
-UNSEEN_PREFILL = "1 prefill worker cannot be looked into"
+NOTHING_ANSWERED = "no decode worker is ready, so no request can be answered"
+UNSEEN = "1 decode worker cannot be reached for metrics"
+UNSEEN_PREFILL = "1 prefill worker cannot be reached for metrics"
 
 
 def router(**changes: Any) -> RouterView:
@@ -90,7 +90,7 @@ def workers(*wanted: str) -> list[WorkerView]:
             "strained",
             ["2 decode workers without an engine"],
         ),
-        (HEALTHY, {"silent": 2}, "strained", ["2 routers cannot be looked into"]),
+        (HEALTHY, {"silent": 2}, "strained", ["2 routers cannot be reached for metrics"]),
         (
             HEALTHY,
             {"requests": {"ok": 5, "500": 1, "503": 2}},
@@ -101,7 +101,7 @@ def workers(*wanted: str) -> list[WorkerView]:
             HEALTHY,
             {"refusals": {"queue": 2, "ttft": 1}},
             "strained",
-            ["3 requests refused for want of room"],
+            ["3 requests refused because of overload"],
         ),
         (
             HEALTHY,

@@ -217,7 +217,7 @@ async def test_strangers_are_not_dialled_in_the_clear(target: str) -> None:
     async with watched(group(target)) as view:
         async with asyncio.timeout(1):
             [worker] = (await shown(view)).workers
-    assert "beyond this machine it must be https" in worker.why
+    assert "on another machine it must use https" in worker.why
 
 
 @pytest.mark.parametrize("target", ["[::1]:x@", "[::1]:1^@", "localhost:1", "[::1", "a b:1", "::"])

@@ -119,7 +119,7 @@ def test_keys_of_a_tenant_that_contradict_each_other(tmp_path: Path, name: str) 
 
 @pytest.mark.parametrize("text", ["sk-two: acme\nsk-two: evil\n", f"sk-two: a\nsha256:{DIGEST}: b"])
 def test_a_key_that_is_there_twice(tmp_path: Path, text: str) -> None:
-    with pytest.raises(StartupError, match="line 2: this key is in the file twice"):
+    with pytest.raises(StartupError, match="line 2: this key is given twice"):
         KeyStore(str(written(tmp_path, text)))
 
 

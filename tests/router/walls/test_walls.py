@@ -106,18 +106,18 @@ def test_70_billion_parameters_in_8_bits_take_half_the_time() -> None:
             {"waiting": 5, "max_batch": 64},
             {},
         ),
-        (figures(compute=0.8), {}, {"fp8 activations": 1.67, "another worker": 1.5}),
-        (figures(compute=0.8, gpu=False), {"workers": 1}, {"another worker": 2.0}),
+        (figures(compute=0.8), {}, {"fp8 activations": 1.67, "a worker on another GPU": 1.5}),
+        (figures(compute=0.8, gpu=False), {"workers": 1}, {"a worker on another machine": 2.0}),
         (
             figures(starved=0.5, kv_shrink=1.9, compute=0.1),
             {"workers": 4},
-            {"fp8 KV": 1.9, "another worker": 1.25},
+            {"fp8 KV": 1.9, "a worker on another GPU": 1.25},
         ),
         (figures(starved=0.5, kv_shrink=2.0, compute=0.7), {"workers": 40}, {"fp8 KV": 1.43}),
         (
             figures(kv_wait=1.0, network=0.9, wire_shrink=3.9),
             {"workers": 1},
-            {"fp8 wire": 3.9, "another worker": 2.0},
+            {"fp8 wire": 3.9, "a worker on another GPU": 2.0},
         ),
         (figures(busy=0.2, bandwidth=0.9), {}, {}),
     ],
@@ -183,7 +183,7 @@ def test_from_records_to_what_is_shown() -> None:
     )
     assert decode.text == (
         "bandwidth 71%; fp8 weights would give 1.6x"
-        " (trap: needs evals; prompts pay for dequantisation)"
+        " (trap: quality must be evaluated; prompts become slower by dequantisation)"
     )
 
 

@@ -45,6 +45,7 @@ class GemmaCalls:
     between = END_CALL + CALL
     end = END_CALL
     before = ""
+    call_start = ""
     marks = f"{CALL}\n{END_CALL}\n{QUOTE}"
 
     def is_written_by(self, template: str) -> bool:

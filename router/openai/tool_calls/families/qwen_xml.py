@@ -67,6 +67,7 @@ class XmlCalls:
     between = "\n</tool_call>\n<tool_call>\n"
     end = "\n</tool_call>"
     before = ""
+    call_start = ""
     marks = f"{begin}{end}<function=\n<parameter=\n</parameter>\n</function>"
 
     def is_written_by(self, template: str) -> bool:

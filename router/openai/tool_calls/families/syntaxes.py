@@ -8,6 +8,7 @@ from router.openai.tool_calls.families.gemma import GEMMA4
 from router.openai.tool_calls.families.hermes import HERMES
 from router.openai.tool_calls.families.llama import LLAMA3_JSON
 from router.openai.tool_calls.families.mistral import MISTRAL, MISTRAL_ARGS
+from router.openai.tool_calls.families.pythonic import PYTHONIC
 from router.openai.tool_calls.families.qwen_xml import QWEN3_CODER
 from router.openai.tool_calls.tool_syntax import ToolCallSyntax
 
@@ -19,6 +20,7 @@ _IN_ORDER: tuple[ToolCallSyntax, ...] = (
     MISTRAL,
     QWEN3_CODER,
     HERMES,
+    PYTHONIC,
     LLAMA3_JSON,
 )
 """The order in which templates are tried: the marks of the first ones are the rarest."""

@@ -142,7 +142,7 @@ async def test_a_worker_that_overruns_is_cut(start: Start) -> None:
         ({"prompt": [5] * 4090, "max_tokens": 7}, 400, "max_tokens", "context_length_exceeded"),
         ({"prompt": [5] * 4096, "max_tokens": 1}, 400, "prompt", "context_length_exceeded"),
         ({"suffix": "x"}, 400, "suffix", "unsupported_parameter"),
-        ({"max_tokns": 2}, 400, "max_tokns", "unknown_parameter"),
+        ({"stream_options": {"usage": 1}}, 400, "stream_options.usage", "unknown_parameter"),
     ],
 )
 async def test_refusals(
@@ -249,7 +249,7 @@ async def test_every_further_token_has_a_deadline(start: Start) -> None:
     cluster = await start(stops, next_token_timeout_s=0.2)
     response = await cluster.post(prompt="hi", max_tokens=1000)
     assert response.status_code == 504
-    assert error_of(response)["message"] == "no further token came within 0.2 s"
+    assert error_of(response)["message"] == "no further token was generated within 0.2 s"
     await until(lambda: len(cluster.workers[0].cancelled) == 1)
 
 

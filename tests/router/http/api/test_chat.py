@@ -264,7 +264,6 @@ async def test_a_model_without_a_template(
             "messages[0].content",
             "image_url",
         ),
-        ({"messages": [{"role": "user", "content": "x", "c": 1}]}, "messages[0].c", "unknown"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "older name"),
         ({"max_completion_tokens": 5000}, "max_completion_tokens", "4096"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
@@ -275,7 +274,7 @@ async def test_a_model_without_a_template(
         ({"tool_choice": "required"}, "tool_choice", "with tools"),
         ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice", "must be"),
         ({"tools": [{"type": "search"}]}, "tools[0].type", "function"),
-        ({"functions": []}, "functions", "use tools"),
+        ({"functions": [{}]}, "functions", "use tools"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
@@ -284,9 +283,7 @@ async def test_a_model_without_a_template(
         ),
         ({"guided_regex": "("}, "guided_regex", "("),
         ({"guided_regex": "a", "guided_json": {}}, "guided_json", "without guided_regex"),
-        ({"store": True}, "store", "not supported"),
-        ({"service_tier": "flex"}, "service_tier", "not 'flex'"),
-        ({"prompt": "x"}, "prompt", "unknown"),
+        ({"prompt": "x"}, "prompt", "prompts go to /v1/completions"),
         ({"best_of": 2}, "best_of", "not supported"),
         ({"metadata": {"a": 1}}, "metadata.a", "string"),
     ],
@@ -305,7 +302,10 @@ async def test_refusals(start: Start, given: dict[str, Any], param: str, says: s
 async def test_neutral_values_are_taken(start: Start) -> None:
     cluster = await start(speaks([70, EOS]))
     response = await cluster.chat(
-        **{"store": False, "service_tier": "auto", "user": "u", "metadata": {"a": "b"}},
+        **{"store": True, "service_tier": "flex", "user": "u", "metadata": {"a": "b"}},
+        **{"tools": [], "functions": [], "stop": ["1", "2", "3", "4", "5"], "echo": False},
+        **{"spaces_between_special_tokens": False, "prompt_cache_retention": "24h"},
+        **{"repetition_penalty": 1, "length_penalty": 1.0, "truncate_prompt_tokens": None},
         **{"modalities": ["text"], "response_format": {"type": "text"}, "n": 1},
         **{"prompt_cache_key": "k", "safety_identifier": "s", "function_call": "none"},
         **{"reasoning_effort": "none", "verbosity": "medium", "tool_choice": "none"},

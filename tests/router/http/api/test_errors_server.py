@@ -68,7 +68,7 @@ async def test_no_key(start: Start, tmp_path: Path, asked: Asked) -> None:
 async def test_no_worker(start: Start, asked: Asked, stream: bool) -> None:
     cluster = await start()
     response = await ask(cluster, asked, stream=stream)
-    check(response, 503, None, "no_worker", "no decode worker is attached; try again shortly")
+    check(response, 503, None, "no_worker", "no decode worker is connected; try again shortly")
     assert response.headers["retry-after"] == "1"
     check(await cluster.client.get("/ready"), 503, None, "no_worker", MODEL)
     assert counted(cluster) == {"503": 1}
@@ -79,7 +79,7 @@ async def test_no_worker(start: Start, asked: Asked, stream: bool) -> None:
 async def test_no_time(start: Start, asked: Asked, stream: bool) -> None:
     cluster = await start(silent, first_token_timeout_s=0.1)
     response = await ask(cluster, asked, stream=stream)
-    check(response, 504, None, "timeout", "the first token did not come within 0.1 s")
+    check(response, 504, None, "timeout", "the first token was not generated within 0.1 s")
     assert counted(cluster) == {"504": 1}
 
 
@@ -144,6 +144,6 @@ async def test_a_bug(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cluster.app.state.router.admission, "check", fail)
     for asked in (TEXT, CHAT):
-        error = check(await ask(cluster, asked), 500, None, "internal_error", "its log says more")
+        error = check(await ask(cluster, asked), 500, None, "internal_error", "its log has details")
         assert "secret" not in error["message"]
     assert counted(cluster) == {"500": 2}

@@ -29,7 +29,7 @@ hooks = "{Path(__file__).with_name("schemathesis_hooks.py")}"
 expected-statuses = [400, 404, 405, 413, 414, 415, 429, 431]
 
 [checks.not_a_server_error]
-expected-statuses = [200, 204, 400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 499, 529]
+expected-statuses = [200, 204, 307, 400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 499, 529]
 """
 _ENDED = re.compile(r'^baton_requests_total{.*status="(\w+)"} (\S+)$', re.MULTILINE)
 

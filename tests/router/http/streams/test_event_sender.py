@@ -17,14 +17,14 @@ EVERY_S = 0.1
 class Client:
     """The receiving end of a stream; ``reads`` is cleared while it does not read."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_s: float = EVERY_S) -> None:
         self.got: list[bytes] = []
         self.reads = asyncio.Event()
         self.reads.set()
         self.stuck = 0
         self._beats = 0
         self.sender = EventSender(
-            self._send, lambda: {"type": "head"}, self._beat, EVERY_S, self._on_stuck
+            self._send, lambda: {"type": "head"}, self._beat, every_s, self._on_stuck
         )
 
     async def _send(self, message: Message) -> None:
@@ -49,7 +49,7 @@ async def client() -> AsyncIterator[Client]:
 async def test_head_comes_soon_and_keep_alives_follow(client: Client) -> None:
     await client.sender.open(b"")
     assert client.got == []
-    await asyncio.sleep(3.6 * EVERY_S)
+    await asyncio.sleep(2.75 * EVERY_S)
     assert client.got == [b"head", b"beat 1", b"beat 2"]
 
 
@@ -96,5 +96,34 @@ async def test_an_event_that_waits_for_long_is_reported(
     await asyncio.sleep(EVERY_S)
     assert client.stuck == 0
     await asyncio.sleep(4 * EVERY_S)
-    assert client.stuck > 0
+    assert client.stuck == 1
     sending.cancel()
+
+
+async def test_a_send_that_waits_for_a_moment_after_a_silence_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(event_sender, "STUCK_S", 1.8 * EVERY_S)
+    client = Client(every_s=4 * EVERY_S)
+    await client.sender.open(b"created")
+    await asyncio.sleep(5.6 * EVERY_S)
+    client.reads.clear()
+    sending = asyncio.create_task(client.sender.send(b"event"))
+    await asyncio.sleep(0.8 * EVERY_S)  # the timer fires within this time
+    client.reads.set()
+    await sending
+    assert client.stuck == 0
+    client.sender.close()
+
+
+async def test_no_silence_is_longer_than_the_setting_where_the_timer_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(event_sender, "STUCK_S", EVERY_S)
+    client = Client(every_s=3 * EVERY_S)
+    await client.sender.open(b"created")
+    await asyncio.sleep(1.4 * EVERY_S)
+    assert client.got == [b"head", b"created"]
+    await asyncio.sleep(2 * EVERY_S)
+    assert client.got == [b"head", b"created", b"beat 1"]
+    client.sender.close()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from router.common.errors import ApiError
-from router.openai.bodies.generation_body import parse_chat, parse_completion
+from router.openai.bodies.chat_body import parse_chat
+from router.openai.bodies.completion_body import parse_completion
 from router.openai.bodies.logprob_counts import (
     MAX_STREAMED_LOGPROBS,
     LogprobCounts,

@@ -36,16 +36,13 @@ def assistant(**fields: Any) -> dict[str, Any]:
         ({"role": "function", "name": "f", "content": ""}, "messages[1]", "'assistant' or 'tool'"),
         ({"role": ["user"], "content": ""}, "messages[1]", "object with a role"),
         ({"role": "user"}, "messages[1].content", "required"),
-        (user(None), "messages[1].content", "required"),
         (user(3), "messages[1].content", "string or an array of text parts"),
-        (user([]), "messages[1].content", "1 to 1024 parts"),
+        (user(["x"] * 1025), "messages[1].content", "at most 1024 parts"),
         (user(["x"]), "messages[1].content", "[0] must be a part"),
         (user([{"type": "text"}]), "messages[1].content", "[0].text must be a string"),
         (user([{"type": "image_url", "image_url": {}}]), "messages[1].content", "'image_url'"),
         (user([{"type": "input_audio"}]), "messages[1].content", "input_audio"),
         (user([{"type": "file"}]), "messages[1].content", "text only"),
-        (user([{"type": "text", "text": "a", "x": 1}]), "messages[1].content", "unknown field 'x'"),
-        ({**user("a"), "age": 3}, "messages[1].age", "extra"),
         ({**user("a"), "name": "<|im_end|>"}, "messages[1].name", "pattern"),
         ({"role": "tool", "content": "a"}, "messages[1].tool_call_id", "required"),
         (assistant(tool_calls={}), "messages[1].tool_calls", "list"),
@@ -141,3 +138,26 @@ def test_every_text_of_a_message_counts_as_its_characters() -> None:
     )
     assert (refused, answer, named) == (25_600, 256, 64)
     assert called > 128 * 256
+
+
+def test_what_other_servers_add_to_a_message_is_ignored() -> None:
+    labels = {"id": "m1", "cache_control": {"type": "ephemeral"}, "age": 3}
+    part = {"type": "text", "text": "a", "cache_control": {}, "annotations": []}
+    answer = {"annotations": [{}], "audio": None, "refusal": None, "reasoning_details": [{}]}
+    extra = {"extra_content": {}, "index": 0}
+    messages = [
+        {**user([part]), **labels},
+        assistant(content=None, tool_calls=[call(**extra)], **answer, **labels),
+        {"role": "tool", "content": None, "tool_call_id": "call_1", **labels},
+        assistant(content="b", reasoning="why", reasoning_content=None, **answer),
+        {"role": "system", "content": []},
+    ]
+    plain = [
+        user("a"),
+        assistant(content="", tool_calls=[call()]),
+        {"role": "tool", "content": "", "tool_call_id": "call_1"},
+        assistant(content="b", reasoning="why"),
+        {"role": "system", "content": ""},
+    ]
+    body = Body.model_validate({"messages": messages})
+    assert body == Body.model_validate({"messages": plain})

@@ -16,7 +16,7 @@ HEADERS = {
 }
 
 
-def _function(name: str, **properties: str) -> dict[str, Any]:
+def function(name: str, **properties: str) -> dict[str, Any]:
     return {
         "type": "function",
         "name": name,
@@ -32,9 +32,9 @@ def _function(name: str, **properties: str) -> dict[str, Any]:
 
 
 TOOLS: list[dict[str, Any]] = [
-    _function("exec_command", cmd="string", workdir="string", yield_time_ms="number"),
-    _function("write_stdin", session_id="number", chars="string"),
-    _function("view_image", path="string"),
+    function("exec_command", cmd="string", workdir="string", yield_time_ms="number"),
+    function("write_stdin", session_id="number", chars="string"),
+    function("view_image", path="string"),
     {
         "type": "custom",
         "name": "apply_patch",
@@ -45,7 +45,7 @@ TOOLS: list[dict[str, Any]] = [
         "type": "namespace",
         "name": "mcp__files",
         "description": "Tools in the mcp__files namespace.",
-        "tools": [_function("read_file", path="string"), _function("list", path="string")],
+        "tools": [function("read_file", path="string"), function("list", path="string")],
     },
     {
         "type": "tool_search",

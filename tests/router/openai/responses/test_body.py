@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.common.errors import ApiError, invalid
-from router.openai.bodies.generation_body import ChatBody
+from router.openai.bodies.chat_body import ChatBody
 from router.openai.bodies.messages import to_template_message
 from router.openai.responses.body import IGNORED, PASSED_ON, REFUSED, OpenFields, parse_responses
 
@@ -66,6 +66,17 @@ def test_a_turn_of_the_assistant_is_one_message() -> None:
     assert [c["id"] for c in turn["tool_calls"]] == ["c1", "c2"]
     assert first == {"role": "tool", "tool_call_id": "c1", "content": "done"}
     assert second["content"] == "a\nb"
+
+
+def test_text_before_calls_ends_without_a_line_break() -> None:
+    """Templates write that line break themselves: two would be another prompt."""
+    said = {"role": "assistant", "content": "I look.\n"}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    go = {"role": "user", "content": "go"}
+    [_, with_call] = parse_responses({"model": "m", "input": [go, said, call]}).generation.messages
+    assert with_call.content == "I look."
+    [_, alone] = parse_responses({"model": "m", "input": [go, said]}).generation.messages
+    assert alone.content == "I look.\n"
 
 
 def test_reasoning_comes_from_content_or_summary_and_never_from_ciphertext() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from router.openai.bodies.generation_body import ChatBody
+from router.openai.bodies.chat_body import ChatBody
 from router.openai.responses.body import IGNORED, PASSED_ON, REFUSED, OpenFields
 from router.openai.responses.body_schema import OTHER_ITEMS
 from router.openai.responses.items import SKIPPED_ITEMS

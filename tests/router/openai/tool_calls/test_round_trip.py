@@ -72,9 +72,16 @@ GEMMA = (
     + "<|tool_call>call:{{ c.function.name }}{{ show(c.function.arguments) }}<tool_call|>"
     + "{% endfor %}"
 )
+PYTHONIC = (
+    "[" + CALLS + "{% set call = c %}{{ call.function.name + '(' }}"
+    "{% for k, v in c.function.arguments | items %}"
+    "{{ k }}={{ v | tojson }}{{ '' if loop.last else ', ' }}{% endfor %})"
+    "{{ '' if loop.last else ', ' }}{% endfor %}]"
+)
 TEMPLATES = {
     "hermes": HERMES,
     "llama3_json": LLAMA,
+    "pythonic": PYTHONIC,
     "mistral": MISTRAL,
     "mistral_args": MISTRAL_V13,
     "mistral_args ": MISTRAL_V11,

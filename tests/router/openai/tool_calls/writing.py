@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.openai.tool_calls.families.gemma import written as gemma_value
+from router.openai.tool_calls.families.pythonic import written as argument
 from router.openai.tool_calls.marked_calls import MarkedCalls
 from router.openai.tool_calls.tool_parser import (
     CallArgumentsDelta,
@@ -32,6 +33,9 @@ def _call(syntax: ToolCallSyntax, name: str, given: str) -> str:
         return syntax.open + name + syntax.middle + given + syntax.close
     if syntax.name == "gemma4":
         return f"call:{name}{gemma_value(json.loads(given))}"
+    if syntax.name == "pythonic":
+        parts = (f"{key}={argument(value)}" for key, value in json.loads(given).items())
+        return f"{name}({', '.join(parts)})"
     values = json.loads(given).items()
     return f"<function={name}>\n{''.join(_parameter(*one) for one in values)}</function>"
 

@@ -61,7 +61,7 @@ def check_head(scope: Scope, hosts: AllowedHosts | None = None) -> ApiError | No
 def _too_large(status: int, what: str, size: int, limit: int, code: str) -> ApiError:
     verb = "is" if what == "URL" else "are"
     headers = {"connection": "close"}  # the rest of the request is not read
-    message = f"the {what} {verb} too large: {size} bytes, at most {limit} are taken"
+    message = f"the {what} {verb} too large: {size} bytes, at most {limit} are accepted"
     return ApiError(status, message, code=code, headers=headers)
 
 

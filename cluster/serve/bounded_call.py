@@ -1,0 +1,50 @@
+"""Gives blocking calls of Ray and Ray Serve a deadline: both wait without end for what hangs.
+
+A call runs in a daemon thread. One that misses its deadline is abandoned: its thread goes on until
+the process ends, and `connected_to_ray` then ends the process without Ray's own exit handlers,
+which would wait for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from protocol.errors import StartupError
+
+CONTROLLER_S = 30.0
+"""Deadline of a single call of Serve's controller, which answers within milliseconds unless the
+machine is overloaded."""
+
+T = TypeVar("T")
+_abandoned = threading.Event()
+
+
+def call_within(deadline_s: float, what: str, call: Callable[[], T]) -> T:
+    """Return what ``call`` returns, or raise what it raises.
+
+    Raises StartupError at the deadline, which names ``what``, the service that is called."""
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:  # the caller's thread raises it
+            answers.put((None, error))
+
+    threading.Thread(target=run, daemon=True, name=what).start()
+    try:
+        result, error = answers.get(timeout=max(0.0, deadline_s))
+    except queue.Empty:
+        _abandoned.set()
+        raise StartupError(f"{what} does not answer within {deadline_s:.0f} s") from None
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # what the call returned
+
+
+def was_abandoned() -> bool:
+    """Return whether a call of this process has missed its deadline."""
+    return _abandoned.is_set()

@@ -1,0 +1,102 @@
+"""Decides whether the replicas of `baton scale` fit on the nodes, and which jumps are large. Pure.
+
+``scale`` collects what the nodes have; what a worker needs is computed from its settings
+(``cluster/launch/worker_memory.py``), or is what Serve reserves for each replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cluster.local.start_report import format_size
+from cluster.serve.replica_kinds import ReplicaKind, option_name, resource_name
+from protocol.roles import ROLES
+
+_SMALL_COUNT = 8
+_ROUNDING = 1e-6  # Ray counts GPUs in ten-thousandths
+
+
+class NodeRoom(NamedTuple):
+    """What one node declares: ``slots`` for each kind of replica, and GPUs."""
+
+    slots: Mapping[ReplicaKind, float]
+    gpus: float
+
+
+class MemoryRoom(NamedTuple):
+    """Bytes of the machine that new replicas may take, and that each replica needs."""
+
+    free: int
+    each: Mapping[ReplicaKind, int]
+
+
+def find_large_jumps(
+    before: Mapping[ReplicaKind, int], wanted: Mapping[ReplicaKind, int]
+) -> list[ReplicaKind]:
+    """Return the kinds that would more than double and get more than eight replicas."""
+    return [k for k, n in wanted.items() if n > max(_SMALL_COUNT, 2 * before.get(k, 0))]
+
+
+def find_shortages(
+    running: Mapping[ReplicaKind, int],
+    wanted: Mapping[ReplicaKind, int],
+    nodes: Sequence[NodeRoom],
+    gpus_each: float,
+    memory: MemoryRoom | None,
+) -> list[str]:
+    """Return what the nodes lack for ``wanted``, each with the largest number that fits.
+
+    ``running``: present replicas of every kind. ``gpus_each``: GPUs of a worker; 0 on CPUs.
+    ``memory``: None where it is not known."""
+    growing = [kind for kind, count in wanted.items() if count > running.get(kind, 0)]
+    found = [text for kind in growing for text in _slot_shortage(kind, wanted[kind], nodes)]
+    if gpus_each > 0 and any(kind in ROLES for kind in growing):
+        found += _gpu_shortage({**running, **wanted}, nodes, gpus_each)
+    if memory is not None and growing:
+        found += _memory_shortage(running, wanted, growing, memory)
+    return found
+
+
+def _slot_shortage(kind: ReplicaKind, count: int, nodes: Sequence[NodeRoom]) -> list[str]:
+    slots = sum(int(node.slots.get(kind, 0)) for node in nodes)
+    if count <= slots:
+        return []
+    name = option_name(kind)
+    return [f"{name}={count}: the nodes declare {slots} {resource_name(kind)}; {name}={slots} fits"]
+
+
+def _gpu_shortage(
+    counts: Mapping[ReplicaKind, int], nodes: Sequence[NodeRoom], gpus_each: float
+) -> list[str]:
+    places = sum(int(node.gpus / gpus_each + _ROUNDING) for node in nodes)
+    workers = sum(counts.get(role, 0) for role in ROLES)
+    if workers <= places:
+        return []
+    gpus = sum(node.gpus for node in nodes)
+    return [
+        f"{workers} workers: each takes {gpus_each:g} of a GPU, and the nodes have {gpus:g} GPUs;"
+        f" {places} workers fit, prefill and decode together"
+    ]
+
+
+def _memory_shortage(
+    running: Mapping[ReplicaKind, int],
+    wanted: Mapping[ReplicaKind, int],
+    growing: Sequence[ReplicaKind],
+    memory: MemoryRoom,
+) -> list[str]:
+    more = {kind: count - running.get(kind, 0) for kind, count in wanted.items()}
+    needed = sum(memory.each[kind] * count for kind, count in more.items())
+    if needed <= memory.free:
+        return []
+    # The kind that needs most is what has to be smaller.
+    kind = max(growing, key=lambda each: memory.each[each] * more[each])
+    others = needed - memory.each[kind] * more[kind]
+    fit = running.get(kind, 0) + max(0, (memory.free - others) // max(1, memory.each[kind]))
+    name = option_name(kind)
+    return [
+        f"{name}={wanted[kind]}: each needs {format_size(memory.each[kind])} of memory,"
+        f" {format_size(needed)} are needed, and {format_size(memory.free)} are free;"
+        f" {name}={fit} fits"
+    ]

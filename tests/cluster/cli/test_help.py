@@ -1,0 +1,40 @@
+"""The help of all commands is readable on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli.main import app
+
+REPOSITORY = Path(__file__).parents[3]
+OF_A_CLUSTER = ("up", "down", "scale", "status", "monitoring", "doctor", "config", "worker")
+OF_A_CLUSTER += ("router", "autoscale")
+
+
+def help_of(*command: str) -> str:
+    done = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80"}, color=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("command", OF_A_CLUSTER)
+def test_commands_of_a_cluster_take_its_name(command: str) -> None:
+    text = help_of(command)
+    assert "--cluster " in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_sentences_fill_the_lines_of_the_overview() -> None:
+    text = help_of()
+    assert "workers from one pool to the other, and reports" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_make_down_passes_options_on() -> None:
+    command = ["make", "-n", "--assume-old=.venv/installed", "down", "ARGS=--cluster other"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1].endswith("baton down --cluster other")
