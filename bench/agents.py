@@ -120,7 +120,7 @@ class AgentSession:
         """Send a prompt of its own with at least ``tokens`` tokens and at most a few more."""
         words, count, body = 0, 0, dict[str, Any]()
         while count < tokens:
-            words += max(1, (tokens - count) // 2)
+            words += max(1, (tokens - count) // 8)
             body = {"input": [_user(self.text(words))]}
             counted = msgspec.json.encode({**body, "model": self._server.model})
             async with self._http.post(

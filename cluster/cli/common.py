@@ -32,7 +32,7 @@ CaFile: TypeAlias = Annotated[
 ]
 
 _PREFIX = "BATON_"
-_OTHERS = ("API_KEY", "CONFIG", "DIE_WITH_PARENT", "HOME", "LOCK_FD", "RUN_DIR")
+_OTHERS = ("API_KEY", "CONFIG", "DIE_WITH_PARENT", "HOME", "KEPT_LOGS", "LOCK_FD", "RUN_DIR")
 _SIMILAR = 0.75  # difflib's ratio: of four letters one differs, or two are swapped
 # Variables that Kubernetes sets in a pod for services named "baton" or "baton-...".
 _SERVICE = re.compile(r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")

@@ -15,6 +15,7 @@ from cluster.cli.common import report_failure
 from cluster.cli.credentials import init
 from cluster.cli.inspect import config, doctor, status
 from cluster.cli.lifecycle import down, scale, up
+from cluster.cli.logs import logs, ls
 from cluster.cli.monitoring import monitoring
 from cluster.cli.processes import autoscale, router, worker
 from cluster.cli.simulate import simulate
@@ -50,7 +51,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they would show secrets
 )
 
-for command in (init, up, down, scale, status, monitoring, config, doctor):
+for command in (init, up, down, scale, ls, status, logs, monitoring, config, doctor):
     app.command(help=_paragraphs(command))(command)
 for command in (worker, router, autoscale, simulate):
     app.command(help=_paragraphs(command))(command)

@@ -118,15 +118,15 @@ def scrape_config(options: MonitoringOptions, config: Config) -> ScrapeConfig:
 
     security = config.security
     tls = _tls_files(security)
-    routers = [RouterAddress(url, None) for url in map(_router_url, options.urls)]
-    routers = routers or [running_router(config.cluster)]
-    ca = options.ca_file or (tls.ca if tls else None) or routers[0].ca or _system_ca()
     same = security.http_tls.cert is not None and security.http_tls.cert == security.tls.cert
     for endpoint in options.alertmanagers:
         if not _ENDPOINT.fullmatch(endpoint):
             raise UsageError(f"--alertmanager must be HOST:PORT, not {endpoint!r}")
     if (key := options.api_key) is not None and not (key.isascii() and key.isprintable()):
         raise UsageError("BATON_API_KEY must be printable ASCII characters")
+    routers = [RouterAddress(url, None) for url in map(_router_url, options.urls)]
+    routers = routers or [running_router(config.cluster)]
+    ca = options.ca_file or (tls.ca if tls else None) or routers[0].ca or _system_ca()
     return ScrapeConfig(
         urls=tuple(router.url for router in routers),
         router_ca=None if ca is None else _file(ca),

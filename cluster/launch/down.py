@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from cluster.local.run_state import ClusterHome
+from cluster.local.run_state import ClusterHome, others_text
 
 _POLL_S = 0.05
 _KILL_S = 10.0
@@ -26,7 +26,8 @@ def down(cluster: str, drain_s: float, say: Callable[[str], None]) -> int:
     if killed:
         say(f"killed {killed} processes that an earlier run left behind")
     elapsed = time.monotonic() - began
-    done = f"is down ({elapsed:.1f} s)" if was_there or elapsed > 1 else "was not running"
+    absent = f"was not running{others_text(cluster)}"
+    done = f"is down ({elapsed:.1f} s)" if was_there or elapsed > 1 else absent
     say(f"cluster {cluster!r} {done}; no process is left")
     return 0
 

@@ -130,8 +130,17 @@ def _reap_adopted(supervisor: int) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
+def _keep_logs(run_dir: str) -> None:
+    """Copy the logs of the run to the folder that the environment names."""
+    folder = os.environ.get("BATON_KEPT_LOGS")
+    program = Path(__file__).resolve().parents[1] / "local" / "kept_logs.py"
+    if folder and program.is_file():
+        subprocess.run([sys.executable, "-I", "-S", str(program), run_dir, folder], check=False)
+
+
 def main(leash: str, run_dir: str, *command: str) -> int:
     status = Guardian(int(leash), list(command)).run()
+    _keep_logs(run_dir)
     shutil.rmtree(run_dir, ignore_errors=True)
     return status
 

@@ -25,6 +25,7 @@ from cluster.launch import guardian
 from cluster.launch.pool_demonstration import demonstrate_pools
 from cluster.local import die_with_parent, ports, processes
 from cluster.local.disk_errors import disk_error_text
+from cluster.local.kept_logs import keep_logs
 from cluster.local.processes import ProcessId
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.local.run_state import ClusterHome, RunState, remove_run_dir
@@ -219,6 +220,7 @@ class Supervisor:
         guardian.become_subreaper()
         guardian.kill_descendants()
         processes.kill_run_processes(self._run_dir)
+        keep_logs(self._run_dir, self._home.kept_logs)
         remove_run_dir(self._run_dir)
 
 

@@ -20,6 +20,7 @@ import msgspec
 from cluster.doctor.subject import cluster_subject
 from cluster.launch import guardian
 from cluster.launch.prepare import check_and_fetch_model
+from cluster.launch.update import update_cluster
 from cluster.local import ports
 from cluster.local.die_with_parent import die_with_parent
 from cluster.local.disk_errors import disk_errors_as_startup_errors
@@ -43,7 +44,8 @@ _POLL_S = 0.05
 
 
 def up(wanted: LaunchSettings, model: str | None, *, detach: bool, port_moves: bool) -> int:
-    """Start the cluster; return the exit status: 0 when it served, 1 when it did not start.
+    """Start the cluster; return the exit status: 0 when it served, 1 when it did not start. A
+    cluster that runs is updated.
 
     In the foreground this returns when the cluster was stopped. ``port_moves``: where the port is
     taken, the next free one is used."""
@@ -54,6 +56,9 @@ def up(wanted: LaunchSettings, model: str | None, *, detach: bool, port_moves: b
         home = ClusterHome(wanted.cluster)
         lock = home.lock()
         if lock is None:
+            state = home.read()
+            if state is not None and state.ready and state.ray_address is not None:
+                return update_cluster(home, state, wanted, model, report, port_moves=port_moves)
             report.say(_already_text(home))
             return 1
         home.clean()
@@ -91,8 +96,10 @@ def _already_text(home: ClusterHome) -> str:
     state = home.read()
     if state is None:
         return f"cluster {home.cluster!r} is being started or stopped by another process"
-    doing = "runs already" if state.ready else "is starting or stopping"
-    return f"cluster {home.cluster!r} {doing}: {state.url} ({state.model_id}); see `baton down`"
+    return (
+        f"cluster {home.cluster!r} is starting or stopping: {state.url} ({state.model_id}); wait"
+        " until it has, or stop it with `baton down`"
+    )
 
 
 def _check_start(
@@ -161,6 +168,7 @@ class _StartFollower:
         environment = os.environ | {
             RUN_DIR_VARIABLE: launch.run_dir,
             "BATON_LOCK_FD": str(lock),
+            "BATON_KEPT_LOGS": str(self._home.kept_logs),
             "PYTHONUNBUFFERED": "1",
         }
         with self._home.log.open("wb") as log:

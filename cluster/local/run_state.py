@@ -5,6 +5,7 @@ $BATON_HOME/<cluster>/ (default ~/.baton/<cluster>/), mode 0700
     state.json    their process ids, and the URL of the cluster
     events.jsonl  progress, written by the supervisor and shown by `baton up`
     baton.log     output of the supervisor
+    logs/         logs of the last run that has ended (``kept_logs``)
 /tmp/baton-XXXXXXXX/, mode 0700: sockets and logs of one run; short, because of Unix sockets
 """
 
@@ -22,6 +23,7 @@ import msgspec
 
 from cluster.local import processes
 from cluster.local.disk_errors import disk_errors_as_startup_errors
+from cluster.local.kept_logs import keep_logs
 from cluster.local.processes import ProcessId
 from protocol.errors import StartupError
 
@@ -115,6 +117,7 @@ class ClusterHome:
         self.path = private_dir(cluster_home_path(cluster))
         self.events = self.path / "events.jsonl"
         self.log = self.path / "baton.log"
+        self.kept_logs = self.path / "logs"
         self._state = self.path / "state.json"
 
     def lock(self) -> int | None:
@@ -154,6 +157,7 @@ class ClusterHome:
         killed = 0
         if state is not None:
             killed = processes.kill_run_processes(Path(state.run_dir))
+            keep_logs(Path(state.run_dir), self.kept_logs)
             remove_run_dir(Path(state.run_dir))
         self._state.unlink(missing_ok=True)
         return killed

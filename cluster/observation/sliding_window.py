@@ -26,9 +26,9 @@ BURST_INTERVALS = 3
 """``burst_s`` in intervals of the autoscaler."""
 PRECISION = 0.05
 CHANGE_DEVIATIONS = 5.0
-"""Some ten sums are compared in each of 17,000 turns a day. Of constant traffic, 3.5 finds a change
-every 20 minutes or so, and the load of the 15 s that remain is off by 10 to 30%; 5 finds less than
-one a day."""
+"""About ten sums are compared in each of 17,000 turns a day. In constant traffic (5 requests/s, k =
+1), 3.5 finds a change every 22 minutes, and the load is then that of 15 s; 5 finds none in six
+hours."""
 LEAST = 100
 """Requests below which lengths are those of up to LONGEST windows, or as they were last."""
 LONGEST = 5

@@ -11,7 +11,13 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from cluster.planner.pools import PlanRequest, PoolPlan, SizedPools
+from cluster.planner.pools import (
+    MAX_BATCH_BOUND,
+    PlanRequest,
+    PoolPlan,
+    SizedPools,
+    size_pools,
+)
 from cluster.planner.roofline import step_model
 from engine.kv_cache.kv_format import Codec
 from protocol.performance.step_model import StepWork
@@ -23,6 +29,9 @@ PlannedWall: TypeAlias = Literal[Wall, "cost"]
 
 IDLE_SHARE = 0.5
 """Below this share of a single worker the price of the pool binds."""
+
+
+_GPU_BATCH = 256  # sequences: the default of a worker on a GPU
 
 
 class PoolBottleneck(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,3 +132,21 @@ def _larger_chunk(figures: WorkerUtilisation) -> Technique:
 def _cheaper_gpu(pool: PoolPlan) -> list[Technique]:
     gain = 1.0 / max(pool.busy, 0.05)
     return [Technique("a cheaper GPU", gain, "less headroom for bursts; objectives may be missed")]
+
+
+def batch_advice(request: PlanRequest, sized: SizedPools) -> list[str]:
+    """Return a sentence on what a larger `max_batch` of decode workers would save: the default of a
+    worker on a GPU, or twice the present one. Empty where another bound binds, or none is saved."""
+    ceilings, now = sized.ceilings, sized.pools["decode"].workers
+    larger = _GPU_BATCH if ceilings.max_batch < _GPU_BATCH else 2 * ceilings.max_batch
+    if ceilings.binds != "max_batch" or larger > MAX_BATCH_BOUND:
+        return []
+    found = size_pools(msgspec.structs.replace(request, max_batch=larger))
+    needed, tpot_s = found.pools["decode"].workers, found.predicted.tpot_s
+    if needed >= now:
+        return []
+    pace = "" if tpot_s is None else f", at a mean TPOT of {tpot_s * 1e3:.3g} ms"
+    return [
+        f"max_batch {ceilings.max_batch} binds the decode pool: max_batch {larger} would need"
+        f" {needed} decode workers instead of {now}{pace} (--max-batch {larger})."
+    ]

@@ -212,7 +212,7 @@ _WIDE = 2
 
 def render_page(plan: DeploymentPlan) -> str:
     found = tables.plan_tables(plan)
-    sentences = [*tables.slo_warnings(plan), *tables.cache_notes(plan)]
+    sentences = [*tables.slo_warnings(plan), *tables.plan_notes(plan)]
     warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in sentences)
     left, right = found[_WIDE::2], found[_WIDE + 1 :: 2]
     body = (

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from cluster.planner.batch_advice import batch_advice
-from cluster.planner.bottleneck import PoolBottleneck
+from cluster.planner.bottleneck import PoolBottleneck, batch_advice
 from cluster.planner.break_even import LARGEST_BATCH
 from cluster.planner.plan import DeploymentPlan
 from cluster.planner.pools import PoolPlan
@@ -86,7 +85,12 @@ def slo_warnings(plan: DeploymentPlan) -> list[str]:
     return found
 
 
-def cache_notes(plan: DeploymentPlan) -> list[str]:
+def plan_notes(plan: DeploymentPlan) -> list[str]:
+    """Return what a larger batch would save, and what is assumed about caches."""
+    return [*batch_advice(plan.wanted, plan.sized), *_cache_notes(plan)]
+
+
+def _cache_notes(plan: DeploymentPlan) -> list[str]:
     """Return what the figures assume about caches and a cluster may not have."""
     kept, pool = plan.wanted.workload.kept_tokens, plan.sized.pools["prefill"]
     if not kept:
@@ -280,7 +284,7 @@ def print_plan(console: Console, plan: DeploymentPlan) -> None:
         console.print(line, style="dim")
     for warning in slo_warnings(plan):
         console.print(f"\n{warning}", style="bold yellow")
-    for note in (*cache_notes(plan), *batch_advice(plan)):
+    for note in plan_notes(plan):
         console.print(f"\n{note}", style="yellow")
     for table in plan_tables(plan):
         console.print()

@@ -57,6 +57,8 @@ def deploy_cluster(launch: LaunchSettings, layout: ReplicaLayout, report: Report
     others = [kind for kind in wanted if kind not in SCALABLE_KINDS]
     for kinds in [[kind] for kind in wanted] if running else filter(None, [pools, others]):
         surges = {kind: _surge(kind, running.get(kind, 0), layout.gpus) for kind in kinds}
+        if layout.context.events_path is not None:  # one machine: memory and cores are shared
+            surges = {kind: min(surge, 1) for kind, surge in surges.items()}
         targets = [_run_target(kind, launch, layout, surges[kind]) for kind in kinds]
         call_within(launch.start_deadline_s, "Ray Serve", partial(_run_all, targets))
         wait_until_running(kinds, _update_deadline_s(launch, running, surges), report)

@@ -87,7 +87,7 @@ def deploy_to_ray(
                 stage = "deploy"
                 report(StageStarted(stage))
                 ray_runtime.start_serve()
-                launch = _keep_autoscaled_counts(launch, report)
+                launch = keep_autoscaled_counts(launch, report)
                 urls = _deploy_and_probe(launch, layout, report)
                 report(StageDone(stage, launch.counts))
         except StartupError as error:
@@ -165,7 +165,7 @@ def _declared_text() -> str:
     return ", ".join(named) or "no baton_ resources"
 
 
-def _keep_autoscaled_counts(launch: LaunchSettings, report: StartReporter) -> LaunchSettings:
+def keep_autoscaled_counts(launch: LaunchSettings, report: StartReporter) -> LaunchSettings:
     """Return ``launch`` with the worker counts that an acting autoscaler has set.
 
     Notes this, and also where configured counts differ from those that run."""

@@ -236,7 +236,8 @@ def _wait_for(counts: dict[ReplicaKind, int], deadline_s: float, report: ReportW
         if not waiting:
             return
         for kind in waiting:
-            failed_starts.check(kind, applications[application_name(kind)])
+            if (overview := applications.get(application_name(kind))) is not None:
+                failed_starts.check(kind, overview)
         if time.monotonic() > end:
             shown = ", ".join(f"{running.get(k, 0)} of {counts[k]} {k}" for k in waiting)
             reasons = "".join(f"; {reason}" for reason in _failure_reasons(waiting))

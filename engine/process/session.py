@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import subprocess
 from collections.abc import Callable
@@ -31,6 +32,16 @@ log = logging.getLogger("baton.engine")
 
 ProgressReport = Callable[[str, float], None]
 """Called with (what is being done, fraction done)."""
+
+_EXIT_POLLS = 25
+
+
+def exit_text(status: int) -> str:
+    """Return a clause about the exit status of a process, negative for a signal."""
+    if status >= 0:
+        return f": it exited with status {status}"
+    memory = ", as the kernel sends where memory has run out" if -status == signal.SIGKILL else ""
+    return f": killed by signal {-status}{memory}"
 
 
 class CacheListener(Protocol):
@@ -120,9 +131,17 @@ class EngineSession:
             data = b""
         if not data:
             loading = f" while it was {self.loading}" if self.ready is None else ""
-            raise EngineDied(f"the engine process ended{loading}")
+            raise EngineDied(f"the engine process ended{loading}{await self._exit_reason()}")
         self.silence.heard()
         return data
+
+    async def _exit_reason(self) -> str:
+        """Return a clause about the signal or the status with which the process ended."""
+        for _ in range(_EXIT_POLLS):  # its socket closes a moment before it can be reaped
+            if (status := self.process.poll()) is not None:
+                return exit_text(status)
+            await asyncio.sleep(0.02)
+        return ""
 
     async def listen(self) -> None:
         """Dispatch events until the engine process ends, and raise EngineDied with its own words,

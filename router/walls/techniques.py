@@ -62,8 +62,8 @@ TRAPS = {
     "speculation": "depends on the draft's quality; gains less with larger batches",
     "larger batch": "each stream is slower, and more KV is needed",
     ANOTHER_GPU: "costs a GPU, and divides the prefix cache",
-    ANOTHER_MACHINE: "costs a machine, and divides the prefix cache; on the same one, workers compete"
-    " for its cores",
+    ANOTHER_MACHINE: "costs a machine, and divides the prefix cache; on the same one,"
+    " workers compete for its cores",
 }
 
 

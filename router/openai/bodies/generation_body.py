@@ -84,6 +84,8 @@ class GenerationBody(StrictModel):
         None, min_length=1, max_length=MAX_FORMAT_CHOICES
     )
     guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
+    json_schema: dict[str, Any] | None = None  # llama.cpp's names of the same, as the next
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
 
     _ignored: tuple[str, ...] = PrivateAttr(())
 
@@ -149,7 +151,7 @@ class GenerationBody(StrictModel):
         fields = {
             name: getattr(self, name)
             for name in SamplingParams.__struct_fields__
-            if name in GenerationBody.model_fields
+            if name in GenerationBody.model_fields and name != "grammar"  # llama.cpp's field
         }
         # Any 64-bit seed is taken; the wire has the non-negative ones.
         fields["seed"] = secrets.randbits(63) if self.seed is None else self.seed & MAX_SEED

@@ -132,8 +132,10 @@ GUIDED_FIELDS = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "json_schema": "json",
+    "grammar": "grammar",
 }
-"""vLLM's older fields -> their names in ``structured_outputs``."""
+"""vLLM's older fields and those of llama.cpp -> their names in ``structured_outputs``."""
 
 
 def response_format_source(wanted: ResponseFormat) -> GrammarSource | None:

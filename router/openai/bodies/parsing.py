@@ -25,7 +25,7 @@ MAX_FIELD_BYTES = 256 << 10
 """Most bytes of JSON in one parameter other than the prompt or the messages."""
 
 _UNBOUNDED = {"prompt", "messages", "input", "instructions"}
-_SCHEMAS = {"tools", "response_format", "structured_outputs", "guided_json"}
+_SCHEMAS = {"tools", "response_format", "structured_outputs", "guided_json", "json_schema"}
 _KINDS = {
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -65,6 +65,7 @@ _COMMON: NeutralValues = {
     "vllm_xargs": ({},),
     "stop_regex": ([],),
     "lora_path": (),
+    "truncation_side": ("left",),
 }
 COMPLETION_UNSUPPORTED: NeutralValues = {
     **_COMMON,

@@ -54,7 +54,7 @@ class ReasoningPlanner:
     def _marks(self, is_open: bool, opener: str) -> ReasoningMarks:
         begin, end = self._grammar.marker_ids
         ends = [] if end is None else [end, self._grammar.vocabulary.control.get(opener, end)]
-        return ReasoningMarks(is_open, begin, frozenset(ends), self._syntax.end)
+        return ReasoningMarks(is_open, begin, frozenset(ends), self._syntax.end, self._syntax.begin)
 
     def constrain(
         self, grammar: str, plan: ReasoningPlan, options: ReasoningOptions, max_tokens: int

@@ -64,7 +64,7 @@ def test_down_when_nothing_runs() -> None:
         (["worker", "--role", "drafting"], "BATON_TOKEN", 2),
         (["scale", "workers=3"], "prefill=N", 2),
         (["scale", "prefill=2"], "no cluster 'default'", 1),
-        (["status", "--tls-ca", __file__], "go together", 2),
+        (["status", "--tls-ca", __file__], "security.tls.cert", 2),
         (["certs", "init", "x", "--host", "a b"], "--host", 2),
         (["simulate", "--set", "pools"], "KEY=VALUE", 2),
         ([*PLAN, "--gpu", "L4"], "is it L40S?", 2),

@@ -11,8 +11,18 @@ from typer.testing import CliRunner
 from cluster.cli.main import app
 
 REPOSITORY = Path(__file__).parents[3]
-OF_A_CLUSTER = ("up", "down", "scale", "status", "monitoring", "doctor", "config", "worker")
-OF_A_CLUSTER += ("router", "autoscale")
+OF_A_CLUSTER = [
+    "up",
+    "down",
+    "scale",
+    "status",
+    "monitoring",
+    "doctor",
+    "config",
+    "worker",
+    "router",
+    "autoscale",
+]
 
 
 def help_of(*command: str) -> str:

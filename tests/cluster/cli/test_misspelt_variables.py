@@ -59,5 +59,8 @@ def test_command_prints_the_warning_beside_its_answer() -> None:
         timeout=60,
     )
     assert done.returncode == 0
-    expected = "baton: warning: BATON_KV_TOKNES is unknown and has no effect; did you mean BATON_KV_TOKENS?\n"
+    expected = (
+        "baton: warning: BATON_KV_TOKNES is unknown and has no effect;"
+        " did you mean BATON_KV_TOKENS?\n"
+    )
     assert done.stderr == expected and "hush" not in done.stdout

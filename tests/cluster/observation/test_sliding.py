@@ -108,9 +108,11 @@ def test_what_was_before_a_change_is_not_used(after: int) -> None:
     assert mix(sliding).window_s == pytest.approx(15)
 
 
-def test_a_constant_load_has_no_change() -> None:
-    """Poisson arrivals of 5 requests/s with k = 1."""
-    rng, sliding = random.Random(2), SlidingWindow(60.0, 15.0)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_constant_load_has_no_change(seed: int) -> None:
+    """Poisson arrivals of 5 requests/s with k = 1: two changes that are none would shorten the
+    windows to 15 s."""
+    rng, sliding = random.Random(seed), SlidingWindow(60.0, 15.0)
     seen, lengths = [], []
     at_s = rng.expovariate(5.0)
     for turn in range(600):
@@ -124,8 +126,8 @@ def test_a_constant_load_has_no_change() -> None:
         if turn > 100:
             lengths.append(mix(sliding).window_s)
             seen.append(mix(sliding).rate * prompt(sliding))
-    assert statistics.stdev(seen) < 0.08 * statistics.fmean(seen)
-    assert statistics.fmean(lengths) > 120
+    assert statistics.stdev(seen) < 0.06 * statistics.fmean(seen)
+    assert min(lengths) > 120
 
 
 def test_few_requests_are_looked_at_for_longer() -> None:

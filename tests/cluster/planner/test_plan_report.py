@@ -148,3 +148,16 @@ def test_weights_and_gpus_of_a_worker_are_told() -> None:
     assert code == 0
     assert "7.5 GiB of weights (fp8)" in text
     assert "2x H100-SXM" in text
+
+
+def test_a_plan_says_what_a_larger_batch_would_save() -> None:
+    _, shown, _ = run(*LENGTHS, "--max-batch", "64")
+    assert "max_batch 256 would need 2 decode workers instead of 3" in " ".join(shown.split())
+    assert "would need" not in run(*LENGTHS)[1]
+
+
+def test_used_capacity_and_the_time_in_which_steps_run_are_two_columns() -> None:
+    """`baton simulate` of this plan reports the second one, which is near 100% for decode."""
+    _, shown, _ = run(*LENGTHS)
+    [row] = [line for line in shown.splitlines() if line.startswith("│ decode  │ H100-SXM")]
+    assert "29%" in row and "100%" in row

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.serve.scale import parse_replica_counts, scale_cluster
+from cluster.local.start_report import StageWaiting
+from cluster.serve import deploy
+from cluster.serve.replica_kinds import ReplicaKind
+from cluster.serve.scale import parse_replica_counts, scale_cluster, set_replicas
 from protocol.errors import StartupError
 
 
@@ -37,4 +40,48 @@ def test_scaling_without_a_running_cluster_fails(
 ) -> None:
     monkeypatch.setenv("BATON_HOME", str(tmp_path))
     with pytest.raises(StartupError, match="no cluster 'none' of this user serves on this machine"):
-        scale_cluster("none", {"decode": 2}, None, 1.0)
+        scale_cluster("none", {"decode": 2}, None, 1.0, lambda _: None, lambda _: True)
+
+
+class FakeServe:
+    """The targets and running replicas of a Serve whose replicas start ``started`` at most."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, started: int) -> None:
+        self.targets: dict[ReplicaKind, int] = {"prefill": 1}
+        self.started = started
+        self.overtaken_by: int | None = None
+        monkeypatch.setattr(deploy, "target_replicas", self._read)
+        monkeypatch.setattr(deploy, "set_target_replicas", self.targets.__setitem__)
+        monkeypatch.setattr(deploy, "serve_applications", lambda *_: {})
+        monkeypatch.setattr(deploy, "count_running", lambda _: self._running())
+        monkeypatch.setattr(deploy, "running_replicas", self._running)
+        monkeypatch.setattr(deploy, "declared_slots", lambda _: "")
+
+    def _read(self, *_: float) -> dict[ReplicaKind, int]:
+        if self.targets["prefill"] > 1 and self.overtaken_by is not None:
+            self.targets["prefill"] = self.overtaken_by
+        return dict(self.targets)
+
+    def _running(self) -> dict[ReplicaKind, int]:
+        return {"prefill": min(self.started, self.targets["prefill"])}
+
+
+def ignore(_: StageWaiting) -> None:
+    pass
+
+
+def test_replicas_that_have_not_started_at_the_deadline_are_withdrawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = FakeServe(monkeypatch, started=3)
+    with pytest.raises(StartupError, match=r"3 of 8 prefill run.*withdrawn, and prefill=3 stays"):
+        set_replicas({"prefill": 8}, {"prefill": 1}, 0.0, ignore)
+    assert served.targets == {"prefill": 3}
+
+
+def test_a_later_scale_overtakes_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = FakeServe(monkeypatch, started=1)
+    served.overtaken_by = 2
+    with pytest.raises(StartupError, match="another command has set prefill=2 in the meantime"):
+        set_replicas({"prefill": 8}, {"prefill": 1}, 60.0, ignore)
+    assert served.targets == {"prefill": 2}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+import statistics
 
 import pytest
 from msgspec.structs import replace
@@ -169,10 +171,30 @@ def test_each_limit_of_the_batch() -> None:
         return decode_batch_limits(resident_sequences(mix(1.0), machine, corrections), GOALS)
 
     wide = replace(MACHINE, max_batch=999)
-    assert limits(replace(MACHINE, kv_tokens=5000)).by_kv == pytest.approx(5000 / 1100, rel=1e-3)
+    half = limits(replace(MACHINE, kv_tokens=5000)).by_kv  # half a sequence does not fit
+    assert half == pytest.approx(5000 / 1100 - 0.5, rel=1e-3)
     assert limits(replace(MACHINE, max_batch=3)).size == 3
-    assert limits(wide, kv=0.5).by_kv == pytest.approx(2 * limits(wide).by_kv, rel=1e-3)
+    assert limits(wide, kv=0.5).by_kv == pytest.approx(2 * limits(wide).by_kv + 0.5, rel=1e-3)
     assert limits(wide, decode=2.0).by_tpot < limits(wide).by_tpot / 2
+
+
+def test_pools_are_not_filled_by_sequences_of_different_lengths() -> None:
+    """A worker takes one sequence after another until the next one does not fit: what is then left
+    of its pool is E[kv^2]/(2*E[kv]), if sequences are short beside it."""
+    rng, kinds = random.Random(1), ((100.0, 3.0), (4000.0, 1.0))
+    load = mix(1.0, samples=tuple(RequestSample(n, 0, 200, w) for n, w in kinds))
+    held = [n + 100 for n, _ in kinds]  # with half of the answer
+    fitted = []
+    for _ in range(2000):
+        left = float(MACHINE.kv_tokens)
+        while (kv := rng.choices(held, [w for _, w in kinds])[0]) <= left:
+            left -= kv
+        fitted.append(MACHINE.kv_tokens - left)
+    resident = resident_sequences(load, replace(MACHINE, max_batch=999))
+    batch = decode_batch_limits(resident, GOALS).by_kv
+    used = statistics.fmean(fitted) / resident.kv_tokens
+    assert batch == pytest.approx(used, rel=0.005)
+    assert batch < 0.99 * MACHINE.kv_tokens / resident.kv_tokens
 
 
 def test_drafts_size_the_batch_at_which_they_still_pay() -> None:
@@ -199,7 +221,8 @@ def test_kv_is_held_while_prompts_are_computed_and_sent() -> None:
     assert held.early == pytest.approx(1000 * early_s, rel=1e-3)
     batch = decode_batch_limits(held, GOALS).by_kv
     seconds = 50 * held.tpot_s(batch)
-    assert batch * (1025 + 1000 * early_s / seconds) == pytest.approx(50_000, rel=1e-3)
+    taken = batch * (1025 + 1000 * early_s / seconds)  # all but half a sequence
+    assert taken == pytest.approx(50_000 - 1025 / 2, rel=1e-3)
     assert batch < 0.85 * decode_batch_limits(alone, GOALS).by_kv
     at_rate = predict_latency(load, {"prefill": linked, "decode": linked}, ONE_EACH)
     assert at_rate.kv_tokens is not None and at_rate.kv_tokens > 1025 * 1.2

@@ -315,6 +315,21 @@ def test_waits_that_the_queue_model_does_not_know_are_no_work(
     assert state.memory.corrections.prefill == pytest.approx(correction, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("rate", "ratio", "correction"), [(2.0, 1.25, 1.0), (2.0, 1.56, 1.2), (36.0, 1.56, 1.0)]
+)
+def test_waits_for_pages_are_no_work(rate: float, ratio: float, correction: float) -> None:
+    """36 requests/s are too many for two decode workers."""
+    state = snapshot(9, 2, mix(rate))
+    told = decide(state).predicted.tpot_s
+    assert told is not None
+    seen = ObservedLatency(tpot_s=ratio * told)
+    for _ in range(100):
+        made = decide(replace(state, observed=seen))
+        state = replace(after(state, made, 5.0), workers=state.workers)
+    assert state.memory.corrections.decode == pytest.approx(correction, rel=0.02)
+
+
 def test_requests_that_began_before_a_change_are_no_observation() -> None:
     """Answers of 200 tokens at 0.05 s take 10 s longer than the window."""
     seen = ObservedLatency(ttft_s=0.9, tpot_s=0.05)

@@ -18,6 +18,22 @@ async def scaled(cluster: LocalCluster, *counts: str) -> str:
     return await asyncio.to_thread(baton, cluster.home, "scale", *counts)
 
 
+async def refused(cluster: LocalCluster, *counts: str) -> str:
+    with pytest.raises(RuntimeError) as error:
+        await scaled(cluster, *counts)
+    return str(error.value)
+
+
+async def test_counts_that_do_not_fit_are_refused_before_anything_starts(
+    cluster: LocalCluster,
+) -> None:
+    before = await running(cluster)
+    said = await refused(cluster, "prefill=1000")
+    assert "prefill=1000: each needs" in said and "fits; nothing was changed" in said
+    assert "routers: 1 -> 9 is a large change" in await refused(cluster, "routers=9")
+    assert await running(cluster) == before
+
+
 async def running(cluster: LocalCluster) -> dict[str, int]:
     roles = [worker.role for worker in await workers(cluster) if not worker.draining]
     return {role: roles.count(role) for role in ("prefill", "decode")}

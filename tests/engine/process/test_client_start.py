@@ -13,6 +13,7 @@ import pytest
 from bench.lib.settings import engine_settings
 from engine.process import client
 from engine.process.client import EngineClient
+from engine.process.session import exit_text
 from protocol.errors import StartupError
 
 ENGINE = """
@@ -99,7 +100,7 @@ async def test_an_engine_that_dies_while_it_loads_is_reported_with_what_it_was_d
 channel.send([m.Progress("loading weights", 0.5)])
 sys.exit(1)
 """
-    with pytest.raises(StartupError, match="ended while it was loading weights"):
+    with pytest.raises(StartupError, match="was loading weights: it exited with status 1"):
         await started(tmp_path, script)
 
 
@@ -133,3 +134,9 @@ async def test_a_successor_in_another_role_has_the_sizes_of_the_first(tmp_path: 
             await asyncio.sleep(0.01)
     assert (session.beat.running, session.beat.waiting) == (7, 9)
     await made.stop()
+
+
+def test_the_end_of_an_engine_names_its_signal_or_status() -> None:
+    assert exit_text(-9) == ": killed by signal 9, as the kernel sends where memory has run out"
+    assert exit_text(-11) == ": killed by signal 11"
+    assert exit_text(3) == ": it exited with status 3"

@@ -56,7 +56,7 @@ class Server:
 
     def answer(self, plan: OutputPlan, request: MessagesRequest, text: str) -> list[dict[str, Any]]:
         """Return the content blocks that a client makes of the events of an output."""
-        header = ResponseHeader("msg_1", 0, request.chat.model, "fp")
+        header = ResponseHeader("msg_1", 0, request.chat.model or "", "fp")
         formatter = MessageFormatter(header, plan, 10, request.long_names)
         half = len(text) // 2
         data = formatter.opening() + formatter.events(

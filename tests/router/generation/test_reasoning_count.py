@@ -57,3 +57,20 @@ def test_spelled_markers_are_found_in_the_text() -> None:
         assert not counter.done
         counter.count(ids, text)
     assert (counter.tokens, counter.done) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("texts", "count"),
+    [
+        (["for", " i in", " x"], 0),
+        (["\n<thi", "s> is text"], 0),
+        (["\n<th", "ink>\nhm", " so", "</think>", "yes"], 4),
+        (["<think>a</think>b", "c"], 1),
+    ],
+)
+def test_a_spelled_marker_must_come_first(texts: list[str], count: int) -> None:
+    counter = ReasoningCounter(ReasoningMarks(False, None, frozenset(), "</think>", "<think>"))
+    for text in texts:
+        if not counter.done:
+            counter.count([5], text)
+    assert (counter.tokens, counter.done) == (count, True)

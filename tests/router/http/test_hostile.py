@@ -84,7 +84,7 @@ BODIES: list[tuple[str, Callable[[], str], str | None, str | None]] = [
     ),
     # Mistakes of which there are many
     (CHAT, lambda: f'"messages":[{many("1")}]', "messages[0]", "invalid_value"),
-    (CHAT, lambda: f'"messages":[{many(BAD, 600_000)}]', "messages[0].a", UNKNOWN),
+    (CHAT, lambda: f'"messages":[{many(BAD, 600_000)}]', "messages[0].content", None),
     (CHAT, lambda: f'{HI},"metadata":{{{many(MEMBER, SMALL)}}}', "metadata", None),
     (COMPLETIONS, lambda: f'{PROMPT},"logit_bias":{{{many(MEMBER, SMALL)}}}', "logit_bias", None),
     (CHAT, lambda: f'"messages":[{CALLS % many("[]", ALL // 2)}]', "messages", COMPLEX),

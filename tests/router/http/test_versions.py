@@ -34,7 +34,7 @@ async def test_a_page_that_is_older_than_its_router(start: Start) -> None:
 
         await page.route("**/ui/overview", newer)
         notice = page.locator("#notice")
-        await expect(notice).to_contain_text("older than the router")
+        await expect(notice).to_contain_text("of another version than the router")
         await expect(notice).to_contain_text("figures below are out of date")
         await expect(page).to_have_title("Reload · Baton")
         await expect(page.locator("#age")).not_to_have_class(LIVE)

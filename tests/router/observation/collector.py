@@ -41,6 +41,8 @@ class Collector:
         body = handler.rfile.read(int(handler.headers["content-length"]))
         self.paths.append(handler.path)
         assert handler.headers["content-type"] == "application/x-protobuf"
+        if self.status == 200 and not self.raw:
+            self.exports.append(ExportTraceServiceRequest.FromString(body))
         if self.raw:
             handler.wfile.write(self.raw)
         else:
@@ -48,8 +50,6 @@ class Collector:
             handler.send_header("location", "/elsewhere")
             handler.send_header("content-length", "0")
             handler.end_headers()
-        if self.status == 200 and not self.raw:
-            self.exports.append(ExportTraceServiceRequest.FromString(body))
         self.came.release()
 
 

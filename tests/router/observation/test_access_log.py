@@ -101,7 +101,7 @@ async def test_errors_inside_a_stream_and_failures_are_told(
     cluster = await start(outputs(error_after=2, retryable=False), access_log=str(path))
     await cluster.post(prompt="hi", max_tokens=9, stream=True)
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("router.http.app.openapi_document", fails)

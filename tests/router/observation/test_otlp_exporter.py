@@ -9,7 +9,7 @@ import pytest
 
 from router.observation import otlp_exporter
 from router.observation.otlp_exporter import OtlpExporter
-from router.observation.spans import Span
+from router.observation.spans import AttributeValue, Span
 from tests.router.observation.collector import Collector, attributes, running_collector
 
 
@@ -21,7 +21,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 def span(name: str = "POST /v1/completions") -> Span:
-    values = {"text": "é", "count": 7, "share": 0.5}
+    values: dict[str, AttributeValue] = {"text": "é", "count": 7, "share": 0.5}
     return Span(b"t" * 16, b"s" * 8, b"p" * 8, name, True, 1_000, 2_000, values)
 
 

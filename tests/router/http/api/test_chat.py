@@ -240,6 +240,19 @@ async def test_a_grammar_for_a_completion(start: Start) -> None:
         assert "a+" in cluster.workers[0].requests[-1].request.sampling.grammar
 
 
+async def test_formats_by_the_names_of_llama_cpp(start: Start) -> None:
+    cluster = await start(outputs())
+    for given, part in (
+        ({"grammar": 'root ::= "a"{5,5}'}, "a"),
+        ({"json_schema": {"const": "xyz"}}, "xyz"),
+    ):
+        answer = await cluster.chat(max_tokens=1, **given)
+        assert answer.status_code == 200 and "x-baton-ignored" not in answer.headers
+        assert part in cluster.workers[0].requests[-1].request.sampling.grammar
+    refused = await cluster.chat(grammar="root ::= (")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "grammar")
+
+
 async def test_a_model_without_a_template(
     start: Start, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

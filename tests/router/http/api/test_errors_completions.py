@@ -164,6 +164,8 @@ CASES: list[tuple[dict[str, Any], int, str | None, str | None, str]] = [
     (text(user=5), 400, "user", None, "must be a string, not 5"),
     (text(use_beam_search=True),
      400, "use_beam_search", UNSUPPORTED, "is not supported: leave it out, or send"),
+    (text(truncation_side="right"),
+     400, "truncation_side", UNSUPPORTED, "is not supported: leave it out, or send"),
     (text(truncate_prompt_tokens=0),
      400, "truncate_prompt_tokens", None, "must be at least 1, not 0"),
     (text(truncate_prompt_tokens=-1),

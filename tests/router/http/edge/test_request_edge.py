@@ -82,7 +82,7 @@ async def test_a_failure_of_the_router_has_an_id_and_can_be_read_by_pages(
 ) -> None:
     cluster = await start(silent, cors_origins=(PAGE["origin"],))
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("router.http.app.openapi_document", fails)

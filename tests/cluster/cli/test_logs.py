@@ -1,0 +1,85 @@
+"""`baton logs` and `baton ls`, while a cluster runs and after it has ended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli.main import app
+from cluster.local import kept_logs
+from cluster.local.run_state import ClusterHome, RunState, new_run_dir
+
+HEAD = ":job_id:01000000\n:actor_name:ServeReplica:baton-{}:Worker\n"
+runner = CliRunner()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterHome:
+    """A cluster whose supervisor this process plays, with logs as Ray names them."""
+    monkeypatch.setenv("BATON_HOME", str(tmp_path))
+    made, run_dir = ClusterHome("default"), new_run_dir()
+    made.write(RunState(run_dir=str(run_dir), url="http://127.0.0.1:8000", model_id="m"))
+    made.log.write_text("drained in 0.1 s\n")
+    folder = run_dir / "ray" / "session_2026" / "logs"
+    folder.mkdir(parents=True)
+    ended = "engine of decode worker 1a2b3c4d: killed by signal 9\n"
+    (folder / "worker-ab-01-77.err").write_text(HEAD.format("decode") + ended)
+    (folder / "worker-ab-01-78.err").write_text(HEAD.format("router") + "a router's line\n")
+    (folder / "worker-ab-01-79.err").write_text(HEAD.format("prefill"))
+    (folder / "worker-ab-01-80.err").write_text("no replica\n")
+    (run_dir / "decisions.jsonl").write_text('{"decision": 1}\n')
+    return made
+
+
+def output(*arguments: str, status: int = 0) -> str:
+    result = runner.invoke(app, list(arguments))
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_logs_are_found_while_the_cluster_runs_and_after_it(home: ClusterHome) -> None:
+    lock = home.lock()
+    assert lock is not None
+    try:
+        assert output("ls") == "default  http://127.0.0.1:8000  m  starting or stopping\n"
+        _check_logs()
+    finally:
+        os.close(lock)
+    home.clean()
+    assert output("ls") == "no cluster of this user runs on this machine\n"
+    _check_logs()
+    assert home.kept_logs.stat().st_mode & 0o777 == 0o700
+
+
+def _check_logs() -> None:
+    assert output("logs", "decode").endswith("worker 1a2b3c4d: killed by signal 9\n")
+    assert output("logs", "decode", "--lines", "1").count("\n") == 1
+    assert output("logs", "1a2b3c4d") == output("logs", "77") == output("logs", "decode")
+    assert "decision" in output("logs", "decisions")
+    assert output("logs", "supervisor") == "drained in 0.1 s\n"
+    everything = output("logs")
+    assert "router-78: a router's line" in everything and "decode-77: engine of" in everything
+    assert output("logs", "prefill") == ""
+    assert "there are supervisor.log, " in output("logs", "nothing", status=2)
+
+
+def test_errors_name_the_clusters_that_run(home: ClusterHome) -> None:
+    lock = home.lock()
+    assert lock is not None
+    try:
+        for command in (["logs"], ["status", "--once"], ["scale", "prefill=2"]):
+            assert "(running: default;" in output(*command, "--cluster", "other", status=1)
+    finally:
+        os.close(lock)
+        home.clean()
+
+
+def test_kept_logs_are_bounded(home: ClusterHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_logs, "MAX_FILES", 2)
+    monkeypatch.setattr(kept_logs, "MAX_BYTES", 20)
+    home.clean()
+    kept = list(home.kept_logs.iterdir())
+    assert len(kept) == 2 and all(path.stat().st_size <= 20 for path in kept)

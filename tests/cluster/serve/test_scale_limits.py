@@ -1,0 +1,50 @@
+"""Which replica counts fit on the nodes, and which have to be confirmed."""
+
+from __future__ import annotations
+
+from cluster.serve.replica_kinds import ReplicaKind
+from cluster.serve.scale_limits import MemoryRoom, NodeRoom, find_large_jumps, find_shortages
+
+NODES = [
+    NodeRoom({"prefill": 10, "decode": 4, "router": 1}, gpus=2),
+    NodeRoom({"prefill": 10, "decode": 4, "router": 1}, gpus=1),
+]
+RUNNING: dict[ReplicaKind, int] = {"prefill": 1, "decode": 1, "router": 1}
+GIB = 2**30
+MEMORY = MemoryRoom(8 * GIB, {"prefill": GIB, "decode": 2 * GIB, "router": GIB // 8})
+
+
+def test_more_than_the_nodes_have_slots_for_is_a_shortage() -> None:
+    (text,) = find_shortages(RUNNING, {"decode": 9}, NODES, 0.0, None)
+    assert text == "decode=9: the nodes declare 8 baton_decode; decode=8 fits"
+    (text,) = find_shortages(RUNNING, {"router": 3}, NODES, 1.0, None)
+    assert "routers=2 fits" in text
+    assert not find_shortages(RUNNING, {"decode": 8}, NODES, 0.0, None)
+
+
+def test_workers_of_both_pools_share_the_gpus() -> None:
+    assert not find_shortages(RUNNING, {"decode": 2}, NODES, 1.0, None)
+    (text,) = find_shortages(RUNNING, {"decode": 3}, NODES, 1.0, None)
+    assert text.startswith("4 workers: each takes 1 of a GPU, and the nodes have 3 GPUs; 3 workers")
+    assert not find_shortages(RUNNING, {"decode": 8}, NODES, 0.3333, None)
+
+
+def test_memory_is_for_all_that_grows_and_less_what_stops() -> None:
+    assert not find_shortages(RUNNING, {"prefill": 9}, NODES, 0.0, MEMORY)
+    (text,) = find_shortages(RUNNING, {"prefill": 20}, NODES, 0.0, MEMORY)
+    assert "each needs 1.0 GiB of memory, 19.0 GiB are needed, and 8.0 GiB are free" in text
+    assert text.endswith("prefill=9 fits")
+    (text,) = find_shortages(RUNNING, {"prefill": 9, "decode": 2}, NODES, 0.0, MEMORY)
+    assert text.endswith("prefill=7 fits")
+    four: dict[ReplicaKind, int] = {"prefill": 1, "decode": 4, "router": 1}
+    assert not find_shortages(four, {"prefill": 13, "decode": 2}, NODES, 0.0, MEMORY)
+
+
+def test_fewer_replicas_always_fit() -> None:
+    assert not find_shortages({"prefill": 99}, {"prefill": 50}, NODES, 0.0, MEMORY)
+
+
+def test_a_jump_is_large_beyond_double_and_beyond_eight() -> None:
+    assert find_large_jumps({"prefill": 1}, {"prefill": 8}) == []
+    assert find_large_jumps({"prefill": 1}, {"prefill": 9}) == ["prefill"]
+    assert find_large_jumps({"prefill": 10}, {"prefill": 20}) == []
