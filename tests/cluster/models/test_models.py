@@ -66,7 +66,7 @@ def test_neither_folder_nor_hub_id(wanted: str) -> None:
 def test_what_may_have_been_meant_is_named(folder: Path) -> None:
     with pytest.raises(StartupError, match=rf"similar names: {folder}"):
         locate.resolve_model(str(folder.parent / "tiny-lama"))
-    with pytest.raises(StartupError, match=rf"the folder it is in: {folder}$"):
+    with pytest.raises(StartupError, match=rf"give its folder: {folder}$"):
         locate.resolve_model(str(folder / "config.json"))
     (folder.parent / "nothing").mkdir()
     with pytest.raises(StartupError, match=rf"give {folder} instead"):
