@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -12,6 +12,10 @@ from cluster.cli.common import load_config, report_failure
 from cluster.config import keys
 from cluster.config.flags import with_config_flags
 from cluster.config.resolve import CommandFlags
+
+if TYPE_CHECKING:
+    from cluster.config.schema import Config
+    from cluster.settings.launch_settings import LaunchSettings
 
 
 @with_config_flags(keys.UP_KEYS)
@@ -30,10 +34,9 @@ def up(
     if address is not None:
         _deploy(flags, address)
     resolved = load_config(flags, keys.UP_KEYS)
-    from cluster.config import assemble
+    settings, moves = _launch_settings(resolved.config), resolved.is_default("router.port")
     from cluster.launch.up import up as start_cluster
 
-    settings, moves = assemble.launch_settings(resolved.config), resolved.is_default("router.port")
     model = resolved.config.model.path
     raise typer.Exit(start_cluster(settings, model, detach=detach, port_moves=moves))
 
@@ -41,12 +44,24 @@ def up(
 def _deploy(flags: CommandFlags, address: str) -> NoReturn:
     needs = ("redis.url", "security.token", "security.secret")
     config = load_config(flags, keys.UP_KEYS, needs).config
-    from cluster.config import assemble
+    launch, routers = _launch_settings(config), config.router.replicas
     from cluster.launch.prepare_nodes import prepare_nodes
     from cluster.serve.external_cluster import deploy_to_ray
 
-    launch, routers = assemble.launch_settings(config), config.router.replicas
     raise typer.Exit(deploy_to_ray(launch, config.model.path, address, routers, prepare_nodes))
+
+
+def _launch_settings(config: Config) -> LaunchSettings:
+    """Return the settings of a start; exit with status 2 for a GPU that only Ray may choose."""
+    from cluster.config import assemble
+    from protocol.errors import UsageError
+
+    launch = assemble.launch_settings(config)
+    try:
+        launch.check_device()
+    except UsageError as e:
+        raise report_failure(e) from None
+    return launch
 
 
 @with_config_flags(keys.DOWN_KEYS)

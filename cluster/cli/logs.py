@@ -1,4 +1,5 @@
-"""`baton logs` and `baton ls`: the logs of a cluster on this machine, and the clusters that run."""
+"""`baton logs` and `baton ls`: the logs of a cluster, on this machine or on the nodes of a Ray
+cluster, and the clusters that run here."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from cluster.cli.common import load_config, report_failure
 from cluster.config import keys
 from cluster.config.flags import with_config_flags
 from cluster.config.resolve import CommandFlags
-from cluster.local.kept_logs import MAX_BYTES, find_logs, read_end, without_headers
+from cluster.local.kept_logs import find_logs
+from cluster.local.log_tail import LogLines, LogTail, match_logs
 from cluster.local.run_state import ClusterHome, others_text, running_clusters
 from protocol.errors import StartupError, UsageError
 
@@ -48,21 +50,45 @@ def logs(
     lines: Annotated[
         int, typer.Option("--lines", "-n", min=1, help="Last lines of each log to print.")
     ] = 100,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            help="Print the logs of replicas on all nodes of this Ray cluster;"
+            " `auto` on one of its nodes.",
+        ),
+    ] = None,
 ) -> None:
-    """Print the logs of the cluster on this machine, or those of its last run."""
+    """Print the logs of the cluster on this machine, or those of its last run; or those of replicas
+    on all nodes of a Ray cluster."""
     cluster = load_config(flags, _KEYS).config.cluster
     try:
-        found = select_logs(cluster_logs(cluster), source, cluster)
+        with contextlib.suppress(KeyboardInterrupt):
+            if address is not None:
+                _print_logs_of_nodes(address, source, lines, follow=follow)
+            else:
+                _print_local_logs(cluster, source, lines, follow=follow)
     except StartupError as e:
         raise report_failure(e) from None
-    ends = {}
-    for name, path in found.items():
-        ends[path] = path.stat().st_size
-        shown = without_headers(read_end(path, MAX_BYTES))[-lines:]
-        _print_lines(name, shown, many=len(found) > 1)
-    if follow:
-        with contextlib.suppress(KeyboardInterrupt):
-            _follow(cluster, source, ends)
+
+
+def _print_local_logs(cluster: str, source: str | None, lines: int, *, follow: bool) -> None:
+    _check_source(cluster_logs(cluster), source, cluster)
+    tail = LogTail(lambda: match_logs(cluster_logs(cluster), source))
+    shown = tail.last_lines(lines)
+    _print_lines(shown, many=tail.count > 1)
+    while follow:
+        time.sleep(_POLL_S)
+        shown = tail.new_lines()
+        _print_lines(shown, many=tail.count > 1)
+
+
+def _print_logs_of_nodes(address: str, source: str | None, lines: int, *, follow: bool) -> None:
+    from cluster.serve import node_logs, ray_runtime
+
+    with ray_runtime.connected_to_ray(address):
+        for node, answer in node_logs.read_logs(node_logs.LogQuery(source, lines, follow)):
+            _print_lines(answer.lines, many=True, node=f"{node} ")
 
 
 def cluster_logs(cluster: str) -> dict[str, Path]:
@@ -73,52 +99,23 @@ def cluster_logs(cluster: str) -> dict[str, Path]:
     found = {name: path for name, path in own.items() if path.is_file()}
     if state is not None:
         return found | find_logs(Path(state.run_dir))
-    kept = sorted(home.kept_logs.iterdir()) if home.kept_logs.is_dir() else []
+    kept: list[Path] = []
+    with contextlib.suppress(OSError):  # there are none, or they are being replaced
+        kept = sorted(home.kept_logs.iterdir())
     return found | {path.name: path for path in kept}
 
 
-def select_logs(found: dict[str, Path], source: str | None, cluster: str) -> dict[str, Path]:
-    """Return the logs that ``source`` names: by kind, by pid, or by an id that they contain.
-
-    Raises StartupError where there are no logs, and UsageError for a source that none has."""
+def _check_source(found: dict[str, Path], source: str | None, cluster: str) -> None:
+    """Raise StartupError where there are no logs, and UsageError for a source that none has."""
     if not found:
         raise StartupError(f"cluster {cluster!r} has no logs here{others_text(cluster)}")
-    if source is None:
-        return found
-    chosen = {n: p for n, p in found.items() if source in n.removesuffix(".log").split("-")}
-    chosen = chosen or {n: p for n, p in found.items() if n.startswith(f"{source}.")}
-    if not chosen and len(source) >= 6:
-        chosen = {n: p for n, p in found.items() if source.encode() in read_end(p, MAX_BYTES)}
-    if not chosen:
+    if not match_logs(found, source):
         raise UsageError(f"no log is of {source!r}; there are {', '.join(found)}")
-    return chosen
 
 
-def _print_lines(name: str, shown: list[bytes], *, many: bool) -> None:
-    prefix = f"{name.removesuffix('.log')}: " if many else ""
-    for line in shown:
-        typer.echo(f"{prefix}{line.decode(errors='replace')}")
-
-
-def _follow(cluster: str, source: str | None, ends: dict[Path, int]) -> None:
-    """Print what is appended to the logs, also to those of processes that start later."""
-    while True:
-        time.sleep(_POLL_S)
-        found = cluster_logs(cluster)
-        with contextlib.suppress(StartupError):
-            found = select_logs(found, source, cluster)
-            for name, path in found.items():
-                _print_lines(name, _new_lines(path, ends), many=len(found) > 1)
-
-
-def _new_lines(path: Path, ends: dict[Path, int]) -> list[bytes]:
-    """Return the whole lines after the end that is known, and advance it."""
-    try:
-        with path.open("rb") as stream:
-            stream.seek(ends.get(path, 0))
-            text = stream.read(MAX_BYTES)
-    except OSError:
-        return []
-    whole = text[: text.rfind(b"\n") + 1]
-    ends[path] = ends.get(path, 0) + len(whole)
-    return without_headers(whole)
+def _print_lines(shown: LogLines, *, many: bool, node: str = "") -> None:
+    """Print lines; where they are of several logs, each with the name of its own."""
+    for name, lines in shown.items():
+        prefix = f"{node}{name.removesuffix('.log')}: " if many else ""
+        for line in lines:
+            typer.echo(f"{prefix}{line.decode(errors='replace')}")

@@ -23,6 +23,7 @@ from types import FrameType
 
 from cluster.launch import guardian
 from cluster.launch.pool_demonstration import demonstrate_pools
+from cluster.launch.replica_deaths import ReplicaDeaths
 from cluster.local import die_with_parent, ports, processes
 from cluster.local.disk_errors import disk_error_text
 from cluster.local.kept_logs import keep_logs
@@ -171,10 +172,15 @@ class Supervisor:
             self._end(demonstrate_pools(probe, launch.model_id))
 
     def _wait(self) -> None:
+        from cluster.serve import ray_internals
+
+        deaths = ReplicaDeaths(ray_internals.dead_replicas)
         while not self._stop.wait(1.0):
             dead = ray_runtime.dead_process()
             if dead is not None:
                 raise StartupError(f"{dead} died")
+            for line in deaths.new_lines():
+                _log(line)
 
     def _drain(self) -> None:
         from cluster.serve import deploy

@@ -104,7 +104,7 @@ def fixed_differences(before: LaunchSettings, after: LaunchSettings) -> list[str
         | {"router.host": each.host, "router.port": str(each.port)}
         for each in (before, after)
     ]
-    return [name for name in values[0] if values[0][name] != values[1][name]]
+    return sorted(name for name in values[0] if values[0][name] != values[1][name])
 
 
 def _deploy(state: RunState, launch: LaunchSettings, report: StartReporter) -> None:

@@ -32,10 +32,15 @@ _FIXED = ("redis.log", "decisions.jsonl")
 def find_logs(run_dir: Path) -> dict[str, Path]:
     """Return the logs of a run by name, the oldest first."""
     found = {name: run_dir / name for name in _FIXED if (run_dir / name).is_file()}
-    written = [
-        *run_dir.glob("ray/session_2*/logs/worker-*.out"),
-        *run_dir.glob("ray/session_2*/logs/worker-*.err"),
-    ]
+    for logs in run_dir.glob("ray/session_2*/logs"):
+        found |= find_replica_logs(logs)
+    return found
+
+
+def find_replica_logs(folder: Path) -> dict[str, Path]:
+    """Return the logs of replicas in a folder of Ray by name, the oldest first."""
+    found = {}
+    written = [*folder.glob("worker-*.out"), *folder.glob("worker-*.err")]
     for path in sorted(written, key=_changed_at):
         if (kind := _replica_kind(path)) is not None:
             pid, own = path.stem.rpartition("-")[2], path.suffix == ".out"
@@ -84,14 +89,14 @@ def keep_logs(run_dir: Path, folder: Path) -> None:
                 kept.write(read_end(path, MAX_BYTES))
 
 
-def read_end(path: Path, size: int) -> bytes:
-    """Return the last ``size`` bytes of a file, from the beginning of a line on; empty for a file
-    that cannot be read."""
+def read_end(path: Path, size: int, end: int | None = None) -> bytes:
+    """Return the last ``size`` bytes before ``end`` (None: the end of the file), from the beginning
+    of a line on; empty for a file that cannot be read."""
     try:
         with path.open("rb") as stream:
-            end = stream.seek(0, os.SEEK_END)
+            end = stream.seek(0, os.SEEK_END) if end is None else end
             stream.seek(max(0, end - size))
-            text = stream.read(size)
+            text = stream.read(min(size, end))
     except OSError:
         return b""
     return text if end <= size else text.partition(b"\n")[2]

@@ -25,7 +25,7 @@ from cluster.workloads.distributions import (
     parse_length,
 )
 from cluster.workloads.traces import BLOCK_TOKENS, TraceRequest
-from protocol.errors import StartupError, UsageError
+from protocol.errors import UsageError
 
 FORMS = f"{PARSED}, or MEAN/P90"
 POINTS = 64
@@ -76,7 +76,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_workload_length(text: str, option: str) -> Length:
     """Parse ``FORMS``; MEAN/P90 is a log-normal distribution with these two. Raises
-    StartupError."""
+    UsageError."""
     mean_text, slash, p90_text = text.partition("/")
     if not slash:
         return parse_length(text, option)
@@ -89,7 +89,7 @@ def parse_workload_length(text: str, option: str) -> Length:
     # p90 = mean * exp(1.28 sigma - sigma^2 / 2)
     left = _P90**2 - 2.0 * math.log(p90 / mean)
     if left < 0:
-        raise StartupError(
+        raise UsageError(
             f"{option}: the p90 of a log-normal is at most {math.exp(_P90**2 / 2):.2f} times its"
             f" mean, not {p90 / mean:.2f} times: use lognormal:MEAN,SIGMA, or a trace"
         )
@@ -161,7 +161,7 @@ def traced_workload(
     ]
     samples.sort(key=lambda s: (s.uncached, s.output))
     if not samples:
-        raise StartupError("--trace: no request has a prompt")
+        raise UsageError("--trace: no request has a prompt")
     found = Workload(told="", mix=RequestMix(rate=own, window_s=span, samples=_grouped(samples)))
     told = f"{name}: {len(lines)} requests, {own:.3g} requests/s, {_means(found)}"
     return msgspec.structs.replace(found, told=told, kept_tokens=kept)

@@ -11,12 +11,18 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray._private import ray_constants
+from ray._private import ray_constants, state
 from ray.experimental import internal_kv
 from ray.serve._private import replica
-from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaState
 
-from cluster.serve.replica_kinds import ALL_KINDS, ReplicaKind, application_name, deployment_name
+from cluster.serve.replica_kinds import (
+    ALL_KINDS,
+    DeadReplica,
+    ReplicaKind,
+    application_name,
+    deployment_name,
+)
 from protocol.roles import ROLES
 
 CHECKED_RAY_VERSION = "2.60.0"
@@ -103,6 +109,27 @@ def has_node_autoscaler() -> bool:
     Private: ``internal_kv`` and the key under which the autoscaler reports its status; `ray status`
     reads the same. Ray 2.60.0 has it in public only over HTTP, by the dashboard."""
     return bool(internal_kv._internal_kv_get(ray_constants.DEBUG_AUTOSCALING_STATUS))
+
+
+def dead_replicas() -> list[DeadReplica]:
+    """Return the replicas whose process ended without Serve having stopped it.
+
+    Private: ``state.actors``, its field ``DeathCause``, and Serve's names of actors. Ray 2.60.0 has
+    them in public only as ``ray.util.state.list_actors``, by the dashboard."""
+    kinds = {application_name(kind): kind for kind in ALL_KINDS}
+    found = []
+    for actor in state.actors(actor_state_name="DEAD").values():
+        if not ReplicaID.is_full_id_str(actor["Name"]):
+            continue
+        replica_id, cause = ReplicaID.from_full_id_str(actor["Name"]), actor["DeathCause"]
+        kind = kinds.get(replica_id.deployment_id.app_name)
+        context = cause.WhichOneof("context")
+        reasons = cause.actor_died_error_context
+        died = context == "actor_died_error_context" and reasons.reason == reasons.WORKER_DIED
+        if kind is not None and (died or context == "oom_context"):
+            out_of_memory = context == "oom_context"
+            found.append(DeadReplica(actor["ActorID"], kind, actor["Pid"], out_of_memory))
+    return found
 
 
 def set_target_replicas(kind: ReplicaKind, count: int, timeout_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from protocol.roles import ROLES
 
@@ -11,6 +11,16 @@ SCALABLE_KINDS: tuple[ReplicaKind, ...] = (*ROLES, "router")
 """Kinds that may have many replicas, and for which nodes declare a custom resource."""
 ALL_KINDS: tuple[ReplicaKind, ...] = (*SCALABLE_KINDS, "autoscaler")
 """All kinds, in the order in which an update replaces them."""
+
+
+class DeadReplica(NamedTuple):
+    """A replica whose process ended without Serve having stopped it. ``out_of_memory``: Ray did."""
+
+    id: str
+    kind: ReplicaKind
+    pid: int
+    out_of_memory: bool
+
 
 UNLIMITED_RETRIES = 1_000_000
 """Number of failed replica starts after which Serve gives up. A controller that restarts also

@@ -10,7 +10,7 @@ import msgspec
 from cluster.local.run_state import write_private
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.settings.worker_settings import WorkerSettings
-from protocol.errors import StartupError
+from protocol.errors import UsageError
 from protocol.registry.redis_client import check_exposure
 from protocol.roles import Role
 from protocol.security.certificates import is_issued_by, pem_hosts
@@ -109,9 +109,14 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Raise StartupError for settings that one machine under Ray cannot have."""
         if self.redis_url is not None:
             check_exposure(self.redis_url)
+
+    def check_device(self) -> None:
+        """Raise UsageError for a certain GPU."""
         device = self.workers["decode"].engine.device
         if device is not None and ":" in device:
-            raise StartupError(f"device {device!r}: expected cpu or cuda; Ray assigns the GPUs")
+            raise UsageError(
+                f"worker.device: expected cpu or cuda, not {device!r}: Ray assigns the GPUs"
+            )
 
     def write(self) -> Path:
         path = Path(self.run_dir) / "launch.json"

@@ -11,7 +11,7 @@ import msgspec
 from cluster.sizing.decision import DecisionRecord, ScalingDecision, decode_record
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import SizingSnapshot
-from protocol.errors import StartupError
+from protocol.errors import UsageError
 
 _MOST_LINE_BYTES = 16 << 20
 
@@ -44,7 +44,7 @@ def replay(
 ) -> ReplayResult:
     """Compare all decisions of a log with those of ``policy``.
 
-    Raises StartupError for a file that cannot be read or is empty.
+    Raises UsageError for a file that cannot be read or is empty.
     """
     lines = agreed = 0
     first: list[DecisionDifference] = []
@@ -62,9 +62,9 @@ def replay(
             agreed += not found
             first = first or found
     except OSError as e:
-        raise StartupError(f"{path} cannot be read: {e.strerror}") from None
+        raise UsageError(f"{path} cannot be read: {e.strerror}") from None
     if not lines:
-        raise StartupError(f"{path} holds no decision")
+        raise UsageError(f"{path} holds no decision")
     return ReplayResult(lines, agreed, first, None)
 
 

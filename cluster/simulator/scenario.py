@@ -235,27 +235,27 @@ class Scenario(Section):
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file. Raises StartupError if it cannot be read or is not a mapping."""
+    """Read a YAML file. Raises UsageError if it cannot be read or is not a mapping."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise StartupError(f"{path} cannot be read: {e.strerror}") from None
+        raise UsageError(f"{path} cannot be read: {e.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise StartupError(f"{path}: not YAML: {e}") from None
+        raise UsageError(f"{path}: not YAML: {e}") from None
     if not isinstance(raw, dict):
-        raise StartupError(f"{path}: expected a mapping of {', '.join(Scenario.model_fields)}")
+        raise UsageError(f"{path}: expected a mapping of {', '.join(Scenario.model_fields)}")
     return raw
 
 
 def parse_scenario(
     raw: dict[str, Any], name: str = "scenario", folder: Path | None = None
 ) -> Scenario:
-    """Validate a scenario; relative paths begin in ``folder``. Raises StartupError."""
+    """Validate a scenario; relative paths begin in ``folder``. Raises UsageError."""
     try:
         found = Scenario.model_validate(raw)
     except ValidationError as e:
         lines = [f"  {'.'.join(map(str, d['loc'])) or '-'}: {_explain(d)}" for d in e.errors()]
-        raise StartupError("\n".join([f"{name}:", *lines])) from None
+        raise UsageError("\n".join([f"{name}:", *lines])) from None
     if found.traffic.trace is None or folder is None:
         return found
     trace = str(folder / found.traffic.trace)
@@ -271,7 +271,7 @@ def load_scenario(path: Path | None, values: list[str], trace: Path | None) -> S
     """Read a scenario (None: the sample) with the command line's changes.
 
     ``values``: KEY=VALUE, set over the file's. A ``trace`` replaces the file's traffic. Raises
-    StartupError.
+    UsageError.
     """
     path = path or SAMPLE
     raw = _read_yaml(path)

@@ -31,7 +31,7 @@ from cluster.simulator.traffic import scenario_requests
 from cluster.sizing.decision import DecisionRecord, ScalingDecision
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import MachineModel, SizingSnapshot
-from protocol.errors import StartupError
+from protocol.errors import UsageError
 from protocol.performance.step_model import DEFAULT_CHUNK
 from protocol.roles import ROLES, Role
 from router.placement.admission import AdmissionLimits, default_ttft_limit_s
@@ -129,7 +129,7 @@ def _gc_disabled() -> Iterator[None]:
 def _check_budget(scenario: Scenario) -> None:
     section, workers = scenario.autoscaler, scenario.pools.prefill + scenario.pools.decode
     if section.mode == "act" and section.gpus is not None and workers > section.gpus:
-        raise StartupError(f"autoscaler.gpus: {section.gpus:g}, but pools begin with {workers}")
+        raise UsageError(f"autoscaler.gpus: {section.gpus:g}, but pools begin with {workers}")
 
 
 class Simulation:

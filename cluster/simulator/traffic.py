@@ -25,7 +25,7 @@ assert CACHE_BLOCK_TOKENS == BLOCK_TOKENS
 
 
 def scenario_requests(scenario: Scenario) -> list[SimulatedRequest]:
-    """Return all requests. Raises StartupError for a trace that cannot be read."""
+    """Return all requests. Raises UsageError for a trace that cannot be read."""
     found: list[SimulatedRequest] = []
     traffic = scenario.traffic
     until = math.inf if scenario.seconds is None else scenario.seconds

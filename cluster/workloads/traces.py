@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from protocol.errors import StartupError
+from protocol.errors import UsageError
 
 BLOCK_TOKENS = 512
 MAX_TOKENS = 10_000_000
@@ -57,7 +57,7 @@ def _azure(lines: Iterable[str]) -> Iterator[TraceRequest]:
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
     """Return the first ``limit`` requests of a file that is sorted by time.
 
-    A ``.csv`` file has Azure's format and any other file Mooncake's. Raises StartupError, which
+    A ``.csv`` file has Azure's format and any other file Mooncake's. Raises UsageError, which
     names the line that cannot be read.
     """
     parse = _azure if path.suffix == ".csv" else _mooncake
@@ -69,11 +69,11 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
                 _check(line, found)
                 found.append(line)
     except OSError as e:
-        raise StartupError(f"--trace: {path} cannot be read: {e.strerror}") from None
+        raise UsageError(f"--trace: {path} cannot be read: {e.strerror}") from None
     except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as e:
-        raise StartupError(f"--trace: {path}:{counted.line}: {_explain(e)}") from None
+        raise UsageError(f"--trace: {path}:{counted.line}: {_explain(e)}") from None
     if not found:
-        raise StartupError(f"--trace: {path} holds no request")
+        raise UsageError(f"--trace: {path} holds no request")
     return found
 
 

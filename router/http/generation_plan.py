@@ -142,7 +142,8 @@ async def _prompt_ids(
     model: ModelInfo,
     claim: WorkClaim,
 ) -> Prompt:
-    kept, output = body.truncate_prompt_tokens, max(body.max_tokens, 1)
+    output = max(body.max_tokens, 1)
+    kept = body.kept_tokens(model.max_model_len - output)
 
     def check_length(count: int, at_least: bool) -> None:
         used = min(count, kept or count)
@@ -246,6 +247,7 @@ async def _encode_chat(
         claim,
         add_generation_prompt=body.adds_generation_prompt,
         continue_final=body.continue_final_message,
+        special=body.add_special_tokens,
         options=state.formats.template_options(body),
     )
     return output, chat
@@ -259,10 +261,14 @@ def _chat_limit(body: ChatBody, model: ModelInfo, *, fits_output: bool) -> Token
         if body.min_tokens > 1:
             limit, output = limit._replace(output_field="min_tokens"), body.min_tokens
 
-    def check_length(count: int, at_least: bool) -> None:
-        limit.check(count, output, model, at_least=at_least)
+    room = model.max_model_len - output
+    kept = body.kept_tokens(room)
 
-    return TokenLimit(max(0, model.max_model_len - output), check_length)
+    def check_length(count: int, at_least: bool) -> None:
+        used = min(count, kept or count)
+        limit.check(used, output, model, at_least=at_least and used == count)
+
+    return TokenLimit(max(0, room), check_length, kept)
 
 
 def _max_chat_tokens(

@@ -37,12 +37,12 @@ async def _plan(
 ) -> GenerationPlan:
     def new_formatter(
         header: ResponseHeader,
-        _naming: TokenNaming,
+        naming: TokenNaming,
         _options: ChatResponseOptions,
         output: OutputPlan,
         _prompt: Prompt,
     ) -> ResponseFormatter:
-        return ResponsesFormatter(header, body, output)
+        return ResponsesFormatter(header, body, output, naming)
 
     chat = body.generation
     try:

@@ -25,7 +25,8 @@ from router.openai.bodies.tokenize_body import (
     MAX_TOKEN_STRINGS,
     DetokenizeBody,
     DetokenizedPrompt,
-    TokenizeChatBody,
+    TokenizeBody,
+    TokenizeContentBody,
     TokenizedPrompt,
     TokenizeTextBody,
     parse_detokenize,
@@ -37,7 +38,7 @@ from router.tenants.key_store import authorization_of
 
 _SHORT = 4096  # tokens that are named in some 1 ms
 
-Body = TypeVar("Body", TokenizeTextBody | TokenizeChatBody, DetokenizeBody)
+Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
 Parse = Callable[[Mapping[str, Any]], tuple[Body, tuple[str, ...]]]
 
 
@@ -53,13 +54,17 @@ async def tokenize(request: Request) -> Response:
         body, ignored = await _read(state, request, claim, parse_tokenize)
     except ClientDisconnected:
         return _disconnected()
-    if isinstance(body, TokenizeChatBody):
-        ids = await chat_tokens(state, body, claim, _limit("messages"))
+    names, encode = None, state.formats.prompts.encode_text
+    if isinstance(body, TokenizeContentBody):
+        limit, special = _limit("content"), body.add_special
+        ids = await encode(body.content, limit, claim, special=special, field="content")
     else:
-        encode = state.formats.prompts.encode_text
-        limit = _limit("prompt")
-        ids = await encode(body.prompt, limit, claim, special=body.add_special_tokens)
-    names = await _token_strings(state, ids) if body.return_token_strs else None
+        if isinstance(body, TokenizeTextBody):
+            special = body.add_special_tokens
+            ids = await encode(body.prompt, _limit("prompt"), claim, special=special)
+        else:
+            ids = await chat_tokens(state, body, claim, _limit("messages"))
+        names = await _token_strings(state, ids) if body.return_token_strs else None
     known = state.pool.model
     longest = None if known is None else known.max_model_len
     return _json(TokenizedPrompt(len(ids), longest, ids, names), ignored)
@@ -79,7 +84,7 @@ async def detokenize(request: Request) -> Response:
         message = f"tokens holds token id {highest}; the vocabulary ends at {size - 1}"
         raise invalid(message, "tokens")
     text = await state.formats.prompts.decode(body.tokens, claim)
-    return _json(DetokenizedPrompt(text), ignored)
+    return _json(DetokenizedPrompt(text, text), ignored)
 
 
 def _state(request: Request) -> RouterState:

@@ -20,9 +20,12 @@ from router.openai.bodies.chat_body import ChatBody
 from router.openai.bodies.completion_body import CompletionBody
 from router.openai.bodies.parsing import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, NeutralValues
 from router.openai.bodies.tokenize_body import (
+    CONTENT_UNSUPPORTED,
+    TOKENIZE_CHAT_UNSUPPORTED,
     DetokenizeBody,
     DetokenizedPrompt,
     TokenizeChatBody,
+    TokenizeContentBody,
     TokenizedPrompt,
     TokenizeTextBody,
 )
@@ -75,7 +78,10 @@ MESSAGE_ERROR: Schema = {
     "additionalProperties": False,
 }
 
-_CLOSED = (ChatBody, CompletionBody, TokenizeTextBody, TokenizeChatBody, DetokenizeBody)
+_CLOSED = (
+    *(ChatBody, CompletionBody, DetokenizeBody),
+    *(TokenizeTextBody, TokenizeContentBody, TokenizeChatBody),
+)
 """Bodies whose fields are all in the document."""
 
 _PUBLISHED_NAMES = {
@@ -105,7 +111,8 @@ def schema_components(model_names: Sequence[str], *, closed: bool = False) -> di
         (MessagesBody, {}),
         (PromptBody, {}),
         (TokenizeTextBody, {}),
-        (TokenizeChatBody, CHAT_UNSUPPORTED),
+        (TokenizeContentBody, CONTENT_UNSUPPORTED),
+        (TokenizeChatBody, TOKENIZE_CHAT_UNSUPPORTED),
         (DetokenizeBody, {}),
     )
     for model, neutral in bodies:

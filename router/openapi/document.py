@@ -7,7 +7,7 @@ from typing import Any
 
 from router.openapi.components import REF, Schema, schema_components
 
-_TOKENIZE_BODIES = ("TokenizeTextBody", "TokenizeChatBody")
+_TOKENIZE_BODIES = ("TokenizeTextBody", "TokenizeContentBody", "TokenizeChatBody")
 _STATUS = {
     "400": "The request is invalid; `param` names the field",
     "401": "No API key, or an unknown one",

@@ -281,7 +281,7 @@ async def test_request_that_kills_three_workers_in_a_row_ends(place: Callable[..
     world = place(*[PeerLost("dead", at_work=True)] * 3)
     await settle()
     [last] = errors(world)
-    assert (last.retryable, last.error) == (False, "3 workers died under this request")
+    assert (last.retryable, last.error) == (False, "3 workers died while they served this request")
     assert not world.local
 
 

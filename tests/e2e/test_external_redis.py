@@ -53,7 +53,10 @@ async def test_a_redis_with_a_password_behind_tls(pool: Standalone, tmp_path: Pa
         assert cached(await asker.ask(tokens, 1)) == 192
         pool.redis.stop()
         async with asyncio.timeout(10):  # what do they say of it?
-            for text, count in (("directory does not answer", 2), ("lease is not renewed", 2)):
+            for text, count in (
+                ("last list of workers stays in use", 2),
+                ("lease is not renewed", 2),
+            ):
                 while pool.said(text) < count:
                     await asyncio.sleep(0.1)
         assert cached(await asker.ask(tokens, 0)) == 192

@@ -104,7 +104,7 @@ def test_rows_say_what_was_chosen_and_why() -> None:
     links.measured("p", "grpc", 5e8)
     grpc, tcp = links.rows()
     assert (grpc.carrier, grpc.chosen, grpc.transfers, grpc.bytes_s) == ("grpc", True, 1, 5e8)
-    assert grpc.reason == "local: not there; tcp avoided: refused"
+    assert grpc.reason == "local: not available; tcp avoided: refused"
     assert (tcp.chosen, tcp.failures, tcp.avoided_s, tcp.reason) == (False, 1, AVOID_S, "refused")
     clock.now += FORGET_S
     assert links.rows() == []

@@ -269,7 +269,7 @@ async def test_failed_transfer_is_tried_again_with_the_same_worker(
         await free_again(d)
 
 
-@pytest.mark.parametrize("reason", ["draining", "another instance"])
+@pytest.mark.parametrize("reason", ["draining", "another worker"])
 async def test_worker_that_refuses_is_asked_once(
     pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:

@@ -277,9 +277,9 @@ async def test_who_asks_for_the_wrong_thing_gets_nothing(export: Export) -> None
     assert await export() == ["accepted", "started", "sent"]
     for change, why in {
         ("codec", 1): "is not possible with the KV precision exact",
-        ("model", "another/exact"): "another/exact was asked for",
+        ("model", "another/exact"): "KV of another/exact was requested",
         ("skip_blocks", 9): "beyond the prompt",
-        ("instance", "another"): "another instance",
+        ("instance", "another"): "another worker",
         ("frame_bytes", 8): "at least",
         ("frame_bytes", 1 << 30): "at most",
         ("name", "pigeon"): "no common carrier: offered were 'pigeon'",

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from protocol.sampling_params import MAX_LOGPROBS
 from router.common.request_body import MAX_ITEMS, too_many_items
 from router.openai.bodies.field_types import Integer, body_error, field_error
-from router.openai.bodies.generation_body import ABSENT, GenerationBody
+from router.openai.bodies.generation_body import ABSENT, GenerationBody, with_max_tokens
 from router.openai.bodies.messages import AssistantMessage, Messages
 from router.openai.bodies.parsing import CHAT_UNSUPPORTED, parse_body
 from router.openai.bodies.reasoning_options import ReasoningEffort, ReasoningOptions
@@ -46,9 +46,10 @@ class ChatBody(GenerationBody):
     tools: Tools | None = None
     tool_choice: ToolChoice = ABSENT
     parallel_tool_calls: bool = True
-    add_generation_prompt: bool = True  # vLLM's, as the next three
+    add_generation_prompt: bool = True  # vLLM's, as the next two
     continue_final_message: bool = False  # the prompt ends within the last message
     echo: bool = False  # the answer begins with the assistant's message that it continues
+    add_special_tokens: bool = False  # vLLM's: also those that the template may have written
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool = True  # vLLM's, as the next
@@ -132,5 +133,6 @@ _KNOWN = frozenset({*ChatBody.model_fields, *CHAT_UNSUPPORTED})
 
 def parse_chat(raw: Mapping[str, Any]) -> ChatBody:
     """Return the checked body. Raises ApiError (400) for the first mistake."""
+    raw = with_max_tokens(raw, "max_completion_tokens", least=1, unlimited=True)
     body = parse_body(raw, ChatBody, CHAT_UNSUPPORTED)
     return body.with_ignored(unknown_names(raw, _KNOWN))

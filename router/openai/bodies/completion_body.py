@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from protocol.sampling_params import MAX_LOGPROBS
 from router.openai.bodies.field_types import Integer, Prompts, body_error
-from router.openai.bodies.generation_body import MAX_CHOICES, GenerationBody
+from router.openai.bodies.generation_body import MAX_CHOICES, GenerationBody, with_max_tokens
 from router.openai.bodies.parsing import COMPLETION_UNSUPPORTED, parse_body
 from router.openai.bodies.unknown_fields import unknown_names
 
@@ -27,8 +27,6 @@ class CompletionBody(GenerationBody):
     logprobs: Integer | None = Field(None, ge=-1, le=MAX_LOGPROBS)  # -1: vLLM's, all tokens
     prompt_logprobs: Integer | None = Field(None, ge=-1, le=MAX_LOGPROBS)  # vLLM's
     add_special_tokens: bool = True
-    # This many tokens are kept, the last ones.
-    truncate_prompt_tokens: Integer | None = Field(None, ge=1, lt=2**31)
 
     @property
     def candidates(self) -> int:
@@ -81,5 +79,7 @@ _KNOWN = frozenset({*CompletionBody.model_fields, *COMPLETION_UNSUPPORTED})
 
 def parse_completion(raw: Mapping[str, Any]) -> CompletionBody:
     """Return the checked body. Raises ApiError (400) for the first mistake."""
+    least = 0 if raw.get("echo") else 1
+    raw = with_max_tokens(raw, least=least, unlimited=False)
     body = parse_body(raw, CompletionBody, COMPLETION_UNSUPPORTED)
     return body.with_ignored(unknown_names(raw, _KNOWN))

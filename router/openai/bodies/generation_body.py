@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from protocol.requests import PRIORITIES
 from protocol.sampling_params import MAX_SEED, SamplingParams
+from router.common.errors import invalid
 from router.openai.bodies.field_types import (
     AllowedTokenIds,
     Integer,
@@ -59,7 +61,10 @@ class GenerationBody(StrictModel):
     logit_bias: LogitBias = ()
     allowed_token_ids: AllowedTokenIds = ()  # vLLM's: no other token is drawn
     logprob_token_ids: LogprobTokenIds = ()  # vLLM's: report these, not the most likely ones
+    n_predict: Integer | None = Field(None, ge=-1, lt=2**31)  # llama.cpp's name of max_tokens
     min_tokens: Integer = Field(0, ge=0, lt=2**31)
+    # vLLM's: this many tokens of a prompt are kept, the last ones; -1: as many as fit the model.
+    truncate_prompt_tokens: Integer | None = Field(None, ge=-1, lt=2**31)
     seed: Integer | None = Field(None, ge=-(2**63), lt=2**63)
     stop: StopStrings = ()
     stop_token_ids: StopTokenIds = ()
@@ -108,6 +113,19 @@ class GenerationBody(StrictModel):
     def generations(self) -> int:
         """Return the number of sequences to generate."""
         return self.n
+
+    def kept_tokens(self, room: int) -> int | None:
+        """Return how many tokens of a prompt are kept, of which ``room`` fit the model beside the
+        output; None: all."""
+        kept = self.truncate_prompt_tokens
+        return max(room, 1) if kept == -1 else kept
+
+    @model_validator(mode="after")
+    def _keeps_some_tokens(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            message = "truncate_prompt_tokens must be at least 1, not 0; -1 keeps what fits"
+            raise body_error("truncate_prompt_tokens", message)
+        return self
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> Self:
@@ -174,3 +192,25 @@ class GenerationBody(StrictModel):
         if options is None or options.include_usage is False:
             return False
         return options.continuous_usage_stats is True
+
+
+def with_max_tokens(
+    raw: Mapping[str, Any], *names: str, least: int, unlimited: bool
+) -> Mapping[str, Any]:
+    """Return a raw body with ``n_predict`` as ``max_tokens``. ``names``: the other names of the
+    bound; ``least``: the lowest one; ``unlimited``: whether -1 stands for none. Raises ApiError
+    (400) for a bound that these do not allow, or that differs from ``max_tokens``."""
+    bound = raw.get("n_predict")
+    if not isinstance(bound, int | float) or isinstance(bound, bool):
+        return raw  # null, or a mistake that validation reports
+    given = [raw[name] for name in ("max_tokens", *names) if raw.get(name) is not None]
+    if bound == -1 and (given or unlimited):
+        return raw
+    if -1 <= bound < least:
+        raise invalid(f"n_predict must be at least {least}, not {bound}", "n_predict")
+    if not given:
+        return {**raw, "max_tokens": bound}
+    if any(other != bound for other in given):
+        message = "n_predict is max_tokens by llama.cpp's name: send one of them"
+        raise invalid(message, "n_predict")
+    return raw

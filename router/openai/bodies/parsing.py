@@ -24,7 +24,7 @@ from router.openai.bodies.unknown_fields import unknown_parameter
 MAX_FIELD_BYTES = 256 << 10
 """Most bytes of JSON in one parameter other than the prompt or the messages."""
 
-_UNBOUNDED = {"prompt", "messages", "input", "instructions"}
+_UNBOUNDED = {"prompt", "content", "messages", "input", "instructions"}
 _SCHEMAS = {"tools", "response_format", "structured_outputs", "guided_json", "json_schema"}
 _KINDS = {
     "int_type": "an integer",
@@ -65,6 +65,7 @@ _COMMON: NeutralValues = {
     "vllm_xargs": ({},),
     "stop_regex": ([],),
     "lora_path": (),
+    "mirostat": (0,),
     "truncation_side": ("left",),
 }
 COMPLETION_UNSUPPORTED: NeutralValues = {
@@ -75,7 +76,6 @@ COMPLETION_UNSUPPORTED: NeutralValues = {
 }
 CHAT_UNSUPPORTED: NeutralValues = {
     **_COMMON,
-    "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
@@ -88,7 +88,6 @@ CHAT_UNSUPPORTED: NeutralValues = {
     "moderation": (),
     "prediction": (),
     "prompt": (),
-    "truncate_prompt_tokens": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }

@@ -1,4 +1,5 @@
-"""Bodies and responses of ``POST /tokenize`` and ``POST /detokenize``, in vLLM's form."""
+"""Bodies and responses of ``POST /tokenize`` and ``POST /detokenize``, in the forms of vLLM and
+llama.cpp."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from router.openai.bodies.chat_body import ChatBody
 from router.openai.bodies.field_types import MAX_PROMPT_IDS, StrictModel, check_id_array
-from router.openai.bodies.parsing import CHAT_UNSUPPORTED, parse_body
+from router.openai.bodies.parsing import CHAT_UNSUPPORTED, NeutralValues, parse_body
 from router.openai.bodies.unknown_fields import unknown_names
 
 MAX_TOKEN_STRINGS = 1 << 17
@@ -32,10 +33,25 @@ class TokenizeTextBody(StrictModel):
     return_token_strs: bool = False
 
 
+TOKENIZE_CHAT_UNSUPPORTED: NeutralValues = {**CHAT_UNSUPPORTED, "truncate_prompt_tokens": ()}
+CONTENT_UNSUPPORTED: NeutralValues = {"parse_special": (True,), "with_pieces": (False,)}
+
+
+class TokenizeContentBody(StrictModel):
+    """A text in llama.cpp's form."""
+
+    content: str
+    model: str | None = None
+    add_special: bool = False
+
+
 class TokenizeChatBody(ChatBody):
     """A chat, of which only the prompt counts."""
 
     return_token_strs: bool = False
+
+
+TokenizeBody = TokenizeTextBody | TokenizeContentBody | TokenizeChatBody
 
 
 class DetokenizeBody(StrictModel):
@@ -51,16 +67,21 @@ class TokenizedPrompt(msgspec.Struct, frozen=True):
 
 
 class DetokenizedPrompt(msgspec.Struct, frozen=True):
+    """The text by its name in vLLM, and by that in llama.cpp."""
+
     prompt: str
+    content: str
 
 
-def parse_tokenize(
-    raw: Mapping[str, Any],
-) -> tuple[TokenizeTextBody | TokenizeChatBody, tuple[str, ...]]:
+def parse_tokenize(raw: Mapping[str, Any]) -> tuple[TokenizeBody, tuple[str, ...]]:
     """Return the checked body and the names of unknown fields. Raises ApiError (400)."""
     if raw.get("messages") is not None:
-        known = {*TokenizeChatBody.model_fields, *CHAT_UNSUPPORTED}
-        return parse_body(raw, TokenizeChatBody, CHAT_UNSUPPORTED), unknown_names(raw, known)
+        known = {*TokenizeChatBody.model_fields, *TOKENIZE_CHAT_UNSUPPORTED}
+        body = parse_body(raw, TokenizeChatBody, TOKENIZE_CHAT_UNSUPPORTED)
+        return body, unknown_names(raw, known)
+    if raw.get("prompt") is None and raw.get("content") is not None:
+        known = {*TokenizeContentBody.model_fields, *CONTENT_UNSUPPORTED}
+        return parse_body(raw, TokenizeContentBody, CONTENT_UNSUPPORTED), unknown_names(raw, known)
     names = unknown_names(raw, TokenizeTextBody.model_fields)
     return parse_body(raw, TokenizeTextBody, {}), names
 

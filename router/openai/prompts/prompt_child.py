@@ -106,13 +106,15 @@ class PromptProgram:
         )
         limit_cpu(TOKENIZE_CPU_S)
         self._wire.send(PromptReply(stage="tokenize"))
+        kept = request.kept_tokens
         least = self._bound.least_tokens(text.replace(mark, "") if mark else text)
-        if least > request.most_tokens:
+        if kept is None and least > request.most_tokens:
             return PromptReply(count=least, at_least=True)
         ids = self._template.encode(text, mark)
-        if len(ids) > request.most_tokens:
+        if kept is None and len(ids) > request.most_tokens:
             return PromptReply(count=len(ids))
-        return PromptReply(count=len(ids), ids=ids, tail=prompt_tail(text, mark))
+        shown = ids if kept is None else ids[-kept:]
+        return PromptReply(count=len(ids), ids=shown, tail=prompt_tail(text, mark))
 
     def _encode_text(self, request: PromptRequest) -> PromptReply:
         limit_cpu(TOKENIZE_CPU_S)

@@ -101,15 +101,21 @@ class PromptEncoder:
         self._child_lane.close()
 
     async def encode_text(
-        self, text: str, limit: TokenLimit, claim: WorkClaim, *, special: bool = True
+        self,
+        text: str,
+        limit: TokenLimit,
+        claim: WorkClaim,
+        *,
+        special: bool = True,
+        field: str = "prompt",
     ) -> list[int]:
-        """Return the token ids of a completion's prompt. ``special``: with the tokens that the
-        model puts in front.
+        """Return the token ids of a completion's prompt, the value of ``field``. ``special``: with
+        the tokens that the model puts in front.
 
         Raises ApiError: what ``limit.check`` raises, 400 for text that is not valid Unicode, and
         429 where there is no time for it.
         """
-        _check_unicode(text, "prompt")
+        _check_unicode(text, field)
         self._check_least(text, limit)
         if len(text) >= VERY_LONG_PROMPT:
 
@@ -121,7 +127,7 @@ class PromptEncoder:
                     kept_tokens=limit.kept,
                 )
 
-            return (await self._encode_in_child(request, "prompt", limit, claim)).ids
+            return (await self._encode_in_child(request, field, limit, claim)).ids
 
         def encode(_seconds: float) -> list[int]:
             # Only the batch call releases the interpreter lock.
@@ -132,7 +138,7 @@ class PromptEncoder:
 
         if len(text) < LONG_PROMPT:
             return encode(0.0)
-        return await self._threads.run(claim, "prompt", encode)
+        return await self._threads.run(claim, field, encode)
 
     async def decode(self, ids: Sequence[int], claim: WorkClaim) -> str:
         """Return the text of tokens, special ones included. Raises ApiError (429)."""
@@ -154,11 +160,13 @@ class PromptEncoder:
         *,
         add_generation_prompt: bool = True,
         continue_final: bool = False,
+        special: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> EncodedChat:
         """Return the token ids of a chat, and its end as text. Raises ApiError like
         ``encode_text``, and 400 where the template refuses the messages or takes too much for
-        them."""
+        them. ``special``: beside what the template has written, with the tokens that the model
+        puts around a text."""
         template, options = self._template, dict(options or {})
         assert template is not None, "a model without a template gets no chats"
         if _is_short(messages, tools, options):
@@ -176,7 +184,7 @@ class PromptEncoder:
             else:
                 if len(text) < VERY_LONG_PROMPT:
                     ids = await self._encode_rendered(template, text, mark, limit, claim)
-                    return EncodedChat(ids, prompt_tail(text, mark))
+                    return EncodedChat(self._cut(ids, limit, special), prompt_tail(text, mark))
 
         def request() -> PromptRequest:
             return PromptRequest(
@@ -186,11 +194,18 @@ class PromptEncoder:
                 add_generation_prompt=add_generation_prompt,
                 continue_final=continue_final,
                 most_tokens=limit.most,
+                kept_tokens=limit.kept,
                 render_cpu_s=self._render_cpu_s,
             )
 
         reply = await self._encode_in_child(request, "messages", limit, claim)
-        return EncodedChat(reply.ids, reply.tail)
+        return EncodedChat(self._cut(reply.ids, limit, special), reply.tail)
+
+    def _cut(self, ids: list[int], limit: TokenLimit, special: bool) -> list[int]:
+        """Return the tokens of a chat that are kept."""
+        if special:
+            ids = surround(self._tokenizer, ids)
+        return ids if limit.kept is None else ids[-limit.kept :]
 
     async def _encode_rendered(
         self, template: ChatTemplate, text: str, mark: str, limit: TokenLimit, claim: WorkClaim
@@ -247,6 +262,16 @@ class PromptEncoder:
             return invalid(message, field, "invalid_messages")
         message = f"{field} takes too much time or memory to tokenize; send a shorter one"
         return invalid(message, field, "context_length_exceeded")
+
+
+def surround(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """Return ``ids`` with the special tokens that the tokenizer puts around any text."""
+    sample = tokenizer.encode("a")
+    if 0 not in sample.special_tokens_mask:
+        return ids
+    first = sample.special_tokens_mask.index(0)
+    last = len(sample.ids) - sample.special_tokens_mask[::-1].index(0)
+    return [*sample.ids[:first], *ids, *sample.ids[last:]]
 
 
 def _messages_json(messages: Sequence[Message]) -> msgspec.Raw:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
+from protocol.sampling_params import MAX_LOGPROBS
 from router.common.errors import ApiError, invalid
 from router.openai.bodies.chat_body import ChatBody, parse_chat
 from router.openai.bodies.field_types import Integer, StrictModel, show_value
@@ -30,7 +31,6 @@ REFUSED: NeutralValues = {
     "moderation": (),
     "previous_response_id": (),
     "prompt": (),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 """Parameters whose effect this server cannot give, and the values at which they have none."""
@@ -41,7 +41,6 @@ IGNORED = frozenset(
         "client_metadata",
         "context_management",
         "image",
-        "include",
         "max_tool_calls",
         "prompt_cache_options",
         "prompt_cache_retention",
@@ -77,6 +76,9 @@ PASSED_ON = (
 )
 """Parameters that mean what they mean in chats; those that OpenAI does not have are vLLM's."""
 
+OUTPUT_LOGPROBS = "message.output_text.logprobs"
+"""The only entry of ``include`` that has an effect; the others are about hosted tools."""
+
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _UNKNOWN_EFFORT = "high"  # names differ by model, and clients send new ones
 
@@ -93,6 +95,12 @@ class OpenFields(StrictModel):
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     max_output_tokens: Integer | None = Field(None, ge=1, lt=2**31)
+    include: list[Any] | None = None
+    top_logprobs: Integer = Field(0, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return OUTPUT_LOGPROBS in (self.include or ())
 
 
 KNOWN = frozenset({*OpenFields.model_fields, *REFUSED, *IGNORED, *PASSED_ON})
@@ -153,6 +161,8 @@ def _chat(
         "max_completion_tokens": fields.max_output_tokens,
         "response_format": _response_format(fields.text),
         "reasoning_effort": reasoning_effort(fields.reasoning),
+        "logprobs": fields.shows_logprobs,
+        "top_logprobs": fields.top_logprobs if fields.shows_logprobs else None,
     }
 
 

@@ -17,13 +17,15 @@ from msgspec import UNSET, UnsetType
 from router.common.errors import ApiError
 from router.generation.choice_text import ChoiceDelta, FinishReason
 from router.generation.explain import Explanation
-from router.openai.answers.formatter import FinishedChoice, ResponseHeader
+from router.generation.output_text import SentToken
+from router.openai.answers.formatter import FinishedChoice, ResponseHeader, TokenNaming
 from router.openai.answers.wire_json import Usage, UsageField, encode
 from router.openai.chat.output_parser import OutputParser
 from router.openai.chat.output_plan import OutputPlan
 from router.openai.responses.body import ResponsesBody
 from router.openai.responses.failures import failure_of
 from router.openai.responses.item_writer import ItemWriter
+from router.openai.responses.message_logprobs import MessageTokens
 from router.openai.responses.output_items import EventCounter
 from router.openai.responses.response_json import (
     IncompleteDetails,
@@ -33,6 +35,7 @@ from router.openai.responses.response_json import (
     ResponseObject,
     ResponseUsage,
 )
+from router.openai.tool_calls.tool_parser import ContentDelta
 
 _CUT = IncompleteDetails("max_output_tokens")
 
@@ -40,13 +43,21 @@ _CUT = IncompleteDetails("max_output_tokens")
 class ResponsesFormatter:
     """The formatter of one request; ``output`` parses the text of its only choice."""
 
-    def __init__(self, header: ResponseHeader, body: ResponsesBody, output: OutputPlan) -> None:
+    def __init__(
+        self,
+        header: ResponseHeader,
+        body: ResponsesBody,
+        output: OutputPlan,
+        naming: TokenNaming,
+    ) -> None:
+        self._naming = naming
         self._blank = blank_response(header, body)
         self._output = output
         self._body = body
         self._events = EventCounter()
         self._parser = OutputParser(output)
-        self._writer = self._new_writer()
+        self._tokens = self._new_tokens(streamed=True)
+        self._writer = self._new_writer(self._tokens)
         self._finish: FinishReason = "stop"
         self._has_opened = False
 
@@ -57,10 +68,15 @@ class ResponsesFormatter:
         return self._lifecycle("created", self._blank) + self._lifecycle("in_progress", self._blank)
 
     def events(self, delta: ChoiceDelta, usage: UsageField) -> bytes:
-        data = self.opening()
-        if delta.finish is None and self._parser.is_text_alone:
+        data = b"" if self._has_opened else self.opening()
+        last = delta.finish is not None
+        if self._tokens is not None:
+            parser, writer = self._parser, self._writer
+            data += _write(delta.text, delta.shown, self._tokens, parser, writer, last=last)
+        elif not last and self._parser.is_text_alone:
             return data + self._writer.text(delta.text) if delta.text else data
-        data += self._writer.write(self._parser.push(delta.text, last=delta.finish is not None))
+        else:
+            data += self._writer.write(self._parser.push(delta.text, last=last))
         if delta.finish is not None:
             self._finish = delta.finish
             data += self._writer.finish(_item_status(delta.finish))
@@ -95,16 +111,24 @@ class ResponsesFormatter:
     def response(
         self, choices: list[FinishedChoice], usage: Usage, baton: Explanation | UnsetType
     ) -> bytes:
-        choice, writer = choices[0], self._new_writer()
-        writer.write(OutputParser(self._output).push(choice.text, last=True))
+        choice, parser, tokens = choices[0], OutputParser(self._output), self._new_tokens()
+        writer = self._new_writer(tokens)
+        if tokens is None:
+            writer.write(parser.push(choice.text, last=True))
+        else:
+            _write(choice.text, choice.shown, tokens, parser, writer, last=True)
         writer.finish(_item_status(choice.finish))
         cut = choice.finish == "length"
         status: Literal["completed", "incomplete"] = "incomplete" if cut else "completed"
         return encode(self._response(writer, usage, status=status, cut=cut, baton=baton))
 
-    def _new_writer(self) -> ItemWriter:
+    def _new_tokens(self, *, streamed: bool = False) -> MessageTokens | None:
+        logged = self._body.generation.logprobs
+        return MessageTokens(self._naming, streamed=streamed) if logged else None
+
+    def _new_writer(self, tokens: MessageTokens | None) -> ItemWriter:
         parallel = self._body.fields.parallel_tool_calls
-        return ItemWriter(self._body.tools, self._events, parallel=parallel)
+        return ItemWriter(self._body.tools, self._events, parallel=parallel, logged=tokens)
 
     def _response(
         self,
@@ -153,8 +177,31 @@ def blank_response(header: ResponseHeader, body: ResponsesBody) -> ResponseObjec
         text={"format": {"type": "text"}, **(fields.text or {})},
         tool_choice=fields.tool_choice or "auto",
         tools=fields.tools or [],
+        top_logprobs=fields.top_logprobs,
         top_p=chat.top_p,
     )
+
+
+def _write(
+    text: str,
+    shown: list[SentToken],
+    tokens: MessageTokens,
+    parser: OutputParser,
+    writer: ItemWriter,
+    *,
+    last: bool,
+) -> bytes:
+    """Return the events for a text that is parsed token by token, so that each piece of a message
+    has its own tokens."""
+    events = []
+    for part in tokens.split(text, shown):
+        pieces = parser.push(part, last=False)
+        events.append(writer.write(pieces))
+        if pieces and not any(isinstance(piece, ContentDelta) for piece in pieces):
+            tokens.drop()
+    if last:
+        events.append(writer.write(parser.push("", last=True)))
+    return b"".join(events)
 
 
 def _shown_reasoning(reasoning: dict[str, Any] | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.openai.chat.output_parser import ParsedDelta, ReasoningDelta
+from router.openai.responses.message_logprobs import LoggedMessage, MessageTokens
 from router.openai.responses.output_items import (
     EventCounter,
     OpenCall,
@@ -32,12 +33,21 @@ _CALLS: dict[ToolKind, type[OpenCall]] = {
 
 
 class ItemWriter:
-    """Writes the items of one response. ``parallel``: whether it may hold more than one call."""
+    """Writes the items of one response. ``parallel``: whether it may hold more than one call;
+    ``logged``: the tokens of its output, if messages show their log-probabilities."""
 
-    def __init__(self, tools: ToolSet, events: EventCounter, *, parallel: bool) -> None:
+    def __init__(
+        self,
+        tools: ToolSet,
+        events: EventCounter,
+        *,
+        parallel: bool,
+        logged: MessageTokens | None = None,
+    ) -> None:
         self.done: list[OutputItem] = []
         self._tools = tools
         self._events = events
+        self._logged = logged
         self._max_calls = None if parallel else 1
         self._open: OpenItem | None = None
         self._call = -1  # index of the open call
@@ -56,7 +66,7 @@ class ItemWriter:
         if (self.done or self._open) and not text.strip():
             self._blank = text
             return b""
-        return self._begin(OpenMessage(self._events, self._next_index())) + self._push(text)
+        return self._begin(self._new_message()) + self._push(text)
 
     def close(self, status: ItemStatus) -> bytes:
         """Return the events that end the open item, if there is one."""
@@ -71,7 +81,7 @@ class ItemWriter:
         """End the output; one without any item gets an empty message."""
         if self._open or self.done:
             return self.close(status)
-        return self._begin(OpenMessage(self._events, 0)) + self.close(status)
+        return self._begin(self._new_message()) + self.close(status)
 
     def _piece(self, piece: ParsedDelta) -> bytes:
         if isinstance(piece, ContentDelta):
@@ -104,6 +114,12 @@ class ItemWriter:
     def _push(self, text: str) -> bytes:
         assert self._open is not None
         return self._open.push(text)
+
+    def _new_message(self) -> OpenMessage:
+        events, index = self._events, self._next_index()
+        if self._logged is None:
+            return OpenMessage(events, index)
+        return LoggedMessage(events, index, self._logged)
 
     def _next_index(self) -> int:
         return len(self.done) + (self._open is not None)

@@ -159,7 +159,7 @@ class OpenMessage(_OpenText):
     def done(self, text: str) -> dict[str, Any]:
         return {"text": text, "logprobs": []}
 
-    def item(self, status: ItemStatus) -> OutputItem:
+    def item(self, status: ItemStatus) -> MessageItem:
         content = [OutputTextPart(self.text)] if self._texts or status != "in_progress" else []
         return MessageItem(id=self.id, content=content, status=status)
 

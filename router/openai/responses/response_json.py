@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from router.generation.explain import Explanation
+from router.openai.answers.wire_json import TokenLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -20,7 +21,20 @@ class ReasoningTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="reas
 class OutputTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class EventTopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+
+
+class EventLogprob(msgspec.Struct, frozen=True):
+    """A token in the events of a text, which have no bytes, unlike the finished text."""
+
+    token: str
+    logprob: float
+    top_logprobs: list[EventTopLogprob]
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
@@ -124,6 +138,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     text: dict[str, Any] = {}
     tool_choice: Any = "auto"
     tools: list[Any] = []
+    top_logprobs: int = 0
     top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"
     baton: Explanation | UnsetType = UNSET

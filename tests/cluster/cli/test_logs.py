@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +86,28 @@ def test_kept_logs_are_bounded(home: ClusterHome, monkeypatch: pytest.MonkeyPatc
     home.clean()
     kept = list(home.kept_logs.iterdir())
     assert len(kept) == 2 and all(path.stat().st_size <= 20 for path in kept)
+
+
+def test_follow_prints_what_is_appended_and_what_starts_later(home: ClusterHome) -> None:
+    lock = home.lock()
+    assert lock is not None
+    command = [sys.executable, "-m", "cluster.cli.main", "logs", "decode", "--follow", "-n", "1"]
+    following = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=(lock,))
+    try:
+        assert following.stdout is not None
+        state = home.read()
+        assert state is not None
+        (log,) = Path(state.run_dir).glob("ray/session_2*/logs/worker-ab-01-77.err")
+        assert following.stdout.readline().endswith("1a2b3c4d: killed by signal 9\n")
+        with log.open("a") as stream:
+            stream.write("a new line\n")
+        assert following.stdout.readline() == "a new line\n"
+        log.with_name("worker-ab-01-90.err").write_text(HEAD.format("decode") + "a new worker\n")
+        assert following.stdout.readline() == "decode-90: a new worker\n"
+        following.send_signal(signal.SIGINT)
+        assert following.wait(10) == 0
+    finally:
+        following.kill()
+        following.wait()
+        os.close(lock)
+        home.clean()

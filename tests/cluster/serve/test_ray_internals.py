@@ -9,13 +9,17 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import ray
 from ray import serve
+from ray._private import ray_constants, state
 from ray._private import worker as ray_worker
+from ray.autoscaler._private import monitor
+from ray.core.generated import common_pb2
+from ray.experimental import internal_kv
 from ray.serve import schema
 from ray.serve._private import client, controller, replica
-from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaState
 
 from cluster.serve import ray_internals
-from cluster.serve.replica_kinds import ALL_KINDS, application_name, deployment_name
+from cluster.serve.replica_kinds import ALL_KINDS, DeadReplica, application_name, deployment_name
 
 
 def parameters(function: Any) -> list[str]:
@@ -26,12 +30,16 @@ class FakeController:
     """Has the two methods of Serve's controller that Baton calls, and records the calls."""
 
     def __init__(self) -> None:
-        deployment = {"target_num_replicas": 3}
+        deployment: dict[str, Any] = {
+            "target_num_replicas": 3,
+            "deployment_config": {"ray_actor_options": {"num_cpus": 0}},
+        }
         applications = {
             application_name(kind): {"deployments": {deployment_name(kind): deployment}}
             for kind in ALL_KINDS
         }
         self.calls: list[tuple[Any, int]] = []
+        self.applications = applications
         self.get_serve_instance_details = SimpleNamespace(
             remote=lambda: {"applications": applications}
         )
@@ -108,6 +116,58 @@ def test_the_controller_sets_replica_counts(fake_controller: FakeController) -> 
     assert parameters(update) == ["self", "deployment_id", "target_num_replicas"]
     ray_internals.set_target_replicas("decode", 4, 1.0)
     assert fake_controller.calls == [(DeploymentID("DecodeWorker", "baton-decode"), 4)]
+
+
+def test_gpus_of_a_worker_are_in_the_options_of_its_deployment(
+    fake_controller: FakeController,
+) -> None:
+    assert "ray_actor_options" in schema.DeploymentSchema.model_fields
+    assert "num_gpus" in schema.RayActorOptionsSchema.model_fields
+    assert ray_internals.worker_gpus(1.0) == 0.0
+    for kind, gpus in (("decode", 0.5), ("autoscaler", 2.0)):
+        options = {"deployment_config": {"ray_actor_options": {"num_gpus": gpus}}}
+        fake_controller.applications[f"baton-{kind}"] = {"deployments": {"Worker": options}}
+    assert ray_internals.worker_gpus(1.0) == 0.5
+
+
+def test_the_status_of_ray_s_autoscaler_tells_whether_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = ray_constants.DEBUG_AUTOSCALING_STATUS
+    assert "DEBUG_AUTOSCALING_STATUS" in inspect.getsource(monitor)
+    assert "_internal_kv_put" in inspect.getsource(monitor)
+    stored: dict[str, bytes] = {}
+    monkeypatch.setattr(internal_kv, "_internal_kv_get", stored.get)
+    assert not ray_internals.has_node_autoscaler()
+    stored[key] = b"{}"
+    assert ray_internals.has_node_autoscaler()
+
+
+def test_replicas_that_died_by_themselves_are_told_from_those_that_serve_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    messages: Any = common_pb2  # its stubs lack them
+    died = messages.ActorDiedErrorContext
+    causes = {
+        "crashed": messages.ActorDeathCause(actor_died_error_context=died(reason=died.WORKER_DIED)),
+        "ended": messages.ActorDeathCause(actor_died_error_context=died(reason=died.RAY_KILL)),
+        "memory": messages.ActorDeathCause(oom_context=messages.OomContext()),
+    }
+    actors: dict[str, dict[str, Any]] = {}
+    for number, (unique, cause) in enumerate(causes.items()):
+        for app in ("baton-decode", "another"):
+            name = ReplicaID(unique, DeploymentID("DecodeWorker", app)).to_full_id_str()
+            fields = {"ActorID": unique, "Name": name, "DeathCause": cause, "Pid": number}
+            actors[f"{app} {unique}"] = fields
+    actors["controller"] = {**actors["baton-decode crashed"], "Name": "SERVE_CONTROLLER_ACTOR"}
+    assert parameters(state.actors) == ["actor_id", "job_id", "actor_state_name"]
+    listed = inspect.getsource(state.GlobalState)
+    assert all(f'"{field}"' in listed for field in actors["controller"])
+    monkeypatch.setattr(state, "actors", lambda actor_state_name: actors)
+    assert ray_internals.dead_replicas() == [
+        DeadReplica("crashed", "decode", 0, out_of_memory=False),
+        DeadReplica("memory", "decode", 2, out_of_memory=True),
+    ]
 
 
 def test_a_replica_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,4 +151,4 @@ def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text('{"timestamp": 1}\n')
     found = CliRunner().invoke(app, ["simulate", "--trace", str(file)])
-    assert found.exit_code == 1 and f"{file}:1" in found.output
+    assert found.exit_code == 2 and f"{file}:1" in found.output

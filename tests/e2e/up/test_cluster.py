@@ -121,6 +121,9 @@ async def test_prefill_worker_killed_while_requests_are_in_it(
             w.role == "prefill" and w.instance != victim.instance for w in await workers(cluster)
         ):
             await asyncio.sleep(0.2)
+        ended = f"prefill replica, pid {victim.pid}, ended unexpectedly: "
+        while ended not in (cluster.home / "default" / "baton.log").read_text():
+            await asyncio.sleep(0.2)
 
 
 async def test_client_that_hangs_up_frees_the_pages(cluster: LocalCluster) -> None:

@@ -114,7 +114,7 @@ def broken(kind: str, small: Path, folder: Path) -> Path:
     ("kind", "why"),
     [
         ("nothing there", "no such folder"),
-        ("cut short", "where its header says"),
+        ("cut short", "but its header says"),
         ("a pickle", "is a pickle, which is never loaded"),
         ("no config", "config.json: cannot be read"),
         ("not finite", "tensor model.layers.0.mlp.up_proj.weight has values that are not finite"),

@@ -51,7 +51,7 @@ def test_file_that_is_not_safetensors_is_refused(tmp_path: Path, content: bytes,
 
 def test_truncated_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path / NAME, {"x": [100]}, cut=7)
-    with pytest.raises(StartupError, match="where its header says"):
+    with pytest.raises(StartupError, match="but its header says"):
         read_shards(tmp_path)
 
 

@@ -24,7 +24,7 @@ def test_fine(url: str, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("url", ["redis://10.0.0.5", "redis://r.example:1/0", "rediss://10.0.0.5"])
 def test_open_to_everybody(url: str) -> None:
-    with pytest.raises(StartupError, match="must ask for a password"):
+    with pytest.raises(StartupError, match="must require a password"):
         check_exposure(url)
 
 

@@ -72,9 +72,9 @@ def test_keys_are_private_and_nothing_is_overwritten(tmp_path: Path) -> None:
         "node-1.example.key": 0o600,
     }
     before = [p.read_bytes() for p in wrote]
-    with pytest.raises(StartupError, match=r"ca\.pem is there already"):
+    with pytest.raises(StartupError, match=r"ca\.pem exists already"):
         certificates.create_ca(tmp_path / "x", [])
-    with pytest.raises(StartupError, match="is there already"):
+    with pytest.raises(StartupError, match="exists already"):
         certificates.create_node_certificate(tmp_path / "x", ["node-1.example"])
     assert [p.read_bytes() for p in wrote] == before
     read_pem_bundle(files(tmp_path / "x", "node-1.example"), time.time())
@@ -128,7 +128,9 @@ def test_a_leaf_signs_nothing(tmp_path: Path) -> None:
     certificates.create_ca(tmp_path, ["n1"])
     for suffix in ("pem", "key"):
         (tmp_path / f"n1.{suffix}").replace(tmp_path / f"ca.{suffix}")
-    with pytest.raises(StartupError, match=r"ca\.pem is no CA.*expected CA:TRUE and keyCertSign"):
+    with pytest.raises(
+        StartupError, match=r"ca\.pem is not a CA.*expected CA:TRUE and keyCertSign"
+    ):
         certificates.create_node_certificate(tmp_path, ["n2"])
     with pytest.raises(StartupError, match="is the CA's"):
         certificates.renew_node_certificate(tmp_path, "ca")
@@ -140,7 +142,7 @@ def test_a_ca_without_keycertsign_signs_nothing(
     usage = certificates._usage(ca=False)
     with monkeypatch.context() as patched:
         patched.setattr(certificates, "_usage", lambda *, ca: usage)
-        with pytest.raises(StartupError, match="is no CA"):
+        with pytest.raises(StartupError, match="is not a CA"):
             certificates.create_ca(tmp_path, ["n1"])
     assert not (tmp_path / "n1.pem").exists()
 
@@ -390,7 +392,7 @@ def test_workers_beyond_loopback() -> None:
     with pytest.raises(StartupError, match=r"need TLS\. Missing: the files ca, cert and key"):
         check_worker_host("10.0.0.5")
     for host in ("0.0.0.0", "::", ""):
-        with pytest.raises(StartupError, match="by which the others reach it"):
+        with pytest.raises(StartupError, match="at which the others reach it"):
             check_worker_host(host, tls=True)
 
 

@@ -25,7 +25,7 @@ async def test_a_text_becomes_tokens_and_tokens_a_text(start: Start, tokenizer: 
         "token_strs": [tokenizer.id_to_token(token) for token in ids],
     }
     back = await cluster.client.post("/detokenize", json={"model": MODEL, "tokens": ids})
-    assert back.json() == {"prompt": text}
+    assert back.json() == {"prompt": text, "content": text}
     plain = await cluster.client.post("/tokenize", json={"prompt": ""})
     assert (plain.json()["tokens"], plain.json()["token_strs"]) == ([], None)
 
@@ -50,7 +50,22 @@ async def test_long_texts_and_prompts_beyond_the_context(start: Start) -> None:
     answer = (await cluster.client.post("/tokenize", json={"prompt": text})).json()
     assert answer["count"] == len(answer["tokens"]) > 4096
     back = await cluster.client.post("/detokenize", json={"tokens": answer["tokens"]})
-    assert back.json() == {"prompt": text}
+    assert back.json() == {"prompt": text, "content": text}
+
+
+async def test_a_text_in_the_form_of_llama_cpp(start: Start, tokenizer: Tokenizer) -> None:
+    cluster = await start(outputs())
+    text = "hello über alles<|eos|> " * 20_000  # longer than other parameters may be
+    for asked in ({}, {"add_special": True, "parse_special": True, "with_pieces": False}):
+        reply = await cluster.client.post("/tokenize", json={"content": text, **asked})
+        assert reply.status_code == 200, reply.text
+        special = bool(asked)
+        assert reply.json()["tokens"] == tokenizer.encode(text, add_special_tokens=special).ids
+        assert "x-baton-ignored" not in reply.headers
+    both = {"prompt": "hi", "content": "not this one"}
+    reply = await cluster.client.post("/tokenize", json=both)
+    assert reply.json()["tokens"] == tokenizer.encode("hi").ids
+    assert reply.headers["x-baton-ignored"] == "content"
 
 
 @pytest.mark.parametrize(
@@ -58,6 +73,9 @@ async def test_long_texts_and_prompts_beyond_the_context(start: Start) -> None:
     [
         ("/tokenize", {}, "prompt", "is required"),
         ("/tokenize", {"prompt": ["a"]}, "prompt", "must be a string"),
+        ("/tokenize", {"content": ["a"]}, "content", "must be a string"),
+        ("/tokenize", {"content": "a", "with_pieces": True}, "with_pieces", "is not supported"),
+        ("/tokenize", {"content": "a", "model": "other"}, "model", "does not exist"),
         ("/tokenize", {"messages": []}, "messages", "must not be empty"),
         ("/tokenize", {"messages": HI, "chat_template": "x"}, "chat_template", "operator"),
         ("/tokenize", {"prompt": "x" * 200_000, "return_token_strs": True}, "return_token_strs",

@@ -81,7 +81,7 @@ def test_json_is_yaml(tmp_path: Path) -> None:
 
 
 def test_a_file_without_keys_accepts_none(tmp_path: Path) -> None:
-    with pytest.raises(ApiError, match="not known here"):
+    with pytest.raises(ApiError, match="does not know it"):
         tenant_of(written(tmp_path, "{}"), "sk-one")
 
 

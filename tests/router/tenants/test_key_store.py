@@ -78,7 +78,7 @@ def test_a_file_that_became_invalid_changes_nothing_and_is_told_once(
     assert [store.valid] == [False]
     assert accepted(store, "sk-one", "sk-two", "sk-six") == ["sk-one", "sk-two"]
     [logged] = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
-    assert "not used, the last one is" in logged and "sk-" not in logged
+    assert "is not used; its last content stays in use" in logged and "sk-" not in logged
     replace(keys, "sk-six: acme\n")
     for _ in range(2):
         look(changes, store)

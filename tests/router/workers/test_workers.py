@@ -275,7 +275,7 @@ async def test_nobody_beyond_this_machine_is_talked_to_without_tls(
     await pool.refresh()
     await pool.refresh()
     assert list(pool.prefill) == ["p1"] and not pool.links
-    said = [r.message for r in caplog.records if "there is no TLS" in r.message]
+    said = [r.message for r in caplog.records if "other machines need TLS" in r.message]
     assert len(said) == 2  # once for each
     await pool.close()
 

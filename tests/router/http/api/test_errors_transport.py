@@ -28,10 +28,10 @@ CASES: list[tuple[bytes, int, str | None, str]] = [
     (get(b"/health/"), 404, "not_found", "/health/"),
     (get(b"/a%0d%0ax-evil:%201"), 404, "not_found", "no such path"),
     (get(b"/v1/models/" + b"x" * 3000), 404, "model_not_found", "does not exist"),
-    (get(b"/v1/completions"), 405, "method_not_allowed", "takes POST only"),
-    (get(b"/v1/models", method=b"DELETE"), 405, "method_not_allowed", "takes GET, HEAD only"),
-    (get(b"/v1/models", method=b"OPTIONS"), 405, "method_not_allowed", "takes GET, HEAD only"),
-    (get(b"/v1/chat/completions", method=b"PUT"), 405, "method_not_allowed", "takes POST only"),
+    (get(b"/v1/completions"), 405, "method_not_allowed", "accepts only POST"),
+    (get(b"/v1/models", method=b"DELETE"), 405, "method_not_allowed", "accepts only GET, HEAD"),
+    (get(b"/v1/models", method=b"OPTIONS"), 405, "method_not_allowed", "accepts only GET, HEAD"),
+    (get(b"/v1/chat/completions", method=b"PUT"), 405, "method_not_allowed", "accepts only POST"),
     (get(b"/health", b"upgrade: websocket\r\nconnection: upgrade\r\n", method=b"POST"), 405,
      "method_not_allowed", "GET, HEAD"),
     (b"hello\r\n\r\n", 400, "invalid_http", "HTTP/1.1"),
@@ -54,7 +54,7 @@ CASES: list[tuple[bytes, int, str | None, str]] = [
     (post(GOOD, b"content-type: multipart/form-data; boundary=x"), 415, "unsupported_media_type",
      "expected content-type application/json"),
     (post(GOOD, b"content-type: application/json; charset=latin-1"), 415, "unsupported_media_type",
-     "charset of JSON is utf-8"),
+     "charset of JSON must be utf-8"),
     (post(b"x", TYPED, b"content-encoding: gzip"), 415, "unsupported_media_type", "'gzip'"),
     (post(b"x", TYPED, b"content-encoding: zstd"), 415, "unsupported_media_type", "'zstd'"),
     (post(b"", TYPED), 400, "invalid_json", "the body is empty"),
@@ -128,7 +128,7 @@ async def test_a_body_that_is_slow(start: Start) -> None:
             wire = await connect(POST + JSON + lines)
             reply = await wire.reply()
             assert (reply.status, reply.error["code"]) == (408, "request_timeout")
-            assert reply.error["message"] == "the body did not come within 0.3 s"
+            assert reply.error["message"] == "the body was not received within 0.3 s"
             assert await wire.closed()
     page = cluster.app.state.router.metrics_page().decode()
     assert 'baton_requests_total{model="tiny",role="router",status="408"} 2.0' in page

@@ -193,10 +193,10 @@ def rendered(template: ChatTemplate, chat: list[dict[str, Any]], **given: Any) -
         ("{{ messages[0].content + 1 }}", "concatenate"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "too much"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "too large"),
         ("{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "more than"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "too much"),
-        ("{{ 1 / 0 }}", "too much"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "too large"),
+        ("{{ 1 / 0 }}", "too large"),
     ],
 )
 def test_what_a_template_refuses_is_the_fault_of_messages(source: str, why: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from router.common.errors import ApiError, invalid
 from router.common.work_lane import WorkClaim
@@ -23,6 +24,7 @@ from router.openai.prompts.prompt_encoder import (
     VERY_LONG_PROMPT,
     PromptEncoder,
     TokenLimit,
+    surround,
 )
 from tests.router.openai.chat.toy import CHATML, TOKENIZERS, save
 
@@ -102,8 +104,19 @@ async def test_a_long_chat_gives_the_tokens_of_a_short_one(encoder: PromptEncode
         expected = encoder._template.encode(text, mark)
         ids = (await encoder.encode_chat(messages, tools, FREE, ANY, options={"y": 1})).ids
         assert ids == expected
+        kept = FREE._replace(kept=7)
+        cut = await encoder.encode_chat(messages, tools, kept, ANY, options={"y": 1})
+        assert cut.ids == expected[-7:]
     with pytest.raises(ApiError, match="tokens"):
         await encoder.encode_chat(messages, tools, limit(len(ids) - 1), ANY)
+
+
+def test_special_tokens_around_a_chat() -> None:
+    tokenizer = TOKENIZERS["byte-level"]()
+    assert surround(tokenizer, [7, 8]) == [7, 8]
+    ends = [("<s>", tokenizer.token_to_id("<s>")), ("</s>", tokenizer.token_to_id("</s>"))]
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    assert surround(tokenizer, [7, 8]) == [ends[0][1], 7, 8, ends[1][1]]
 
 
 async def test_what_cannot_fit_is_refused_before_it_is_tokenized(encoder: PromptEncoder) -> None:
