@@ -54,7 +54,7 @@ async def test_a_redis_with_a_password_behind_tls(pool: Standalone, tmp_path: Pa
         pool.redis.stop()
         async with asyncio.timeout(10):  # what do they say of it?
             for text, count in (
-                ("last list of workers stays in use", 2),
+                ("last list of workers", 2),
                 ("lease is not renewed", 2),
             ):
                 while pool.said(text) < count:
