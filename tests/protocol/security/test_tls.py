@@ -128,9 +128,7 @@ def test_a_leaf_signs_nothing(tmp_path: Path) -> None:
     certificates.create_ca(tmp_path, ["n1"])
     for suffix in ("pem", "key"):
         (tmp_path / f"n1.{suffix}").replace(tmp_path / f"ca.{suffix}")
-    with pytest.raises(
-        StartupError, match=r"ca\.pem is not a CA.*CA:TRUE and keyCertSign"
-    ):
+    with pytest.raises(StartupError, match=r"ca\.pem is not a CA.*CA:TRUE and keyCertSign"):
         certificates.create_node_certificate(tmp_path, ["n2"])
     with pytest.raises(StartupError, match="is the CA's"):
         certificates.renew_node_certificate(tmp_path, "ca")
