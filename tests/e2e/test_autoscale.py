@@ -28,6 +28,7 @@ OPTIONS = {
     **{"autoscaler-mode": "act", "autoscaler-decode-max": "2", "autoscaler-prefill-max": "1"},
     **{"autoscaler-interval-s": "0.5", "autoscaler-window-s": "5", "autoscaler-warm-up-s": "0"},
     **{"autoscaler-down-after-s": "1", "autoscaler-down-every-s": "1"},
+    **{"admission-ttft-ms": "60000", "admission-queue-ms": "60000"},  # one worker is too few
 }
 WAIT_S = 60.0
 
