@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -59,3 +60,9 @@ def lacking(*names: str, root: bool = False) -> str:
 
 def _there(name: str) -> bool:
     return shutil.which(name, path=_PATH) is not None
+
+
+def heed_interrupts() -> None:
+    """Let a process that is about to start end by SIGINT: shells ignore it in the background, and
+    every process that they start inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

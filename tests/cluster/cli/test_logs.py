@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from cluster.cli.main import app
 from cluster.local import kept_logs
 from cluster.local.run_state import ClusterHome, RunState, new_run_dir
+from tests.system import heed_interrupts
 
 HEAD = ":job_id:01000000\n:actor_name:ServeReplica:baton-{}:Worker\n"
 runner = CliRunner()
@@ -92,7 +93,9 @@ def test_follow_prints_what_is_appended_and_what_starts_later(home: ClusterHome)
     lock = home.lock()
     assert lock is not None
     command = [sys.executable, "-m", "cluster.cli.main", "logs", "decode", "--follow", "-n", "1"]
-    following = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=(lock,))
+    following = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, pass_fds=(lock,), preexec_fn=heed_interrupts
+    )
     try:
         assert following.stdout is not None
         state = home.read()

@@ -118,10 +118,10 @@ def test_a_line_of_figures_that_no_cluster_has_is_damaged(log: Path) -> None:
 
 def test_a_log_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
     code, output = invoke(tmp_path / "none.jsonl")
-    assert code == 1 and "cannot be read" in output
+    assert code == 2 and "cannot be read" in output
     empty = tmp_path / "empty.jsonl"
     empty.write_bytes(b"")
-    assert invoke(empty) == (1, f"baton: {empty} holds no decision\n")
+    assert invoke(empty) == (2, f"baton: {empty} holds no decision\n")
 
 
 def test_the_command_writes_a_page_a_log_and_json(tmp_path: Path) -> None:
