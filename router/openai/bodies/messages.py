@@ -223,6 +223,8 @@ def _content(message: Message) -> str:
 
 def _call(call: MessageToolCall, text_arguments: bool) -> dict[str, Any]:
     given = call.function.arguments
+    if not given.strip():  # as some clients write a call without arguments
+        given = "{}"
     arguments = given if text_arguments else _arguments(given)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}

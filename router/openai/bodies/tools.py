@@ -24,6 +24,7 @@ class ToolFunction(StrictModel):
 class Tool(StrictModel):
     type: Literal["function"]
     function: ToolFunction
+    cache_control: dict[str, Any] | None = None  # has no effect: prefixes are cached in any case
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool as chat templates expect it."""

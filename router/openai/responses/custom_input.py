@@ -39,7 +39,8 @@ class CustomInputScanner:
     def flush(self) -> str:
         """Return the rest when no more text will come."""
         if not self._has_begun:
-            return self._take_all()
+            is_cut = '{"input":"'.startswith("".join(self._waiting.split()))
+            return "" if is_cut else self._take_all()
         return "" if self._has_ended or self._is_plain else self._decode(last=True)
 
     def _begin(self) -> bool:

@@ -23,7 +23,9 @@ def failure_of(error: ApiError) -> ResponseFailure:
     words from which Codex reads the time."""
     if error.status == 429:
         seconds = error.headers.get("retry-after", RETRY_AFTER["retry-after"])
-        message = f"{error.message}; try again in {seconds}s"
+        message = error.message
+        if "try again in" not in message:
+            message = f"{message}; try again in {seconds}s"
         return ResponseFailure("rate_limit_exceeded", message)
     if error.code == _TOO_LONG:
         return ResponseFailure(_TOO_LONG, error.message)

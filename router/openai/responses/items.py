@@ -129,7 +129,7 @@ class _ItemReader:
         if role not in _ROLES:
             message = f"{self._path}.role must be {list_alternatives(_ROLES)}, not"
             raise invalid(f"{message} {show_value(role)}", f"{self._path}.role", "invalid_value")
-        text = self._text(item.get("content"), "content", _TEXT_PARTS)
+        text = self._text(item, "content", _TEXT_PARTS)
         if role == "user":
             self._into.add_user(text, self._path)
         elif role == "assistant":
@@ -140,7 +140,7 @@ class _ItemReader:
     def _reasoning(self, item: dict[str, Any]) -> None:
         for name in ("content", "summary"):
             if item.get(name):
-                text = self._text(item[name], name, _REASONING_PARTS)
+                text = self._text(item, name, _REASONING_PARTS)
                 self._into.add_reasoning(text, self._path)
                 return
 
@@ -163,7 +163,7 @@ class _ItemReader:
         self._into.add_call(self._call_id(item), name, text, self._path)
 
     def _output(self, item: dict[str, Any]) -> None:
-        text = self._text(item.get("output"), "output", _TEXT_PARTS, _LEFT_OUT)
+        text = self._text(item, "output", _TEXT_PARTS, _LEFT_OUT)
         self._into.add_output(self._call_id(item), text, self._path)
 
     def _search_output(self, item: dict[str, Any]) -> None:
@@ -189,13 +189,15 @@ class _ItemReader:
 
     def _text(
         self,
-        value: Any,
+        item: dict[str, Any],
         name: str,
         kinds: dict[str, str],
         left_out: dict[str, str] | None = None,
     ) -> str:
-        """Return a string, or the texts of an array of parts, one per line."""
-        path = f"{self._path}.{name}"
+        """Return a string, or the texts of an array of parts, one per line; of null, none."""
+        path, value = f"{self._path}.{name}", item.get(name)
+        if name in item and value is None:
+            return ""
         if isinstance(value, str):
             return value
         if not isinstance(value, list):

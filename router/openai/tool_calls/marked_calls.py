@@ -7,6 +7,7 @@ The arguments reach the client as the model writes them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from router.openai.tool_calls.tool_syntax import CallableTool, ToolSchemas
 CALL_ID = "{id}"
 """Place of a call's id in a further head."""
 
+_CALL_START = re.compile(r'\s*\{\s*"name"\s*:')
 _ID = "([a-zA-Z0-9]{1,9})"
 
 
@@ -99,7 +101,10 @@ class MarkedCallParser(CallParser):
                 self._state = self._arguments
                 return True
         may_follow = any(head.partial.match(self._text, self._at) for head in heads)
-        if may_follow and (not self._ended or self._forced or self._triggers or self.called):
+        # Text cannot begin as calls do (``MarkedCalls.call_start``): this one was cut.
+        is_cut = _CALL_START.match(self._text, self._at) is not None
+        is_call = self._forced or self._triggers or self.called or is_cut
+        if may_follow and (is_call or not self._ended):
             return self._wait()
         return otherwise()
 

@@ -161,6 +161,12 @@ def test_custom_calls_and_their_outputs() -> None:
     assert told["content"] == "ok"
 
 
+def test_null_contents_are_empty() -> None:
+    answer = {"type": "message", "role": "assistant", "content": None}
+    *_, turn, told = messages_of([said("user", "go"), answer, call("c1"), output("c1", None)])
+    assert len(turn["tool_calls"]) == 1 and told["content"] == ""
+
+
 def test_items_of_hosted_tools_are_left_out() -> None:
     hosted = [{"type": "web_search_call", "id": "ws"}, {"type": "compaction", "x": 1}]
     assert messages_of([*hosted, said("user", "hi")]) == messages_of("hi")

@@ -46,3 +46,8 @@ def test_other_arguments_are_the_input_themselves(text: str) -> None:
 
 def test_a_string_that_is_cut_ends_where_it_was_cut() -> None:
     assert scanned('{"input":"ab\\u00', []).startswith("ab")
+
+
+@pytest.mark.parametrize("text", ['{"inpu', '{ "input" : ', "{"])
+def test_a_wrapper_that_is_cut_is_no_input(text: str) -> None:
+    assert scanned(text, []) == ""
