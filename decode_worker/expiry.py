@@ -47,7 +47,7 @@ class RequestExpiry:
         )
 
     def first_token_came(self) -> None:
-        """From now on the limit between two tokens holds."""
+        """Replace the limit on the first token by the one between two tokens."""
         self.cancel()
         self._seen = self._count_tokens()
         self._wait("next", self._request.token_timeout_s)

@@ -122,7 +122,7 @@ def scale(
 
 
 def _confirm_jump(change: str, *, yes: bool) -> bool:
-    """Return whether a large change is wanted. Raises UsageError where nobody can be asked."""
+    """Ask whether a large change of counts is wanted. Raises UsageError without a terminal."""
     from protocol.errors import UsageError
 
     if yes:

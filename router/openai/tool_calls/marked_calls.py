@@ -27,7 +27,7 @@ from router.openai.tool_calls.tool_syntax import CallableTool, ToolSchemas
 CALL_ID = "{id}"
 """Place of a call's id in a further head."""
 
-_CALL_START = re.compile(r'\s*\{\s*"name"\s*:')
+_CALL_START = r'\s*\{\s*"name"\s*:'
 _ID = "([a-zA-Z0-9]{1,9})"
 
 
@@ -52,7 +52,7 @@ class MarkedCalls(NamedTuple):
 
     @property
     def call_start(self) -> str:
-        return r'/\s*\{\s*"name"\s*:(.|\n)*/'
+        return rf"/{_CALL_START}(.|\n)*/"
 
     @property
     def marks(self) -> str:
@@ -102,7 +102,7 @@ class MarkedCallParser(CallParser):
                 return True
         may_follow = any(head.partial.match(self._text, self._at) for head in heads)
         # Text cannot begin as calls do (``MarkedCalls.call_start``): this one was cut.
-        is_cut = _CALL_START.match(self._text, self._at) is not None
+        is_cut = re.compile(_CALL_START).match(self._text, self._at) is not None
         is_call = self._forced or self._triggers or self.called or is_cut
         if may_follow and (is_call or not self._ended):
             return self._wait()
