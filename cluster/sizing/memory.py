@@ -28,7 +28,7 @@ MAX_EXTRA_STARTS = 5
 """``WorkerLevel.extra_s`` at most, in times of a start."""
 START_COST = 2.0
 """A start that is needed costs twice its time: that of the worker, and that of the requests which
-the missing worker delays."""
+the missing worker delays. Where ``down_after_s`` is set, it takes the place of that time."""
 MAX_LEVELS = 4096
 NO_WORKERS = WorkerCounts(prefill=0, decode=0)
 GROWTH_PERIODS = 60
@@ -95,11 +95,11 @@ def _used_levels(
     If the demand returns earlier than that, idling on would have been cheaper by the difference,
     by which the next limit is longer. If it returns later, the next limit is shorter.
     """
-    most_s = MAX_EXTRA_STARTS * tuning.start_s
+    start_s = _start_cost_s(tuning)
+    most_s = MAX_EXTRA_STARTS * start_s
     # A level that has idled for so long would have no extra_s when it is used again.
     recent = sum(
-        at_s - x.used_s <= most_s + idle_limit_s(x, tuning) + START_COST * tuning.start_s
-        for x in levels
+        at_s - x.used_s <= most_s + idle_limit_s(x, tuning) + START_COST * start_s for x in levels
     )
     used = min(needed, MAX_LEVELS)
     count = min(max(used, recent, present), MAX_LEVELS)
@@ -109,7 +109,7 @@ def _used_levels(
         idle_s, limit_s = at_s - level.used_s, idle_limit_s(level, tuning)
         if idle_s <= limit_s:
             return WorkerLevel(at_s, level.extra_s)
-        extra_s = level.extra_s + limit_s + START_COST * tuning.start_s - idle_s
+        extra_s = level.extra_s + limit_s + START_COST * start_s - idle_s
         return WorkerLevel(at_s, min(most_s, max(0.0, extra_s)))
 
     return (*map(use, known[:used]), *known[used:])
@@ -122,8 +122,11 @@ def idle_limit_s(level: WorkerLevel, tuning: ScalingTuning) -> float:
     costs pays at most twice what the best choice with knowledge of the future would (Lu, Chen and
     Andrew, "Simple and Effective Dynamic Provisioning for Power-Proportional Data Centers",
     2013)."""
-    limit_s = tuning.start_s if tuning.down_after_s is None else tuning.down_after_s
-    return limit_s + level.extra_s
+    return _start_cost_s(tuning) + level.extra_s
+
+
+def _start_cost_s(tuning: ScalingTuning) -> float:
+    return tuning.start_s if tuning.down_after_s is None else tuning.down_after_s
 
 
 def needed_lately(memory: SizingMemory, at_s: float, tuning: ScalingTuning) -> WorkerCounts:

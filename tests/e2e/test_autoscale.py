@@ -79,9 +79,9 @@ async def asked_again_and_again(
 
 async def test_workers_follow_the_load(scaled: LocalCluster, oracle: Oracle) -> None:
     long, *short = prompts(8, 100, 200, seed=21)
-    always = body(scaled, 1, long, 300)
+    always = body(scaled, 1, long, 150)
     load = [body(scaled, n, prompt, 100) for n, prompt in enumerate(short)]
-    async with http(scaled) as client, asked_again_and_again(client, [always], 1.2) as told:
+    async with http(scaled) as client, asked_again_and_again(client, [always], 2.0) as told:
         async with asked_again_and_again(client, load) as busy:
             await until(scaled, lambda there: len(there) == 3)
         with pytest.raises(RuntimeError, match=r"autoscaler\.mode is act"):

@@ -136,6 +136,20 @@ def test_a_stop_that_did_not_pay_makes_the_next_one_later(every_s: int, stops: i
     assert stopped == stops
 
 
+def test_a_set_delay_bounds_the_extra_delay() -> None:
+    """With ``down_after_s`` of 1 s, a worker that is needed every 3 s idles for 6 s at most, however
+    long a start takes."""
+    memory, tuning = SizingMemory(), ScalingTuning(down_after_s=1.0, start_s=60.0)
+    there, kept = WorkerCounts(prefill=2, decode=1), []
+    for tick in range(100):
+        at_s = tick / 2
+        demand = WorkerCounts(prefill=2 if at_s < 30.0 and at_s % 3.0 == 0.0 else 1, decode=1)
+        memory = record_demand(memory, at_s, mix(1.0), demand, there, tuning)
+        if needed_lately(memory, at_s, tuning).prefill == 2:
+            kept.append(at_s)
+    assert 27.0 < kept[-1] <= 27.0 + 6.0
+
+
 def test_a_worker_idles_from_the_end_of_its_start() -> None:
     """The load needs two workers once; the second one starts for 60 s and stays for 60 s more."""
     memory, tuning, kept = SizingMemory(), ScalingTuning(), []
