@@ -137,8 +137,8 @@ def test_a_stop_that_did_not_pay_makes_the_next_one_later(every_s: int, stops: i
 
 
 def test_a_set_delay_bounds_the_extra_delay() -> None:
-    """With ``down_after_s`` of 1 s, a worker that is needed every 3 s idles for 6 s at most, however
-    long a start takes."""
+    """With ``down_after_s`` of 1 s, a worker that is needed every 3 s idles for 6 s at most,
+    however long a start takes."""
     memory, tuning = SizingMemory(), ScalingTuning(down_after_s=1.0, start_s=60.0)
     there, kept = WorkerCounts(prefill=2, decode=1), []
     for tick in range(100):
