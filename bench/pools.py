@@ -21,9 +21,11 @@ constants, so that the figures of two versions of Baton can be compared.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +33,8 @@ import msgspec
 
 from bench.lib.report import ResultRow, finish
 from bench.simulator.split_search import PoolSplit, SplitTrial, least, oracle
+from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS
+from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.result import SimulationResult
 from cluster.simulator.scenario import Scenario, parse_scenario
 from cluster.simulator.simulation import simulate
@@ -174,13 +178,29 @@ def scaled(study: Study, begin: PoolSplit, most: int, tuning: dict[str, Any]) ->
     )
 
 
+def cached_tokens(jobs: Iterable[SimulatedRequest]) -> list[int]:
+    """Return the prompt tokens of each request that requests before it had as a prefix."""
+    seen: set[bytes] = set()
+    found = []
+    for job in jobs:
+        hits = sum(1 for _ in itertools.takewhile(seen.__contains__, job.blocks))
+        found.append(min(hits * CACHE_BLOCK_TOKENS, job.prompt - 1))
+        seen.update(job.blocks)
+    return found
+
+
 def needed(trial: SplitTrial, begin: float, end: float) -> PoolSplit:
-    """Compute the pools that the policy's formulas want for these requests without prefixes."""
+    """Compute the pools that the policy's formulas want for these requests. Prefixes that they
+    share are cached."""
     jobs = trial.between(begin, end)
+    cached = cached_tokens(jobs)
     mix = RequestMix(
         rate=len(jobs) / (end - begin),
         window_s=end - begin,
-        samples=tuple(RequestSample(float(j.prompt), 0.0, float(j.output)) for j in jobs),
+        samples=tuple(
+            RequestSample(float(job.prompt - hit), float(hit), float(job.output))
+            for job, hit in zip(jobs, cached, strict=True)
+        ),
     )
     found = demand_by_role(mix, trial.machines, trial.scenario.goals, NO_CORRECTIONS)
     return PoolSplit(found["prefill"].workers, found["decode"].workers)

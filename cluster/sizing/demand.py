@@ -98,14 +98,13 @@ def prefill_demand(
     )
 
 
-def decode_demand(
-    mix: RequestMix, goals: SloTargets, resident: ResidentSequences, rate: float
-) -> RoleDemand:
-    """Return the demand for decode workers. ``rate``: requests/s that come from prefill. Room is
-    made for at least the sequences that decode now, because output lengths are known only when
-    requests have ended."""
+def decode_demand(mix: RequestMix, goals: SloTargets, resident: ResidentSequences) -> RoleDemand:
+    """Return the demand for decode workers. Room is made for at least the sequences that decode
+    now, because output lengths are known only when requests have ended. Queued prompts count as
+    arrivals only: in simulations, room for all of them made larger pools and met the objectives no
+    more often than as large a fixed pool (``bench.pools``)."""
     limits = decode_batch_limits(resident, goals)
-    batch, tokens_s = limits.size, rate * resident.output
+    batch, tokens_s = limits.size, mix.rate * resident.output
 
     def sequences(workers: int) -> float:
         return workers * resident.mean_batch(tokens_s / workers, batch)
@@ -152,10 +151,7 @@ def demand_by_role(
     service = prefill_service(mix, computing, corrections.prefill)
     prefill = prefill_demand(mix, computing, goals, service, start_s)
     resident = resident_sequences(mix, decoding, corrections, computing)
-    lasts_s = max(start_s, resident.output * resident.tpot_s(1.0), 1e-9)
-    queued = queued_work_s(mix, service) / service.mean_s if service.mean_s > 0 else 0.0
-    rate = mix.rate + queued / lasts_s  # all of a queue may decode at a time, but not more than all
-    return {"prefill": prefill, "decode": decode_demand(mix, goals, resident, rate)}
+    return {"prefill": prefill, "decode": decode_demand(mix, goals, resident)}
 
 
 def machine_for_role(role: Role, machines: dict[Role, MachineModel]) -> MachineModel:

@@ -114,16 +114,7 @@ def test_a_queue_is_work() -> None:
     calm, late = demand(load), demand(queue)
     assert (calm[0].workers, late[0].workers) == (2, 2)  # 0.8 * 60 s are spare
     assert demand(replace(load, backlog_tokens=1e6))[0].workers == 4  # 120 s of work in 60 s
-    assert late[1].load == pytest.approx(
-        demand(replace(load, rate=15.0))[1].load, rel=1e-3
-    )  # 300 in 60 s
-
-
-def test_a_queue_is_no_more_sequences_than_it_has() -> None:
-    """Long answers outlast the time in which a queue is worked off."""
-    load = mix(1.0, output=20_000)
-    calm, late = (demand(replace(load, backlog_tokens=t))[1].load for t in (0.0, 100_120.0))
-    assert calm < late < calm + 200.0
+    assert late[1].load == calm[1].load, "its requests have arrived"
 
 
 def test_a_backlog_is_of_whole_prompts() -> None:
