@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
+from router.anthropic.body import MESSAGES_FIELDS
 from router.common.errors import ApiError
 from router.http.intake import (
     EXPLAIN_HEADER,
@@ -19,11 +20,11 @@ from router.http.intake import (
     TIMELINE_HEADER,
     TTFT_DEADLINE_HEADER,
 )
-from router.openai.bodies.chat_body import ChatBody, parse_chat
+from router.openai.bodies.chat_body import CHAT_ONLY, ChatBody, ChatDialect, parse_chat
 from router.openai.bodies.completion_body import CompletionBody, parse_completion
 from router.openai.bodies.generation_body import GenerationBody
 from router.openai.bodies.parsing import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
-from router.openai.responses.body import IGNORED, PASSED_ON, REFUSED, OpenFields
+from router.openai.responses.body import RESPONSES_FIELDS, OpenFields
 from router.openapi.document import openapi_document
 
 ROOT = Path(__file__).parent.parent
@@ -98,18 +99,36 @@ def test_refusals_and_what_changes_nothing() -> None:
         ("Refused in both", common),
         ("Refused in completions", of_completions),
         ("Refused in chats", of_chats),
-        ("Responses: refused", REFUSED),
+        ("Responses: refused", _own_refusals(RESPONSES_FIELDS)),
     ):
         assert fields(heading) == {name: list(values) for name, values in neutral.items()}
 
 
-def test_parameters_of_responses_that_chats_have_and_that_have_no_effect() -> None:
-    for heading, names in (
-        ("Responses: as in chats", PASSED_ON),
-        ("Responses: without effect", IGNORED),
-    ):
-        told = [name for row in rows(heading) for name in quoted(row[0])]
-        assert sorted(told) == sorted(names)
+def _own_refusals(dialect: ChatDialect) -> dict[str, Any]:
+    """What a dialect refuses and chats do not have."""
+    shared = {*CHAT_UNSUPPORTED, *CHAT_ONLY, *dialect.renamed}
+    return {name: values for name, values in dialect.refused.items() if name not in shared}
+
+
+def _effect(dialect: ChatDialect, name: str) -> str:
+    if name in dialect.renamed:
+        return f"use `{dialect.renamed[name]}`"
+    if name in dialect.refused:
+        return "refused"
+    return "without effect" if name in dialect.without_effect else "taken"
+
+
+def test_parameters_of_chats_in_other_dialects() -> None:
+    dialects = (RESPONSES_FIELDS, MESSAGES_FIELDS)
+    found = {name: [_effect(d, name) for d in dialects] for name in ChatBody.model_fields}
+    table = rows("Parameters of chats in other dialects")
+    told = {quoted(name)[0]: effects for name, *effects in table}
+    assert told == {n: effects for n, effects in found.items() if effects != ["taken", "taken"]}
+
+
+def test_parameters_of_responses_that_have_no_effect() -> None:
+    told = [name for row in rows("Responses: without effect") for name in quoted(row[0])]
+    assert sorted(told) == sorted(RESPONSES_FIELDS.without_effect - ChatBody.model_fields.keys())
 
 
 def test_endpoints() -> None:

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from protocol.requests import PRIORITIES
 from router.anthropic.blocks import (
     InputMessages,
     LenientModel,
@@ -31,34 +30,15 @@ from router.anthropic.tools import (
     long_names,
 )
 from router.common.errors import ApiError, invalid
-from router.openai.bodies.chat_body import ChatBody
+from router.openai.bodies.chat_body import ChatBody, ChatDialect, parse_chat, rename_error
 from router.openai.bodies.field_types import Integer, StopStrings
 from router.openai.bodies.parsing import check_sizes, to_api_error
 from router.openai.bodies.unknown_fields import unknown_names
 
-_REFUSED = {
-    "mcp_servers": "this server calls no other one: send the tools of MCP servers as tools",
-    "container": "this server runs no code",
-}
-_WITHOUT_EFFECT = {
-    "cache_control",
-    "context_management",
-    "diagnostics",
-    "fallbacks",
-    "inference_geo",
-    "metadata",
-    "safeguards",
-    "service_tier",
-    "speed",
-}
 _PROMPT_FIELDS = {"messages", "system"}
-_CHAT_FIELDS = {
-    "max_completion_tokens": "max_tokens",
-    "stop": "stop_sequences",
-    "thinking_token_budget": "thinking.budget_tokens",
-    "response_format.json_schema.schema": "output_config.format.schema",
-}
-"""Names of the same field in a chat, and here."""
+_CONTINUE = "continue_final_message"
+_COUNTED = ("add_generation_prompt", "add_special_tokens", _CONTINUE, "truncate_prompt_tokens")
+"""Fields of a chat that change its prompt."""
 
 _TOOL_FIELD = re.compile(r"(tools\[\d+\])\.function\.(name|description|parameters)")
 
@@ -82,8 +62,7 @@ class OutputConfig(LenientModel):
 
 
 class PromptBody(LenientModel):
-    """The fields that the prompt is made of. ``cache_salt``, ``chat_template_kwargs``, ``priority``
-    and ``prompt_cache_key`` mean what they mean in a chat."""
+    """The fields that the prompt is made of."""
 
     model: str | None = None
     messages: InputMessages
@@ -93,21 +72,30 @@ class PromptBody(LenientModel):
     thinking: Annotated[Thinking | None, BeforeValidator(without_nulls)] = None
     output_config: Annotated[OutputConfig | None, BeforeValidator(without_nulls)] = None
     output_format: Annotated[JsonFormat | None, BeforeValidator(without_nulls)] = None
-    cache_salt: str | None = Field(None, min_length=1, max_length=256)
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
-    priority: Integer = Field(0, ge=PRIORITIES[0], le=PRIORITIES[1])
-    prompt_cache_key: str | None = Field(None, max_length=512)
 
 
 class MessagesBody(PromptBody):
     max_tokens: Integer = Field(ge=1, lt=2**31)
     stop_sequences: StopStrings = ()
-    stream: bool = False
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
-    top_k: Integer | None = Field(None, ge=-1, lt=2**31)
-    min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    repetition_penalty: float | None = Field(None, gt=0, le=10, allow_inf_nan=False)
+
+
+MESSAGES_FIELDS = ChatDialect(
+    own=MessagesBody.model_fields,
+    renamed={
+        "max_completion_tokens": "max_tokens",
+        "n_predict": "max_tokens",
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    },
+    refused={"container": (), "mcp_servers": ([],), "stop": ([],)},
+    without_effect={
+        *("cache_control", "context_management", "diagnostics", "fallbacks", "inference_geo"),
+        *("metadata", "safeguards", "speed"),
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -117,41 +105,41 @@ class MessagesRequest:
     chat: ChatBody
     long_names: Mapping[str, str]
     ignored: tuple[str, ...]
+    names: Mapping[str, str]  # field of the chat -> the one that was sent
 
     @property
     def generation(self) -> ChatBody:
         return self.chat
 
+    @property
+    def model(self) -> str | None:
+        return self.chat.model
+
+    def rename(self, error: ApiError) -> ApiError:
+        """Return an error about the chat with the names of this dialect's fields."""
+        return _own_error(error, self.names)
+
 
 def parse_messages(raw: Mapping[str, Any]) -> MessagesRequest:
     """Return the request. Raises ApiError (400) for the first mistake."""
+    fields = MESSAGES_FIELDS.chat_fields(raw)
     body = _parse(raw, MessagesBody)
-    options = {
-        "max_completion_tokens": body.max_tokens,
-        "stop": list(body.stop_sequences) or None,
-        "stream": body.stream,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty,
-    }
-    return _request(raw, body, options)
+    fields["max_completion_tokens"] = body.max_tokens
+    fields["stop"] = list(body.stop_sequences) or None
+    return _request(raw, body, fields)
 
 
 def parse_count(raw: Mapping[str, Any]) -> MessagesRequest:
     """Return the request whose prompt is to be counted. Raises ApiError (400)."""
-    return _request(raw, _parse(raw, PromptBody), {})
+    fields = MESSAGES_FIELDS.chat_fields(raw)
+    body = _parse(raw, PromptBody)
+    return _request(raw, body, {name: fields[name] for name in _COUNTED if name in fields})
 
 
 Model = TypeVar("Model", bound=PromptBody)
 
 
 def _parse(raw: Mapping[str, Any], model: type[Model]) -> Model:
-    for name, why in _REFUSED.items():
-        if raw.get(name):
-            message = f"{name} is not supported ({why}): leave it out"
-            raise invalid(message, name, "unsupported_parameter")
     known = {
         name: value
         for name, value in raw.items()
@@ -167,43 +155,55 @@ def _parse(raw: Mapping[str, Any], model: type[Model]) -> Model:
 
 
 def _request(
-    raw: Mapping[str, Any], body: PromptBody, options: Mapping[str, Any]
+    raw: Mapping[str, Any], body: PromptBody, passed: Mapping[str, Any]
 ) -> MessagesRequest:
-    fields = {
+    """``passed``: fields of the chat that the body does not have."""
+    messages = chat_messages(system_text(body.system), body.messages, ToolDefaults(body.tools))
+    chat = {
+        **passed,
         "model": body.model,
-        "messages": chat_messages(
-            system_text(body.system), body.messages, ToolDefaults(body.tools)
-        ),
+        "messages": messages,
         "response_format": _response_format(body),
-        "cache_salt": body.cache_salt,
-        "priority": body.priority,
-        "prompt_cache_key": body.prompt_cache_key,
         **_tool_fields(body),
         **_reasoning_fields(body),
-        **options,
     }
+    names = dict[str, str]()
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        names["thinking_token_budget"] = "thinking.budget_tokens"
+    if _begins_answer(messages[-1]) and not {"add_generation_prompt", _CONTINUE} & passed.keys():
+        chat[_CONTINUE] = True
+        names[_CONTINUE] = "messages"
+    unknown = unknown_names(raw, MESSAGES_FIELDS.known)
     try:
-        chat = ChatBody.model_validate({k: v for k, v in fields.items() if v is not None})
-    except ValidationError as error:
-        raise with_own_fields(to_api_error(error, ChatBody)) from None
-    except RecursionError:
-        raise invalid("the body is nested too deeply") from None
-    known = {*MessagesBody.model_fields, *_REFUSED, *_WITHOUT_EFFECT}
-    return MessagesRequest(chat, long_names(body.tools), unknown_names(raw, known))
+        parsed = parse_chat(chat)
+    except ApiError as error:
+        raise _own_error(error, names) from None
+    return MessagesRequest(parsed, long_names(body.tools), unknown, names)
 
 
-def with_own_fields(error: ApiError) -> ApiError:
-    """Return the error of a chat with the name of the field as it was sent."""
-    given = error.param or ""
-    tool = _TOOL_FIELD.match(given)
-    name = _CHAT_FIELDS.get(given)
-    if tool:
-        name = f"{tool[1]}.{tool[2].replace('parameters', 'input_schema')}"
-    if name is None or error.status != 400:
-        return error
-    error.message = error.message.replace(given, name, 1)
-    error.param = name
-    return error
+def _begins_answer(last: Mapping[str, Any]) -> bool:
+    """Return whether the answer continues the last message of a chat, as it does in Anthropic's
+    API. Raises ApiError (400) for a text whose end the model would not have written."""
+    text = last["content"] if last["role"] == "assistant" and "tool_calls" not in last else ""
+    if text[-1:].isspace():
+        message = "messages: the answer continues the last text, which must not end with a space"
+        raise invalid(f"{message} or a line break", "messages")
+    return bool(text)
+
+
+def _own_error(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return the error of a chat with the names of fields as they were sent; ``names``: those of
+    this request only."""
+
+    def tool_path(found: re.Match[str]) -> str:
+        return f"{found[1]}.{found[2].replace('parameters', 'input_schema')}"
+
+    def rename(text: str) -> str:
+        for name, sent in names.items():
+            text = text.replace(name, sent)
+        return MESSAGES_FIELDS.rename(_TOOL_FIELD.sub(tool_path, text))
+
+    return rename_error(error, rename)
 
 
 def _tool_fields(body: PromptBody) -> dict[str, Any]:
@@ -234,8 +234,7 @@ def _reasoning_fields(body: PromptBody) -> dict[str, Any]:
         fields["reasoning_effort"] = "none"
     elif thinking is not None:
         kwargs = {"enable_thinking": True, "thinking": True, **kwargs}
-        fields["thinking_token_budget"] = (
-            thinking.budget_tokens if thinking.type == "enabled" else None
-        )
+        if thinking.type == "enabled" and thinking.budget_tokens is not None:
+            fields["thinking_token_budget"] = thinking.budget_tokens
     fields["chat_template_kwargs"] = kwargs or None
     return fields

@@ -115,7 +115,7 @@ class MessageFormatter:
         return PING
 
     def failed(self, error: ApiError, usage: Usage) -> bytes:
-        return sse_event(error_body(error), b"error")
+        return sse_event(error_body(error, self._header.request_id), b"error")
 
     def _piece_events(self, piece: ParsedDelta) -> bytes:
         if isinstance(piece, ContentDelta):

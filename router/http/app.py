@@ -61,6 +61,7 @@ def create_app(settings: RouterSettings, list_workers: ListWorkers | None = None
     policy = None if origins is None else CorsPolicy(origins)
     app.add_middleware(RequestEdge, cors=policy, write=write_error)
     errors.install_error_handlers(app, write_error)
+    app.add_exception_handler(ClientDisconnected, disconnected)
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", chats, methods=["POST"])
     app.add_api_route("/v1/messages", messages, methods=["POST"])
@@ -116,10 +117,14 @@ async def _generate(request: Request, dialect: Dialect[Body]) -> Response:
         return dialect.error_response(error, request.state.request_id)
     except ClientDisconnected:
         state.metrics.count_request("cancelled")
-        return Response(status_code=499)  # is not sent: the connection is closed
+        raise
     except Exception:
         state.metrics.count_request("500")
         raise
+
+
+async def disconnected(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # is not sent: the connection is closed
 
 
 def _card(state: RouterState, name: str) -> ModelCard:

@@ -43,7 +43,6 @@ Prompt = tuple[int, ...]
 class GenerationPlan(NamedTuple):
     """What one request asks for, in the terms of the router."""
 
-    id_prefix: str  # of the response's id
     prompts: list[Prompt]
     sampling: SamplingParams  # of the first choice of each prompt
     new_formatter: Callable[[ResponseHeader, list[Prompt]], ResponseFormatter]
@@ -119,7 +118,6 @@ async def plan_completion(
         return CompletionFormatter(header, naming, options, of_choices)
 
     return GenerationPlan(
-        id_prefix="cmpl-",
         prompts=prompts,
         sampling=body.sampling_params(
             max_tokens=max(body.max_tokens, 1),  # workers always draw one
@@ -173,7 +171,6 @@ async def plan_chat(
     model: ModelInfo,
     claim: WorkClaim,
     new_chat_formatter: NewChatFormatter = ChatFormatter,
-    id_prefix: str = "chatcmpl-",
     *,
     fits_output: bool = False,
 ) -> GenerationPlan:
@@ -204,7 +201,6 @@ async def plan_chat(
         return new_chat_formatter(header, naming, options, output, of_choices[0])
 
     return GenerationPlan(
-        id_prefix=id_prefix,
         prompts=[tuple(ids)],
         sampling=body.sampling_params(
             max_tokens=max_tokens,
@@ -220,6 +216,9 @@ async def plan_chat(
 
 async def count_chat_tokens(state: RouterState, body: ChatBody, claim: WorkClaim) -> int:
     """Return how many tokens a chat's prompt has. Raises ApiError."""
+    if body.truncate_prompt_tokens is not None:
+        message = "truncate_prompt_tokens is not supported: the tokens of whole prompts are counted"
+        raise invalid(message, "truncate_prompt_tokens", "unsupported_parameter")
     limit = TokenLimit(_UNLIMITED, lambda _count, _at_least: None)
     return len(await chat_tokens(state, body, claim, limit))
 

@@ -82,15 +82,20 @@ async def _accept(
 ) -> Response:
     settings, tenant = state.settings, account.tenant
     limits = _admission_limits(http, state.default_limits)
+    seen = http.scope.get("state", {})
+    request_id, is_own_id = seen.get("request_id", ""), seen.get("own_request_id", False)
+    response_id = dialect.id_prefix + (request_id if is_own_id else secrets.token_hex(16))
     with state.bodies.open(tenant.name) as claim:
         raw = await read_json_object(http, settings.max_body_bytes, settings.body_timeout_s, claim)
         parsed = dialect.parse(state.defaults.fill(raw))
+    model_name = parsed.generation.model or settings.model_names[0]
+    header = ResponseHeader(response_id, int(time.time()), model_name, request_id=request_id)
     try:
         if late_refusal is not None:
             raise late_refusal
-        return await _plan_response(state, http, dialect, parsed, account, limits, arrived)
+        return await _plan_response(state, http, dialect, parsed, account, limits, arrived, header)
     except ApiError as error:
-        events = dialect.error_stream(parsed, error) if parsed.generation.stream else None
+        events = dialect.error_stream(header, parsed, error) if parsed.generation.stream else None
         if events is None:
             raise
         account.give_back_prompt()
@@ -110,10 +115,11 @@ async def _plan_response(
     account: RequestAccount,
     limits: AdmissionLimits,
     arrived: float,
+    header: ResponseHeader,
 ) -> GenerationResponse:
     settings, tenant, body = state.settings, account.tenant, parsed.generation
     check_unknown_fields(settings, parsed.ignored, dialect.fields)
-    model_name = check_served_model(state, body.model)
+    check_served_model(state, body.model)
     tenant.check_priority(body.priority)
     model = _model_with_capacity(state, body, tenant, limits, arrived)
     claim = WorkClaim(tenant.name, arrived + limits.ttft_s)
@@ -123,10 +129,8 @@ async def _plan_response(
     account.take_prompt(sum(map(len, planned.prompts)), choices)
     state.metrics.demand.count_arrived(map(len, planned.prompts), planned.candidates)
     state.admission.check(tenant.name, choices)
-    seen = http.scope.get("state", {})
-    request_id, is_own_id = seen.get("request_id", ""), seen.get("own_request_id", False)
     options = ResponseOptions(
-        id=planned.id_prefix + (request_id if is_own_id else secrets.token_hex(16)),
+        id=header.id,
         stream=body.stream,
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
@@ -138,24 +142,24 @@ async def _plan_response(
         headers=ignored_headers(parsed.ignored),
     )
     # Workers log the id of the client, too: it need not be unique, so that it is not enough.
-    work_id = options.id if is_own_id or not request_id else f"{request_id}/{options.id}"
+    is_same = not header.request_id or header.id == dialect.id_prefix + header.request_id
+    work_id = header.id if is_same else f"{header.request_id}/{header.id}"
     requests = _create_requests(state, work_id, body, planned, model, tenant)
-    created, fingerprint = int(time.time()), f"fp_{model.fingerprint[:16]}"
-    header = ResponseHeader(options.id, created, model_name, fingerprint)
+    header = header._replace(fingerprint=f"fp_{model.fingerprint[:16]}")
     formatter = planned.new_formatter(header, [request.prompt for request in requests])
     session = _session_digest(tenant, body.prompt_cache_key or _session_name(http))
     streams = await _create_choices(state, options, planned, requests, limits, tenant, session)
-    error_response = functools.partial(_error_response, dialect, parsed, request_id)
+    error_response = functools.partial(_error_response, dialect, header, parsed)
     return GenerationResponse(settings, options, formatter, streams, account, error_response)
 
 
 def _error_response(
-    dialect: Dialect[Body], parsed: Body, request_id: str, error: ApiError
+    dialect: Dialect[Body], header: ResponseHeader, parsed: Body, error: ApiError
 ) -> Response:
     """Return the response for an error that came before the first byte."""
-    events = dialect.error_stream(parsed, error) if parsed.generation.stream else None
+    events = dialect.error_stream(header, parsed, error) if parsed.generation.stream else None
     if events is None:
-        return dialect.error_response(error, request_id)
+        return dialect.error_response(error, header.request_id)
     return Response(events, 200, error.headers, STREAM_MEDIA_TYPE)
 
 

@@ -7,39 +7,28 @@ Both answer without a worker. Prompts are encoded like those of requests for gen
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 
 from router.common.errors import invalid
-from router.common.request_body import ClientDisconnected, read_json_object
-from router.common.work_lane import WorkClaim
-from router.http.dialect import check_served_model, check_unknown_fields
+from router.http.dialect import prompt_response, read_prompt_request
 from router.http.generation_plan import chat_tokens
 from router.http.state import RouterState
 from router.openai.bodies.field_types import MAX_PROMPT_IDS
 from router.openai.bodies.tokenize_body import (
     MAX_TOKEN_STRINGS,
+    TOKENIZE_FIELDS,
     DetokenizeBody,
     DetokenizedPrompt,
-    TokenizeBody,
     TokenizeContentBody,
     TokenizedPrompt,
     TokenizeTextBody,
     parse_detokenize,
     parse_tokenize,
 )
-from router.openai.bodies.unknown_fields import ignored_headers
 from router.openai.prompts.prompt_encoder import TokenLimit
-from router.tenants.key_store import authorization_of
 
 _SHORT = 4096  # tokens that are named in some 1 ms
-
-Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
-Parse = Callable[[Mapping[str, Any]], tuple[Body, tuple[str, ...]]]
 
 
 def install_token_routes(app: FastAPI) -> None:
@@ -48,12 +37,7 @@ def install_token_routes(app: FastAPI) -> None:
 
 
 async def tokenize(request: Request) -> Response:
-    state = _state(request)
-    claim = _claim(state, request)
-    try:
-        body, ignored = await _read(state, request, claim, parse_tokenize)
-    except ClientDisconnected:
-        return _disconnected()
+    state, body, claim = await read_prompt_request(request, parse_tokenize, TOKENIZE_FIELDS)
     names, encode = None, state.formats.prompts.encode_text
     if isinstance(body, TokenizeContentBody):
         limit, special = _limit("content"), body.add_special
@@ -67,16 +51,12 @@ async def tokenize(request: Request) -> Response:
         names = await _token_strings(state, ids) if body.return_token_strs else None
     known = state.pool.model
     longest = None if known is None else known.max_model_len
-    return _json(TokenizedPrompt(len(ids), longest, ids, names), ignored)
+    return prompt_response(TokenizedPrompt(len(ids), longest, ids, names), body)
 
 
 async def detokenize(request: Request) -> Response:
-    state = _state(request)
-    claim = _claim(state, request)
-    try:
-        body, ignored = await _read(state, request, claim, parse_detokenize)
-    except ClientDisconnected:
-        return _disconnected()
+    fields = DetokenizeBody.model_fields
+    state, body, claim = await read_prompt_request(request, parse_detokenize, fields)
     known, tokenizer = state.pool.model, state.vocabulary.tokenizer
     size = tokenizer.get_vocab_size() if known is None else known.vocab_size
     highest = max(body.tokens, default=0)
@@ -84,37 +64,7 @@ async def detokenize(request: Request) -> Response:
         message = f"tokens holds token id {highest}; the vocabulary ends at {size - 1}"
         raise invalid(message, "tokens")
     text = await state.formats.prompts.decode(body.tokens, claim)
-    return _json(DetokenizedPrompt(text, text), ignored)
-
-
-def _state(request: Request) -> RouterState:
-    state = request.app.state.router
-    assert isinstance(state, RouterState)
-    return state
-
-
-def _claim(state: RouterState, request: Request) -> WorkClaim:
-    """Return the claim of an authenticated tenant. Raises ApiError (401, 403)."""
-    tenant = state.tenants.authenticate(authorization_of(request.headers), "generate")
-    return WorkClaim(tenant.name, time.perf_counter() + state.default_limits.ttft_s)
-
-
-async def _read(
-    state: RouterState, request: Request, claim: WorkClaim, parse: Parse[Body]
-) -> tuple[Body, tuple[str, ...]]:
-    """Return the checked body and the names of its unknown fields. Raises ApiError or
-    ClientDisconnected."""
-    settings = state.settings
-    with state.bodies.open(claim.tenant) as memory:
-        body, ignored = parse(
-            await read_json_object(
-                request, settings.max_body_bytes, settings.body_timeout_s, memory
-            )
-        )
-    known: Collection[str] = type(body).model_fields
-    check_unknown_fields(settings, ignored, known)
-    check_served_model(state, body.model)
-    return body, ignored
+    return prompt_response(DetokenizedPrompt(text, text), body)
 
 
 def _limit(field: str) -> TokenLimit:
@@ -138,12 +88,3 @@ async def _token_strings(state: RouterState, ids: list[int]) -> list[str]:
         return [name_of(token) or "" for token in ids]
 
     return names() if len(ids) <= _SHORT else await asyncio.to_thread(names)
-
-
-def _json(value: object, ignored: tuple[str, ...]) -> Response:
-    content = msgspec.json.encode(value)
-    return Response(content, headers=ignored_headers(ignored), media_type="application/json")
-
-
-def _disconnected() -> Response:
-    return Response(status_code=499)  # is not sent: the connection is closed

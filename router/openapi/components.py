@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from router.anthropic.body import MessagesBody, PromptBody
+from router.anthropic.body import MESSAGES_FIELDS, MessagesBody, PromptBody
 from router.anthropic.wire import MessageResponse, TokenCount
 from router.openai.answers.wire_json import Chat, ChatChunk, Completion, ModelCard, ModelList
 from router.openai.bodies.chat_body import ChatBody
@@ -29,7 +29,7 @@ from router.openai.bodies.tokenize_body import (
     TokenizedPrompt,
     TokenizeTextBody,
 )
-from router.openai.responses import body as responses_body
+from router.openai.responses.body import RESPONSES_FIELDS, OpenFields
 from router.openai.responses.response_json import InputTokens, ResponseObject
 
 Schema = dict[str, Any]
@@ -107,8 +107,8 @@ def schema_components(model_names: Sequence[str], *, closed: bool = False) -> di
     bodies: tuple[tuple[type[BaseModel], NeutralValues], ...] = (
         (CompletionBody, COMPLETION_UNSUPPORTED),
         (ChatBody, CHAT_UNSUPPORTED),
-        (responses_body.documented_model(), responses_body.REFUSED),
-        (MessagesBody, {}),
+        (RESPONSES_FIELDS.documented(OpenFields, "ResponsesBody"), RESPONSES_FIELDS.refused),
+        (MESSAGES_FIELDS.documented(MessagesBody, "MessagesBody"), MESSAGES_FIELDS.refused),
         (PromptBody, {}),
         (TokenizeTextBody, {}),
         (TokenizeContentBody, CONTENT_UNSUPPORTED),

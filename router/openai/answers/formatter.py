@@ -40,7 +40,8 @@ class ResponseHeader(NamedTuple):
     id: str
     created: int  # seconds since the epoch
     model: str
-    fingerprint: str
+    fingerprint: str = ""
+    request_id: str = ""  # the value of ``x-request-id``
 
 
 class FinishedChoice(NamedTuple):

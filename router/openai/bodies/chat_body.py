@@ -1,21 +1,30 @@
-"""The body of ``POST /v1/chat/completions``: the internal request of all dialects of chats."""
+"""The body of ``POST /v1/chat/completions``: the internal request of all dialects of chats.
+
+``ChatDialect`` says how the bodies of other dialects take the fields of chats.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, create_model, model_validator
 
 from protocol.sampling_params import MAX_LOGPROBS
+from router.common.errors import ApiError
 from router.common.request_body import MAX_ITEMS, too_many_items
 from router.openai.bodies.field_types import Integer, body_error, field_error
 from router.openai.bodies.generation_body import ABSENT, GenerationBody, with_max_tokens
 from router.openai.bodies.messages import AssistantMessage, Messages
-from router.openai.bodies.parsing import CHAT_UNSUPPORTED, parse_body
+from router.openai.bodies.parsing import (
+    CHAT_UNSUPPORTED,
+    NeutralValues,
+    check_unsupported,
+    parse_open_body,
+)
 from router.openai.bodies.reasoning_options import ReasoningEffort, ReasoningOptions
 from router.openai.bodies.tools import ToolChoice, Tools
-from router.openai.bodies.unknown_fields import unknown_names
 
 MAX_LABELS = 16
 
@@ -128,11 +137,100 @@ class ChatBody(GenerationBody):
         return self
 
 
-_KNOWN = frozenset({*ChatBody.model_fields, *CHAT_UNSUPPORTED})
-
-
 def parse_chat(raw: Mapping[str, Any]) -> ChatBody:
     """Return the checked body. Raises ApiError (400) for the first mistake."""
     raw = with_max_tokens(raw, "max_completion_tokens", least=1, unlimited=True)
-    body = parse_body(raw, ChatBody, CHAT_UNSUPPORTED)
-    return body.with_ignored(unknown_names(raw, _KNOWN))
+    return parse_open_body(raw, ChatBody, CHAT_UNSUPPORTED)
+
+
+CHAT_ONLY: NeutralValues = {
+    "echo": (False,),
+    "logprob_token_ids": ([],),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "messages": (),
+    "n": (1,),
+    "n_predict": (),
+    "parallel_tool_calls": (True,),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "top_logprobs": (0,),
+}
+"""Parameters of chats that other dialects write in another way, or whose answers cannot show what
+they ask for. A dialect that has one of them itself does not refuse it."""
+
+_WITHOUT_EFFECT = (
+    *("prompt_cache_retention", "safety_identifier", "service_tier", "store"),
+    *("stream_options", "user"),
+)
+_FIXED_TEXT = ("context_length_exceeded", "min_tokens")
+"""Codes and fields of errors whose text holds nothing that the client has sent."""
+
+
+class ChatDialect:
+    """How a body other than ``ChatBody`` takes the fields of chats. One instance per dialect.
+
+        a field of the dialect      read by the dialect
+        a field without effect      left out
+        a field that is refused     400, unless its value changes nothing
+        another field of a chat     means what it means there
+        any other name              ignored, and named for the client
+
+    ``renamed``: field of a chat -> the dialect's own, which an error names instead.
+    """
+
+    def __init__(
+        self,
+        own: Collection[str],
+        renamed: Mapping[str, str],
+        refused: NeutralValues,
+        without_effect: Collection[str],
+    ) -> None:
+        shared = {**CHAT_UNSUPPORTED, **CHAT_ONLY}
+        self.refused = {n: values for n, values in shared.items() if n not in own} | {**refused}
+        self.without_effect = frozenset([*_WITHOUT_EFFECT, *without_effect])
+        apart = {*own, *self.refused, *self.without_effect}
+        self.passed = [name for name in ChatBody.model_fields if name not in apart]
+        self.known = frozenset([*apart, *self.passed])
+        self.renamed = renamed
+        self._why = {name: f"use {other}" for name, other in renamed.items()}
+        self._names = re.compile(rf"(?<![.\w])({'|'.join(renamed)})\b(\.json_schema\b)?")
+
+    def chat_fields(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that mean what they mean in chats. Raises ApiError (400) for the first
+        field that is refused."""
+        given = {name: value for name, value in raw.items() if value is not None}
+        check_unsupported(given, self.refused, self._why)
+        return {name: given[name] for name in self.passed if name in given}
+
+    def documented(self, own: type[BaseModel], name: str) -> type[BaseModel]:
+        """Return the model ``own`` with the fields of ``chat_fields``, for the OpenAPI document."""
+        found = {field: ChatBody.model_fields[field] for field in self.passed}
+        fields: dict[str, Any] = {field: (one.annotation, one) for field, one in found.items()}
+        return create_model(name, __base__=own, **fields)
+
+    def rename(self, text: str) -> str:
+        """Return the text with the dialect's own names of fields."""
+        return self._names.sub(lambda found: self.renamed[found[1]], text)
+
+
+def rename_error(error: ApiError, rename: Callable[[str], str]) -> ApiError:
+    """Return the error of a chat with the names of fields that the client knows."""
+    if error.param is None:
+        return error
+    # Only names in front of most messages are surely not the client's own text.
+    head, gap, tail = error.message.partition(" ")
+    if error.code in _FIXED_TEXT or error.param in _FIXED_TEXT:
+        tail = rename(tail)
+    return ApiError(
+        error.status,
+        rename(head) + gap + tail,
+        type=error.type,
+        param=rename(error.param),
+        code=error.code,
+        headers=error.headers,
+        overflow=error.overflow,
+    )

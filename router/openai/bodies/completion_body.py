@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 from protocol.sampling_params import MAX_LOGPROBS
 from router.openai.bodies.field_types import Integer, Prompts, body_error
 from router.openai.bodies.generation_body import MAX_CHOICES, GenerationBody, with_max_tokens
-from router.openai.bodies.parsing import COMPLETION_UNSUPPORTED, parse_body
-from router.openai.bodies.unknown_fields import unknown_names
+from router.openai.bodies.parsing import COMPLETION_UNSUPPORTED, parse_open_body
 
 MAX_SEQUENCES = 128
 """Prompts times candidates of one completion request."""
@@ -74,12 +73,8 @@ class CompletionBody(GenerationBody):
         return self
 
 
-_KNOWN = frozenset({*CompletionBody.model_fields, *COMPLETION_UNSUPPORTED})
-
-
 def parse_completion(raw: Mapping[str, Any]) -> CompletionBody:
     """Return the checked body. Raises ApiError (400) for the first mistake."""
     least = 0 if raw.get("echo") else 1
     raw = with_max_tokens(raw, least=least, unlimited=False)
-    body = parse_body(raw, CompletionBody, COMPLETION_UNSUPPORTED)
-    return body.with_ignored(unknown_names(raw, _KNOWN))
+    return parse_open_body(raw, CompletionBody, COMPLETION_UNSUPPORTED)

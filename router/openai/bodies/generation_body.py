@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from protocol.requests import PRIORITIES
 from protocol.sampling_params import MAX_SEED, SamplingParams
@@ -28,7 +28,7 @@ from router.openai.bodies.output_formats import (
     ResponseFormat,
     StructuredOutputs,
 )
-from router.openai.bodies.parsing import describe_mistake
+from router.openai.bodies.parsing import OpenBody, describe_mistake
 
 MAX_CHOICES = 64
 ABSENT: Any = None
@@ -46,10 +46,9 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = None  # OpenAI's padding: accepted, none is ever added
 
 
-class GenerationBody(StrictModel):
+class GenerationBody(OpenBody):
     """Checked fields that completions and chats share."""
 
-    model: str | None = None  # the one that is served
     n: Integer = Field(1, ge=1, le=MAX_CHOICES)
     temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
@@ -91,18 +90,6 @@ class GenerationBody(StrictModel):
     guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
     json_schema: dict[str, Any] | None = None  # llama.cpp's names of the same, as the next
     grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
-
-    _ignored: tuple[str, ...] = PrivateAttr(())
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Return names of unknown fields in the body that was sent."""
-        return self._ignored
-
-    def with_ignored(self, names: tuple[str, ...]) -> Self:
-        """Set the names of unknown fields, right after the body was parsed."""
-        self._ignored = names
-        return self
 
     @property
     def generation(self) -> GenerationBody:

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
 from router.common.errors import ApiError, invalid
-from router.openai.bodies.field_types import TAG_PREFIX, show_value
-from router.openai.bodies.unknown_fields import unknown_parameter
+from router.openai.bodies.field_types import TAG_PREFIX, StrictModel, show_value
+from router.openai.bodies.unknown_fields import unknown_names, unknown_parameter
 
 MAX_FIELD_BYTES = 256 << 10
 """Most bytes of JSON in one parameter other than the prompt or the messages."""
@@ -96,11 +96,38 @@ _WHY = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "input": "prompts go to /v1/completions, chats to /v1/chat/completions or /v1/responses",
+    "container": "this server runs no code",
     "max_completion_tokens": "completions have max_tokens",
+    "mcp_servers": "this server calls no other one: send the tools of MCP servers as tools",
     "messages": "chats go to /v1/chat/completions",
     "prompt": "prompts go to /v1/completions",
 }
 Body = TypeVar("Body", bound=BaseModel)
+
+
+class OpenBody(StrictModel):
+    """Base class of whole bodies, whose unknown fields are ignored and named for the client."""
+
+    model: str | None = None  # the one that is served
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Return names of unknown fields in the body that was sent."""
+        return self._ignored
+
+
+OpenBodyType = TypeVar("OpenBodyType", bound=OpenBody)
+
+
+def parse_open_body(
+    raw: Mapping[str, Any], model: type[OpenBodyType], neutral: NeutralValues
+) -> OpenBodyType:
+    """Return the checked body, as ``parse_body``, with the names of its unknown fields."""
+    body = parse_body(raw, model, neutral)
+    body._ignored = unknown_names(raw, model.model_fields.keys() | neutral.keys())
+    return body
 
 
 def parse_body(raw: Mapping[str, Any], model: type[Body], neutral: NeutralValues) -> Body:
@@ -239,16 +266,20 @@ def _number(bound: float) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
-def check_unsupported(given: Mapping[str, Any], neutral: NeutralValues) -> None:
-    """Raise ApiError (400) for the first parameter with an unsupported value."""
+def check_unsupported(
+    given: Mapping[str, Any], neutral: NeutralValues, why: Mapping[str, str] | None = None
+) -> None:
+    """Raise ApiError (400) for the first parameter with an unsupported value; ``why``: reasons by
+    name, before those of all dialects."""
+    reasons = {**_WHY, **(why or {})}
     for name, value in given.items():
         values = neutral.get(name)
         if values is None or any(_equal_in_json(value, wanted) for wanted in values):
             continue
         only = " or ".join(json.dumps(wanted) for wanted in (*values, None))
-        why = f" ({_WHY[name]})" if name in _WHY else ""
+        reason = f" ({reasons[name]})" if name in reasons else ""
         raise invalid(
-            f"{name} is not supported{why}: leave it out, or send {only}",
+            f"{name} is not supported{reason}: leave it out, or send {only}",
             name,
             "unsupported_parameter",
         )

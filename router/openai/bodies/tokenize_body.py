@@ -10,9 +10,13 @@ import msgspec
 from pydantic import PlainValidator, WithJsonSchema
 
 from router.openai.bodies.chat_body import ChatBody
-from router.openai.bodies.field_types import MAX_PROMPT_IDS, StrictModel, check_id_array
-from router.openai.bodies.parsing import CHAT_UNSUPPORTED, NeutralValues, parse_body
-from router.openai.bodies.unknown_fields import unknown_names
+from router.openai.bodies.field_types import MAX_PROMPT_IDS, check_id_array
+from router.openai.bodies.parsing import (
+    CHAT_UNSUPPORTED,
+    NeutralValues,
+    OpenBody,
+    parse_open_body,
+)
 
 MAX_TOKEN_STRINGS = 1 << 17
 """Tokens whose texts one response has: each costs some 0.3 us."""
@@ -26,9 +30,8 @@ _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems":
 Tokens = Annotated[tuple[int, ...], PlainValidator(_check_tokens), WithJsonSchema(_IDS)]
 
 
-class TokenizeTextBody(StrictModel):
+class TokenizeTextBody(OpenBody):
     prompt: str
-    model: str | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -37,11 +40,10 @@ TOKENIZE_CHAT_UNSUPPORTED: NeutralValues = {**CHAT_UNSUPPORTED, "truncate_prompt
 CONTENT_UNSUPPORTED: NeutralValues = {"parse_special": (True,), "with_pieces": (False,)}
 
 
-class TokenizeContentBody(StrictModel):
+class TokenizeContentBody(OpenBody):
     """A text in llama.cpp's form."""
 
     content: str
-    model: str | None = None
     add_special: bool = False
 
 
@@ -52,11 +54,17 @@ class TokenizeChatBody(ChatBody):
 
 
 TokenizeBody = TokenizeTextBody | TokenizeContentBody | TokenizeChatBody
+TOKENIZE_FIELDS = frozenset(
+    {
+        *TokenizeTextBody.model_fields,
+        *TokenizeContentBody.model_fields,
+        *TokenizeChatBody.model_fields,
+    }
+)
 
 
-class DetokenizeBody(StrictModel):
+class DetokenizeBody(OpenBody):
     tokens: Tokens
-    model: str | None = None
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True):
@@ -73,19 +81,15 @@ class DetokenizedPrompt(msgspec.Struct, frozen=True):
     content: str
 
 
-def parse_tokenize(raw: Mapping[str, Any]) -> tuple[TokenizeBody, tuple[str, ...]]:
-    """Return the checked body and the names of unknown fields. Raises ApiError (400)."""
+def parse_tokenize(raw: Mapping[str, Any]) -> TokenizeBody:
+    """Return the checked body. Raises ApiError (400)."""
     if raw.get("messages") is not None:
-        known = {*TokenizeChatBody.model_fields, *TOKENIZE_CHAT_UNSUPPORTED}
-        body = parse_body(raw, TokenizeChatBody, TOKENIZE_CHAT_UNSUPPORTED)
-        return body, unknown_names(raw, known)
+        return parse_open_body(raw, TokenizeChatBody, TOKENIZE_CHAT_UNSUPPORTED)
     if raw.get("prompt") is None and raw.get("content") is not None:
-        known = {*TokenizeContentBody.model_fields, *CONTENT_UNSUPPORTED}
-        return parse_body(raw, TokenizeContentBody, CONTENT_UNSUPPORTED), unknown_names(raw, known)
-    names = unknown_names(raw, TokenizeTextBody.model_fields)
-    return parse_body(raw, TokenizeTextBody, {}), names
+        return parse_open_body(raw, TokenizeContentBody, CONTENT_UNSUPPORTED)
+    return parse_open_body(raw, TokenizeTextBody, {})
 
 
-def parse_detokenize(raw: Mapping[str, Any]) -> tuple[DetokenizeBody, tuple[str, ...]]:
-    """Return the checked body and the names of unknown fields. Raises ApiError (400)."""
-    return parse_body(raw, DetokenizeBody, {}), unknown_names(raw, DetokenizeBody.model_fields)
+def parse_detokenize(raw: Mapping[str, Any]) -> DetokenizeBody:
+    """Return the checked body. Raises ApiError (400)."""
+    return parse_open_body(raw, DetokenizeBody, {})

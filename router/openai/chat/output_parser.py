@@ -11,6 +11,9 @@ from router.openai.chat.output_plan import OutputPlan
 from router.openai.reasoning.reasoning_parser import ReasoningDelta as ReasoningDelta
 from router.openai.tool_calls.tool_parser import CallArgumentsDelta, CallStart, ContentDelta
 
+_REPLACEMENT = "\ufffd"
+"""What a detokenizer writes for the first bytes of a character at the end of an output."""
+
 ParsedDelta = ReasoningDelta | ContentDelta | CallStart | CallArgumentsDelta
 
 
@@ -37,8 +40,13 @@ class OutputParser:
 
     @property
     def called(self) -> bool:
-        """Return whether a tool call has begun."""
-        return self._tools is not None and self._tools.called
+        """Return whether there are tool calls, of which the last one is complete."""
+        return self._tools is not None and self._tools.called and not self.has_open_call
+
+    @property
+    def has_open_call(self) -> bool:
+        """Return whether the last tool call is not complete."""
+        return self._tools is not None and self._tools.has_open_call
 
     def push(self, text: str, *, last: bool) -> list[ParsedDelta]:
         """Return what ``text`` completes, in order; adjacent pieces are of different kinds."""
@@ -55,7 +63,8 @@ class OutputParser:
             if text:
                 pieces.append(ContentDelta(text))
             return pieces
-        pieces += self._tools.push(text)
+        whole = text.rstrip(_REPLACEMENT) if last else text
+        pieces += self._tools.push(whole)
         if last:
-            pieces += self._tools.flush()
+            pieces += self._tools.flush(text[len(whole) :])
         return pieces

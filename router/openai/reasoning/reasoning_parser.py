@@ -144,7 +144,8 @@ class ReasoningParser:
     def _after_last_marker(self) -> bool:
         if self._syntax.newlines:
             self._text = self._text.lstrip("\n")
-        self._state = self._done
+        if self._text:
+            self._state = self._done
         return True
 
     def _done(self) -> bool:

@@ -9,72 +9,21 @@ what changes the result and is not supported is refused by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, WithJsonSchema, create_model
+from pydantic import Field, WithJsonSchema
 
 from protocol.sampling_params import MAX_LOGPROBS
 from router.common.errors import ApiError, invalid
-from router.openai.bodies.chat_body import ChatBody, parse_chat
+from router.openai.bodies.chat_body import ChatBody, ChatDialect, parse_chat, rename_error
 from router.openai.bodies.field_types import Integer, StrictModel, show_value
-from router.openai.bodies.parsing import NeutralValues, parse_body
+from router.openai.bodies.parsing import parse_body
 from router.openai.bodies.unknown_fields import unknown_names
 from router.openai.responses.body_schema import INPUT, TOOL_CHOICE, TOOLS
 from router.openai.responses.items import collect_tools, read_items
 from router.openai.responses.tools import ToolSet, tool_choice_for_chat
-
-REFUSED: NeutralValues = {
-    "background": (False,),
-    "conversation": (),
-    "moderation": (),
-    "previous_response_id": (),
-    "prompt": (),
-    "truncation": ("disabled",),
-}
-"""Parameters whose effect this server cannot give, and the values at which they have none."""
-
-IGNORED = frozenset(
-    {
-        "access_programs",
-        "client_metadata",
-        "context_management",
-        "image",
-        "max_tool_calls",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "stream_options",
-        "user",
-    }
-)
-"""Parameters without effect on the result, whatever their value is."""
-
-PASSED_ON = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "seed",
-    "stop",
-    "min_tokens",
-    "ignore_eos",
-    "stream",
-    "metadata",
-    "priority",
-    "cache_salt",
-    "prompt_cache_key",
-    "chat_template_kwargs",
-)
-"""Parameters that mean what they mean in chats; those that OpenAI does not have are vLLM's."""
 
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
 """The only entry of ``include`` that has an effect; the others are about hosted tools."""
@@ -103,17 +52,28 @@ class OpenFields(StrictModel):
         return OUTPUT_LOGPROBS in (self.include or ())
 
 
-KNOWN = frozenset({*OpenFields.model_fields, *REFUSED, *IGNORED, *PASSED_ON})
-
-
-def documented_model() -> type[BaseModel]:
-    """Return a model of all parameters, for the OpenAPI document."""
-    passed: dict[str, Any] = {
-        name: (field.annotation, field)
-        for name, field in ChatBody.model_fields.items()
-        if name in PASSED_ON
-    }
-    return create_model("ResponsesBody", __base__=OpenFields, **passed)
+RESPONSES_FIELDS = ChatDialect(
+    own=OpenFields.model_fields,
+    renamed={
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "n_predict": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "logprobs": "include",
+    },
+    refused={
+        "background": (False,),
+        "conversation": (),
+        "previous_response_id": (),
+        "truncation": ("disabled",),
+    },
+    without_effect={
+        *("access_programs", "client_metadata", "context_management", "image"),
+        *("max_tool_calls", "prompt_cache_options"),
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -126,34 +86,38 @@ class ResponsesBody:
     paths: tuple[str, ...]  # of the item of each message
     ignored: tuple[str, ...] = ()  # names of unknown parameters
 
+    @property
+    def model(self) -> str | None:
+        return self.generation.model
+
     def rename(self, error: ApiError) -> ApiError:
         """Return an error about the chat with the names of this dialect's fields."""
-        return rename_error(error, self.tools, self.paths)
+        return _own_error(error, self.tools, self.paths)
 
 
 def parse_responses(raw: Mapping[str, Any]) -> ResponsesBody:
     """Return the checked body. Raises ApiError (400) for the first mistake."""
-    own = {name: raw[name] for name in raw if name in OpenFields.model_fields or name in REFUSED}
-    fields = parse_body(own, OpenFields, REFUSED)
+    passed = RESPONSES_FIELDS.chat_fields(raw)
+    fields = parse_body(raw, OpenFields, {})
     try:
         tools, found = collect_tools(fields.tools, fields.input)
         messages, paths = read_items(fields.input, fields.instructions, tools, found)
-        chat = _chat(raw, fields, tools, messages)
+        chat = passed | _own_chat_fields(fields, tools, messages)
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
     try:
         body = parse_chat(chat)
     except ApiError as error:
-        raise rename_error(error, tools, paths) from None
-    return ResponsesBody(body, fields, tools, tuple(paths), unknown_names(raw, KNOWN))
+        raise _own_error(error, tools, paths) from None
+    unknown = unknown_names(raw, RESPONSES_FIELDS.known)
+    return ResponsesBody(body, fields, tools, tuple(paths), unknown)
 
 
-def _chat(
-    raw: Mapping[str, Any], fields: OpenFields, tools: ToolSet, messages: list[dict[str, Any]]
+def _own_chat_fields(
+    fields: OpenFields, tools: ToolSet, messages: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    chat = {name: raw[name] for name in PASSED_ON if name in raw}
     choice = tool_choice_for_chat(fields.tool_choice, tools, sent=bool(fields.tools))
-    return chat | {
+    return {
         "messages": messages,
         "tools": tools.for_chat or None,
         "tool_choice": choice,
@@ -190,17 +154,11 @@ def reasoning_effort(reasoning: dict[str, Any] | None) -> str | None:
     return _UNKNOWN_EFFORT
 
 
-_NAMES = (
-    (re.compile(r"max_completion_tokens"), "max_output_tokens"),
-    (re.compile(r"response_format\.json_schema"), "text.format"),
-    (re.compile(r"response_format"), "text.format"),
-    (re.compile(r"reasoning_effort"), "reasoning.effort"),
-)
 _MESSAGE = re.compile(r"\bmessages\[(\d{1,9})\]")
 _TOOL = re.compile(r"\btools\[(\d{1,9})\](\.function)?")
 
 
-def rename_error(error: ApiError, tools: ToolSet, paths: list[str] | tuple[str, ...]) -> ApiError:
+def _own_error(error: ApiError, tools: ToolSet, paths: Sequence[str]) -> ApiError:
     """Return the error with the names of fields that the client sent. A message's index becomes
     that of its first item."""
 
@@ -213,28 +171,6 @@ def rename_error(error: ApiError, tools: ToolSet, paths: list[str] | tuple[str, 
         return tools.path_of(index) if index < len(tools) else "tools"
 
     def rename(text: str) -> str:
-        text = re.sub(r"\bmessages\b", "input", _MESSAGE.sub(item_path, text))
-        text = _TOOL.sub(tool_path, text)
-        for pattern, name in _NAMES:
-            text = pattern.sub(name, text)
-        return text
+        return RESPONSES_FIELDS.rename(_TOOL.sub(tool_path, _MESSAGE.sub(item_path, text)))
 
-    param = error.param
-    if param is None:
-        return error
-    renamed = rename(param)
-    if renamed == param:
-        return error
-    # Only names in front of other messages are surely not the client's own text.
-    head, gap, tail = error.message.partition(" ")
-    if error.code == "context_length_exceeded":
-        tail = rename(tail)
-    message = rename(head) + gap + tail
-    return ApiError(
-        error.status,
-        message,
-        type=error.type,
-        param=renamed,
-        code=error.code,
-        headers=error.headers,
-    )
+    return rename_error(error, rename)

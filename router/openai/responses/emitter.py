@@ -79,7 +79,7 @@ class ResponsesFormatter:
             data += self._writer.write(self._parser.push(delta.text, last=last))
         if delta.finish is not None:
             self._finish = delta.finish
-            data += self._writer.finish(_item_status(delta.finish))
+            data += self._writer.finish(_item_status(delta.finish, self._parser))
         return data
 
     def closing(self, usage: Usage, baton: Explanation | UnsetType) -> bytes:
@@ -117,7 +117,7 @@ class ResponsesFormatter:
             writer.write(parser.push(choice.text, last=True))
         else:
             _write(choice.text, choice.shown, tokens, parser, writer, last=True)
-        writer.finish(_item_status(choice.finish))
+        writer.finish(_item_status(choice.finish, parser))
         cut = choice.finish == "length"
         status: Literal["completed", "incomplete"] = "incomplete" if cut else "completed"
         return encode(self._response(writer, usage, status=status, cut=cut, baton=baton))
@@ -209,8 +209,8 @@ def _shown_reasoning(reasoning: dict[str, Any] | None) -> dict[str, Any]:
     return {"effort": None, "summary": None, **(reasoning or {})}
 
 
-def _item_status(finish: FinishReason) -> ItemStatus:
-    return "incomplete" if finish == "length" else "completed"
+def _item_status(finish: FinishReason, parser: OutputParser) -> ItemStatus:
+    return "incomplete" if finish == "length" or parser.has_open_call else "completed"
 
 
 def _response_usage(usage: Usage) -> ResponseUsage:

@@ -113,6 +113,7 @@ class MarkedCallParser(CallParser):
         self._arguments_text(self._text[self._at : end])
         self._at = end
         if self._json.complete:
+            self.has_open_call = False
             self._state = self._after
         return True
 

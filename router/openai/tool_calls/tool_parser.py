@@ -56,11 +56,16 @@ class ToolParser(Protocol):
     def called(self) -> bool:
         """Return whether a call has begun."""
 
+    @property
+    def has_open_call(self) -> bool:
+        """Return whether the last call is not complete."""
+
     def push(self, text: str) -> list[ParsedDelta]:
         """Return the deltas that ``text`` completes."""
 
-    def flush(self) -> list[ParsedDelta]:
-        """Return the rest when no more text will come."""
+    def flush(self, cut: str = "") -> list[ParsedDelta]:
+        """Return the rest when no more text will come. ``cut``: replacement characters for a
+        character of which the output has only the first bytes, perhaps those of a mark."""
 
 
 State = Callable[[], bool]
@@ -83,8 +88,9 @@ class CallParser(ABC):
         self._blank: list[str] = []  # leading white space, dropped if calls follow
         self._has_content = False  # other than white space
         self._out: list[ParsedDelta] = []
-        self._ended = False
+        self._ended = self._drops_end = False
         self._calls = 0
+        self.has_open_call = False
         self._ids: set[str] = set()
         self._state: State = self._free if self._triggers else self._start
 
@@ -105,9 +111,11 @@ class CallParser(ABC):
         out, self._out = self._out, []
         return _joined(out) if len(out) > 1 else out
 
-    def flush(self) -> list[ParsedDelta]:
+    def flush(self, cut: str = "") -> list[ParsedDelta]:
         self._ended = True
         out = self.push("")
+        if cut and not (self._forced or self._drops_end or self.has_open_call):
+            out += self.push(cut)
         self._end()
         out += self._out
         if self._blank and not self.called:
@@ -162,6 +170,7 @@ class CallParser(ABC):
         dropped: it is a call that the limit on tokens has cut."""
         if self._ended:
             self._at = len(self._text)
+            self._drops_end = True
         return False
 
     def _begin_call(self, end: int, name: str, call_id: str | None = None) -> None:
@@ -172,6 +181,7 @@ class CallParser(ABC):
             call_id = new_call_id(short=self._short_ids)
         self._ids.add(call_id)
         self._out.append(CallStart(self._calls, call_id, name))
+        self.has_open_call = True
         self._calls += 1
 
     def _arguments_text(self, text: str) -> None:

@@ -237,6 +237,17 @@ async def test_a_call_that_was_cut_off_has_what_is_complete(
     assert message["content"][0]["input"] == {"city": "Köln "}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_cut_is_no_use_of_a_tool(
+    start: Start, tokenizer: Tokenizer, stream: bool
+) -> None:
+    ids = tokenizer.encode(CALL[: CALL.index("🦊")]).ids
+    cluster = await start(speaks([*ids, EOS]))
+    response = await post(cluster, tools=[WEATHER], stream=stream)
+    end = events_of(response.content)[-2]["delta"] if stream else response.json()
+    assert "tool_use" in response.text and end["stop_reason"] == "end_turn"
+
+
 async def test_json_of_a_schema(start: Start, tokenizer: Tokenizer) -> None:
     cluster = await start(speaks([70, EOS]))
     form = {"type": "json_schema", "schema": WEATHER["input_schema"]}
@@ -252,6 +263,7 @@ async def test_an_error_in_a_stream(start: Start) -> None:
     *events, error = events_of(response.content)
     assert events[0]["type"] == "message_start"
     assert (error["type"], error["error"]["type"]) == ("error", "api_error")
+    assert error["request_id"] == response.headers["x-request-id"]
     async with client_of(cluster) as client:
         with pytest.raises(anthropic.APIStatusError, match="boom"):
             async with client.messages.stream(**ASK) as stream:
@@ -284,6 +296,12 @@ async def test_errors_have_their_types(start: Start, tmp_path: Path) -> None:
         assert await error("GET", where) == (405, "invalid_request_error")
     assert await error("GET", f"{path}/batches") == (404, "not_found_error")
     assert await error("POST", f"{path}?{'x' * 9000}", json=ASK) == (414, "invalid_request_error")
+    version = {"anthropic-version": "2023-06-01"}
+    for models in ("/v1/models", f"/v1/models/{MODEL}"):
+        refused = await error("GET", models, "no", headers=version)
+        assert refused == (401, "authentication_error")
+    assert await error("GET", "/v1/models/x", headers=version) == (404, "not_found_error")
+    assert await error("POST", "/v1/models", headers=version) == (405, "invalid_request_error")
     late = {"x-baton-ttft-deadline-ms": "0.001"}
     assert await error("POST", path, json=ASK, headers=late) == (529, "overloaded_error")
 
@@ -316,6 +334,45 @@ async def test_models_in_the_shape_of_the_client(start: Start) -> None:
     assert [model.id for model in page.data] == [one.id] == [MODEL]
     assert (one.type, one.display_name, page.has_more) == ("model", MODEL, False)
     assert (await cluster.client.get("/v1/models")).json()["object"] == "list"
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_the_answer_continues_a_last_text_of_the_assistant(
+    start: Start, tokenizer: Tokenizer, blocks: bool
+) -> None:
+    cluster = await start(speaks([70, EOS]))
+    text: Any = [{"type": "text", "text": "Well <|eos|>,"}] if blocks else "Well <|eos|>,"
+    begun = [*SAY_HI, {"role": "assistant", "content": text}]
+    message = (await post(cluster, messages=begun)).json()
+    assert prompt_of(cluster, tokenizer) == "user: hi<|eos|>\nassistant: Well <|eos|>,"
+    counted = await post(cluster, "/v1/messages/count_tokens", messages=begun)
+    assert counted.json()["input_tokens"] == message["usage"]["input_tokens"]
+    await post(cluster, messages=begun, add_generation_prompt=True)
+    assert prompt_of(cluster, tokenizer).endswith(",<|eos|>\nassistant:")
+
+
+async def test_an_answer_of_a_model_that_thinks_is_continued(
+    start: Start, tokenizer: Tokenizer, thinking_path: Path
+) -> None:
+    ids = tokenizer.encode(" 42, I think.").ids
+    cluster = await start(speaks([*ids, EOS]), model_path=str(thinking_path))
+    begun = [*SAY_HI, {"role": "assistant", "content": "It is"}]
+    message = (await post(cluster, messages=begun)).json()
+    assert prompt_of(cluster, tokenizer).endswith("It is")
+    assert message["content"] == [{"type": "text", "text": " 42, I think."}]
+
+
+async def test_other_last_messages_of_the_assistant(start: Start, tokenizer: Tokenizer) -> None:
+    cluster = await start(speaks([70, EOS]))
+    for text in ("Well, ", "Well,\n"):
+        response = await post(cluster, messages=[*SAY_HI, {"role": "assistant", "content": text}])
+        assert response.status_code == 400
+        assert "must not end with a space" in response.json()["error"]["message"]
+    call = {"type": "tool_use", "id": "c", "name": "weather", "input": {}}
+    for content in ([], [{"type": "text", "text": "So. "}, call]):
+        said = {"role": "assistant", "content": content}
+        assert (await post(cluster, messages=[*SAY_HI, said])).status_code == 200
+        assert prompt_of(cluster, tokenizer).endswith("assistant:")
 
 
 async def test_hello(start: Start) -> None:

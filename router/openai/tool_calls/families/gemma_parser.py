@@ -230,6 +230,7 @@ class GemmaCallParser(CallParser):
         if self._stack:
             self._value_ended()
         else:
+            self.has_open_call = False
             self._state = self._after
 
     def _value_ended(self) -> None:

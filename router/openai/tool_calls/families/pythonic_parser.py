@@ -240,6 +240,7 @@ class PythonicCallParser(CallParser):
         if self._stack:
             self._value_ended()
         else:
+            self.has_open_call = False
             self._state = self._after
 
     def _key_ended(self, key: str) -> None:

@@ -86,7 +86,6 @@ class XmlCallParser(CallParser):
         self._keys: set[str] = set()  # of the current call
         self._declared: set[str] | None = None  # keys of its schema; None: not yet looked at
         self._value = _Value(None, "")
-        self._is_open = False  # whether the JSON of the current call lacks its end
 
     # ---- states ---------------------------------------------------------------------------------
 
@@ -105,7 +104,6 @@ class XmlCallParser(CallParser):
         self._begin_call(end, name)
         self._schema = ArgumentSchema(self._schemas.get(name, {}))
         self._keys, self._declared = set(), None
-        self._is_open = True
         self._arguments_text("{")
         self._state = self._parameters
         return True
@@ -118,7 +116,8 @@ class XmlCallParser(CallParser):
             self._state = self._first_newline
         elif found := _END_ARGUMENTS.full.match(text, at) or _NO_END_ARGUMENTS.full.match(text, at):
             self._at = found.end()
-            self._end_arguments()
+            self._arguments_text("}")
+            self.has_open_call = False
             self._state = self._after
         elif any(p.partial.match(text, at) for p in (_BEGIN_VALUE, _END_ARGUMENTS, _NEXT_MARK)):
             return self._wait()
@@ -196,15 +195,11 @@ class XmlCallParser(CallParser):
 
     # ---- arguments ------------------------------------------------------------------------------
 
-    def _end_arguments(self) -> None:
-        self._arguments_text("}")
-        self._is_open = False
-
     def _end(self) -> None:
         """Close the arguments of a call whose last value is complete. A value that was cut stays
         open, so that no client takes it for whole."""
-        if self._is_open and self._state == self._parameters:
-            self._end_arguments()
+        if self.has_open_call and self._state == self._parameters:
+            self._arguments_text("}")
 
 
 class _Value:

@@ -58,7 +58,8 @@ async def test_it_is_left_out_by_configuration(
     start: Start, thinking_path: str, path: str, body: dict[str, Any]
 ) -> None:
     cluster = await start(outputs(), model_path=thinking_path, generation_config="none")
-    await cluster.client.post(path, json={**body, "max_tokens": 9})
+    bound = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    await cluster.client.post(path, json={**body, bound: 9})
     [submit] = cluster.workers[0].requests
     assert submit.request.sampling.temperature == submit.request.sampling.top_p == 1.0
     assert submit.request.sampling.top_k == 0

@@ -62,14 +62,25 @@ async def test_a_forced_call_that_is_cut_shows_no_marks(
     start: Start, tokenizer: Tokenizer, name: str
 ) -> None:
     ids = tokenizer.encode(written(SYNTAXES[name], ("weather", ARGUMENTS))).ids
-    for size in (1, 3, len(ids) // 3, len(ids) - 1):
-        while tokenizer.decode(ids[:size]).endswith("\ufffd"):  # half a character
-            size += 1
+    for size in (1, 2, 3, len(ids) // 3, len(ids) - 1):  # some end within a character
         cluster = await start(speaks(ids[:size], stop=False), tool_parser=name)
         response = await cluster.chat(tools=[TOOL], tool_choice="required")
         [choice] = response.json()["choices"]
         assert not choice["message"]["content"]
         assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_a_stop_string_cuts_is_not_a_finished_one(
+    start: Start, tokenizer: Tokenizer, stream: bool
+) -> None:
+    ids = tokenizer.encode(written(SYNTAXES["hermes"], ("weather", ARGUMENTS))).ids
+    cluster = await start(speaks([*ids, EOS]))
+    for stop, reason in (("Rhein", "stop"), ("</tool_call>", "tool_calls")):
+        response = await cluster.chat(tools=[TOOL], stop=stop, stream=stream)
+        text = response.text.split("\n\n")[-3][6:] if stream else response.text
+        [choice] = json.loads(text)["choices"]
+        assert choice["finish_reason"] == reason
 
 
 async def test_no_tools_are_no_error(start: Start, tokenizer: Tokenizer) -> None:

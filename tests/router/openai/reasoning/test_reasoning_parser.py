@@ -59,6 +59,8 @@ def split(
         ("open", "a <tool> </tool_call> b</think>c", "a <tool> </tool_call> b", "c"),
         ("open", "</think>yes", "", "yes"),
         ("open", "hm</think>\n\n", "hm", ""),
+        ("open", "hm</think>" + "\n" * 200 + "yes\n", "hm", "yes\n"),
+        ("open", "hm</think>" + "\n" * 200 + "<think>yes", "hm", "<think>yes"),
         ("waiting", "<think>\nhm\n</think>\n\nyes", "hm", "yes"),
         ("waiting", "\n <think>hm</think>yes", "hm", "yes"),
         ("waiting", "yes <think>no</think>", "", "yes <think>no</think>"),

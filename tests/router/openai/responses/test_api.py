@@ -56,6 +56,7 @@ async def test_no_response_is_stored(start: Start) -> None:
         assert error_of(reply, 404)["code"] == "not_found"
     reply = await cluster.client.get("/v1/responses/input_tokens")
     assert (error_of(reply, 405)["code"], reply.headers["allow"]) == ("method_not_allowed", "POST")
+    assert reply.json()["error"]["message"].endswith("this path accepts only POST")
     assert error_of(await cluster.client.get("/v1/responses"), 405)["type"]
 
 
@@ -148,6 +149,37 @@ async def test_the_explanation_is_part_of_the_last_response(start: Start) -> Non
     events = events_of((await ask(cluster, headers=headers, stream=True)).text)
     assert "baton" in events[-1]["response"] and "baton" not in events[0]["response"]
     assert "baton" in (await ask(cluster, headers=headers)).json()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_a_stop_string_cuts_is_incomplete(
+    start: Start, tokenizer: Tokenizer, stream: bool
+) -> None:
+    text = '<tool_call>{"name": "run", "arguments": {"a": "one two"}}</tool_call>'
+    cluster = await start(speaks([*tokenizer.encode(text).ids, EOS]))
+    tools = [{"type": "function", "name": "run", "parameters": {"type": "object"}}]
+    for stop, status in (("two", "incomplete"), ("</tool_call>", "completed")):
+        reply = await ask(cluster, tools=tools, stop=stop, stream=stream)
+        [call] = items_of(events_of(reply.text)) if stream else reply.json()["output"]
+        assert (call["type"], call["status"]) == ("function_call", status)
+
+
+async def test_a_refused_stream_has_the_ids_and_the_model_of_the_request(
+    start: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"sk-a": {"tenant": "a", "requests_per_minute": 1}}))
+    path.chmod(0o600)
+    cluster = await start(speaks([70, EOS]), api_keys=str(path))
+    sent = {"input": "x y " * 5000, "stream": True}
+    for code in ("context_length_exceeded", "rate_limit_exceeded"):
+        headers = {"authorization": "Bearer sk-a"}
+        reply = await cluster.client.post("/v1/responses", json=sent, headers=headers)
+        response = events_of(reply.text)[-1]["response"]
+        assert (response["error"]["code"], response["model"]) == (code, MODEL)
+        assert response["id"] == f"resp_{reply.headers['x-request-id']}"
+        sent = {"input": "hi", "stream": True}
+        await cluster.client.post("/v1/responses", json=sent, headers=headers)
 
 
 @pytest.mark.parametrize("stream", [False, True])

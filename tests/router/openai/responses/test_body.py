@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.common.errors import ApiError, invalid
 from router.openai.bodies.chat_body import ChatBody
 from router.openai.bodies.messages import to_template_message
-from router.openai.responses.body import IGNORED, PASSED_ON, REFUSED, OpenFields, parse_responses
+from router.openai.responses.body import RESPONSES_FIELDS, OpenFields, parse_responses
 
 RUN: dict[str, Any] = {"type": "function", "name": "run", "parameters": {"type": "object"}}
 
@@ -241,10 +241,11 @@ def test_the_wrong_field_is_named(fields: Any, param: str) -> None:
 
 
 def test_fields_without_effect_pass() -> None:
-    ignored = dict.fromkeys(IGNORED, "anything")
-    neutral = {name: values[0] for name, values in REFUSED.items() if values}
+    ignored = dict.fromkeys(RESPONSES_FIELDS.without_effect, "anything")
+    refused, passed = RESPONSES_FIELDS.refused, set(RESPONSES_FIELDS.passed)
+    neutral = {name: values[0] for name, values in refused.items() if values}
     assert chat_of("hi", **ignored, **neutral, unknown=1) == chat_of("hi")
-    null = dict.fromkeys([*REFUSED, *(set(PASSED_ON) - {"model"}), *OpenFields.model_fields])
+    null = dict.fromkeys([*refused, *(passed - {"model"}), *OpenFields.model_fields])
     del null["input"]
     assert chat_of("hi", **null) == chat_of("hi")
 

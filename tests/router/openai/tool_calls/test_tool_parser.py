@@ -109,6 +109,36 @@ def test_a_call_that_is_cut_leaves_no_marks_in_the_content(syntax: ToolCallSynta
 
 
 @each
+def test_a_character_that_is_cut_within_a_call_is_not_content(syntax: ToolCallSyntax) -> None:
+    """The marks of DeepSeek have characters of several bytes, which a limit on tokens may cut."""
+    text = written(syntax, ("f", ARGUMENTS), ("g", '{"x": "y"}'))
+
+    def content(text: str, *, forced: bool) -> str:
+        parser = syntax.new_parser(SCHEMAS, forced=forced)
+        return joined([*parser.push(text), *parser.flush("\ufffd")])[0]
+
+    parser = syntax.new_parser(SCHEMAS)
+    for size in range(1, len(text)):
+        assert content(text[:size], forced=True) == ""
+        parser.push(text[size - 1])
+        assert not parser.has_open_call or content(text[:size], forced=False) == ""
+    for said in ("", "a ", written(syntax, ("f", "{}")) + " a"):
+        assert content(said, forced=False) == f"{parse(syntax, said)[0]}\ufffd"
+
+
+@each
+def test_a_call_is_open_until_its_arguments_end(syntax: ToolCallSyntax) -> None:
+    text = written(syntax, ("f", ARGUMENTS))
+    parser = syntax.new_parser(SCHEMAS)
+    states = [parser.has_open_call for one in text if parser.push(one) is not None]
+    opened, closed = states.index(True), len(states) - states[::-1].index(True)
+    assert all(states[opened:closed]) and not any(states[:opened] + states[closed:])
+    assert opened < closed and not states[-1]
+    parser.flush()
+    assert parser.called and not parser.has_open_call
+
+
+@each
 def test_content_before_a_call_that_is_cut_stays(syntax: ToolCallSyntax) -> None:
     if syntax.trigger:
         text = "I look." + written(syntax, ("f", ARGUMENTS))
