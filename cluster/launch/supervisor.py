@@ -133,7 +133,9 @@ class Supervisor:
         self._held = ports.hold_port(launch.host, launch.port)  # this user's routers can share it
         self._set_environment(redis_url)
         with time_limit(launch.start_deadline_s, "Ray did not start"):
-            self._ray_address = ray_runtime.start_ray(self._run_dir, gpus=gpus)
+            self._ray_address = ray_runtime.start_ray(
+                self._run_dir, gpus=gpus, replicas=launch.replicas
+            )
             signal.signal(signal.SIGTERM, self._on_signal)  # Ray has installed its own handler
             ray_runtime.start_serve()
         self._end("Ray and Serve, " + (f"{gpus} GPU(s)" if gpus else "no GPU"))

@@ -142,6 +142,7 @@ class StartReporter:
         self._began = clock()
         self._stage_began = self._began
         self._last_line_at = self._began
+        self._stage_seconds: dict[str, float] = {}
         self._last_note: dict[str, str] = {}  # by the kind of replica
         self._status: Status | None = None
 
@@ -156,7 +157,7 @@ class StartReporter:
                 self._progress(self._waiting_text(names, left_s))
             case StageDone(stage, text):
                 self._spin(None)
-                elapsed = self._clock() - self._stage_began
+                elapsed = self._stage_seconds[stage] = self._clock() - self._stage_began
                 self._line(f"{stage:<8} {text}  ({elapsed:.1f} s)")
             case StageFailed(stage, reason):
                 self._spin(None)
@@ -228,7 +229,11 @@ class StartReporter:
 
     def _ready(self, ready: ClusterReady) -> None:
         url, model_id, keys, ca = ready.url, ready.model_id, ready.keys, ready.ca
-        self._line(f"ready    {self._clock() - self._began:.1f} s in all\n")
+        in_all = self._clock() - self._began
+        other = in_all - sum(self._stage_seconds.values())
+        stages = {**self._stage_seconds, "other": other}
+        parts = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in stages.items())
+        self._line(f"ready    {in_all:.1f} s in all: {parts}\n")
         self._line(f"URL      {url}")
         self._line(f"page     {url}/ui")
         self._line(f"model    {model_id}")

@@ -6,12 +6,16 @@ one of them. Calls that reach Serve's controller block, and raise Ray's exceptio
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray import serve
-from ray._private import ray_constants, state
+from ray import _raylet, serve
+from ray._private import node, parameter, ray_constants, services, state
 from ray.experimental import internal_kv
 from ray.serve._private import replica
 from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaState
@@ -27,6 +31,8 @@ from protocol.roles import ROLES
 
 CHECKED_RAY_VERSION = "2.60.0"
 
+_NODE_S = 30.0  # as long as Ray itself waits for its node
+
 
 def init_ray(folder: Path, **options: Any) -> Any:
     """Call ``ray.init`` with Ray's sockets and logs below ``folder``; return its context.
@@ -34,7 +40,43 @@ def init_ray(folder: Path, **options: Any) -> Any:
     Private: the parameter ``_temp_dir``. The default is /tmp/ray, which all users share. Ray
     2.60.0 has the setting in public only as ``ray start --temp-dir``."""
     init: Any = ray.init
-    return init(_temp_dir=str(folder), **options)
+    with _quick_start():
+        return init(_temp_dir=str(folder), **options)
+
+
+@contextlib.contextmanager
+def _quick_start() -> Iterator[None]:
+    """Make ``ray.init`` start no process that Baton does not use, and notice at once that the node
+    has started, where Ray looks once a second.
+
+    Private: parameters of ``RayParams`` that ``ray start`` has as options and ``ray.init`` lacks
+    (no autoscaler of nodes, no copying of logs to drivers; any free port for the agent, which tries
+    for 3 s to get the port that another Ray of this machine has); ``Node.start_api_server``, which
+    starts a server without pages for ``include_dashboard=False``; and ``services.get_node``."""
+    make_params: Any = parameter.RayParams
+    changed: Any = partial(
+        make_params, no_monitor=True, include_log_monitor=False, dashboard_agent_listen_port=0
+    )
+    get_node: Any = partial(_get_node_once_registered, services.get_node)
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (parameter, "RayParams", changed),
+            (node.Node, "start_api_server", lambda *_, **__: None),
+            (services, "get_node", get_node),
+        ):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield
+
+
+def _get_node_once_registered(get_node: Any, gcs_address: str, *which: str) -> Any:
+    """Call ``get_node`` when a node is registered, or after _NODE_S."""
+    raylet: Any = _raylet  # its stubs lack the class
+    client = raylet.GcsClient(address=gcs_address)
+    end = time.monotonic() + _NODE_S
+    while not client.get_all_node_info(timeout=_NODE_S) and time.monotonic() < end:
+        time.sleep(0.05)
+    return get_node(gcs_address, *which)
 
 
 def versioned_deployment(deployment: Any, version: str) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from cluster.local.quick_imports import without_garbage_collection
 from cluster.local.run_state import write_private
 from cluster.serve.bounded_call import call_within, was_abandoned
 from cluster.serve.replica_kinds import SCALABLE_KINDS, UNLIMITED_RETRIES, resource_name
@@ -26,6 +27,8 @@ from protocol.errors import StartupError
 
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; Baton stores nothing large in it
 _ANY_NUMBER = 10_000
+PRELOADED_MODULE = "cluster.launch.preloaded_modules"
+"""What Ray imports in the processes that it starts in advance, in place of an import here."""
 _TOKEN_FILE = "ray-token"
 _CONNECT_S = 60.0
 _DISCONNECT_S = 10.0
@@ -68,19 +71,26 @@ def join_environment(run_dir: Path) -> None:
         raise StartupError(f"the cluster's token for Ray cannot be read: {error}") from None
 
 
-def start_ray(run_dir: Path, *, gpus: int) -> str:
+def start_ray(run_dir: Path, *, gpus: int, replicas: int = 1) -> str:
     """Start Ray and return its address. Raises StartupError.
 
-    Call it from the main thread: Ray's processes end with the thread that started them."""
-    from cluster.serve import ray_internals
+    Ray starts the processes of ``replicas`` replicas and of Serve's controller at once. Call it
+    from the main thread: Ray's processes end with the thread that started them."""
+    with without_garbage_collection():
+        from cluster.serve import ray_internals
 
+    processes = replicas + 1
+    os.environ |= {
+        "RAY_worker_maximum_startup_concurrency": str(processes),
+        "RAY_preload_python_modules": PRELOADED_MODULE,
+    }
     folder = run_dir / "ray"
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
         context = ray_internals.init_ray(
             folder,
             address="local",
-            num_cpus=2,  # a number of slots only; more slots start more idle processes
+            num_cpus=processes,  # a number of slots only, for each of which a process starts
             num_gpus=gpus,
             resources={resource_name(kind): _ANY_NUMBER for kind in SCALABLE_KINDS},
             include_dashboard=False,

@@ -86,6 +86,11 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         scaler = "" if mode == "off" else f", an autoscaler ({mode})"
         return f"{self.prefill} prefill, {self.decode} decode, {routers}{scaler}"
 
+    @property
+    def replicas(self) -> int:
+        """Number of replicas of all kinds: workers, routers, and the autoscaler."""
+        return self.prefill + self.decode + self.routers + int(self.autoscaler.mode != "off")
+
     def most_workers(self, gpus: int) -> int:
         """Return the number of workers that share the GPUs of a machine with ``gpus`` of them.
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from cluster.local.die_with_parent import die_with_parent
+from cluster.local.quick_imports import without_garbage_collection
 from engine.ipc import messages as m
 from engine.ipc.channel import ChannelClosed, EngineChannel
 from engine.ipc.settings import EngineSettings
@@ -76,8 +77,9 @@ def build_server(
 ) -> Callable[[], None]:
     """Load the model and announce it. Return the loop to run."""
     progress("importing torch", 0.0)
-    from engine.execution.loading import load_engine
-    from engine.process.server import EngineServer
+    with without_garbage_collection():
+        from engine.execution.loading import load_engine
+        from engine.process.server import EngineServer
 
     loaded = load_engine(settings, POLICIES[settings.role], progress)
     engine = loaded.engine

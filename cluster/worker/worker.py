@@ -29,6 +29,7 @@ from cluster.settings.worker_settings import WorkerSettings
 from cluster.worker import metrics
 from cluster.worker.carriers import WorkerCarriers
 from cluster.worker.event_log import CacheEventLog
+from cluster.worker.loading_times import LoadingTimes
 from cluster.worker.role_service import RoleService
 from cluster.worker.utilisation import UtilisationMonitor
 from decode_worker.service import DecodeService
@@ -83,6 +84,7 @@ class Worker:
         self.instance = new_instance_id()
         self._report = report
         self._last_progress = ""
+        self._loading_times = LoadingTimes()
         self._redis = connect(settings.redis_url)
         self._events = CacheEventLog(self._redis, settings.cluster, self.instance)
         self._engine = EngineClient(
@@ -128,6 +130,7 @@ class Worker:
 
     def _report_progress(self, what: str, fraction: float) -> None:
         """Report steps of loading, each once, with fractions rounded down to 5%."""
+        self._loading_times.begin(what)
         text = f"{what} {int(fraction * 20) * 5}%" if fraction else what
         if text != self._last_progress:
             self._last_progress = text
@@ -138,8 +141,9 @@ class Worker:
     async def start(self) -> None:
         """Start the engine, listen and register. Raises StartupError."""
         check_worker_host(self.settings.host, tls=self.settings.tls is not None)
-        began = time.monotonic()
+        began, self._loading_times = time.monotonic(), LoadingTimes()
         ready = await self._engine.start()
+        loading = self._loading_times.text()
         await self._carriers.start(self.settings.host)
         registered = self._registered = WorkerRegistration(
             instance=self.instance,
@@ -162,7 +166,8 @@ class Worker:
         drafts = "" if ready.speculation == "off" else f", speculation {ready.speculation}"
         self._report(
             f"{self.settings.role} worker {self.instance[:8]} ready on {registered.endpoint} in"
-            f" {time.monotonic() - began:.1f} s: {ready.kv_tokens} tokens of KV cache{drafts}"
+            f" {time.monotonic() - began:.1f} s{loading}: {ready.kv_tokens} tokens of KV"
+            f" cache{drafts}"
         )
 
     async def _listen(self) -> str:

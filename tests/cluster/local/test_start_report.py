@@ -51,7 +51,7 @@ def test_plain_lines_when_not_a_terminal() -> None:
         report(event)
     lines = out.getvalue().splitlines()
     assert lines[:2] == ["         a [note]", "redis    embedded  (2.5 s)"]
-    assert lines[2] == "ready    4.0 s in all"
+    assert lines[2] == "ready    4.0 s in all: redis 2.5, other 1.5"
     assert lines[-1] == "ray      failed: no room"
     assert "\x1b" not in out.getvalue()
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import ray
+from ray import _raylet as ray_raylet
 from ray import serve
-from ray._private import ray_constants, state
+from ray._private import node, parameter, ray_constants, services, state
 from ray._private import worker as ray_worker
 from ray.autoscaler._private import monitor
 from ray.core.generated import common_pb2
@@ -18,7 +21,7 @@ from ray.serve import schema
 from ray.serve._private import client, controller, replica
 from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaState
 
-from cluster.serve import ray_internals
+from cluster.serve import ray_internals, ray_runtime
 from cluster.serve.replica_kinds import ALL_KINDS, DeadReplica, application_name, deployment_name
 
 
@@ -67,6 +70,54 @@ def test_ray_init_takes_a_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(ray, "init", lambda **options: options)
     found = ray_internals.init_ray(tmp_path, address="local")
     assert found == {"address": "local", "_temp_dir": str(tmp_path)}
+
+
+def test_ray_init_starts_no_process_that_baton_does_not_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "ray._private.parameter.RayParams(" in inspect.getsource(ray_worker.init)
+    head = inspect.getsource(node.Node.start_head_processes)
+    assert "if not self._ray_params.no_monitor:" in head and "self.start_api_server(" in head
+    every = inspect.getsource(node.Node.start_ray_processes)
+    assert "if self._ray_params.include_log_monitor:" in every
+    assert "ray._private.services.get_node(" in inspect.getsource(node.Node.__init__)
+    start_api_server: Any = node.Node.start_api_server
+    get_node: Any = services.get_node
+
+    def init(**_: Any) -> Any:
+        replaced: Any = node.Node.start_api_server
+        assert replaced is not start_api_server
+        replaced(object(), include_dashboard=False, raise_on_failure=False)
+        assert services.get_node is not get_node
+        return parameter.RayParams(num_cpus=1)
+
+    before: Any = parameter.RayParams
+    monkeypatch.setattr(ray, "init", init)
+    made = ray_internals.init_ray(tmp_path)
+    assert (made.no_monitor, made.include_log_monitor) == (True, False)
+    assert (made.dashboard_agent_listen_port, made.num_cpus) == (0, 1)
+    assert parameter.RayParams is before
+    assert node.Node.start_api_server is start_api_server
+    assert services.get_node is get_node
+
+
+def test_ray_is_asked_for_its_node_once_it_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[dict[str, str]] = [{}, {}, {"node": "alive"}]
+    client = SimpleNamespace(get_all_node_info=lambda timeout: answers.pop(0))
+    raylet: Any = ray_raylet
+    assert callable(raylet.InnerGcsClient.get_all_node_info)  # GcsClient passes calls to it
+    monkeypatch.setattr(raylet, "GcsClient", lambda address: client)
+    module: Any = services
+    monkeypatch.setattr(ray, "init", lambda **_: module.get_node("127.0.0.1:1", "id"))
+    monkeypatch.setattr(services, "get_node", lambda address, which: (address, which, len(answers)))
+    assert ray_internals.init_ray(Path()) == ("127.0.0.1:1", "id", 0)
+
+
+def test_the_raylet_starts_and_loads_processes_in_advance() -> None:
+    program = (Path(ray.__file__).parent / "core/src/ray/raylet/raylet").read_bytes()
+    assert b"RAY_worker_maximum_startup_concurrency" in program
+    assert b"RAY_preload_python_modules" in program
+    assert find_spec(ray_runtime.PRELOADED_MODULE) is not None
 
 
 def test_a_deployment_takes_a_version() -> None:
@@ -181,5 +232,6 @@ def test_a_replica_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "add_port_to_grpc_server", add_port)
     ray_internals.keep_replica_on_loopback()
     ray_internals.keep_replica_on_loopback()  # the second call must not wrap the first
-    assert replica.add_port_to_grpc_server(None, "[::]:0") == 1234  # type: ignore[attr-defined]
+    module: Any = replica
+    assert module.add_port_to_grpc_server(None, "[::]:0") == 1234
     assert addresses == ["127.0.0.1:0"]

@@ -161,6 +161,13 @@ def test_only_engines_have_torch(cluster: LocalCluster) -> None:
         assert not maps.exists() or "libtorch" not in maps.read_text(), process.cmdline()
 
 
+def test_ray_runs_only_what_is_needed(cluster: LocalCluster) -> None:
+    commands = [" ".join(process.cmdline()) for process in cluster.processes()]
+    assert any("raylet" in command for command in commands)
+    for unused in ("dashboard/dashboard.py", "_private/monitor.py", "log_monitor.py"):
+        assert not any(unused in command for command in commands), unused
+
+
 async def test_request_id_is_given_once(cluster: LocalCluster) -> None:
     async with http(cluster) as client:
         response = await client.get("/v1/models")
