@@ -71,7 +71,11 @@ class ChatBody(GenerationBody):
     @property
     def reasoning(self) -> ReasoningOptions:
         budget = self.thinking_token_budget
-        return ReasoningOptions(not self.include_reasoning, None if budget == -1 else budget)
+        return ReasoningOptions(
+            hidden=not self.include_reasoning,
+            budget=None if budget == -1 else budget,
+            is_over=self.continue_final_message,
+        )
 
     @property
     def adds_generation_prompt(self) -> bool:

@@ -13,6 +13,7 @@ class ReasoningOptions(NamedTuple):
 
     hidden: bool = False  # not shown to the client
     budget: int | None = None  # most tokens; None: any number
+    is_over: bool = False  # the output continues a text of the answer
 
 
 def template_options(

@@ -47,7 +47,7 @@ class ReasoningPlanner:
     def plan(self, options: ReasoningOptions, tail: str, opener: str = "") -> ReasoningPlan:
         """Return the plan for a prompt that ends with ``tail``; ``opener``: text with which a tool
         call begins, empty where none is possible."""
-        start = reasoning_start(self._syntax, tail)
+        start = reasoning_start(self._syntax, tail, is_over=options.is_over)
         marks = REASONING_IS_OFF if start == "closed" else self._marks(start == "open", opener)
         return ReasoningPlan(self._syntax, start, options.hidden, marks)
 

@@ -61,8 +61,9 @@ def find_reasoning(name: ReasoningParserName, template: str) -> ReasoningSyntax 
     return None if name == "none" else REASONING_SYNTAXES[name]
 
 
-def reasoning_start(syntax: ReasoningSyntax, tail: str) -> ReasoningStart:
-    """Return where the output begins; ``tail``: the last characters of the rendered prompt.
+def reasoning_start(syntax: ReasoningSyntax, tail: str, *, is_over: bool = False) -> ReasoningStart:
+    """Return where the output begins; ``tail``: the last characters of the rendered prompt;
+    ``is_over``: they are a text that the output continues.
 
     Only markers at the very end count: a client may write the same text in its messages.
     """
@@ -71,4 +72,4 @@ def reasoning_start(syntax: ReasoningSyntax, tail: str) -> ReasoningStart:
         return "open"
     if end.endswith(syntax.end):
         return "closed"
-    return "open" if syntax.assume_open else "waiting"
+    return "open" if syntax.assume_open and not is_over else "waiting"

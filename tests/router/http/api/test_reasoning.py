@@ -189,6 +189,15 @@ async def test_a_parser_can_be_configured(start: Start, tokenizer: Tokenizer) ->
         assert ("completion_tokens_details" in usage) == (name != "none")
 
 
+async def test_a_continued_answer_has_no_reasoning(start: Start, tokenizer: Tokenizer) -> None:
+    cluster = await start(says(tokenizer, " is blue"), reasoning_parser="deepseek_r1")
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The sky"}]
+    response = await cluster.chat(
+        messages=messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert response.json()["choices"][0]["message"]["content"] == " is blue"
+
+
 async def test_hidden_reasoning_is_neither_shown_nor_constrained(
     start: Start, tokenizer: Tokenizer
 ) -> None:

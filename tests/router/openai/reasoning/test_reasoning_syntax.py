@@ -56,3 +56,7 @@ def test_the_end_of_the_prompt_tells_where_the_output_begins(
     syntax: ReasoningSyntax, tail: str, start: ReasoningStart
 ) -> None:
     assert reasoning_start(syntax, tail) == start
+
+
+def test_a_continued_answer_is_no_reasoning() -> None:
+    assert reasoning_start(DEEPSEEK_R1, "<|Assistant|>The", is_over=True) == "waiting"
