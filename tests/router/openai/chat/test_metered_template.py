@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from cluster.local.quick_imports import without_garbage_collection
 from router.openai.chat.metered_syntax import Unmetered
 from router.openai.chat.metered_template import MAX_CHARS, Meter, MeteredEnvironment, TooCostly
 from router.openai.chat.template import RenderError, _tojson, compile_metered, render_metered
@@ -95,10 +96,11 @@ INPUT = {
 @pytest.mark.parametrize("name", SILENT)
 def test_a_hostile_template_ends_early(name: str) -> None:
     metered = compile_metered(SILENT[name])
-    start = time.thread_time()
-    with pytest.raises(TooCostly):
-        render_metered(metered, INPUT)
-    assert time.thread_time() - start < MOST_CPU_S
+    with without_garbage_collection():  # which takes as long with all that other tests have left
+        start = time.thread_time()
+        with pytest.raises(TooCostly):
+            render_metered(metered, INPUT)
+        assert time.thread_time() - start < MOST_CPU_S
 
 
 def test_a_refusal_of_the_template_is_the_clients() -> None:
