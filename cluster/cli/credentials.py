@@ -10,10 +10,14 @@ from typing import Annotated
 import typer
 
 from cluster.cli.common import report_failure
+from cluster.cli.help_format import HelpCommand, HelpGroup
 from protocol.errors import StartupError
 
 certs_app = typer.Typer(
-    no_args_is_help=True, help="Make the certificates of a cluster (mutual TLS)."
+    cls=HelpGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make the certificates of a cluster (mutual TLS).",
 )
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the cluster's CA.", metavar="DIR")]
@@ -30,7 +34,7 @@ Name = Annotated[
 ]
 
 
-@certs_app.command("init")
+@certs_app.command("init", cls=HelpCommand)
 def init_certificates(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     """Make a CA and the first node's certificate (by default for this machine's loopback)."""
     from cluster.credentials import certificates
@@ -42,7 +46,7 @@ def init_certificates(folder: Folder, host: Hosts = None, name: Name = None) -> 
     )
 
 
-@certs_app.command()
+@certs_app.command(cls=HelpCommand)
 def node(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     """Make a certificate for another node."""
     from cluster.credentials import certificates
@@ -50,7 +54,7 @@ def node(folder: Folder, host: Hosts = None, name: Name = None) -> None:
     _make(lambda: certificates.create_node_certificate(folder, host or [], name))
 
 
-@certs_app.command()
+@certs_app.command(cls=HelpCommand)
 def renew(
     folder: Folder, name: Annotated[str, typer.Argument(help="The node's files, without .pem.")]
 ) -> None:
@@ -68,7 +72,9 @@ def _make(work: Callable[[], list[Path]]) -> None:
         raise report_failure(e) from None
 
 
-keys_app = typer.Typer(no_args_is_help=True, help="Make API keys.")
+keys_app = typer.Typer(
+    cls=HelpGroup, no_args_is_help=True, rich_markup_mode=None, help="Make API keys."
+)
 
 
 @keys_app.callback()
@@ -76,7 +82,7 @@ def keys() -> None:
     """Make API keys."""
 
 
-@keys_app.command()
+@keys_app.command(cls=HelpCommand)
 def new(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant that gets the key.")],
     scope: Annotated[

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 
 from cluster.cli.common import load_config, report_failure
@@ -16,9 +17,11 @@ from cluster.config.flags import with_config_flags
 from cluster.config.resolve import CommandFlags
 from cluster.local.kept_logs import find_logs
 from cluster.local.log_tail import LogLines, LogTail, match_logs
+from cluster.local.progress_text import progress_text
 from cluster.local.run_state import ClusterHome, others_text, running_clusters
 from protocol.errors import StartupError, UsageError
 
+PROGRESS = "progress.log"
 _POLL_S = 0.3
 _KEYS = keys.select_keys("cluster")
 
@@ -73,10 +76,12 @@ def logs(
 
 
 def _print_local_logs(cluster: str, source: str | None, lines: int, *, follow: bool) -> None:
-    _check_source(cluster_logs(cluster), source, cluster)
+    source = _check_source(cluster_logs(cluster), source, cluster)
     tail = LogTail(lambda: match_logs(cluster_logs(cluster), source))
     shown = tail.last_lines(lines)
     _print_lines(shown, many=tail.count > 1)
+    if source is not None and not follow and not any(shown.values()):
+        typer.echo(f"baton: nothing was written to {', '.join(shown)}", err=True)
     while follow:
         time.sleep(_POLL_S)
         shown = tail.new_lines()
@@ -95,7 +100,7 @@ def cluster_logs(cluster: str) -> dict[str, Path]:
     """Return the logs of a cluster by name: of its run, or of the last one if it does not run."""
     home = ClusterHome(cluster)
     state = home.read() if home.running() else None
-    own = {"supervisor.log": home.log, "progress.log": home.events}
+    own = {"supervisor.log": home.log, PROGRESS: home.events}
     found = {name: path for name, path in own.items() if path.is_file()}
     if state is not None:
         return found | find_logs(Path(state.run_dir))
@@ -105,12 +110,26 @@ def cluster_logs(cluster: str) -> dict[str, Path]:
     return found | {path.name: path for path in kept}
 
 
-def _check_source(found: dict[str, Path], source: str | None, cluster: str) -> None:
-    """Raise StartupError where there are no logs, and UsageError for a source that none has."""
+def _check_source(found: dict[str, Path], source: str | None, cluster: str) -> str | None:
+    """Return the source whose logs are printed: for an engine, which has no log of its own, the
+    process that started it. Raises StartupError where there are no logs, and UsageError for a
+    source that none has."""
     if not found:
         raise StartupError(f"cluster {cluster!r} has no logs here{others_text(cluster)}")
-    if not match_logs(found, source):
-        raise UsageError(f"no log is of {source!r}; there are {', '.join(found)}")
+    if match_logs(found, source):
+        return source
+    parent = _parent_of(source or "")
+    if parent is not None and match_logs(found, parent):
+        return parent
+    raise UsageError(f"no log has the name {source!r}; there are {', '.join(found)}")
+
+
+def _parent_of(pid: str) -> str | None:
+    if not pid.isdecimal() or len(pid) > 9:
+        return None
+    with contextlib.suppress(psutil.Error):
+        return str(psutil.Process(int(pid)).ppid())
+    return None
 
 
 def _print_lines(shown: LogLines, *, many: bool, node: str = "") -> None:
@@ -118,4 +137,6 @@ def _print_lines(shown: LogLines, *, many: bool, node: str = "") -> None:
     for name, lines in shown.items():
         prefix = f"{node}{name.removesuffix('.log')}: " if many else ""
         for line in lines:
-            typer.echo(f"{prefix}{line.decode(errors='replace')}")
+            text = progress_text(line) if name == PROGRESS else line.decode(errors="replace")
+            if text is not None:
+                typer.echo(f"{prefix}{text}")

@@ -8,11 +8,11 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from cluster.cli import credentials, plan
 from cluster.cli.common import report_failure
 from cluster.cli.credentials import init
+from cluster.cli.help_format import HelpCommand, HelpGroup
 from cluster.cli.inspect import config, doctor, status
 from cluster.cli.lifecycle import down, scale, up
 from cluster.cli.logs import logs, ls
@@ -23,7 +23,7 @@ from cluster.local.disk_errors import FULL_DISK, disk_error_text
 from protocol.errors import StartupError
 
 
-class _Commands(TyperGroup):
+class _Commands(HelpGroup):
     """Reports a full or read-only disk as an error of the command, whichever it is."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -48,13 +48,14 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # the help is that of help_format
     pretty_exceptions_show_locals=False,  # they would show secrets
 )
 
 for command in (init, up, down, scale, ls, status, logs, monitoring, config, doctor):
-    app.command(help=_paragraphs(command))(command)
+    app.command(cls=HelpCommand, help=_paragraphs(command))(command)
 for command in (worker, router, autoscale, simulate):
-    app.command(help=_paragraphs(command))(command)
+    app.command(cls=HelpCommand, help=_paragraphs(command))(command)
 app.add_typer(credentials.certs_app, name="certs")
 app.add_typer(credentials.keys_app, name="keys")
 app.add_typer(plan.app, name="plan")

@@ -12,6 +12,7 @@ import typer
 from typer import Option
 
 from cluster.cli.common import print_json, report_failure
+from cluster.cli.help_format import HelpCommand, HelpGroup
 from cluster.cli.plan_speculation import speculation
 from protocol.errors import UsageError
 
@@ -108,10 +109,12 @@ Json: TypeAlias = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 app = typer.Typer(
+    cls=HelpGroup,
     no_args_is_help=True,
+    rich_markup_mode=None,
     help="Compute how many workers of each kind a load needs, and what limits them.",
 )
-app.command()(speculation)
+app.command(cls=HelpCommand)(speculation)
 
 _OUTPUT_OPTIONS = ("html", "scenario", "json")
 """Options that say where the result goes, and are no part of the request."""

@@ -97,6 +97,7 @@ def _help(key: ConfigKey) -> str:
     default = key.field.default
     text = key.field.description or ""
     shown = f"{default:g}" if isinstance(default, float) else default
+    shown = "true" if default is True else shown
     return text if default is None or default is False else f"{text} [{shown}]"
 
 

@@ -19,7 +19,8 @@ from cluster.config.mistakes import DEFAULT_ORIGIN, ConfigMistake, ValueOrigin, 
 from cluster.config.schema import REMOVED_KEYS
 
 _MAX_BYTES = 1 << 20
-_QUOTED = re.compile(r"'[^']{2,}'")  # text quoted in messages of PyYAML may be a secret
+_QUOTED = re.compile(r"'([^']*)'")
+_SYNTAX = re.compile(r".?|<[a-z ]+>|\\.")  # what PyYAML quotes of the language itself
 _ABSENT = "tag:yaml.org,2002:null"
 _REMOVED = {tuple(old.name.split(".")): old for old in REMOVED_KEYS}
 
@@ -68,7 +69,9 @@ def parse_config_file(text: str, name: str) -> FileContents:
             walk.section(root, ())
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
-        problem = _QUOTED.sub("...", e.problem or e.context or "no YAML")
+        if mark and mark.index >= len(text) and e.context_mark:  # what begins there never ends
+            mark = e.context_mark
+        problem = _without_values(e.problem or e.context or "no YAML")
         line = mark.line + 1 if mark else 1
         walk.mistakes.append(ConfigMistake(file_origin(name, line), "", f"not YAML: {problem}"))
     except yaml.reader.ReaderError as e:
@@ -78,6 +81,13 @@ def parse_config_file(text: str, name: str) -> FileContents:
     except RecursionError:
         walk.mistakes.append(ConfigMistake(file_origin(name, 1), "", "nested too deeply"))
     return FileContents(walk.values, walk.mistakes)
+
+
+def _without_values(problem: str) -> str:
+    """Return a message of PyYAML without text that it quotes from the file: it may be a secret."""
+    if problem.count("'") % 2:
+        return problem.partition("'")[0] + "..."
+    return _QUOTED.sub(lambda found: found[0] if _SYNTAX.fullmatch(found[1]) else "...", problem)
 
 
 class _NodeWalk:

@@ -79,6 +79,8 @@ def judge(facts: LeftoverFacts, subject: DoctorSubject) -> list[Finding]:
         text = f"{facts.processes} processes of an ended run of {name!r}"
         findings.append(note("leftovers", text, f"`baton down --cluster {name}` ends them"))
     if facts.folders:
-        text = f"{len(facts.folders)} folders of ended runs: {', '.join(facts.folders[:3])}"
+        count = len(facts.folders)
+        what = "1 folder of an ended run" if count == 1 else f"{count} folders of ended runs"
+        text = f"{what}: {', '.join(facts.folders[:3])}"
         findings.append(note("leftovers", text, f"rm -r {' '.join(facts.folders[:3])}"))
     return findings or [ok("leftovers", "none")]

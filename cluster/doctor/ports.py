@@ -11,6 +11,7 @@ from cluster.doctor.finding import Finding, note, ok, problem
 from cluster.doctor.leftovers import running_url
 from cluster.doctor.subject import DoctorSubject
 from cluster.local import ports
+from cluster.local.run_state import running_clusters
 
 
 class PortState(msgspec.Struct, frozen=True):
@@ -53,7 +54,14 @@ def _port_state(host: str, number: int, serving: str | None, cluster: str) -> Po
     if ports.is_port_free(host, number):
         return PortState(number)
     ours = cluster if serving is not None and serving.endswith(f":{number}") else ""
-    return PortState(number, ports.port_owner(number), ours, _next_free(host, number))
+    owner = _cluster_at(number) or ports.port_owner(number)
+    return PortState(number, owner, ours, _next_free(host, number))
+
+
+def _cluster_at(number: int) -> str | None:
+    """Return the name of the cluster of this user that serves at a port, as text; None: none."""
+    found = (name for name, state in running_clusters() if state.url.endswith(f":{number}"))
+    return next((f"cluster {name!r} of this user" for name in found), None)
 
 
 def _next_free(host: str, number: int) -> int | None:

@@ -78,11 +78,8 @@ def _not_found(wanted: str, folder: Path) -> str:
     if folder.is_file():
         return f"{text}, but it is a file; give its folder: {folder.parent}"
     near = _near(folder) + _near_ids(wanted)
-    return f"{text}, but neither exists; {near_text(near)}"
-
-
-def near_text(near: list[str]) -> str:
-    return f"similar names: {', '.join(near)}" if near else "no similar name is known"
+    similar = f"; similar names: {', '.join(near)}" if near else ""
+    return f"{text}, but neither exists{similar}"
 
 
 def _near(folder: Path) -> list[str]:
@@ -94,7 +91,7 @@ def _near(folder: Path) -> list[str]:
         names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
     except OSError:
         return []
-    alike = difflib.get_close_matches(missing.name, names, n=3, cutoff=0.5)
+    alike = difflib.get_close_matches(missing.name, names, n=3, cutoff=0.6)
     return [str(parent / name) for name in alike]
 
 

@@ -31,8 +31,8 @@ export const quantity = (node, pair) => {
 // One child for each item, by key; those that stay are updated in place.
 export const keyed = (parent, items, key, create, update) => {
   const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
-  const now = items.map((item) => {
-    const name = String(key(item));
+  const now = items.map((item, i) => {
+    const name = String(key(item, i));
     const child = old.get(name) ?? create(item);
     child.dataset.key = name;
     update(child, item);

@@ -44,6 +44,32 @@ def test_sentences_fill_the_lines_of_the_overview() -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+@pytest.mark.parametrize("command", OF_A_CLUSTER)
+def test_names_of_options_are_whole(command: str) -> None:
+    text = help_of(command)
+    assert "…" not in text
+    if command == "up":
+        assert "--autoscaler-prometheus-url TEXT\n" in text
+        assert "--no-autoscaler-loans\n" in text
+        assert "docs/operations.md" in text
+
+
+def test_switches_take_no_value() -> None:
+    (line,) = (line for line in help_of("up").splitlines() if "--detach" in line)
+    assert line.split()[:3] == ["--detach", "Return", "as"]
+
+
+def test_overview_has_the_first_paragraph_of_each_command() -> None:
+    assert "Keys of a scenario" not in help_of()
+    assert "Keys of a scenario" in help_of("simulate")
+
+
+def test_types_have_the_names_of_the_configuration() -> None:
+    text = help_of("plan")
+    assert "--rate X " in text and "--tp N " in text and "--kv-precision fp8|exact" in text
+    assert "<" not in text.replace("<=", "")
+
+
 def test_make_down_passes_options_on() -> None:
     command = ["make", "-n", "--assume-old=.venv/installed", "down", "ARGS=--cluster other"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)

@@ -14,6 +14,15 @@ from typer.testing import CliRunner
 from cluster.cli.main import app
 from cluster.local import kept_logs
 from cluster.local.run_state import ClusterHome, RunState, new_run_dir
+from cluster.local.start_report import (
+    ClusterReady,
+    StageDone,
+    StageFailed,
+    StageNote,
+    StageStarted,
+    StageWaiting,
+    StartEventWriter,
+)
 from tests.system import heed_interrupts
 
 HEAD = ":job_id:01000000\n:actor_name:ServeReplica:baton-{}:Worker\n"
@@ -66,8 +75,45 @@ def _check_logs() -> None:
     assert output("logs", "supervisor") == "drained in 0.1 s\n"
     everything = output("logs")
     assert "router-78: a router's line" in everything and "decode-77: engine of" in everything
-    assert output("logs", "prefill") == ""
+    assert output("logs", "prefill") == "baton: nothing was written to prefill-79.log\n"
     assert "there are supervisor.log, " in output("logs", "nothing", status=2)
+
+
+def test_progress_is_printed_as_text(home: ClusterHome) -> None:
+    write = StartEventWriter(home.events)
+    write(StageStarted("deploy"))
+    write(StageNote("decode: loading weights"))
+    write(StageNote("decode: loading weights 45%"))
+    write(StageWaiting(("decode",), 170.0))
+    write(StageDone("deploy", "1 prefill, 1 decode"))
+    write(StageFailed("test", "no answer"))
+    write(ClusterReady("http://127.0.0.1:8000", "m"))
+    assert output("logs", "progress").splitlines() == [
+        "deploy: started",
+        "decode: loading weights",
+        "deploy: done, 1 prefill, 1 decode",
+        "test: failed: no answer",
+        "ready: m at http://127.0.0.1:8000",
+    ]
+    home.clean()
+
+
+def test_pid_of_an_engine_leads_to_the_log_of_its_worker(home: ClusterHome) -> None:
+    lock = home.lock()
+    assert lock is not None
+    state = home.read()
+    assert state is not None
+    folder = Path(state.run_dir) / "ray" / "session_2026" / "logs"
+    log = folder / f"worker-ab-01-{os.getpid()}.err"
+    log.write_text(HEAD.format("decode") + "a worker's line\n")
+    engine = subprocess.Popen(["sleep", "60"])
+    try:
+        assert output("logs", str(engine.pid)) == "a worker's line\n"
+    finally:
+        engine.kill()
+        engine.wait()
+        os.close(lock)
+        home.clean()
 
 
 def test_errors_name_the_clusters_that_run(home: ClusterHome) -> None:

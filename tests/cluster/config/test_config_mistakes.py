@@ -20,7 +20,10 @@ BAD = {
     # text of the file: line, key and text of its one mistake
     "not a mapping": ("- 1\n", (1, "", "got a list; expected a mapping of cluster, drain_s")),
     "a word": ("baton\n", (1, "", "got a single value; expected a mapping")),
-    "not YAML": ("router:\n  port: [1\n", (3, "", "not YAML")),
+    "not YAML": (
+        "router:\n  port: [1\n",
+        (2, "", "not YAML: expected ',' or ']', but"),
+    ),
     "a tab": ("router:\n\tport: 1\n", (2, "", "not YAML")),
     "two documents": ("cluster: a\n---\ncluster: b\n", (2, "", "not YAML")),
     "an unknown alias": ("cluster: *nobody\n", (1, "", "not YAML")),
@@ -183,7 +186,7 @@ BAD = {
     "a secret with a tag": (f"security: {{token: !{SECRET} x}}\n", (1, "security.token", "a tag")),
     "a shown secret": ("security: {token: <hidden>}\n", (1, "security.token", "does not show it")),
     "a shown URL": ("redis: {url: <hidden>}\n", (1, "redis.url", "does not show it")),
-    "a secret in bad YAML": (f"redis: {{url: '{SECRET}\n", (2, "", "not YAML")),
+    "a secret in bad YAML": (f"redis: {{url: '{SECRET}\n", (1, "", "not YAML")),
 }
 
 

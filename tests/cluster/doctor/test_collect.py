@@ -194,6 +194,20 @@ def test_a_port_and_its_owner(listener: int) -> None:
     assert port.next_free is not None and port.next_free > listener
 
 
+def test_port_of_another_cluster_is_reported_with_its_name(listener: int) -> None:
+    other = cluster_state.ClusterHome("other")
+    url = f"http://127.0.0.1:{listener}"
+    other.write(cluster_state.RunState(run_dir="/nowhere", url=url, model_id="m"))
+    lock = other.lock()
+    assert lock is not None
+    try:
+        wanted = msgspec.structs.replace(SUBJECT, ports=(listener,))
+        (port,) = ports.collect(wanted).ports
+        assert port.owner == "cluster 'other' of this user" and not port.ours
+    finally:
+        os.close(lock)
+
+
 def test_host_of_another_machine_is_a_problem() -> None:
     facts = ports.collect(msgspec.structs.replace(SUBJECT, host="203.0.113.7"))
     assert "no address of this machine" in facts.problem

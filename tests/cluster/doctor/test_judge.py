@@ -271,6 +271,7 @@ def test_leftovers_are_notes_with_the_command_that_removes_them() -> None:
     found = leftovers.judge(LeftoverFacts(None, 3, ("/tmp/baton-abcdefgh",)), SUBJECT)
     assert levels(found) == ["note", "note"]
     assert "baton down --cluster default" in found[0].remedy
+    assert found[1].text == "1 folder of an ended run: /tmp/baton-abcdefgh"
     assert found[1].remedy == "rm -r /tmp/baton-abcdefgh"
 
 

@@ -57,9 +57,9 @@ def test_what_is_not_supported_is_refused(folder: Path, config: str, named: str)
         locate.resolve_model(str(folder))
 
 
-@pytest.mark.parametrize("wanted", ["nowhere", "/no/such/folder", "./a/b", ""])
+@pytest.mark.parametrize("wanted", ["nowhere", "/no/such/folder", "/nope", "./a/b", ""])
 def test_neither_folder_nor_hub_id(wanted: str) -> None:
-    with pytest.raises(StartupError):
+    with pytest.raises(StartupError, match=r"but neither exists$"):  # nothing has a similar name
         locate.resolve_model(wanted)
 
 

@@ -128,6 +128,37 @@ async def test_few_workers_are_not_folded(browser: Browser, start: Start) -> Non
         await expect(seen.page.get_by_role("button", name="Show all")).to_have_count(0)
 
 
+async def test_all_reasons_are_shown_while_no_worker_is_there(
+    browser: Browser, start: Start
+) -> None:
+    reasons = ["no decode worker is ready", "1 router cannot be reached for metrics"]
+    changes = {"workers": [], "verdict": {"level": "down", "reasons": reasons}}
+    cluster = await start(outputs())
+
+    async def claim(route: Any) -> None:
+        reply = await route.fetch()
+        await route.fulfill(response=reply, json=await reply.json() | changes)
+
+    async with served(cluster.app) as url, tab(browser, url) as seen:
+        page = seen.page
+        await page.route("**/ui/overview", claim)
+        await expect(page.locator("#verdict")).to_have_text("Down")
+        for _ in range(2):  # also when the figures are updated
+            await page.wait_for_event("requestfinished", lambda asked: "overview" in asked.url)
+        await expect(page.locator("#reasons li")).to_have_text(reasons)
+        text = "getComputedStyle(document.getElementById('tables'), '::before').content"
+        assert await page.evaluate(text) == '"No worker is registered."'
+        await page.unroute_all(behavior="wait")
+
+
+async def test_phone_shows_model_and_button_in_one_line(browser: Browser, start: Start) -> None:
+    async with crowded(browser, start, 3, viewport=PHONE) as seen:
+        title = await seen.page.get_by_role("heading", level=1).bounding_box()
+        button = await seen.page.get_by_role("button", name="Pause").bounding_box()
+        assert title is not None and button is not None
+        assert button["y"] < title["y"] + title["height"]
+
+
 async def test_phone_sorts_too(browser: Browser, start: Start) -> None:
     async with crowded(browser, start, viewport=PHONE, has_touch=True) as seen:
         await table(seen.page).get_by_role("button", name=re.compile("^KV in use")).click()
