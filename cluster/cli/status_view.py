@@ -17,6 +17,7 @@ from router.overview.worker_view import SpeculationView, WorkerView
 
 _WIDE = 100  # terminal width from which every column fits
 _COLOURS = {"ready": "green", "draining": "yellow", "down": "red", "silent": "red"}
+_VERDICT_COLOURS = {"fine": "green", "strained": "yellow", "down": "red"}
 _STAGES_AFTER_FIRST_TOKEN = ("wire", "scatter")
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ def _head(overview: ClusterOverview) -> Text:
     router = overview.router
     window = overview.window_s
     window_text = "since the start" if window is None else f"of the last {window:.0f} s"
+    verdict = overview.verdict
     head = Text.assemble(
         ("baton ", "bold"),
         (overview.cluster, "bold cyan"),
@@ -57,6 +59,8 @@ def _head(overview: ClusterOverview) -> Text:
     )
     if router.replicas != 1:
         head.append(f"  {router.replicas} routers")
+    text = ": ".join(filter(None, (verdict.level, "; ".join(verdict.reasons))))
+    head.append(f"\n{text}", style=_VERDICT_COLOURS[verdict.level])
     return head.append(
         f"\nrates, times and ratios {window_text}; objectives of the router", style="dim"
     )

@@ -11,6 +11,7 @@ import it once ``_connected`` has set that environment.
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -34,6 +35,7 @@ from protocol.errors import StartupError, UsageError
 from protocol.roles import ROLES
 
 MAX_REPLICAS = 10_000
+_SHOWN_CHARS = 40  # of a word that is refused
 _POLL_S = 0.25
 _NAMES: dict[str, ReplicaKind] = {option_name(kind): kind for kind in SCALABLE_KINDS}
 
@@ -47,15 +49,19 @@ def parse_replica_counts(words: Sequence[str]) -> dict[ReplicaKind, int]:
     """Parse ``["prefill=3", "decode=5"]``. Raises UsageError for anything else."""
     counts: dict[ReplicaKind, int] = {}
     for word in words:
-        name, _, number = word.partition("=")
+        name, equals, number = word.partition("=")
         kind = _NAMES.get(name)
-        if kind is None or not number.isascii() or not number.isdigit():
+        shown = repr(word if len(word) <= _SHOWN_CHARS else word[:_SHOWN_CHARS] + "...")
+        if kind is None or not equals:
+            near = difflib.get_close_matches(name, _NAMES, n=1)
+            meant = f"; did you mean {near[0]}={number or 'N'}?" if near and not kind else ""
             expected = " ".join(f"{each}=N" for each in _NAMES)
-            raise UsageError(f"{word!r}: expected one or more of {expected}")
+            raise UsageError(f"{shown}: expected one or more of {expected}{meant}")
         if kind in counts:
             raise UsageError(f"{name} is given twice")
-        if not 1 <= int(number) <= MAX_REPLICAS:
-            raise UsageError(f"{word!r}: expected a number from 1 to {MAX_REPLICAS}")
+        is_number = number.isascii() and number.isdigit() and len(number) <= len(str(MAX_REPLICAS))
+        if not is_number or not 1 <= int(number) <= MAX_REPLICAS:
+            raise UsageError(f"{shown}: expected a number from 1 to {MAX_REPLICAS}")
         counts[kind] = int(number)
     return counts
 

@@ -123,6 +123,7 @@ async def test_status_fits_the_terminal_width(width: int) -> None:
     console = Console(file=file, width=width, force_terminal=True, color_system=None)
     console.print(render_overview(shown, console))
     text = file.getvalue()
+    assert text.splitlines()[1].startswith("strained: ")
     assert "silent" in text
     assert "127.0.0.1:1" in text
     assert "refused   by queue 1" in text
@@ -130,6 +131,16 @@ async def test_status_fits_the_terminal_width(width: int) -> None:
     assert line.split()[:3] == ["decode", "decode", "ready"]
     assert " 50%" in line
     assert line.rstrip().endswith("42") == (width >= 80)
+
+
+async def test_status_without_workers_says_what_that_means() -> None:
+    async with router(answers([])) as url, ClusterScraper(url) as watcher:
+        look = await watcher.scrape()
+        shown = cluster_overview(url, look, None, 1e10)
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as capture:
+        console.print(render_overview(shown, console))
+    assert "\ndown: no decode worker is ready" in capture.get()
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,18 @@ def test_replica_counts_are_parsed_by_kind() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["prefil=3"], "'prefil=3': expected one or more of prefill=N decode=N routers=N"),
-        (["decode"], "'decode': expected one or more"),
-        (["decode=-1"], "'decode=-1': expected one or more"),
-        (["decode=\u0663"], "expected one or more"),
+        (
+            ["prefil=3"],
+            r"'prefil=3': expected one or more of prefill=N decode=N routers=N; did you mean"
+            r" prefill=3\?",
+        ),
+        (["router=2"], r"did you mean routers=2\?"),
+        (["x" * 200], f"'{'x' * 40}...': expected one or more"),
+        (["decode"], "'decode': expected one or more of prefill=N decode=N routers=N$"),
+        (["decode=-1"], "'decode=-1': expected a number from 1"),
+        (["decode=two"], "'decode=two': expected a number from 1"),
+        (["decode=\u0663"], "expected a number from 1"),
+        (["decode=" + "9" * 5000], "expected a number from 1"),
         (["decode=0"], "'decode=0': expected a number from 1 to 10000"),
         (["decode=10001"], "expected a number from 1 to 10000"),
         (["decode=2", "decode=3"], "decode is given twice"),
