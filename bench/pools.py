@@ -21,11 +21,9 @@ constants, so that the figures of two versions of Baton can be compared.
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +31,13 @@ import msgspec
 
 from bench.lib.report import ResultRow, finish
 from bench.simulator.split_search import PoolSplit, SplitTrial, least, oracle
-from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS
-from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.result import SimulationResult
 from cluster.simulator.scenario import Scenario, parse_scenario
 from cluster.simulator.simulation import simulate
 from cluster.sizing.decision import DecisionRecord
 from cluster.sizing.demand import demand_by_role
 from cluster.sizing.snapshot import NO_CORRECTIONS, RequestMix, RequestSample
+from cluster.workloads.traces import cached_tokens
 
 WINDOW_S = 300.0
 MACHINES: dict[str, Any] = {
@@ -178,22 +175,11 @@ def scaled(study: Study, begin: PoolSplit, most: int, tuning: dict[str, Any]) ->
     )
 
 
-def cached_tokens(jobs: Iterable[SimulatedRequest]) -> list[int]:
-    """Return the prompt tokens of each request that requests before it had as a prefix."""
-    seen: set[bytes] = set()
-    found = []
-    for job in jobs:
-        hits = sum(1 for _ in itertools.takewhile(seen.__contains__, job.blocks))
-        found.append(min(hits * CACHE_BLOCK_TOKENS, job.prompt - 1))
-        seen.update(job.blocks)
-    return found
-
-
 def needed(trial: SplitTrial, begin: float, end: float) -> PoolSplit:
     """Compute the pools that the policy's formulas want for these requests. Prefixes that they
     share are cached."""
     jobs = trial.between(begin, end)
-    cached = cached_tokens(jobs)
+    cached = cached_tokens((job.prompt - 1, job.blocks) for job in jobs)
     mix = RequestMix(
         rate=len(jobs) / (end - begin),
         window_s=end - begin,

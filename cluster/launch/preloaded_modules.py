@@ -6,7 +6,7 @@ the supervisor starts Serve.
 
 from __future__ import annotations
 
-from cluster.local.quick_imports import without_garbage_collection
+from protocol.garbage_collection import without_garbage_collection
 
 with without_garbage_collection():
     from ray import serve

@@ -24,7 +24,7 @@ from cluster.workloads.distributions import (
     UniformLength,
     parse_length,
 )
-from cluster.workloads.traces import BLOCK_TOKENS, TraceRequest
+from cluster.workloads.traces import BLOCK_TOKENS, TraceRequest, cached_tokens
 from protocol.errors import UsageError
 
 FORMS = f"{PARSED}, or MEAN/P90"
@@ -150,7 +150,9 @@ def traced_workload(
     if rate is None and (span <= 0 or len(lines) < 2):
         raise UsageError("--trace: all its requests arrive at once; give --rate")
     own = (rate if rate is not None else (len(lines) - 1) / span) * scale
-    hits = _hits(lines) if shared is None else [shared * line.prompt for line in lines]
+    hits: Sequence[float] = [(shared or 0.0) * line.prompt for line in lines]
+    if shared is None:
+        hits = cached_tokens((line.prompt, line.blocks) for line in lines)
     kept = _distinct_tokens(lines) if shared is None and any(hits) else 0
     samples = [
         RequestSample(
@@ -176,17 +178,6 @@ def _distinct_tokens(lines: Sequence[TraceRequest]) -> int:
             tokens = min(BLOCK_TOKENS, line.prompt - i * BLOCK_TOKENS)
             sizes[block] = max(sizes.get(block, 0), tokens)
     return sum(sizes.values())
-
-
-def _hits(lines: Sequence[TraceRequest]) -> list[float]:
-    """Return the tokens of each prompt in blocks that occurred before."""
-    seen: set[int] = set()
-    hits = []
-    for line in lines:
-        known = next((i for i, b in enumerate(line.blocks) if b not in seen), len(line.blocks))
-        hits.append(float(min(known * BLOCK_TOKENS, line.prompt)))
-        seen.update(line.blocks)
-    return hits
 
 
 def _grouped(samples: Sequence[RequestSample]) -> tuple[RequestSample, ...]:

@@ -19,11 +19,11 @@ from typing import Any
 
 import psutil
 
-from cluster.local.quick_imports import without_garbage_collection
 from cluster.local.run_state import write_private
 from cluster.serve.bounded_call import call_within, was_abandoned
 from cluster.serve.replica_kinds import SCALABLE_KINDS, UNLIMITED_RETRIES, resource_name
 from protocol.errors import StartupError
+from protocol.garbage_collection import without_garbage_collection
 
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; Baton stores nothing large in it
 _ANY_NUMBER = 10_000

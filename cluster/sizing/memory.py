@@ -95,7 +95,7 @@ def _used_levels(
     If the demand returns earlier than that, idling on would have been cheaper by the difference,
     by which the next limit is longer. If it returns later, the next limit is shorter.
     """
-    start_s = _start_cost_s(tuning)
+    start_s = _start_s(tuning)
     most_s = MAX_EXTRA_STARTS * start_s
     # A level that has idled for so long would have no extra_s when it is used again.
     recent = sum(
@@ -116,16 +116,18 @@ def _used_levels(
 
 
 def idle_limit_s(level: WorkerLevel, tuning: ScalingTuning) -> float:
-    """Return the seconds after which an idle worker is stopped.
+    """Return for how many seconds a worker idles before it is stopped: for as long as a start
+    takes, and ``extra_s``.
 
-    This is the ski rental problem: whoever stops a server that has idled for as long as its start
-    costs pays at most twice what the best choice with knowledge of the future would (Lu, Chen and
+    This is the ski rental problem. Stopping a server once it has idled for as long as its start
+    costs takes at most twice what the best choice with knowledge of the future would (Lu, Chen and
     Andrew, "Simple and Effective Dynamic Provisioning for Power-Proportional Data Centers",
     2013)."""
-    return _start_cost_s(tuning) + level.extra_s
+    return _start_s(tuning) + level.extra_s
 
 
-def _start_cost_s(tuning: ScalingTuning) -> float:
+def _start_s(tuning: ScalingTuning) -> float:
+    """Return the seconds that a start counts for."""
     return tuning.start_s if tuning.down_after_s is None else tuning.down_after_s
 
 

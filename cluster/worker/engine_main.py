@@ -16,7 +16,6 @@ from collections.abc import Callable
 import msgspec
 
 from cluster.local.die_with_parent import die_with_parent
-from cluster.local.quick_imports import without_garbage_collection
 from engine.ipc import messages as m
 from engine.ipc.channel import ChannelClosed, EngineChannel
 from engine.ipc.settings import EngineSettings
@@ -26,6 +25,7 @@ from engine.scheduling import step_policy as decode_policy
 from engine.scheduling import step_policy as prefill_policy
 from engine.scheduling.step_policy import StepPolicy
 from protocol.errors import BatonError, EngineDied
+from protocol.garbage_collection import without_garbage_collection
 
 POLICIES: dict[str, StepPolicy] = {
     "prefill": prefill_policy.plan_prefill_step,

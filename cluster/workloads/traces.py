@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +52,18 @@ def _azure(lines: Iterable[str]) -> Iterator[TraceRequest]:
     for row in csv.DictReader(lines):
         at = datetime.fromisoformat(row["TIMESTAMP"]).timestamp()
         yield TraceRequest(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def cached_tokens(prompts: Iterable[tuple[int, Sequence[Hashable]]]) -> list[int]:
+    """Return how many tokens of each prompt are in a prefix of blocks that earlier ones had, as in
+    an unlimited cache. ``prompts``: the tokens and the blocks of each."""
+    seen: set[Hashable] = set()
+    found = []
+    for tokens, blocks in prompts:
+        known = sum(1 for _ in takewhile(seen.__contains__, blocks))
+        found.append(min(known * BLOCK_TOKENS, tokens))
+        seen.update(blocks)
+    return found
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:

@@ -8,13 +8,14 @@ recorded.
 from __future__ import annotations
 
 import contextlib
-import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
+
+from protocol.garbage_collection import without_garbage_collection
 
 SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 384, 512)
 """Numbers of sequences of graphs. A product with few more rows costs hardly more time."""
@@ -83,13 +84,10 @@ class _CudaRecording:
 def recording_session(device: torch.device) -> Iterator[None]:
     """Record graphs within it. Garbage is not collected meanwhile, because freeing memory of CUDA
     breaks a recording, and memory that only the first runs needed is freed afterwards."""
-    enabled = gc.isenabled()
-    gc.disable()
     try:
-        yield
+        with without_garbage_collection():
+            yield
     finally:
-        if enabled:
-            gc.enable()
         if device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -3,8 +3,8 @@
 A mistake is an ApiError (400) with the path of the field, what was expected, and what came. Sizes
 are checked before pydantic walks through the body. A client may send an unsupported parameter of
 OpenAI or vLLM with the value that changes nothing; any other value is refused by name, because
-ignoring it would answer a different request. Names that nobody knows are left out here, and
-reported by ``unknown_fields``. Called by ``parse_completion`` and ``parse_chat``.
+ignoring it would answer a different request. Unknown names are left out, and ``parse_open_body``
+stores them.
 """
 
 from __future__ import annotations

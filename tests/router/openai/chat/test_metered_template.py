@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from cluster.local.quick_imports import without_garbage_collection
+from protocol.garbage_collection import without_garbage_collection
 from router.openai.chat.metered_syntax import Unmetered
 from router.openai.chat.metered_template import MAX_CHARS, Meter, MeteredEnvironment, TooCostly
 from router.openai.chat.template import RenderError, _tojson, compile_metered, render_metered

@@ -1,4 +1,4 @@
-"""Pauses garbage collection while large packages are imported."""
+"""Pauses garbage collection, for work whose objects stay."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Collect no garbage in the block. Imports create objects that stay, and collections walk all
-    of them again and again: a fifth of the time that torch or Ray Serve takes."""
+    """Collect no garbage in the block. Where many objects are created that stay, collections walk
+    all of them again and again: a fifth of the time in which torch or Ray Serve is imported."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

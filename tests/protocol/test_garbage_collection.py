@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from cluster.local.quick_imports import without_garbage_collection
+from protocol.garbage_collection import without_garbage_collection
 
 
 def test_collection_goes_on_after_the_block_and_after_an_error_in_it() -> None:
