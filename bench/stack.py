@@ -36,13 +36,15 @@ def workload(streams: int, requests_each: int, seed: int) -> ClosedLoopWorkload:
     return ClosedLoopWorkload(streams, streams * requests_each, PROMPT, OUTPUT, VOCAB, seed)
 
 
-async def run_stack(cluster: LocalCluster, load: ClosedLoopWorkload) -> ServingOutcome:
+async def run_load(client: LoadClient, load: ClosedLoopWorkload) -> ServingOutcome:
     """Send the workload over HTTP. Raises RuntimeError for a request that is not answered."""
     arrivals = [Arrival(0.0, prompt, load.output_tokens) for prompt in load.prompts()]
-    client = LoadClient(cluster.url, cluster.state.model_id)
     found = await client.closed_loop(arrivals, load.streams)
     if failed := [a for a in found.answers if a.status != 200]:
-        raise RuntimeError(f"{len(failed)} of {len(arrivals)} requests were not answered in full")
+        raise RuntimeError(
+            f"{len(failed)} of {len(arrivals)} requests were not answered in full; the first of"
+            f" them has status {failed[0].status} after {failed[0].ended_s:.1f} s"
+        )
     timings = [
         TokenTiming(a.ttft_s, a.ttft_s + sum(a.gaps), load.output_tokens) for a in found.answers
     ]
@@ -53,11 +55,11 @@ def measure(
     cluster: LocalCluster, model: Path, rounds: int, requests_each: int
 ) -> dict[int, tuple[list[ServingOutcome], list[ServingOutcome]]]:
     """Return the (bare, stack) outcomes of each number of streams."""
-    engine = bare_engine(model)
+    engine, client = bare_engine(model), LoadClient(cluster.url, cluster.state.model_id)
     results: dict[int, tuple[list[ServingOutcome], list[ServingOutcome]]] = {
         n: ([], []) for n in STREAMS
     }
-    asyncio.run(run_stack(cluster, workload(2, 2, 999)))  # warm-up
+    asyncio.run(run_load(client, workload(2, 2, 999)))  # warm-up
     run_bare(engine, workload(2, 2, 998))
     seed = 0
     for _ in range(rounds):
@@ -66,7 +68,7 @@ def measure(
             each = requests_each * 4 if streams == 1 else requests_each
             load = workload(streams, each, seed)
             results[streams][0].append(run_bare(engine, load))
-            results[streams][1].append(asyncio.run(run_stack(cluster, load)))
+            results[streams][1].append(asyncio.run(run_load(client, load)))
     return results
 
 

@@ -1,0 +1,1 @@
+"""Baton's two pools beside vLLM's own split of prefill and decode."""
