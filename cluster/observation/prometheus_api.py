@@ -23,7 +23,14 @@ from yarl import URL
 from cluster.observation.reading import MAX_REQUEST_RATE, TrafficReading, is_plausible
 from cluster.observation.request_lengths import LengthHistogram
 from cluster.observation.request_mix import RunningMean, TrafficCounts, request_samples
-from cluster.observation.router_pages import ANSWERED, ARRIVALS, LENGTHS, NOT_FULL, TIMES
+from cluster.observation.router_pages import (
+    ANSWERED,
+    ARRIVALS,
+    CACHED_PAIRS,
+    LENGTHS,
+    NOT_FULL,
+    TIMES,
+)
 from cluster.observation.sliding_window import BURST_INTERVALS, has_changed, observed_latency
 from cluster.sizing.snapshot import RequestMix, RequestSample
 from protocol.errors import StartupError, Unavailable
@@ -84,6 +91,7 @@ def build_query(cluster: str, window_s: float, burst_s: float) -> str:
         "burst": f"sum(increase({ARRIVALS}{burst}))",
         "begun": f"count({ARRIVALS}{selector} offset {round(window_s * 1000)}ms)",
         "answered": f"sum(increase({ANSWERED}{window}))",
+        "pairs": f"sum(increase({CACHED_PAIRS}{window}))",
     }
     for name, metric in LENGTHS.items():
         parts[name] = f"sum by (le) (increase({metric}_bucket{window}))"
@@ -201,6 +209,7 @@ def traffic_counts(values: SeriesValues, seconds: float) -> TrafficCounts:
         seconds=seconds,
         arrivals=_scalar(values, "arrivals"),
         answered_tokens=_scalar(values, "answered"),
+        cached_pairs=_scalar(values, "pairs"),
         prompts=lengths("prompts"),
         uncached=lengths("uncached"),
         outputs=lengths("outputs"),

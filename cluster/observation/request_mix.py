@@ -4,12 +4,12 @@ Routers have three separate histograms and no joint distribution of lengths. So:
 
     uncached  from its histogram, scaled to the prompts that arrived: those that are still queued
               or were refused count by the share of prompt tokens that caches did not have
-    cached    its mean, with every prompt
+    cached    two values, for the samples up to the mean uncached length and for those above it, of
+              which the mean and the pairs of an uncached and a cached token are those counted
     output    from its histogram, uncorrelated with the prompt
 
-This loses the correlation of prompt and output lengths (the KV that residents hold is off by it),
-and that much cached goes with little uncached (so is the attention between the two). Rates and
-means are exact.
+This loses the correlation of prompt and output lengths (the KV that residents hold is off by it).
+Rates, means and the attention between cached and uncached tokens are exact.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ class RunningMean(msgspec.Struct, frozen=True, array_like=True):
 class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What all routers counted in ``seconds``. ``arrivals``: refused requests included.
     ``prompts``: at arrival. ``uncached``: at the first token, of prompts of ``answered_tokens`` in
-    all. ``outputs``: at the end."""
+    all, with ``cached_pairs`` pairs of an uncached and a cached token. ``outputs``: at the end."""
 
     seconds: float = 0.0
     arrivals: float = 0.0
     prompts: LengthHistogram = LengthHistogram()
     uncached: LengthHistogram = LengthHistogram()
     answered_tokens: float = 0.0
+    cached_pairs: float = 0.0
     outputs: LengthHistogram = LengthHistogram()
     ttft: RunningMean = RunningMean()
     tpot: RunningMean = RunningMean()
@@ -76,6 +77,7 @@ class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
             prompts=LengthHistogram.together(c.prompts for c in of),
             uncached=LengthHistogram.together(c.uncached for c in of),
             answered_tokens=math.fsum(c.answered_tokens for c in of),
+            cached_pairs=math.fsum(c.cached_pairs for c in of),
             outputs=LengthHistogram.together(c.outputs for c in of),
             ttft=RunningMean.together(c.ttft for c in of),
             tpot=RunningMean.together(c.tpot for c in of),
@@ -95,7 +97,35 @@ def request_samples(counts: TrafficCounts) -> tuple[RequestSample, ...]:
     scale = arrived * share / own if own > 0 else 0.0
     outputs = counts.outputs.points() or (INITIAL_OUTPUT_TOKENS,) * len(shape)
     cached = arrived * (1.0 - share)
-    return tuple(RequestSample(u * scale, cached, o, w) for u, o, w in _paired(shape, outputs))
+    paired = list(_paired(shape, outputs))
+    factors = _cached_factors([(u, w) for u, _, w in paired], _pair_ratio(counts))
+    return tuple(
+        RequestSample(u * scale, cached * factor, o, w)
+        for (u, o, w), factor in zip(paired, factors, strict=True)
+    )
+
+
+def _pair_ratio(counts: TrafficCounts) -> float:
+    """Return how many times as many pairs of an uncached and a cached token there were as if the
+    two were uncorrelated; 1 where nothing is known."""
+    cached = counts.answered_tokens - counts.uncached.total
+    uncorrelated = counts.uncached.mean * cached
+    return counts.cached_pairs / uncorrelated if counts.cached_pairs * uncorrelated > 0 else 1.0
+
+
+def _cached_factors(lengths: Sequence[tuple[float, float]], ratio: float) -> list[float]:
+    """Return cached tokens over their mean for (uncached tokens, weight). Their mean is 1, and
+    their mean product with the uncached tokens is ``ratio`` times the mean of these, as far as a
+    share of the cached tokens that goes with one half of the lengths alone can bring it there."""
+    mean = math.fsum(u * w for u, w in lengths)
+    in_half = [(u <= mean) == (ratio < 1.0) for u, _ in lengths]
+    half = [of for of, inside in zip(lengths, in_half, strict=True) if inside]
+    weight = math.fsum(w for _, w in half)
+    reach = math.fsum(u * w for u, w in half) - mean * weight  # of the whole share, times weight
+    if reach == 0:
+        return [1.0] * len(lengths)
+    share = min(1.0, (ratio - 1.0) * mean * weight / reach)
+    return [1.0 - share + (share / weight if inside else 0.0) for inside in in_half]
 
 
 def _paired(
@@ -128,7 +158,7 @@ class RequestCounter:
             HistogramBuilder(),
             HistogramBuilder(),
         )
-        self._answered = 0.0
+        self._answered = self._pairs = 0.0
         self._ttft = self._tpot = (0.0, 0)
 
     def arrived(self, prompt: int) -> None:
@@ -139,6 +169,7 @@ class RequestCounter:
     def first_token(self, prompt: int, cached: int, ttft_s: float) -> None:
         self._uncached.add(prompt - cached)
         self._answered += prompt
+        self._pairs += (prompt - cached) * cached
         self._ttft = self._ttft[0] + ttft_s, self._ttft[1] + 1
 
     def ended(self, output: int, tpot_s: float | None) -> None:
@@ -155,6 +186,7 @@ class RequestCounter:
             prompts=self._prompts.histogram(),
             uncached=self._uncached.histogram(),
             answered_tokens=self._answered,
+            cached_pairs=self._pairs,
             outputs=self._outputs.histogram(),
             ttft=RunningMean(*self._ttft),
             tpot=RunningMean(*self._tpot),

@@ -37,6 +37,7 @@ LIMITS = ScrapeLimits(deadline_s=2.0, size=1 << 20)
 MAX_ROUTERS = 1024
 ARRIVALS = "baton_requests_received_total"
 ANSWERED = "baton_prompt_tokens_total"
+CACHED_PAIRS = "baton_prompt_cached_pairs_total"
 LENGTHS = {
     "prompts": "baton_request_prompt_tokens",
     "uncached": "baton_request_uncached_prompt_tokens",
@@ -47,7 +48,7 @@ TIMES = {
     "tpot": "baton_request_time_per_output_token_seconds",
 }
 _COUNTED = (
-    *(ARRIVALS, ANSWERED, "process_start_time_seconds"),
+    *(ARRIVALS, ANSWERED, CACHED_PAIRS, "process_start_time_seconds"),
     *LENGTHS.values(),
     *(f"{name}_{part}" for name in TIMES.values() for part in ("sum", "count")),
 )
@@ -153,6 +154,7 @@ def router_increase(window: RateWindow, target: str) -> TrafficCounts:
     return TrafficCounts(
         arrivals=window.count([target], ARRIVALS),
         answered_tokens=window.count([target], ANSWERED),
+        cached_pairs=window.count([target], CACHED_PAIRS),
         prompts=lengths(LENGTHS["prompts"]),
         uncached=lengths(LENGTHS["uncached"]),
         outputs=lengths(LENGTHS["outputs"]),

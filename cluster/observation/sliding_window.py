@@ -126,6 +126,7 @@ class SlidingWindow:
             prompts=LengthHistogram.together(c.prompts for c in self._enough(lambda c: c.prompts)),
             uncached=LengthHistogram.together(c.uncached for c in answered),
             answered_tokens=math.fsum(c.answered_tokens for c in answered),
+            cached_pairs=math.fsum(c.cached_pairs for c in answered),
             outputs=LengthHistogram.together(c.outputs for c in self._enough(lambda c: c.outputs)),
         )
 

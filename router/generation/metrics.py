@@ -74,6 +74,13 @@ class DemandMetrics:
             "Tokens of the prompt that were in no cache, observed with the first token",
         )
         self._output = histogram("output", "Tokens generated for a request, observed at its end")
+        self._cached_pairs = Counter(
+            "baton_prompt_cached_pairs",
+            "Pairs of an uncached and a cached token of a prompt, counted with its first token:"
+            " the attention that a cached prefix does not save",
+            _LABELS,
+            registry=registry,
+        ).labels(*labels)
 
     def count_refused(self, requests: int) -> None:
         """Count requests that were refused before their prompts were read."""
@@ -86,8 +93,10 @@ class DemandMetrics:
             for _ in range(choices):
                 self._prompt.observe(tokens)
 
-    def observe_uncached(self, uncached: int) -> None:
-        self._uncached.observe(uncached)
+    def observe_cached(self, prompt: int, cached: int) -> None:
+        """Count a prompt of which the first token has come, in tokens."""
+        self._uncached.observe(prompt - cached)
+        self._cached_pairs.inc((prompt - cached) * cached)
 
     def observe_output(self, tokens: int) -> None:
         self._output.observe(tokens)
@@ -340,7 +349,7 @@ class ChoiceMetrics:
         metrics.uncached_prompt_tokens.inc(prompt - cached)
         metrics.cache_queries.inc(prompt)
         metrics.cache_hits.inc(cached)
-        metrics.demand.observe_uncached(prompt - cached)
+        metrics.demand.observe_cached(prompt, cached)
 
     def record_end(self, status: str, submissions: Sequence[Submission]) -> None:
         """Record the end. ``status``: ok, cancelled, or the HTTP status of its error. Call once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from cluster.observation.request_mix import RequestCounter, request_samples
 from cluster.sizing.snapshot import RequestSample
@@ -33,6 +34,43 @@ def test_means_are_exact_and_lengths_uncorrelated() -> None:
     assert mean(of, "output") == pytest.approx(sum(outputs) / 3000)
     both = sum(s.uncached * s.output * s.weight for s in of)
     assert both / mean(of, "uncached") / mean(of, "output") == pytest.approx(1.0, abs=0.08)
+
+
+@pytest.mark.parametrize("longest_first", [False, True])
+def test_the_pairs_of_uncached_and_cached_tokens_are_exact(longest_first: bool) -> None:
+    """Where little is uncached, much is cached, or the other way round."""
+    rng, counter, pairs = random.Random(2), RequestCounter(), 0
+    for _ in range(3000):
+        uncached = max(1, round(rng.lognormvariate(6, 1.0)))
+        cached = rng.choice((0, 512)) + 512 * ((uncached > 600) == longest_first)
+        pairs += uncached * cached
+        counter.arrived(cached + uncached)
+        counter.first_token(cached + uncached, cached, 0.1)
+    counted = counter.take(60.0)
+    of = request_samples(counted)
+    assert sum(s.uncached * s.cached * s.weight for s in of) == pytest.approx(pairs / 3000)
+    assert mean(of, "cached") == pytest.approx(
+        (counted.answered_tokens - counted.uncached.total) / 3000
+    )
+    assert mean(of, "uncached") * mean(of, "cached") * 3000 != pytest.approx(pairs, rel=0.2)
+
+
+@pytest.mark.parametrize("pairs", [1.0, 1e18])
+def test_pairs_that_cannot_be_leave_means_as_they_are(pairs: float) -> None:
+    counter = RequestCounter()
+    for uncached in (100, 300, 800):
+        counter.first_token(400 + uncached, 400, 0.1)
+    of = request_samples(replace(counter.take(1.0), cached_pairs=pairs))
+    assert (mean(of, "uncached"), mean(of, "cached")) == pytest.approx((400, 400))
+    assert min(s.cached for s in of) == pytest.approx(0)
+
+
+def test_without_pairs_cached_tokens_are_uncorrelated() -> None:
+    counter = RequestCounter()
+    for uncached in (100, 300, 800):
+        counter.first_token(400 + uncached, 400, 0.1)
+    of = request_samples(replace(counter.take(1.0), cached_pairs=0.0))
+    assert {round(s.cached, 6) for s in of} == {400.0}
 
 
 def test_prompts_that_are_queued_or_refused_count() -> None:

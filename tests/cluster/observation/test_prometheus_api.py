@@ -81,6 +81,7 @@ GOOD = {
     ("begun", ""): 1,
     ("burst", ""): 35,
     ("answered", ""): 12000,
+    ("pairs", ""): 450_000,
     **{(name, le): n for name in ("prompts", "uncached") for le, n in (("128", 60), ("+Inf", 60))},
     ("prompts_sum", ""): 6000,
     ("uncached_sum", ""): 3000,

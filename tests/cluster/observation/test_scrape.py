@@ -88,6 +88,8 @@ async def test_increases_of_all_routers() -> None:
     prompt = sum((s.cached + s.uncached) * s.weight for s in look.mix.samples)
     cached = sum(s.cached * s.weight for s in look.mix.samples)
     assert (prompt, cached) == pytest.approx((200, 40))
+    pairs = sum(s.cached * s.uncached * s.weight for s in look.mix.samples)
+    assert pairs == pytest.approx((3 * 80 * 20 + 400 * 100) / 4)
     assert sum(s.output * s.weight for s in look.mix.samples) == pytest.approx(5)
     assert look.observed.ttft_s == pytest.approx(1.0)
     assert look.observed.tpot_s == pytest.approx(0.0)

@@ -84,6 +84,7 @@ async def test_known_with_the_first_token(start: Start) -> None:
     found = await samples(cluster)
     assert lengths(found) == {"prompt": (1, 2), "uncached_prompt": (1, 1), "output": (0, 0)}
     assert found["baton_uncached_prompt_tokens_total"] == 1
+    assert found["baton_prompt_cached_pairs_total"] == 1  # one uncached, one cached token
     await task
 
 
