@@ -28,6 +28,7 @@ from protocol.errors import UsageError
 from protocol.roles import Role
 
 _MAX = 1e9
+EXAMPLE = "baton plan --model Llama-3-8B --gpu H100 --rate 40 --prompt 2000/4000 --output 300"
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +60,12 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def plan_request(self) -> PlanRequest:
         """Return the request. Raises StartupError, which names the wrong option."""
-        if self.model is None:
-            known = ", ".join(model_shape.known_models())
-            raise UsageError(f"--model is missing: one of {known}, a folder, or {model_shape.FORM}")
+        model = self._check_given()
         for name in ("rate", "scale", "ttft_ms", "tpot_ms", "link_gb_per_s"):
             _check_positive(name, getattr(self, name))
         link = self.link_gb_per_s
         return PlanRequest(
-            shape=self._find_model(self.model),
+            shape=self._find_model(model),
             workload=self._parse_workload(),
             goals=SloTargets(ttft_s=self.ttft_ms / 1e3, tpot_s=self.tpot_ms / 1e3),
             gpus=self._find_gpus(),
@@ -82,6 +81,22 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
             drafting=self._drafting(),
         )
 
+    def _check_given(self) -> str:
+        """Return the model. Raises UsageError, which names all options that are missing."""
+        missing = []
+        if self.model is None:
+            known = ", ".join(model_shape.known_models())
+            missing.append(f"--model: one of {known}, a folder, or {model_shape.FORM}")
+        if self.gpu is None and (self.prefill_gpu is None or self.decode_gpu is None):
+            missing.append("--gpu, or --prefill-gpu and --decode-gpu")
+        given = (("rate", self.rate), ("prompt", self.prompt), ("output", self.output))
+        lacking = [f"--{name}" for name, value in given if value is None]
+        if lacking and self.trace is None:
+            missing.append(f"{', '.join(lacking)} (or --trace); lengths: {FORMS}")
+        if self.model is None or missing:
+            raise UsageError("\n  ".join(["missing:", *missing, f"for example: {EXAMPLE}"]))
+        return self.model
+
     def _find_model(self, name: str) -> ModelShape:
         weight_bytes = 1 if self.weights == "fp8" else 2
         return model_shape.find_model(name, self.kv_precision, weight_bytes)
@@ -95,10 +110,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         for role, text in options:
             if text is not None:
                 found[role] = find_gpu(text, f"--{role}-gpu").group(self.tp)
-            elif self.gpu is not None:
-                found[role] = find_gpu(self.gpu).group(self.tp)
             else:
-                raise UsageError(f"--gpu is missing (or --{role}-gpu): of the {role} pool")
+                assert self.gpu is not None  # _check_given
+                found[role] = find_gpu(self.gpu).group(self.tp)
         return found
 
     def _parse_workload(self) -> Workload:
@@ -107,10 +121,6 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise UsageError("--trace already has lengths: leave out --prompt and --output")
             lines = read_trace(self.trace)
             return traced_workload(lines, self.trace.name, self.rate, self.scale, self.shared)
-        given = (("rate", self.rate), ("prompt", self.prompt), ("output", self.output))
-        lacking = [f"--{name}" for name, value in given if value is None]
-        if lacking:
-            raise UsageError(f"{', '.join(lacking)} missing (or --trace); lengths: {FORMS}")
         assert self.rate is not None and self.prompt is not None and self.output is not None
         share = RequestShare(
             1.0,

@@ -1,8 +1,8 @@
 """Gives blocking calls of Ray and Ray Serve a deadline: both wait without end for what hangs.
 
-A call runs in a daemon thread. One that misses its deadline is abandoned: its thread goes on until
-the process ends, and `connected_to_ray` then ends the process without Ray's own exit handlers,
-which would wait for it.
+A call runs in a daemon thread. One that misses its deadline is abandoned: its thread goes on, and
+if it still does when the process ends, `connected_to_ray` leaves out Ray's own exit handlers, which
+would wait for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ CONTROLLER_S = 30.0
 machine is overloaded."""
 
 T = TypeVar("T")
-_abandoned = threading.Event()
+
+
+class _CallThread(threading.Thread):
+    """The thread of a call that has not returned."""
 
 
 def call_within(deadline_s: float, what: str, call: Callable[[], T]) -> T:
@@ -34,17 +37,16 @@ def call_within(deadline_s: float, what: str, call: Callable[[], T]) -> T:
         except BaseException as error:  # the caller's thread raises it
             answers.put((None, error))
 
-    threading.Thread(target=run, daemon=True, name=what).start()
+    _CallThread(target=run, daemon=True, name=what).start()
     try:
         result, error = answers.get(timeout=max(0.0, deadline_s))
     except queue.Empty:
-        _abandoned.set()
         raise StartupError(f"{what} does not answer within {deadline_s:.0f} s") from None
     if error is not None:
         raise error
     return result  # type: ignore[return-value]  # what the call returned
 
 
-def was_abandoned() -> bool:
-    """Return whether a call of this process has missed its deadline."""
-    return _abandoned.is_set()
+def is_call_running() -> bool:
+    """Return whether a call of this process runs: outside `call_within`, an abandoned one."""
+    return any(isinstance(thread, _CallThread) for thread in threading.enumerate())

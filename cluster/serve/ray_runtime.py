@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from cluster.local.run_state import write_private
-from cluster.serve.bounded_call import call_within, was_abandoned
+from cluster.serve.bounded_call import call_within, is_call_running
 from cluster.serve.replica_kinds import SCALABLE_KINDS, UNLIMITED_RETRIES, resource_name
 from protocol.errors import StartupError
 from protocol.garbage_collection import without_garbage_collection
@@ -133,11 +133,11 @@ def _disconnect() -> None:
     which would hang too."""
     import ray
 
-    failed = was_abandoned() or sys.exc_info()[0] is not None
-    if not was_abandoned():
+    failed = is_call_running() or sys.exc_info()[0] is not None
+    if not is_call_running():
         with contextlib.suppress(StartupError):
             call_within(_DISCONNECT_S, "Ray", ray.shutdown)
-    if was_abandoned():
+    if is_call_running():
         atexit.register(os._exit, int(failed))  # handlers run in reverse order
         atexit.register(sys.stdout.flush)
 
