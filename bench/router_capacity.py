@@ -7,9 +7,11 @@ and client share one core, and the routers have the others, where there are seve
 "per core" are 1 divided by the processor time that the routers took, system time and threads
 included: other programs of the machine change these less than what a clock shows.
 
-``--routers N`` spreads the load over N routers: where capacity is linear, the processor time of a
-request stays. ``--beside`` measures the routers of another checkout by turns with these.
-``--profile`` prints in which functions a router spends its time instead; its figures are slower.
+``--routers N`` gives N routers N times the connections: where capacity is linear, the processor
+time of a request stays. Routers that share a core get workers whose steps are longer by as much, so
+that each finds as many tokens in a message as it would on a core of its own. ``--beside`` measures
+the routers of another checkout by turns with these. ``--profile`` prints in which functions a
+router spends its time instead; its figures are slower.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from bench.router.capacity_pool import HOST, RouterSet, capacity_pool
 from bench.router.fake_decode import FIRST_ID, MODEL
 
 HERE = Path(__file__).parents[1]
-LOAD_S = 40.0
+LOAD_S = 120.0
 
 LONG_PROMPT = 128_000
 WORDS = "Why does a worker that only decodes keep the answers of the others short and quick? "
@@ -193,7 +195,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--only", default="", help="loads whose name contains this")
     options = parser.parse_args()
-    loads = [load for load in LOADS if options.only in load.name]
+    loads = [
+        load._replace(connections=load.connections * options.routers)
+        for load in LOADS
+        if options.only in load.name
+    ]
     if options.quick:
         loads = [scaled(load, 0.25) for load in loads]
     sources = [HERE, *([options.beside.absolute()] if options.beside else [])]

@@ -25,6 +25,9 @@ START_S = 60.0
 WORKERS = 4
 """Decode workers, and prefill workers."""
 
+STEP_S = 0.01
+"""Of a decode worker."""
+
 OPTIONS = ("--admission-ttft-ms", "600000", "--admission-queue-ms", "600000")
 """All streams of a load begin at once: none of them is to be refused."""
 
@@ -90,6 +93,8 @@ def capacity_pool(
 ) -> Iterator[list[RouterSet]]:
     """Run Redis, fake workers, and ``count`` routers of each checkout in ``sources``."""
     cores = sorted(os.sched_getaffinity(0))
+    router_cores = cores[1:] or cores
+    step_s = STEP_S * max(1.0, count / len(router_cores))
     with tempfile.TemporaryDirectory(prefix="cap-") as folder, contextlib.ExitStack() as stack:
         redis = EmbeddedRedis(Path(folder))
         env = {
@@ -101,7 +106,7 @@ def capacity_pool(
         }
         redis.start()
         stack.callback(redis.stop)
-        command = [sys.executable, "-m", "bench.router.fake_decode", str(WORKERS)]
+        command = [sys.executable, "-m", "bench.router.fake_decode", str(WORKERS), str(step_s)]
         workers = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
         stack.callback(workers.wait)
         stack.callback(workers.kill)
@@ -114,7 +119,7 @@ def capacity_pool(
             stack.callback(sets[-1].close)
         for routers in sets:
             routers.wait_ready(WORKERS)
-            routers.pin(cores[1:] or cores)
+            routers.pin(router_cores)
         for pid in (os.getpid(), workers.pid):
             os.sched_setaffinity(pid, cores[:1])
         yield sets

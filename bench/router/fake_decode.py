@@ -2,7 +2,7 @@
 router.
 
 Each serves ``Decode.Attach`` and is registered in Redis, with as many prefill workers that are
-records only. Every STEP_S all sequences of a worker get their next tokens, and the outputs of a
+records only. At every step all sequences of a worker get their next tokens, and the outputs of a
 step are one message, as those of a real worker are. A request's seed is the number of tokens that a
 step brings it.
 """
@@ -28,8 +28,7 @@ from protocol.wire import wire_pb2 as pb
 from protocol.wire.wire_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
 
 CLUSTER = "default"
-STEP_S = 0.01
-BEAT_STEPS = 50
+BEAT_S = 0.5
 KV_TOKENS = 1 << 26
 STEP_MODEL = StepModel(2e-4, 1e-6, 1e-10, 1e-7, 0.0)
 """Quick enough that no request is refused."""
@@ -73,9 +72,11 @@ class FakeSequence:
 class FakeDecodeWorker(DecodeServicer):
     """One decode worker that any number of routers attach to."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float) -> None:
         self.instance = new_instance_id()
         self.port = 0
+        self._step_s = step_s
+        self._beat_steps = max(1, round(BEAT_S / step_s))
 
     async def start(self, token: str) -> grpc.aio.Server:
         """Listen at a free port; return the server, which the caller keeps."""
@@ -97,12 +98,12 @@ class FakeDecodeWorker(DecodeServicer):
         try:
             while not reading.done():
                 message = _step(sequences)
-                if number % BEAT_STEPS == 0:
+                if number % self._beat_steps == 0:
                     message.load.CopyFrom(_load(len(sequences)))
                 if message.outputs or message.HasField("load"):
                     yield message
                 number += 1
-                due = max(due + STEP_S, loop.time())
+                due = max(due + self._step_s, loop.time())
                 await asyncio.sleep(due - loop.time())
         finally:
             reading.cancel()
@@ -154,12 +155,13 @@ def worker_record(role: str, instance: str, port: int) -> WorkerRecord:
     )
 
 
-async def serve(count: int) -> None:
-    """Run ``count`` decode workers and as many records of prefill workers until the end."""
+async def serve(count: int, step_s: float) -> None:
+    """Run ``count`` decode workers with steps of ``step_s`` seconds, and as many records of prefill
+    workers, until the end."""
     directory = Directory(connect(os.environ["BATON_REDIS_URL"]), CLUSTER)
     kept: list[object] = []
     for _ in range(count):
-        worker = FakeDecodeWorker()
+        worker = FakeDecodeWorker(step_s)
         kept.append(await worker.start(os.environ["BATON_TOKEN"]))
         for role, instance in (("decode", worker.instance), ("prefill", new_instance_id())):
             record = worker_record(role, instance, worker.port)
@@ -171,4 +173,4 @@ async def serve(count: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1])))
+    uvloop.run(serve(int(sys.argv[1]), float(sys.argv[2])))

@@ -100,7 +100,10 @@ class GenerationResponse(Response):
             async with asyncio.timeout(None) as self._limit:
                 self._account.enter(len(self._choices))
                 await self._start_choices()
-                await (self._send_stream(send) if self._options.stream else self._send_whole(send))
+                if self._options.stream:
+                    await self._send_stream(send, scope.get("state", {}).get("send_body", send))
+                else:
+                    await self._send_whole(send)
             status = "ok"
         except ClientDisconnected:
             pass
@@ -161,9 +164,9 @@ class GenerationResponse(Response):
         for choice in self._choices:
             choice.disconnect()
 
-    async def _send_stream(self, send: Send) -> None:
+    async def _send_stream(self, send: Send, send_body: Send) -> None:
         sender = self._sender = EventSender(
-            *(send, lambda: self._head(STREAM_HEADERS), self._formatter.keep_alive),
+            *(send, send_body, lambda: self._head(STREAM_HEADERS), self._formatter.keep_alive),
             *(self._settings.keep_alive_s, lambda: self._limit_send(0.0)),
         )
         await sender.open(self._formatter.opening())

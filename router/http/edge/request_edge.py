@@ -26,8 +26,9 @@ class RequestEdge:
     """Adds ``x-request-id`` to every response: the client's own id, if it is valid.
 
     Fields of ``scope["state"]``: ``request_id``; ``own_request_id``: whether this router made it,
-    so that it is unique; ``record``: a RequestRecord, where requests are recorded. ``write``
-    returns the response for an error. Plain ASGI, because Starlette's wrapper has a queue and a
+    so that it is unique; ``record``: a RequestRecord, where requests are recorded; ``send_body``:
+    the server's own ``send``, for body messages after the head. ``write`` returns the response for
+    an error. Plain ASGI, because Starlette's wrapper has a queue and a
     task that cost every chunk.
     """
 
@@ -59,6 +60,7 @@ class RequestEdge:
             "request_id": request_id.decode(),
             "own_request_id": not is_given,
             "record": record,
+            "send_body": send,
         }
         has_started = False
 

@@ -28,13 +28,15 @@ own limit (``UnreadTimeoutProtocol``) comes first where the client reads nothing
 class EventSender:
     """The way of one response's events to its client. Created and closed by ``GenerationResponse``.
 
-    ``head`` returns the ASGI message with status and headers, ``keep_alive`` the bytes of an event
-    without meaning. ``on_stuck`` is called once, when an event has waited for ``STUCK_S``.
+    ``send_body`` is ``send`` without what only the head passes through. ``head`` returns the ASGI
+    message with status and headers, ``keep_alive`` the bytes of an event without meaning.
+    ``on_stuck`` is called once, when an event has waited for ``STUCK_S``.
     """
 
     def __init__(
         self,
         send: Send,
+        send_body: Send,
         head: Callable[[], Message],
         keep_alive: Callable[[], bytes],
         every_s: float,
@@ -42,6 +44,7 @@ class EventSender:
     ) -> None:
         self.has_started = False  # the head has been sent
         self._send = send
+        self._send_body = send_body
         self._head = head
         self._keep_alive = keep_alive
         self._every_s = every_s
@@ -69,7 +72,7 @@ class EventSender:
         if not self.has_started:
             self.has_started = True
             await self._send(self._head())
-        await self._send({"type": "http.response.body", "body": events, "more_body": more})
+        await self._send_body({"type": "http.response.body", "body": events, "more_body": more})
         self._is_sending = False
         self._sent += 1
 

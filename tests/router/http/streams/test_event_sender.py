@@ -25,7 +25,8 @@ class Client:
         self.stuck = 0
         self._beats = 0
         self.sender = EventSender(
-            self._send, lambda: {"type": "head"}, self._beat, every_s, self._on_stuck
+            *(self._send, self._send, lambda: {"type": "head"}, self._beat),
+            *(every_s, self._on_stuck),
         )
 
     async def _send(self, message: Message) -> None:
