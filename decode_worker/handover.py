@@ -4,6 +4,10 @@
        --first_token--> returned at once                       frames --> slots --> engine
        last frame given to the engine --> returned; ``DecodeRequest`` sends Join
 
+The prefill worker is asked at once. What is cached here, which the engine says at its next step
+boundary, is needed only before pages are reserved: then the prefill worker hears which blocks to
+leave out.
+
 Pages are reserved when KV is about to flow, which protocol/page_reservation.py decides, and at the
 latest on the first token. What the hand-overs of a worker will reserve is promised to them until
 then (``DecodeRequest.promised_tokens``).
@@ -21,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
 from engine.ipc import messages as m
@@ -68,8 +72,9 @@ class FirstToken(NamedTuple):
 class Handover:
     """One prefill of ``request`` on the worker that ``candidate`` names, over a call just opened.
 
-    ``handle`` is the sequence here, whose first ``cached_tokens`` tokens are cached here. Created
-    by ``DecodeRequest``, which calls ``mark`` events into its timeline through it."""
+    ``handle`` is the sequence here, and ``look_up`` returns how many of its leading tokens are
+    cached here, or raises to end the handover. Created by ``DecodeRequest``, into whose timeline
+    ``mark`` records events."""
 
     def __init__(
         self,
@@ -78,7 +83,7 @@ class Handover:
         candidate: pb.PrefillCandidate,
         handle: int,
         request: Request,
-        cached_tokens: int,
+        look_up: Callable[[], Awaitable[int]],
         mark: Callable[[str], None],
     ) -> None:
         self._context = context
@@ -86,11 +91,12 @@ class Handover:
         self._candidate = candidate
         self._handle = handle
         self._request = request
-        self._skip_blocks = cached_tokens // BLOCK_TOKENS
+        self._look_up = look_up
+        self._skip_blocks = 0  # blocks that are cached here, once the look-up has returned
         self._mark = mark
         self._call = PrefillRunCall(context, stream, mark)
         self._call.on_computed = self._on_computed
-        self._inbound: InboundTransfer | None = None  # once the call is accepted
+        self._inbound: InboundTransfer | None = None  # once it is known what is cached here
         self._receiving: asyncio.Task[None] | None = None
         self._pages = _PageTimer()
         self.pages_reserved = asyncio.Event()  # set when the engine has answered Reserve
@@ -111,6 +117,8 @@ class Handover:
                     if self._receiving is not None:
                         self._receiving.cancel()
                         await asyncio.wait([self._receiving])
+                        if not self._receiving.cancelled():
+                            self._receiving.exception()  # retrieved: it may have failed last
         except TransferFailed:
             if self._inbound is not None:
                 self._inbound.count_failure()
@@ -120,17 +128,15 @@ class Handover:
         """Return the first token; KV is received from when pages are reserved for it."""
         candidate = self._candidate
         fetch = candidate.fetch if candidate.HasField("fetch") else None
-        await self._call.start(
-            self._request, candidate.instance, candidate.endpoint, self._skip_blocks, fetch=fetch
-        )
-        end_block = -(-len(self._request.context) // BLOCK_TOKENS)
-        self._inbound = self._call.inbound_transfer(self._handle, self._skip_blocks, end_block)
+        where = candidate.instance, candidate.endpoint
+        await self._call.start(self._request, *where, fetch=fetch)
         self._mark("prefill_queued")
+        self._receiving = asyncio.create_task(self._receive())
         try:
             async with asyncio.timeout(PREFILL_S):
-                started = (await self._call.next_event("started")).started
+                waiting = self._call.next_event("started")
+                started = (await guarded_by(self._receiving, waiting)).started
                 self._mark("prefill_started")
-                self._receiving = asyncio.create_task(self._receive(self._inbound))
                 self._on_started(started.cached_tokens)
                 event = await guarded_by(self._receiving, self._call.next_event("first_token"))
         except TimeoutError as error:  # asking the same worker again would take as long
@@ -146,9 +152,10 @@ class Handover:
     async def remaining_kv(self) -> pb.Measured:
         """Return, once every frame has been given to the engine, what the transfer has taken. The
         time for which this worker had no pages is no part of it."""
-        assert self._receiving is not None and self._inbound is not None
+        assert self._receiving is not None
         await guarded_by(self._receiving, self._call.guard(self._flowing.wait()))
         inbound = self._inbound
+        assert inbound is not None
         before, began = inbound.bytes, time.monotonic()
         with inbound.waiting_alone():
             await self._receiving
@@ -189,7 +196,7 @@ class Handover:
 
     def _on_computed(self, tokens: int) -> None:
         """The prefill worker has computed the first ``tokens`` of the context."""
-        if self._receiving is None or self._inbound is None or self._pages.due.is_set():
+        if self._inbound is None or self._pages.due.is_set():
             return
         ready = self._context.session.ready
         assert ready is not None
@@ -210,8 +217,12 @@ class Handover:
         """Number of tokens that the prefill worker has to compute."""
         return len(self._request.context) - self._cached_there
 
-    async def _receive(self, inbound: InboundTransfer) -> None:
-        """Reserve pages once they are due, then receive every frame."""
+    async def _receive(self) -> None:
+        """Find what is cached here, reserve pages once they are due, then receive every frame."""
+        self._skip_blocks = await self._look_up() // BLOCK_TOKENS
+        end_block = -(-len(self._request.context) // BLOCK_TOKENS)
+        inbound = self._call.inbound_transfer(self._handle, self._skip_blocks, end_block)
+        self._inbound = inbound
         await self._pages.due.wait()  # at the latest on the first token, which has a deadline
         self._context.session.send(m.Reserve(self._handle))
         try:

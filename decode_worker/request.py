@@ -10,10 +10,11 @@
     any state --engine died, worker drains, engine busy--> handed back
     any state --client hung up, request refused, expired, too many deaths--> finished
 
-    queued             waits for an engine, fetches blocks that a peer has cached, and looks up what
-                       is cached here; then ``should_prefill_locally`` decides
+    queued             waits for an engine, and fetches blocks that a peer has cached; then
+                       ``should_prefill_locally`` decides
     prefilling here    Generate was sent to the engine
-    prefill elsewhere  Prefill.Run is open (handover.py)
+    prefill elsewhere  Prefill.Run is open (handover.py), and the engine looks up what is cached
+                       here; ``should_prefill_locally`` decides once more then
     receiving KV       the first token is with the client, and the rest of the KV under way
     decoding           Join was sent, or the prefill here has drawn the first token
     retried            a new sequence starts from the tokens already sent, on the same prefill
@@ -62,6 +63,10 @@ LOOKUP_S = 30.0
 
 _AFTER_FIRST_TOKEN = {"kv_ready", "decode_started", "finished"}
 """Events that are recorded after the first token."""
+
+
+class EnoughCached(Exception):
+    """So much of the prompt is cached here that the rest is computed here, too."""
 
 
 def should_prefill_locally(
@@ -270,16 +275,14 @@ class DecodeRequest:
 
         Returns False if so much is cached here that the prompt is prefilled here after all. Raises
         TransferFailed."""
-        stream = context.channels.open_call(candidate.endpoint)  # connects during the look-up
+        stream = context.channels.open_call(candidate.endpoint)
         try:
-            cached = await self._look_up_prefix(context, request)
-            self._unreserved = len(request.context) - cached
-            if self._should_prefill_locally(request, cached):
-                return False
-            request = self._resumed()  # as old as it is now: the look-up has waited for a step
-            handle = self._handle
+            handle = self._new_sequence(context)
+            found = self._prefix_found = asyncio.get_running_loop().create_future()
+            context.session.send(m.Receive(handle, request))
             self._handover = handover = Handover(
-                context, stream, candidate, handle, request, cached, self._mark
+                *(context, stream, candidate, handle, request),
+                *(lambda: self._look_up_prefix(request, found), self._mark),
             )
             async with handover.open():
                 first = await handover.first_token()
@@ -292,19 +295,23 @@ class DecodeRequest:
             if first.finish is not Finish.NONE:
                 self._send_first_token(first)  # it is the last one, too
             return True
+        except EnoughCached:
+            return False
         finally:
             stream.cancel()
 
-    async def _look_up_prefix(self, context: ReceiverContext, request: Request) -> int:
-        """Return how many leading tokens of the context are cached here."""
-        handle = self._new_sequence(context)
-        self._prefix_found = asyncio.get_running_loop().create_future()
-        context.session.send(m.Receive(handle, request))
+    async def _look_up_prefix(self, request: Request, found: asyncio.Future[int]) -> int:
+        """Return how many leading tokens of the context are cached here. Raises EnoughCached, and
+        Unavailable when the engine does not answer."""
         try:
             async with asyncio.timeout(LOOKUP_S):
-                return await self._prefix_found
+                cached = await found
         except TimeoutError as error:
             raise Unavailable("the engine does not answer") from error
+        self._unreserved = len(request.context) - cached
+        if self._should_prefill_locally(request, cached):
+            raise EnoughCached
+        return cached
 
     def _send_first_token(self, first: FirstToken) -> None:
         self._set_cached_tokens(first.cached_tokens)

@@ -1,7 +1,7 @@
 """Writes what the receiver of KV says in a Prefill.Run call after its start.
 
-These are credits, slots that it has read, and messages about pairs. ``PrefillRunCall`` has one
-``CallWriter`` and uses it on the event loop only.
+These are the blocks that it has, credits, slots that it has read, and messages about pairs.
+``PrefillRunCall`` has one ``CallWriter`` and uses it on the event loop only.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ class CallWriter:
 
     def __init__(self, stream: PrefillStream) -> None:
         self._stream = stream
+        self._skip_blocks = 0  # to be said
         self._credits = 0
         self._taken: list[int] = []
         self._pair_messages: list[pb.PairMessage] = []
         self._to_send = asyncio.Event()
+
+    def skip(self, blocks: int) -> None:
+        """Say which leading blocks are here. Called once, before ``grant``."""
+        self._skip_blocks = blocks
+        self._to_send.set()
 
     def grant(self, frames: int) -> None:
         """Allow so many frames more."""
@@ -50,10 +56,12 @@ class CallWriter:
     def _collected(self) -> list[pb.PrefillCall]:
         """Return the messages to send, and forget them."""
         messages = [pb.PrefillCall(pair=pair) for pair in self._pair_messages]
+        if self._skip_blocks:
+            messages.append(pb.PrefillCall(skip_blocks=self._skip_blocks))
         if self._taken:
             taken = pb.PrefillCall.Taken(sequences=self._taken)
             messages.append(pb.PrefillCall(taken=taken))
         if self._credits:
             messages.append(pb.PrefillCall(credits=self._credits))
-        self._credits, self._taken, self._pair_messages = 0, [], []
+        self._skip_blocks, self._credits, self._taken, self._pair_messages = 0, 0, [], []
         return messages

@@ -117,8 +117,7 @@ class PeerFetch:
                 return
             self._mark("fetch_started")
             blocks = leading_blocks(blocks, here.blocks)
-            where = source.instance, source.endpoint
-            await call.start(blocks, *where, here.cached_blocks, cached_only=True)
+            await call.start(blocks, source.instance, source.endpoint, cached_only=True)
             async with asyncio.timeout(START_S):
                 started = (await call.next_event("started")).started
             available = min(started.cached_tokens // BLOCK_TOKENS, here.blocks)

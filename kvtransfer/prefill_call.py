@@ -89,6 +89,7 @@ class PrefillRunCall:
         ready, offer = self._context.session.ready, self._offer
         assert ready is not None and offer is not None
         assert self._carrier is not None and self._link is not None
+        self._writer.skip(first_block)
         codec = Codec(offer.codec)
         size = ready.kv.block_layer_bytes(codec)
         blocks = first_block, end_block
@@ -152,14 +153,13 @@ class PrefillRunCall:
         request: Request,
         instance: str,
         endpoint: str,
-        skip_blocks: int,
         *,
         cached_only: bool = False,
         fetch: pb.Fetch | None = None,
     ) -> None:
         """Ask the other worker, whose control service is at ``endpoint``, for the KV of the
-        request's context from block ``skip_blocks`` on. Return when it has accepted; the link
-        connects from then on. Raises PeerLost when it does not answer."""
+        request's context. Return when it has accepted; the link connects from then on. Raises
+        PeerLost when it does not answer."""
         ready = self._context.session.ready
         assert ready is not None
         self._instance = instance
@@ -171,7 +171,6 @@ class PrefillRunCall:
             request=request_to_wire(request),
             instance=instance,
             transfer=self._transfer.hex(),
-            skip_blocks=skip_blocks,
             carriers=offers,
         )
         self._run_task(self._watch_for_silence())

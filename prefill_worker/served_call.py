@@ -13,13 +13,15 @@ from engine.kv_cache.kv_format import Codec
 from engine.process.session import EngineSession
 from kvtransfer.carrier import Carrier, OutboundFrame, OutboundLink, PairMessageLink
 from kvtransfer.frames import FrameHeader, pack_header
-from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import InvalidRequest, TransferFailed, Unavailable
 from protocol.requests import Finish, Logprobs, logprobs_to_wire
 from protocol.wire import wire_pb2 as pb
 
 MAX_CREDITS = 1 << 20
 """Frames for which one message may grant credits. More would be no frames of any prompt."""
+
+MAX_BLOCKS = 1 << 24
+"""Blocks that one message may skip, more than any prompt has."""
 
 
 class AgreedFrames(NamedTuple):
@@ -50,6 +52,7 @@ class ServedCall:
         self._released_at = 0.0  # the last one
         self._begun = False  # the engine has the work
         self._early_credits = 0  # granted before
+        self._skip_blocks = 0  # that the caller has
         # None: the caller has ended its half of the call.
         self.messages: asyncio.Queue[pb.PrefillEvent | Exception | None] = asyncio.Queue()
         self._link: OutboundLink = frames.carrier.open(
@@ -68,6 +71,8 @@ class ServedCall:
         until both of its sockets have ended it."""
         self._begun = True
         self.session.send(work)
+        if self._skip_blocks:
+            self.session.send_slot(m.Skip(self.handle, self._skip_blocks))
         self._grant(self._early_credits)
 
     def close(self) -> None:
@@ -82,8 +87,6 @@ class ServedCall:
         if isinstance(event, m.Started):
             started = pb.PrefillEvent.Started(cached_tokens=event.cached_tokens)
             self.messages.put_nowait(pb.PrefillEvent(started=started))
-            if self._start.cached_only:
-                self._end_if_all_is_cached(event.cached_tokens // BLOCK_TOKENS)
         elif isinstance(event, m.KVFrame):
             self._send_frame(event)
         elif isinstance(event, m.Expired):
@@ -96,11 +99,6 @@ class ServedCall:
         elif isinstance(event, m.Computed):
             computed = pb.PrefillEvent.Computed(tokens=event.tokens)
             self.messages.put_nowait(pb.PrefillEvent(computed=computed))
-
-    def _end_if_all_is_cached(self, cached_blocks: int) -> None:
-        """Report that everything was sent if the caller has all blocks that are cached here."""
-        if cached_blocks <= self._start.skip_blocks:
-            self.messages.put_nowait(pb.PrefillEvent(sent=pb.PrefillEvent.Sent(frames=0)))
 
     def mark(self, event: str) -> None:
         """Report a stage of the fetch that precedes the prefill."""
@@ -143,8 +141,17 @@ class ServedCall:
             if not isinstance(self._link, PairMessageLink):
                 raise TransferFailed("a message about pairs, which this carrier has not")
             self._link.on_pair_message(message.pair)
+        elif message.HasField("skip_blocks"):
+            self._skip(message.skip_blocks)
         else:
             self._grant(min(message.credits, MAX_CREDITS))
+
+    def _skip(self, blocks: int) -> None:
+        if self._skip_blocks or blocks > MAX_BLOCKS:
+            raise TransferFailed(f"skip_blocks must come once, and be at most {MAX_BLOCKS}")
+        self._skip_blocks = blocks
+        if self._begun:
+            self.session.send_slot(m.Skip(self.handle, blocks))
 
     def _grant(self, frames: int) -> None:
         if not self._begun:

@@ -37,7 +37,6 @@ from kvtransfer.frames import TRANSFER_BYTES
 from kvtransfer.peer_fetch import PeerFetch
 from kvtransfer.receiver_context import KVReceiver
 from prefill_worker.served_call import AgreedFrames, ServedCall
-from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import InvalidRequest, TransferFailed, Unavailable
 from protocol.liveness import ALIVE_S
 from protocol.requests import Request, request_from_wire
@@ -48,8 +47,8 @@ Context: TypeAlias = "grpc.aio.ServicerContext[pb.PrefillCall, pb.PrefillEvent]"
 
 
 FIRST_MESSAGE_S = 40.0
-"""How long a caller may hold a call open before it says what it wants. A decode worker connects
-first, and then looks its own cache up, for which it allows 30 s (decode_worker/request.py)."""
+"""How long a caller may hold a call open before it says what it wants. A worker that fetches
+connects first, and then looks its own cache up."""
 
 MAX_OFFERS = 16
 """Carriers of a caller that are looked at; further ones are ignored."""
@@ -95,7 +94,7 @@ class PrefillService(rpc.PrefillServicer):
         handle = self._engine.handle()
         call = ServedCall(session, handle, frames, start)
         command = m.Export if start.cached_only else m.Prefill
-        work = command(handle, request, start.skip_blocks, frames.frame_bytes, frames.codec)
+        work = command(handle, request, frames.frame_bytes, frames.codec)
         session.attach(handle, call)
         running = [
             asyncio.create_task(self._read_calls(request_iterator, call)),
@@ -156,8 +155,6 @@ class PrefillService(rpc.PrefillServicer):
             if len(bytes.fromhex(start.transfer)) != TRANSFER_BYTES:
                 raise InvalidRequest(f"transfer must have {TRANSFER_BYTES} bytes", "transfer")
             request = request_from_wire(start.request)
-            if start.skip_blocks * BLOCK_TOKENS > len(request.context):
-                raise InvalidRequest("skip_blocks is beyond the prompt", "skip_blocks")
         except (InvalidRequest, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return start, request

@@ -98,7 +98,7 @@ class SimulatedTransfer:
         self._pieces = split_into_pieces(0, blocks, self._kv.layers, size, frame_bytes)
         self._session = _Session()
         self._egress = EgressQueue(ArenaShape().outbound_slots())
-        self._egress.offer(_HANDLE, self._pieces, Codec.RAW)
+        self._egress.offer(_HANDLE, lambda _: self._pieces, Codec.RAW)
         self._window = CreditWindow(len(self._pieces), lambda: self._time.now)
         self._slots = InboundSlots(cast("EngineSession", self._session))
         self._granted: list[int] = []  # slots of D without a frame

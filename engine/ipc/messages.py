@@ -39,23 +39,20 @@ class Generate(_Message, frozen=True):
 
 
 class Prefill(_Message, frozen=True):
-    """Compute the context, draw one token, offer the KV from block ``skip_blocks`` on, and hold
-    the pages until ``Drop``."""
+    """Compute the context, draw one token, offer the KV, and hold the pages until ``Drop``."""
 
     handle: int
     request: Request
-    skip_blocks: int
     frame_bytes: int
     codec: Codec
 
 
 class Export(_Message, frozen=True):
-    """Offer the KV of the context's cached full blocks from block ``skip_blocks`` on, without
-    computing anything, and hold them until ``Drop``. Answered by ``Started``."""
+    """Offer the KV of the context's cached full blocks, without computing anything, and hold them
+    until ``Drop``. Answered by ``Started``."""
 
     handle: int
     request: Request
-    skip_blocks: int
     frame_bytes: int
     codec: Codec
 
@@ -119,6 +116,14 @@ Command: TypeAlias = (
 # ---- front -> copy thread of the engine ----------------------------------------------------
 
 
+class Skip(_Message, frozen=True):
+    """Leave the first ``blocks`` blocks of this prefill or export out. It comes before ``Grant``,
+    and not at all where nothing is left out."""
+
+    handle: int
+    blocks: int
+
+
 class Grant(_Message, frozen=True):
     """Allow ``frames`` more frames of this prefill or export to be put into slots."""
 
@@ -173,7 +178,7 @@ class UnmapArena(_Message, frozen=True):
 
 
 SlotCommand: TypeAlias = (
-    Grant | EndOffer | Ingest | SlotsFree | MapArena | UnmapArena | pair_messages.PairCommand
+    Skip | Grant | EndOffer | Ingest | SlotsFree | MapArena | UnmapArena | pair_messages.PairCommand
 )
 
 

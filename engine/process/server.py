@@ -27,7 +27,7 @@ from engine.ipc.channel import ChannelClosed, EngineChannel
 from engine.ipc.counters import SpeculationStatus
 from engine.ipc.shared_memory import Arena
 from engine.ipc.slot_channel import SlotReceiver
-from engine.kv_cache.kv_format import split_into_pieces
+from engine.kv_cache.kv_format import KVPiece, split_into_pieces
 from engine.kv_cache.kv_pool import KVPool
 from engine.process.meter import StepMeter
 from engine.process.pending_commands import PendingCommands
@@ -244,13 +244,15 @@ class EngineServer:
         self._offer(command, self._engine.export(command.handle, command.request))
 
     def _offer(self, command: m.Prefill | m.Export, blocks: int) -> None:
-        """Send the KV of the blocks ``skip_blocks .. blocks`` as soon as it is computed."""
+        """Send the KV of the first ``blocks`` blocks, but for those that the receiver has, as soon
+        as it is computed."""
         kv = self._engine.format
         size = kv.block_layer_bytes(command.codec)
-        pieces = split_into_pieces(
-            command.skip_blocks, blocks, kv.layers, size, command.frame_bytes
-        )
-        self._copies.offer(command.handle, pieces, command.codec)
+
+        def split(first_block: int) -> list[KVPiece]:
+            return split_into_pieces(first_block, blocks, kv.layers, size, command.frame_bytes)
+
+        self._copies.offer(command.handle, split, command.codec)
 
     @_apply.register
     def _import(self, command: m.Import) -> None:

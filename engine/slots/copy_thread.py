@@ -87,9 +87,10 @@ class CopyThread:
         self._ready.wait()
         torch.set_num_threads(threads)
 
-    def offer(self, handle: int, pieces: Sequence[KVPiece], codec: Codec) -> None:
-        """Send ``pieces`` of a prefill or an export, once they are published and granted."""
-        self._call(partial(self._outgoing.queue.offer, handle, pieces, codec))
+    def offer(self, handle: int, split: Callable[[int], Sequence[KVPiece]], codec: Codec) -> None:
+        """Send the pieces of a prefill or an export that ``split`` returns for the first block to
+        send, once they are published and granted."""
+        self._call(partial(self._outgoing.queue.offer, handle, split, codec))
 
     def publish(self, computed: Sequence[tuple[int, Sequence[int], int]]) -> None:
         """Let blocks be sent that the steps so far compute: of each (handle, pages, blocks) the
@@ -185,6 +186,8 @@ class CopyThread:
     def _apply(self, command: m.SlotCommand) -> None:
         if isinstance(command, m.Ingest):
             self._incoming.ingest(command)
+        elif isinstance(command, m.Skip):
+            self._outgoing.queue.skip(command.handle, command.blocks)
         elif isinstance(command, m.Grant):
             self._outgoing.queue.grant(command.handle, command.frames)
         elif isinstance(command, m.SlotsFree):

@@ -1,11 +1,12 @@
 """Which frame of which transfer is put into the next free outbound slot. Decisions only.
 
-    Grant (front) ------.
-    offer (step loop) ---+--> transfer: pieces that are computed and granted --> take --> slot
-    computed (step loop)-'
+    Skip, Grant (front) -.
+    offer (step loop) ----+--> transfer: pieces that are computed and granted --> take --> slot
+    computed (step loop) -'
 
 A transfer begins with the first of its messages from the front or from the step loop, in any order,
-and is forgotten when both have ended it.
+and is forgotten when both have ended it. The front says how many leading blocks to skip before it
+grants the first frame, or the transfer begins with the first block.
 
 Slots belong to the transfers that flow: those with a frame that may be sent now, or with slots that
 have not been emptied. None of them holds more than an equal share of the slots, and they alternate,
@@ -15,7 +16,7 @@ so that neither a slow receiver nor one that waits for its first block delays an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,7 +39,9 @@ class OutgoingFrame(NamedTuple):
 class _Outgoing:
     """One prefill or export."""
 
-    pieces: deque[KVPiece] = field(default_factory=deque)
+    split: Callable[[int], Sequence[KVPiece]] | None = None
+    skip_blocks: int = 0
+    pieces: deque[KVPiece] = field(default_factory=deque)  # those that have not been sent
     codec: Codec = Codec.RAW
     pages: Sequence[int] = ()
     computed: int = 0  # leading blocks that may be read
@@ -47,6 +50,11 @@ class _Outgoing:
     held: int = 0  # slots that have not been emptied yet
     ended_by_front: bool = False
     ended_by_loop: bool = False
+
+    def split_again(self) -> None:
+        """Split what is offered, from ``skip_blocks`` on."""
+        if self.split is not None and not self.sent:
+            self.pieces = deque(self.split(self.skip_blocks))
 
     @property
     def has_frame(self) -> bool:
@@ -79,6 +87,13 @@ class EgressQueue:
 
     # ---- the front --------------------------------------------------------------------------
 
+    def skip(self, handle: int, blocks: int) -> None:
+        """Leave the first ``blocks`` out, which the receiver has. Without effect once a frame was
+        sent."""
+        transfer = self._get(handle)
+        transfer.skip_blocks = max(0, blocks)
+        transfer.split_again()
+
     def grant(self, handle: int, frames: int) -> None:
         """Allow ``frames`` more frames."""
         self._get(handle).credits += max(0, frames)
@@ -98,10 +113,12 @@ class EgressQueue:
 
     # ---- the step loop ----------------------------------------------------------------------
 
-    def offer(self, handle: int, pieces: Sequence[KVPiece], codec: Codec) -> None:
-        """Send ``pieces``, in this order, when they are computed and granted."""
+    def offer(self, handle: int, split: Callable[[int], Sequence[KVPiece]], codec: Codec) -> None:
+        """Send the pieces that ``split`` returns for the first block to send, in their order, when
+        they are computed and granted."""
         transfer = self._get(handle)
-        transfer.pieces, transfer.codec = deque(pieces), codec
+        transfer.split, transfer.codec = split, codec
+        transfer.split_again()
 
     def publish(self, handle: int, pages: Sequence[int], computed: int) -> None:
         """Let the first ``computed`` blocks be read, which lie in ``pages``."""

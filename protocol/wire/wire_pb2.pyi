@@ -702,7 +702,6 @@ class PrefillStart(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     TRANSFER_FIELD_NUMBER: _builtins.int
-    SKIP_BLOCKS_FIELD_NUMBER: _builtins.int
     CARRIERS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     CACHED_ONLY_FIELD_NUMBER: _builtins.int
@@ -711,8 +710,6 @@ class PrefillStart(_message.Message):
     """of the worker addressed; another one refuses"""
     transfer: _builtins.str
     """transfer id, drawn by the decode worker for each attempt"""
-    skip_blocks: _builtins.int
-    """leading blocks the decode worker already holds"""
     model: _builtins.str
     """identity of the KV: that of the addressed worker, or it refuses"""
     cached_only: _builtins.bool
@@ -733,7 +730,6 @@ class PrefillStart(_message.Message):
         request: Global___Request | None = ...,
         instance: _builtins.str = ...,
         transfer: _builtins.str = ...,
-        skip_blocks: _builtins.int = ...,
         carriers: _abc.Iterable[Global___CarrierOffer] | None = ...,
         model: _builtins.str = ...,
         cached_only: _builtins.bool = ...,
@@ -741,7 +737,7 @@ class PrefillStart(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_only", b"cached_only", "carriers", b"carriers", "fetch", b"fetch", "instance", b"instance", "model", b"model", "request", b"request", "skip_blocks", b"skip_blocks", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_only", b"cached_only", "carriers", b"carriers", "fetch", b"fetch", "instance", b"instance", "model", b"model", "request", b"request", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -807,8 +803,11 @@ class PrefillCall(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
     PAIR_FIELD_NUMBER: _builtins.int
+    SKIP_BLOCKS_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
     """further frames that may be sent"""
+    skip_blocks: _builtins.int
+    """leading blocks that the caller has; before any credits, or none"""
     @_builtins.property
     def start(self) -> Global___PrefillStart:
         """first"""
@@ -828,12 +827,13 @@ class PrefillCall(_message.Message):
         credits: _builtins.int = ...,
         taken: Global___PrefillCall.Taken | None = ...,
         pair: Global___PairMessage | None = ...,
+        skip_blocks: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "credits", b"credits", "pair", b"pair", "start", b"start", "taken", b"taken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "credits", b"credits", "pair", b"pair", "skip_blocks", b"skip_blocks", "start", b"start", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "credits", b"credits", "pair", b"pair", "start", b"start", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "credits", b"credits", "pair", b"pair", "skip_blocks", b"skip_blocks", "start", b"start", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "credits", "taken", "pair"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "credits", "taken", "pair", "skip_blocks"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

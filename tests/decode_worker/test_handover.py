@@ -15,6 +15,7 @@ from decode_worker.handover import Handover
 from engine.ipc import messages as m
 from engine.kv_cache.kv_format import Codec
 from kvtransfer.prefill_call import guarded_by
+from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import CarrierFailed, NoPages, PeerRefused, TransferFailed
 from protocol.page_reservation import MARGIN_S, TRUSTED_SHARE
 from protocol.requests import Request
@@ -75,6 +76,7 @@ class FakeCall:
         self.started_with = args
 
     def inbound_transfer(self, handle: int, first_block: int, end_block: int) -> FakeInbound:
+        self.first_block = first_block
         return self.inbound
 
     async def guard(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -87,9 +89,10 @@ class FakeCall:
 
 
 class World:
-    """A hand-over of ``tokens`` tokens in the body of ``open``."""
+    """A hand-over of ``tokens`` tokens in the body of ``open``; ``cached``: what the look-up finds,
+    None: it goes on until the test sets the result."""
 
-    def __init__(self, tokens: int = TOKENS) -> None:
+    def __init__(self, tokens: int = TOKENS, cached: int | None = 0) -> None:
         kv = SimpleNamespace(layers=1, block_layer_bytes=lambda codec: 1_000_000)
         ready = SimpleNamespace(prefill_chunk=CHUNK, vocab_size=320, step_seconds=0.01, kv=kv)
         self.sent: list[m.Command] = []
@@ -102,7 +105,12 @@ class World:
             id="a", prompt=tuple(range(tokens)), sampling=SamplingParams(max_tokens=9),
             cache_root=bytes(16),
         )  # fmt: skip
-        self.handover = Handover(context, stream, candidate, 1, request, 0, lambda event: None)
+        self.cached: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if cached is not None:
+            self.cached.set_result(cached)
+        self.handover = Handover(
+            *(context, stream, candidate, 1, request, self._look_up, lambda event: None)
+        )
         self.call = self.calls[0]
         self.inbound = self.call.inbound
         self.first = asyncio.Event()
@@ -113,6 +121,9 @@ class World:
             await self.handover.first_token()
             self.first.set()
             return await self.handover.remaining_kv()
+
+    async def _look_up(self) -> int:
+        return await self.cached
 
     def has_asked(self) -> bool:
         return m.Reserve(1) in self.sent
@@ -153,6 +164,29 @@ async def test_short_prompt_reserves_when_its_prefill_starts() -> None:
     await settle()
     assert world.inbound.runs == [module.FRAME_S]
     world.task.cancel()
+
+
+async def test_first_token_does_not_wait_for_the_look_up_here() -> None:
+    world = World(tokens=2 * CHUNK, cached=None)
+    await world.started()
+    await world.first_token()
+    assert world.first.is_set() and not world.has_asked()
+    world.cached.set_result(70)
+    await settle()
+    assert world.call.first_block == 70 // BLOCK_TOKENS and world.has_asked()
+    world.task.cancel()
+
+
+async def test_look_up_may_end_the_handover() -> None:
+    for after_first_token in (False, True):
+        world = World(cached=None)
+        await world.started()
+        if after_first_token:
+            await world.first_token()
+        world.cached.set_exception(KeyError("enough is cached here"))
+        with pytest.raises(KeyError):
+            await asyncio.wait_for(world.task, 5)
+        assert not world.has_asked()
 
 
 async def test_what_is_cached_on_the_prefill_worker_makes_a_prompt_short() -> None:

@@ -117,8 +117,9 @@ class Fronts:
 
     def _prefill(self, handle: int) -> None:
         size, skip = self.decode.arena.shape.slot_bytes, self._skip[handle]
-        start = m.Prefill(handle, self._wanted[handle], skip, size, self._codec)
+        start = m.Prefill(handle, self._wanted[handle], size, self._codec)
         self.prefill.send(start)
+        self.prefill.send_slot(m.Skip(handle, skip))
         self.prefill.send_slot(m.Grant(handle, 1000))
 
     def _pass_on(self, frame: m.KVFrame) -> None:

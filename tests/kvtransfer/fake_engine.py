@@ -174,7 +174,7 @@ class FakeEngine:
     def _prefill(self, command: m.Prefill | m.Export) -> None:
         end = -(-len(command.request.context) // BLOCK_TOKENS)
         size = KV.block_layer_bytes(command.codec)
-        pieces = split_into_pieces(command.skip_blocks, end, KV.layers, size, command.frame_bytes)
+        pieces = split_into_pieces(0, end, KV.layers, size, command.frame_bytes)
         frames = [(i, piece, piece.bytes(size)) for i, piece in enumerate(pieces)]
         if self.faults.reverse:
             frames.reverse()

@@ -156,7 +156,7 @@ class Receiving:
         try:
             async with call.running():
                 ask = a_request(self.handle, self.blocks)
-                await call.start(ask, instance, endpoint, 0, cached_only=self.cached_only)
+                await call.start(ask, instance, endpoint, cached_only=self.cached_only)
                 self.carrier = call.carrier
                 await call.next_event("started")
                 self.inbound = call.inbound_transfer(self.handle, 0, self.blocks)

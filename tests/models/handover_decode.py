@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from tests.models.handover_request import (
     command,
     context_tokens,
+    drop_sequence,
     end_request,
     fail,
     find_call,
@@ -22,7 +23,6 @@ from tests.models.handover_states import (
     DOWN,
     ELSEWHERE,
     HERE,
-    LOOKING_UP,
     MAX_TRANSFERS,
     QUEUED,
     RECEIVING,
@@ -30,7 +30,7 @@ from tests.models.handover_states import (
     DecodeRequestState,
     HandoverState,
 )
-from tests.models.handover_transfer import ask, hand_over
+from tests.models.handover_transfer import ask, hand_over, looked_up
 
 Steps = Iterator[tuple[str, HandoverState]]
 
@@ -47,6 +47,8 @@ def decode_steps(bounds: Bounds, s: HandoverState, d: int) -> Steps:
         yield f"D{d} notices that its engine died", engine_lost(bounds, s, d)
     if worker.events:
         yield f"D{d} hears {worker.events[0]}", read_event(bounds, s, d)
+        if worker.events[0][0] == "found":
+            yield f"D{d} finds enough cached", read_event(bounds, s, d, enough=True)
     for i, request in enumerate(worker.requests):
         if request.phase == QUEUED:
             yield from place(bounds, s, d, i)
@@ -87,23 +89,33 @@ def engine_lost(bounds: Bounds, s: HandoverState, d: int) -> HandoverState:
 
 
 def place(bounds: Bounds, s: HandoverState, d: int, i: int) -> Steps:
-    """DecodeRequest._place, ._try_to_place, ._prefill_here and ._look_up_prefix."""
+    """DecodeRequest._place, ._try_to_place, ._prefill_here and ._prefill_elsewhere."""
     worker, request = s.workers[d], s.workers[d].requests[i]
     if worker.engine == DOWN:
         yield f"D{d} waits for no engine", fail(bounds, s, d, i, "moved")
         return
     elsewhere = bool(request.candidates) and request.failures < MAX_TRANSFERS
-    placed = request._replace(
-        phase=LOOKING_UP if elsewhere else HERE, sequence=request.sequence + 1
-    )
+    if not elsewhere:
+        yield f"D{d} computes the prompt", prefill_here(bounds, s, d, i)
+        return
+    placed = request._replace(phase=ELSEWHERE, sequence=request.sequence + 1)
     s = s.with_request(d, i, placed)
-    kind = "receive" if elsewhere else "generate"
-    message = (kind, request.attempt, placed.sequence, context_tokens(bounds, request))
-    yield f"D{d} sends {message}", command(s, d, message)
+    message = ("receive", request.attempt, placed.sequence, context_tokens(bounds, request))
+    yield f"D{d} sends {message}, and asks", ask(bounds, command(s, d, message), d, i)
 
 
-def read_event(bounds: Bounds, s: HandoverState, d: int) -> HandoverState:
-    """DecodeRequest.on_event and .on_token; a detached sequence's events no longer arrive."""
+def prefill_here(bounds: Bounds, s: HandoverState, d: int, i: int) -> HandoverState:
+    """DecodeRequest._prefill_here."""
+    s = drop_sequence(bounds, s, d, i)
+    request = s.workers[d].requests[i]
+    here = request._replace(phase=HERE, sequence=request.sequence + 1, due=False, reserving=False)
+    message = ("generate", request.attempt, here.sequence, context_tokens(bounds, request))
+    return command(s.with_request(d, i, here), d, message)
+
+
+def read_event(bounds: Bounds, s: HandoverState, d: int, *, enough: bool = False) -> HandoverState:
+    """DecodeRequest.on_event and .on_token; a detached sequence's events no longer arrive.
+    ``enough``: DecodeRequest._look_up_prefix raises EnoughCached."""
     worker = s.workers[d]
     (kind, attempt, sequence, *rest), others = worker.events[0], worker.events[1:]
     s = s.with_worker(d, worker._replace(events=others))
@@ -114,7 +126,7 @@ def read_event(bounds: Bounds, s: HandoverState, d: int) -> HandoverState:
     if request.phase == QUEUED or request.sequence != sequence:
         return s
     if kind == "found":
-        return ask(bounds, s, d, i)
+        return (prefill_here if enough else looked_up)(bounds, s, d, i)
     if kind == "reserved":
         found = find_call(s, d, request)
         return s if found < 0 else s.with_call(found, s.calls[found]._replace(granted=True))

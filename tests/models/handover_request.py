@@ -71,6 +71,8 @@ def retry(bounds: Bounds, s: HandoverState, d: int, i: int, *, struck_off: bool)
         failures=request.failures + 1,
         candidates=candidates,
         arrived=0,
+        looked_up=False,
+        due=False,
         reserving=False,
     )
     return s.with_request(d, i, again)

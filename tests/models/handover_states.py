@@ -28,7 +28,7 @@ FINISHED, FAILED, DISCONNECTED = "finished", "failed", "disconnected"
 ENDED = (FINISHED, FAILED, DISCONNECTED)
 
 # DecodeRequest, whose diagram has these states.
-QUEUED, LOOKING_UP, ELSEWHERE = "queued", "looking up", "prefill elsewhere"
+QUEUED, ELSEWHERE = "queued", "prefill elsewhere"
 RECEIVING, DECODING, HERE = "receiving KV", "decoding", "prefilling here"
 
 # One Prefill.Run call as the prefill worker has it.
@@ -89,6 +89,8 @@ class DecodeRequestState(NamedTuple):
     failures: int = 0
     deaths: int = 0
     arrived: int = 0  # frames that were given to the engine
+    looked_up: bool = False  # the engine has said what is cached here
+    due: bool = False  # pages are to be reserved
     reserving: bool = False
 
 

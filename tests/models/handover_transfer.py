@@ -19,8 +19,6 @@ from tests.models.handover_request import (
 )
 from tests.models.handover_states import (
     DECODING,
-    ELSEWHERE,
-    LOOKING_UP,
     LOST,
     MAX_DEATHS,
     RECEIVING,
@@ -35,14 +33,11 @@ Steps = Iterator[tuple[str, HandoverState]]
 
 
 def ask(bounds: Bounds, s: HandoverState, d: int, i: int) -> HandoverState:
-    """PrefillRunCall.start."""
+    """PrefillRunCall.start, while the engine here looks the prompt up."""
     request = s.workers[d].requests[i]
-    if request.phase != LOOKING_UP:
-        return s
     prefill, instance = request.candidates[0]
     context = context_tokens(bounds, request)
     call = Call(d, request.attempt, request.sequence, prefill, instance, context)
-    s = s.with_request(d, i, request._replace(phase=ELSEWHERE))
     return s._replace(calls=tuple(sorted((*s.calls, call))))
 
 
@@ -68,21 +63,33 @@ def _read_call_event(bounds: Bounds, s: HandoverState, d: int, i: int, found: in
     s = s.with_call(found, call._replace(events=others, accepted=True))
     if kind == "started":
         yield f"D{d} hears that P{call.prefill} started a long prompt", s
-        yield f"D{d} hears that P{call.prefill} started a short prompt", _reserve(bounds, s, d, i)
+        yield f"D{d} hears that P{call.prefill} started a short prompt", _pages_due(bounds, s, d, i)
         return
     token, finish = rest
     s = on_token(bounds, s, d, i, token, finish=bool(finish))
     if not finish:
         request = s.workers[d].requests[i]
         s = s.with_request(d, i, request._replace(phase=RECEIVING))
-        s = _join_if_complete(bounds, _reserve(bounds, s, d, i), d, i)
+        s = _join_if_complete(bounds, _pages_due(bounds, s, d, i), d, i)
     yield f"D{d} hears the first token, {token}", s
+
+
+def looked_up(bounds: Bounds, s: HandoverState, d: int, i: int) -> HandoverState:
+    """Handover._receive, and the end of DecodeRequest._look_up_prefix."""
+    request = s.workers[d].requests[i]
+    return _reserve(bounds, s.with_request(d, i, request._replace(looked_up=True)), d, i)
+
+
+def _pages_due(bounds: Bounds, s: HandoverState, d: int, i: int) -> HandoverState:
+    """Handover._on_started, and .first_token."""
+    request = s.workers[d].requests[i]
+    return _reserve(bounds, s.with_request(d, i, request._replace(due=True)), d, i)
 
 
 def _reserve(bounds: Bounds, s: HandoverState, d: int, i: int) -> HandoverState:
     """Handover._receive: KV flows once the engine has answered Reserve (``read_event``)."""
     request = s.workers[d].requests[i]
-    if request.reserving:
+    if request.reserving or not (request.due and request.looked_up):
         return s
     if "granted_before_reserved" in bounds.mutations:
         found = find_call(s, d, request)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from engine.ipc import messages as m
 from engine.kv_cache.kv_format import Codec
 from kvtransfer.frames import TRANSFER_BYTES
-from prefill_worker.served_call import MAX_CREDITS, AgreedFrames, ServedCall
+from prefill_worker.served_call import MAX_BLOCKS, MAX_CREDITS, AgreedFrames, ServedCall
+from protocol.errors import TransferFailed
 from protocol.wire import wire_pb2 as pb
 from tests.engine.conftest import request
 
-WORK = m.Prefill(1, request("1", [3, 4]), 0, 1 << 20, Codec.RAW)
+WORK = m.Prefill(1, request("1", [3, 4]), 1 << 20, Codec.RAW)
 
 
 class Session:
@@ -65,6 +68,26 @@ def test_early_credits_are_granted_with_the_work() -> None:
     call.close()
     grants = [m.Grant(1, 9), m.Grant(1, 1)]
     assert session.told == [WORK, *grants, m.EndOffer(1), m.Drop(1)]
+
+
+def test_what_the_caller_has_is_skipped_before_any_frame() -> None:
+    for early in (True, False):
+        call, session = new_call()
+        if not early:
+            call.begin(WORK)
+        call.take(pb.PrefillCall(skip_blocks=3))
+        call.take(pb.PrefillCall(credits=5))
+        if early:
+            call.begin(WORK)
+        assert session.told == [WORK, m.Skip(1, 3), m.Grant(1, 5)]
+
+
+@pytest.mark.parametrize("blocks", [(1, 2), (MAX_BLOCKS + 1,)])
+def test_no_prompt_has_so_many_blocks_to_skip(blocks: tuple[int, ...]) -> None:
+    call, _ = new_call()
+    with pytest.raises(TransferFailed, match="skip_blocks must come once"):
+        for number in blocks:
+            call.take(pb.PrefillCall(skip_blocks=number))
 
 
 def test_early_credits_are_bounded() -> None:

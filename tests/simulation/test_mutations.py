@@ -6,16 +6,13 @@ has become hard to find, and the profile that stresses it needs more of what it 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
-from decode_worker.request import DecodeRequest
 from kvtransfer.credits import CreditWindow
-from kvtransfer.receiver_context import ReceiverContext
 from protocol.liveness import SilenceDetector
 from protocol.requests import Request
 from router.workers.outbox import Outbox
@@ -59,19 +56,6 @@ def resumed_as_new(request: Request, emitted: Iterable[int], waited_s: float = 0
     return msgspec.structs.replace(request, emitted=tuple(emitted), waited_s=0.0)
 
 
-_LOOK_UP = DecodeRequest._look_up_prefix
-
-
-async def look_up_without_ageing(
-    request: DecodeRequest, context: ReceiverContext, wanted: Request
-) -> int:
-    """The request is as young after its look-up, which waits for a step, as before it."""
-    began = time.monotonic()
-    cached = await _LOOK_UP(request, context, wanted)
-    request._began += time.monotonic() - began
-    return cached
-
-
 MUTATIONS = {
     "a cancel overtakes its submit": Mutation(
         Outbox, "cancel", cancel_before_its_submit, HANG_UPS, 60, "its router has given up"
@@ -84,10 +68,6 @@ MUTATIONS = {
     ),
     "an attempt loses its place": Mutation(
         Request, "resumed", resumed_as_new, DEATHS, 30, "of its age"
-    ),
-    "an attempt loses the time of its look-up": Mutation(
-        *(DecodeRequest, "_look_up_prefix", look_up_without_ageing),
-        *(PREFILL_QUEUES, 30, "of its age"),
     ),
 }
 

@@ -130,7 +130,7 @@ class TimedHandover:
         target, decoded = await d.receive(request)
         source, computed = p.sequence()
         began = time.monotonic()
-        p.session.send(m.Prefill(source, request, 0, self._frame_bytes, Codec.FP8))
+        p.session.send(m.Prefill(source, request, self._frame_bytes, Codec.FP8))
         p.session.send_slot(m.Grant(source, CREDITS))
         await computed.wait(m.Started)
         nbytes, frames = await self._copy_frames(source, computed, target)
@@ -157,7 +157,7 @@ class TimedHandover:
         d.session.send(m.Import(target, other))
         await imported.wait(m.ImportStarted)
         began = time.monotonic()
-        p.session.send(m.Export(source, request, 0, self._frame_bytes, Codec.FP8))
+        p.session.send(m.Export(source, request, self._frame_bytes, Codec.FP8))
         p.session.send_slot(m.Grant(source, CREDITS))
         await computed.wait(m.Started)
         nbytes, frames = await self._copy_frames(source, computed, target)
@@ -171,7 +171,7 @@ class TimedHandover:
     async def _cache(self, request: Request) -> None:
         """Have P compute a prompt and keep its blocks."""
         handle, events = self._p.sequence()
-        self._p.session.send(m.Prefill(handle, request, 1 << 20, self._frame_bytes, Codec.FP8))
+        self._p.session.send(m.Prefill(handle, request, self._frame_bytes, Codec.FP8))
         await events.wait(m.Started)
         await events.wait_for_token()
         self._p.session.send_slot(m.EndOffer(handle))

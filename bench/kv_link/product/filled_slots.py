@@ -134,7 +134,7 @@ class FilledSlots:
             self._copying.submit(self._peers.map, command, self._descriptors.popleft)
         elif isinstance(command, m.UnmapArena):
             self._copying.submit(self._peers.unmap, command.arena)
-        elif not isinstance(command, m.EndOffer):
+        elif not isinstance(command, m.Skip | m.EndOffer):
             self._pairs.submit(command)
 
     def _on_pair_events(self, events: Sequence[PairEvent]) -> None:

@@ -150,7 +150,7 @@ class PoolEngine:
         size = kv.block_layer_bytes(command.codec)
         pieces = split_into_pieces(0, blocks, kv.layers, size, command.frame_bytes)
         self._channel.send([m.Started(handle, 0)])
-        self._copies.offer(handle, pieces, command.codec)
+        self._copies.offer(handle, lambda _: pieces, command.codec)
         if request.id == PACED:
             ends = range(STEP_BLOCKS, blocks + STEP_BLOCKS, STEP_BLOCKS)
             began = time.monotonic()

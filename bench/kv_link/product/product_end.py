@@ -194,7 +194,7 @@ class LinkWorker:
             context, self._channels.open_call(self.sender_endpoint), lambda event: None
         )
         async with call.running():
-            await call.start(request, INSTANCE, self.sender_endpoint, 0)
+            await call.start(request, INSTANCE, self.sender_endpoint)
             blocks = len(request.prompt) // BLOCK_TOKENS
             inbound = call.inbound_transfer(handle, 0, blocks)
             receiving.on_slot_read = inbound.on_slot_read

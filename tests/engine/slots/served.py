@@ -170,7 +170,7 @@ def shape_of(engine: Engine, inbound: int = 3, outbound: int = 2) -> ArenaShape:
 def prefill_frames(prefill: ServedEngine, handle: int) -> list[tuple[m.KVFrame, bytes]]:
     frame_bytes = prefill.arena.shape.slot_bytes
     prefill.slot(m.Grant(handle, 99))  # may arrive before the prefill
-    prefill.send(m.Prefill(handle, request(str(handle), PROMPT), 0, frame_bytes, Codec.RAW))
+    prefill.send(m.Prefill(handle, request(str(handle), PROMPT), frame_bytes, Codec.RAW))
     frames: list[tuple[m.KVFrame, bytes]] = []
     while not frames or not frames[-1][0].last:
         prefill.until(lambda: len(prefill.frames(handle)) > len(frames))

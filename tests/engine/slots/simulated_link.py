@@ -139,7 +139,7 @@ class SimulatedPrefill:
         size = LLAMA_8B.block_layer_bytes(Codec.FP8)
         blocks = -(-tokens // BLOCK)
         pieces = split_into_pieces(0, blocks, LLAMA_8B.layers, size, frame_bytes)
-        self.thread.offer(handle, pieces, Codec.FP8)
+        self.thread.offer(handle, lambda _: pieces, Codec.FP8)
         self.channel.send(m.Grant(handle, self._window))
         self.arrived[handle] = []
         return blocks * LLAMA_8B.layers * size

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,11 +18,15 @@ def pieces_of(blocks: int) -> list[KVPiece]:
     return [KVPiece(0, 1, block, 1) for block in range(blocks)]
 
 
+def split(blocks: int) -> Callable[[int], list[KVPiece]]:
+    return lambda first: pieces_of(blocks)[first:]
+
+
 def new_queue(slots: int, *handles: int, blocks: int = 8, computed: int = 8) -> EgressQueue:
     """Return a queue with transfers that are granted all their frames."""
     queue = EgressQueue(range(slots))
     for handle in handles:
-        queue.offer(handle, pieces_of(blocks), Codec.RAW)
+        queue.offer(handle, split(blocks), Codec.RAW)
         queue.grant(handle, blocks)
         queue.publish(handle, PAGES, computed)
     return queue
@@ -56,7 +63,7 @@ def test_a_transfer_that_holds_slots_keeps_its_share() -> None:
     queue = new_queue(4, 1)
     held = take_all(queue)
     assert len(held) == queue.held == 4
-    queue.offer(2, pieces_of(8), Codec.RAW)
+    queue.offer(2, split(8), Codec.RAW)
     queue.grant(2, 8)
     queue.publish(2, PAGES, 8)
     queue.free([held[0].slot, held[1].slot])
@@ -66,7 +73,7 @@ def test_a_transfer_that_holds_slots_keeps_its_share() -> None:
 
 def test_frame_names_the_pages_of_its_blocks() -> None:
     queue = EgressQueue([5])
-    queue.offer(1, [KVPiece(2, 3, 4, 2)], Codec.FP8)
+    queue.offer(1, lambda _: [KVPiece(2, 3, 4, 2)], Codec.FP8)
     queue.grant(1, 1)
     queue.publish(1, PAGES, 5)
     assert queue.take() is None, "one of its two blocks is computed"
@@ -79,7 +86,7 @@ def test_grants_may_come_before_the_offer_and_after_its_end() -> None:
     queue = EgressQueue(range(4))
     queue.grant(1, 2)
     assert queue.take() is None
-    queue.offer(1, pieces_of(3), Codec.RAW)
+    queue.offer(1, split(3), Codec.RAW)
     queue.publish(1, PAGES, 3)
     assert [f.sequence for f in take_all(queue)] == [0, 1]
     queue.end_by_loop(1)
@@ -93,7 +100,7 @@ def test_front_that_ends_a_transfer_before_its_offer_gets_no_frame() -> None:
     queue = EgressQueue(range(4))
     queue.grant(1, 2)
     queue.end_by_front(1)
-    queue.offer(1, pieces_of(3), Codec.RAW)
+    queue.offer(1, split(3), Codec.RAW)
     queue.publish(1, PAGES, 3)
     assert queue.take() is None and queue.transfers == 1
     queue.end_by_loop(1)
@@ -106,7 +113,7 @@ def test_slots_of_a_forgotten_transfer_come_back() -> None:
     queue.end_by_loop(1)
     queue.end_by_front(1)
     queue.free([f.slot for f in held])
-    queue.offer(2, pieces_of(2), Codec.RAW)
+    queue.offer(2, split(2), Codec.RAW)
     queue.grant(2, 2)
     queue.publish(2, PAGES, 2)
     assert len(take_all(queue)) == 2
@@ -125,7 +132,7 @@ def test_every_transfer_ends_and_none_holds_more_than_its_share(data: st.DataObj
     picks = data.draw(st.randoms())
     for kind, handle in order:
         if kind == "offer":
-            queue.offer(handle, pieces_of(blocks[handle]), Codec.RAW)
+            queue.offer(handle, split(blocks[handle]), Codec.RAW)
         elif kind == "grant":
             queue.grant(handle, blocks[handle])
         else:
@@ -148,3 +155,28 @@ def test_every_transfer_ends_and_none_holds_more_than_its_share(data: st.DataObj
         queue.end_by_front(handle)
         queue.end_by_loop(handle)
     assert queue.transfers == 0
+
+
+@pytest.mark.parametrize("offered_first", [True, False])
+def test_what_the_receiver_has_is_left_out(offered_first: bool) -> None:
+    queue = EgressQueue(range(4))
+    if offered_first:
+        queue.offer(1, split(5), Codec.RAW)
+    queue.skip(1, 3)
+    if not offered_first:
+        queue.offer(1, split(5), Codec.RAW)
+    queue.grant(1, 5)
+    queue.publish(1, PAGES, 5)
+    assert [(f.sequence, f.piece.block, f.last) for f in take_all(queue)] == [
+        (0, 3, False),
+        (1, 4, True),
+    ]
+
+
+def test_a_frame_that_was_sent_cannot_be_skipped() -> None:
+    queue = new_queue(1, 1, blocks=3)
+    assert queue.take() is not None
+    queue.skip(1, 2)
+    queue.free([0])
+    frame = queue.take()
+    assert frame is not None and frame.piece.block == 1

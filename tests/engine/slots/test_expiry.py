@@ -37,7 +37,7 @@ def test_expired_sequences_are_dropped_wherever_they_are(
         size = served.arena.shape.slot_bytes
         served.send(
             m.Generate(2, due("waiting", 5.0)),
-            m.Prefill(3, due("to be sent", 5.0), 0, size, Codec.RAW),
+            m.Prefill(3, due("to be sent", 5.0), size, Codec.RAW),
         )
         served.until(lambda: len(engine.scheduler.queue) == 2, "the other requests")
         now = 6.0

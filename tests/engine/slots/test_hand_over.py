@@ -81,7 +81,7 @@ def test_frames_are_copied_while_a_step_runs(
     engine.run = run_slowly  # type: ignore[method-assign]
     with serving(engine, tiny_folder, shape) as served:
         open_sequence(served, 7)
-        served.send(m.Prefill(1, request("1", PROMPT[::-1]), 0, shape.slot_bytes, Codec.RAW))
+        served.send(m.Prefill(1, request("1", PROMPT[::-1]), shape.slot_bytes, Codec.RAW))
         served.until(lambda: bool(served.tokens(1)))
         served.send(m.Generate(9, request("9", [5] * 40)))
         assert in_step.wait(20)
@@ -150,7 +150,7 @@ def test_front_hears_of_an_export_before_its_frames(
         for handle in range(4, 24):
             frame_bytes = served.arena.shape.slot_bytes
             served.slot(m.Grant(handle, 9))
-            served.send(m.Export(handle, request("x", PROMPT), 0, frame_bytes, Codec.RAW))
+            served.send(m.Export(handle, request("x", PROMPT), frame_bytes, Codec.RAW))
             frame = served.wait(m.KVFrame, handle)
             order = [e for e in served.events if getattr(e, "handle", None) == handle]
             assert isinstance(order[0], m.Started)
@@ -227,7 +227,7 @@ def test_offers_are_forgotten_however_they_end(make_engine: MakeEngine, tiny_fol
         compiled = request("3", PROMPT, grammar=regex("[a-z]+"))
         for handle, each in ((1, wanted), (2, refused), (3, compiled), (4, wanted)):
             served.slot(m.Grant(handle, 3))
-            served.send(m.Prefill(handle, each, 0, size, Codec.RAW))
+            served.send(m.Prefill(handle, each, size, Codec.RAW))
         served.send(m.Drop(3), m.Drop(4))
         served.wait(m.RequestRefused, 2)
         served.wait(m.KVFrame, 1)

@@ -36,7 +36,7 @@ class Sending:
         )
         engine.prefill(1, request("1", PROMPT, max_tokens=8))
         drain(engine)
-        self.outgoing.queue.offer(1, pieces, Codec.RAW)
+        self.outgoing.queue.offer(1, lambda _: pieces, Codec.RAW)
         self.outgoing.queue.grant(1, len(pieces))
 
     def _hear_loop(self) -> None:
@@ -124,7 +124,7 @@ def test_frame_whose_pages_may_be_used_again_is_not_sent(
     assert p.sent == []
     p.outgoing.advance()
     p.outgoing.queue.end_by_front(1)
-    p.outgoing.queue.offer(2, world.pieces, Codec.RAW)
+    p.outgoing.queue.offer(2, lambda _: world.pieces, Codec.RAW)
     p.outgoing.queue.grant(2, 9)
     pages = p.engine.scheduler.sequences[1].pages
     p.outgoing.publish(ComputedBlocks(2, pages, 5, p.device.fence()))

@@ -51,7 +51,7 @@ def test_hand_over_through_the_arena_of_the_other_worker(
         open_sequence(decode, 7)
         prefill.slot(m.Grant(1, 99))
         size = prefill.arena.shape.slot_bytes
-        prefill.send(m.Prefill(1, request("1", PROMPT), 0, size, Codec.RAW))
+        prefill.send(m.Prefill(1, request("1", PROMPT), size, Codec.RAW))
         for index in range(FRAMES):
             prefill.until(lambda index=index: len(prefill.frames(1)) > index)  # type: ignore[misc]
             frame = prefill.frames(1)[index]
@@ -87,7 +87,7 @@ def test_frame_that_was_not_sent_so_fails_the_sequence(
         open_sequence(decode, 7)
         prefill.slot(m.Grant(1, 1))
         size = prefill.arena.shape.slot_bytes
-        prefill.send(m.Prefill(1, request("1", PROMPT), 0, size, Codec.RAW))
+        prefill.send(m.Prefill(1, request("1", PROMPT), size, Codec.RAW))
         frame = prefill.wait(m.KVFrame, 1)
         read_slot(decode, 7, frame, **change)
         read_slot(decode, 7, frame)  # a later one is of no use, and is answered for

@@ -180,7 +180,7 @@ def wait_until_released(pending: PendingCommands) -> list[m.Command]:
 def test_commands_are_held_in_order_for_their_own_grammar_only(folder: Path) -> None:
     pending = PendingCommands(GrammarCompiler(folder, 320, [2]))
     first = generate_command(1, regex("abc"))
-    prefill = m.Prefill(1, first.request, 0, 1024, Codec.RAW)
+    prefill = m.Prefill(1, first.request, 1024, Codec.RAW)
     assert pending.hold(prefill)
     assert pending.hold(m.Reserve(1)) and pending.hold(m.Join(1, 3, 4))
     assert not pending.hold(generate_command(2, "")) and not pending.hold(m.Reserve(2))

@@ -253,7 +253,11 @@ async def _receive(reader: ByteReader) -> None:
     candidate = pb.PrefillCandidate(instance="p", endpoint="p:1")
     stream: Any = _Stream(_events(reader))
     marks: list[str] = []
-    handover = Handover(context, stream, candidate, 1, request, 0, marks.append)
+
+    async def look_up() -> int:
+        return 0
+
+    handover = Handover(context, stream, candidate, 1, request, look_up, marks.append)
     session.on_reserve = handover.pages_reserved.set
     try:
         async with handover.open():
