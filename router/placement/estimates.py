@@ -32,6 +32,8 @@ MAX_BANDWIDTH = 1e13
 """Bytes/s of a link, above any memory's."""
 MAX_SESSIONS = 16384
 """Sessions remembered, about 200 bytes each; the one that sent nothing for longest is dropped."""
+MIN_PATH_S = 1e-5
+"""Shorter ways count as so long."""
 MIN_TAIL_S, MAX_TAIL_S = 1e-4, 60.0
 """Shorter transfers measure clocks; longer ones are garbage."""
 
@@ -139,11 +141,14 @@ class RoutingEstimates:
 
     def record_path(self, prefill: str, decode: str, seconds: float) -> None:
         """Learn the seconds of a first token that were neither in a queue nor computed: until the
-        request was queued at P, and from there to this router. P may be D itself."""
+        request was queued at P, and from there to this router. P may be D itself. The estimate is
+        a geometric mean: a process that stood still for a moment makes a few of these times ten
+        times as long as the others."""
         if 0 <= seconds < 1:
             link = (prefill, decode)
-            before = LOCAL_PATH_S if prefill == decode else PATH_S
-            self._path_s[link] = _mean(self._path_s.get(link, before), seconds)
+            before = self._path_s.get(link, LOCAL_PATH_S if prefill == decode else PATH_S)
+            error = math.log(max(MIN_PATH_S, seconds) / before)
+            self._path_s[link] = before * math.exp(EWMA_WEIGHT * max(-1.0, min(1.0, error)))
 
     def record_first_token(
         self, instance: str, predicted_s: float, observed_s: float, neighbours: int = 0

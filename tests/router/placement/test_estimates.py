@@ -85,6 +85,9 @@ def test_the_way_to_a_worker_is_learned() -> None:
         learned.record_path("p", "d", 0.02)
         learned.record_path("p", "d", -1.0)
     assert learned.network({}).path_s[("p", "d")] == pytest.approx(0.02, rel=0.01)
+    for seconds in (0.02, 0.02, 0.02, 0.9) * 20:
+        learned.record_path("p", "d", seconds)
+    assert learned.network({}).path_s[("p", "d")] < 0.035, "the mean is 0.24"
     assert ("p", "e") not in learned.network({}).path_s
     assert PATH_S < 0.02
 
