@@ -4,9 +4,10 @@
               + prompt_token*u + prompt_pair*u*(m + u/2)
 
 for ``u`` prompt tokens computed after ``m`` tokens. A coefficient is zero where the worker has not
-seen that kind of work: a decode worker may never have computed a prompt. Such a half is replaced by
-the mean of the other workers, so that unknown work never looks free. Used by the cost function, the
-planner, the autoscaler's sizing and the simulator.
+seen that kind of work: a decode worker may never have computed a prompt, and a prefill worker has
+measured steps, but no decode row. Such a half is replaced by the mean of the other workers, so that
+unknown work never looks free. Used by the cost function, the planner, the autoscaler's sizing and
+the simulator.
 
 A device takes as long for one row as for many until computing them takes longer than reading the
 weights. A line that was fitted below that point is too low above it. So a model says how large the
@@ -140,10 +141,12 @@ def mean_step_model(models: Iterable[StepModel | None]) -> StepModel:
 
 
 def complete_step_model(model: StepModel | None, others: StepModel) -> StepModel:
-    """Return ``model`` with its unknown half, if any, taken from ``others``."""
+    """Return ``model`` with its unknown half, if any, taken from ``others``. The constant of steps
+    that computed prompts is kept, because it was fitted together with the prompts' coefficients."""
     if model is None:
         return others
-    return _halves(model if _decodes(model) else others, model if _prefills(model) else others)
+    decoding = model if _decodes(model) else others._replace(step=model.step or others.step)
+    return _halves(decoding, model if _prefills(model) else others)
 
 
 def trusted_alike(models: dict[str, StepModel]) -> dict[str, StepModel]:
@@ -171,7 +174,7 @@ def _halves(decoding: StepModel, prefilling: StepModel) -> StepModel:
 
 
 def _decodes(model: StepModel) -> bool:
-    return any(model[:3])
+    return model.row > 0 or model.kv_token > 0
 
 
 def _prefills(model: StepModel) -> bool:

@@ -7,9 +7,11 @@ import math
 import pytest
 
 from cluster.observation import workers
+from cluster.sizing.predict import relative_speed
 from cluster.sizing.snapshot import WorkerPhase
 from protocol.performance.speculation_profile import SpeculationProfile
 from tests.cluster.observation.records import STEP, WALLS, worker
+from tests.cluster.sizing.worlds import GOALS, mix
 
 DECODES_ONLY = (*STEP[:3], 0.0, 0.0)
 
@@ -77,6 +79,20 @@ def test_what_a_pool_has_not_done_is_taken_from_the_other() -> None:
     assert found["decode"].step == pytest.approx(STEP)
     found = workers.machine_models([worker("p", "prefill"), worker("d", "decode", step_model=())])
     assert found["decode"].step == pytest.approx(STEP)
+
+
+@pytest.mark.parametrize("seen", [(), (16.0, 32768.0, 2048.0)])
+def test_a_lent_worker_of_the_same_machine_counts_as_one(seen: tuple[float, ...]) -> None:
+    """A prefill worker has measured the constant of a step, but no decode row."""
+    prompts_only = (1.2 * STEP[0], 0.0, 0.0, *STEP[3:], *seen)
+    decodes = (*DECODES_ONLY, *(seen and (64.0, 2e5, 256.0)))
+    found = workers.machine_models(
+        [worker("p", "prefill", step_model=prompts_only), worker("d", "decode", step_model=decodes)]
+    )
+    assert found["prefill"].step[:5] == pytest.approx((1.2 * STEP[0], *STEP[1:]))
+    assert found["decode"].step[:5] == pytest.approx(STEP)
+    assert relative_speed("decode", "prefill", mix(1.0), found, GOALS) == 1.0
+    assert relative_speed("prefill", "decode", mix(1.0), found, GOALS) == 1.0
 
 
 def test_pools_that_nothing_is_known_of_are_left_out() -> None:

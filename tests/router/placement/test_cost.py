@@ -230,7 +230,9 @@ def test_what_a_worker_does_not_know_is_taken_from_the_others() -> None:
     decodes = StepModel(0.01, 1e-4, 1e-7, 0.0, 0.0)
     others = mean_step_model([prefills, decodes, None])
     assert complete_step_model(decodes, others)[3:] == prefills[3:]
-    assert complete_step_model(prefills, others) == prefills
+    completed = complete_step_model(prefills, others)
+    assert (completed.row, completed.kv_token) == (decodes.row, decodes.kv_token)
+    assert completed.prefill_s(0, 1000, 512) == prefills.prefill_s(0, 1000, 512)
     assert complete_step_model(None, others) == others
     assert mean_step_model([]) == PRIOR_STEP_MODEL
     assert complete_step_model(decodes, mean_step_model([decodes]))[3:] == PRIOR_STEP_MODEL[3:]
