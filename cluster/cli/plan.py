@@ -28,7 +28,10 @@ Model: TypeAlias = Annotated[
 ]
 Gpu: TypeAlias = Annotated[
     str | None,
-    Option(help="GPU of both pools: H100, or TFLOPS,GB/s,GiB; with a price: H100@2.50."),
+    Option(
+        help="GPU of both pools: H100, or TFLOPS,GB/s,GiB and perhaps fp8=TFLOPS,nvlink=GB/s,"
+        "link=GB/s after a comma; with a price: H100@2.50."
+    ),
 ]
 PrefillGpu: TypeAlias = Annotated[str | None, Option(help="GPU of the prefill pool.")]
 DecodeGpu: TypeAlias = Annotated[str | None, Option(help="GPU of the decode pool.")]

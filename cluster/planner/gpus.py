@@ -1,4 +1,4 @@
-"""GPU specifications by name, from a data file with its sources, or by three numbers. Pure."""
+"""GPU specifications by name, from a data file with its sources, or by figures. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import msgspec
 
 from protocol.errors import UsageError
 
-FORM = "TFLOPS,GB/s,GiB, as in 989,3350,80"
+FORM = "TFLOPS,GB/s,GiB, as in 989,3350,80 or 989,3350,80,fp8=1979,nvlink=900,link=50"
 PRICED = "@USD per hour after it, as in H100@2.50"
 LARGEST = 1e9
+_NAMED = {"fp8": "fp8_tflops", "nvlink": "nvlink_gb_per_s", "link": "link_gb_per_s"}
+"""Figures that may follow the three, with the names of the data file."""
+_GIVEN = "as given"
 _SUMMED = ("tflops", "fp8_tflops", "gb_per_s", "gib", "link_gb_per_s")
 
 
@@ -55,6 +58,21 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         fp8 widens such weights as it reads them."""
         return (self.fp8_tflops if weight_bytes == 1 else 0.0) * 1e12 or self.flops
 
+    def rate_notes(self, weight_bytes: int) -> list[str]:
+        """Return sentences on the rates that it lacks, and the slower ones that are used."""
+        found = []
+        if weight_bytes == 1 and not self.fp8_tflops:
+            found.append(
+                f"{self.name} has no rate in fp8, so products with fp8 weights are as slow as in"
+                f" bf16{'; if it has one, add fp8=TFLOPS' if self.source == _GIVEN else ''}."
+            )
+        if self.count > 1 and not self.nvlink_gb_per_s:
+            found.append(
+                f"{self.name} has no NVLink, so all-reduces go over PCIe"
+                f"{'; if it has NVLink, add nvlink=GB/s' if self.source == _GIVEN else ''}."
+            )
+        return found
+
     @property
     def bytes_s(self) -> float:
         return self.gb_per_s * 1e9
@@ -84,7 +102,7 @@ def find_gpu(text: str, option: str = "--gpu") -> GpuSpec:
     (usd,) = _numbers(price, 1) or (None,)
     if usd is None:
         raise UsageError(f"{option}: expected a price above 0, {PRICED}, not {text!r}")
-    return msgspec.structs.replace(found, usd_per_hour=usd, price="as given")
+    return msgspec.structs.replace(found, usd_per_hour=usd, price=_GIVEN)
 
 
 def _by_name(text: str, option: str) -> GpuSpec:
@@ -114,12 +132,26 @@ def _normalize(text: str) -> str:
 
 
 def _by_numbers(text: str, option: str) -> GpuSpec:
-    numbers = _numbers(text, 3)
+    parts = text.split(",")
+    numbers = _numbers(",".join(parts[:3]), 3)
     if not numbers:
         raise UsageError(f"{option}: expected {FORM}, all above 0, not {text!r}")
     tflops, gb_per_s, gib = numbers
     name = f"{tflops:g} TFLOPS, {gb_per_s:g} GB/s, {gib:g} GiB"
-    return GpuSpec(name=name, tflops=tflops, gb_per_s=gb_per_s, gib=gib, source="as given")
+    given = GpuSpec(name=name, tflops=tflops, gb_per_s=gb_per_s, gib=gib, source=_GIVEN)
+    return msgspec.structs.replace(given, **dict(_named_figure(p, option) for p in parts[3:]))
+
+
+def _named_figure(text: str, option: str) -> tuple[str, float]:
+    """Return the field and the number of ``NAME=NUMBER``. Raises UsageError."""
+    name, _, value = text.partition("=")
+    number, field = _numbers(value, 1), _NAMED.get(name.strip().lower())
+    if field is None or not number:
+        known = ", ".join(f"{known}=NUMBER" for known in _NAMED)
+        raise UsageError(
+            f"{option}: expected {known}, all above 0, after the three figures, not {text!r}"
+        )
+    return field, number[0]
 
 
 def _numbers(text: str, count: int) -> list[float]:

@@ -86,8 +86,11 @@ def slo_warnings(plan: DeploymentPlan) -> list[str]:
 
 
 def plan_notes(plan: DeploymentPlan) -> list[str]:
-    """Return what a larger batch would save, and what is assumed about caches."""
-    return [*batch_advice(plan.wanted, plan.sized), *_cache_notes(plan)]
+    """Return which rates GPUs lack, what a larger batch would save, and what is assumed about
+    caches."""
+    gpus = {gpu.name: gpu for gpu in plan.wanted.gpus.values()}.values()
+    lacking = [note for g in gpus for note in g.rate_notes(plan.wanted.shape.weight_element_bytes)]
+    return [*lacking, *batch_advice(plan.wanted, plan.sized), *_cache_notes(plan)]
 
 
 def _cache_notes(plan: DeploymentPlan) -> list[str]:

@@ -161,3 +161,22 @@ def test_used_capacity_and_the_time_in_which_steps_run_are_two_columns() -> None
     _, shown, _ = run(*LENGTHS)
     [row] = [line for line in shown.splitlines() if line.startswith("│ decode  │ H100-SXM")]
     assert "29%" in row and "100%" in row
+
+
+def test_a_gpu_by_its_figures_is_as_fast_as_by_its_name() -> None:
+    """Without its rates in fp8 and of NVLink it is slower, and the plan says so."""
+    wanted = (*LENGTHS, "--weights", "fp8", "--tp", "2")
+    figures = "989,3350,79.6"
+    lacks = f"2x 989 TFLOPS, 3350 GB/s, 79.6 GiB has no {{}}"
+
+    def prompt_s(*gpu: str) -> float:
+        pools = json.loads(run(*wanted, *gpu, "--json")[1])["sized"]["pools"]
+        return float(pools["prefill"]["need"]["each"])
+
+    full = ("--gpu", f"{figures},fp8=1979,nvlink=900,link=50")
+    assert prompt_s(*full) == prompt_s()
+    assert prompt_s("--gpu", figures) > 1.5 * prompt_s()
+    shown = " ".join(run(*wanted, "--gpu", figures)[1].split())
+    assert lacks.format("rate in fp8, so") in shown and lacks.format("NVLink, so") in shown
+    assert "has no" not in run(*wanted, *full)[1]
+    assert "A100-80GB has no rate in fp8" in run(*wanted[:-2], "--gpu", "A100")[1]
