@@ -147,6 +147,7 @@ def plan_scenario(options: PlanOptions, plan: DeploymentPlan) -> dict[str, Any]:
 def _machine(pool: PoolPlan) -> dict[str, Any]:
     machine = pool.machine
     return {
+        "tp": pool.gpu.count,
         "step": [float(c) for c in machine.step],
         "chunk": machine.chunk,
         "max_batch": machine.max_batch,

@@ -66,6 +66,7 @@ class SimulatedAutoscaler:
         self.reasons: Counter[str] = Counter()
         self._tuning = settings.tuning(settings.start_s)
         self._machines = machines
+        self._gpus = scenario.machines.gpus
         self._acts = settings.mode == "act"
         self._keep = keep
         self._clock = clock
@@ -122,6 +123,7 @@ class SimulatedAutoscaler:
             role=worker.next_role if state == "changing" else worker.role,
             state=state,
             kv_tokens=worker.used_tokens,
+            gpus=self._gpus[worker.home],
         )
 
     def _record(self, snapshot: SizingSnapshot, decision: ScalingDecision) -> None:

@@ -126,7 +126,7 @@ def summarize_run(
         tpot=summarize_latency([t for r in answered if (t := r.tpot_s) is not None]),
         output_tokens=sum(r.output for r in counted if r.status == "ok"),
         cached_share=1 - sum(r.uncached for r in answered) / prompts if prompts else 0.0,
-        gpu_hours=fleet.gpu_seconds(last) / 3600,
+        gpu_hours=fleet.gpu_seconds(last, scenario.machines.gpus) / 3600,
         busy_prefill=busy["prefill"],
         busy_decode=busy["decode"],
         loans=fleet.loans,

@@ -44,6 +44,7 @@ class MachineSection(Section):
     step: tuple[NotNegative, NotNegative, NotNegative, NotNegative, NotNegative] | None = None
     gpu: str | None = None
     model: str | None = None
+    tp: Annotated[int, Field(ge=1, le=64)] = 1  # GPUs of a worker; step is of all of them together
     context: Positive = 2048.0  # tokens that a sequence holds while it decodes, with gpu and model
     compute: Annotated[float | None, Field(gt=0, le=1)] = None  # of the GPU's; as in baton plan
     bandwidth: Annotated[float | None, Field(gt=0, le=1)] = None
@@ -69,6 +70,11 @@ class MachineSection(Section):
 class MachinesSection(Section):
     prefill: MachineSection
     decode: MachineSection | None = None  # as prefill's
+
+    @property
+    def gpus(self) -> dict[Role, int]:
+        """Return the GPUs of a worker by its home."""
+        return {"prefill": self.prefill.tp, "decode": (self.decode or self.prefill).tp}
 
 
 def _parse_tokens(given: object) -> object:

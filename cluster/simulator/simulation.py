@@ -99,7 +99,7 @@ def _machine(section: MachineSection, role: Role) -> MachineModel:
     sizes = gpu_step_sizes(role, section.max_batch, section.chunk)
     machine = machine_model(
         find_model(section.model, "fp8", section.weight_bytes),
-        find_gpu(section.gpu, "gpu"),
+        find_gpu(section.gpu, "gpu").group(section.tp),
         context=section.context,
         chunk=sizes.prefill_chunk,
         max_batch=sizes.max_batch,
@@ -113,9 +113,10 @@ def _machine(section: MachineSection, role: Role) -> MachineModel:
 
 
 def _check_budget(scenario: Scenario) -> None:
-    section, workers = scenario.autoscaler, scenario.pools.prefill + scenario.pools.decode
-    if section.mode == "act" and section.gpus is not None and workers > section.gpus:
-        raise UsageError(f"autoscaler.gpus: {section.gpus:g}, but pools begin with {workers}")
+    section, each = scenario.autoscaler, scenario.machines.gpus
+    gpus = sum(each[role] * getattr(scenario.pools, role) for role in ROLES)
+    if section.mode == "act" and section.gpus is not None and gpus > section.gpus:
+        raise UsageError(f"autoscaler.gpus: {section.gpus:g}, but pools begin with {gpus}")
 
 
 class Simulation:

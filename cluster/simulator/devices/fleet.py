@@ -11,7 +11,7 @@ GPU-seconds count from the moment a worker is asked for until it is gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 
 from cluster.simulator.devices.batch import DraftPace
@@ -209,9 +209,11 @@ class SimulatedFleet:
         """Return the number of workers that serve ``role``."""
         return sum(w.role == role and w.state == "serving" for w in self.workers)
 
-    def gpu_seconds(self, until_s: float) -> float:
-        """Return the GPU-seconds up to ``until_s``, starts that were given up included."""
+    def gpu_seconds(self, until_s: float, gpus: Mapping[Role, int]) -> float:
+        """Return the GPU-seconds up to ``until_s``, starts that were given up included. ``gpus``:
+        of a worker by its home."""
         return math.fsum(
-            max(0.0, min(until_s, math.inf if w.gone_s is None else w.gone_s) - w.asked_s)
+            gpus[w.home]
+            * max(0.0, min(until_s, math.inf if w.gone_s is None else w.gone_s) - w.asked_s)
             for w in (*self.workers, *self.gone, *self.starting)
         )

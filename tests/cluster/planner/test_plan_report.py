@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
 from cluster.simulator.scenario import load_scenario
+from cluster.simulator.simulation import simulate
 
 CALL = ("plan", "--model", "Llama-3-8B", "--gpu", "H100", "--rate", "40")
 LENGTHS = ("--prompt", "2000/4000", "--output", "300")
@@ -130,6 +132,7 @@ def test_a_plan_can_be_simulated(tmp_path: Path) -> None:
     code, text, _ = run(*LENGTHS, *drafts, "--shared", "0.3", "--json", "--scenario", str(path))
     assert code == 0
     told, found = json.loads(text), load_scenario(path, [], None)
+    assert found.machines.gpus == {"prefill": 1, "decode": 1}
     assert found.pools.model_dump() == told["workers"]
     assert found.machines.prefill.step == tuple(
         told["sized"]["pools"]["prefill"]["machine"]["step"]
@@ -141,6 +144,16 @@ def test_a_plan_can_be_simulated(tmp_path: Path) -> None:
     (mix,) = found.traffic.mixes
     assert mix.rate == 40 and mix.prompt.mean == 2000 and mix.output.tokens == 300
     assert mix.prefix is not None and mix.prefix.tokens == 600
+
+
+def test_gpus_of_a_worker_count_in_the_gpu_hours_of_the_plans_simulation(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    code, text, _ = run(*LENGTHS, "--tp", "4", "--json", "--scenario", str(path))
+    assert code == 0
+    found = load_scenario(path, ["seconds=60"], None)
+    assert found.machines.gpus == {"prefill": 4, "decode": 4}
+    workers = sum(json.loads(text)["workers"].values())
+    assert simulate(found).result.gpu_hours == pytest.approx(4 * workers * 60 / 3600)
 
 
 def test_weights_and_gpus_of_a_worker_are_told() -> None:
@@ -167,7 +180,7 @@ def test_a_gpu_by_its_figures_is_as_fast_as_by_its_name() -> None:
     """Without its rates in fp8 and of NVLink it is slower, and the plan says so."""
     wanted = (*LENGTHS, "--weights", "fp8", "--tp", "2")
     figures = "989,3350,79.6"
-    lacks = f"2x 989 TFLOPS, 3350 GB/s, 79.6 GiB has no {{}}"
+    lacks = "2x 989 TFLOPS, 3350 GB/s, 79.6 GiB has no {}"
 
     def prompt_s(*gpu: str) -> float:
         pools = json.loads(run(*wanted, *gpu, "--json")[1])["sized"]["pools"]

@@ -15,6 +15,7 @@ from cluster.simulator.traffic import scenario_requests
 from cluster.sizing.decision import Loan, ScalingDecision
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts
+from protocol.errors import StartupError
 from protocol.roles import ROLES, Role
 from tests.cluster.simulator.scenarios import mix, scenario
 
@@ -122,6 +123,17 @@ def test_gpu_hours_end_with_the_arrivals_whoever_scales() -> None:
     keeps = {"mode": "act", "prefill_min": 2, "prefill_max": 2, "decode_min": 3, "decode_max": 3}
     scaled = simulate(scenario(mix(1, 100, 3000), autoscaler=keeps, **of))
     assert scaled.result.gpu_hours == fixed.result.gpu_hours
+
+
+def test_workers_of_several_gpus_cost_as_many_and_share_a_budget_of_gpus() -> None:
+    of: dict[str, Any] = {"seconds": 300, "pools": {"prefill": 1, "decode": 1}}
+    acts = {"mode": "act", "gpus": 8, "start_s": 1}
+    ended = simulate(scenario(mix(12, 300, 100), machine={"tp": 2}, autoscaler=acts, **of))
+    most = max(m.prefill + m.decode + m.starting for m in ended.result.moments)
+    assert most == 4
+    assert 2 * 2 * 300 / 3600 < ended.result.gpu_hours <= 2 * 4 * 300 / 3600
+    with pytest.raises(StartupError, match="gpus: 3, but pools begin with 4"):
+        simulate(scenario(mix(1), machine={"tp": 2}, autoscaler={**acts, "gpus": 3}))
 
 
 def test_workers_cost_and_go_when_nobody_asks_any_more() -> None:
