@@ -76,13 +76,6 @@ class PrefillStepRunner:
         self.prompts[request] = request.cached
         return request
 
-    def waits_for_prefix(self, request: SimulatedRequest, cached_blocks: int) -> bool:
-        """Return whether a prompt that is being computed brings the request's next block."""
-        following = request.blocks[cached_blocks : cached_blocks + 1]
-        return bool(following) and any(
-            p.blocks[cached_blocks : cached_blocks + 1] == following for p in self.prompts
-        )
-
     def _end(self, counts: list[tuple[SimulatedRequest, int, int]]) -> None:
         if self._worker.state == "gone":
             return

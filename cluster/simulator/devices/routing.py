@@ -56,6 +56,13 @@ class RoutablePool:
         return [queue.seconds(PRIORITY) if queue.requests else 0.0 for queue in self._queues]
 
 
+class PromptPrefixes(NamedTuple):
+    """Leading blocks of one prompt by worker."""
+
+    cached: dict[str, int]
+    coming: dict[str, int]  # more than cached, once the worker has computed what it was sent
+
+
 class RoutingTerms(NamedTuple):
     """Settings that stay the same during a simulation."""
 
@@ -96,7 +103,7 @@ class SimulatedRouter:
         query = PlacementQuery(
             request.context, max(2.0, self.estimates.outputs.mean), self.terms.kv_bytes
         )
-        held = self._index.match(request.blocks) if request.blocks else {}
+        held = self._find_prefixes(request.blocks)
         queues = self.prefill.queue_s()
         batches = [self.in_decode[w.name] for w in self.decode.workers]
         snapshot = PlacementSnapshot(
@@ -113,25 +120,34 @@ class SimulatedRouter:
         )
         return choose_placement(query, snapshot, self.terms.goals, self._rng)
 
+    def _find_prefixes(self, keys: Sequence[bytes]) -> PromptPrefixes:
+        """Look up a prompt as ``Placer`` does."""
+        held = PromptPrefixes(self._index.match(keys), {})
+        for name, (blocks, prefix) in self.ledger.expected.match(keys).items():
+            if blocks > held.cached.get(name, 0):
+                (held.cached if prefix.computed else held.coming)[name] = blocks
+        return held
+
     def _preselect(
-        self, pool: RoutablePool, loads: Sequence[float], held: dict[str, int]
+        self, pool: RoutablePool, loads: Sequence[float], held: PromptPrefixes
     ) -> list[int]:
         """Return the places of the workers that the policy would look at closely, in its order."""
         if len(pool.workers) <= PRESELECTED or self.compares_all_workers:
             return list(range(len(pool.workers)))
-        near = _best_holders(pool, loads, held) if held else []
+        near = _best_holders(pool, loads, held.cached | held.coming)
         by_load: list[int] = np.argsort(np.array(loads), kind="stable")[:PRESELECTED].tolist()
         return (near + [place for place in by_load if place not in near])[:PRESELECTED]
 
     def _prefill_state(
-        self, worker: SimulatedWorker, queue_s: float, held: dict[str, int]
+        self, worker: SimulatedWorker, queue_s: float, held: PromptPrefixes
     ) -> PrefillState:
-        cached = held.get(worker.name, 0) * CACHE_BLOCK_TOKENS
+        cached = held.cached.get(worker.name, 0) * CACHE_BLOCK_TOKENS
+        coming = held.coming.get(worker.name, 0) * CACHE_BLOCK_TOKENS
         correction = self.estimates.correction(worker.name)
         chunk = worker.machine.chunk
-        return PrefillState(worker.name, worker.model, chunk, queue_s, correction, cached)
+        return PrefillState(worker.name, worker.model, chunk, queue_s, correction, cached, coming)
 
-    def _decode_state(self, worker: SimulatedWorker, held: dict[str, int]) -> DecodeState:
+    def _decode_state(self, worker: SimulatedWorker, held: PromptPrefixes) -> DecodeState:
         queue_s = self.ledger.queue(worker.name).seconds(PRIORITY)
         pending = self.ledger.pending_kv[worker.name]
         total, used = worker.machine.kv_tokens, worker.used_tokens
@@ -158,6 +174,7 @@ class SimulatedRouter:
             kv_tokens=int(request.context + max(2.0, self.estimates.outputs.mean))
             - chosen.d.cached,
             priority=PRIORITY,
+            keys=request.blocks if chosen.p.fetch is None else (),
         )
 
     def release(self, request: SimulatedRequest) -> None:

@@ -11,6 +11,7 @@ holds its context and the tokens that it was given; when the pool is full, the n
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from cluster.simulator.devices.batch import DraftPace
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
@@ -113,6 +114,7 @@ class SimulatedWorker:
             and not self._prefill.prompts
             and self._steps.free_rows > 0
             and self._pool.fits(self._pool_tokens(self.queue[0]))
+            and not self._waits_for_prefix(self._steps.prompts.requests)
         )
 
     @property
@@ -120,13 +122,18 @@ class SimulatedWorker:
         """Whether the first queued prompt can take part in the next prefill step."""
         if self.role != "prefill" or not self.queue:
             return False
-        request = self.queue[0]
-        if not self._pool.fits(self._pool_tokens(request)):
+        fits = self._pool.fits(self._pool_tokens(self.queue[0]))
+        return fits and not self._waits_for_prefix(self._prefill.prompts)
+
+    def _waits_for_prefix(self, prompts: Collection[SimulatedRequest]) -> bool:
+        """Return whether one of the prompts that are being computed brings the next block of the
+        first queued one."""
+        keys = self.queue[0].blocks
+        if not keys or not prompts:
             return False
-        if not request.blocks or not self._prefill.prompts:
-            return True
-        cached = self.cache.cached_tokens(request.blocks) // CACHE_BLOCK_TOKENS
-        return not self._prefill.waits_for_prefix(request, cached)
+        cached = self.cache.cached_tokens(keys) // CACHE_BLOCK_TOKENS
+        following = keys[cached : cached + 1]
+        return bool(following) and any(p.blocks[cached : cached + 1] == following for p in prompts)
 
     def start_prompt(self) -> SimulatedRequest:
         """Take the first queued prompt, look up its prefix, and leave one token to compute."""

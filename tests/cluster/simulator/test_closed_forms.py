@@ -169,3 +169,18 @@ def test_a_full_pool_preempts_the_newest_until_the_older_one_has_ended() -> None
     assert preempted > 0 and not none
     assert older_s == pytest.approx(calm[0], abs=0.05)
     assert newer_s - calm[1] == pytest.approx(200 * 0.01, abs=0.1)
+
+
+@pytest.mark.parametrize("prefill", [8, 0])
+def test_siblings_of_a_cold_prompt_go_to_the_worker_that_computes_it(prefill: int) -> None:
+    """Eight requests within 10 ms share a prefix that takes five seconds."""
+    of = scenario(
+        mix(800, prompt=5220, prefix=5120, arrivals="constant", for_s=0.01),
+        pools={"prefill": prefill, "decode": 8},
+        machine={"chunk": 512},
+        objectives={"ttft_ms": 20_000, "tpot_ms": 500},
+    )
+    siblings = simulate(of).requests
+    assert len(siblings) == 8
+    assert len({(s.prefill or s.decode) for s in siblings}) == 1
+    assert sum(s.uncached for s in siblings) == 5220 + 7 * 100
