@@ -161,6 +161,14 @@ class RoutingSection(Section):
     admission_ttft_ms: Positive | None = None  # None: as of a router
     admission_queue_ms: Positive | None = None  # None: no bound
     path_ms: NotNegative = 4.0  # to a prefill worker and back
+    routers: Annotated[int, Field(ge=1, le=64)] = 1  # requests go to them by turns
+    load_age_ms: NotNegative = 0.0  # between reports of workers; 0: the only router knows all
+
+    @model_validator(mode="after")
+    def _check_reports(self) -> RoutingSection:
+        if self.load_age_ms < 1 and (self.load_age_ms or self.routers > 1):
+            raise ValueError("expected load_age_ms of at least 1, or 0 with a single router")
+        return self
 
     @model_validator(mode="before")
     @classmethod

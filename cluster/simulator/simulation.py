@@ -137,12 +137,16 @@ class Simulation:
         self.network = network = SimulatedNetwork()
         index = PrefixIndex()
         terms = _routing_terms(scenario, machines)
-        self.router = router = SimulatedRouter(clock, terms, index, Random(f"{seed} choice"))
-        path_s = scenario.routing.path_ms / 1e3
-        self.lifecycle = RequestLifecycle(clock, router, network, counter, path_s)
+        path_s, count = scenario.routing.path_ms / 1e3, scenario.routing.routers
+        self.routers = routers = [
+            SimulatedRouter(clock, terms, index, Random(f"{seed} choice{n or ''}"))
+            for n in range(count)
+        ]
+        self._load_age_s = scenario.routing.load_age_ms / 1e3
+        self.lifecycle = RequestLifecycle(clock, routers, network, counter, path_s)
         starts = ColdStarts(section, Random(f"{seed} starts"))
         self.fleet = SimulatedFleet(
-            *(clock, machines, scenario.drain_s, router, self.lifecycle),
+            *(clock, machines, scenario.drain_s, routers, self.lifecycle),
             *(network, index, Random(f"{seed} fleet"), starts.seconds),
         )
         for role in ROLES:
@@ -158,6 +162,15 @@ class Simulation:
             clock, self.fleet, network, starts, self.autoscaler, Random(f"{seed} faults")
         )
         faults.schedule(tuple(e for e in scenario.events if e.kind != "burst"))
+        if self._load_age_s:
+            self._report_loads()
+
+    def _report_loads(self) -> None:
+        """Bring all workers' loads to all routers, and again when these are old."""
+        for router in self.routers:
+            for worker in self.fleet.workers:
+                router.take_report(worker)
+        self.clock.at(self.clock.now + self._load_age_s, self._report_loads)
 
     def run(self, requests: list[SimulatedRequest]) -> None:
         last = max(self._seconds, requests[-1].at if requests else 0.0)

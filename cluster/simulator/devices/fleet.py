@@ -11,7 +11,7 @@ GPU-seconds count from the moment a worker is asked for until it is gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from cluster.simulator.devices.batch import DraftPace
@@ -52,7 +52,7 @@ class SimulatedFleet:
 
     def __init__(
         self, clock: SimulatedClock, machines: dict[Role, MachineModel],
-        drain_s: float, router: SimulatedRouter, lifecycle: RequestLifecycle,
+        drain_s: float, routers: Sequence[SimulatedRouter], lifecycle: RequestLifecycle,
         network: SimulatedNetwork, index: PrefixIndex, rng: Random,
         start_s: Callable[[], float | None],
     ) -> None:  # fmt: skip
@@ -67,7 +67,7 @@ class SimulatedFleet:
             r: DraftPace(StepModel(*m.step), m.speculation) for r, m in machines.items()
         }
         self._drain_s = drain_s
-        self._router = router
+        self._routers = routers
         self._lifecycle = lifecycle
         self._network = network
         self._index = index
@@ -83,7 +83,7 @@ class SimulatedFleet:
         machine = self._machines[home]
         worker = SimulatedWorker(
             *(self._next_number, home, machine, self._clock, self._lifecycle, self._index),
-            *(self._drafts[home], self._router.terms.goals),
+            *(self._drafts[home], self._routers[0].terms.goals),
         )
         self._next_number += 1
         worker.asked_s = self._clock.now if asked_s is None else asked_s
@@ -114,7 +114,8 @@ class SimulatedFleet:
             self.add(worker.home, worker.asked_s)
 
     def _workers_changed(self) -> None:
-        self._router.update_workers(self.workers)
+        for router in self._routers:
+            router.update_workers(self.workers)
         self._lifecycle.retry_waiting()
 
     # ---- stopping ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ arrive --choose, admit--> enter --> P: started, computed --> D: reserved --> KV 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cluster.observation.request_mix import RequestCounter
 from cluster.simulator.devices.clock import SimulatedClock
@@ -35,7 +35,7 @@ class RequestLifecycle:
     def __init__(
         self,
         clock: SimulatedClock,
-        router: SimulatedRouter,
+        routers: Sequence[SimulatedRouter],
         network: SimulatedNetwork,
         counter: RequestCounter,
         path_s: float,
@@ -46,8 +46,8 @@ class RequestLifecycle:
         self.moved = 0  # attempts that began anew without a death
         self.preempted = 0  # sequences whose pages a decode worker took
         self._clock = clock
-        self._router = router
-        self._carrier = KvCarrier(clock, router, network, self._on_received)
+        self._routers = routers
+        self._carrier = KvCarrier(clock, network, self._on_received)
         self._counter = counter
         self._path_s = path_s
         self._waiting: list[SimulatedRequest] = []  # for a decode worker
@@ -56,6 +56,7 @@ class RequestLifecycle:
 
     def arrive(self, request: SimulatedRequest) -> None:
         self._counter.arrived(request.prompt)
+        request.router = self._routers[request.number % len(self._routers)]
         if self.max_tokens and request.prompt + request.output > self.max_tokens:
             self._end(request, "too_long")
         else:
@@ -64,7 +65,7 @@ class RequestLifecycle:
     def _place(self, request: SimulatedRequest, attempt: int) -> None:
         if request.attempt != attempt or request.status:
             return
-        choice = self._router.choose(request)
+        choice = request.router.choose(request)
         if choice is None:
             self._waiting.append(request)
             self._clock.at(self._clock.now + RESUBMIT_S, self._give_up, request, attempt)
@@ -72,7 +73,7 @@ class RequestLifecycle:
         if not request.emitted and request.attempt == 1:
             waited_s = self._clock.now - request.at
             try:
-                check_admission_limits(choice.chosen, self._router.terms.patience, waited_s)
+                check_admission_limits(choice.chosen, request.router.terms.patience, waited_s)
             except ApiError:
                 self._end(request, "refused")
                 return
@@ -91,7 +92,7 @@ class RequestLifecycle:
             self._place(request, request.attempt)
 
     def _enter(self, request: SimulatedRequest, chosen: Placement) -> None:
-        router = self._router
+        router = request.router
         decode = request.decode = router.decode.named(chosen.decode)
         if chosen.prefill is not None:
             request.prefill = router.prefill.named(chosen.prefill)
@@ -143,7 +144,7 @@ class RequestLifecycle:
         request.computed_s = now
         if request.first_s is None:
             if request.attempt == 1:
-                self._router.record_first_token(request, first_s - request.at)
+                request.router.record_first_token(request, first_s - request.at)
             request.first_s = first_s
             request.uncached = request.context - request.cached
             cached = min(request.cached, request.prompt)
@@ -151,7 +152,7 @@ class RequestLifecycle:
         if request.left <= 1:
             self._last_token(request, first_s)
         elif request.prefill is not None:
-            self._router.estimates.record_path(
+            request.router.estimates.record_path(
                 request.prefill.name, request.decode.name, self._path_s
             )
             if request.asked:
@@ -180,7 +181,7 @@ class RequestLifecycle:
 
     def _last_token(self, request: SimulatedRequest, at: float) -> None:
         assert request.decode is not None
-        self._router.release(request)
+        request.router.release(request)
         if request.prefill is not None and request.stage == "computed":  # a single output token
             self._carrier.close(request)
             request.prefill.drop(request)
@@ -190,7 +191,7 @@ class RequestLifecycle:
         else:
             request.decode.drop(request)
         request.done_s = at
-        self._router.estimates.outputs.record("", 0, request.output)
+        request.router.estimates.outputs.record("", 0, request.output)
         self._end(request, "ok")
         self._counter.ended(request.output, request.tpot_s)
 
@@ -202,7 +203,7 @@ class RequestLifecycle:
         """Continue elsewhere from the emitted tokens; too many deaths in a short time fail the
         request."""
         assert request.decode is not None
-        self._router.release(request)
+        request.router.release(request)
         if request.prefill is not None:
             if request.stage in ("placed", "computing", "computed"):
                 self._carrier.close(request)

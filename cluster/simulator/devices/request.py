@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
+    from cluster.simulator.devices.routing import SimulatedRouter
     from cluster.simulator.devices.worker import SimulatedWorker
     from protocol.retry_budget import RetryBudget
     from router.placement.ledger import PlacementTicket
@@ -37,12 +38,13 @@ class SimulatedRequest:
         *("number", "at", "prompt", "output", "blocks", "status", "emitted", "first_s", "done_s"),
         *("uncached", "deaths", "attempt", "stage", "prefill", "decode", "context", "left"),
         *("pool_tokens", "cached", "kv_cached", "tail", "fetched", "ticket", "predicted_s"),
-        *("computed_s", "reserved_s", "asked", "death_budget"),
+        *("computed_s", "reserved_s", "asked", "death_budget", "router"),
     )
 
     number: int
     stage: RequestStage
     status: RequestStatus
+    router: SimulatedRouter  # from its arrival on
 
     def __init__(
         self, number: int, at: float, prompt: int, output: int, blocks: tuple[bytes, ...] = ()

@@ -1,4 +1,4 @@
-"""The router of a simulated cluster: the product's policy, ledger and estimates.
+"""A router of a simulated cluster: the product's policy, ledger and estimates.
 
 For a pool of many workers, states are built only for those that the policy preselects anyway
 (``router/placement/choose.py``). The result is that of passing all of them, except for which peer
@@ -24,9 +24,9 @@ from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.devices.worker import SimulatedWorker
 from router.placement.admission import AdmissionLimits
 from router.placement.choose import PRESELECTED, PlacementChoice, choose_placement
-from router.placement.cost import Placement
+from router.placement.cost import Placement, queued_prompts_s
 from router.placement.estimates import RoutingEstimates
-from router.placement.ledger import WorkLedger
+from router.placement.ledger import DecodeLoad, PromptQueue, WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import (
     DecodeState,
@@ -53,7 +53,17 @@ class RoutablePool:
 
     def queue_s(self) -> list[float]:
         """Return the predicted seconds of queued prompts at each worker."""
-        return [queue.seconds(PRIORITY) if queue.requests else 0.0 for queue in self._queues]
+        pairs = zip(self.workers, self._queues, strict=True)
+        return [_queue_s(w, q) if q.requests or q.others else 0.0 for w, q in pairs]
+
+
+def _queue_s(worker: SimulatedWorker, queue: PromptQueue) -> float:
+    """Return the predicted seconds of the queue, in which other routers have prompts, too."""
+    seconds = queue.seconds(PRIORITY)
+    if queue.others:
+        waiting = queue.others, queue.other_prompts, worker.machine.chunk
+        seconds += queue.others_s(queued_prompts_s(worker.model, *waiting))
+    return seconds
 
 
 class PromptPrefixes(NamedTuple):
@@ -72,7 +82,8 @@ class RoutingTerms(NamedTuple):
 
 
 class SimulatedRouter:
-    """Chooses workers for requests; the fleet calls ``update_workers`` when workers change."""
+    """Chooses workers for requests; the fleet calls ``update_workers`` when workers change, and the
+    simulation ``take_report`` where routers know loads from reports alone."""
 
     def __init__(
         self, clock: SimulatedClock, terms: RoutingTerms, index: PrefixIndex, rng: Random
@@ -85,6 +96,7 @@ class SimulatedRouter:
         self.prefill = RoutablePool([], self.ledger)
         self.decode = RoutablePool([], self.ledger)
         self._known: set[str] = set()
+        self._reports: dict[str, DecodeLoad] = {}  # empty: it knows the workers' present loads
         self._index = index
         self._rng = rng
 
@@ -93,10 +105,18 @@ class SimulatedRouter:
         names = {w.name for w in workers}
         for gone in self._known - names:
             self.ledger.forget(gone)
+            self._reports.pop(gone, None)
         self._known = names
         serving = [w for w in workers if w.state == "serving"]
         self.prefill = RoutablePool([w for w in serving if w.role == "prefill"], self.ledger)
         self.decode = RoutablePool([w for w in serving if w.role == "decode"], self.ledger)
+
+    def take_report(self, worker: SimulatedWorker) -> None:
+        """Take the load that a worker reports, a part of which other routers have sent."""
+        self.ledger.report(worker.name, worker.uncomputed_tokens, worker.uncomputed_prompts)
+        (requests, used), total = worker.decode_load(), worker.machine.kv_tokens
+        own = self.in_decode[worker.name]
+        self._reports[worker.name] = DecodeLoad(own, requests, own, max(0, total - used), total)
 
     def choose(self, request: SimulatedRequest) -> PlacementChoice | None:
         """Return the product's choice of workers; None without a decode worker."""
@@ -148,12 +168,15 @@ class SimulatedRouter:
         return PrefillState(worker.name, worker.model, chunk, queue_s, correction, cached, coming)
 
     def _decode_state(self, worker: SimulatedWorker, held: PromptPrefixes) -> DecodeState:
-        queue_s = self.ledger.queue(worker.name).seconds(PRIORITY)
+        queue_s = _queue_s(worker, self.ledger.queue(worker.name))
         pending = self.ledger.pending_kv[worker.name]
         total, used = worker.machine.kv_tokens, worker.used_tokens
+        batch, report = self.in_decode[worker.name], self._reports.get(worker.name)
+        if report is not None:
+            used, batch = total - report.kv_free, report._replace(own=batch).requests
         return DecodeState(
             self._prefill_state(worker, queue_s, held),
-            batch=self.in_decode[worker.name],
+            batch=batch,
             rows=worker.machine.max_batch,
             kv_used=min(used, total),
             kv_free=max(0, total - used - pending),
@@ -169,7 +192,7 @@ class SimulatedRouter:
         request.ticket = self.ledger.open(
             None if request.prefill is None else request.prefill.name,
             request.decode.name,
-            tokens=request.context,
+            tokens=request.context - chosen.p.cached,
             seconds=chosen.p.prefill_s,
             kv_tokens=int(request.context + max(2.0, self.estimates.outputs.mean))
             - chosen.d.cached,

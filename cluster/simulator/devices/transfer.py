@@ -12,7 +12,6 @@ from collections.abc import Callable
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.network import SimulatedNetwork
 from cluster.simulator.devices.request import SimulatedRequest
-from cluster.simulator.devices.routing import SimulatedRouter
 from protocol.page_reservation import reservation_delay_s, reserves_at_start
 from protocol.wire import wire_pb2 as pb
 from router.placement.estimates import MIN_TAIL_S
@@ -30,12 +29,10 @@ class KvCarrier:
     def __init__(
         self,
         clock: SimulatedClock,
-        router: SimulatedRouter,
         network: SimulatedNetwork,
         on_received: Callable[[SimulatedRequest], None],
     ) -> None:
         self._clock = clock
-        self._router = router
         self._network = network
         self._on_received = on_received
 
@@ -48,7 +45,7 @@ class KvCarrier:
         whole_s = worker.model.prefill_s(first, tokens, chunk)
         if reserves_at_start(tokens, chunk):
             return 0.0
-        kv_bytes = (request.context - request.kv_cached) * self._router.terms.kv_bytes
+        kv_bytes = (request.context - request.kv_cached) * request.router.terms.kv_bytes
         rate, asks_s = self._network.rate(*_link(request)), whole_s
         for computed in range(chunk, tokens, chunk):
             at = worker.model.prefill_s(first, computed, chunk)
@@ -78,7 +75,7 @@ class KvCarrier:
 
     def _send_rest(self, request: SimulatedRequest) -> None:
         assert request.reserved_s is not None and request.computed_s is not None
-        per_token = self._router.terms.kv_bytes
+        per_token = request.router.terms.kv_bytes
         missing = request.context - request.kv_cached
         early = max(0, missing - request.tail) * per_token  # may go before the first token
         rate = self._network.rate(*_link(request))
@@ -111,7 +108,7 @@ class KvCarrier:
             measured = pb.Measured(
                 prefill_instance=request.prefill.name, tail_bytes=int(tail), tail_seconds=seconds
             )
-            self._router.estimates.record_transfer(request.decode.name, measured)
+            request.router.estimates.record_transfer(request.decode.name, measured)
         self._on_received(request)
 
 

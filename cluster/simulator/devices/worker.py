@@ -78,6 +78,21 @@ class SimulatedWorker:
         return len(self.queue) + len(self._prefill.prompts) + len(self._steps.prompts.requests)
 
     @property
+    def uncomputed_tokens(self) -> int:
+        """Tokens of these prompts, as an engine counts them: cached ones from their start on."""
+        started = self._prefill.prompts | self._steps.prompts.requests
+        queued = sum(request.context for request in self.queue)
+        return queued + sum(request.context - done for request, done in started.items())
+
+    def decode_load(self) -> tuple[int, int]:
+        """Return the number of requests that decode here, and their KV tokens, promised ones
+        included."""
+        placed = [(r, taken) for r, taken in self.requests.items() if r.decode is self]
+        return len(placed), self.used_tokens + sum(
+            r.pool_tokens for r, taken in placed if not taken
+        )
+
+    @property
     def used_tokens(self) -> int:
         """Tokens of the KV pool that live sequences hold."""
         return self._pool.used_tokens

@@ -184,3 +184,21 @@ def test_siblings_of_a_cold_prompt_go_to_the_worker_that_computes_it(prefill: in
     assert len(siblings) == 8
     assert len({(s.prefill or s.decode) for s in siblings}) == 1
     assert sum(s.uncached for s in siblings) == 5220 + 7 * 100
+
+
+def test_routers_that_know_each_others_requests_late_make_prompts_wait() -> None:
+    """One router, and four with reports that are at most 0.1 s and 2 s old."""
+
+    def ttft_s(routers: int, load_age_ms: float) -> float:
+        many = {"routers": routers, "load_age_ms": load_age_ms, "admission_ttft_ms": 1e9}
+        of = scenario(
+            mix(8, prompt="uniform:100-1500", output=20),
+            seconds=200,
+            pools={"prefill": 8, "decode": 4},
+            routing=many,
+        )
+        return simulate(of).result.ttft.mean
+
+    alone_s = ttft_s(1, 0)
+    assert ttft_s(4, 100) < 1.25 * alone_s
+    assert ttft_s(4, 2000) > 1.35 * alone_s

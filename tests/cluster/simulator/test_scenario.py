@@ -51,6 +51,7 @@ def test_requests_of_a_mix_that_begins_after_the_end_are_none() -> None:
     [
         ({"pools": {"decod": 1}}, "pools.decod: unknown key"),
         ({"routing": {"policy": "cost"}}, "routing: policy is gone"),
+        ({"routing": {"routers": 2}}, "routing: expected load_age_ms of at least 1"),
         ({"pools": {"decode": 0}}, "pools.decode: Input should be greater than or equal to 1"),
         ({"objectives": {"ttft_ms": float("nan")}}, "objectives.ttft_ms"),
         ({"machines": {"prefill": {"gpu": "H100"}}}, "expected step (five coefficients"),

@@ -32,7 +32,7 @@ FAULTS = [
 ]
 
 
-def wild() -> Scenario:
+def wild(**rest: Any) -> Scenario:
     """Prompts, then answers, with prefixes, faults and an autoscaler, in pools that are tight."""
     return scenario(
         mix(12, "lognormal:300,0.8,3000", "lognormal:20,0.7,200", for_s=30),
@@ -49,6 +49,7 @@ def wild() -> Scenario:
         drain_s=0,
         autoscaler=SCALING,
         events=FAULTS,
+        **rest,
     )
 
 
@@ -90,8 +91,9 @@ def test_times_are_in_order(run: SimulationRun) -> None:
             assert job.at < job.first_s <= job.done_s + 0.004
 
 
-def test_nothing_is_left_behind() -> None:
-    of = wild()
+@pytest.mark.parametrize("routing", [{}, {"routers": 3, "load_age_ms": 500}])
+def test_nothing_is_left_behind(routing: dict[str, Any]) -> None:
+    of = wild(routing=routing)
     world = Simulation(of, scenario_machines(of), restless, False)
     requests = scenario_requests(of)
     world.run(requests)
@@ -100,10 +102,10 @@ def test_nothing_is_left_behind() -> None:
         assert worker.used_tokens == worker.uncomputed_prompts == worker.queued_tokens == 0
         assert not worker.requests
         assert worker.batch.rows == 0
-    router = world.router
-    assert router.ledger.prompts == 0
-    assert not router.ledger.pending_kv and not router.ledger.active
-    assert not any(router.in_decode.values())
+    for router in world.routers:
+        assert router.ledger.prompts == 0
+        assert not router.ledger.pending_kv and not router.ledger.active
+        assert not any(router.in_decode.values())
     assert not world.network.open_ends
 
 
@@ -244,7 +246,7 @@ def test_many_workers_are_chosen_from_as_if_all_were_shown() -> None:
     )
     narrow = simulate(of)
     world = Simulation(of, scenario_machines(of), decide, False)
-    world.router.compares_all_workers = True
+    world.routers[0].compares_all_workers = True
     requests = scenario_requests(of)
     world.run(requests)
     assert [j.done_s for j in requests] == [j.done_s for j in narrow.requests]
