@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 
 SAMPLE_BLOCKS = 8
 """Distance of the keys by which a prompt is found: 256 tokens."""
@@ -117,7 +116,7 @@ class ExpectedPrefixes:
 
 def _common(keys: Sequence[bytes], others: Sequence[bytes], start: int) -> int:
     """Return how many keys from ``start`` on are equal, up to the next one that was sampled."""
-    pairs = zip(
-        keys[start : start + SAMPLE_BLOCKS], others[start : start + SAMPLE_BLOCKS], strict=False
-    )
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    at, end = start, min(start + SAMPLE_BLOCKS, len(keys), len(others))
+    while at < end and keys[at] == others[at]:
+        at += 1
+    return at - start
