@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
 import typer
 
@@ -15,7 +15,12 @@ from cluster.config.resolve import CommandFlags
 
 if TYPE_CHECKING:
     from cluster.config.schema import Config
+    from cluster.serve.scale import Confirm
     from cluster.settings.launch_settings import LaunchSettings
+
+Yes: TypeAlias = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask before a running pool more than doubles.")
+]
 
 
 @with_config_flags(keys.UP_KEYS)
@@ -28,27 +33,30 @@ def up(
         str | None,
         typer.Option("--address", help="Deploy on this Ray cluster; `auto` on one of its nodes."),
     ] = None,
+    yes: Yes = False,
 ) -> None:
     """Start a cluster on this machine: workers, router, Redis, Ray; or deploy, or update, on a Ray
     cluster that runs."""
+    confirm = partial(_confirm_jumps, yes=yes)
     if address is not None:
-        _deploy(flags, address)
+        _deploy(flags, address, confirm)
     resolved = load_config(flags, keys.UP_KEYS)
     settings, moves = _launch_settings(resolved.config), resolved.is_default("router.port")
     from cluster.launch.up import up as start_cluster
 
     model = resolved.config.model.path
-    raise typer.Exit(start_cluster(settings, model, detach=detach, port_moves=moves))
+    raise typer.Exit(start_cluster(settings, model, confirm, detach=detach, port_moves=moves))
 
 
-def _deploy(flags: CommandFlags, address: str) -> NoReturn:
+def _deploy(flags: CommandFlags, address: str, confirm: Confirm) -> NoReturn:
     needs = ("redis.url", "security.token", "security.secret")
     config = load_config(flags, keys.UP_KEYS, needs).config
     launch, routers = _launch_settings(config), config.router.replicas
     from cluster.launch.prepare_nodes import prepare_nodes
     from cluster.serve.external_cluster import deploy_to_ray
 
-    raise typer.Exit(deploy_to_ray(launch, config.model.path, address, routers, prepare_nodes))
+    model = config.model.path
+    raise typer.Exit(deploy_to_ray(launch, model, address, routers, prepare_nodes, confirm))
 
 
 def _launch_settings(config: Config) -> LaunchSettings:
@@ -99,10 +107,7 @@ def scale(
         str | None,
         typer.Option("--address", help="Scale on this Ray cluster; `auto` on one of its nodes."),
     ] = None,
-    yes: Annotated[
-        bool,
-        typer.Option("--yes", "-y", help="Do not ask before a pool more than doubles."),
-    ] = False,
+    yes: Yes = False,
 ) -> None:
     """Change the number of workers and routers. Those that stop finish or hand over their work."""
     config = load_config(flags, keys.SCALE_KEYS).config
@@ -112,7 +117,7 @@ def scale(
 
     try:
         wanted = scaling.parse_replica_counts(counts)
-        confirm = partial(_confirm_jump, yes=yes)
+        confirm = partial(_confirm_jumps, yes=yes)
         deadline_s = config.start_deadline_s
         typer.echo(
             scaling.scale_cluster(config.cluster, wanted, address, deadline_s, memory_room, confirm)
@@ -121,8 +126,8 @@ def scale(
         raise report_failure(e) from None
 
 
-def _confirm_jump(change: str, *, yes: bool) -> bool:
-    """Ask whether a large change of counts is wanted. Raises UsageError without a terminal."""
+def _confirm_jumps(change: str, *, yes: bool) -> bool:
+    """Ask whether large changes of counts are wanted. Raises UsageError without a terminal."""
     from protocol.errors import UsageError
 
     if yes:

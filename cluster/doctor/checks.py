@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cluster.doctor import draft, gpus, leftovers, machine, memory, model, packages, ports, redis
@@ -42,6 +42,11 @@ def node_checks(subject: DoctorSubject, *, memory: bool) -> list[Check[Any]]:
     return [_GPU, MODEL, _DRAFT, *([MEMORY] if memory else [])]
 
 
+def update_checks() -> list[Check[Any]]:
+    """Return the checks of an update: the cluster itself holds the port and much of the memory."""
+    return [_PACKAGES, _MACHINE, _GPU, _REDIS, MODEL, _DRAFT]
+
+
 _INDENT = "\n         "
 
 
@@ -61,15 +66,15 @@ def preflight(
     subject: DoctorSubject,
     settings: Iterable[Callable[[], object]] = (),
     *,
-    model_only: bool = False,
+    only: Sequence[Check[Any]] | None = None,
 ) -> tuple[list[Finding], list[MemoryPlan]]:
     """Run the checks of a start; return the notes and the memory plans.
 
     ``settings`` are functions that raise StartupError for invalid settings; their errors are
-    reported with the other problems. Raises PreflightFailed with all problems."""
+    reported with the other problems. ``only``: run these checks in their place. Raises
+    PreflightFailed with all problems."""
     failures = [finding for call in settings for finding in _setting_problems(call)]
-    model_checks: list[Check[Any]] = [MODEL, MEMORY]
-    chosen = model_checks if model_only else start_checks(subject)
+    chosen = start_checks(subject) if only is None else only
     results = run_checks(chosen, subject)
     if failures := failures + problems(results.findings):
         raise PreflightFailed(failures)

@@ -36,6 +36,7 @@ from cluster.local.start_report import (
     read_new_events,
 )
 from cluster.models import drafting
+from cluster.serve.scale import Confirm
 from cluster.settings.connection import without_password
 from cluster.settings.launch_settings import LaunchSettings
 from protocol.errors import StartupError
@@ -43,12 +44,19 @@ from protocol.errors import StartupError
 _POLL_S = 0.05
 
 
-def up(wanted: LaunchSettings, model: str | None, *, detach: bool, port_moves: bool) -> int:
+def up(
+    wanted: LaunchSettings,
+    model: str | None,
+    confirm: Confirm,
+    *,
+    detach: bool,
+    port_moves: bool,
+) -> int:
     """Start the cluster; return the exit status: 0 when it served, 1 when it did not start. A
     cluster that runs is updated.
 
     In the foreground this returns when the cluster was stopped. ``port_moves``: where the port is
-    taken, the next free one is used."""
+    taken, the next free one is used. ``confirm`` asks about large jumps of an update."""
     report = StartReporter()
     if os.environ.get("BATON_DIE_WITH_PARENT") and not detach:  # `make up` sets it
         die_with_parent(os.getppid(), signal.SIGTERM)
@@ -58,7 +66,9 @@ def up(wanted: LaunchSettings, model: str | None, *, detach: bool, port_moves: b
         if lock is None:
             state = home.read()
             if state is not None and state.ready and state.ray_address is not None:
-                return update_cluster(home, state, wanted, model, report, port_moves=port_moves)
+                return update_cluster(
+                    home, state, wanted, model, report, confirm, port_moves=port_moves
+                )
             report.say(_already_text(home))
             return 1
         home.clean()

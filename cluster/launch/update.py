@@ -9,12 +9,20 @@ continue on another worker. The supervisor of the run goes on as before.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from cluster.doctor.checks import update_checks
+from cluster.doctor.subject import cluster_subject
+from cluster.launch.prepare import check_and_fetch_model
+from cluster.launch.update_changes import changed_settings
+from cluster.launch.worker_memory import update_room
 from cluster.local.run_state import ClusterHome, RunState
 from cluster.local.start_report import (
     ClusterReady,
@@ -23,12 +31,17 @@ from cluster.local.start_report import (
     StageStarted,
     StartReporter,
 )
-from cluster.models import drafting, locate
-from cluster.serve import node_settings, ray_runtime
+from cluster.models import drafting
+from cluster.serve import node_settings, ray_runtime, scale
 from cluster.serve.node_settings import ReplicaContext, program_fingerprint
+from cluster.serve.replica_kinds import SCALABLE_KINDS, ReplicaKind
 from cluster.serve.router_probe import RouterProbe
+from cluster.serve.scale import Confirm
 from cluster.settings.launch_settings import LaunchSettings, read_launch, share_of_gpu
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
+
+if TYPE_CHECKING:
+    from cluster.serve.applications import ReplicaLayout
 
 
 def update_cluster(
@@ -37,61 +50,70 @@ def update_cluster(
     wanted: LaunchSettings,
     model: str | None,
     report: StartReporter,
+    confirm: Confirm,
     *,
     port_moves: bool,
 ) -> int:
     """Update the running cluster; return the exit status. ``port_moves``: no port was given, so
-    that of the cluster stays. Errors are printed."""
+    that of the cluster stays. ``confirm`` asks about large jumps. Errors are printed."""
     stage = "check"
     try:
         report(StageStarted(stage))
-        launch = _checked(state, wanted, model, report, keep_port=port_moves)
-        report(StageDone(stage, f"cluster {home.cluster!r} runs at {state.url}; updating it"))
-        stage = "deploy"
-        report(StageStarted(stage))
-        _deploy(state, launch, report)
+        before = read_launch(Path(state.run_dir) / "launch.json")
+        launch = _check_settings(before, wanted, model, report, keep_port=port_moves)
+        with _connected(state):
+            launch = _keep_counts(launch, report)
+            layout, replaced = _find_changes(before, launch)
+            report.close()  # a question must not mix with the spinner
+            _check_nodes(before, launch, layout, replaced, confirm)
+            report(StageDone(stage, f"cluster {home.cluster!r} runs at {state.url}; updating it"))
+            stage = "deploy"
+            report(StageStarted(stage))
+            _deploy(launch, layout, replaced, report)
         launch.write()
         home.write(replace(state, url=launch.url, model_id=launch.model_id, ca=launch.https_ca))
         report(StageDone(stage, launch.counts))
     except StartupError as error:
         report(StageFailed(stage, str(error)))
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     keys = launch.router.api_keys is not None
     report(ClusterReady(launch.url, launch.model_id, keys, launch.https_ca, launch.cluster))
     return 0
 
 
-def _checked(
-    state: RunState,
+def _check_settings(
+    before: LaunchSettings,
     wanted: LaunchSettings,
     model: str | None,
     report: StartReporter,
     *,
     keep_port: bool,
 ) -> LaunchSettings:
-    """Return the settings to deploy in the folder of the run. Raises StartupError."""
-    before = read_launch(Path(state.run_dir) / "launch.json")
-    wanted.check()
-    wanted.router.check_host(wanted.host)
-    found = locate.resolve_model(model, wanted.model_id or None, report.download)
+    """Run the checks of a start that an update depends on; return the settings to deploy in the
+    folder of the run. Raises StartupError."""
+    port = before.port if keep_port else wanted.port
+    if changed := fixed_differences(before, replace(wanted, port=port)):
+        raise StartupError(
+            f"{', '.join(changed)} cannot change while the cluster runs: stop it with `baton down`"
+            " first, and start it again"
+        )
+    subject = cluster_subject(wanted, model, port_moves=True)
+    settings = (wanted.check, lambda: wanted.router.check_host(wanted.host))
+    found = check_and_fetch_model(
+        subject, wanted.model_id or None, report, settings, update_checks()
+    )
     decode = wanted.workers["decode"]
     drafts = drafting.resolve_draft(decode.engine.speculation, model, report)
     drafting_decode = decode.with_model("", decode.model_id, speculation=drafts)
-    launch = replace(
+    return replace(
         wanted,
         model_path=str(found.path),
         model_id=found.id,
         run_dir=before.run_dir,
         events_path=before.events_path,
-        port=before.port if keep_port else wanted.port,
+        port=port,
         workers={**wanted.workers, "decode": drafting_decode},
     )
-    if changed := fixed_differences(before, launch):
-        raise StartupError(
-            f"{', '.join(changed)} cannot change while the cluster runs: stop it with `baton down`"
-            " first, and start it again"
-        )
-    return launch
 
 
 def fixed_differences(before: LaunchSettings, after: LaunchSettings) -> list[str]:
@@ -107,20 +129,61 @@ def fixed_differences(before: LaunchSettings, after: LaunchSettings) -> list[str
     return sorted(name for name in values[0] if values[0][name] != values[1][name])
 
 
-def _deploy(state: RunState, launch: LaunchSettings, report: StartReporter) -> None:
-    assert state.ray_address is not None
+@contextlib.contextmanager
+def _connected(state: RunState) -> Iterator[None]:
+    assert state.ray_address is not None  # the cluster is ready
     ray_runtime.join_environment(Path(state.run_dir))
     with ray_runtime.connected_to_ray(state.ray_address):
-        # These modules import Serve, which reads the environment when it is imported.
-        from cluster.serve import applications, deploy
-        from cluster.serve.external_cluster import keep_autoscaled_counts
-
+        # Serve reads the environment when it is imported.
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        launch = keep_autoscaled_counts(launch, report)
-        gpus = 0 if launch.workers["decode"].engine.device == "cpu" else ray_runtime.gpu_count()
-        share = share_of_gpu(gpus, launch.most_workers(gpus))
-        context = ReplicaContext(launch.events_path, launch.drain_s, program_fingerprint())
-        layout = applications.ReplicaLayout(context, share)
-        deploy.deploy_cluster(launch, layout, report)
+        yield
+
+
+def _keep_counts(launch: LaunchSettings, report: StartReporter) -> LaunchSettings:
+    from cluster.serve.external_cluster import keep_autoscaled_counts
+
+    return keep_autoscaled_counts(launch, report)
+
+
+def _find_changes(
+    before: LaunchSettings, launch: LaunchSettings
+) -> tuple[ReplicaLayout, dict[ReplicaKind, list[str]]]:
+    """Return the layout of the replicas, and for each kind that is replaced its new settings."""
+    from cluster.serve.applications import ReplicaLayout
+
+    gpus = 0 if launch.workers["decode"].engine.device == "cpu" else ray_runtime.gpu_count()
+    old, new = (share_of_gpu(gpus, each.most_workers(gpus)) for each in (before, launch))
+    context = ReplicaContext(launch.events_path, launch.drain_s, program_fingerprint())
+    return ReplicaLayout(context, new), changed_settings(before, launch, (old, new))
+
+
+def _check_nodes(
+    before: LaunchSettings,
+    launch: LaunchSettings,
+    layout: ReplicaLayout,
+    replaced: Collection[ReplicaKind],
+    confirm: Confirm,
+) -> None:
+    """Check that the replicas of the update fit, as `baton scale` does. Raises StartupError."""
+    from cluster.serve import deploy
+    from cluster.serve.applications import configured_replicas
+
+    running = deploy.running_replicas()
+    counts = {kind: configured_replicas(kind, launch) for kind in SCALABLE_KINDS}
+    staying = {kind: n for kind, n in running.items() if kind not in replaced}
+    room = partial(update_room, before, launch, running, replaced)
+    scale.check_room(staying, counts, layout.gpus, room)
+    scale.confirm_large_jumps(running, counts, confirm)
+
+
+def _deploy(
+    launch: LaunchSettings,
+    layout: ReplicaLayout,
+    replaced: Collection[ReplicaKind],
+    report: StartReporter,
+) -> None:
+    from cluster.serve import deploy
+
+    deploy.deploy_cluster(launch, layout, report, replaced)
     wait = partial(RouterProbe(launch.url, launch.router.http_tls).wait_until_answering, keys=True)
     wait(launch.model_id, launch.start_deadline_s, report)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from math import ceil
 
@@ -42,8 +42,15 @@ _RETRYING = re.compile(r"replica failed to start.* Retrying (\d+) more time")
 _CAUSES = ("StartupError: ", "EngineDied: ", "Error: ")
 
 
-def deploy_cluster(launch: LaunchSettings, layout: ReplicaLayout, report: ReportWaiting) -> None:
+def deploy_cluster(
+    launch: LaunchSettings,
+    layout: ReplicaLayout,
+    report: ReportWaiting,
+    replaced: Collection[ReplicaKind] = ALL_KINDS,
+) -> None:
     """Deploy or update all applications, and return when every replica runs.
+
+    ``replaced``: the running kinds that may get other settings.
 
     An update replaces one kind after the other. New replicas start first where nodes have free
     slots; otherwise Serve stops a fifth of the old ones at a time.
@@ -64,7 +71,8 @@ def deploy_cluster(launch: LaunchSettings, layout: ReplicaLayout, report: Report
             surges = {kind: min(surge, 1) for kind, surge in surges.items()}
         targets = [_run_target(kind, launch, layout, surges[kind]) for kind in kinds]
         call_within(launch.start_deadline_s, "Ray Serve", partial(_run_all, targets))
-        wait_until_running(kinds, _update_deadline_s(launch, running, surges), report)
+        deadline_s = _update_deadline_s(launch, running, surges, replaced)
+        wait_until_running(kinds, deadline_s, report)
 
 
 def _surge(kind: ReplicaKind, running: int, gpus: float) -> int:
@@ -78,15 +86,23 @@ def _surge(kind: ReplicaKind, running: int, gpus: float) -> int:
 
 
 def _update_deadline_s(
-    launch: LaunchSettings, running: dict[ReplicaKind, int], surges: dict[ReplicaKind, int]
+    launch: LaunchSettings,
+    running: Mapping[ReplicaKind, int],
+    surges: Mapping[ReplicaKind, int],
+    replaced: Collection[ReplicaKind],
 ) -> float:
-    """Return the seconds for one start, plus a start and a drain for each batch of replacements."""
-    batches = [
-        ceil(n / max(1, surges[kind], n // 5)) for kind, n in running.items() if kind in surges
-    ]
-    return launch.start_deadline_s + max([0, *batches]) * (
-        launch.start_deadline_s + launch.drain_s + KILL_S
-    )
+    """Return the seconds for one start, plus a drain where replicas only stop, or a start and a
+    drain for each batch of replacements."""
+    start_s, drain_s = launch.start_deadline_s, launch.drain_s + KILL_S
+    longest = 0.0
+    for kind in surges.keys() & running.keys():
+        number = running[kind]
+        if kind in replaced:
+            batches = ceil(number / max(1, surges[kind], number // 5))
+            longest = max(longest, batches * (start_s + drain_s))
+        elif number > applications.configured_replicas(kind, launch):
+            longest = max(longest, drain_s)
+    return start_s + longest
 
 
 def _run_all(targets: list[serve.RunTarget]) -> None:

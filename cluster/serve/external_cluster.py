@@ -28,10 +28,11 @@ from cluster.serve import node_settings, ray_nodes, ray_runtime
 from cluster.serve.bounded_call import CONTROLLER_S, call_within
 from cluster.serve.node_settings import ReplicaContext, program_fingerprint
 from cluster.serve.replica_kinds import SCALABLE_KINDS, ReplicaKind
+from cluster.serve.scale import Confirm, check_room, confirm_large_jumps
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.settings.connection import without_password
 from cluster.settings.launch_settings import LaunchSettings
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 from protocol.registry.directory import Directory
 from protocol.registry.redis_client import connect
 from protocol.roles import ROLES
@@ -66,11 +67,13 @@ def deploy_to_ray(
     address: str,
     routers: int | None,
     prepare: PrepareNodes,
+    confirm: Confirm,
 ) -> int:
     """Deploy or update, and return exit status 0 when the cluster serves, 1 after an error.
 
     ``routers``: None for one on each node that takes routers. ``prepare`` checks the nodes and
-    fetches the model onto them. Errors are printed."""
+    fetches the model onto them. ``confirm`` asks about large jumps of an update. Errors are
+    printed."""
     with StartReporter() as report:
         stage = "check"
         try:
@@ -85,14 +88,15 @@ def deploy_to_ray(
                 stage = "nodes"
                 prepare(launch, layout, report, memory=not _workers_run())
                 stage = "deploy"
-                report(StageStarted(stage))
                 ray_runtime.start_serve()
                 launch = keep_autoscaled_counts(launch, report)
+                _check_growth(launch, layout, confirm)
+                report(StageStarted(stage))
                 urls = _deploy_and_probe(launch, layout, report)
                 report(StageDone(stage, launch.counts))
         except StartupError as error:
             report(StageFailed(stage, str(error)))
-            return 1
+            return 2 if isinstance(error, UsageError) else 1
         for url in urls[1:]:
             report.say(f"router   {url}")
         keys = launch.router.api_keys is not None
@@ -104,6 +108,18 @@ def _workers_run() -> bool:
     from cluster.serve import deploy
 
     return any(deploy.running_replicas().get(role) for role in ROLES)
+
+
+def _check_growth(launch: LaunchSettings, layout: ReplicaLayout, confirm: Confirm) -> None:
+    """Check the new counts of a cluster that runs, as `baton scale` does. Raises StartupError."""
+    from cluster.serve import deploy
+    from cluster.serve.applications import configured_replicas
+
+    running = deploy.running_replicas()
+    if any(running.get(role) for role in ROLES):
+        counts = {kind: configured_replicas(kind, launch) for kind in SCALABLE_KINDS}
+        check_room(running, counts, layout.gpus, None)
+        confirm_large_jumps(running, counts, confirm)
 
 
 def _with_model(wanted: LaunchSettings, model: str | None) -> LaunchSettings:

@@ -40,7 +40,7 @@ _POLL_S = 0.25
 _NAMES: dict[str, ReplicaKind] = {option_name(kind): kind for kind in SCALABLE_KINDS}
 
 Confirm: TypeAlias = Callable[[str], bool]
-"""Asks the user about a large jump, which the text describes."""
+"""Asks the user about large jumps, which the text describes."""
 Measure: TypeAlias = Callable[[Path], MemoryRoom | None]
 """Returns the memory for more replicas on this machine; the path is the folder of the run."""
 
@@ -124,19 +124,39 @@ def _check(
             f"the cluster runs no {absent[0]} replicas that could be scaled; it runs "
             + (", ".join(f"{count} {kind}" for kind, count in before.items()) or "none at all")
         )
-    grows = any(count > before[kind] for kind, count in counts.items())
-    if grows and not (measure is None and _has_node_autoscaler()):
-        memory = None if measure is None else measure()
-        nodes = call_within(CONTROLLER_S, "Ray", _nodes)
-        gpus = call_within(
-            CONTROLLER_S, "Ray Serve", lambda: ray_internals.worker_gpus(CONTROLLER_S)
-        )
-        if short := find_shortages(before, counts, nodes, gpus, memory):
-            raise StartupError("; ".join(short) + "; nothing was changed")
-    for kind in find_large_jumps(before, counts):
-        if not confirm(f"{option_name(kind)}: {before[kind]} -> {counts[kind]}"):
-            raise StartupError("nothing was changed")
+    gpus = call_within(CONTROLLER_S, "Ray Serve", lambda: ray_internals.worker_gpus(CONTROLLER_S))
+    check_room(before, counts, gpus, measure)
+    confirm_large_jumps(before, counts, confirm)
     return before
+
+
+def check_room(
+    before: Mapping[ReplicaKind, int],
+    counts: Mapping[ReplicaKind, int],
+    gpus_each: float,
+    measure: Callable[[], MemoryRoom | None] | None,
+) -> None:
+    """Raise StartupError, which names all that is missing, where the nodes lack room for replicas
+    beyond ``before``. `baton scale` and a `baton up` that updates a cluster call it.
+
+    ``gpus_each``: GPUs of a worker. ``measure``: None where the hosts are others than this one."""
+    grows = any(count > before.get(kind, 0) for kind, count in counts.items())
+    if not grows or (measure is None and _has_node_autoscaler()):
+        return
+    memory = None if measure is None else measure()
+    nodes = call_within(CONTROLLER_S, "Ray", _nodes)
+    if short := find_shortages(before, counts, nodes, gpus_each, memory):
+        raise StartupError("; ".join(short) + "; nothing was changed")
+
+
+def confirm_large_jumps(
+    before: Mapping[ReplicaKind, int], counts: Mapping[ReplicaKind, int], confirm: Confirm
+) -> None:
+    """Ask about all large jumps at once. Raises StartupError where the answer is no."""
+    large = find_large_jumps(before, counts)
+    shown = [f"{option_name(kind)}: {before.get(kind, 0)} -> {counts[kind]}" for kind in large]
+    if large and not confirm(", ".join(shown)):
+        raise StartupError("nothing was changed")
 
 
 def _has_node_autoscaler() -> bool:

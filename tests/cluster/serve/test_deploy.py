@@ -48,14 +48,23 @@ def deployment(
 
 
 def test_first_deployment_has_the_start_deadline(launch: LaunchSettings) -> None:
-    assert deploy._update_deadline_s(launch, {}, {"prefill": 0, "decode": 0}) == 60
+    assert deploy._update_deadline_s(launch, {}, {"prefill": 0, "decode": 0}, ALL_KINDS) == 60
+
+
+def test_replicas_that_stay_or_only_stop_lengthen_no_deadline_by_starts(
+    launch: LaunchSettings,
+) -> None:
+    running: dict[ReplicaKind, int] = {"prefill": 2, "decode": 12}
+    assert deploy._update_deadline_s(launch, running, {"prefill": 1}, ["decode"]) == 60
+    assert deploy._update_deadline_s(launch, running, {"decode": 1}, []) == 60 + 20 + 15
 
 
 @pytest.mark.parametrize(("surge", "batches"), [(0, 5), (1, 5), (4, 3), (10, 1)])
 def test_update_deadline_allows_a_start_and_a_drain_per_batch(
     launch: LaunchSettings, surge: int, batches: int
 ) -> None:
-    within = deploy._update_deadline_s(launch, {"prefill": 2, "decode": 10}, {"decode": surge})
+    running: dict[ReplicaKind, int] = {"prefill": 2, "decode": 10}
+    within = deploy._update_deadline_s(launch, running, {"decode": surge}, ["decode"])
     assert within == 60 + batches * (60 + 20 + 15)
 
 
