@@ -191,17 +191,16 @@ def set_replicas(
     from cluster.serve import deploy
 
     requested = deploy.target_replicas()
-    # Fewer first: what goes makes room for what comes.
-    for kind in sorted(counts, key=lambda each: counts[each] - before[each]):
-        deploy.set_target_replicas(kind, counts[kind])
     try:
+        # Fewer first: what goes makes room for what comes.
+        for kind in sorted(counts, key=lambda each: counts[each] - before[each]):
+            deploy.set_target_replicas(kind, counts[kind])
         _wait_for(counts, deadline_s, report)
     except (StartupError, KeyboardInterrupt) as error:
         least = {k: max(before[k], min(requested.get(k, 0), n)) for k, n in counts.items()}
         kept = _withdraw_unstarted(counts, {k: n for k, n in least.items() if counts[k] > n})
-        if not isinstance(error, KeyboardInterrupt) and not kept:
-            raise
-        raise StartupError(f"{error or 'interrupted'}{kept}") from None
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        raise StartupError(f"{reason}{kept}") from None
 
 
 def _withdraw_unstarted(counts: Mapping[ReplicaKind, int], least: Mapping[ReplicaKind, int]) -> str:

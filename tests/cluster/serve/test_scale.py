@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -58,8 +60,9 @@ class FakeServe:
         self.targets: dict[ReplicaKind, int] = {"prefill": 1}
         self.started = started
         self.overtaken_by: int | None = None
+        self.interrupts_set = False
         monkeypatch.setattr(deploy, "target_replicas", self._read)
-        monkeypatch.setattr(deploy, "set_target_replicas", self.targets.__setitem__)
+        monkeypatch.setattr(deploy, "set_target_replicas", self._set)
         monkeypatch.setattr(deploy, "serve_applications", lambda *_: {})
         monkeypatch.setattr(deploy, "count_running", lambda _: self._running())
         monkeypatch.setattr(deploy, "running_replicas", self._running)
@@ -69,6 +72,12 @@ class FakeServe:
         if self.targets["prefill"] > 1 and self.overtaken_by is not None:
             self.targets["prefill"] = self.overtaken_by
         return dict(self.targets)
+
+    def _set(self, kind: ReplicaKind, count: int) -> None:
+        self.targets[kind] = count
+        if self.interrupts_set:
+            self.interrupts_set = False
+            os.kill(os.getpid(), signal.SIGINT)
 
     def _running(self) -> dict[ReplicaKind, int]:
         return {"prefill": min(self.started, self.targets["prefill"])}
@@ -93,3 +102,22 @@ def test_a_later_scale_overtakes_one_that_waits(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(StartupError, match="another command has set prefill=2 in the meantime"):
         set_replicas({"prefill": 8}, {"prefill": 1}, 60.0, ignore)
     assert served.targets == {"prefill": 2}
+
+
+def test_ctrl_c_while_replicas_start_withdraws_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = FakeServe(monkeypatch, started=1)
+    with pytest.raises(StartupError, match="^interrupted; the others are withdrawn, and prefill=1"):
+        set_replicas({"prefill": 8}, {"prefill": 1}, 60.0, interrupt)
+    assert served.targets == {"prefill": 1}
+
+
+def interrupt(_: StageWaiting) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_while_counts_are_set_withdraws_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = FakeServe(monkeypatch, started=1)
+    served.interrupts_set = True
+    with pytest.raises(StartupError, match="^interrupted; the others are withdrawn, and prefill=1"):
+        set_replicas({"prefill": 8}, {"prefill": 1}, 60.0, ignore)
+    assert served.targets == {"prefill": 1}
