@@ -12,6 +12,7 @@ from cluster.doctor.leftovers import running_url
 from cluster.doctor.subject import DoctorSubject
 from cluster.local import ports
 from cluster.local.run_state import running_clusters
+from cluster.local.start_snippets import baton_command
 
 
 class PortState(msgspec.Struct, frozen=True):
@@ -80,7 +81,8 @@ def _judge(port: PortState, subject: DoctorSubject) -> Finding:
     if port.owner is None:
         return ok("port", f"{port.number} is free")
     if port.ours:
-        remedy = "`baton down` stops it; `--cluster NAME` starts another"
+        down = baton_command("down", port.ours)
+        remedy = f"`{down}` stops it; `--cluster NAME` starts another"
         return note("port", f"{port.number}: cluster {port.ours!r} serves there", remedy)
     text = f"{port.number} is taken by {port.owner}"
     if port.next_free is None:

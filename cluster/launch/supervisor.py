@@ -64,6 +64,7 @@ class Supervisor:
         self._starting = True
         self._stage = "start"
         self._ray_address: str | None = None
+        self._program = program_fingerprint()
         self._held: list[socket.socket] = []
         self._redis: EmbeddedRedis | None = None
 
@@ -155,7 +156,7 @@ class Supervisor:
         self._begin("deploy")
         launch = self._launch
         share = share_of_gpu(gpus, launch.most_workers(gpus))
-        context = ReplicaContext(launch.events_path, launch.drain_s, program_fingerprint())
+        context = ReplicaContext(launch.events_path, launch.drain_s, self._program)
         deploy.deploy_cluster(launch, applications.ReplicaLayout(context, share), self._write)
         self._end(launch.counts)
 
@@ -211,6 +212,7 @@ class Supervisor:
                 ready=ready,
                 ray_address=self._ray_address,
                 ca=self._launch.https_ca,
+                program=self._program,
             )
         )
 

@@ -35,6 +35,7 @@ from cluster.local.start_report import (
     StartReporter,
     read_new_events,
 )
+from cluster.local.start_snippets import baton_command
 from cluster.models import drafting
 from cluster.serve.scale import Confirm
 from cluster.settings.connection import without_password
@@ -108,7 +109,7 @@ def _already_text(home: ClusterHome) -> str:
         return f"cluster {home.cluster!r} is being started or stopped by another process"
     return (
         f"cluster {home.cluster!r} is starting or stopping: {state.url} ({state.model_id}); wait"
-        " until it has, or stop it with `baton down`"
+        f" until it has, or stop it with `{baton_command('down', home.cluster)}`"
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,20 +21,22 @@ from msgspec.structs import replace
 from cluster.doctor.checks import update_checks
 from cluster.doctor.subject import cluster_subject
 from cluster.launch.prepare import check_and_fetch_model
-from cluster.launch.update_changes import changed_settings
+from cluster.launch.update_changes import changed_settings, shorten_changes
 from cluster.launch.worker_memory import update_room
 from cluster.local.run_state import ClusterHome, RunState
 from cluster.local.start_report import (
     ClusterReady,
     StageDone,
     StageFailed,
+    StageNote,
     StageStarted,
     StartReporter,
 )
+from cluster.local.start_snippets import baton_command
 from cluster.models import drafting
 from cluster.serve import node_settings, ray_runtime, scale
 from cluster.serve.node_settings import ReplicaContext, program_fingerprint
-from cluster.serve.replica_kinds import SCALABLE_KINDS, ReplicaKind
+from cluster.serve.replica_kinds import ALL_KINDS, SCALABLE_KINDS, ReplicaKind, option_name
 from cluster.serve.router_probe import RouterProbe
 from cluster.serve.scale import Confirm
 from cluster.settings.launch_settings import LaunchSettings, read_launch, share_of_gpu
@@ -63,15 +65,18 @@ def update_cluster(
         launch = _check_settings(before, wanted, model, report, keep_port=port_moves)
         with _connected(state):
             launch = _keep_counts(launch, report)
-            layout, replaced = _find_changes(before, launch)
+            layout, replaced = _find_changes(before, launch, state.program)
             report.close()  # a question must not mix with the spinner
-            _check_nodes(before, launch, layout, replaced, confirm)
+            lines = _check_nodes(before, launch, layout, replaced, confirm)
             report(StageDone(stage, f"cluster {home.cluster!r} runs at {state.url}; updating it"))
+            for line in lines or ["nothing has changed"]:
+                report(StageNote(line))
             stage = "deploy"
             report(StageStarted(stage))
             _deploy(launch, layout, replaced, report)
         launch.write()
-        home.write(replace(state, url=launch.url, model_id=launch.model_id, ca=launch.https_ca))
+        found = {"url": launch.url, "model_id": launch.model_id, "ca": launch.https_ca}
+        home.write(replace(state, **found, program=program_fingerprint()))
         report(StageDone(stage, launch.counts))
     except StartupError as error:
         report(StageFailed(stage, str(error)))
@@ -94,8 +99,8 @@ def _check_settings(
     port = before.port if keep_port else wanted.port
     if changed := fixed_differences(before, replace(wanted, port=port)):
         raise StartupError(
-            f"{', '.join(changed)} cannot change while the cluster runs: stop it with `baton down`"
-            " first, and start it again"
+            f"{', '.join(changed)} cannot change while the cluster runs: stop it with"
+            f" `{baton_command('down', wanted.cluster)}` first, and start it again"
         )
     subject = cluster_subject(wanted, model, port_moves=True)
     settings = (wanted.check, lambda: wanted.router.check_host(wanted.host))
@@ -146,27 +151,34 @@ def _keep_counts(launch: LaunchSettings, report: StartReporter) -> LaunchSetting
 
 
 def _find_changes(
-    before: LaunchSettings, launch: LaunchSettings
+    before: LaunchSettings, launch: LaunchSettings, program: str
 ) -> tuple[ReplicaLayout, dict[ReplicaKind, list[str]]]:
-    """Return the layout of the replicas, and for each kind that is replaced its new settings."""
+    """Return the layout of the replicas, and for each kind that is replaced why. ``program``:
+    fingerprint of the one that deployed the cluster."""
     from cluster.serve.applications import ReplicaLayout
 
     gpus = 0 if launch.workers["decode"].engine.device == "cpu" else ray_runtime.gpu_count()
     old, new = (share_of_gpu(gpus, each.most_workers(gpus)) for each in (before, launch))
     context = ReplicaContext(launch.events_path, launch.drain_s, program_fingerprint())
-    return ReplicaLayout(context, new), changed_settings(before, launch, (old, new))
+    changes = changed_settings(before, launch, (old, new))
+    if program != context.program:
+        for kind in ALL_KINDS:
+            changes.setdefault(kind, []).append("another version of Baton")
+    return ReplicaLayout(context, new), changes
 
 
 def _check_nodes(
     before: LaunchSettings,
     launch: LaunchSettings,
     layout: ReplicaLayout,
-    replaced: Collection[ReplicaKind],
+    replaced: Mapping[ReplicaKind, list[str]],
     confirm: Confirm,
-) -> None:
-    """Check that the replicas of the update fit, as `baton scale` does. Raises StartupError."""
+) -> list[str]:
+    """Check that the replicas of the update fit, as `baton scale` does; return a line for each
+    thing that changes. Raises StartupError."""
     from cluster.serve import deploy
     from cluster.serve.applications import configured_replicas
+    from cluster.serve.external_cluster import count_changes
 
     running = deploy.running_replicas()
     counts = {kind: configured_replicas(kind, launch) for kind in SCALABLE_KINDS}
@@ -174,6 +186,11 @@ def _check_nodes(
     room = partial(update_room, before, launch, running, replaced)
     scale.check_room(staying, counts, layout.gpus, room)
     scale.confirm_large_jumps(running, counts, confirm)
+    return count_changes(launch, running) + [
+        f"{option_name(kind)}: replaced, {shorten_changes(why)}"
+        for kind, why in replaced.items()
+        if running.get(kind) and configured_replicas(kind, launch)
+    ]
 
 
 def _deploy(

@@ -8,6 +8,7 @@ from pathlib import Path
 from cluster.doctor.memory import MemoryFacts, collect, host_bytes, usable_bytes
 from cluster.doctor.subject import cluster_subject
 from cluster.local.start_report import format_size
+from cluster.local.start_snippets import baton_command
 from cluster.serve.replica_kinds import ReplicaKind
 from cluster.serve.scale_limits import MemoryRoom
 from cluster.settings.launch_settings import LaunchSettings, read_launch
@@ -49,7 +50,8 @@ def update_room(
             raise StartupError(
                 f"{kind}: a new replica starts before an old one stops, and needs"
                 f" {format_size(need)} of memory, {format_size(new.free)} are free: lower"
-                " --kv-tokens, or stop the cluster and start it anew; nothing was changed"
+                f" --kv-tokens, or stop the cluster (`{baton_command('down', after.cluster)}`) and"
+                " start it anew; nothing was changed"
             )
     given_back = sum(running.get(kind, 0) * old.each.get(kind, 0) for kind in replaced)
     return MemoryRoom(new.free + given_back, new.each)

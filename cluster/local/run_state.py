@@ -43,6 +43,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = False
     ray_address: str | None = None
     ca: str | None = None  # file of the CA that clients of ``url`` must trust
+    program: str = ""  # fingerprint of the program that deployed the replicas
 
 
 def private_dir(path: Path) -> Path:

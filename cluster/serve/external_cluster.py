@@ -7,7 +7,7 @@ this process stays. Secrets and certificates are in each node's environment (see
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -27,7 +27,7 @@ from cluster.models import locate
 from cluster.serve import node_settings, ray_nodes, ray_runtime
 from cluster.serve.bounded_call import CONTROLLER_S, call_within
 from cluster.serve.node_settings import ReplicaContext, program_fingerprint
-from cluster.serve.replica_kinds import SCALABLE_KINDS, ReplicaKind
+from cluster.serve.replica_kinds import ALL_KINDS, SCALABLE_KINDS, ReplicaKind, count_change_text
 from cluster.serve.scale import Confirm, check_room, confirm_large_jumps
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.settings.connection import without_password
@@ -90,7 +90,7 @@ def deploy_to_ray(
                 stage = "deploy"
                 ray_runtime.start_serve()
                 launch = keep_autoscaled_counts(launch, report)
-                _check_growth(launch, layout, confirm)
+                _check_growth(launch, layout, confirm, report)
                 report(StageStarted(stage))
                 urls = _deploy_and_probe(launch, layout, report)
                 report(StageDone(stage, launch.counts))
@@ -110,8 +110,11 @@ def _workers_run() -> bool:
     return any(deploy.running_replicas().get(role) for role in ROLES)
 
 
-def _check_growth(launch: LaunchSettings, layout: ReplicaLayout, confirm: Confirm) -> None:
-    """Check the new counts of a cluster that runs, as `baton scale` does. Raises StartupError."""
+def _check_growth(
+    launch: LaunchSettings, layout: ReplicaLayout, confirm: Confirm, report: StartReporter
+) -> None:
+    """Check the new counts of a cluster that runs, as `baton scale` does, and note those that
+    change. Raises StartupError."""
     from cluster.serve import deploy
     from cluster.serve.applications import configured_replicas
 
@@ -120,6 +123,8 @@ def _check_growth(launch: LaunchSettings, layout: ReplicaLayout, confirm: Confir
         counts = {kind: configured_replicas(kind, launch) for kind in SCALABLE_KINDS}
         check_room(running, counts, layout.gpus, None)
         confirm_large_jumps(running, counts, confirm)
+        for line in count_changes(launch, running):
+            report(StageNote(line))
 
 
 def _with_model(wanted: LaunchSettings, model: str | None) -> LaunchSettings:
@@ -182,9 +187,7 @@ def _declared_text() -> str:
 
 
 def keep_autoscaled_counts(launch: LaunchSettings, report: StartReporter) -> LaunchSettings:
-    """Return ``launch`` with the worker counts that an acting autoscaler has set.
-
-    Notes this, and also where configured counts differ from those that run."""
+    """Return ``launch`` with the worker counts that an acting autoscaler has set, and note this."""
     from cluster.serve import deploy
     from cluster.serve.applications import configured_replicas
 
@@ -193,11 +196,15 @@ def keep_autoscaled_counts(launch: LaunchSettings, report: StartReporter) -> Lau
         launch = launch.with_workers(targets)
         shown = ", ".join(f"{configured_replicas(role, launch)} {role}" for role in targets)
         report(StageNote(f"the autoscaler controls the number of workers: {shown} stay"))
-    for kind, running in deploy.running_replicas().items():
-        configured = configured_replicas(kind, launch)
-        if kind in SCALABLE_KINDS and kind not in targets and running != configured:
-            report(StageNote(f"{kind}: {running} run, {configured} are configured"))
     return launch
+
+
+def count_changes(launch: LaunchSettings, running: Mapping[ReplicaKind, int]) -> list[str]:
+    """Return a line for each kind whose configured number differs from the ``running`` replicas."""
+    from cluster.serve.applications import configured_replicas
+
+    found = {kind: (running.get(kind, 0), configured_replicas(kind, launch)) for kind in ALL_KINDS}
+    return [count_change_text(kind, old, new) for kind, (old, new) in found.items() if old != new]
 
 
 def _deploy_and_probe(

@@ -51,6 +51,21 @@ def option_name(kind: ReplicaKind) -> str:
     return "routers" if kind == "router" else kind
 
 
+_COUNT_KEYS: dict[ReplicaKind, str] = {
+    "prefill": "pools.prefill.workers",
+    "decode": "pools.decode.workers",
+    "router": "router.replicas",
+    "autoscaler": "autoscaler.mode",
+}
+
+
+def count_change_text(kind: ReplicaKind, running: int, configured: int) -> str:
+    """Return a line about a number that `baton up` changes to the configured one."""
+    noun = "" if kind in ("router", "autoscaler") else " workers"
+    change = f"{option_name(kind)}: {running} -> {configured}{noun}"
+    return f"{change}, as configured ({_COUNT_KEYS[kind]})"
+
+
 def resource_name(kind: ReplicaKind) -> str:
     """Return the custom Ray resource that says how many replicas of the kind a node takes."""
     return f"baton_{kind}"

@@ -207,7 +207,9 @@ def test_a_taken_port_is_a_problem_with_its_owner_and_the_next_free_one() -> Non
 
 def test_our_own_cluster_on_the_port_is_no_problem() -> None:
     (found,) = ports.judge(PortFacts("", (PortState(8000, "pid 7", "default", 8001),)), SUBJECT)
-    assert found.level == "note" and "baton down" in found.remedy
+    assert found.level == "note" and "baton down`" in found.remedy
+    (found,) = ports.judge(PortFacts("", (PortState(8000, "pid 7", "audit", 8001),)), SUBJECT)
+    assert "baton down --cluster audit`" in found.remedy
 
 
 def test_no_free_port_is_a_problem_even_if_it_could_move() -> None:

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from cluster.config import assemble
 from cluster.config.schema import Config
-from cluster.launch import update, worker_memory
+from cluster.launch import up, update, worker_memory
 from cluster.local.run_state import ClusterHome, RunState
 from cluster.local.start_report import StartReporter
 from cluster.models.locate import demo_path
 from cluster.serve import deploy, scale
+from cluster.serve.node_settings import program_fingerprint
 from cluster.serve.replica_kinds import SCALABLE_KINDS, ReplicaKind
 from cluster.serve.router_probe import RouterProbe
 from cluster.serve.scale_limits import NodeRoom
@@ -78,6 +79,7 @@ def run_update(
     state = RunState(
         run_dir=str(run_dir), url="http://127.0.0.1:8000", model_id="baton-demo", ray_address="r"
     )
+    state = replace(state, program=program_fingerprint())
 
     def run(confirm: scale.Confirm = lambda _: True, **changes: Any) -> tuple[int, str]:
         wanted = assemble.launch_settings(Config.model_validate(CONFIG | changes))
@@ -138,3 +140,43 @@ def test_large_jumps_are_confirmed_all_at_once(served: FakeServe, run_update: Up
     )
     assert (status, served.deployed) == (2, []), said
     assert asked == ["prefill: 1 -> 9, routers: 1 -> 10"]
+
+
+def test_each_thing_that_changes_has_a_line(served: FakeServe, run_update: Update) -> None:
+    served.running["prefill"] = 2
+    pools = {"decode": {"max_batch": 32}}
+    status, said = run_update(pools=pools, limits={"max_requests": 9})
+    assert status == 0
+    assert "prefill: 2 -> 1 workers, as configured (pools.prefill.workers)" in said
+    assert "decode: replaced, max_batch default -> 32" in said
+    assert "routers: replaced, max_requests" in said
+    assert "prefill: replaced" not in said
+
+
+def test_an_update_without_a_change_says_so(served: FakeServe, run_update: Update) -> None:
+    assert "nothing has changed" in run_update()[1]
+    assert "nothing has changed" in run_update()[1]
+
+
+def test_another_program_replaces_all_replicas(
+    run_update: Update, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(update, "program_fingerprint", lambda: "new")
+    said = run_update()[1]
+    for kind in ("prefill", "decode", "routers"):
+        assert f"{kind}: replaced, another version of Baton" in said
+
+
+def test_refusals_name_the_command_for_this_cluster(run_update: Update) -> None:
+    said = run_update(router={"port": 1})[1]
+    assert "router.port cannot change" in said
+    assert "baton down --cluster audit` first" in said
+
+
+def test_a_cluster_that_starts_is_stopped_by_its_own_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_HOME", str(tmp_path))
+    home = ClusterHome("audit")
+    home.write(RunState(run_dir="r", url="http://127.0.0.1:8000", model_id="m"))
+    assert up._already_text(home).endswith("baton down --cluster audit`")

@@ -35,13 +35,26 @@ async def test_what_changed_is_replaced_and_no_stream_is_lost(cluster: LocalClus
         while not updating.done():
             prompt = f"def f{len(complete)}(x):"
             complete.append(await stream(client, prompt))
-    assert "updating it" in await updating
+    said = await updating
+    assert "updating it" in said and "decode: replaced, max_batch default -> 32\n" in said
     assert complete and all(complete)
     after = {(w.role, w.instance) for w in await workers(cluster)}
     kept = {role for role, _ in before & after}
     assert kept == {"prefill"} and len(after) == len(before)
 
 
+async def test_an_update_names_what_a_scale_had_changed_and_refuses_what_does_not_fit(
+    cluster: LocalCluster,
+) -> None:
+    await asyncio.to_thread(baton, cluster.home, "scale", "prefill=2")
+    command = ("up", "--detach", *OPTIONS, "--decode-max-batch=32")
+    said = await asyncio.to_thread(baton, cluster.home, *command)
+    assert "prefill: 2 -> 1 workers, as configured (pools.prefill.workers)\n" in said
+    assert "nothing has changed" in await asyncio.to_thread(baton, cluster.home, *command)
+    with pytest.raises(RuntimeError, match=r"prefill=1000: each needs .*nothing was changed"):
+        await asyncio.to_thread(baton, cluster.home, *command, "--prefill", "1000")
+
+
 async def test_what_an_update_cannot_change_is_refused(cluster: LocalCluster) -> None:
-    with pytest.raises(RuntimeError, match=r"router\.port cannot change .* `baton down`"):
+    with pytest.raises(RuntimeError, match=r"router\.port cannot change .*baton down`"):
         await asyncio.to_thread(baton, cluster.home, "up", "--detach", *OPTIONS, "--port", "1")
