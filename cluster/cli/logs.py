@@ -16,9 +16,10 @@ from cluster.config import keys
 from cluster.config.flags import with_config_flags
 from cluster.config.resolve import CommandFlags
 from cluster.local.kept_logs import find_logs
-from cluster.local.log_tail import LogLines, LogTail, match_logs
+from cluster.local.log_tail import LogLines, LogTail, match_logs, unknown_source_text
 from cluster.local.progress_text import progress_text
 from cluster.local.run_state import ClusterHome, others_text, running_clusters
+from cluster.local.start_snippets import baton_command
 from protocol.errors import StartupError, UsageError
 
 PROGRESS = "progress.log"
@@ -115,13 +116,24 @@ def _check_source(found: dict[str, Path], source: str | None, cluster: str) -> s
     process that started it. Raises StartupError where there are no logs, and UsageError for a
     source that none has."""
     if not found:
-        raise StartupError(f"cluster {cluster!r} has no logs here{others_text(cluster)}")
+        raise StartupError(
+            f"cluster {cluster!r} has no logs here{others_text(cluster)}: `baton ls` lists the"
+            f" clusters that run, and `{baton_command('up', cluster)}` starts this one"
+        )
     if match_logs(found, source):
         return source
     parent = _parent_of(source or "")
     if parent is not None and match_logs(found, parent):
         return parent
-    raise UsageError(f"no log has the name {source!r}; there are {', '.join(found)}")
+    if source in ("decisions", "autoscaler"):
+        raise StartupError(_no_decisions_text(source, found))
+    raise UsageError(unknown_source_text(source, found))
+
+
+def _no_decisions_text(source: str, found: dict[str, Path]) -> str:
+    if match_logs(found, "autoscaler"):
+        return "no decision is written yet, or the key autoscaler.log names another file"
+    return f"there is no log {source!r}: the autoscaler is off (autoscaler.mode is off)"
 
 
 def _parent_of(pid: str) -> str | None:

@@ -26,7 +26,7 @@ from cluster.launch.pool_demonstration import demonstrate_pools
 from cluster.launch.replica_deaths import ReplicaDeaths
 from cluster.local import die_with_parent, ports, processes
 from cluster.local.disk_errors import disk_error_text
-from cluster.local.kept_logs import keep_logs
+from cluster.local.kept_logs import append_to_log, keep_logs
 from cluster.local.processes import ProcessId
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.local.run_state import ClusterHome, RunState, remove_run_dir
@@ -38,6 +38,7 @@ from cluster.local.start_report import (
     StartEvent,
     StartEventWriter,
 )
+from cluster.local.timed_log import with_time
 from cluster.models.locate import demo_path
 from cluster.serve import node_settings, ray_runtime
 from cluster.serve.node_settings import ReplicaContext, program_fingerprint
@@ -177,13 +178,15 @@ class Supervisor:
     def _wait(self) -> None:
         from cluster.serve import ray_internals
 
-        deaths = ReplicaDeaths(ray_internals.dead_replicas)
+        deaths = ReplicaDeaths(self._launch.cluster, ray_internals.dead_replicas)
         while not self._stop.wait(1.0):
             dead = ray_runtime.dead_process()
             if dead is not None:
                 raise StartupError(f"{dead} died")
-            for line in deaths.new_lines():
+            for pid, line in deaths.new_lines().items():
                 _log(line)
+                if pid is not None:  # a process that SIGKILL ends writes nothing itself
+                    append_to_log(self._run_dir, pid, with_time(line))
 
     def _drain(self) -> None:
         from cluster.serve import deploy
@@ -237,7 +240,7 @@ class Supervisor:
 def _log(text: str) -> None:
     """Print a line to the log of the supervisor, which may be on a full disk."""
     with contextlib.suppress(OSError):
-        print(text, flush=True)
+        print(with_time(text), flush=True)
 
 
 def _check_redis(url: str) -> None:

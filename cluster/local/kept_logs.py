@@ -73,6 +73,14 @@ def without_headers(text: bytes) -> list[bytes]:
     return [line for line in text.splitlines() if line and not line.startswith(_HEADERS)]
 
 
+def append_to_log(run_dir: Path, pid: int, line: str) -> None:
+    """Append a line to the log of the replica with this pid, if there is one."""
+    for name, path in find_logs(run_dir).items():
+        if name.endswith(f"-{pid}.log"):
+            with contextlib.suppress(OSError), path.open("a") as log:
+                log.write(f"{line}\n")
+
+
 def keep_logs(run_dir: Path, folder: Path) -> None:
     """Replace the contents of ``folder`` by the ends of the run's logs, readable by this user only.
 

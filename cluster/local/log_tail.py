@@ -3,7 +3,9 @@ nodes of a Ray cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,15 +15,43 @@ LogFiles: TypeAlias = dict[str, Path]
 LogLines: TypeAlias = dict[str, list[bytes]]
 
 
+SOURCES = (
+    *("prefill", "decode", "router", "autoscaler", "supervisor", "controller"),
+    *("progress", "redis", "decisions"),
+)
+"""Words that name logs; a pid and the id of a worker do, too."""
+_LEAST_ID = 6  # characters, as `baton status` shows
+_ID = re.compile(r"[0-9]+|[0-9a-f]{4,32}")
+
+
 def match_logs(found: LogFiles, source: str | None) -> LogFiles:
-    """Return the logs of ``source``: by kind, by pid, or by an id that they contain; None: all."""
+    """Return the logs of ``source``: by kind, by the pid of a process or of its engine, or by the
+    beginning of a worker's id; None: all."""
     if source is None:
         return found
     chosen = {n: p for n, p in found.items() if source in n.removesuffix(".log").split("-")}
     chosen = chosen or {n: p for n, p in found.items() if n.startswith(f"{source}.")}
-    if not chosen and len(source) >= 6:
-        chosen = {n: p for n, p in found.items() if source.encode() in read_end(p, MAX_BYTES)}
+    if chosen or not _ID.fullmatch(source):
+        return chosen
+    texts = {name: read_end(path, MAX_BYTES) for name, path in found.items()}
+    id_ = source.encode()
+    # A worker's own log says that it is ready; logs of others may name it, too.
+    own = rb"\bengine pid %s\b|: \w+ worker %s" % (id_, id_)
+    for named in (own, *([rb"\b%s" % id_] if len(source) >= _LEAST_ID else [])):
+        if chosen := {name: found[name] for name, text in texts.items() if re.search(named, text)}:
+            break
     return chosen
+
+
+def unknown_source_text(source: str | None, names: Collection[str]) -> str:
+    """Say that no log has the name ``source``, and what can be typed. ``names``: of the logs."""
+    near = difflib.get_close_matches(source or "", SOURCES, n=1)
+    meant = f"; did you mean {near[0]}?" if near and source not in SOURCES else ""
+    words = [each for each in SOURCES if any(re.match(rf"{each}\b", name) for name in names)]
+    pids = sorted({pid for name in names for pid in re.findall(r"-(\d+)\.", name)})
+    numbers = [f"a pid ({', '.join(pids)})"] if pids else []
+    expected = ", ".join([*words, *numbers, "or the id of a worker as `baton status` shows it"])
+    return f"no log has the name {source!r}{meant}; there are {expected}"
 
 
 class LogTail:

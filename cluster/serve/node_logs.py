@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from cluster.local.kept_logs import find_replica_logs
-from cluster.local.log_tail import LogFiles, LogTail, match_logs
+from cluster.local.log_tail import LogFiles, LogTail, match_logs, unknown_source_text
 from cluster.serve import ray_nodes, ray_runtime
 from cluster.serve.bounded_call import CONTROLLER_S, call_within
 from protocol.errors import StartupError, UsageError
@@ -62,7 +62,7 @@ def read_logs(query: LogQuery) -> Iterator[tuple[str, NodeLines]]:
     if not names:
         raise StartupError("no node of this Ray cluster has logs of Baton's replicas")
     if not matched:
-        raise UsageError(f"no log is of {query.source!r}; there are {', '.join(sorted(names))}")
+        raise UsageError(unknown_source_text(query.source, names))
 
 
 def _nodes_with_logs() -> list[ray_nodes.RayNode]:

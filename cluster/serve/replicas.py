@@ -8,6 +8,8 @@ is replaced after three failures in a row), and awaits ``__del__`` to shut a rep
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,6 +17,7 @@ from msgspec.structs import replace
 
 from cluster.autoscale.replica_counts import BlockingCall
 from cluster.local.start_report import stderr_reporter
+from cluster.local.timed_log import log_with_times
 from cluster.models import drafting, locate
 from cluster.serve import node_settings, ray_internals
 from cluster.serve.node_settings import ReplicaContext, node_config
@@ -25,6 +28,8 @@ from protocol.descriptor_limit import raise_descriptor_limit
 from protocol.errors import Unavailable
 from protocol.roles import ROLES
 from router.settings import RouterSettings
+
+_log = logging.getLogger("baton.replica")
 
 KILL_S = 15.0
 """Seconds after its drain time at which Serve kills a replica that has not ended."""
@@ -82,6 +87,7 @@ class RouterReplica:
         self._drain_s = context.drain_s
         self._server = HostedRouter(located, address or host, port, context.drain_s)
         await self._server.start()
+        _log.info("ready: router, pid %d, on port %d", os.getpid(), port)
 
     def check_health(self) -> None:
         _raise_problem(self._server.problem())
@@ -107,6 +113,7 @@ class AutoscalerReplica:
             own, ServeReplicas(), partial(context.report, "autoscaler")
         )
         await self._service.start()
+        _log.info("ready: autoscaler (%s), pid %d", own.mode, os.getpid())
 
     def check_health(self) -> None:
         _raise_problem(self._service.problem())
@@ -121,6 +128,7 @@ class AutoscalerReplica:
 def _prepare_replica(context: ReplicaContext) -> str | None:
     """Check the program, raise the limit of open files, and return the address to listen on; None:
     the configured one."""
+    log_with_times()
     context.check_program()
     raise_descriptor_limit()
     ray_internals.keep_replica_on_loopback()

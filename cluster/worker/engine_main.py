@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from cluster.local.die_with_parent import die_with_parent
+from cluster.local.timed_log import log_with_times
 from engine.ipc import messages as m
 from engine.ipc.channel import ChannelClosed, EngineChannel
 from engine.ipc.settings import EngineSettings
@@ -34,6 +35,7 @@ POLICIES: dict[str, StepPolicy] = {
 
 
 def main() -> None:
+    log_with_times()
     die_with_parent(os.getppid())  # a stuck engine would not notice that its socket is closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front handles Ctrl-C
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineSettings)

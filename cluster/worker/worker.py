@@ -163,12 +163,20 @@ class Worker:
         self._events.start()
         gc.collect()
         gc.freeze()  # loaded objects stay: collections need not walk them during decoding
+        self._log_ready()
         drafts = "" if ready.speculation == "off" else f", speculation {ready.speculation}"
         self._report(
             f"{self.settings.role} worker {self.instance[:8]} ready on {registered.endpoint} in"
             f" {time.monotonic() - began:.1f} s{loading}: {ready.kv_tokens} tokens of KV"
             f" cache{drafts}"
         )
+
+    def _log_ready(self) -> None:
+        """Write the ids by which `baton status` and the supervisor name this worker to its log."""
+        session = self._engine.current
+        engine = session.process.pid if session is not None else 0
+        role, pid = self.settings.role, os.getpid()
+        log.info("ready: %s worker %s, pid %d, engine pid %d", role, self.instance, pid, engine)
 
     async def _listen(self) -> str:
         server = grpc.aio.server(

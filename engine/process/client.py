@@ -191,12 +191,13 @@ class EngineClient:
             deaths[:] = [*(t for t in deaths if now - t < DEATH_WINDOW_S), now]
             if len(deaths) >= MAX_DEATHS:
                 raise EngineDied(f"{len(deaths)} engines died within a short time: {why}")
-            log.warning("engine lost: %s; starting another", why)
+            log.warning("engine lost: %s; starting another (pid %d)", why, old.process.pid)
             self._report(f"engine lost: {why}; starting another", 0.0)
             try:
                 new = await self._launch()
             except EngineDied as error:
                 why = str(error)
+        log.info("ready: engine pid %d, in place of pid %d", new.process.pid, old.process.pid)
         self._past = self._past.plus(old.beat.counters)
         self.restarts += 1
         assert old.ready is not None and new.ready is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from cluster.local.start_report import (
     StageWaiting,
     StartEventWriter,
 )
+from cluster.local.timed_log import with_time
 from tests.system import heed_interrupts
 
 HEAD = ":job_id:01000000\n:actor_name:ServeReplica:baton-{}:Worker\n"
@@ -76,7 +78,12 @@ def _check_logs() -> None:
     everything = output("logs")
     assert "router-78: a router's line" in everything and "decode-77: engine of" in everything
     assert output("logs", "prefill") == "baton: nothing was written to prefill-79.log\n"
-    assert "there are supervisor.log, " in output("logs", "nothing", status=2)
+    words = (
+        "there are prefill, decode, router, supervisor, decisions, a pid (77, 78, 79), or the id"
+    )
+    assert words in output("logs", "nothing", status=2)
+    assert "'prefil'; did you mean prefill?" in output("logs", "prefil", status=2)
+    assert "'decod'; did you mean decode?" in output("logs", "decod", status=2)
 
 
 def test_progress_is_printed_as_text(home: ClusterHome) -> None:
@@ -160,3 +167,47 @@ def test_follow_prints_what_is_appended_and_what_starts_later(home: ClusterHome)
         following.wait()
         os.close(lock)
         home.clean()
+
+
+def test_ids_and_pids_lead_to_the_own_log_of_the_worker(home: ClusterHome) -> None:
+    state = home.read()
+    assert state is not None
+    folder = Path(state.run_dir) / "ray" / "session_2026" / "logs"
+    own = "ready: prefill worker 5e6f70809abc, pid 81, engine pid 82\n"
+    again = "ready: engine pid 83, in place of pid 82\n"
+    (folder / "worker-ab-01-81.err").write_text(HEAD.format("prefill") + own + again)
+    other = "worker 5e6f7080 does not answer; pid 82 neither, 83 items\n"
+    (folder / "worker-ab-01-84.err").write_text(HEAD.format("router") + other)
+    home.clean()
+    for named in ("5e6f70", "5e6f70809abc", "82", "83"):
+        assert output("logs", named) == own + again
+
+
+def test_logs_that_cannot_be_are_explained(home: ClusterHome) -> None:
+    state = home.read()
+    assert state is not None
+    (Path(state.run_dir) / "decisions.jsonl").unlink()
+    home.clean()
+    assert "the autoscaler is off" in output("logs", "decisions", status=1)
+    said = output("logs", "--cluster", "never", status=1)
+    assert "`baton ls` lists" in said and "baton up --cluster never` starts" in said
+
+
+def test_death_of_a_replica_is_in_its_own_log(home: ClusterHome) -> None:
+    state = home.read()
+    assert state is not None
+    kept_logs.append_to_log(Path(state.run_dir), 77, with_time("decode replica ended"))
+    home.clean()
+    assert re.search(r"\n\d{4}-\d\d-\d\d [\d:]+ decode replica ended\n$", output("logs", "77"))
+
+
+def test_lines_of_replicas_have_a_time() -> None:
+    program = (
+        "import logging; from cluster.local.timed_log import log_with_times\n"
+        "log_with_times(); log_with_times()\n"
+        "logging.getLogger('baton.worker').info('ready: decode worker')\n"
+        "logging.getLogger('other').info('not shown')\n"
+        "logging.getLogger('ray.serve').warning('not shown twice')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:]+ ready: decode worker\n", done.stderr)
