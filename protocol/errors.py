@@ -83,6 +83,10 @@ class MalformedEvents(BatonError):
 class StartupError(BatonError):
     """A process cannot start as configured; the message says what to change."""
 
+    exit_status = 1
+
 
 class UsageError(StartupError):
-    """An option or an argument of a command is wrong; the command exits with status 2."""
+    """An option or an argument of a command is wrong."""
+
+    exit_status = 2

@@ -11,13 +11,14 @@ import textwrap
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
+from urllib.parse import urlsplit
 
 import typer
 
 from cluster.config.keys import CONFIG_KEYS, ConfigKey
 from cluster.config.mistakes import ConfigError
 from cluster.config.resolve import CommandFlags, ResolvedConfig, resolve_config
-from protocol.errors import UsageError
+from protocol.errors import StartupError, UsageError
 
 EXIT_USAGE = 2
 
@@ -69,7 +70,25 @@ def report_failure(error: Exception) -> typer.Exit:
     """Print the error on standard error; return an exit for the caller to raise, with status 2 for
     a UsageError and 1 for any other error."""
     typer.echo(f"baton: {error}", err=True)
-    return typer.Exit(EXIT_USAGE if isinstance(error, UsageError) else 1)
+    return typer.Exit(error.exit_status if isinstance(error, StartupError) else 1)
+
+
+def parse_router_url(text: str) -> str:
+    """Return the URL of a router as ``--url`` gives it, without a slash or the path of its page.
+    Raises UsageError if it is none."""
+    if "://" not in text and ":" in text and "@" not in text:
+        raise UsageError(f"--url {text}: the scheme is missing; give http://{text}")
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or "@" in parts.netloc or parts.query or parts.fragment:
+        raise UsageError("--url must be http://HOST:PORT or https://HOST:PORT, with nothing else")
+    root = f"{parts.scheme}://{parts.netloc}"
+    if parts.path.strip("/") not in ("", "ui"):
+        raise UsageError(f"--url: give the URL without a path: {root}")
+    return root
 
 
 def print_json(value: Any) -> None:

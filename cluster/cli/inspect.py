@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli.common import CaFile, load_config, report_failure
+from cluster.cli.common import CaFile, load_config, parse_router_url, report_failure
 from cluster.config import keys, show_config
 from cluster.config.flags import with_config_flags
 from cluster.config.resolve import CommandFlags
@@ -82,8 +82,8 @@ def status(
         api_key = os.environ.get("BATON_API_KEY")
         ca = str(ca_file) if ca_file else None
         router = (
-            status_client.RouterAddress(url, None)
-            if url
+            status_client.RouterAddress(parse_router_url(url), None)
+            if url is not None
             else status_client.running_router(config.cluster)
         )
         trust = status_client.router_tls_context(ca, router.ca, files.ca)

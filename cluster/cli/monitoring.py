@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from cluster.cli.common import CaFile, load_config, report_failure
+from cluster.cli.common import CaFile, load_config, parse_router_url, report_failure
 from cluster.config import keys
 from cluster.config.flags import with_config_flags
 from cluster.config.resolve import CommandFlags
@@ -124,7 +124,7 @@ def scrape_config(options: MonitoringOptions, config: Config) -> ScrapeConfig:
             raise UsageError(f"--alertmanager must be HOST:PORT, not {endpoint!r}")
     if (key := options.api_key) is not None and not (key.isascii() and key.isprintable()):
         raise UsageError("BATON_API_KEY must be printable ASCII characters")
-    routers = [RouterAddress(url, None) for url in map(_router_url, options.urls)]
+    routers = [RouterAddress(url, None) for url in map(parse_router_url, options.urls)]
     routers = routers or [running_router(config.cluster)]
     ca = options.ca_file or (tls.ca if tls else None) or routers[0].ca or _system_ca()
     return ScrapeConfig(
@@ -150,20 +150,8 @@ def _tls_files(security: SecuritySection) -> TlsFiles | None:
 
 
 def _file(name: str | Path) -> str:
-    """Return the absolute path of a file. Raises StartupError if it does not exist."""
+    """Return the absolute path of a file of an option. Raises UsageError if it does not exist."""
     path = Path(name).absolute()
     if not path.is_file():
-        raise StartupError(f"there is no file {path}")
+        raise UsageError(f"there is no file {path}")
     return str(path)
-
-
-def _router_url(text: str) -> str:
-    """Return the URL without a trailing slash. Raises StartupError if it is not a router's."""
-    try:
-        parts = urlsplit(text)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        sound = False
-    if not sound or "@" in parts.netloc or parts.path.strip("/") or parts.query or parts.fragment:
-        raise UsageError("--url must be http://HOST:PORT or https://HOST:PORT, with nothing else")
-    return f"{parts.scheme}://{parts.netloc}"

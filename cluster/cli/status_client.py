@@ -44,16 +44,18 @@ def running_router(cluster: str) -> RouterAddress:
     return RouterAddress(state.url, state.ca)
 
 
-def router_tls_context(*cas: str | None) -> ssl.SSLContext:
+def router_tls_context(given: str | None, *others: str | None) -> ssl.SSLContext:
     """Return the TLS context for routers, which trusts the system's CAs (or those in the file that
-    SSL_CERT_FILE names) and those in the files ``cas``. Raises StartupError for unusable files."""
+    SSL_CERT_FILE names) and those in the files. Raises StartupError for unusable files, which is
+    a UsageError for ``given``, the file of an option."""
     context = ssl.create_default_context()
-    for ca in filter(None, cas):
+    for ca in filter(None, (given, *others)):
         try:
             context.load_verify_locations(cafile=ca)
         except (OSError, ssl.SSLError) as error:
             reason = error.strerror or str(error)
-            raise StartupError(f"{ca}: not a readable file of CA certificates: {reason}") from None
+            kind = UsageError if ca == given else StartupError
+            raise kind(f"{ca}: not a readable file of CA certificates: {reason}") from None
     return context
 
 

@@ -127,7 +127,7 @@ def _read(option: str, path: str) -> bytes:
         return Path(path).expanduser().read_bytes()
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise StartupError(f"--redis-url: {option}: cannot read {path}: {reason}") from None
+        raise UsageError(f"--redis-url: {option}: cannot read {path}: {reason}") from None
 
 
 def _write(path: Path, content: bytes, mode: int = 0o600) -> None:

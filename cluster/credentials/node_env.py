@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from cluster.serve.replica_kinds import UNLIMITED_RETRIES
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 from protocol.registry.redis_client import check_exposure, check_url
 from protocol.security.listen_hosts import is_loopback
 
@@ -40,17 +40,20 @@ class NodeRedis(NamedTuple):
 
 
 def parse_node_redis(url: str) -> NodeRedis:
-    """Parse a Redis URL. Raises StartupError if other hosts cannot or should not use it."""
+    """Parse a Redis URL. Raises UsageError if other hosts cannot or should not use it."""
     check_url(url)
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme == "unix" or not host or is_loopback(host):
-        raise StartupError(
+        raise UsageError(
             "--redis-url must name a Redis that every node reaches, as"
             " redis://:password@10.0.0.9:6379/0: a socket or loopback address reaches only this"
             " machine"
         )
-    check_exposure(url)
+    try:
+        check_exposure(url)
+    except StartupError as error:
+        raise UsageError(f"--redis-url: {error}") from None
     options = parse_qsl(parts.query, keep_blank_values=True)
     files = {name: value for name, value in options if name in REDIS_FILE_OPTIONS}
     kept = [(name, value) for name, value in options if name not in REDIS_FILE_OPTIONS]

@@ -9,7 +9,7 @@ from cluster.doctor import draft, gpus, leftovers, machine, memory, model, packa
 from cluster.doctor.finding import Check, Finding, problem, problems, run_checks
 from cluster.doctor.memory import MemoryPlan
 from cluster.doctor.subject import DoctorSubject
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 
 MODEL = Check("model", model.collect, model.judge)
 MEMORY = Check("memory", memory.collect, memory.judge)
@@ -62,6 +62,10 @@ class PreflightFailed(StartupError):
         super().__init__(_INDENT.join(lines))
 
 
+class WrongModelOption(PreflightFailed, UsageError):
+    """A start would fail only because the option names no model."""
+
+
 def preflight(
     subject: DoctorSubject,
     settings: Iterable[Callable[[], object]] = (),
@@ -77,7 +81,9 @@ def preflight(
     chosen = start_checks(subject) if only is None else only
     results = run_checks(chosen, subject)
     if failures := failures + problems(results.findings):
-        raise PreflightFailed(failures)
+        found = results.facts.get(MODEL.name)
+        unnamed = found is not None and found.unnamed
+        raise (WrongModelOption if unnamed and len(failures) == 1 else PreflightFailed)(failures)
     plans = memory.memory_plans(results.facts.get(MEMORY.name), subject)
     return [f for f in results.findings if f.level == "note"], plans
 

@@ -13,14 +13,15 @@ from cluster.local.start_report import format_size
 from cluster.models import hub, locate
 from engine.model_config.checkpoint import WeightShards, load_config, read_shards
 from engine.model_config.config import ModelConfig
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 from protocol.json_file import MAX_TOKENIZER_BYTES, read_json_file
 
 _HUB_S = 2.0
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the model. ``problems``: everything that is wrong with it.
+    """Facts about the model. ``problems``: everything that is wrong with it. ``unnamed``: the
+    option names no model.
 
     ``to_fetch``: the files of a download, if the model is not on this machine; ``disk_free``: free
     bytes where they would be stored."""
@@ -28,6 +29,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""
     path: Path | None = None
     problems: tuple[str, ...] = ()
+    unnamed: bool = False
     config: ModelConfig | None = None
     shards: WeightShards | None = None
     chat_template: bool = False
@@ -49,7 +51,7 @@ def _locate(subject: DoctorSubject) -> tuple[ModelFacts, hub.HubRepo | None]:
     try:
         found = locate.locate_model(subject.model, weights=subject.weights)
     except StartupError as error:
-        return ModelFacts(problems=(str(error),)), None
+        return ModelFacts(problems=(str(error),), unnamed=isinstance(error, UsageError)), None
     if found.path is None:
         return ModelFacts(id=found.id), found.repo
     return inspect_model(found.path, found.id, weights=subject.weights), None

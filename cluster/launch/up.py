@@ -53,8 +53,8 @@ def up(
     detach: bool,
     port_moves: bool,
 ) -> int:
-    """Start the cluster; return the exit status: 0 when it served, 1 when it did not start. A
-    cluster that runs is updated.
+    """Start the cluster; return the exit status: 0 when it served, 1 when it did not start, 2 for
+    a wrong option. A cluster that runs is updated.
 
     In the foreground this returns when the cluster was stopped. ``port_moves``: where the port is
     taken, the next free one is used. ``confirm`` asks about large jumps of an update."""
@@ -76,7 +76,7 @@ def up(
         launch = _check_start(wanted, model, report, port_moves=port_moves)
     except StartupError as e:
         report(StageFailed("check", str(e)))
-        return 1
+        return e.exit_status
     finally:
         report.close()
     try:

@@ -28,7 +28,6 @@ from cluster.local.start_report import (
     ClusterReady,
     StageDone,
     StageFailed,
-    StageNote,
     StageStarted,
     StartReporter,
 )
@@ -40,7 +39,7 @@ from cluster.serve.replica_kinds import ALL_KINDS, SCALABLE_KINDS, ReplicaKind, 
 from cluster.serve.router_probe import RouterProbe
 from cluster.serve.scale import Confirm
 from cluster.settings.launch_settings import LaunchSettings, read_launch, share_of_gpu
-from protocol.errors import StartupError, UsageError
+from protocol.errors import StartupError
 
 if TYPE_CHECKING:
     from cluster.serve.applications import ReplicaLayout
@@ -70,7 +69,7 @@ def update_cluster(
             lines = _check_nodes(before, launch, layout, replaced, confirm)
             report(StageDone(stage, f"cluster {home.cluster!r} runs at {state.url}; updating it"))
             for line in lines or ["nothing has changed"]:
-                report(StageNote(line))
+                report.say(f"         {line}")
             stage = "deploy"
             report(StageStarted(stage))
             _deploy(launch, layout, replaced, report)
@@ -80,7 +79,7 @@ def update_cluster(
         report(StageDone(stage, launch.counts))
     except StartupError as error:
         report(StageFailed(stage, str(error)))
-        return 2 if isinstance(error, UsageError) else 1
+        return error.exit_status
     keys = launch.router.api_keys is not None
     report(ClusterReady(launch.url, launch.model_id, keys, launch.https_ca, launch.cluster))
     return 0
@@ -139,7 +138,8 @@ def _connected(state: RunState) -> Iterator[None]:
     assert state.ray_address is not None  # the cluster is ready
     ray_runtime.join_environment(Path(state.run_dir))
     with ray_runtime.connected_to_ray(state.ray_address):
-        # Serve reads the environment when it is imported.
+        import ray.serve  # noqa: F401  # reads the environment, and sets the level of its logger
+
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         yield
 

@@ -36,10 +36,12 @@ class StageNote(msgspec.Struct, frozen=True, tag="note"):
 
 
 class StageWaiting(msgspec.Struct, frozen=True, tag="waiting"):
-    """The current stage still waits for ``names``, for at most ``left_s`` seconds."""
+    """The current stage still waits for ``names``, for at most ``left_s`` seconds. ``why`` says why
+    that may be longer than a start."""
 
     names: tuple[str, ...]
     left_s: float
+    why: str = ""
 
 
 class StageDone(msgspec.Struct, frozen=True, tag="done"):
@@ -111,18 +113,20 @@ ReportWaiting: TypeAlias = Callable[[StageWaiting], None]
 
 
 class WaitReporter:
-    """Reports what a wait loop waits for, once a second at most. ``end``: time.monotonic()."""
+    """Reports what a wait loop waits for, once a second at most. ``end``: time.monotonic().
+    ``why``: as in ``StageWaiting``."""
 
-    def __init__(self, report: ReportWaiting, end: float) -> None:
+    def __init__(self, report: ReportWaiting, end: float, why: str = "") -> None:
         self._report = report
         self._end = end
+        self._why = why
         self._reported_at = 0.0
 
     def __call__(self, names: Sequence[str]) -> None:
         now = time.monotonic()
         if now - self._reported_at >= 1.0:
             self._reported_at = now
-            self._report(StageWaiting(tuple(names), max(0.0, self._end - now)))
+            self._report(StageWaiting(tuple(names), max(0.0, self._end - now), self._why))
 
 
 SPARSE_S = 5.0
@@ -153,8 +157,8 @@ class StartReporter:
                 self._spin(stage if within_s is None else f"{stage}, at most {within_s:.0f} s")
             case StageNote(text):
                 self._note(text)
-            case StageWaiting(names, left_s):
-                self._progress(self._waiting_text(names, left_s))
+            case StageWaiting(names, left_s, why):
+                self._progress(self._waiting_text(names, left_s, why))
             case StageDone(stage, text):
                 self._spin(None)
                 elapsed = self._stage_seconds[stage] = self._clock() - self._stage_began
@@ -209,10 +213,10 @@ class StartReporter:
         else:
             self._line(f"         {text}", style="dim")
 
-    def _waiting_text(self, names: tuple[str, ...], left_s: float) -> str:
+    def _waiting_text(self, names: tuple[str, ...], left_s: float, why: str) -> str:
         last = self._last_note
         shown = [f"{name} ({last[name]})" if last.get(name) else name for name in names]
-        return f"waiting for {', '.join(shown)} (at most {left_s:.0f} s more)"
+        return f"waiting for {', '.join(shown)} (at most {left_s:.0f} s more{why and f': {why}'})"
 
     def _progress(self, text: str) -> None:
         """Update the spinner; without a terminal print a line, at most every SPARSE_S seconds."""

@@ -12,7 +12,7 @@ from cluster.models import download, hub
 from cluster.models.download import DownloadProgress
 from cluster.models.hub import HubRepo
 from engine.model_config.checkpoint import load_config
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 
 DEMO_ID = "baton-demo"
 
@@ -45,7 +45,7 @@ def locate_model(wanted: str | None, *, weights: bool = True) -> ModelLocation:
     or ``owner/name@revision``. Only this machine's disk is searched. Without ``weights`` a router's
     files suffice.
 
-    Raises StartupError, with similar names, for text that names neither."""
+    Raises UsageError, with similar names, for text that names neither."""
     if wanted is None:
         return ModelLocation(demo_path(), DEMO_ID)
     folder = Path(wanted).expanduser()
@@ -53,10 +53,10 @@ def locate_model(wanted: str | None, *, weights: bool = True) -> ModelLocation:
         return ModelLocation(folder.resolve(), folder.resolve().name)
     repo = _as_repo(wanted)
     if repo is None or folder.is_file():
-        raise StartupError(_not_found(wanted, folder))
+        raise UsageError(_not_found(wanted, folder))
     path = hub.cached_snapshot(repo, files_needed(weights=weights))
     if path is None and folder.parent.is_dir() and _near(folder):  # probably a folder was meant
-        raise StartupError(_not_found(wanted, folder))
+        raise UsageError(_not_found(wanted, folder))
     return ModelLocation(path, repo.id, repo)
 
 

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from math import ceil
 
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
@@ -28,6 +27,7 @@ from cluster.serve.replica_kinds import (
     resource_name,
 )
 from cluster.serve.replicas import KILL_S
+from cluster.serve.scale_limits import update_deadline
 from cluster.settings.launch_settings import LaunchSettings
 from protocol.errors import StartupError
 from protocol.roles import ROLES, Role
@@ -71,8 +71,13 @@ def deploy_cluster(
             surges = {kind: min(surge, 1) for kind, surge in surges.items()}
         targets = [_run_target(kind, launch, layout, surges[kind]) for kind in kinds]
         call_within(launch.start_deadline_s, "Ray Serve", partial(_run_all, targets))
-        deadline_s = _update_deadline_s(launch, running, surges, replaced)
-        wait_until_running(kinds, deadline_s, report)
+        counts = {kind: applications.configured_replicas(kind, launch) for kind in kinds}
+        old = {kind: n for kind, n in running.items() if kind in kinds}
+        times = launch.start_deadline_s, launch.drain_s + KILL_S
+        deadline_s, why = update_deadline(times, old, counts, surges, replaced)
+        wait_until_running(kinds, deadline_s, report, why)
+        if running:
+            _apply_counts(kinds, launch, report)
 
 
 def _surge(kind: ReplicaKind, running: int, gpus: float) -> int:
@@ -85,24 +90,23 @@ def _surge(kind: ReplicaKind, running: int, gpus: float) -> int:
     return max(0, int(slots))
 
 
-def _update_deadline_s(
-    launch: LaunchSettings,
-    running: Mapping[ReplicaKind, int],
-    surges: Mapping[ReplicaKind, int],
-    replaced: Collection[ReplicaKind],
-) -> float:
-    """Return the seconds for one start, plus a drain where replicas only stop, or a start and a
-    drain for each batch of replacements."""
-    start_s, drain_s = launch.start_deadline_s, launch.drain_s + KILL_S
-    longest = 0.0
-    for kind in surges.keys() & running.keys():
-        number = running[kind]
-        if kind in replaced:
-            batches = ceil(number / max(1, surges[kind], number // 5))
-            longest = max(longest, batches * (start_s + drain_s))
-        elif number > applications.configured_replicas(kind, launch):
-            longest = max(longest, drain_s)
-    return start_s + longest
+def _apply_counts(
+    kinds: Sequence[ReplicaKind], launch: LaunchSettings, report: ReportWaiting
+) -> None:
+    """Set the configured numbers where `baton scale` has set others: Serve keeps those of an
+    application that is deployed again without a change."""
+    targets = target_replicas()
+    counts = {
+        kind: applications.configured_replicas(kind, launch)
+        for kind in kinds
+        if kind in SCALABLE_KINDS and (kind == "router" or launch.autoscaler.mode != "act")
+    }
+    changed = {kind: n for kind, n in counts.items() if targets.get(kind, n) != n}
+    for kind, number in changed.items():
+        set_target_replicas(kind, number)
+    if changed:
+        deadline_s = launch.start_deadline_s + launch.drain_s + KILL_S
+        wait_until_running(list(changed), deadline_s, report, counts=changed)
 
 
 def _run_all(targets: list[serve.RunTarget]) -> None:
@@ -168,20 +172,27 @@ def _run_target(
 
 
 def wait_until_running(
-    kinds: Sequence[ReplicaKind], deadline_s: float, report: ReportWaiting
+    kinds: Sequence[ReplicaKind],
+    deadline_s: float,
+    report: ReportWaiting,
+    why: str = "",
+    counts: Mapping[ReplicaKind, int] | None = None,
 ) -> None:
-    """Return when all replicas of ``kinds`` run.
+    """Return when all replicas of ``kinds`` run, in the numbers of ``counts`` if it is given.
 
-    Raises StartupError with the error of a replica, or with what is missing at the deadline."""
+    ``why`` explains the deadline. Raises StartupError with the error of a replica, or with what is
+    missing at the deadline."""
     end = time.monotonic() + deadline_s
-    wait_reporter = WaitReporter(report, end)
+    wait_reporter = WaitReporter(report, end, why)
     failed_starts = FailedStarts()
     while True:
         found = serve_applications(max(CONTROLLER_S, end - time.monotonic()))
+        present = count_running(found)
         waiting = []
         for kind in kinds:
             overview = found.get(application_name(kind))
-            if overview is None or overview.status != ApplicationStatus.RUNNING:
+            short = counts is not None and counts[kind] != present.get(kind)
+            if overview is None or overview.status != ApplicationStatus.RUNNING or short:
                 waiting.append(kind)
             if overview is None:
                 continue

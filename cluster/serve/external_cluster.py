@@ -32,7 +32,7 @@ from cluster.serve.scale import Confirm, check_room, confirm_large_jumps
 from cluster.settings.autoscaler_settings import AutoscalerSettings
 from cluster.settings.connection import without_password
 from cluster.settings.launch_settings import LaunchSettings
-from protocol.errors import StartupError, UsageError
+from protocol.errors import StartupError
 from protocol.registry.directory import Directory
 from protocol.registry.redis_client import connect
 from protocol.roles import ROLES
@@ -96,7 +96,7 @@ def deploy_to_ray(
                 report(StageDone(stage, launch.counts))
         except StartupError as error:
             report(StageFailed(stage, str(error)))
-            return 2 if isinstance(error, UsageError) else 1
+            return error.exit_status
         for url in urls[1:]:
             report.say(f"router   {url}")
         keys = launch.router.api_keys is not None

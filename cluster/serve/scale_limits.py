@@ -1,4 +1,5 @@
-"""Decides whether the replicas of `baton scale` fit on the nodes, and which jumps are large. Pure.
+"""Decides whether more replicas fit on the nodes, which jumps are large, and how long an update may
+take. Pure; `baton scale` and an update by `baton up` use it.
 
 ``scale`` collects what the nodes have; what a worker needs is computed from its settings
 (``cluster/launch/worker_memory.py``), or is what Serve reserves for each replica.
@@ -6,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import ceil
 from typing import NamedTuple
 
 from cluster.local.start_report import format_size
@@ -100,3 +102,32 @@ def _memory_shortage(
         f" {format_size(needed)} are needed, and {format_size(memory.free)} are free;"
         f" {name}={fit} fits"
     ]
+
+
+def update_deadline(
+    times_s: tuple[float, float],
+    running: Mapping[ReplicaKind, int],
+    counts: Mapping[ReplicaKind, int],
+    surges: Mapping[ReplicaKind, int],
+    replaced: Collection[ReplicaKind],
+) -> tuple[float, str]:
+    """Return the seconds for one start, plus a drain where replicas only stop, or a start and a
+    drain for each batch of replacements; and why that is more than a start.
+
+    ``times_s``: of a start and of a drain. ``running``, ``counts``: replicas before and after.
+    ``surges``: replicas that may start before old ones stop."""
+    start_s, drain_s = times_s
+    ending = [kind for kind in running if kind in replaced]
+    batches = max([0, *(_batches(running[kind], surges[kind]) for kind in ending)])
+    if batches:
+        each = f"{start_s:.0f} s for a start and {drain_s:.0f} s for a drain"
+        seconds = start_s + batches * (start_s + drain_s)
+        return seconds, f"replaced in {batches} batch{'es' * (batches > 1)}, each with {each}"
+    if any(number > counts[kind] for kind, number in running.items()):
+        return start_s + drain_s, f"of which {drain_s:.0f} s for a drain"
+    return start_s, ""
+
+
+def _batches(number: int, surge: int) -> int:
+    """Return in how many batches Serve replaces replicas: a fifth of them at a time at least."""
+    return ceil(number / max(1, surge, number // 5))

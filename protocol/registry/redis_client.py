@@ -9,7 +9,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from protocol.errors import StartupError
+from protocol.errors import StartupError, UsageError
 from protocol.security.listen_hosts import is_loopback
 
 log = logging.getLogger("baton.redis")
@@ -25,12 +25,12 @@ def connect(url: str) -> redis.asyncio.Redis:
 
 
 def check_url(url: str) -> None:
-    """Raise StartupError for a URL that ``connect`` cannot use. The message does not repeat the
+    """Raise UsageError for a URL that ``connect`` cannot use. The message does not repeat the
     URL, because the wrong part may be a password."""
     try:
         redis.asyncio.ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, RedisError):
-        raise StartupError(
+        raise UsageError(
             "the Redis URL cannot be used: it must be redis://[[user]:password@]host[:port][/db],"
             " rediss://... for TLS, or unix:///path, with options that redis-py knows; a password"
             " has %2F %3F %23 %40 %25 for / ? # @ %"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cluster.cli.common import parse_router_url
 from cluster.cli.main import app
 from cluster.serve.ray_runtime import gpu_count
 
@@ -55,7 +56,20 @@ def test_down_when_nothing_runs() -> None:
     ("arguments", "named", "status"),
     [
         (["up", "--host", "0.0.0.0"], "0.0.0.0", 2),
-        (["up", "--model", "/no/such/folder"], "/no/such/folder", 1),
+        (["up", "--model", "/no/such/folder"], "/no/such/folder", 2),
+        (["worker", "--role", "decode", "--model", "/no/such/folder"], "BATON_TOKEN", 2),
+        (["status", "--url", "foo"], "--url must be http://HOST:PORT", 2),
+        (["status", "--url", "127.0.0.1:8123"], "missing; give http://127.0.0.1:8123", 2),
+        (["status", "--url", "http://h:1/v1"], "without a path: http://h:1", 2),
+        (["status", "--url", "http://h:1", "--ca-file", "/nonexistent"], "/nonexistent", 2),
+        (["monitoring", "x", "--url", "h:1"], "give http://h:1", 2),
+        (["monitoring", "x", "--url", "http://h:1", "--ca-file", "/none"], "no file /none", 2),
+        (
+            ["init", "x", "--host", "h", "--redis-url", "http://x"],
+            "the Redis URL cannot be used",
+            2,
+        ),
+        (["init", "x", "--host", "h", "--redis-url", "redis://h2"], "--redis-url", 2),
         (["up", "--port", "70000"], "65535", 2),
         (["up", "--cluster", "../x"], "cluster name", 2),
         (["up", "--device", "cuda:0"], "worker.device: expected cpu or cuda", 2),
@@ -105,3 +119,8 @@ def test_device_cuda_without_a_gpu_is_refused_before_ray_starts(
     assert result.exit_code == 1
     assert "worker.device is cuda, but no GPU is visible" in " ".join(result.output.split())
     assert not list(tmp_path.glob("*/state.json"))
+
+
+def test_url_of_the_page_is_that_of_its_router() -> None:
+    assert parse_router_url("http://127.0.0.1:8123/ui") == "http://127.0.0.1:8123"
+    assert parse_router_url("https://[::1]:8123/") == "https://[::1]:8123"

@@ -109,7 +109,7 @@ def test_status_trusts_the_ca_that_it_is_given(https_router: tuple[str, Path]) -
     assert run_status("--url", url, "--ca-file", ca).exit_code == 0
     assert run_status("--url", url, SSL_CERT_FILE=ca).exit_code == 0
     missing = run_status("--url", url, "--ca-file", str(folder / "none.pem"))
-    assert missing.exit_code == 1 and "none.pem" in missing.output
+    assert missing.exit_code == 2 and "none.pem" in missing.output
 
 
 def test_monitoring_names_the_ca_in_the_environment(

@@ -21,7 +21,7 @@ from engine.ipc.settings import EngineSettings
 from router.settings import RouterSettings
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "baton.yaml"
-NO_KEYS = {"--address", "--config", "--detach", "--help"}
+NO_KEYS = {"--yes", "-y", "--address", "--config", "--detach", "--help"}
 """What says where keys are, or what to do with them."""
 NO_FLAGS = {"security.token", "security.secret"}
 """What every user of the machine could read on a command line."""
@@ -40,7 +40,12 @@ def test_every_flag_of_up_is_a_key_and_every_key_a_flag() -> None:
     assert flags_of("up") - NO_KEYS - removed == set(by_flag)
     assert removed <= flags_of("up") and removed.isdisjoint(by_flag)
     assert {key.name for key in keys.CONFIG_KEYS} - {k.name for k in by_flag.values()} == NO_FLAGS
-    assert flags_of("config") - {"--schema"} == flags_of("up") - {"--detach", "--address"}
+    assert flags_of("config") - {"--schema"} == flags_of("up") - {
+        "--detach",
+        "--address",
+        "--yes",
+        "-y",
+    }
 
 
 def test_no_two_keys_share_a_flag_or_a_variable() -> None:

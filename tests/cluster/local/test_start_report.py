@@ -1,6 +1,7 @@
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from cluster.local.start_report import (
@@ -110,3 +111,10 @@ def test_the_end_of_a_start_shows_page_status_and_how_to_stop() -> None:
     assert any(line.startswith("stop") and "baton down" in line for line in lines)
     assert any("pip install openai" in line for line in lines)
     assert any("--cacert /c/ca.pem" in line for line in lines)
+
+
+def test_a_wait_beyond_a_start_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    report = StartReporter(clock=iter(range(0, 1000, 10)).__next__)
+    report(StageStarted("deploy"))
+    report(StageWaiting(("decode",), 400.0, "replaced in 1 batch"))
+    assert "waiting for decode (at most 400 s more: replaced in 1 batch)" in capsys.readouterr().out

@@ -47,25 +47,23 @@ def deployment(
     return applications.build_application(kind, launch, layout, surge)._bound_deployment
 
 
-def test_first_deployment_has_the_start_deadline(launch: LaunchSettings) -> None:
-    assert deploy._update_deadline_s(launch, {}, {"prefill": 0, "decode": 0}, ALL_KINDS) == 60
-
-
-def test_replicas_that_stay_or_only_stop_lengthen_no_deadline_by_starts(
-    launch: LaunchSettings,
+def test_counts_of_a_scale_are_replaced_by_the_configured_ones(
+    launch: LaunchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running: dict[ReplicaKind, int] = {"prefill": 2, "decode": 12}
-    assert deploy._update_deadline_s(launch, running, {"prefill": 1}, ["decode"]) == 60
-    assert deploy._update_deadline_s(launch, running, {"decode": 1}, []) == 60 + 20 + 15
-
-
-@pytest.mark.parametrize(("surge", "batches"), [(0, 5), (1, 5), (4, 3), (10, 1)])
-def test_update_deadline_allows_a_start_and_a_drain_per_batch(
-    launch: LaunchSettings, surge: int, batches: int
-) -> None:
-    running: dict[ReplicaKind, int] = {"prefill": 2, "decode": 10}
-    within = deploy._update_deadline_s(launch, running, {"decode": surge}, ["decode"])
-    assert within == 60 + batches * (60 + 20 + 15)
+    """Ray Serve leaves them where the same application is deployed again."""
+    targets: dict[ReplicaKind, int] = {"prefill": 3, "decode": 10}
+    monkeypatch.setattr(deploy, "target_replicas", lambda: dict(targets))
+    monkeypatch.setattr(deploy, "set_target_replicas", targets.__setitem__)
+    waited: list[object] = []
+    monkeypatch.setattr(deploy, "wait_until_running", lambda *_, counts: waited.append(counts))
+    deploy._apply_counts(["prefill"], launch, lambda _: None)
+    deploy._apply_counts(["decode"], launch, lambda _: None)
+    assert targets == {"prefill": 2, "decode": 10} and waited == [{"prefill": 2}]
+    acting = msgspec.structs.replace(launch.autoscaler, mode="act")
+    targets["prefill"] = 5
+    launch = msgspec.structs.replace(launch, autoscaler=acting)
+    deploy._apply_counts(["prefill"], launch, lambda _: None)
+    assert targets["prefill"] == 5, "the autoscaler sets it"
 
 
 def test_surge_percent_starts_new_replicas_first_when_nodes_have_slots(

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.serve.replica_kinds import ReplicaKind
-from cluster.serve.scale_limits import MemoryRoom, NodeRoom, find_large_jumps, find_shortages
+from cluster.serve.scale_limits import (
+    MemoryRoom,
+    NodeRoom,
+    find_large_jumps,
+    find_shortages,
+    update_deadline,
+)
 
 NODES = [
     NodeRoom({"prefill": 10, "decode": 4, "router": 1}, gpus=2),
@@ -48,3 +56,22 @@ def test_a_jump_is_large_beyond_double_and_beyond_eight() -> None:
     assert find_large_jumps({"prefill": 1}, {"prefill": 8}) == []
     assert find_large_jumps({"prefill": 1}, {"prefill": 9}) == ["prefill"]
     assert find_large_jumps({"prefill": 10}, {"prefill": 20}) == []
+
+
+def test_first_deployment_has_the_start_deadline() -> None:
+    assert update_deadline((60, 35), {}, RUNNING, {"prefill": 0}, RUNNING) == (60, "")
+
+
+@pytest.mark.parametrize(("surge", "batches"), [(0, 5), (1, 5), (4, 3), (10, 1)])
+def test_update_deadline_allows_a_start_and_a_drain_per_batch(surge: int, batches: int) -> None:
+    ten: dict[ReplicaKind, int] = {"decode": 10}
+    within, why = update_deadline((60, 35), ten, ten, {"decode": surge}, ["decode"])
+    assert within == 60 + batches * (60 + 35)
+    assert why.startswith(f"replaced in {batches} batch")
+
+
+def test_replicas_that_stay_or_only_stop_lengthen_no_deadline_by_starts() -> None:
+    two: dict[ReplicaKind, int] = {"prefill": 2}
+    assert update_deadline((60, 35), two, {"prefill": 3}, {"prefill": 1}, []) == (60, "")
+    stops = update_deadline((60, 35), two, RUNNING, {"prefill": 1}, [])
+    assert stops == (60 + 35, "of which 35 s for a drain")
