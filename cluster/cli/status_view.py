@@ -59,7 +59,8 @@ def _head(overview: ClusterOverview) -> Text:
     )
     if router.replicas != 1:
         head.append(f"  {router.replicas} routers")
-    text = ": ".join(filter(None, (verdict.level, "; ".join(verdict.reasons))))
+    level = "healthy" if verdict.level == "fine" else verdict.level
+    text = ": ".join(filter(None, (level, "; ".join(verdict.reasons))))
     head.append(f"\n{text}", style=_VERDICT_COLOURS[verdict.level])
     return head.append(
         f"\nrates, times and ratios {window_text}; objectives of the router", style="dim"
@@ -118,11 +119,12 @@ def speculation_line(worker: str, view: SpeculationView) -> Text:
     if view.state == "dropped":
         return start.append("dropped: see the worker's log", style="yellow")
     parts = [view.proposer]
-    if view.tokens_per_step is not None:
-        parts.append(f"{view.tokens_per_step:.2f} tokens a step")
-    if view.acceptance is not None:
-        drafted = f" of {view.tokens_per_draft:.1f}" if view.tokens_per_draft else ""
-        parts.append(f"{view.acceptance:.0%}{drafted} accepted")
+    drafted = f"{view.tokens_per_draft:.1f} per step, " if view.tokens_per_draft else ""
+    accepted = "" if view.acceptance is None else f"{drafted}{view.acceptance:.0%} accepted"
+    step = view.tokens_per_step
+    tokens = "" if step is None else f"{step:.2f} tokens" + " a step" * (not drafted)
+    parts += filter(None, [": ".join(filter(None, [accepted, tokens]))])
+    if accepted:
         parts.append(f"speed-up {view.measured_speedup:.2f}")
     return start.append("  ".join(parts))
 

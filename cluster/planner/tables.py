@@ -13,6 +13,7 @@ from cluster.planner.break_even import LARGEST_BATCH
 from cluster.planner.plan import DeploymentPlan
 from cluster.planner.pools import PoolPlan
 from protocol.roles import ROLES
+from router.walls.techniques import Technique
 
 
 def duration(seconds: float | None) -> str:
@@ -75,7 +76,8 @@ def slo_warnings(plan: DeploymentPlan) -> list[str]:
         found.append(
             f"No number of workers meets a TTFT of {duration(goals.ttft_s)}: on an idle worker 90%"
             f" of these prompts take up to {duration(sized.least_ttft_s)}."
-            " The sizes let such a prompt wait as long as its computation exceeds the objective."
+            " Workers are counted so that such a prompt waits in the queue no longer than the time"
+            " by which it misses the objective anyway."
         )
     if "tpot" in sized.infeasible:
         found.append(
@@ -130,7 +132,7 @@ def _pools(plan: DeploymentPlan) -> PlanTable:
 def _pool(pool: PoolPlan) -> tuple[str, ...]:
     need = pool.need
     prefill = pool.role == "prefill"
-    load = f"{need.load:.2f} erlangs" if prefill else f"{need.load:,.0f} sequences"
+    load = f"{need.load:.2f} workers busy" if prefill else f"{need.load:,.0f} sequences"
     each = (
         f"a prompt in {duration(need.each)}" if prefill else f"{need.each:,.0f} sequences at most"
     )
@@ -149,8 +151,16 @@ def _walls(plan: DeploymentPlan) -> PlanTable:
 
 
 def _relax(bound: PoolBottleneck) -> str:
-    texts = [f"{t.name} {t.gain:.1f}x (trap: {t.trap})" for t in bound.relax[:2]]
+    texts = [_technique_text(bound, each) for each in bound.relax[:2]]
     return "; ".join(texts) or "no known technique"
+
+
+def _technique_text(bound: PoolBottleneck, technique: Technique) -> str:
+    if bound.wall == "cost":
+        text = f"{technique.name}: {1 / technique.gain:.0%} of this one's speed suffices"
+    else:
+        text = f"{technique.name}: up to {technique.gain:.1f} times the throughput"
+    return f"{text} (but {technique.trap})"
 
 
 def _latency(plan: DeploymentPlan) -> PlanTable:

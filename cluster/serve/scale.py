@@ -83,8 +83,11 @@ def scale_cluster(
     with _connected(state, address), StartReporter() as report:
         before = _check(counts, room, confirm)
         set_replicas(counts, before, deadline_s, report)
-    changes = [f"{k} {before[k]} -> {counts[k]}" for k in SCALABLE_KINDS if k in counts]
-    return ", ".join(changes)
+    return ", ".join(_change_text(k, before[k], counts[k]) for k in SCALABLE_KINDS if k in counts)
+
+
+def _change_text(kind: ReplicaKind, before: int, count: int) -> str:
+    return f"{kind} {count} (unchanged)" if before == count else f"{kind} {before} -> {count}"
 
 
 def _local_state(cluster: str) -> RunState:

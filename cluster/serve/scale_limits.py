@@ -64,8 +64,8 @@ def _slot_shortage(kind: ReplicaKind, count: int, nodes: Sequence[NodeRoom]) -> 
     slots = sum(int(node.slots.get(kind, 0)) for node in nodes)
     if count <= slots:
         return []
-    name = option_name(kind)
-    return [f"{name}={count}: the nodes declare {slots} {resource_name(kind)}; {name}={slots} fits"]
+    name, declared = option_name(kind), f"{slots} {resource_name(kind)}"
+    return [f"{name}={count}: the nodes declare {declared}; at most {name}={slots} fits"]
 
 
 def _gpu_shortage(
@@ -92,16 +92,32 @@ def _memory_shortage(
     needed = sum(memory.each[kind] * count for kind, count in more.items())
     if needed <= memory.free:
         return []
-    # The kind that needs most is what has to be smaller.
-    kind = max(growing, key=lambda each: memory.each[each] * more[each])
-    others = needed - memory.each[kind] * more[kind]
-    fit = running.get(kind, 0) + max(0, (memory.free - others) // max(1, memory.each[kind]))
-    name = option_name(kind)
+    asked = " ".join(f"{option_name(kind)}={wanted[kind]}" for kind in growing)
+    sizes = ", ".join(f"{option_name(k)} {format_size(memory.each[k])} each" for k in growing)
+    fitting = _fitting_counts(running, more, growing, memory, needed)
+    most = " ".join(f"{option_name(kind)}={number}" for kind, number in fitting.items())
+    fits = f"at most {most} fits" if any(fitting.values()) else "not even one fits"
     return [
-        f"{name}={wanted[kind]}: each needs {format_size(memory.each[kind])} of memory,"
-        f" {format_size(needed)} are needed, and {format_size(memory.free)} are free;"
-        f" {name}={fit} fits"
+        f"{asked} needs {format_size(needed)} of memory ({sizes}),"
+        f" {format_size(memory.free)} are free; {fits}"
     ]
+
+
+def _fitting_counts(
+    running: Mapping[ReplicaKind, int],
+    more: Mapping[ReplicaKind, int],
+    growing: Sequence[ReplicaKind],
+    memory: MemoryRoom,
+    needed: int,
+) -> dict[ReplicaKind, int]:
+    """Return counts of the growing kinds that fit: the kind that needs most gets fewer first."""
+    fewer = dict(more)
+    for kind in sorted(growing, key=lambda each: memory.each[each] * more[each], reverse=True):
+        each = max(1, memory.each[kind])
+        given_up = min(fewer[kind], max(0, -(-(needed - memory.free) // each)))
+        fewer[kind] -= given_up
+        needed -= given_up * each
+    return {kind: running.get(kind, 0) + fewer[kind] for kind in growing}
 
 
 def update_deadline(

@@ -277,8 +277,29 @@ def parse_scenario(
 
 
 def _explain(detail: Any) -> str:
-    message = str(detail["msg"]).removeprefix("Value error, ")
-    return "unknown key" if detail["type"] == "extra_forbidden" else message
+    """Say in plain words what is wrong with a value, from what pydantic reports."""
+    kind, message = detail["type"], str(detail["msg"]).removeprefix("Value error, ")
+    if kind in _PLAIN_WORDS:
+        return _PLAIN_WORDS[kind]
+    for ending in ("_parsing", "_type"):
+        if (name := kind.removesuffix(ending)) in _KIND_WORDS:
+            return f"expected {_KIND_WORDS[name]}, not {detail['input']!r}"
+    if message.startswith("Input should be "):
+        return f"must be {message.removeprefix('Input should be ')}, not {detail['input']!r}"
+    return message
+
+
+_PLAIN_WORDS = {"extra_forbidden": "unknown key", "missing": "missing"}
+_KIND_WORDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "string": "text",
+    "model": "a section",
+    "model_attributes": "a section",
+    "list": "a list",
+    "tuple": "a list",
+}
 
 
 def load_scenario(path: Path | None, values: list[str], trace: Path | None) -> Scenario:

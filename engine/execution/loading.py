@@ -87,7 +87,8 @@ def _load(
             engine.model, rows, lambda done: progress("preparing matrix products", done)
         )
     step_seconds = warm_up(engine, progress)
-    progress("loading the draft model", 0.0)
+    if settings.speculation.model_path is not None:  # n-grams need none
+        progress("loading the draft model", 0.0)
     speculation = load_speculation(settings.speculation, engine, folder)
     if engine.model.uses_kernels:
         # The first steps compiled kernels. From now on steps run in graphs, which are faster.

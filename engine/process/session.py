@@ -40,7 +40,7 @@ def exit_text(status: int) -> str:
     """Return a clause about the exit status of a process, negative for a signal."""
     if status >= 0:
         return f": it exited with status {status}"
-    memory = ", as the kernel sends where memory has run out" if -status == signal.SIGKILL else ""
+    memory = " (SIGKILL): often out of memory" if -status == signal.SIGKILL else ""
     return f": killed by signal {-status}{memory}"
 
 

@@ -44,7 +44,7 @@ def check_router_host(host: str, *, api_keys: bool, tls: bool, allow_plain_http:
         return
     missing = []
     if not api_keys:
-        missing.append("a file of API keys (--api-keys; `baton keys new TENANT` draws a key)")
+        missing.append("a file of API keys (--api-keys; `baton keys new TENANT` makes a key)")
     if not (tls or allow_plain_http):
         missing.append(
             "a certificate for HTTPS (http_tls: cert and key), or allow_plain_http where a proxy"

@@ -34,7 +34,7 @@ SHOTS: dict[str, dict[str, Any]] = {
 async def send_prompt(page: Page) -> None:
     """Fill in "Try it" and wait for the end of the answer."""
     await page.get_by_label("Prompt", exact=True).fill("def read_lines(path):")
-    await page.get_by_label("Tokens at most").fill("48")
+    await page.get_by_label("Max tokens").fill("48")
     await page.get_by_role("button", name="Send").click()
     await page.locator("#timeline .steps").wait_for()
 

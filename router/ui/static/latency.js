@@ -52,7 +52,7 @@ export const stages = (means) => {
   const after = Object.keys(AFTER).filter((name) => name in means);
   const later = after.map((name) => `${AFTER[name]} ${text(seconds(means[name]))}`).join(" and ");
   const then = later && ` Then ${later} until the second token.`;
-  const together = `Together ${text(seconds(sum))} in the mean.${then}`;
+  const together = `Together ${text(seconds(sum))} on average.${then}`;
   say(note, first.length ? together : "No first token in this time.");
 };
 

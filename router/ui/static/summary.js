@@ -6,7 +6,7 @@ import { count, duration, percent, perSecond, text } from "./format.js";
 const UNKNOWN = "Unknown";
 const OUT_OF_DATE = "the router does not answer, so all figures here are out of date";
 
-const WORDS = { fine: "Fine", strained: "Strained", down: "Down" };
+const WORDS = { fine: "Healthy", strained: "Strained", down: "Down" };
 
 export const summary = (seen) => {
   head(seen);
@@ -22,7 +22,7 @@ export const unknown = () => {
   keyed(at("reasons"), [OUT_OF_DATE], (_, i) => i, () => make("li"), say);
 };
 
-export const word = (seen) => (idle(seen) ? "Fine, and idle" : WORDS[seen.verdict.level]);
+export const word = (seen) => (idle(seen) ? "Healthy, and idle" : WORDS[seen.verdict.level]);
 
 const idle = ({ verdict: { level }, router, window_s }) =>
   level === "fine" && window_s !== null && !(router.running || router.waiting || total(router));

@@ -61,7 +61,7 @@ def test_accepted_drafts_are_shown() -> None:
     assert found.tokens_per_step == pytest.approx(1.6)
     assert (found.predicted_speedup, found.measured_speedup) == (1.8, 1.7)
     said = text(found)
-    assert "abcdef ngram  1.60 tokens a step  75% of 4.0 accepted  speed-up 1.70" in said
+    assert "abcdef ngram  4.0 per step, 75% accepted: 1.60 tokens  speed-up 1.70" in said
     assert len(said.splitlines()) == 1
 
 

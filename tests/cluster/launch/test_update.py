@@ -98,7 +98,7 @@ def test_counts_that_do_not_fit_are_refused_with_numbers(
 ) -> None:
     status, said = run_update(pools={"prefill": {"workers": 1000}})
     assert (status, served.deployed) == (1, [])
-    assert "check failed: prefill=1000: each needs" in said
+    assert "check failed: prefill=1000 needs" in said
     assert "fits; nothing was changed" in said
 
 

@@ -11,7 +11,7 @@ import pytest
 from cluster.local.start_report import StageWaiting
 from cluster.serve import deploy
 from cluster.serve.replica_kinds import ReplicaKind
-from cluster.serve.scale import parse_replica_counts, scale_cluster, set_replicas
+from cluster.serve.scale import _change_text, parse_replica_counts, scale_cluster, set_replicas
 from protocol.errors import StartupError
 
 
@@ -121,3 +121,8 @@ def test_ctrl_c_while_counts_are_set_withdraws_them(monkeypatch: pytest.MonkeyPa
     with pytest.raises(StartupError, match=r"^interrupted; the others are withdrawn"):
         set_replicas({"prefill": 8}, {"prefill": 1}, 60.0, ignore)
     assert served.targets == {"prefill": 1}
+
+
+def test_a_number_that_stays_is_called_unchanged() -> None:
+    assert _change_text("prefill", 1, 1) == "prefill 1 (unchanged)"
+    assert _change_text("decode", 1, 2) == "decode 1 -> 2"

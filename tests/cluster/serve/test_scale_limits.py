@@ -24,7 +24,7 @@ MEMORY = MemoryRoom(8 * GIB, {"prefill": GIB, "decode": 2 * GIB, "router": GIB /
 
 def test_more_than_the_nodes_have_slots_for_is_a_shortage() -> None:
     (text,) = find_shortages(RUNNING, {"decode": 9}, NODES, 0.0, None)
-    assert text == "decode=9: the nodes declare 8 baton_decode; decode=8 fits"
+    assert text == "decode=9: the nodes declare 8 baton_decode; at most decode=8 fits"
     (text,) = find_shortages(RUNNING, {"router": 3}, NODES, 1.0, None)
     assert "routers=2 fits" in text
     assert not find_shortages(RUNNING, {"decode": 8}, NODES, 0.0, None)
@@ -40,12 +40,28 @@ def test_workers_of_both_pools_share_the_gpus() -> None:
 def test_memory_is_for_all_that_grows_and_less_what_stops() -> None:
     assert not find_shortages(RUNNING, {"prefill": 9}, NODES, 0.0, MEMORY)
     (text,) = find_shortages(RUNNING, {"prefill": 20}, NODES, 0.0, MEMORY)
-    assert "each needs 1.0 GiB of memory, 19.0 GiB are needed, and 8.0 GiB are free" in text
-    assert text.endswith("prefill=9 fits")
+    assert text == (
+        "prefill=20 needs 19.0 GiB of memory (prefill 1.0 GiB each), 8.0 GiB are free;"
+        " at most prefill=9 fits"
+    )
     (text,) = find_shortages(RUNNING, {"prefill": 9, "decode": 2}, NODES, 0.0, MEMORY)
-    assert text.endswith("prefill=7 fits")
+    assert text.endswith("at most prefill=7 decode=2 fits")
     four: dict[ReplicaKind, int] = {"prefill": 1, "decode": 4, "router": 1}
     assert not find_shortages(four, {"prefill": 13, "decode": 2}, NODES, 0.0, MEMORY)
+
+
+def test_all_kinds_that_do_not_fit_are_named_at_once() -> None:
+    memory = MemoryRoom(GIB, MEMORY.each)
+    wanted: dict[ReplicaKind, int] = {"prefill": 9, "router": 100}
+    slots, text = find_shortages(RUNNING, wanted, NODES, 0.0, memory)
+    assert slots.startswith("routers=100: the nodes declare 2")
+    assert text.startswith("prefill=9 routers=100 needs 20.4 GiB of memory (prefill 1.0 GiB each,")
+    assert text.endswith("1.0 GiB are free; at most prefill=2 routers=1 fits")
+
+
+def test_sizes_of_which_none_fits_are_called_so() -> None:
+    (text,) = find_shortages({}, {"decode": 1}, NODES, 0.0, MemoryRoom(GIB, MEMORY.each))
+    assert text.endswith("1.0 GiB are free; not even one fits")
 
 
 def test_fewer_replicas_always_fit() -> None:

@@ -51,7 +51,7 @@ async def test_an_update_names_what_a_scale_had_changed_and_refuses_what_does_no
     said = await asyncio.to_thread(baton, cluster.home, *command)
     assert "prefill: 2 -> 1 workers, as configured (pools.prefill.workers)\n" in said
     assert "nothing has changed" in await asyncio.to_thread(baton, cluster.home, *command)
-    with pytest.raises(RuntimeError, match=r"prefill=1000: each needs .*nothing was changed"):
+    with pytest.raises(RuntimeError, match=r"prefill=1000 needs .*nothing was changed"):
         await asyncio.to_thread(baton, cluster.home, *command, "--prefill", "1000")
 
 

@@ -137,6 +137,6 @@ async def test_a_successor_in_another_role_has_the_sizes_of_the_first(tmp_path: 
 
 
 def test_the_end_of_an_engine_names_its_signal_or_status() -> None:
-    assert exit_text(-9) == ": killed by signal 9, as the kernel sends where memory has run out"
+    assert exit_text(-9) == ": killed by signal 9 (SIGKILL): often out of memory"
     assert exit_text(-11) == ": killed by signal 11"
     assert exit_text(3) == ": it exited with status 3"

@@ -35,7 +35,7 @@ async def shown(browser: Browser, cluster: Cluster, **options: Any) -> AsyncIter
 async def send(page: Page, prompt: str = "hello", *, kind: str = "text", limit: int = 12) -> None:
     await page.get_by_label("Prompt", exact=True).fill(prompt)
     await page.get_by_label("Send as").select_option(kind)
-    await page.get_by_label("Tokens at most").fill(str(limit))
+    await page.get_by_label("Max tokens").fill(str(limit))
     await page.get_by_role("button", name="Send").click()
 
 
@@ -92,7 +92,7 @@ async def test_stop_cancels_the_request_on_the_worker(browser: Browser, start: S
         page = seen.page
         await page.get_by_label("Prompt", exact=True).fill("hello")
         await page.get_by_label("Send as").select_option("text")
-        await page.get_by_label("Tokens at most").fill("1000")
+        await page.get_by_label("Max tokens").fill("1000")
         await page.get_by_label("Prompt", exact=True).press("Control+Enter")
         await expect(page.locator("#answer")).not_to_be_empty()
         await page.get_by_role("button", name="Stop").press("Enter")
