@@ -41,19 +41,27 @@ _SERVICE_VALUES = ("tcp://", "udp://", "sctp://")
 
 
 def load_config(
-    flags: CommandFlags, concerns: Collection[ConfigKey], needs: Collection[str] = ()
+    flags: CommandFlags,
+    concerns: Collection[ConfigKey],
+    needs: Collection[str] = (),
+    *,
+    tolerant: bool = False,
 ) -> ResolvedConfig:
     """Return the configuration of a command, or print all its mistakes and exit with status 2.
 
     ``concerns``: the keys that the command reads. ``needs``: names of keys that must not be null.
+    If ``tolerant``, mistakes that do not concern it are warnings.
     Prints a warning for each misspelt environment variable."""
     for line in misspelt_variables(os.environ):
         typer.echo(f"baton: warning: {line}", err=True)
     try:
-        return resolve_config(flags, os.environ, concerns, needs)
+        resolved = resolve_config(flags, os.environ, concerns, needs, tolerant=tolerant)
     except ConfigError as e:
         typer.echo(_wrap(f"baton: {e}", sys.stderr.isatty()), err=True)
         raise typer.Exit(EXIT_USAGE) from None
+    for mistake in resolved.tolerated:
+        typer.echo(f"baton: warning: {mistake}", err=True)
+    return resolved
 
 
 def _wrap(text: str, terminal: bool) -> str:

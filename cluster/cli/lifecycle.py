@@ -85,7 +85,7 @@ def down(
     ] = None,
 ) -> None:
     """Drain and stop the cluster, and remove what a killed one left behind."""
-    config = load_config(flags, keys.DOWN_KEYS).config
+    config = load_config(flags, keys.DOWN_KEYS, tolerant=True).config
     from cluster.launch.down import down as stop_cluster
     from protocol.errors import StartupError
 

@@ -45,7 +45,8 @@ class ConfigMistake(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.origin.text, self.key, self.text) if part)
+        place = "" if self.origin == DEFAULT_ORIGIN else self.origin.text  # no place to look at
+        return ": ".join(part for part in (place, self.key, self.text) if part)
 
 
 class ConfigError(StartupError):

@@ -61,6 +61,7 @@ class ResolvedConfig(NamedTuple):
 
     config: Config
     values: dict[ConfigKey, ConfigValue]
+    tolerated: Sequence[ConfigMistake] = ()  # mistakes that do not concern the command
 
     def is_default(self, name: str) -> bool:
         """Return whether no file, variable or flag sets the key."""
@@ -72,17 +73,22 @@ def resolve_config(
     environ: Mapping[str, str],
     concerns: Collection[ConfigKey] = CONFIG_KEYS,
     needs: Collection[str] = (),
+    *,
+    tolerant: bool = False,
 ) -> ResolvedConfig:
     """Return the configuration that all places give together.
 
     ``concerns`` are the keys that matter to the caller: contradictions between other keys, and the
     files that these name, are not looked at. ``needs`` are names of keys that must not be null.
 
-    Raises ConfigError with all mistakes."""
+    Raises ConfigError with all mistakes. If ``tolerant``, those that cannot concern the caller's
+    keys are returned in its place."""
     layers = [environment_layer(environ), flags_layer(flags)]
     if flags.file is not None:
         layers.insert(0, file_layer(flags.file))
     mistakes = [mistake for layer in layers for mistake in layer.mistakes]
+    tolerated = [m for m in mistakes if tolerant and not _may_concern(m, concerns)]
+    mistakes = [mistake for mistake in mistakes if mistake not in tolerated]
     defaults = {key: ConfigValue(key.field.default, DEFAULT_ORIGIN) for key in CONFIG_KEYS}
     values = _without_outranked({**defaults, **merge_layers(layers)})
     config = Config.model_validate(_tree(values))
@@ -95,7 +101,18 @@ def resolve_config(
             mistakes.append(ConfigMistake(_place_to_look(values, keys), found.keys[0], found.text))
     if mistakes:
         raise ConfigError(mistakes)
-    return ResolvedConfig(config, values)
+    return ResolvedConfig(config, values, tolerated)
+
+
+def _may_concern(mistake: ConfigMistake, concerns: Collection[ConfigKey]) -> bool:
+    """Return whether a mistake is about one of the keys, may be one of them misspelt, or hides what
+    the file says."""
+    names = [key.name for key in concerns]
+    if not mistake.key:
+        return mistake.origin.rank <= 1
+    if mistake.key in KEYS_BY_NAME:
+        return mistake.key in names
+    return bool(difflib.get_close_matches(mistake.key.lower(), names, n=1, cutoff=0.6))
 
 
 def must_hide(key: ConfigKey, value: Any) -> bool:

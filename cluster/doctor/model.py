@@ -113,8 +113,7 @@ def _has_chat_template(path: Path) -> bool:
 
 def judge(facts: ModelFacts, subject: DoctorSubject) -> list[Finding]:
     if facts.problems:
-        remedy = _remedy(subject) if facts.path is not None or not facts.id else ""
-        return [problem("model", text, remedy) for text in facts.problems]
+        return [problem("model", text, _remedy(subject)) for text in facts.problems]
     if facts.to_fetch is not None:
         return [_fetch(facts, facts.to_fetch)]
     assert facts.config is not None

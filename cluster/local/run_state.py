@@ -109,13 +109,15 @@ def others_text(cluster: str) -> str:
 
 
 class ClusterHome:
-    """The state folder of one cluster; created on first use."""
+    """The state folder of one cluster; created when a run takes its lock or writes its state."""
 
     def __init__(self, cluster: str) -> None:
         if not _NAME.fullmatch(cluster):
             raise StartupError(f"cluster name {cluster!r}: expected letters, digits, '.', '_', '-'")
         self.cluster = cluster
-        self.path = private_dir(cluster_home_path(cluster))
+        self.path = cluster_home_path(cluster)
+        if self.path.exists():
+            private_dir(self.path)  # one of another user is refused
         self.events = self.path / "events.jsonl"
         self.log = self.path / "baton.log"
         self.kept_logs = self.path / "logs"
@@ -125,7 +127,7 @@ class ClusterHome:
         """Return a descriptor of the lock, which is held until every copy of it is closed.
 
         None when another process holds the lock."""
-        path = self.path / "lock"
+        path = private_dir(self.path) / "lock"
         with disk_errors_as_startup_errors(path):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -136,6 +138,8 @@ class ClusterHome:
         return fd
 
     def running(self) -> bool:
+        if not (self.path / "lock").exists():
+            return False
         fd = self.lock()
         if fd is None:
             return True
@@ -150,6 +154,7 @@ class ClusterHome:
             return None
 
     def write(self, state: RunState) -> None:
+        private_dir(self.path)
         write_private(self._state, msgspec.json.encode(state))
 
     def clean(self) -> int:

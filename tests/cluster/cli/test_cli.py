@@ -124,3 +124,34 @@ def test_device_cuda_without_a_gpu_is_refused_before_ray_starts(
 def test_url_of_the_page_is_that_of_its_router() -> None:
     assert parse_router_url("http://127.0.0.1:8123/ui") == "http://127.0.0.1:8123"
     assert parse_router_url("https://[::1]:8123/") == "https://[::1]:8123"
+
+
+@pytest.mark.parametrize(
+    "command", [["status", "--once"], ["logs"], ["down"], ["scale", "decode=2"]]
+)
+def test_commands_about_a_cluster_that_never_ran_create_nothing(
+    command: list[str], tmp_path: Path
+) -> None:
+    runner.invoke(app, [*command, "--cluster", "nope"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_down_stops_in_spite_of_mistakes_that_do_not_concern_it(tmp_path: Path) -> None:
+    (file := tmp_path / "bad.yaml").write_text(
+        "cluster: mine\nworker: {max_batch: many, no_such: 1}\nother: 1\n"
+    )
+    result = runner.invoke(app, ["down", "--config", str(file)])
+    assert result.exit_code == 0
+    assert "cluster 'mine' was not running" in result.output
+    assert "warning" in result.output and "worker.max_batch" in result.output
+
+
+@pytest.mark.parametrize("text", ["clutser: mine\n", "cluster: [mine]\n", "cluster: {\n"])
+def test_down_refuses_mistakes_that_may_be_about_the_cluster(text: str, tmp_path: Path) -> None:
+    (file := tmp_path / "bad.yaml").write_text(text)
+    assert runner.invoke(app, ["down", "--config", str(file)]).exit_code == 2
+
+
+def test_a_missing_key_is_named_without_a_place() -> None:
+    said = runner.invoke(app, ["router"]).output
+    assert "  redis.url: missing; set --redis-url" in said and "default" not in said

@@ -117,7 +117,7 @@ def test_colors_on_a_terminal() -> None:
 def test_mistakes_end_with_status_2_and_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "baton.yaml"
     path.write_text("router: {prt: 1}\n")
-    for command in (["config"], ["up"], ["down"], ["worker", "--role", "decode"], ["router"]):
+    for command in (["config"], ["up"], ["scale", "x"], ["worker", "--role", "decode"], ["router"]):
         result = CliRunner().invoke(app, [*command, "--config", str(path)])
         assert result.exit_code == 2
         assert f"{path}:1: router.prt: unknown key; did you mean router.port?" in result.output

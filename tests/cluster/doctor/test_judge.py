@@ -288,6 +288,9 @@ def test_a_model_to_download_must_fit_the_disk() -> None:
 
 def test_all_problems_of_a_model_are_reported() -> None:
     assert levels(model.judge(ModelFacts(problems=("a", "b")), SUBJECT)) == ["problem", "problem"]
+    named = msgspec.structs.replace(SUBJECT, model="nobody/x")
+    (found,) = model.judge(ModelFacts(id="nobody/x", problems=("is not on the hub",)), named)
+    assert found.remedy.startswith("--model takes a folder or a hub id")
 
 
 def test_summary_counts_problems_and_notes() -> None:

@@ -81,7 +81,8 @@ def test_refused_file_is_named_and_nothing_stays(
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     with monkeypatch.context() as patch:
         FullDisk(patch, name, number)
-        assert starting.up(wanted, None, detach=False, port_moves=True) == 1
+        status = starting.up(wanted, None, lambda _: True, detach=False, port_moves=True)
+    assert status == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "failed: " in said and f"/{name}" in said and os.strerror(number) in said
     assert "set BATON_HOME and TMPDIR" in said

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.local import run_state
 from cluster.local.processes import RUN_DIR_VARIABLE, ProcessId
-from cluster.local.run_state import ClusterHome, RunState
+from cluster.local.run_state import ClusterHome, RunState, private_dir
 from protocol.errors import StartupError
 
 
@@ -34,6 +34,7 @@ def test_state_survives_and_is_private(home: ClusterHome) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"run_dir": 3}'])
 def test_broken_state_is_none(home: ClusterHome, text: str) -> None:
+    private_dir(home.path)
     (home.path / "state.json").write_text(text)
     assert home.read() is None
 
