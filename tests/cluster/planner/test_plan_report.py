@@ -72,6 +72,14 @@ def test_objectives_that_nothing_meets_end_it_with_1() -> None:
     assert json.loads(text)["slo_infeasible"] == ["ttft", "tpot"]
     assert "No batch meets a TPOT of 2 ms: a sequence alone takes 7.05 ms" in err
     assert "No number of workers meets a TTFT of 20 ms" in err
+    assert "no longer than the time by which it misses the objective anyway" in err
+
+
+def test_a_pool_that_is_mostly_idle_is_described_in_plain_words() -> None:
+    code, text, _ = run(*LENGTHS, "--rate", "0.01")
+    assert code == 0 and "0.00 workers busy" in text and "erlang" not in text
+    said = " ".join(text.replace("│", " ").split())
+    assert "a cheaper GPU: 5% of this one's speed suffices (but less headroom" in said
 
 
 def test_a_trace_is_a_workload(tmp_path: Path) -> None:

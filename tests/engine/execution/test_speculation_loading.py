@@ -15,7 +15,7 @@ from bench.lib.engines import engine_config
 from bench.lib.settings import engine_settings
 from engine.batching.attention_metadata import PackedBatch
 from engine.execution.engine import Engine
-from engine.execution.loading import LoadedEngine, load_engine
+from engine.execution.loading import LoadedEngine, OnProgress, load_engine
 from engine.execution.speculation_loading import dummy_pass, load_speculation
 from engine.ipc.settings import SpeculationMethod, SpeculationSettings
 from engine.model.decoder import DecoderModel
@@ -42,7 +42,12 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("small"), num_hidden_layers=1)
 
 
-def loaded(target: Path, method: SpeculationMethod, folder: Path | None = None) -> LoadedEngine:
+def loaded(
+    target: Path,
+    method: SpeculationMethod,
+    folder: Path | None = None,
+    progress: OnProgress = lambda _what, _done: None,
+) -> LoadedEngine:
     model_path = None if folder is None else str(folder)
     spec = engine_settings(
         str(target),
@@ -55,12 +60,20 @@ def loaded(target: Path, method: SpeculationMethod, folder: Path | None = None) 
         kv_precision="exact",
         speculation=SpeculationSettings(method=method, model_path=model_path, max_tokens=4),
     )
-    return load_engine(spec, plan_decode_step, lambda what, done: None)
+    return load_engine(spec, plan_decode_step, progress)
 
 
 def text(engine: Engine) -> list[int]:
     engine.generate(1, request("a", PROMPT, max_tokens=40))
     return drain(engine)[1]
+
+
+def test_only_a_draft_model_is_reported_as_loading(tiny_folder: Path, small: Path) -> None:
+    stages: list[str] = []
+    loaded(tiny_folder, "ngram", progress=lambda what, _: stages.append(what))
+    assert stages and "loading the draft model" not in stages
+    loaded(tiny_folder, "draft", small, progress=lambda what, _: stages.append(what))
+    assert "loading the draft model" in stages
 
 
 def test_every_method_gives_the_same_text(
