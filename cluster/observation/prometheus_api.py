@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Self
 
@@ -31,8 +31,15 @@ from cluster.observation.router_pages import (
     NOT_FULL,
     TIMES,
 )
-from cluster.observation.sliding_window import BURST_INTERVALS, has_changed, observed_latency
-from cluster.sizing.snapshot import RequestMix, RequestSample
+from cluster.observation.sliding_window import (
+    BURST_INTERVALS,
+    HISTORY_S,
+    SHARE,
+    has_changed,
+    observed_latency,
+)
+from cluster.sizing.burstiness import arrival_dispersion
+from cluster.sizing.snapshot import Arrivals, RequestMix, RequestSample
 from protocol.errors import StartupError, Unavailable
 from protocol.registry.directory import RouterRecord
 from protocol.security.listen_hosts import is_loopback
@@ -121,6 +128,8 @@ class PrometheusApi:
         self._window_s, self._burst_s = window_s, BURST_INTERVALS * interval_s
         self._query = build_query(cluster, window_s, self._burst_s)
         self._samples: tuple[RequestSample, ...] = ()
+        self._arrivals: deque[float] = deque(maxlen=round(HISTORY_S / self._burst_s))
+        self._remembered_s = -math.inf  # time of the last of them
         self._client: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
@@ -149,12 +158,31 @@ class PrometheusApi:
         self._samples = request_samples(counted) or self._samples
         window = counted.arrivals, self._window_s
         if burst is not None:
+            self._remember(burst)
             arrivals = burst, max(0.0, counted.arrivals - burst)
-            if has_changed(arrivals, (self._burst_s, self._window_s - self._burst_s), 1, 1.0):
+            seconds = self._burst_s, self._window_s - self._burst_s
+            if has_changed(arrivals, arrival_dispersion(self._past(), 1), seconds, 1):
                 window = burst, self._burst_s
-        mix = RequestMix(rate=window[0] / window[1], window_s=window[1], samples=self._samples)
+        mix = RequestMix(
+            rate=window[0] / window[1],
+            window_s=window[1],
+            samples=self._samples,
+            arrivals=self._past(),
+        )
         observed = observed_latency(counted)
         return TrafficReading(mix, observed, time.monotonic() - max(0.0, _scalar(values, "age")))
+
+    def _past(self) -> Arrivals:
+        return Arrivals(self._burst_s, tuple(self._arrivals))
+
+    def _remember(self, arrivals: float) -> None:
+        """Add the arrivals of the last burst_s to the history, once in that time."""
+        now = time.monotonic()
+        if now - self._remembered_s > 2.0 * self._burst_s:
+            self._arrivals.clear()
+        if now - self._remembered_s >= SHARE * self._burst_s:
+            self._arrivals.append(round(arrivals))
+            self._remembered_s = now
 
     async def _query_api(self) -> bytes:
         form = {"query": self._query, "timeout": f"{DEADLINE_S:g}s"}

@@ -7,8 +7,10 @@ mix is that of the last intervals with S >= v/PRECISION^2, for prompts and for o
 least, LONGEST window_s at most.
 
 Where the tokens of the last burst_s, or of 2, 4, ... times that, differ from those before by more
-than CHANGE_DEVIATIONS, what was before is no longer used. There is no mix until the first window is
-long enough, or has lasted window_s. An interval longer than burst_s is a gap: all begins anew.
+than CHANGE_DEVIATIONS, what was before is no longer used. Bursts that are usual in as long a time
+are no change: the deviation is that of ``arrival_dispersion``. There is no mix until the first
+window is long enough, or has lasted window_s. An interval longer than burst_s is a gap: all begins
+anew.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 
 from cluster.observation.request_lengths import LengthHistogram
 from cluster.observation.request_mix import TrafficCounts, request_samples
-from cluster.sizing.snapshot import ObservedLatency, RequestMix, RequestSample
+from cluster.sizing.burstiness import arrival_dispersion, dispersion
+from cluster.sizing.snapshot import Arrivals, ObservedLatency, RequestMix, RequestSample
 
 BURST_INTERVALS = 3
 """``burst_s`` in intervals of the autoscaler."""
@@ -32,6 +35,8 @@ hours."""
 LEAST = 100
 """Requests below which lengths are those of up to LONGEST windows, or as they were last."""
 LONGEST = 5
+HISTORY_S = 3600.0
+"""Seconds of which arrivals are remembered."""
 SHARE = 0.97
 """This share of a period suffices, because readings are not exactly evenly spaced."""
 
@@ -47,6 +52,8 @@ class SlidingWindow:
         self._known_s = 0.0  # since the last gap
         self._is_full = False  # whether the first window since then is
         self._samples: tuple[RequestSample, ...] = ()
+        remembered = round(BURST_INTERVALS * HISTORY_S / burst_s)
+        self._arrivals: deque[float] = deque(maxlen=remembered)  # the latest last
 
     def add(self, counted: TrafficCounts) -> None:
         self._counted.appendleft(counted)
@@ -55,8 +62,10 @@ class SlidingWindow:
             self._counted.pop()
         if counted.seconds * SHARE > self._burst_s:
             self._alike, self._known_s, self._is_full = 0, 0.0, False
+            self._arrivals.clear()
         else:
             self._alike, self._known_s = min(self._alike + 1, kept), self._known_s + counted.seconds
+            self._arrivals.append(round(counted.arrivals))
             self._forget_before_change()
         self._choose_length()
         self._samples = request_samples(self._lengths()) or self._samples
@@ -73,6 +82,7 @@ class SlidingWindow:
             samples=self._samples,
             backlog_tokens=backlog_tokens,
             residents=residents,
+            arrivals=Arrivals(window_s / len(used), tuple(self._arrivals)),
         )
 
     def observed(self) -> ObservedLatency:
@@ -81,10 +91,11 @@ class SlidingWindow:
 
     def _forget_before_change(self) -> None:
         alike, recent = self._latest(self._alike), self._covering(self._burst_s)
-        seconds, least = [c.seconds for c in alike], self._single_dispersions()
-        both = list(zip(_tokens(alike), least, strict=True))
+        seconds, both = [c.seconds for c in alike], _tokens(alike)
+        past = Arrivals(math.fsum(seconds) / len(seconds), tuple(self._arrivals))
         while recent < len(alike):
-            if any(has_changed(tokens, seconds, recent, single) for tokens, single in both):
+            usual = self._dispersions(arrival_dispersion(past, recent))
+            if any(has_changed(*of, seconds, recent) for of in zip(both, usual, strict=True)):
                 self._alike = recent
                 return
             recent *= 2
@@ -95,7 +106,7 @@ class SlidingWindow:
         prompts, outputs = _tokens(alike)
         most = [
             dispersion(tokens, least) / PRECISION**2
-            for tokens, least in zip((prompts, outputs), self._single_dispersions(), strict=True)
+            for tokens, least in zip((prompts, outputs), self._dispersions(), strict=True)
         ]
         needed = [tokens if tokens > 0 else math.inf for tokens in most]  # inf: nothing is known
         self._used, seconds, precise = 0, 0.0, False
@@ -107,15 +118,13 @@ class SlidingWindow:
         full = self._known_s >= SHARE * (self._burst_s if precise else self._window_s)
         self._is_full = self._is_full or full
 
-    def _single_dispersions(self) -> tuple[float, float]:
-        """Return the dispersion of prompt and output tokens if requests arrive one by one: lengths
-        of mean m and mean square q have q/m."""
+    def _dispersions(self, arrivals: float = 1.0) -> tuple[float, float]:
+        """Return the dispersion of prompt and output tokens for that of arrivals, which is 1 if
+        requests arrive one by one. Lengths of mean m and mean square q have q/m + (arrivals - 1)*m.
+        """
         prompts = [(s.weight, s.uncached + s.cached) for s in self._samples]
         outputs = [(s.weight, s.output) for s in self._samples]
-        first, second = (
-            math.fsum(w * n * n for w, n in of) / max(1e-9, math.fsum(w * n for w, n in of))
-            for of in (prompts, outputs)
-        )
+        first, second = (_dispersion(of, arrivals) for of in (prompts, outputs))
         return first, second
 
     def _lengths(self) -> TrafficCounts:
@@ -156,6 +165,13 @@ def _tokens(counts: Sequence[TrafficCounts]) -> tuple[list[float], list[float]]:
     return [c.prompts.total for c in counts], [c.outputs.total for c in counts]
 
 
+def _dispersion(lengths: Sequence[tuple[float, float]], arrivals: float) -> float:
+    """``lengths``: weights and tokens."""
+    total = math.fsum(w * n for w, n in lengths)
+    mean = total / max(1e-9, math.fsum(w for w, _ in lengths))
+    return math.fsum(w * n * n for w, n in lengths) / max(1e-9, total) + (arrivals - 1.0) * mean
+
+
 def observed_latency(counts: TrafficCounts) -> ObservedLatency:
     answered = counts.uncached.count
     return ObservedLatency(
@@ -165,20 +181,11 @@ def observed_latency(counts: TrafficCounts) -> ObservedLatency:
     )
 
 
-def dispersion(tokens: Sequence[float], least: float) -> float:
-    """Return the variance over the mean of the tokens of an interval, which does not depend on its
-    length. It is taken between neighbours without the two that differ most, so that neither a trend
-    nor a step counts. ``least``: its value if requests arrive one by one."""
-    pairs = sorted(pairwise(tokens), key=lambda pair: abs(pair[0] - pair[1]))[:-1]
-    total = math.fsum(a + b for a, b in pairs)
-    return max(least, math.fsum((a - b) ** 2 for a, b in pairs) / total if total > 0 else 0.0)
-
-
 def has_changed(
-    tokens: Sequence[float], seconds: Sequence[float], recent: int, least: float
+    tokens: Sequence[float], least: float, seconds: Sequence[float], recent: int
 ) -> bool:
     """Return whether the tokens/s of the first ``recent`` intervals differ from those of the others
-    by more than their dispersion explains."""
+    by more than their dispersion explains, which is at least ``least``."""
     latest, before, latest_s, before_s = (
         math.fsum(part)
         for values in (tokens, seconds)

@@ -36,6 +36,7 @@ def worker_snapshot(record: WorkerRecord, *, young: bool) -> WorkerSnapshot:
     role = parse_role(record.role)
     if record.changing:
         role = ROLES[1 - ROLES.index(role)]
+    walls = record.walls
     used = record.kv_tokens_total - record.kv_tokens_free
     return WorkerSnapshot(
         instance=record.instance,
@@ -43,6 +44,8 @@ def worker_snapshot(record: WorkerRecord, *, young: bool) -> WorkerSnapshot:
         role=role,
         state=_state(record, young),
         kv_tokens=max(0, min(used, MAX_TOKENS)),
+        busy=0.0 if walls is None else walls.busy,
+        prompt_tokens_s=0.0 if walls is None else walls.prompt_tokens_s,
     )
 
 

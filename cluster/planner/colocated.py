@@ -27,7 +27,7 @@ import msgspec
 from cluster.planner.gpus import GpuSpec
 from cluster.planner.pools import PlanRequest
 from cluster.sizing.demand import MAX_LATE_SHARE
-from cluster.sizing.queueing import late_share, least_number, service_time
+from cluster.sizing.queueing import PrefillOutlook, late_share, least_number, service_time
 from cluster.sizing.snapshot import MachineModel
 from protocol.performance.speculation_profile import decode_pace
 from protocol.performance.step_model import StepModel
@@ -99,7 +99,7 @@ def _meets(
     else:
         return None
     load = rate * service.mean_s
-    if late_share(workers, load, service, request.goals.ttft_s) > MAX_LATE_SHARE:
+    if late_share(workers, PrefillOutlook(load), service, request.goals.ttft_s) > MAX_LATE_SHARE:
         return None
     return ColocatedPlan(
         gpu=gpu, workers=workers, batch=held, prompt_tokens=step.tokens, step_s=step.seconds

@@ -77,6 +77,7 @@ class SimulatedAutoscaler:
         self._memory = SizingMemory()
         self._targets = WorkerCounts(**{role: fleet.count(role) for role in ROLES})
         self._turns = 0
+        self._seen: dict[str, tuple[float, int]] = {}  # by worker, at the last turn
 
     def turn(self) -> None:
         """Observe, decide and act once; schedule the next turn."""
@@ -117,6 +118,7 @@ class SimulatedAutoscaler:
         young = worker.since_s > 0 and self._clock.now - worker.since_s < self.settings.warm_up_s
         if state == "serving" and young:
             state = "warming"
+        busy_s, tokens = self._computed(worker)
         return WorkerSnapshot(
             instance=worker.name,
             home=worker.home,
@@ -124,7 +126,16 @@ class SimulatedAutoscaler:
             state=state,
             kv_tokens=worker.used_tokens,
             gpus=self._gpus[worker.home],
+            busy=busy_s / self.settings.interval_s,
+            prompt_tokens_s=tokens / self.settings.interval_s,
         )
+
+    def _computed(self, worker: SimulatedWorker) -> tuple[float, int]:
+        """Return the seconds of the prefill steps that began since the last turn, and their
+        tokens."""
+        (busy_s, tokens), now = self._seen.get(worker.name, (0.0, 0)), worker.computed_prompts
+        self._seen[worker.name] = now
+        return now[0] - busy_s, now[1] - tokens
 
     def _record(self, snapshot: SizingSnapshot, decision: ScalingDecision) -> None:
         self._turns += 1

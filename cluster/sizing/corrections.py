@@ -1,24 +1,42 @@
-"""Corrections of the performance model: observed over predicted latency of the same requests. Pure.
+"""Corrections of the performance model: observed over predicted, of the same work. Pure.
 
-Each is an exponentially weighted mean, within bounds. It is updated only while nothing changes, so
-that the observation belongs to the workers that were there. ``policy.py`` calls this.
+    prefill   seconds of steps, as prefill workers report them, over those that the prompt tokens in
+              these steps should take. Waits are in neither, and steps that several prompts share
+              are cheaper in both.
+    decode    TPOT, while the workers are the same, so that the observation belongs to them
+    kv        tokens that resident sequences hold
+
+All are means that forget, within bounds. ``policy.py`` calls this.
 """
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
 from cluster.sizing.decision import PredictedLatency
-from cluster.sizing.queueing import mean_prompt_tokens
-from cluster.sizing.snapshot import Corrections, ObservedLatency, RequestMix, SizingSnapshot
+from cluster.sizing.demand import machine_for_role
+from cluster.sizing.queueing import mean_prompt_tokens, mean_uncached_tokens, prefill_service
+from cluster.sizing.snapshot import (
+    ComputedPrompts,
+    Corrections,
+    ObservedLatency,
+    RequestMix,
+    SizingSnapshot,
+)
+from protocol.roles import ROLES
 
 CORRECTION_WEIGHT = 0.1
 """Weight of a new ratio of observed to predicted."""
 TOLERANCE = 1.3
-"""Ratio of latencies up to which nothing is corrected. Latencies also have waits that the model
-does not know: for the step that runs, for other prompts in the same step, for pages, for a burst.
-As a correction they would count as work: in the simulator, whose steps are exact, they came to 1.28
-for TTFT, and to 1.4 for TPOT where decode pools were nearly full."""
+"""Ratio of TPOT up to which nothing is corrected: it has waits for pages that the model does not
+know, and as a correction they would count as work. In the simulator, whose steps are exact, they
+came to 1.4 where decode pools were nearly full."""
+MEMORY_S = 300.0
+"""Computed prompts count by exp(-age/MEMORY_S)."""
+MIN_COMPUTED_S = 30.0
+"""Predicted seconds of computed prompts from which on they are compared."""
 MIN_RESIDENTS = 20
 """Resident sequences from which on their mean KV is trusted."""
 MIN_CORRECTION, MAX_CORRECTION = 0.5, 2.0
@@ -27,27 +45,26 @@ CORRECTIONS = ("prefill", "decode", "kv")
 
 
 def updated_corrections(
-    snapshot: SizingSnapshot, expected: PredictedLatency, *, queues: bool, lacks_room: bool
+    snapshot: SizingSnapshot,
+    expected: PredictedLatency,
+    computed: ComputedPrompts,
+    *,
+    lacks_room: bool,
 ) -> Corrections:
     """Return the corrections after this observation.
 
-    ``expected``: the prediction for the serving workers with the corrections so far. ``queues``:
-    prompts wait, so that their TTFT says nothing about the speed of prefill. ``lacks_room``:
-    sequences wait for pages, so that their TPOT says nothing about the speed of decode.
+    ``expected``: the prediction for the serving workers with the corrections so far.
+    ``lacks_room``: sequences wait for pages, so that their TPOT says nothing about the speed of
+    decode.
     """
     before, observed = snapshot.memory.corrections, snapshot.observed
     kv = _updated(before.kv, _resident_kv(snapshot), expected.kv_tokens)
-    if not is_stable(snapshot):
-        return replace(before, kv=kv)
-    return Corrections(
-        prefill=before.prefill
-        if queues
-        else _updated(before.prefill, observed.ttft_s, expected.ttft_s, TOLERANCE),
-        decode=before.decode
-        if lacks_room
-        else _updated(before.decode, observed.tpot_s, expected.tpot_s, TOLERANCE),
-        kv=kv,
-    )
+    prefill, decode = before.prefill, before.decode
+    if computed.expected_s >= MIN_COMPUTED_S:
+        prefill = _bounded(computed.busy_s / computed.expected_s)
+    if is_stable(snapshot) and not lacks_room:
+        decode = _updated(decode, observed.tpot_s, expected.tpot_s, TOLERANCE)
+    return Corrections(prefill=prefill, decode=decode, kv=kv)
 
 
 def _resident_kv(snapshot: SizingSnapshot) -> float | None:
@@ -58,6 +75,26 @@ def _resident_kv(snapshot: SizingSnapshot) -> float | None:
         w.kv_tokens for w in snapshot.workers if w.role == "decode" and w.state != "changing"
     )
     return held / snapshot.mix.residents
+
+
+def computed_prompts(snapshot: SizingSnapshot, mix: RequestMix) -> ComputedPrompts:
+    """Add what the prefill workers have computed since the last decision. ``mix``: of the prompts
+    that were answered."""
+    before, past = snapshot.memory.computed, snapshot.memory.past
+    tokens = mean_uncached_tokens(mix)
+    if not past or tokens <= 0:
+        return before
+    seconds = snapshot.at_s - past[-1].at_s
+    kept = math.exp(-seconds / MEMORY_S)
+    busy_s, expected_s = before.busy_s * kept, before.expected_s * kept
+    for home in ROLES:
+        machine = machine_for_role(home, snapshot.machines)
+        token_s = prefill_service(mix, machine).mean_s / tokens
+        for worker in snapshot.workers:
+            if worker.home == home and worker.role == "prefill" and worker.state != "changing":
+                busy_s += worker.busy * seconds
+                expected_s += worker.prompt_tokens_s * token_s * seconds
+    return ComputedPrompts(busy_s, expected_s)
 
 
 def answered_mix(mix: RequestMix, observed: ObservedLatency) -> RequestMix:
@@ -99,4 +136,8 @@ def _updated(
         return before
     ratio = before * observed / expected
     ratio = max(ratio / tolerance, min(1.0, ratio * tolerance))
-    return min(MAX_CORRECTION, max(MIN_CORRECTION, before + CORRECTION_WEIGHT * (ratio - before)))
+    return _bounded(before + CORRECTION_WEIGHT * (ratio - before))
+
+
+def _bounded(ratio: float) -> float:
+    return min(MAX_CORRECTION, max(MIN_CORRECTION, ratio))

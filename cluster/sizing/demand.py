@@ -1,8 +1,8 @@
 """The number of workers that each role needs for a mix of requests. Pure.
 
-prefill   the least c of which P(late) <= MAX_LATE_SHARE, a = rate*E[S]
-          P(late) = sum of w_i P(W + d > |T - S_i|); S_i: seconds of a prompt, W: wait of M/G/c
-          d = (seconds of work in the queue when a worker that is asked for now starts)/c
+prefill   the least c >= a of which P(late) <= MAX_LATE_SHARE, a = rate*E[S]
+          P(late) = sum of w_i P(W > |T - S_i|); S_i: seconds of a prompt, W: the wait in a queue
+          of c servers when a worker that is asked for now serves (queueing.py)
 decode    b*: the batch that the TPOT objective, the KV pool and the worker's own limit allow
           N(D): sequences on D workers, by Little's law on each (residency.py)
           the least D of which N(D) + 2*sqrt(N(D)*(1 + k)) <= D*b*, k of the KV of sequences
@@ -15,25 +15,37 @@ import math
 
 import numpy as np
 
+from cluster.sizing.burstiness import (
+    NO_ARRIVAL_RATES,
+    ArrivalRates,
+    late_share_in_bursts,
+    usual_bursts,
+)
 from cluster.sizing.decision import RoleDemand
 from cluster.sizing.queueing import (
     CHANCE_DEVIATIONS,
     LARGEST_LOAD,
+    PrefillOutlook,
     ServiceTime,
-    late_share,
     least_number,
     mean_prompt_tokens,
     prefill_service,
 )
 from cluster.sizing.residency import ResidentSequences, decode_batch_limits, resident_sequences
-from cluster.sizing.snapshot import Corrections, MachineModel, RequestMix, ScalingTuning, SloTargets
+from cluster.sizing.snapshot import (
+    Corrections,
+    MachineModel,
+    RequestMix,
+    SloTargets,
+)
 from protocol.roles import Role
 
 MAX_LATE_SHARE = 0.1
 """Share of requests that may miss the TTFT objective by their wait."""
 TARGET_UTILISATION = 0.8
 """Utilisation of links."""
-DEFAULT_START_S = ScalingTuning().start_s
+MAX_ERROR = 0.5
+"""Standard error of a load that is hardly known, as a share of it."""
 
 
 def queued_work_s(mix: RequestMix, service: ServiceTime) -> float:
@@ -50,33 +62,31 @@ def queued_work_s(mix: RequestMix, service: ServiceTime) -> float:
     return max(0.0, mix.backlog_tokens - most) / tokens * service.mean_s
 
 
-def work_left_s(load: float, servers: int, queued_s: float, growth: float, start_s: float) -> float:
-    """Return the seconds of work that wait after ``start_s``, when a worker that is asked for now
-    serves: a queue of ``queued_s`` now, and a load that grows evenly by the share ``growth`` of it.
-
-    Work flows in at load*(1 + growth*t/start_s) and out at ``servers``. Either the queue lasts, or
-    what is left came since the load exceeded the servers.
-    """
-    lasts = queued_s + start_s * (load * (1.0 + growth / 2.0) - servers)
-    over = load * (1.0 + growth) - servers
-    came = start_s * over**2 / (2.0 * growth * load) if over > 0 and growth * load > 0 else 0.0
-    return max(0.0, lasts, came)
+def load_error(mix: RequestMix, service: ServiceTime) -> float:
+    """Return the standard error of the load as a share of it, after as many requests as the window
+    had; 0 where the mix is declared."""
+    requests = mix.rate * mix.window_s
+    return min(MAX_ERROR, math.sqrt((1.0 + service.spread) / requests)) if requests > 0 else 0.0
 
 
 def prefill_workers(
-    load: float, service: ServiceTime, ttft_s: float, queued_s: float, growth: float, start_s: float
+    outlook: PrefillOutlook,
+    service: ServiceTime,
+    ttft_s: float,
+    arrivals: ArrivalRates = NO_ARRIVAL_RATES,
 ) -> int:
-    """Return the least number of workers for ``load`` erlangs and a queue."""
-    if load + queued_s <= 0:
+    """Return the least number of workers for a load, a queue, and usual bursts; at least as many as
+    are busy on average."""
+    load = outlook.load
+    if load + outlook.queued_s <= 0:
         return 0
     if load > LARGEST_LOAD:
-        return math.ceil(load * (1.0 + growth))
+        return math.ceil(load * (1.0 + outlook.growth))
 
     def suffices(servers: int) -> bool:
-        delay_s = work_left_s(load, servers, queued_s, growth, start_s) / servers
-        return late_share(servers, load, service, ttft_s, delay_s) <= MAX_LATE_SHARE
+        return late_share_in_bursts(servers, outlook, service, ttft_s, arrivals) <= MAX_LATE_SHARE
 
-    return least_number(suffices, math.floor(load) + 1)
+    return least_number(suffices, max(1, math.floor(load)))
 
 
 def prefill_demand(
@@ -84,17 +94,24 @@ def prefill_demand(
     machine: MachineModel,
     goals: SloTargets,
     service: ServiceTime,
-    start_s: float = DEFAULT_START_S,
+    start_s: float = math.inf,
 ) -> RoleDemand:
-    load, queued_s = mix.rate * service.mean_s, queued_work_s(mix, service)
+    outlook = PrefillOutlook(
+        load=mix.rate * service.mean_s,
+        seconds=start_s,
+        error=load_error(mix, service),
+        growth=mix.growth,
+        queued_s=queued_work_s(mix, service),
+    )
     floor = _link_floor(mix, machine)
-    workers = prefill_workers(load, service, goals.ttft_s, queued_s, mix.growth, start_s)
+    bursts = usual_bursts(mix.arrivals, mix.rate)
+    workers = prefill_workers(outlook, service, goals.ttft_s, bursts)
     return RoleDemand(
         workers=max(workers, floor),
-        load=load,
+        load=outlook.load,
         each=service.mean_s,
         link_floor=floor,
-        infeasible=load > 0 and service.quantile_s(1.0 - MAX_LATE_SHARE) >= goals.ttft_s,
+        infeasible=outlook.load > 0 and service.quantile_s(1.0 - MAX_LATE_SHARE) >= goals.ttft_s,
     )
 
 
@@ -139,12 +156,12 @@ def demand_by_role(
     machines: dict[Role, MachineModel],
     goals: SloTargets,
     corrections: Corrections,
-    start_s: float = DEFAULT_START_S,
+    start_s: float = math.inf,
 ) -> dict[Role, RoleDemand]:
     """Return the demand of both roles, in workers of the role's own pool.
 
     ``machines`` holds at least one; a pool whose machine is unknown is taken to be like the other.
-    ``start_s``: seconds of a worker's start.
+    ``start_s``: seconds of a worker's start; inf: the pools stay as they are.
     """
     computing = machine_for_role("prefill", machines)
     decoding = machine_for_role("decode", machines)

@@ -61,6 +61,7 @@ def record_demand(
         memory = SizingMemory(
             growth=memory.growth,
             corrections=memory.corrections,
+            computed=memory.computed,
             last_down_s=memory.last_down_s,
             last_change_s=memory.last_change_s,
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from cluster.sizing.actions import ScalingActions, fit_to_snapshot, plan_actions
-from cluster.sizing.corrections import answered_mix, updated_corrections
+from cluster.sizing.corrections import answered_mix, computed_prompts, updated_corrections
 from cluster.sizing.decision import (
     LoadForecast,
     ScalingDecision,
@@ -24,7 +24,7 @@ from cluster.sizing.decision import (
 )
 from cluster.sizing.demand import demand_by_role
 from cluster.sizing.memory import expected_growth, forecast_error, record_action, record_demand
-from cluster.sizing.predict import is_queueing, predict_latency
+from cluster.sizing.predict import predict_latency
 from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts
 from cluster.sizing.worker_counts import count_present, count_starting, effective_workers
 
@@ -38,16 +38,16 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
     serving = effective_workers(snapshot, mix, serving=True)
     answered = answered_mix(mix, snapshot.observed)
     expected = predict_latency(answered, snapshot.machines, serving, before)
-    queues = is_queueing(mix, snapshot.machines, serving, before)
     mix = replace(mix, growth=expected_growth(snapshot.memory))
     found = demand_by_role(mix, snapshot.machines, snapshot.goals, before, snapshot.tuning.start_s)
     lacks_room = found["decode"].workers > serving.decode
-    corrections = updated_corrections(snapshot, expected, queues=queues, lacks_room=lacks_room)
+    computed = computed_prompts(snapshot, answered)
+    corrections = updated_corrections(snapshot, expected, computed, lacks_room=lacks_room)
     wanted = WorkerCounts(prefill=found["prefill"].workers, decode=found["decode"].workers)
     current, target = count_present(snapshot), fit_to_snapshot(wanted, snapshot)
     starting = count_starting(snapshot)
     memory = record_demand(snapshot.memory, at_s, mix, wanted, current, snapshot.tuning, starting)
-    memory = replace(memory, corrections=corrections)
+    memory = replace(memory, corrections=corrections, computed=computed)
     actions = plan_actions(snapshot, mix, memory, wanted)
     reason = _reason(actions, steady=current == target)
     return ScalingDecision(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cluster.sizing.decision import PredictedLatency
-from cluster.sizing.demand import machine_for_role, queued_work_s
+from cluster.sizing.demand import machine_for_role
 from cluster.sizing.queueing import ServiceTime, mean_wait_s, prefill_service
 from cluster.sizing.residency import (
     ResidentSequences,
@@ -24,10 +24,6 @@ from protocol.roles import Role
 
 PATH_S = 0.01
 """Seconds to a worker and back, beside the prompt's computation."""
-
-
-MAX_WAIT_SHARE = 0.3
-"""Mean wait over the mean time of prompts up to which prompts hardly wait for each other."""
 SAME_SPEED_FACTOR = 1.5
 """Machines whose speeds are within this factor count as equally fast, because two fits of one
 machine differ."""
@@ -80,21 +76,6 @@ def predict_latency(
         tpot_s=None if batch is None else resident.tpot_s(batch),
         kv_tokens=resident.kv_tokens if batch is None else resident.held_tokens(batch),
     )
-
-
-def is_queueing(
-    mix: RequestMix,
-    machines: dict[Role, MachineModel],
-    servers: RoleValues,
-    corrections: RoleValues,
-) -> bool:
-    """Return whether prompts wait longer than they take."""
-    machine = machine_for_role("prefill", machines)
-    service = prefill_service(mix, machine, corrections.prefill)
-    workers = math.floor(servers.prefill)
-    wait_s = mean_wait_s(workers, mix.rate * service.mean_s, service)
-    queued_s = queued_work_s(mix, service) / max(1, workers)
-    return wait_s > MAX_WAIT_SHARE * service.mean_s or queued_s > service.mean_s
 
 
 def _ttft_s(mix: RequestMix, service: ServiceTime, servers: float) -> float | None:

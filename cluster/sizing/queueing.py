@@ -4,6 +4,11 @@ M/G/c is approximated by M/M/c with the wait scaled by (1 + k)/2, where k is the
 of variation of the service time (Allen, "Probability, Statistics, and Queueing Theory", 2nd
 edition, section 5.3: the Allen-Cunneen approximation). The wait of requests that wait at all has an
 exponential tail with that mean.
+
+That is the queue after a long time. A pool that is to be scaled has to last only until more workers
+can serve. The work in a queue that has not settled is a Brownian motion that is reflected at zero,
+whose tail is known at any time, also where the load exceeds the servers (Harrison, "Brownian Motion
+and Stochastic Flow Systems", 1985, section 3.6). After a long time both tails are the same.
 """
 
 from __future__ import annotations
@@ -67,9 +72,16 @@ def prefill_service(mix: RequestMix, machine: MachineModel, correction: float = 
 
 def mean_prompt_tokens(mix: RequestMix) -> float:
     """Return the mean prompt length; 0 where no request is known."""
-    total = sum(s.weight for s in mix.samples)
-    tokens = sum(s.weight * (s.uncached + s.cached) for s in mix.samples)
-    return tokens / total if total > 0 else 0.0
+    return service_time([s.uncached + s.cached for s in mix.samples], _weights(mix)).mean_s
+
+
+def mean_uncached_tokens(mix: RequestMix) -> float:
+    """Return the mean number of uncached prompt tokens; 0 where no request is known."""
+    return service_time([s.uncached for s in mix.samples], _weights(mix)).mean_s
+
+
+def _weights(mix: RequestMix) -> list[float]:
+    return [s.weight for s in mix.samples]
 
 
 LARGEST_LOAD = 100_000.0
@@ -96,21 +108,79 @@ def mean_wait_s(servers: int, load: float, service: ServiceTime) -> float:
     return erlang_c(servers, load) * _waiters_s(servers, load, service)
 
 
-def late_share(
-    servers: int, load: float, service: ServiceTime, ttft_s: float, delay_s: float = 0.0
-) -> float:
-    """Return the share of prompts that their wait makes late: sum of w_i P(W > |T - S_i|).
+class PrefillOutlook(NamedTuple):
+    """The work of a prefill pool until more workers can serve."""
+
+    load: float  # erlangs
+    seconds: float = math.inf  # until then; inf: the pool stays as it is
+    error: float = 0.0  # standard error of the load, as a share of it
+    growth: float = 0.0  # of the load until then, as a share of it
+    queued_s: float = 0.0  # seconds of work that wait now
+
+
+def late_share(servers: int, outlook: PrefillOutlook, service: ServiceTime, ttft_s: float) -> float:
+    """Return the share of prompts that their wait makes late at the end of ``outlook``: sum of
+    w_i P(W > |T - S_i|), on average over what the load may be (Gauss-Hermite quadrature).
 
     A prompt that takes longer than T = ``ttft_s`` by itself is late with any number of servers. The
-    later it is, the longer it may wait: so the share has no jump where S_i passes T. ``delay_s``:
-    further wait of every prompt.
+    later it is, the longer it may wait: so the share has no jump where S_i passes T.
     """
-    if load >= servers:
-        return 1.0
-    slack_s = np.abs(ttft_s - service.seconds) - delay_s
-    mean_s = max(_waiters_s(servers, load, service), 1e-12)
-    waits = erlang_c(servers, load) * np.exp(-np.maximum(slack_s, 0.0) / mean_s)
-    return float(service.weights @ np.where(slack_s < 0, 1.0, waits))
+    if outlook.load <= 0 and outlook.queued_s <= 0:
+        return 0.0
+    work_s = np.abs(ttft_s - service.seconds) * servers  # that may wait before each prompt
+    late = 0.0
+    for deviations, weight in _QUADRATURE if outlook.error > 0 else ((0.0, 1.0),):
+        load = outlook.load * max(0.0, 1.0 + deviations * outlook.error)
+        grown = load * (1.0 + outlook.growth)
+        waits = erlang_c(servers, grown)
+        variance = load * service.mean_s * (1.0 + service.spread)  # of the work that comes in 1 s
+        drift, seconds = _last_drift(servers, load, grown, outlook.seconds)
+        empty = _reflected_tail(work_s, 0.0, drift, variance, seconds)
+        queued = empty
+        if outlook.queued_s > 0 and outlook.seconds < math.inf:
+            drift = (load + grown) / 2.0 - servers
+            lasting = _reflected_tail(work_s, outlook.queued_s, drift, variance, outlook.seconds)
+            queued = np.maximum(empty, lasting)
+        late += weight * float(service.weights @ (waits * empty + queued - empty))
+    return late
+
+
+_QUADRATURE = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
+"""Deviations and weights, exact for polynomials of degree 5."""
+
+
+def _last_drift(servers: int, load: float, grown: float, seconds: float) -> tuple[float, float]:
+    """Return how much more work comes than is done in each second while the load grows evenly, and
+    for how long. If the load exceeds the servers only at last, it is the time since then that
+    counts."""
+    if seconds == math.inf:
+        return grown - servers, seconds
+    if load < servers < grown:
+        return (grown - servers) / 2.0, seconds * (grown - servers) / (grown - load)
+    return (load + grown) / 2.0 - servers, seconds
+
+
+def _reflected_tail(
+    level: SampleVector, start: float, drift: float, variance: float, seconds: float
+) -> SampleVector:
+    """Return for each ``level`` the probability that a Brownian motion, reflected at zero, is above
+    it after ``seconds``. It begins at ``start``; ``drift`` and ``variance`` are those of 1 s."""
+    slope = 2.0 * drift / max(variance, 1e-12)
+    if seconds == math.inf:
+        return np.exp(np.minimum(slope * level, 0.0)) if drift < 0 else np.ones_like(level)
+    deviation = math.sqrt(max(variance * seconds, 1e-12))
+    end = start + drift * seconds
+    direct = _normal_tail((level - end) / deviation)
+    reflected = np.exp(np.minimum(slope * level, _LARGEST_EXPONENT))
+    return np.minimum(direct + reflected * _normal_tail((level + end) / deviation), 1.0)
+
+
+_LARGEST_EXPONENT = 700.0  # of a float
+
+
+def _normal_tail(deviations: SampleVector) -> SampleVector:
+    """Return the probability that a normal variable exceeds its mean by so many deviations."""
+    return np.array([0.5 * math.erfc(x * math.sqrt(0.5)) for x in deviations])
 
 
 def _waiters_s(servers: int, load: float, service: ServiceTime) -> float:

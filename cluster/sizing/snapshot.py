@@ -28,6 +28,16 @@ class RequestSample(msgspec.Struct, frozen=True, array_like=True):
     weight: float = 1.0
 
 
+class Arrivals(msgspec.Struct, frozen=True, array_like=True):
+    """Requests that arrived in successive intervals, the latest last."""
+
+    interval_s: float = 1.0
+    counts: tuple[float, ...] = ()
+
+
+NO_ARRIVALS = Arrivals()
+
+
 class RequestMix(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of the last window. ``rate``: requests/s, refused and queued ones included.
     ``samples``: of the requests that were answered, or of the last window that had any; empty
@@ -39,6 +49,7 @@ class RequestMix(msgspec.Struct, frozen=True, kw_only=True):
     backlog_tokens: float = 0.0  # of prompts in a queue or computed, cached tokens included
     residents: float = 0.0  # sequences that decode now
     growth: float = 0.1  # of the load while a worker starts: a high quantile, as a share of it
+    arrivals: Arrivals = NO_ARRIVALS  # of the last hour
 
 
 class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +75,8 @@ class WorkerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     state: WorkerPhase = "serving"
     kv_tokens: int = 0  # of live sequences
     gpus: float = 1.0
+    busy: float = 0.0  # share of the last seconds in which a step ran
+    prompt_tokens_s: float = 0.0  # prompt tokens/s that it computed meanwhile
 
 
 def staying(workers: Iterable[WorkerSnapshot]) -> list[WorkerSnapshot]:
@@ -164,6 +177,14 @@ class WorkerLevel(msgspec.Struct, frozen=True, array_like=True):
     extra_s: float = 0.0
 
 
+class ComputedPrompts(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds of the steps of prefill workers, and those that their prompt tokens should have taken
+    without a correction. Older ones count less and less."""
+
+    busy_s: float = 0.0
+    expected_s: float = 0.0
+
+
 class SizingMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The state that the policy keeps from one decision to the next; it comes with the decision.
     ``growth``: of the load in successive periods of a worker's start, the latest last."""
@@ -173,7 +194,8 @@ class SizingMemory(msgspec.Struct, frozen=True, kw_only=True):
     decode_levels: tuple[WorkerLevel, ...] = ()
     growth: tuple[float, ...] = ()
     growth_s: float | None = None  # end of the last of these periods
-    corrections: Corrections = Corrections(prefill=1.0, decode=1.0)
+    corrections: Corrections = NO_CORRECTIONS
+    computed: ComputedPrompts = ComputedPrompts()
     last_down_s: float | None = None
     last_change_s: float | None = None
 

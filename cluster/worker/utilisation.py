@@ -82,6 +82,7 @@ def compute_utilisation(
     return WorkerUtilisation(
         seconds=seconds,
         busy=_share(busy, seconds),
+        prompt_tokens_s=(now.counters.prefill_tokens - before.counters.prefill_tokens) / seconds,
         compute=_share(is_.flops - was.flops, busy * of.ceilings.flops),
         bandwidth=_share(weights + kv, busy * of.ceilings.bytes),
         capacity=_share(is_.kv_seconds - was.kv_seconds, seconds),

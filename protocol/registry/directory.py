@@ -46,6 +46,7 @@ class WorkerUtilisation(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float  # that were measured
     busy: float  # share of the time in which a step ran
+    prompt_tokens_s: float = 0.0  # prompt tokens/s that were computed
     compute: float
     bandwidth: float
     capacity: float
@@ -68,7 +69,7 @@ class WorkerUtilisation(msgspec.Struct, frozen=True, kw_only=True):
     def is_valid(self) -> bool:
         """Whether a worker can have measured this; records from Redis are not trusted."""
         shares = (self.busy, self.starved, self.kv_share, *(self.share_of(wall) for wall in WALLS))
-        others = (self.seconds, self.kv_wait, self.batch)
+        others = (self.seconds, self.prompt_tokens_s, self.kv_wait, self.batch)
         return (
             all(0.0 <= share <= 1.0 for share in shares)
             and all(value >= 0.0 and math.isfinite(value) for value in others)

@@ -23,7 +23,8 @@ class PrefillStepRunner:
     """Computes the prompts of one worker in its prefill role; the worker creates it.
 
     ``prompts``: tokens computed of each admitted prompt, cached ones included. ``free_s``: end of
-    the running step. ``busy_s``: seconds spent in steps.
+    the running step. ``busy_s``: seconds of all steps, from the beginning of each on. ``tokens``:
+    prompt tokens computed in them.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class PrefillStepRunner:
     ) -> None:  # fmt: skip
         self.prompts: dict[SimulatedRequest, int] = {}
         self.free_s = self.busy_s = 0.0
+        self.tokens = 0
         self.is_running = False
         self._worker = worker
         self._clock = clock
@@ -46,10 +48,11 @@ class PrefillStepRunner:
         if not counts:
             return
         added_s = sum(self._model.prompt_s(self.prompts[r], n) for r, n in counts.items())
-        steps = math.ceil(sum(counts.values()) / self._chunk)
-        seconds = steps * self._model.step + added_s
+        tokens = sum(counts.values())
+        seconds = math.ceil(tokens / self._chunk) * self._model.step + added_s
         self.is_running = True
         self.busy_s += seconds
+        self.tokens += tokens
         self.free_s = self._clock.now + seconds
         self._clock.at(self.free_s, self._end, [(r, r.attempt, n) for r, n in counts.items()])
 

@@ -69,6 +69,11 @@ class SimulatedWorker:
         return self._prefill.busy_s + self.batch.busy_s
 
     @property
+    def computed_prompts(self) -> tuple[float, int]:
+        """Seconds of all steps as a prefill worker, and prompt tokens computed in them."""
+        return self._prefill.busy_s, self._prefill.tokens
+
+    @property
     def free_s(self) -> float:
         """End of the last step as a prefill worker."""
         return self._prefill.free_s

@@ -168,3 +168,28 @@ def test_workers_add_what_only_they_know() -> None:
     found = sliding.mix(residents=2.0, backlog_tokens=900.0)
     assert found is not None
     assert (found.residents, found.backlog_tokens) == (2.0, 900.0)
+
+
+def test_bursts_that_are_usual_are_no_change_of_the_load() -> None:
+    """Every minute brings a burst of 15 s with five times the rate. The first ones look like
+    changes; later ones do not shorten the window."""
+    sliding, shortened = SlidingWindow(60.0, 15.0), []
+    for minute in range(30):
+        for turn in range(12):
+            sliding.add(counted(100 if turn < 3 else 20))
+            shortened += [minute] * (minute > 0 and mix(sliding).window_s < 60.0)
+    assert max(shortened, default=0) < 10
+    assert mix(sliding).rate == pytest.approx(8.0, rel=0.05)
+
+
+def test_arrivals_of_an_hour_are_remembered_and_those_before_a_gap_are_not() -> None:
+    sliding = SlidingWindow(60.0, 15.0)
+    for n in range(900):
+        sliding.add(counted(n % 5))
+    seen = mix(sliding).arrivals
+    assert (seen.interval_s, len(seen.counts)) == (pytest.approx(5.0), 720)
+    assert seen.counts[-5:] == (0, 1, 2, 3, 4)
+    sliding.add(counted(10, seconds=400.0))
+    for _ in range(12):
+        sliding.add(counted(7))
+    assert mix(sliding).arrivals.counts == (7,) * 12

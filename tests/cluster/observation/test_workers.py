@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from cluster.observation import workers
 from cluster.sizing.predict import relative_speed
@@ -53,6 +54,14 @@ def test_a_record_without_a_home_is_at_home() -> None:
 def test_more_free_than_there_is_means_nothing_resident() -> None:
     seen = workers.worker_snapshot(worker("a", "decode", kv_tokens_free=5000), young=False)
     assert seen.kv_tokens == 0
+
+
+def test_what_a_worker_has_computed_is_known_once_it_is_measured() -> None:
+    walls = replace(WALLS, prompt_tokens_s=300.0)
+    measured = workers.worker_snapshot(worker("a", "prefill", walls=walls), young=False)
+    assert (measured.busy, measured.prompt_tokens_s) == (0.5, 300.0)
+    unknown = workers.worker_snapshot(worker("a", "prefill"), young=False)
+    assert (unknown.busy, unknown.prompt_tokens_s) == (0.0, 0.0)
 
 
 def test_machines_are_medians_by_home() -> None:

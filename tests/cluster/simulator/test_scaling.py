@@ -53,6 +53,24 @@ def test_pools_follow_the_mix_and_lend_before_they_start(shifted: SimulationRun)
     assert shifted.result.ok > 0.97 * shifted.result.requests
 
 
+def test_an_overload_leaves_no_correction_of_exact_steps() -> None:
+    """Steps are exact in the simulator. Prompts wait for up to a minute while workers start."""
+    of = scenario(
+        mix(3, "lognormal:1000,0.5,4000", 20),
+        mix(15, "lognormal:1000,0.5,4000", 20, from_s=100, for_s=100),
+        seconds=600,
+        machine={"step": STEP, "max_batch": 24},
+        pools={"prefill": 3, "decode": 1},
+        objectives={"ttft_ms": 2000, "tpot_ms": 60},
+        routing={"admission_ttft_ms": 120_000},
+        autoscaler={**SCALING, "start_s": 60},
+    )
+    run = simulate(of, keep_records=True)
+    assert run.result.ttft.p99 > 20.0
+    found = [r.decision.memory.corrections.prefill for r in run.records]
+    assert min(found) > 0.9 and max(found) < 1.05
+
+
 def test_advice_changes_nothing() -> None:
     advised = shifting(mode="advise")
     assert serving(advised, 290) == (5, 2) and advised.result.loans == 0

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cluster.sizing.decision import RoleDemand
 from cluster.sizing.demand import demand_by_role, queued_work_s
 from cluster.sizing.predict import predict_latency, relative_speed
-from cluster.sizing.queueing import late_share, prefill_service
+from cluster.sizing.queueing import PrefillOutlook, late_share, prefill_service
 from cluster.sizing.residency import decode_batch_limits, early_seconds, resident_sequences
 from cluster.sizing.snapshot import (
     NO_CORRECTIONS,
@@ -38,8 +38,10 @@ def demand(
     machine: MachineModel = MACHINE,
     goals: SloTargets = GOALS,
     corrections: Corrections = NO_CORRECTIONS,
+    start_s: float = math.inf,
 ) -> tuple[RoleDemand, RoleDemand]:
-    found = demand_by_role(load, {"prefill": machine, "decode": machine}, goals, corrections)
+    machines: dict[Role, MachineModel] = {"prefill": machine, "decode": machine}
+    found = demand_by_role(load, machines, goals, corrections, start_s)
     return found["prefill"], found["decode"]
 
 
@@ -58,10 +60,12 @@ def test_service_of_two_kinds() -> None:
 def test_each_prompt_has_its_own_slack() -> None:
     """A tenth of the prompts may be late by their wait: here those that take long."""
     samples = (RequestSample(1000, 0, 10, 9.0), RequestSample(8000, 0, 10, 1.0))
-    load, goals = mix(20.0, samples=samples, growth=0.0), replace(GOALS, ttft_s=1.2)
+    load = mix(20.0, samples=samples, growth=0.0, window_s=0.0)
+    goals = replace(GOALS, ttft_s=1.2)
     need, service = demand(load, goals=goals)[0], prefill_service(load, MACHINE)
-    assert late_share(need.workers, need.load, service, 1.2) <= 0.1
-    assert late_share(need.workers - 1, need.load, service, 1.2) > 0.1
+    outlook = PrefillOutlook(need.load)
+    assert late_share(need.workers, outlook, service, 1.2) <= 0.1
+    assert late_share(need.workers - 1, outlook, service, 1.2) > 0.1
     assert need.workers == demand(load, goals=replace(GOALS, ttft_s=1.1))[0].workers
 
 
@@ -85,12 +89,13 @@ def test_demand_has_no_jump_where_prompts_alone_pass_the_objective() -> None:
 
 
 def test_growth_while_workers_start_is_spared_for() -> None:
-    calm, growing = (demand(mix(100.0, growth=g))[0].workers for g in (0.0, 0.5))
-    assert calm == 13  # 12 erlangs
-    assert 12 * 1.25 < growing < 12 * 1.5  # patience takes a part of it
-    machines = {**BOTH}
-    quick = demand_by_role(mix(100.0, growth=0.5), machines, GOALS, NO_CORRECTIONS, start_s=2.0)
-    assert quick["prefill"].workers < growing
+    def workers(growth: float, start_s: float) -> int:
+        return demand(mix(100.0, growth=growth), start_s=start_s)[0].workers
+
+    assert workers(0.0, 60.0) == workers(0.0, math.inf) == 13  # 12 erlangs
+    assert 12 * 1.25 < workers(0.5, 60.0) < 12 * 1.5  # patience takes a part of it
+    assert workers(0.5, 2.0) == 12
+    assert workers(0.5, math.inf) == 19  # pools that stay as they are
 
 
 def test_long_prompts_that_are_computed_are_no_queue() -> None:
@@ -111,9 +116,11 @@ def test_a_queue_is_work() -> None:
     queue = replace(load, backlog_tokens=300_000 + computed)
     assert queued_work_s(replace(load, backlog_tokens=computed), service) == 0.0
     assert queued_work_s(queue, service) == pytest.approx(300 * 0.12)
-    calm, late = demand(load), demand(queue)
+    calm, late = demand(load, start_s=60.0), demand(queue, start_s=60.0)
     assert (calm[0].workers, late[0].workers) == (2, 2)  # 0.8 * 60 s are spare
-    assert demand(replace(load, backlog_tokens=1e6))[0].workers == 4  # 120 s of work in 60 s
+    longer = replace(load, backlog_tokens=1e6)  # 120 s of work in 60 s
+    assert demand(longer, start_s=60.0)[0].workers == 4
+    assert demand(longer, start_s=600.0)[0].workers == 2
     assert late[1].load == calm[1].load, "its requests have arrived"
 
 

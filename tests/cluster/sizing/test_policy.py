@@ -295,38 +295,64 @@ def test_an_objective_out_of_reach_is_told() -> None:
     assert made.slo_infeasible == ("ttft",)
 
 
-def test_corrections_follow_what_is_seen_within_bounds() -> None:
+def computing(state: SizingSnapshot, busy: float, tokens_s: float) -> tuple[WorkerSnapshot, ...]:
+    """The workers, of which those for prefill report this."""
+    return tuple(
+        replace(w, busy=busy, prompt_tokens_s=tokens_s) if w.role == "prefill" else w
+        for w in state.workers
+    )
+
+
+def corrected(state: SizingSnapshot, turns: int = 100) -> Corrections:
+    """The corrections after so many turns in which the workers report the same."""
+    workers = state.workers
+    for _ in range(turns):
+        state = replace(after(state, decide(state), 5.0), workers=workers)
+    return state.memory.corrections
+
+
+@pytest.mark.parametrize(("busy", "prefill"), [(0.06, 0.5), (0.12, 1.0), (0.18, 1.5), (0.9, 2.0)])
+def test_corrections_follow_what_is_seen_within_bounds(busy: float, prefill: float) -> None:
+    """A prompt of 1,000 tokens should take 0.12 s."""
     state = snapshot(2, 2, mix(2.0), observed=ObservedLatency(ttft_s=5.0, tpot_s=0.001))
-    for _ in range(100):
-        state = replace(after(state, decide(state), 5.0), workers=state.workers)
-    assert state.memory.corrections == Corrections(prefill=2.0, decode=0.5)
-    assert bounded_corrections(state.memory.corrections) == ("prefill", "decode")
+    found = corrected(replace(state, workers=computing(state, busy, 1000.0)))
+    assert [found.prefill, found.decode] == pytest.approx([prefill, 0.5], rel=1e-3)
+    at_bound = ("prefill", "decode") if busy in (0.06, 0.9) else ("decode",)
+    assert bounded_corrections(found) == at_bound
 
 
 def test_corrections_compare_the_same_requests() -> None:
-    """Of prompts of 1,000 tokens, those of 500 had their first token: their TTFT is compared."""
-    state = snapshot(2, 2, mix(0.5))
-    short = decide(replace(state, mix=mix(0.5, uncached=500))).predicted.ttft_s
-    seen = ObservedLatency(ttft_s=short, prompt_tokens=500)
-    for _ in range(50):
-        made = decide(replace(state, observed=seen))
-        state = replace(after(state, made, 5.0), workers=state.workers)
-    assert made.predicted.ttft_s == pytest.approx(short)
-    assert made.memory.corrections.prefill == pytest.approx(1.0)
+    """Of prompts of 1,000 tokens, those of 2,000 had their first token. These take 0.24 s."""
+    state = snapshot(2, 2, mix(0.5), observed=ObservedLatency(ttft_s=0.3, prompt_tokens=2000))
+    found = corrected(replace(state, workers=computing(state, 0.24, 2000.0)))
+    assert found.prefill == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("ratio", "correction"), [(0.8, 1.0), (1.25, 1.0), (1.56, 1.2)])
-def test_waits_that_the_queue_model_does_not_know_are_no_work(
-    ratio: float, correction: float
-) -> None:
-    state = snapshot(2, 2, mix(0.1))
-    told = decide(state).predicted.ttft_s
-    assert told is not None
-    seen = ObservedLatency(ttft_s=ratio * told)
-    for _ in range(100):
-        made = decide(replace(state, observed=seen))
-        state = replace(after(state, made, 5.0), workers=state.workers)
-    assert state.memory.corrections.prefill == pytest.approx(correction, rel=0.02)
+@pytest.mark.parametrize("ttft_s", [0.01, 9.0])
+def test_waits_are_no_work(ttft_s: float) -> None:
+    state = snapshot(2, 2, mix(2.0), observed=ObservedLatency(ttft_s=ttft_s))
+    assert corrected(replace(state, workers=computing(state, 0.12, 1000.0))).prefill == (
+        pytest.approx(1.0)
+    )
+
+
+def test_a_correction_forgets_while_workers_change() -> None:
+    """A load that grows changes the pools all the time."""
+    state = snapshot(2, 2, mix(2.0))
+    slow = replace(state, workers=computing(state, 0.24, 1000.0))
+    for busy, least, most in ((0.24, 1.9, 2.0), (0.12, 1.0, 1.1)):
+        for _ in range(300):
+            now = after(slow, decide(slow), 5.0)
+            changing = replace(now.workers[0], state="warming")
+            workers = (changing, *now.workers[1:])
+            slow = replace(now, workers=computing(replace(now, workers=workers), busy, 1000.0))
+        assert least <= slow.memory.corrections.prefill <= most
+
+
+def test_too_little_work_corrects_nothing() -> None:
+    state = snapshot(2, 2, mix(2.0))
+    state = replace(state, workers=computing(state, 0.02, 10.0))  # 0.0012 s in each second
+    assert corrected(state).prefill == 1.0
 
 
 @pytest.mark.parametrize(

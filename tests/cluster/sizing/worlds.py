@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from cluster.sizing.decision import ScalingDecision
 from cluster.sizing.snapshot import (
+    Arrivals,
     MachineModel,
     PoolLimits,
     RequestMix,
@@ -31,7 +32,12 @@ LIMITS = PoolLimits(
 
 def mix(rate: float, uncached: float = 1000, output: float = 200, **changes: Any) -> RequestMix:
     return replace(
-        RequestMix(rate=rate, window_s=60.0, samples=(RequestSample(uncached, 0.0, output),)),
+        RequestMix(
+            rate=rate,
+            window_s=60.0,
+            samples=(RequestSample(uncached, 0.0, output),),
+            arrivals=Arrivals(5.0, (5.0 * rate,) * 60),
+        ),
         **changes,
     )
 

@@ -29,7 +29,12 @@ MACHINE = WorkerLimits(
 def sample(
     at: float, busy: float, done: WorkDone, rows: int = 0, received: int = 0
 ) -> UtilisationSample:
-    counters = EngineCounters(step_seconds=BucketCounts([], busy), decode_rows=rows, done=done)
+    counters = EngineCounters(
+        prefill_tokens=int(100 * at),
+        step_seconds=BucketCounts([], busy),
+        decode_rows=rows,
+        done=done,
+    )
     return UtilisationSample(at, counters, received, waited_s=at / 2)
 
 
@@ -51,6 +56,7 @@ def test_figures_are_of_what_lies_between_two_samples() -> None:
     assert found == WorkerUtilisation(
         seconds=8.0,
         busy=0.5,
+        prompt_tokens_s=1000 / 8,
         compute=200 / (4 * 100),
         bandwidth=20 / (4 * 10),
         capacity=0.75,

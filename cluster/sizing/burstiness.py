@@ -1,0 +1,122 @@
+"""How unevenly requests arrive, and how long prompts wait because of that. Pure.
+
+Where many users or agents act together, requests come in bursts, which queue models with Poisson
+arrivals do not know. Bursts that last less than a few minutes are over before more workers have
+started: pools must have room for them. What changes more slowly is followed by more workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cluster.sizing.queueing import PrefillOutlook, SampleVector, ServiceTime, late_share
+from cluster.sizing.snapshot import Arrivals
+
+LOCAL_S = 300.0
+"""Arrivals are relative to their mean over this time, which is that of the longest window of the
+mix: the load follows what is slower."""
+LONGEST_S = 80.0
+"""Seconds of the longest counts that dispersions are computed of."""
+MIN_COUNTS = 6
+"""Counts that a dispersion is computed from, at least."""
+
+
+def dispersion(counts: Sequence[float] | SampleVector, least: float) -> float:
+    """Return the variance over the mean of successive counts. It is taken between neighbours,
+    without the two that differ most, so that neither a trend nor a step counts. ``least``: its
+    value if requests arrive one by one."""
+    values = np.asarray(counts, dtype=np.float64)
+    if len(values) < 3:
+        return least
+    squares, sums = np.diff(values) ** 2, values[1:] + values[:-1]
+    largest = int(squares.argmax())
+    total = float(sums.sum() - sums[largest])
+    return max(least, float(squares.sum() - squares[largest]) / total) if total > 0 else least
+
+
+def arrival_dispersion(arrivals: Arrivals, intervals: int) -> float:
+    """Return the index of dispersion of the requests that arrive in so many intervals: their
+    variance over their mean (Gusella, "Characterizing the variability of arrival processes with
+    indexes of dispersion", IEEE JSAC 9(2), 1991). It is 1 where they arrive one by one (Poisson),
+    and where too little is known.
+
+    Neighbouring counts of t seconds differ by what changes as quickly as that. So the variance of a
+    count of t about the mean of a longer time is a sum over t, 2*t, 4*t, ... of what neighbours
+    differ by (the Haar wavelet variance): I(t) = (D(t) + I(2*t))/2.
+    """
+    known = len(arrivals.counts) // intervals
+    if known < MIN_COUNTS:
+        return 1.0
+    counts = np.array(arrivals.counts[-known * intervals :], dtype=np.float64)
+    found = dispersion(counts.reshape(known, intervals).sum(axis=1), least=1.0)
+    if 2 * intervals * arrivals.interval_s > LONGEST_S or known < 2 * MIN_COUNTS:
+        return found
+    return (found + arrival_dispersion(arrivals, 2 * intervals)) / 2.0
+
+
+class ArrivalRates(NamedTuple):
+    """Requests/s in successive intervals."""
+
+    interval_s: float
+    rates: SampleVector  # [intervals]
+
+
+NO_ARRIVAL_RATES = ArrivalRates(1.0, np.zeros(0))
+
+
+def usual_bursts(arrivals: Arrivals, rate: float) -> ArrivalRates:
+    """Return the requests/s of each interval, if their mean in LOCAL_S around it had been ``rate``.
+
+    Deviations from the mean grow with the root of the mean, as those of a sum of independent users
+    do.
+    """
+    rates = np.array(arrivals.counts, dtype=np.float64) / arrivals.interval_s
+    if not rates.any() or rate <= 0:
+        return NO_ARRIVAL_RATES
+    half = max(1, round(LOCAL_S / 2 / arrivals.interval_s))
+    total = np.concatenate(([0.0], np.cumsum(rates)))
+    index = np.arange(len(rates))
+    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(rates))
+    means = (total[last] - total[first]) / (last - first)
+    growth = np.divide(rate, means, out=np.zeros_like(rates), where=means > 0)
+    found = np.maximum(rate + (rates - means) * np.sqrt(growth), 0.0)
+    return ArrivalRates(arrivals.interval_s, found * (rate / max(float(found.mean()), 1e-9)))
+
+
+def burst_waits(
+    servers: int, mean_s: float, patience_s: SampleVector, arrivals: ArrivalRates
+) -> SampleVector:
+    """Return for each of ``patience_s`` the share of prompts that wait longer, if each takes
+    ``mean_s``.
+
+    Work is a fluid: what waits after an interval is what waited before and came, less what the
+    servers can do (Lindley, "The theory of queues with a single server", 1952). So waits that are
+    shorter than an interval are underestimated.
+    """
+    total = float(arrivals.rates.sum())
+    if servers <= 0 or total <= 0:
+        return np.zeros_like(patience_s)
+    surplus = np.cumsum((arrivals.rates * mean_s - servers) * arrivals.interval_s)
+    lowest = np.minimum(np.minimum.accumulate(surplus), 0.0)
+    waits_s = (surplus - lowest) / servers
+    order = np.argsort(waits_s)
+    until = np.concatenate(([0.0], np.cumsum(arrivals.rates[order])))
+    shorter = until[np.searchsorted(waits_s[order], patience_s, side="right")]
+    return np.asarray(1.0 - shorter / until[-1])
+
+
+def late_share_in_bursts(
+    servers: int,
+    outlook: PrefillOutlook,
+    service: ServiceTime,
+    ttft_s: float,
+    arrivals: ArrivalRates = NO_ARRIVAL_RATES,
+) -> float:
+    """Return the share of prompts that their wait makes late: that of ``late_share``, which knows
+    of different lengths, or that of ``burst_waits``, if it is larger."""
+    waiting = burst_waits(servers, service.mean_s, np.abs(ttft_s - service.seconds), arrivals)
+    late = late_share(servers, outlook, service, ttft_s)
+    return max(late, float(service.weights @ waiting))
