@@ -132,7 +132,7 @@ def late_share(servers: int, outlook: PrefillOutlook, service: ServiceTime, ttft
     for deviations, weight in _QUADRATURE if outlook.error > 0 else ((0.0, 1.0),):
         load = outlook.load * max(0.0, 1.0 + deviations * outlook.error)
         grown = load * (1.0 + outlook.growth)
-        waits = erlang_c(servers, grown)
+        waits = erlang_c(servers, (load + grown) / 2.0 if outlook.seconds < math.inf else grown)
         variance = load * service.mean_s * (1.0 + service.spread)  # of the work that comes in 1 s
         drift, seconds = _last_drift(servers, load, grown, outlook.seconds)
         empty = _reflected_tail(work_s, 0.0, drift, variance, seconds)

@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from cluster.sizing.demand import demand_by_role
 from cluster.sizing.snapshot import (
+    NO_ARRIVALS,
     NO_CORRECTIONS,
+    Arrivals,
     MachineModel,
     RequestMix,
     RequestSample,
@@ -27,10 +29,16 @@ SAMPLES = st.lists(
     min_size=1,
     max_size=8,
 ).map(tuple)
+BURSTS = st.builds(
+    lambda counts, times: Arrivals(5.0, tuple(map(float, counts)) * times),
+    st.lists(st.integers(0, 400), min_size=12, max_size=60),
+    st.integers(1, 10),
+)
 MIXES = st.builds(
     RequestMix,
     rate=st.floats(0.1, 100),
-    window_s=st.just(60.0),
+    window_s=st.sampled_from([0.0, 15.0, 60.0, 300.0]),
+    arrivals=st.one_of(st.just(NO_ARRIVALS), BURSTS),
     samples=SAMPLES,
     growth=st.floats(0, 0.5),
     backlog_tokens=st.one_of(st.just(0.0), st.floats(1e3, 1e6)),
@@ -71,7 +79,7 @@ class Situation(NamedTuple):
 
 
 SITUATIONS = st.builds(Situation, MIXES, MACHINES, GOALS, st.sampled_from([5.0, 60.0, 300.0]))
-MIX_FIELDS = ("rate", "growth", "backlog_tokens", "residents")
+MIX_FIELDS = ("rate", "window_s", "growth", "backlog_tokens", "residents")
 SAMPLE_FIELDS = ("uncached", "cached", "output")
 
 
@@ -79,6 +87,9 @@ def changed(of: Situation, name: str, factor: float) -> Situation:
     """The situation with one of its inputs multiplied."""
     if name in MIX_FIELDS:
         return of._replace(mix=replace(of.mix, **{name: getattr(of.mix, name) * factor}))
+    if name == "arrivals":
+        counts = tuple(n * factor if i % 2 else n for i, n in enumerate(of.mix.arrivals.counts))
+        return of._replace(mix=replace(of.mix, arrivals=replace(of.mix.arrivals, counts=counts)))
     if name in SAMPLE_FIELDS:
         samples = (replace(s, **{name: getattr(s, name) * factor}) for s in of.mix.samples)
         return of._replace(mix=replace(of.mix, samples=tuple(samples)))
@@ -95,7 +106,7 @@ def changed(of: Situation, name: str, factor: float) -> Situation:
 
 
 INPUTS = (
-    *MIX_FIELDS, *SAMPLE_FIELDS, "kv_tokens", "start_s", "ttft_s", "tpot_s",
+    *MIX_FIELDS, "arrivals", *SAMPLE_FIELDS, "kv_tokens", "start_s", "ttft_s", "tpot_s",
     *(f"step{i}" for i in range(5)),
 )  # fmt: skip
 
