@@ -1,8 +1,10 @@
 """Pools of some 64 GPUs in the simulator: an autoscaler, the best fixed split, and an oracle.
 
     python -m bench.pools [--study azure|day|mooncake] [--traces FOLDER] [--gpus 64] [--quick]
+    python -m bench.pools --trace FILE [--copies 10] [--ttft-ms 4000]
 
-Each study plays one workload at a rate that needs about ``--gpus`` at its peak:
+Each study plays one workload at a rate that needs about ``--gpus`` at its peak, or copies of any
+other trace:
 
     autoscaled   Baton's own policy (cluster/sizing), from about the pools that the beginning needs;
                  its attainment of both objectives is the mark for the others
@@ -60,28 +62,31 @@ DAY_S = 3 * 3600.0
 
 
 class Study(NamedTuple):
-    """One workload, and the GPU-hours that are aimed at, relative to the best fixed split."""
+    """One workload."""
 
     name: str
     scenario: dict[str, Any]
-    aim: float  # GPU-hours against the best fixed split
+
+
+def of_trace(name: str, trace: Path, copies: float, ttft_ms: float) -> Study:
+    """Define the requests of a trace."""
+    return Study(
+        name,
+        {
+            "machines": MACHINES,
+            "objectives": {"ttft_ms": ttft_ms, "tpot_ms": 100},
+            "traffic": {
+                "trace": str(trace),
+                "copies": max(1, round(copies)),
+                "spread_s": SPREAD_S,
+            },
+        },
+    )
 
 
 def azure(traces: Path, gpus: float) -> Study:
     """Define an hour of conversations with 1155 prompt and 211 output tokens on average."""
-    return Study(
-        "azure",
-        {
-            "machines": MACHINES,
-            "objectives": {"ttft_ms": 4000, "tpot_ms": 100},
-            "traffic": {
-                "trace": str(traces / "azure_conv.csv"),
-                "copies": max(1, round(gpus / 3.6)),
-                "spread_s": SPREAD_S,
-            },
-        },
-        0.8,
-    )
+    return of_trace("azure", traces / "azure_conv.csv", gpus / 3.6, 4000)
 
 
 def day(_: Path, gpus: float) -> Study:
@@ -112,25 +117,12 @@ def day(_: Path, gpus: float) -> Study:
                 ]
             },
         },
-        0.8,
     )
 
 
 def mooncake(traces: Path, gpus: float) -> Study:
     """Define an hour of long conversations with shared prefixes and a nearly constant rate."""
-    return Study(
-        "mooncake",
-        {
-            "machines": MACHINES,
-            "objectives": {"ttft_ms": 30_000, "tpot_ms": 100},
-            "traffic": {
-                "trace": str(traces / "mooncake_conversation.jsonl"),
-                "copies": max(1, round(gpus / 15.0)),
-                "spread_s": SPREAD_S,
-            },
-        },
-        1.0,
-    )
+    return of_trace("mooncake", traces / "mooncake_conversation.jsonl", gpus / 15.0, 30_000)
 
 
 STUDIES = {"azure": azure, "day": day, "mooncake": mooncake}
@@ -262,18 +254,25 @@ def main() -> None:
     parser.add_argument("--study", choices=[*STUDIES, "all"], default="all")
     parser.add_argument("--traces", type=Path, default=Path("traces"))
     parser.add_argument("--gpus", type=float, default=64.0)
+    parser.add_argument("--trace", type=Path, help="another trace, in place of the studies")
+    parser.add_argument("--copies", type=float, default=1.0, help="of it, with --trace")
+    parser.add_argument("--ttft-ms", type=float, default=4000.0, help="objective, with --trace")
     parser.add_argument("--quick", action="store_true", help="small, and without the oracle")
     parser.add_argument("--no-oracle", action="store_true", help="which takes longest")
     parser.add_argument("--tuning", default="{}", help="JSON: keys of the section autoscaler")
     args = parser.parse_args()
     names = list(STUDIES) if args.study == "all" else [args.study]
-    found = []
-    for name in names:
-        quick: bool = args.quick
-        study = quick_study(name, args.traces) if quick else STUDIES[name](args.traces, args.gpus)
+    quick, found = bool(args.quick), []
+    if args.trace is not None:
+        studies = [of_trace(args.trace.stem, args.trace, args.copies, args.ttft_ms)]
+    elif quick:
+        studies = [quick_study(name, args.traces) for name in names]
+    else:
+        studies = [STUDIES[name](args.traces, args.gpus) for name in names]
+    for study in studies:
         known = not (quick or args.no_oracle)
         outcome = run(study, msgspec.json.decode(args.tuning), known=known)
-        print_progress(f"{name}: {outcome.seconds:.0f} s")
+        print_progress(f"{study.name}: {outcome.seconds:.0f} s")
         found += rows(study, outcome)
     finish("pools", found)
 

@@ -154,6 +154,18 @@ def test_a_plan_can_be_simulated(tmp_path: Path) -> None:
     assert mix.prefix is not None and mix.prefix.tokens == 600
 
 
+def test_a_plan_and_its_simulation_agree(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    code, text, _ = run(*LENGTHS, "--json", "--scenario", str(path))
+    assert code == 0
+    sized, found = json.loads(text)["sized"], simulate(load_scenario(path, ["seconds=60"], None))
+    told, seen = sized["predicted"], found.result
+    assert seen.both_met > 0.95
+    assert seen.busy_prefill == pytest.approx(sized["pools"]["prefill"]["busy"], abs=0.1)
+    assert seen.tpot.mean == pytest.approx(told["tpot_s"], rel=0.15)
+    assert seen.ttft.mean == pytest.approx(told["ttft_s"], rel=0.3)
+
+
 def test_gpus_of_a_worker_count_in_the_gpu_hours_of_the_plans_simulation(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     code, text, _ = run(*LENGTHS, "--tp", "4", "--json", "--scenario", str(path))
