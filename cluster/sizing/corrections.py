@@ -84,7 +84,7 @@ def computed_prompts(snapshot: SizingSnapshot, mix: RequestMix) -> ComputedPromp
     tokens = mean_uncached_tokens(mix)
     if not past or tokens <= 0:
         return before
-    seconds = snapshot.at_s - past[-1].at_s
+    seconds = min(snapshot.at_s - past[-1].at_s, mix.window_s)  # of a gap, nothing more is known
     kept = math.exp(-seconds / MEMORY_S)
     busy_s, expected_s = before.busy_s * kept, before.expected_s * kept
     for home in ROLES:

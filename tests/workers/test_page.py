@@ -65,8 +65,8 @@ async def test_it_shows_what_the_cluster_does(
     async with tab(browser, router.url, color_scheme=scheme) as seen:
         page = seen.page
         await live(page)
-        await expect(page.locator("#verdict")).to_have_text("Fine")
-        await expect(page).to_have_title("Fine · baton-demo · Baton")
+        await expect(page.locator("#verdict")).to_have_text("Healthy")
+        await expect(page).to_have_title("Healthy · baton-demo · Baton")
         await expect(page.locator("#tiles div", has_text="in time")).to_contain_text("100%")
         await expect(cell(page, "#requests", "ok", 0)).to_have_text(re.compile(r"^[1-9]"))
         for row in ("TTFT", "TPOT", "ITL"):
@@ -308,6 +308,6 @@ async def test_a_router_that_dies_and_comes_back(
         async with served(router.app, port):
             await live(seen.page)
             await expect(notice).to_have_count(0)
-            await expect(seen.page.locator("#verdict")).to_have_text("Fine")
-            await expect(seen.page).to_have_title("Fine · baton-demo · Baton")
+            await expect(seen.page.locator("#verdict")).to_have_text("Healthy")
+            await expect(seen.page).to_have_title("Healthy · baton-demo · Baton")
         seen.check(REFUSED)
