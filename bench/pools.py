@@ -179,6 +179,7 @@ def needed(trial: SplitTrial, begin: float, end: float) -> PoolSplit:
             RequestSample(float(job.prompt - hit), float(hit), float(job.output))
             for job, hit in zip(jobs, cached, strict=True)
         ),
+        growth=0.0,
     )
     found = demand_by_role(mix, trial.machines, trial.scenario.goals, NO_CORRECTIONS)
     return PoolSplit(found["prefill"].workers, found["decode"].workers)

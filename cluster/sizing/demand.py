@@ -117,9 +117,10 @@ def prefill_demand(
 
 def decode_demand(mix: RequestMix, goals: SloTargets, resident: ResidentSequences) -> RoleDemand:
     """Return the demand for decode workers. Room is made for at least the sequences that decode
-    now, because output lengths are known only when requests have ended. Queued prompts count as
-    arrivals only: in simulations, room for all of them made larger pools and met the objectives no
-    more often than as large a fixed pool (``bench.pools``)."""
+    now, because output lengths are known only when requests have ended, and for their growth while
+    a worker starts. Queued prompts count as arrivals only: in simulations, room for all of them
+    made larger pools and met the objectives no more often than as large a fixed pool
+    (``bench.pools``)."""
     limits = decode_batch_limits(resident, goals)
     batch, tokens_s = limits.size, mix.rate * resident.output
 
@@ -132,7 +133,8 @@ def decode_demand(mix: RequestMix, goals: SloTargets, resident: ResidentSequence
         return n + CHANCE_DEVIATIONS * math.sqrt(n * (1.0 + resident.spread)) <= workers * batch
 
     flow = math.ceil(tokens_s * resident.tpot_s(batch) / batch)
-    workers = max(least_number(suffices, max(1, flow)), math.ceil(mix.residents / batch))
+    residents = math.ceil(mix.residents * (1.0 + mix.growth) / batch)
+    workers = max(least_number(suffices, max(1, flow)), residents)
     floor = _link_floor(mix, resident.machine)
     return RoleDemand(
         workers=max(workers if tokens_s + mix.residents > 0 else 0, floor),

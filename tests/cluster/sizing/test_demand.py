@@ -244,10 +244,13 @@ def test_pages_are_held_since_the_reservation(
     assert found == pytest.approx(seconds)
 
 
-def test_those_who_decode_have_room() -> None:
+def test_those_who_decode_have_room_and_for_their_growth() -> None:
     few = demand(mix(1.0))[1]
-    many = demand(mix(1.0, residents=10 * few.each))[1]
-    assert (few.workers, many.workers) == (1, 10)
+    many = [
+        demand(mix(1.0, residents=10 * few.each, growth=growth))[1].workers
+        for growth in (0.0, 0.1, 0.5)
+    ]
+    assert (few.workers, many) == (1, [10, 11, 15])
 
 
 def test_an_objective_out_of_reach_costs_no_pool() -> None:
