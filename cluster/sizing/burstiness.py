@@ -19,7 +19,8 @@ LOCAL_S = 300.0
 """Arrivals are relative to their mean over this time, which is that of the longest window of the
 mix: the load follows what is slower."""
 LONGEST_S = 80.0
-"""Seconds of the longest counts that dispersions are computed of."""
+"""Seconds of the longest counts that dispersions are computed of: a little more than the default of
+``autoscaler.start_s``, because more workers can follow what changes more slowly."""
 MIN_COUNTS = 6
 """Counts that a dispersion is computed from, at least."""
 

@@ -1,8 +1,8 @@
 """Corrections of the performance model: observed over predicted, of the same work. Pure.
 
     prefill   seconds of steps, as prefill workers report them, over those that the prompt tokens in
-              these steps should take. Waits are in neither, and steps that several prompts share
-              are cheaper in both.
+              these steps should take. Waits are in neither. A step that several prompts share
+              takes less than they would alone, which counts.
     decode    TPOT, while the workers are the same, so that the observation belongs to them
     kv        tokens that resident sequences hold
 

@@ -1,6 +1,6 @@
 """The number of workers that each role needs for a mix of requests. Pure.
 
-prefill   the least c >= a of which P(late) <= MAX_LATE_SHARE, a = rate*E[S]
+prefill   the least c >= floor(a) of which P(late) <= MAX_LATE_SHARE, a = rate*E[S]
           P(late) = sum of w_i P(W > |T - S_i|); S_i: seconds of a prompt, W: the wait in a queue
           of c servers when a worker that is asked for now serves (queueing.py)
 decode    b*: the batch that the TPOT objective, the KV pool and the worker's own limit allow
@@ -32,12 +32,7 @@ from cluster.sizing.queueing import (
     prefill_service,
 )
 from cluster.sizing.residency import ResidentSequences, decode_batch_limits, resident_sequences
-from cluster.sizing.snapshot import (
-    Corrections,
-    MachineModel,
-    RequestMix,
-    SloTargets,
-)
+from cluster.sizing.snapshot import Corrections, MachineModel, RequestMix, SloTargets
 from protocol.roles import Role
 
 MAX_LATE_SHARE = 0.1
@@ -76,7 +71,7 @@ def prefill_workers(
     arrivals: ArrivalRates = NO_ARRIVAL_RATES,
 ) -> int:
     """Return the least number of workers for a load, a queue, and usual bursts; at least as many as
-    are busy on average."""
+    are busy on average, rounded down."""
     load = outlook.load
     if load + outlook.queued_s <= 0:
         return 0
