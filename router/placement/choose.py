@@ -19,11 +19,13 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from router.placement.cost import (
     Placement,
+    decode_step_s,
     decode_terms,
     local_placement,
     local_prefill_terms,
     prefill_terms,
     remote_placements,
+    source_wait_s,
 )
 from router.placement.snapshot import (
     DecodeState,
@@ -31,7 +33,7 @@ from router.placement.snapshot import (
     PlacementQuery,
     PlacementSnapshot,
     PrefillState,
-    PrefixFetch,
+    PrefixSource,
 )
 
 PRESELECTED = 8
@@ -82,7 +84,7 @@ def placement_candidates(
     query: PlacementQuery,
     snapshot: PlacementSnapshot,
     goals: Objectives,
-    best: PrefixFetch | None,
+    best: PrefixSource | None,
 ) -> list[Placement]:
     """Return the placements on the preselected workers; ``best``: a prefix that any of them may
     fetch."""
@@ -99,11 +101,23 @@ def placement_candidates(
     return found
 
 
-def find_longest_prefix(snapshot: PlacementSnapshot) -> PrefixFetch | None:
-    """Return the longest cached prefix and its worker: what the others could fetch."""
+def find_longest_prefix(snapshot: PlacementSnapshot) -> PrefixSource | None:
+    """Return the longest cached prefix, of the worker that others could fetch it from soonest."""
     workers = [*snapshot.prefill, *(w.own for w in snapshot.decode)]
-    most = max(workers, key=attrgetter("cached"), default=None)
-    return PrefixFetch(most.instance, most.cached, 0.0) if most and most.cached else None
+    most = max((w.cached for w in workers), default=0)
+    if not most:
+        return None
+    sources = [
+        PrefixSource(w.instance, most, source_wait_s(w))
+        for w in snapshot.prefill
+        if w.cached == most
+    ]
+    sources += [
+        PrefixSource(w.instance, most, source_wait_s(w.own, decode_step_s(w)))
+        for w in snapshot.decode
+        if w.cached == most
+    ]
+    return min(sources, key=attrgetter("wait_s"))
 
 
 def preselect_workers(workers: Sequence[W], load: Callable[[W], float]) -> Sequence[W]:

@@ -93,6 +93,14 @@ class LinkEstimates(NamedTuple):
         return found / (1 + self.active[link]) if link in self.active else found
 
 
+class PrefixSource(NamedTuple):
+    """A worker that has a prefix of the prompt, which others may fetch."""
+
+    instance: str
+    tokens: int
+    wait_s: float = 0.0  # until it looks the prefix up, which it does between two steps
+
+
 class PrefixFetch(NamedTuple):
     """A cached prefix that the prefill worker fetches from a peer before it computes the rest."""
 

@@ -28,7 +28,7 @@ from router.placement.cost import (
     remote_placements,
     usable_tokens,
 )
-from router.placement.snapshot import PrefixFetch
+from router.placement.snapshot import PrefixSource
 from tests.router.snapshots import GOALS, MODEL, decode, network, prefill, query, snapshot
 
 
@@ -173,7 +173,7 @@ def test_a_prompt_computed_among_residents_stalls_them() -> None:
 
 
 def test_a_fetch_only_where_it_beats_computing() -> None:
-    q, best = query(1000), PrefixFetch("s", 960, 0.0)
+    q, best = query(1000), PrefixSource("s", 960)
     fetch = find_fetch(prefill("p"), best, q, network())
     assert fetch is not None
     assert (fetch.source, fetch.tokens) == ("s", 960)
@@ -184,8 +184,21 @@ def test_a_fetch_only_where_it_beats_computing() -> None:
     assert find_fetch(prefill("p"), None, q, network()) is None
 
 
+def test_a_fetch_from_a_busy_worker_waits_for_its_step() -> None:
+    busy, idle = prefill("busy", queue_s=9.0, cached=960), decode("idle", cached=960)
+    best = find_longest_prefix(snapshot([busy], [decode("d")]))
+    assert best is not None and best.instance == "busy"
+    step_s = busy.model.prefill_s(0, busy.chunk, busy.chunk)
+    fetch = find_fetch(prefill("p"), best, query(1000), network())
+    assert fetch is not None and fetch.seconds == pytest.approx(PATH_S + step_s + 960 * 1000 / 1e9)
+    short = find_longest_prefix(snapshot([busy._replace(cached=64)], [decode("d")]))
+    assert find_fetch(prefill("p"), short, query(100), network()) is None, "computing is sooner"
+    free = find_longest_prefix(snapshot([busy], [idle, decode("d")]))
+    assert free is not None and (free.instance, free.wait_s) == ("idle", 0.0)
+
+
 def test_a_fetch_goes_on_while_the_queue_is_worked_off() -> None:
-    best = PrefixFetch("s", 960, 0.0)
+    best = PrefixSource("s", 960)
     terms = prefill_terms(prefill("p", queue_s=0.5), best, query(1000), network(), GOALS)
     assert terms.ttft_s == pytest.approx(0.5 + 0.01 + 0.04)
 
