@@ -1,18 +1,20 @@
 """Routing policies on Mooncake's conversation trace: two prefill and two decode workers.
 
     python -m bench.routing_policies --trace conversation_trace.jsonl [--quick] [--seed N]
+        [--rounds 4] [--routers 8]
 
 The trace (kvcache-ai/Mooncake, ``FAST25-release/traces/conversation_trace.jsonl``, Apache-2.0) is
 scaled to the demo model: all lengths to a sixteenth, and each prefix block of 512 tokens becomes
 one KV block of 32 tokens. Equal ids become equal tokens, so that requests share the same prefixes
 as in the trace. Requests longer than the model's context are cut (2% of them).
 
-One router per policy serves the same workers. A closed loop measures what the machine sustains, as
-the mean of the policies; then requests come at their times in the trace, at 50% and 90% of that. In
-a segment each policy in turn serves the same requests with a cache salt of its own; the first
-quarter of the segment warms the cache and is not counted. Figures are medians over the rounds, and
-every round draws other conversations. Goodput is requests per second that meet both objectives, and
-the hit rate is cached over prompt tokens.
+One router per policy serves the same workers. ``--routers`` compares so many routers of the cost
+policy, to which requests go in turn, with one of them instead. A closed loop measures what the
+machine sustains, as the mean of the policies; then requests come at their times in the trace, at
+50% and 90% of that. In a segment each policy in turn serves the same requests with a cache salt of
+its own; the first quarter of the segment warms the cache and is not counted. Figures are medians
+over the rounds, and every round draws other conversations. Goodput is requests per second that meet
+both objectives, and the hit rate is cached over prompt tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ FIRST_ID, VOCAB = 3, 4096
 LEAST_OUTPUT = 4
 """A time per output token needs at least some tokens."""
 
-POLICIES = tuple(POLICY_FUNCTIONS)
+COST = "cost"
 LOADS = (0.5, 0.9)
 GOAL = Objective(1.0, 0.05)
 """About ten times the latencies of the median request on idle workers, two cores of 2.6 GHz."""
@@ -125,12 +127,12 @@ def summary(answers: Sequence[StreamTiming], seconds: float) -> PolicySegment:
     )
 
 
-def client(url: str) -> LoadClient:
+def client(urls: Sequence[str]) -> LoadClient:
     """Make a client that finds nothing in the caches of an earlier segment."""
-    return LoadClient(url, salt=secrets.token_hex(8), explain=True)
+    return LoadClient(urls, salt=secrets.token_hex(8), explain=True)
 
 
-Urls = Mapping[str, str]
+Urls = Mapping[str, Sequence[str]]  # of the routers of each contestant, the cost policy first
 Results = dict[tuple[float, str], list[PolicySegment]]
 
 
@@ -138,7 +140,7 @@ async def calibrate(urls: Urls, trace: Sequence[TraceRequest], plan: PolicyPlan)
     """Return the requests per second of a closed loop, after which every router has had traffic."""
     requests = scaled(sample(trace, 400, plan.seed), 1.0)
     rates = []
-    for name in POLICIES:
+    for name in urls:
         found = await client(urls[name]).closed_loop(requests, STREAMS, plan.calibration_s)
         rates.append(found.rate)
         print(f"closed loop, {name}: {found.rate:.1f} requests/s", flush=True)
@@ -155,8 +157,8 @@ async def measure(
             count = max(8, round(load * capacity * plan.segment_s))
             requests = sample(trace, count, plan.seed + 1 + turn)
             arrivals = scaled(requests, plan.segment_s)
-            shift = turn % len(POLICIES)
-            for name in POLICIES[shift:] + POLICIES[:shift]:
+            names, shift = list(urls), turn % len(urls)
+            for name in names[shift:] + names[:shift]:
                 answers = await client(urls[name]).open_loop(arrivals)
                 segment = summary(answers, plan.segment_s)
                 results[load, name].append(segment)
@@ -176,20 +178,21 @@ def middle(segments: Sequence[PolicySegment]) -> PolicySegment:
     return PolicySegment(*(median(values) for values in zip(*segments, strict=True)))
 
 
-def rows(capacity: float, results: Results) -> list[ResultRow]:
+def rows(capacity: float, results: Results, than: str) -> list[ResultRow]:
+    """``than``: the contestant with which the others are compared."""
     found = [ResultRow("closed loop", capacity, "requests/s")]
     for load in LOADS:
-        of = {name: middle(results[load, name]) for name in POLICIES}
-        base = of["round-robin"]
+        of = {name: middle(results[at, name]) for at, name in results if at == load}
+        base = of[than]
         for name, s in of.items():
-            at, than = f"{load:.0%}, {name}", "round-robin"
+            at = f"{load:.0%}, {name}"
             found += [
                 ResultRow(f"{at}: TTFT p50", 1e3 * s.ttft_p50_s, "ms", than, base[0] / s[0]),
                 ResultRow(f"{at}: TTFT p90", 1e3 * s.ttft_p90_s, "ms", than, base[1] / s[1]),
-                ResultRow(f"{at}: hit rate", s.hit_rate, ""),
+                ResultRow(f"{at}: hit rate", s.hit_rate, "", than, _over(s[2], base[2])),
                 ResultRow(f"{at}: goodput", s.goodput, "requests/s", than, _over(s[3], base[3])),
             ]
-        cost = of["cost"]
+        cost = of[COST]
         found += [
             ResultRow(f"{load:.0%}, cost: prediction off by", cost.error, "of observed TTFT"),
             ResultRow(f"{load:.0%}, cost: observed / predicted", cost.ratio, ""),
@@ -201,18 +204,25 @@ def _over(value: float, base: float) -> float | None:
     return value / base if base else None
 
 
-async def run(trace: Sequence[TraceRequest], plan: PolicyPlan) -> None:
+async def run(trace: Sequence[TraceRequest], plan: PolicyPlan, routers: int) -> None:
     goal = ("--ttft-slo-ms", f"{1e3 * GOAL.ttft_s:g}", "--tpot-slo-ms", f"{1e3 * GOAL.tpot_s:g}")
-    routers = [("--routing-policy", name, *goal) for name in POLICIES]
+    policies, than = [COST] * (1 + routers), COST
+    if routers == 1:
+        policies, than = list(POLICY_FUNCTIONS), "round-robin"
+    each = [("--routing-policy", name, *goal) for name in policies]
     with tempfile.TemporaryDirectory(prefix="baton-policies-") as folder:
-        pool = Standalone(Path(folder), worker_options=WORKER, each_router=routers)
+        pool = Standalone(Path(folder), worker_options=WORKER, each_router=each)
         try:
             await pool.start()
-            urls = dict(zip(POLICIES, pool.urls, strict=True))
+            urls: Urls
+            if routers > 1:
+                urls = {COST: pool.urls[:1], f"{routers} routers": pool.urls[1:]}
+            else:
+                urls = {name: [url] for name, url in zip(policies, pool.urls, strict=True)}
             capacity, results = await measure(urls, trace, plan)
         finally:
             await pool.close()
-    finish("routing_policies", rows(capacity, results))
+    finish("routing_policies", rows(capacity, results, than))
 
 
 def main() -> None:
@@ -220,10 +230,13 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, required=True, help="conversation_trace.jsonl")
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--routers", type=int, default=1)
     options = parser.parse_args()
     quick = PolicyPlan(1, 6.0, 3.0, options.seed)
-    full = PolicyPlan(4, 12.0, 8.0, options.seed)
-    asyncio.run(run(read_trace(options.trace), quick if options.quick else full))
+    full = PolicyPlan(options.rounds, 12.0, 8.0, options.seed)
+    plan = quick if options.quick else full
+    asyncio.run(run(read_trace(options.trace), plan, options.routers))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from math import inf
 from typing import Any, NamedTuple
 
@@ -108,7 +108,7 @@ def session(
 
 
 class LoadClient:
-    """Sends greedy completions of token ids to the server at ``url``.
+    """Sends greedy completions of token ids to the server at ``url``, or to several in turn.
 
     ``salt`` separates the prefix cache: nothing that another salt cached is found. ``explain``
     fills in ``predicted_s`` and ``observed_s``.
@@ -116,7 +116,7 @@ class LoadClient:
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         model: str = MODEL,
         *,
         salt: str = "",
@@ -124,7 +124,8 @@ class LoadClient:
         timeout_s: float = 60.0,
         api_key: str = "",
     ) -> None:
-        self._url = f"{url}/v1/completions"
+        servers = [url] if isinstance(url, str) else url
+        self._urls = cycle([f"{server}/v1/completions" for server in servers])
         self._model = model
         self._salt = salt
         self._explain = explain
@@ -190,7 +191,7 @@ class LoadClient:
         tail: dict[str, Any] = {}
         status = 0
         try:
-            async with http.post(self._url, data=message.body) as response:
+            async with http.post(next(self._urls), data=message.body) as response:
                 if response.status != 200:
                     await response.read()
                     refusal = StreamTiming(message.at, response.status, time.perf_counter() - due)
