@@ -207,7 +207,9 @@ class SimulatedFairRouter:
         queue = self.ledger.queue(name)
         queue_s = queue.seconds(level)
         if queue.others:
-            queue_s += queue.others_s(STEP.prefill_s(0, queue.others, CHUNK))
+            queue_s += queue.others_s(
+                STEP.prefill_s(0, queue.others, CHUNK), STEP.prefill_s(0, CHUNK, CHUNK)
+            )
         correction = self.estimates.correction(name)
         return PrefillState(name, STEP, CHUNK, queue_s, correction, 0)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from engine.execution.engine import Engine
 from engine.execution.stepper import TokenOut
 from engine.ipc import messages as m
 from engine.ipc.counters import EngineCounters, SpeculationStatus
-from engine.scheduling.sequence import Phase
+from engine.scheduling.sequence import Phase, Sequence
 from engine.scheduling.step_policy import StepPlan
 
 REQUESTS_SHARE, PAGES_SHARE = 0.05, 0.03
-"""Changes of the requests, as a share of those before, and of the free pages, as a share of all,
-that are reported at once."""
+"""Changes of the requests and of their uncomputed tokens, as a share of those before, and of the
+free pages, as a share of all, that are reported at once."""
 
 
 class StepMeter:
@@ -26,7 +26,8 @@ class StepMeter:
         self._speculation = speculation
         self._clock = clock
         self._marked, self._kv_used, self._starved = clock(), 0.0, False
-        self._told = 0, engine.manager.available  # requests and free pages at the last beat
+        # Requests, free pages and tokens of queued prompts at the last beat.
+        self._told = 0, engine.manager.available, 0
         engine.scheduler.counters = EngineCounters()
         engine.scheduler.counters.speculation.load_failures = int(bool(speculation.dropped))
 
@@ -52,27 +53,34 @@ class StepMeter:
     def load_changed(self) -> bool:
         """Return whether the load has changed since the last beat by as much as could change where
         a router places a request."""
-        sequences, available = self._told
+        sequences, available, queued = self._told
         manager, present = self._engine.manager, len(self._engine.scheduler.sequences)
         return (
             abs(present - sequences) > REQUESTS_SHARE * sequences
             or abs(manager.available - available) > PAGES_SHARE * manager.pages
+            or abs(_tokens(self._prompts()) - queued) > REQUESTS_SHARE * queued
         )
+
+    def _prompts(self) -> list[Sequence]:
+        """Return the sequences whose prompts are not computed yet."""
+        s = self._engine.scheduler
+        return [*(q for q in s.queue if q.phase is Phase.WAITING), *s.prefilling]
 
     def beat(self, outbound_slots_held: int = 0) -> m.EngineBeat:
         """Return the counters and the present load."""
         engine = self._engine
         self._mark()
         s = engine.scheduler
-        self._told = len(s.sequences), engine.manager.available
-        prompts = [*(q for q in s.queue if q.phase is Phase.WAITING), *s.prefilling]
+        prompts = self._prompts()
+        queued = _tokens(prompts)
+        self._told = len(s.sequences), engine.manager.available, queued
         if engine.speculator is not None:
             before, self._speculation = self._speculation, engine.speculator.status()
             s.counters.speculation.crashes += self._speculation.dropped != before.dropped
         return m.EngineBeat(
             running=len(s.decoding),
             waiting=len(s.sequences) - len(s.decoding),
-            queued_tokens=sum(q.remaining for q in prompts),
+            queued_tokens=queued,
             queued_prompts=len(prompts),
             pages_free=engine.manager.available,
             step_model=tuple(engine.step_time.known or ()),
@@ -81,3 +89,8 @@ class StepMeter:
             outbound_slots_held=outbound_slots_held,
             profile=None if engine.speculator is None else engine.speculator.profile(),
         )
+
+
+def _tokens(prompts: Iterable[Sequence]) -> int:
+    """Return the tokens that are still to be computed."""
+    return sum(q.remaining for q in prompts)

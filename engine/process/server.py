@@ -138,12 +138,17 @@ class EngineServer:
         self._apply_compiled()
         self._apply_written()
         self._drop_expired()
+        self._beat()  # before the step: a prompt that is computed in one step is load meanwhile
         busy = self._step()
+        self._beat()
+        self._flush()
+        return busy
+
+    def _beat(self) -> None:
+        """Report the load if it has changed, or was last reported some time ago."""
         if self._clock() - self._last_beat >= self._beat_s():
             self._last_beat = self._clock()
             self._out.append(self._meter.beat(self._copies.outbound_slots_held))
-        self._flush()
-        return busy
 
     def _beat_s(self) -> float:
         return m.LEAST_BEAT_S if self._meter.load_changed() else m.BEAT_S

@@ -250,7 +250,7 @@ class Placer:
             queue_s = queue.seconds(view.level)
             if queue.others:
                 others_s = queued_prompts_s(model, queue.others, queue.other_prompts, chunk)
-                queue_s += queue.others_s(others_s)
+                queue_s += queue.others_s(others_s, model.prefill_s(0, chunk, chunk))
         cached = view.cached.get(instance, 0) * BLOCK_TOKENS
         coming = view.coming[instance][0] * BLOCK_TOKENS if instance in view.coming else 0
         correction = self.estimates.correction(instance, view.neighbours(record))

@@ -101,10 +101,11 @@ class PromptQueue:
         own_prompts = max(own for _, own in self._seen)
         self.other_prompts = max(1, prompts - own_prompts) if others else 0
 
-    def others_s(self, seconds: float) -> float:
+    def others_s(self, seconds: float, step_s: float) -> float:
         """Return what is left of the other routers' tokens, which took ``seconds`` when they were
-        reported: a report may be as old as a second, and the worker has been computing."""
-        return max(0.0, seconds - (self._clock() - self._counted_at))
+        reported. The worker has been computing since then, for a step of ``step_s`` at most: it
+        reports the tokens that are left after each step."""
+        return max(0.0, seconds - min(step_s, self._clock() - self._counted_at))
 
     def seconds(self, priority: float) -> float:
         """Return the predicted seconds of own work ahead of a request of this priority. The prompt

@@ -61,8 +61,9 @@ def _queue_s(worker: SimulatedWorker, queue: PromptQueue) -> float:
     """Return the predicted seconds of the queue, in which other routers have prompts, too."""
     seconds = queue.seconds(PRIORITY)
     if queue.others:
-        waiting = queue.others, queue.other_prompts, worker.machine.chunk
-        seconds += queue.others_s(queued_prompts_s(worker.model, *waiting))
+        chunk = worker.machine.chunk
+        others_s = queued_prompts_s(worker.model, queue.others, queue.other_prompts, chunk)
+        seconds += queue.others_s(others_s, worker.model.prefill_s(0, chunk, chunk))
     return seconds
 
 
