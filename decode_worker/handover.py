@@ -128,8 +128,8 @@ class Handover:
         """Return the first token; KV is received from when pages are reserved for it."""
         candidate = self._candidate
         fetch = candidate.fetch if candidate.HasField("fetch") else None
-        where = candidate.instance, candidate.endpoint
-        await self._call.start(self._request, *where, fetch=fetch)
+        where, tokens = (candidate.instance, candidate.endpoint), candidate.uncached_tokens
+        await self._call.start(self._request, *where, fetch=fetch, uncached_tokens=tokens)
         self._mark("prefill_queued")
         self._receiving = asyncio.create_task(self._receive())
         try:

@@ -110,6 +110,7 @@ class DecodeRequest:
         self._deaths = RetryBudget(DEATH_LIMIT, submit.deaths, self._began)
         self._engine = engine
         self._receiver = receiver
+        self._uncached_tokens = submit.uncached_tokens
         self._local_prefill_tokens = submit.local_prefill_tokens  # unset: 0
         self._engine_wait_s = 0.0 if submit.has_alternative else ENGINE_WAIT_S
         self._emit = emit
@@ -266,7 +267,8 @@ class DecodeRequest:
     def _prefill_here(self, context: ReceiverContext, request: Request) -> None:
         self._drop_sequence()  # one that was only looked up
         self._mark("prefill_queued")
-        context.session.send(m.Generate(self._new_sequence(context), request))
+        command = m.Generate(self._new_sequence(context), request)
+        context.session.send_prompt(command, self._uncached_tokens)
 
     async def _prefill_elsewhere(
         self, context: ReceiverContext, request: Request, candidate: pb.PrefillCandidate

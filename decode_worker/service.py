@@ -193,10 +193,11 @@ class DecodeService(rpc.DecodeServicer):
         return pb.Load(
             running=beat.running,
             waiting=max(beat.waiting, self.request_count - beat.running),
-            queued_tokens=beat.queued_tokens,
+            queued_tokens=session.queued_tokens,
             kv_tokens_free=max(0, beat.pages_free * BLOCK_TOKENS - self._promised_tokens),
             kv_tokens_total=session.ready.kv_tokens,
             step_model=beat.step_model,
-            queued_prompts=beat.queued_prompts,
+            queued_prompts=session.queued_prompts,
             speculation=pb.Speculation(**asdict(beat.profile)) if beat.profile else None,
+            routers=len(self._links),
         )

@@ -156,6 +156,7 @@ class PrefillRunCall:
         *,
         cached_only: bool = False,
         fetch: pb.Fetch | None = None,
+        uncached_tokens: int = 0,
     ) -> None:
         """Ask the other worker, whose control service is at ``endpoint``, for the KV of the
         request's context. Return when it has accepted; the link connects from then on. Raises
@@ -168,6 +169,7 @@ class PrefillRunCall:
             model=ready.kv_identity,
             cached_only=cached_only,
             fetch=fetch,
+            uncached_tokens=uncached_tokens,
             request=request_to_wire(request),
             instance=instance,
             transfer=self._transfer.hex(),

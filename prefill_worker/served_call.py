@@ -70,7 +70,10 @@ class ServedCall:
         """Give the work to the engine, which hears nothing of the call before: it keeps an offer
         until both of its sockets have ended it."""
         self._begun = True
-        self.session.send(work)
+        if isinstance(work, m.Prefill):
+            self.session.send_prompt(work, self._start.uncached_tokens)
+        else:
+            self.session.send(work)
         if self._skip_blocks:
             self.session.send_slot(m.Skip(self.handle, self._skip_blocks))
         self._grant(self._early_credits)

@@ -110,7 +110,7 @@ class PrefillService(rpc.PrefillServicer):
         self._open.add(call)
         context.add_done_callback(release)  # type: ignore[arg-type]
         accepted = pb.PrefillEvent.Accepted(
-            queued_tokens=session.beat.queued_tokens,
+            queued_tokens=session.queued_tokens,
             carrier=frames.carrier.name,
             address=frames.address,
         )

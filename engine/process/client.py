@@ -60,7 +60,7 @@ class EngineClient:
         self._problem: str | None = None
         self._past = EngineCounters()  # sum over the engines that have died
         self.restarts = 0
-        self.on_load: Callable[[], None] = lambda: None  # the engine has reported its load
+        self.on_load: Callable[[], None] = lambda: None  # it may have changed
 
     async def start(self) -> m.EngineReady:
         """Start the first engine. Raise StartupError when it cannot load."""
@@ -134,7 +134,7 @@ class EngineClient:
             session.end()
             raise
         self._session = session
-        session.on_beat = lambda: self.on_load()
+        session.on_load = lambda: self.on_load()
         # A successor that starts under another role has the same sizes.
         self._settings = msgspec.structs.replace(
             self._settings,

@@ -28,6 +28,7 @@ class StepMeter:
         self._marked, self._kv_used, self._starved = clock(), 0.0, False
         # Requests, free pages and tokens of queued prompts at the last beat.
         self._told = 0, engine.manager.available, 0
+        self.prompts_taken = 0
         engine.scheduler.counters = EngineCounters()
         engine.scheduler.counters.speculation.load_failures = int(bool(speculation.dropped))
 
@@ -82,6 +83,7 @@ class StepMeter:
             waiting=len(s.sequences) - len(s.decoding),
             queued_tokens=queued,
             queued_prompts=len(prompts),
+            prompts_taken=self.prompts_taken,
             pages_free=engine.manager.available,
             step_model=tuple(engine.step_time.known or ()),
             counters=s.counters,

@@ -185,6 +185,7 @@ class EngineServer:
         """Apply a command, unless its sequence has ended in the meantime, or when its frames are
         written."""
         handle = getattr(command, "handle", None)
+        self._meter.prompts_taken += isinstance(command, m.Generate | m.Prefill)
         opens = isinstance(command, m.Generate | m.Prefill | m.Receive | m.Export | m.Import)
         if handle is None or opens or handle in self._engine.scheduler.sequences:
             try:

@@ -23,6 +23,7 @@ from engine.ipc.pair_messages import PairEvent
 from engine.ipc.settings import EngineSettings
 from engine.ipc.shared_memory import Arena
 from engine.ipc.slot_channel import SlotSender
+from engine.process.untaken_prompts import UntakenPrompts
 from protocol.block_keys import BLOCK_TOKENS, KEY_BYTES
 from protocol.errors import EngineDied, StartupError
 from protocol.liveness import SilenceDetector
@@ -91,12 +92,13 @@ class EngineSession:
         self.alive = True
         self.inbound = arena.shape.inbound_slots()
         self.on_inbound_free: Callable[[], None] = lambda: None
-        self.on_beat: Callable[[], None] = lambda: None
+        self.on_load: Callable[[], None] = lambda: None  # it may have changed
         self.on_pair_event: Callable[[PairEvent], None] = lambda event: None
         self._cache = cache
         self.silence = SilenceDetector()
         self._listeners: dict[int, SequenceListener] = {}
         self._outbox: list[m.Command] = []
+        self._untaken = UntakenPrompts()
         self._socket = sock
         self._slots = SlotSender(slot_sock, self._on_slots_full)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -198,6 +200,24 @@ class EngineSession:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(command)
 
+    def send_prompt(self, command: m.Generate | m.Prefill, expected_tokens: int) -> None:
+        """Queue a command to compute a prompt, which is load from now on. ``expected_tokens``: of
+        it that a router expects to be computed; 0: unknown, all of them."""
+        tokens = len(command.request.context)
+        self.send(command)
+        self._untaken.add(min(expected_tokens or tokens, tokens))
+        self.on_load()
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        return self.beat.queued_tokens + self._untaken.tokens
+
+    @property
+    def queued_prompts(self) -> int:
+        """Prompts that these tokens are of."""
+        return self.beat.queued_prompts + self._untaken.prompts
+
     def _flush(self) -> None:
         batch, self._outbox = self._outbox, []
         if self.alive and self._writer is not None:
@@ -242,7 +262,8 @@ class EngineSession:
                     listener.on_token(token, finish, logprobs)
         elif isinstance(event, m.EngineBeat):
             self.beat = event
-            self.on_beat()
+            self._untaken.drop_taken(event.prompts_taken)
+            self.on_load()
         elif isinstance(event, m.CacheChanged):
             self._tell_cache(event)
         elif isinstance(event, m.SlotsFree):

@@ -261,11 +261,14 @@ class PrefillCandidate(_message.Message):
     ENDPOINT_FIELD_NUMBER: _builtins.int
     KV_ENDPOINT_FIELD_NUMBER: _builtins.int
     FETCH_FIELD_NUMBER: _builtins.int
+    UNCACHED_TOKENS_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     endpoint: _builtins.str
     """host:port of the Prefill service"""
     kv_endpoint: _builtins.str
     """host:port of the KV service"""
+    uncached_tokens: _builtins.int
+    """of the prompt, as the router expects: what it will compute"""
     @_builtins.property
     def fetch(self) -> Global___Fetch:
         """what it had better bring in before it computes"""
@@ -277,10 +280,11 @@ class PrefillCandidate(_message.Message):
         endpoint: _builtins.str = ...,
         kv_endpoint: _builtins.str = ...,
         fetch: Global___Fetch | None = ...,
+        uncached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "fetch", b"fetch", "instance", b"instance", "kv_endpoint", b"kv_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "fetch", b"fetch", "instance", b"instance", "kv_endpoint", b"kv_endpoint", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,12 +333,15 @@ class Submit(_message.Message):
     LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     DEATHS_FIELD_NUMBER: _builtins.int
     HAS_ALTERNATIVE_FIELD_NUMBER: _builtins.int
+    UNCACHED_TOKENS_FIELD_NUMBER: _builtins.int
     local_prefill_tokens: _builtins.int
     """With at most so many tokens missing it prefills itself all the same; unset: 0."""
     deaths: _builtins.int
     """workers that died under this request lately: protocol/retry_budget.py"""
     has_alternative: _builtins.bool
     """another decode worker can take it, if no engine serves here"""
+    uncached_tokens: _builtins.int
+    """of the prompt, as the router expects, if it is prefilled here"""
     @_builtins.property
     def request(self) -> Global___Request: ...
     @_builtins.property
@@ -354,10 +361,11 @@ class Submit(_message.Message):
         local_prefill_tokens: _builtins.int | None = ...,
         deaths: _builtins.int = ...,
         has_alternative: _builtins.bool = ...,
+        uncached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "fetch", b"fetch", "local_prefill_tokens", b"local_prefill_tokens", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "deaths", b"deaths", "fetch", b"fetch", "has_alternative", b"has_alternative", "local_prefill_tokens", b"local_prefill_tokens", "prefill", b"prefill", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens", "deaths", b"deaths", "fetch", b"fetch", "has_alternative", b"has_alternative", "local_prefill_tokens", b"local_prefill_tokens", "prefill", b"prefill", "request", b"request", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__local_prefill_tokens: _TypeAlias = _typing.Literal["local_prefill_tokens"]  # noqa: Y015
     _WhichOneofArgType__local_prefill_tokens: _TypeAlias = _typing.Literal["_local_prefill_tokens", b"_local_prefill_tokens"]  # noqa: Y015
@@ -572,6 +580,7 @@ class Load(_message.Message):
     QUEUED_PROMPTS_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     SUBMITS_SEEN_FIELD_NUMBER: _builtins.int
+    ROUTERS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """sequences in the decode batch"""
     waiting: _builtins.int
@@ -587,6 +596,8 @@ class Load(_message.Message):
     """that ``queued_tokens`` are of"""
     submits_seen: _builtins.int
     """on this stream: the load contains these, and no later ones"""
+    routers: _builtins.int
+    """that are attached to the worker"""
     @_builtins.property
     def step_model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """seconds of a step: protocol/performance/step_model.py; empty: not known yet"""
@@ -608,10 +619,11 @@ class Load(_message.Message):
         queued_prompts: _builtins.int = ...,
         speculation: Global___Speculation | None = ...,
         submits_seen: _builtins.int | None = ...,
+        routers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "speculation", b"speculation", "submits_seen", b"submits_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__submits_seen: _TypeAlias = _typing.Literal["submits_seen"]  # noqa: Y015
     _WhichOneofArgType__submits_seen: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen"]  # noqa: Y015
@@ -706,6 +718,7 @@ class PrefillStart(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CACHED_ONLY_FIELD_NUMBER: _builtins.int
     FETCH_FIELD_NUMBER: _builtins.int
+    UNCACHED_TOKENS_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     """of the worker addressed; another one refuses"""
     transfer: _builtins.str
@@ -714,6 +727,8 @@ class PrefillStart(_message.Message):
     """identity of the KV: that of the addressed worker, or it refuses"""
     cached_only: _builtins.bool
     """compute nothing: send the full blocks that are cached"""
+    uncached_tokens: _builtins.int
+    """of the prompt, as the router expects"""
     @_builtins.property
     def request(self) -> Global___Request: ...
     @_builtins.property
@@ -734,10 +749,11 @@ class PrefillStart(_message.Message):
         model: _builtins.str = ...,
         cached_only: _builtins.bool = ...,
         fetch: Global___Fetch | None = ...,
+        uncached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_only", b"cached_only", "carriers", b"carriers", "fetch", b"fetch", "instance", b"instance", "model", b"model", "request", b"request", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_only", b"cached_only", "carriers", b"carriers", "fetch", b"fetch", "instance", b"instance", "model", b"model", "request", b"request", "transfer", b"transfer", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,9 @@ charged as always, and has no more such requests than its share of those that ar
 
 When the head of the queue waits for a prefill worker (one that has its prefix, say), requests
 behind it may go to other prefill workers. Nothing overtakes one that waits for a decode worker.
+Several routers would find room by the same report, and each send a prompt there before any of them
+hears of the others'. So a router that looks because of a report, or of the time, waits for a random
+part of ``spread_s`` first. One whose own request ended need not: the others do not know it yet.
 One per router; ``ChoiceStream`` submits.
 """
 
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Callable
 from typing import Protocol
 
@@ -49,6 +53,17 @@ CANDIDATES = 3
 _BATCH = 16  # requests dispatched before streams go on
 _LOOK_S = (0.005, 0.1)  # least and most seconds to the next look at a queue that waits for room
 _LOOK_SHARE = 0.1  # of the time, at most, for looks in vain: among many workers they take longer
+
+
+REPORT_S = 0.025
+"""Seconds until a worker has told all routers of a prompt that one of them has sent: PUSH_S of
+decode_worker/service.py, and the way."""
+
+
+def look_spread_s(routers: int, workers: int) -> float:
+    """Return the seconds over which so many routers spread their looks, so that about one of them
+    finds the room on each of the ``workers``."""
+    return min(_LOOK_S[1], REPORT_S * max(0, routers - 1) / max(1, workers))
 
 
 class TimerHandle(Protocol):
@@ -84,8 +99,11 @@ class FairDispatcher:
         self._call_later = call_later
         self._on_refusal = on_refusal
         self._on_dispatch = on_dispatch
+        self.spread_s: Callable[[], float] = lambda: 0.0
+        self._rng = random.Random(random.SystemRandom().getrandbits(64))
         self._look: TimerHandle | None = None  # at a queue that waits for room
         self._look_at = math.inf  # when that is
+        self._soon_at = -math.inf  # of the last look that a report has brought
         self._rests_until = -math.inf  # after a look in vain
         self._is_woken = False
         self._expiry: dict[WaitingRequest, TimerHandle] = {}
@@ -160,9 +178,14 @@ class FairDispatcher:
 
     def look_soon(self) -> None:
         """Look at the queue in some milliseconds: a worker has reported its load."""
-        is_sooner = self._clock() + _LOOK_S[0] < self._look_at
-        if self.queue.length and not self._is_woken and is_sooner:
-            self._look_after(_LOOK_S[0])
+        now = self._clock()
+        is_due = now < self._soon_at  # a second draw would make the first one shorter
+        if self.queue.length and not (
+            self._is_woken or is_due or now + _LOOK_S[0] >= self._look_at
+        ):
+            look_s = _LOOK_S[0] + self._random_delay_s()
+            self._soon_at = now + look_s
+            self._look_after(min(look_s, self._look_at - now))
 
     # ---- dispatch ---------------------------------------------------------------------------
 
@@ -170,6 +193,10 @@ class FairDispatcher:
         self._cancel_look()
         self._look = self._call_later(seconds, self.wake)
         self._look_at = self._clock() + seconds
+
+    def _random_delay_s(self) -> float:
+        spread_s = self.spread_s()
+        return self._rng.uniform(0.0, spread_s) if spread_s else 0.0
 
     def _cancel_look(self) -> None:
         if self._look is not None:
@@ -186,7 +213,7 @@ class FairDispatcher:
                 now = self._clock()
                 self._rests_until = now + min(_LOOK_S[1], (now - began) / _LOOK_SHARE)
                 if self.queue.length:
-                    self._look_after(look_s)
+                    self._look_after(look_s + self._random_delay_s())
                 return
         self.wake()
 

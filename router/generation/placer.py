@@ -145,12 +145,14 @@ class Placer:
         request_to_wire(request, submit.request)  # a copy would take as long as the writing
         submit.has_alternative = self._pool.serves_beside(placed.link)
         chosen = choice.chosen
+        submit.uncached_tokens = placed.query.tokens - chosen.d.cached
         if chosen.prefill is None:
+            submit.uncached_tokens = placed.query.tokens - chosen.p.cached
             if chosen.p.fetch is not None:
                 self._set_fetch(submit.fetch, chosen.p.fetch)
             return submit
         for candidate in (chosen, *choice.others):
-            self._add_candidate(submit, candidate)
+            self._add_candidate(submit, candidate, placed.query.tokens - candidate.p.cached)
         # The decode worker computes the prompt itself only if all but one block is cached by then.
         missing = placed.query.tokens - chosen.d.cached
         submit.local_prefill_tokens = min(BLOCK_TOKENS, missing - 1)
@@ -169,13 +171,14 @@ class Placer:
         chunk = record.prefill_chunk or DEFAULT_CHUNK
         return queued_prompts_s(self._pool.step_model(instance), tokens, prompts, chunk)
 
-    def _add_candidate(self, submit: pb.Submit, placement: Placement) -> None:
+    def _add_candidate(self, submit: pb.Submit, placement: Placement, tokens: int) -> None:
         record = self._pool.prefill.get(placement.prefill or "")
         if record is not None:
             candidate = submit.prefill.add()
             candidate.instance = record.instance
             candidate.endpoint = record.endpoint
             candidate.kv_endpoint = record.kv_endpoint
+            candidate.uncached_tokens = tokens
             if placement.p.fetch is not None:
                 self._set_fetch(candidate.fetch, placement.p.fetch)
 

@@ -18,7 +18,7 @@ from protocol.registry.directory import Directory, WorkerRecord
 from protocol.registry.redis_client import connect
 from protocol.security.tls import http_not_after
 from router.common.body_budget import BodyBudget
-from router.fairness.dispatcher import FairDispatcher
+from router.fairness.dispatcher import FairDispatcher, look_spread_s
 from router.fairness.fair_queue import FairQueue
 from router.fairness.overload import OverloadMonitor
 from router.fairness.virtual_counters import VirtualCounters
@@ -168,6 +168,7 @@ async def open_router_state(
         stack.callback(dispatcher.close)
         ledger.on_less_work = dispatcher.wake
         ledger.on_report = dispatcher.look_soon
+        dispatcher.spread_s = lambda: look_spread_s(pool.routers, len(pool.prefill))
         await pool.start()
         state = RouterState(
             settings=settings,

@@ -83,6 +83,7 @@ class DecodeLink:
         self._last_record: WorkerRecord | None = None  # whose load was taken last
         self._speculation: SpeculationProfile | None = None
         self._own_at_report = 0
+        self.routers = 1  # that are attached to the worker, as it has said
         self._draining = False
         self._heard_at = -math.inf
         self._outbox = Outbox()
@@ -160,6 +161,8 @@ class DecodeLink:
     def report(self, load: pb.Load | WorkerRecord) -> None:
         """Take the load that the worker reports."""
         self._load = load
+        if isinstance(load, pb.Load):
+            self.routers = load.routers
         self._speculation = _reported_speculation(load)
         if isinstance(load, pb.Load):  # a record says nothing of a stream
             counts = load.HasField("submits_seen")

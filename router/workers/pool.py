@@ -109,6 +109,11 @@ class WorkerPool:
         return sum(link.attached for link in self.links.values())
 
     @property
+    def routers(self) -> int:
+        """Number of routers that send requests to these workers, as far as they have said so."""
+        return max((link.routers for link in self.links.values()), default=1)
+
+    @property
     def records(self) -> list[WorkerRecord]:
         """All workers in use."""
         return [*self.prefill.values(), *(link.record for link in self.links.values())]

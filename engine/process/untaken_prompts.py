@@ -1,0 +1,34 @@
+"""Prompts that the front has sent to an engine which has not taken them yet."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class UntakenPrompts:
+    """Counts them until a beat says that the engine has taken them and counts them itself.
+
+    An engine takes commands between two steps, and a step may last for half a second, in which
+    several routers would each find the worker as idle as it was before. The engine takes prompts in
+    their order, except for those that wait for a grammar.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0  # of the prompts, that are expected to be computed
+        self._waiting: deque[int] = deque()  # tokens of each
+        self._taken = 0  # by the engine, so far
+
+    @property
+    def prompts(self) -> int:
+        return len(self._waiting)
+
+    def add(self, tokens: int) -> None:
+        """Count a prompt that has been sent."""
+        self._waiting.append(tokens)
+        self.tokens += tokens
+
+    def drop_taken(self, taken: int) -> None:
+        """Forget the prompts that the engine has taken; ``taken``: since its start."""
+        while self._taken < taken and self._waiting:
+            self._taken += 1
+            self.tokens -= self._waiting.popleft()
