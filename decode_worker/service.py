@@ -198,6 +198,7 @@ class DecodeService(rpc.DecodeServicer):
             kv_tokens_total=session.ready.kv_tokens,
             step_model=beat.step_model,
             queued_prompts=session.queued_prompts,
+            computed_tokens=beat.computed_tokens,
             speculation=pb.Speculation(**asdict(beat.profile)) if beat.profile else None,
             routers=len(self._links),
         )

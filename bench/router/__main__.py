@@ -46,7 +46,7 @@ from router.generation.placer import Placer
 from router.http.state import WorkerTracker
 from router.placement.estimates import RoutingEstimates
 from router.placement.event_cursor import EventCursor
-from router.placement.ledger import WorkLedger
+from router.placement.ledger import QueuedPrompts, WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives
 from router.workers.decode_link import DecodeLink
@@ -94,7 +94,7 @@ class RouterChoices:
                 pool.links[r.instance] = _attached(r, rng)
         pool.apply_records()
         for r in pool.prefill.values():
-            watch.on_load(r.instance, r.queued_tokens, r.queued_prompts, 0)
+            watch.on_load(r.instance, QueuedPrompts(r.queued_tokens, r.queued_prompts), 0)
         self._placer = Placer(pool, index, ledger, learned, Objectives(2.0, 0.1))
 
     def choose(self, queries: Sequence[Sequence[bytes]]) -> list[float]:

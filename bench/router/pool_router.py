@@ -23,7 +23,7 @@ from router.generation.placer import PlacedRequest, Placer
 from router.http.state import WorkerTracker
 from router.placement.admission import AdmissionLimits
 from router.placement.estimates import RoutingEstimates
-from router.placement.ledger import PlacementTicket, WorkLedger
+from router.placement.ledger import PlacementTicket, QueuedPrompts, WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives, RequestOrigin
 from router.tenants.tenant import Tenant
@@ -104,14 +104,18 @@ class PoolRouter:
         self._pool.apply_records()
         for name, record in self._pool.prefill.items():
             if before.get(name) != record:
-                self._tracker.on_load(name, record.queued_tokens, record.queued_prompts, 0)
+                self._tracker.on_load(
+                    name, QueuedPrompts(record.queued_tokens, record.queued_prompts), 0
+                )
 
     def take_load(self, worker: PooledWorker, load: pb.Load) -> None:
         """Take what a worker pushes."""
         if worker.role == "decode":
             self._pool.links[worker.name].report(load)
         else:
-            self._tracker.on_load(worker.name, load.queued_tokens, load.queued_prompts, 0)
+            self._tracker.on_load(
+                worker.name, QueuedPrompts(load.queued_tokens, load.queued_prompts), 0
+            )
 
     def serve(self, turn: PoolTurn) -> None:
         """Queue and place a turn that has just arrived."""

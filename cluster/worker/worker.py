@@ -252,6 +252,7 @@ class Worker:
             kv_tokens_total=ready.kv_tokens if ready is not None else 0,
             step_model=beat.step_model,
             queued_prompts=session.queued_prompts if session is not None else 0,
+            computed_tokens=beat.computed_tokens,
             speculation=beat.profile,
             max_batch=registered.max_batch,
             prefill_chunk=registered.prefill_chunk,

@@ -353,6 +353,7 @@ class EngineBeat(_Message, frozen=True):
     speculation: SpeculationStatus = SpeculationStatus()
     outbound_slots_held: int = 0
     queued_prompts: int = 0  # that ``queued_tokens`` are of
+    computed_tokens: int = 0  # of these prompts, already computed
     prompts_taken: int = 0  # Generate and Prefill commands so far
     profile: SpeculationProfile | None = None  # None: nothing drafts
 

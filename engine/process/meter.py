@@ -83,6 +83,7 @@ class StepMeter:
             waiting=len(s.sequences) - len(s.decoding),
             queued_tokens=queued,
             queued_prompts=len(prompts),
+            computed_tokens=sum(q.computed - q.cached for q in prompts),
             prompts_taken=self.prompts_taken,
             pages_free=engine.manager.available,
             step_model=tuple(engine.step_time.known or ()),

@@ -138,17 +138,15 @@ class EngineServer:
         self._apply_compiled()
         self._apply_written()
         self._drop_expired()
-        self._beat()  # before the step: a prompt that is computed in one step is load meanwhile
         busy = self._step()
-        self._beat()
+        if self._clock() - self._last_beat >= self._beat_s():
+            self._beat()
         self._flush()
         return busy
 
     def _beat(self) -> None:
-        """Report the load if it has changed, or was last reported some time ago."""
-        if self._clock() - self._last_beat >= self._beat_s():
-            self._last_beat = self._clock()
-            self._out.append(self._meter.beat(self._copies.outbound_slots_held))
+        self._last_beat = self._clock()
+        self._out.append(self._meter.beat(self._copies.outbound_slots_held))
 
     def _beat_s(self) -> float:
         return m.LEAST_BEAT_S if self._meter.load_changed() else m.BEAT_S
@@ -308,6 +306,8 @@ class EngineServer:
         anything to compute."""
         plan = self._engine.plan()
         opened = self._report_moves()
+        if plan.chunks and self._meter.load_changed():
+            self._beat()  # a step with prompts is long, and may be the only one that they take
         if plan or opened:
             self._flush()  # peers can start transfers into new pages while this step computes
         self._publish(opened)

@@ -112,6 +112,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens_total: int = 0
     step_model: tuple[float, ...] = ()  # a StepModel, as last fitted
     queued_prompts: int = 0  # that ``queued_tokens`` are of
+    computed_tokens: int = 0  # of these prompts, already computed
     speculation: SpeculationProfile | None = None  # None: it drafts nothing
     draining: bool = False  # it takes no further requests
     home: str = ""  # role that it was started for; "": the same as ``role``
@@ -171,7 +172,7 @@ def _is_valid_worker(record: WorkerRecord) -> bool:
     counts = (
         *(record.running, record.waiting, record.queued_tokens, record.kv_tokens_free),
         *(record.kv_tokens_total, record.max_batch, record.prefill_chunk, record.pid),
-        *(record.engine_pid, record.queued_prompts),
+        *(record.engine_pid, record.queued_prompts, record.computed_tokens),
     )
     return (
         record.role in ROLES

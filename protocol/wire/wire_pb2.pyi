@@ -581,6 +581,7 @@ class Load(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     SUBMITS_SEEN_FIELD_NUMBER: _builtins.int
     ROUTERS_FIELD_NUMBER: _builtins.int
+    COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """sequences in the decode batch"""
     waiting: _builtins.int
@@ -598,6 +599,8 @@ class Load(_message.Message):
     """on this stream: the load contains these, and no later ones"""
     routers: _builtins.int
     """that are attached to the worker"""
+    computed_tokens: _builtins.int
+    """of the queued prompts, beside ``queued_tokens``: already computed"""
     @_builtins.property
     def step_model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """seconds of a step: protocol/performance/step_model.py; empty: not known yet"""
@@ -620,10 +623,11 @@ class Load(_message.Message):
         speculation: Global___Speculation | None = ...,
         submits_seen: _builtins.int | None = ...,
         routers: _builtins.int = ...,
+        computed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "speculation", b"speculation", "submits_seen", b"submits_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "computed_tokens", b"computed_tokens", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__submits_seen: _TypeAlias = _typing.Literal["submits_seen"]  # noqa: Y015
     _WhichOneofArgType__submits_seen: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen"]  # noqa: Y015

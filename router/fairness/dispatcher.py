@@ -55,15 +55,16 @@ _LOOK_S = (0.005, 0.1)  # least and most seconds to the next look at a queue tha
 _LOOK_SHARE = 0.1  # of the time, at most, for looks in vain: among many workers they take longer
 
 
-REPORT_S = 0.025
+REPORT_S = 0.05
 """Seconds until a worker has told all routers of a prompt that one of them has sent: PUSH_S of
 decode_worker/service.py, and the way."""
+MAX_SPREAD_S = 0.2
 
 
 def look_spread_s(routers: int, workers: int) -> float:
     """Return the seconds over which so many routers spread their looks, so that about one of them
     finds the room on each of the ``workers``."""
-    return min(_LOOK_S[1], REPORT_S * max(0, routers - 1) / max(1, workers))
+    return min(MAX_SPREAD_S, REPORT_S * max(0, routers - 1) / max(1, workers))
 
 
 class TimerHandle(Protocol):

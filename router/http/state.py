@@ -37,7 +37,7 @@ from router.overview.live_overview import LiveOverview
 from router.placement.admission import AdmissionController, AdmissionLimits
 from router.placement.estimates import RoutingEstimates
 from router.placement.index_reader import IndexReader
-from router.placement.ledger import WorkLedger
+from router.placement.ledger import QueuedPrompts, WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.settings import RouterSettings
 from router.tenants.tenant_services import TenantServices
@@ -245,8 +245,8 @@ class WorkerTracker:
                 self._index_reader.follow(known)
         self._known = known
 
-    def on_load(self, instance: str, queued_tokens: int, queued_prompts: int, unseen: int) -> None:
-        self._ledger.report(instance, queued_tokens, queued_prompts, unseen)
+    def on_load(self, instance: str, queued: QueuedPrompts, unseen: int) -> None:
+        self._ledger.report(instance, *queued, unseen=unseen)
 
 
 def worker_states(pool: WorkerPool) -> Counter[tuple[str, str]]:

@@ -60,6 +60,14 @@ class DecodeLoad(NamedTuple):
         return self.own + max(0, self.reported - self.own_at_report)
 
 
+class QueuedPrompts(NamedTuple):
+    """What a worker reports of the prompts that it has not computed yet, or not completely."""
+
+    tokens: int  # still to be computed
+    prompts: int = 0  # 0: unknown
+    computed: int = 0  # tokens of the same prompts
+
+
 class PromptQueue:
     """Prompts that one worker still has to compute: this router's, and the reported ones of
     others."""
@@ -91,11 +99,13 @@ class PromptQueue:
         if not self.requests:
             self._seconds.clear()  # sums of floats leave a remainder
 
-    def report(self, tokens: int, prompts: int = 0) -> None:
-        """Record the worker's report of queued tokens over all routers, and the number of prompts
-        that they are of; 0: unknown."""
+    def report(self, tokens: int, prompts: int = 0, computed: int = 0) -> None:
+        """Record the worker's report of ``QueuedPrompts`` over all routers. Own prompts count from
+        their first token to their last, so they are compared with what all prompts have, and of
+        what is left of these, all routers have their share."""
         self._seen.append((self.tokens, self.requests))
-        others, now = max(0, tokens - max(own for own, _ in self._seen)), self._clock()
+        whole, now = tokens + computed, self._clock()
+        others = max(0, whole - max(own for own, _ in self._seen)) * tokens // max(1, whole)
         if others != self.others or now - self._counted_at >= COUNT_S:
             self.others, self._counted_at = others, now
         own_prompts = max(own for _, own in self._seen)
@@ -138,13 +148,13 @@ class WorkLedger:
         self.expected = ExpectedPrefixes(clock)
 
     def report(
-        self, instance: str, queued_tokens: int, queued_prompts: int = 0, unseen: int = 0
+        self, instance: str, tokens: int, prompts: int = 0, computed: int = 0, *, unseen: int = 0
     ) -> None:
-        """Record a worker's report of its queued prompt tokens and prompts. ``unseen``: latest
-        attempts at this decode worker that the report does not contain."""
+        """Record a worker's report of its ``QueuedPrompts``. ``unseen``: latest attempts at this
+        decode worker that the report does not contain."""
         queue = self.queue(instance)
         queue.gone = False
-        queue.report(queued_tokens, queued_prompts)
+        queue.report(tokens, prompts, computed)
         tickets = list(self._unreported.get(instance, ()))
         for ticket in tickets[: max(0, len(tickets) - unseen)]:
             self._drop_unreported(ticket, instance, ticket.kv_tokens)

@@ -29,7 +29,7 @@ from protocol.registry.directory import WorkerRecord
 from protocol.security import cluster_token
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
-from router.placement.ledger import DecodeLoad
+from router.placement.ledger import DecodeLoad, QueuedPrompts
 from router.workers.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _RETRY_S = (0.05, 1.0)  # first and longest pause between two attempts
 
 _SPECULATION_FIELDS = SpeculationProfile.__struct_fields__
 
-OnLoad = Callable[[str, int, int, int], None]
+OnLoad = Callable[[str, QueuedPrompts, int], None]
 Call = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
 
 
@@ -69,7 +69,7 @@ class DecodeLink:
         record: WorkerRecord,
         token: str,
         on_change: Callable[[], None],
-        on_load: OnLoad = lambda instance, tokens, prompts, unseen: None,
+        on_load: OnLoad = lambda instance, queued, unseen: None,
         security: EndpointSecurity = LOOPBACK_ONLY,
     ) -> None:
         self.record = record
@@ -169,7 +169,8 @@ class DecodeLink:
             self._outbox.record_report(load.submits_seen if counts else None)
         unseen = sum(name in self._sinks for name in self._outbox.unseen)
         self._own_at_report = len(self._sinks) - unseen
-        self._on_load(self.record.instance, load.queued_tokens, load.queued_prompts, unseen)
+        queued = QueuedPrompts(load.queued_tokens, load.queued_prompts, load.computed_tokens)
+        self._on_load(self.record.instance, queued, unseen)
 
     async def _run(self) -> None:
         try:

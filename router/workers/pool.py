@@ -33,6 +33,7 @@ from protocol.performance.step_model import (
     trusted_alike,
 )
 from protocol.registry.directory import ModelInfo, WorkerRecord
+from router.placement.ledger import QueuedPrompts
 from router.workers.decode_link import DecodeLink
 from router.workers.departures import KnownWorker, PrefillRegistry, who_is_gone
 from router.workers.probes import WorkerProbes, probe_worker
@@ -48,7 +49,7 @@ class WorkerListener(Protocol):
     def on_workers(self, records: Sequence[WorkerRecord]) -> None:
         """All workers in use, after each refresh."""
 
-    def on_load(self, instance: str, queued_tokens: int, queued_prompts: int, unseen: int) -> None:
+    def on_load(self, instance: str, queued: QueuedPrompts, unseen: int) -> None:
         """Prompt tokens that a worker reports in its queue, and the prompts that they are of.
         ``unseen``: latest submits of this router that it had not seen by then."""
 
@@ -210,10 +211,10 @@ class WorkerPool:
         if self._listener is not None:
             self._listener.on_workers(records)
 
-    def _on_load(self, instance: str, queued_tokens: int, queued_prompts: int, unseen: int) -> None:
+    def _on_load(self, instance: str, queued: QueuedPrompts, unseen: int) -> None:
         # The link to a worker that is gone stays open while requests are on it.
         if self._listener is not None and self.record(instance) is not None:
-            self._listener.on_load(instance, queued_tokens, queued_prompts, unseen)
+            self._listener.on_load(instance, queued, unseen)
 
     async def _drop_gone(self, records: list[WorkerRecord]) -> None:
         known = [

@@ -69,7 +69,12 @@ def test_only_a_load_that_could_change_a_placement_is_pushed(
 
 async def test_loads_are_pushed_soon_and_not_too_often() -> None:
     """The engine's beats come more often than routers are told."""
-    session = SimpleNamespace(ready=SimpleNamespace(kv_tokens=3200), beat=EngineBeat(0, 0, 0, 100))
+    session = SimpleNamespace(
+        ready=SimpleNamespace(kv_tokens=3200),
+        beat=EngineBeat(0, 0, 0, 100),
+        queued_tokens=0,
+        queued_prompts=0,
+    )
     engine: Any = SimpleNamespace(current=session)
     service = DecodeService(engine, cast("KVReceiver", None), "d")
     link = RouterLink()

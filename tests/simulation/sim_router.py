@@ -35,7 +35,7 @@ from router.generation.output_text import SharedPromptLogprobs
 from router.generation.placer import Placer
 from router.placement.admission import AdmissionController
 from router.placement.estimates import RoutingEstimates
-from router.placement.ledger import WorkLedger
+from router.placement.ledger import QueuedPrompts, WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.workers.pool import WorkerPool
 from tests.simulation.fakes.rpc import SimSecurity
@@ -83,8 +83,8 @@ class _WorkerTracker:
         self._estimates.retain(known)
         self._known = known
 
-    def on_load(self, instance: str, queued_tokens: int, queued_prompts: int, unseen: int) -> None:
-        self._ledger.report(instance, queued_tokens, queued_prompts, unseen)
+    def on_load(self, instance: str, queued: QueuedPrompts, unseen: int) -> None:
+        self._ledger.report(instance, *queued, unseen=unseen)
 
 
 class SimRequest:

@@ -60,6 +60,7 @@ class ServedEngine:
             device=None if device is None else device(self.arena),
         )
         self.events: list[m.Event] = []  # all but beats and cache changes, in order
+        self.beats: list[m.EngineBeat] = []
         self.free = shape.inbound_slots()
         self.problem: BaseException | None = None
         self._decoder: BatchDecoder[m.Event] = BatchDecoder(m.Event)
@@ -91,6 +92,8 @@ class ServedEngine:
                 self.free += event.slots
             if not isinstance(event, m.EngineBeat | m.CacheChanged):
                 self.events.append(event)
+            elif isinstance(event, m.EngineBeat):
+                self.beats.append(event)
         return True
 
     def until(self, condition: Callable[[], bool], what: str = "") -> None:

@@ -9,7 +9,12 @@ import pytest
 from bench.simulator.fair_simulation import SimulatedTimer
 from cluster.simulator.devices.clock import SimulatedClock
 from router.common.errors import ApiError
-from router.fairness.dispatcher import FairDispatcher, TimerHandle
+from router.fairness.dispatcher import (
+    MAX_SPREAD_S,
+    FairDispatcher,
+    TimerHandle,
+    look_spread_s,
+)
 from router.fairness.fair_queue import FairQueue, RoutedWork, WaitingRequest
 from router.fairness.overload import OverloadMonitor
 from router.fairness.virtual_counters import VirtualCounters
@@ -82,6 +87,30 @@ def test_request_without_room_waits_until_a_worker_reports() -> None:
     router.ledger.report("p", 0)
     router.wait(0.0051)
     assert work.dispatched is False and router.waited == [pytest.approx(0.009)]
+
+
+def test_several_routers_do_not_look_at_one_moment() -> None:
+    """All of them once sent a prompt by the same report, before any heard of the others'."""
+    looks = []
+    for _ in range(40):
+        router = Router()
+        router.dispatcher.spread_s = lambda: 0.1
+        [work] = router.filled(1)
+        router.wait(0.004)
+        work.now = FREE
+        for _ in range(30):  # later reports do not bring the look forward
+            router.ledger.report("p", 0)
+            router.wait(0.005)
+        [waited_s] = router.waited
+        looks.append(waited_s)
+    assert min(looks) >= 0.009 and max(looks) <= 0.11
+    assert max(looks) - min(looks) > 0.05
+
+
+def test_looks_are_spread_over_the_routers_that_one_worker_has() -> None:
+    assert look_spread_s(1, 4) == 0.0
+    assert look_spread_s(4, 4) < look_spread_s(8, 4) < look_spread_s(8, 2)
+    assert look_spread_s(1000, 1) == look_spread_s(1000, 0) == MAX_SPREAD_S
 
 
 @pytest.mark.parametrize("event", ["first token", "release"])

@@ -180,12 +180,24 @@ def test_a_queue_of_others_that_does_not_move_stays() -> None:
     for _ in range(10):
         queue.report(10_000)
         clock.now += 0.5
-    assert queue.others_s(2.0) == pytest.approx(1.5), "computed since the last report, at most"
+    assert queue.others_s(2.0, 1.0) == pytest.approx(1.5), "computed since the last report, at most"
+    assert queue.others_s(2.0, 0.1) == pytest.approx(1.9), "a step, after which it would report"
     queue.report(10_000)
     for _ in range(4):
         clock.now += 0.1
         queue.report(10_000)
-    assert queue.others_s(2.0) == pytest.approx(1.6), "the same count again"
+    assert queue.others_s(2.0, 1.0) == pytest.approx(1.6), "the same count again"
+
+
+def test_what_is_computed_of_an_own_prompt_hides_nothing_of_others() -> None:
+    ledger = WorkLedger(Clock())
+    ledger.open("p", "d", tokens=3000, seconds=1.0, kv_tokens=3100, priority=0)
+    ledger.report("p", 500 + 1000, 2, 2500)  # 500 of its own are left, and 1000 of another router
+    queue = ledger.queue("p")
+    assert queue.other_prompts == 1
+    assert queue.others == 1000 * 1500 // 4000
+    ledger.report("p", 500, 1, 2500)
+    assert queue.others == 0
 
 
 def test_prompts_of_other_routers_are_what_a_report_has_beside_own_ones() -> None:

@@ -349,7 +349,7 @@ def test_a_record_that_is_read_again_is_no_report(model_info: ModelInfo) -> None
     """The queue of a worker without a stream shortens from one registration to the next."""
     tokens: list[int] = []
     record = msgspec.structs.replace(prefill("p0", model_info), queued_tokens=700)
-    link = DecodeLink(record, "", lambda: None, lambda *told: tokens.append(told[1]))
+    link = DecodeLink(record, "", lambda: None, lambda *told: tokens.append(told[1].tokens))
     for _ in range(3):
         link.update(record)
     link.update(msgspec.structs.replace(record, queued_tokens=500))
