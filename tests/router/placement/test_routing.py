@@ -94,6 +94,9 @@ async def test_who_has_the_prefix_computes_the_rest(start: Start) -> None:
     named = [s.prefill[0].instance for s in submits(cluster)]
     assert named == ["p1"] * 4
     assert all(s.local_prefill_tokens == 32 for s in submits(cluster))
+    uncached = [s.prefill[0].uncached_tokens for s in submits(cluster)]
+    assert uncached == [1] * 4, "the last of 641 tokens, after 20 blocks"
+    assert all(s.uncached_tokens == 1 + len(PROMPT) for s in submits(cluster)), "none cached at D"
 
 
 async def test_a_busy_holder_is_asked_for_the_blocks_instead(start: Start) -> None:
