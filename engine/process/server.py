@@ -132,6 +132,7 @@ class EngineServer:
         wait for a command first. Return whether there was anything to compute. Raise ChannelClosed
         when the front is gone. ``run`` calls it, and the simulator of faults, on its own clock."""
         for command in self._channel.receive(0.0 if busy else self._wait_s()):
+            self._meter.prompts_taken += isinstance(command, m.Generate | m.Prefill)
             self._note_offer(command)
             if not self._hold_for_grammar(command):
                 self._take(command)
@@ -183,7 +184,6 @@ class EngineServer:
         """Apply a command, unless its sequence has ended in the meantime, or when its frames are
         written."""
         handle = getattr(command, "handle", None)
-        self._meter.prompts_taken += isinstance(command, m.Generate | m.Prefill)
         opens = isinstance(command, m.Generate | m.Prefill | m.Receive | m.Export | m.Import)
         if handle is None or opens or handle in self._engine.scheduler.sequences:
             try:

@@ -9,8 +9,8 @@ class UntakenPrompts:
     """Counts them until a beat says that the engine has taken them and counts them itself.
 
     An engine takes commands between two steps, and a step may last for half a second, in which
-    several routers would each find the worker as idle as it was before. The engine takes prompts in
-    their order, except for those that wait for a grammar.
+    several routers would each find the worker as idle as it was before. It takes them in their
+    order.
     """
 
     def __init__(self) -> None:

@@ -47,3 +47,14 @@ def test_a_prompt_is_load_before_its_first_step_and_less_after_each(
             left -= 64
         served.until(lambda: served.beats[-1].queued_prompts == 0, "nothing left")
         served.send(m.Drop(1))
+
+
+def test_a_prompt_whose_grammar_is_refused_has_been_taken(
+    make_engine: Callable[..., Engine], tiny_folder: Path
+) -> None:
+    engine = make_engine()
+    with serving(engine, tiny_folder, shape_of(engine)) as served:
+        served.send(m.Generate(1, request("1", PROMPT, grammar="no grammar")))
+        served.wait(m.RequestRefused, 1)
+        served.until(lambda: bool(served.beats) and served.beats[-1].prompts_taken == 1)
+        assert served.beats[-1].queued_prompts == 0
