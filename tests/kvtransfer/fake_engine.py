@@ -71,6 +71,7 @@ class FakeEngine:
         self.arena = Arena.create(ArenaShape(SLOT_BYTES, slots, slots))
         self.ready: m.EngineReady | None = READY
         self.beat = m.EngineBeat(0, 0, 0, 0)
+        self.queued_tokens = self.queued_prompts = 0
         self.alive = True
         self.process = FakeProcess()
         self.inbound = self.arena.shape.inbound_slots()
@@ -113,6 +114,9 @@ class FakeEngine:
 
     def send(self, command: m.Command) -> None:
         self._loop.call_soon(self._obey, command)
+
+    def send_prompt(self, command: m.Generate | m.Prefill, expected_tokens: int) -> None:
+        self.send(command)
 
     def _tell_pairs(self, events: Sequence[PairEvent]) -> None:  # called by any thread
         for event in events:

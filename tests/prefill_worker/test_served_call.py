@@ -26,6 +26,9 @@ class Session:
     def send(self, command: m.Command) -> None:
         self.told.append(command)
 
+    def send_prompt(self, command: m.Generate | m.Prefill, expected_tokens: int) -> None:
+        self.told.append(command)
+
     def send_slot(self, command: m.SlotCommand) -> None:
         self.told.append(command)
 

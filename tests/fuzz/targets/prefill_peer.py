@@ -44,6 +44,7 @@ class _Session:
     def __init__(self) -> None:
         self.ready = READY
         self.beat = m.EngineBeat(0, 0, 0, 0)
+        self.queued_tokens = self.queued_prompts = 0
         self.alive = True
         self.listeners: dict[int, Any] = {}
         self.arena = SimpleNamespace(
@@ -66,6 +67,9 @@ class _Session:
             self._loop.call_soon(self.on_reserve)
         elif isinstance(command, m.Prefill):
             self._loop.call_soon(self._compute, command)
+
+    def send_prompt(self, command: Any, expected_tokens: int) -> None:
+        self.send(command)
 
     def send_slot(self, command: Any) -> None:
         if isinstance(command, m.SlotsFree):
