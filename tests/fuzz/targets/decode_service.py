@@ -35,10 +35,13 @@ class _Engine:
                 max_model_len=_MAX_MODEL_LEN, prefill_chunk=64, kv_tokens=1 << 20
             ),
             beat=m.EngineBeat(0, 0, 0, 0),
+            queued_tokens=0,
+            queued_prompts=0,
             alive=True,
             attach=self.listeners.__setitem__,
             detach=lambda handle: self.listeners.pop(handle, None),
             send=self._send,
+            send_prompt=lambda command, expected_tokens: self._send(command),
             send_slot=lambda command: None,
         )
         self._handles = 0
