@@ -66,7 +66,7 @@ _AFTER_FIRST_TOKEN = {"kv_ready", "decode_started", "finished"}
 
 
 class EnoughCached(Exception):
-    """So much of the prompt is cached here that the rest is computed here, too."""
+    """This worker has cached so much of the prompt that it computes the rest itself."""
 
 
 def should_prefill_locally(

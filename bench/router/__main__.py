@@ -94,7 +94,7 @@ class RouterChoices:
                 pool.links[r.instance] = _attached(r, rng)
         pool.apply_records()
         for r in pool.prefill.values():
-            watch.on_load(r.instance, QueuedPrompts(r.queued_tokens, r.queued_prompts), 0)
+            watch.on_load(r.instance, QueuedPrompts.of(r), 0)
         self._placer = Placer(pool, index, ledger, learned, Objectives(2.0, 0.1))
 
     def choose(self, queries: Sequence[Sequence[bytes]]) -> list[float]:

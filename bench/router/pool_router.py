@@ -104,18 +104,14 @@ class PoolRouter:
         self._pool.apply_records()
         for name, record in self._pool.prefill.items():
             if before.get(name) != record:
-                self._tracker.on_load(
-                    name, QueuedPrompts(record.queued_tokens, record.queued_prompts), 0
-                )
+                self._tracker.on_load(name, QueuedPrompts.of(record), 0)
 
     def take_load(self, worker: PooledWorker, load: pb.Load) -> None:
         """Take what a worker pushes."""
         if worker.role == "decode":
             self._pool.links[worker.name].report(load)
         else:
-            self._tracker.on_load(
-                worker.name, QueuedPrompts(load.queued_tokens, load.queued_prompts), 0
-            )
+            self._tracker.on_load(worker.name, QueuedPrompts.of(load), 0)
 
     def serve(self, turn: PoolTurn) -> None:
         """Queue and place a turn that has just arrived."""

@@ -59,6 +59,7 @@ REPORT_S = 0.05
 """Seconds until a worker has told all routers of a prompt that one of them has sent: PUSH_S of
 decode_worker/service.py, and the way."""
 MAX_SPREAD_S = 0.2
+"""Room is left unused meanwhile: workers have ROOM_S of work in store."""
 
 
 def look_spread_s(routers: int, workers: int) -> float:
@@ -101,7 +102,7 @@ class FairDispatcher:
         self._on_refusal = on_refusal
         self._on_dispatch = on_dispatch
         self.spread_s: Callable[[], float] = lambda: 0.0
-        self._rng = random.Random(random.SystemRandom().getrandbits(64))
+        self._rng = random.Random()
         self._look: TimerHandle | None = None  # at a queue that waits for room
         self._look_at = math.inf  # when that is
         self._soon_at = -math.inf  # of the last look that a report has brought

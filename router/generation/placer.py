@@ -145,9 +145,9 @@ class Placer:
         request_to_wire(request, submit.request)  # a copy would take as long as the writing
         submit.has_alternative = self._pool.serves_beside(placed.link)
         chosen = choice.chosen
-        submit.uncached_tokens = placed.query.tokens - chosen.d.cached
+        here = chosen.p if chosen.prefill is None else chosen.d
+        submit.uncached_tokens = placed.query.tokens - here.cached
         if chosen.prefill is None:
-            submit.uncached_tokens = placed.query.tokens - chosen.p.cached
             if chosen.p.fetch is not None:
                 self._set_fetch(submit.fetch, chosen.p.fetch)
             return submit

@@ -142,8 +142,7 @@ def usable_tokens(cached: int, tokens: int) -> int:
 def source_wait_s(worker: PrefillState, step_s: float = 0.0) -> float:
     """Return the seconds until a worker looks up a prefix that another one fetches: a whole step,
     of prompts if it has any, or else of ``step_s``. Half of one is left on average, but the copies
-    begin beside the next one (on a CPU a fetch took 140 ms in the median if its source computed
-    prompts, in steps of 60 to 130 ms, and 5 to 13 ms if it was idle)."""
+    that follow run beside the next step, which slows them."""
     if not worker.queue_s:
         return step_s
     return min(worker.queue_s, worker.model.prefill_s(0, worker.chunk, worker.chunk))

@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from protocol.performance.speculation_profile import SpeculationProfile
+from protocol.registry.directory import WorkerRecord
+from protocol.wire import wire_pb2 as pb
 from router.placement.expected_prefixes import ExpectedPrefixes
 
 K = TypeVar("K", str, tuple[str, str])
@@ -67,6 +69,10 @@ class QueuedPrompts(NamedTuple):
     prompts: int = 0  # 0: unknown
     computed: int = 0  # tokens of the same prompts
 
+    @classmethod
+    def of(cls, load: pb.Load | WorkerRecord) -> QueuedPrompts:
+        return cls(load.queued_tokens, load.queued_prompts, load.computed_tokens)
+
 
 class PromptQueue:
     """Prompts that one worker still has to compute: this router's, and the reported ones of
@@ -100,9 +106,10 @@ class PromptQueue:
             self._seconds.clear()  # sums of floats leave a remainder
 
     def report(self, tokens: int, prompts: int = 0, computed: int = 0) -> None:
-        """Record the worker's report of ``QueuedPrompts`` over all routers. Own prompts count from
-        their first token to their last, so they are compared with what all prompts have, and of
-        what is left of these, all routers have their share."""
+        """Record the worker's report of ``QueuedPrompts`` over all routers. This router knows the
+        uncached tokens of its own prompts, but not how many of them are computed. So these are
+        taken from the tokens of all prompts, computed ones included, and what remains is taken to
+        be computed as far as the whole is."""
         self._seen.append((self.tokens, self.requests))
         whole, now = tokens + computed, self._clock()
         others = max(0, whole - max(own for own, _ in self._seen)) * tokens // max(1, whole)

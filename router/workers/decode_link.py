@@ -161,16 +161,14 @@ class DecodeLink:
     def report(self, load: pb.Load | WorkerRecord) -> None:
         """Take the load that the worker reports."""
         self._load = load
-        if isinstance(load, pb.Load):
-            self.routers = load.routers
         self._speculation = _reported_speculation(load)
         if isinstance(load, pb.Load):  # a record says nothing of a stream
+            self.routers = load.routers
             counts = load.HasField("submits_seen")
             self._outbox.record_report(load.submits_seen if counts else None)
         unseen = sum(name in self._sinks for name in self._outbox.unseen)
         self._own_at_report = len(self._sinks) - unseen
-        queued = QueuedPrompts(load.queued_tokens, load.queued_prompts, load.computed_tokens)
-        self._on_load(self.record.instance, queued, unseen)
+        self._on_load(self.record.instance, QueuedPrompts.of(load), unseen)
 
     async def _run(self) -> None:
         try:
