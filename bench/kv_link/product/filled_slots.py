@@ -59,6 +59,7 @@ class FilledSlots:
         self.arena = Arena.create(ArenaShape())
         self.ready = ready
         self.beat = m.EngineBeat(0, 0, 0, 0)
+        self.queued_tokens = self.queued_prompts = 0
         self.alive = True
         self.process = _Process()
         self.inbound = self.arena.shape.inbound_slots()
@@ -101,6 +102,9 @@ class FilledSlots:
 
     def send(self, command: m.Command) -> None:
         self._loop.call_soon(self._apply, command)
+
+    def send_prompt(self, command: m.Generate | m.Prefill, expected_tokens: int) -> None:
+        self.send(command)
 
     def send_slot(self, command: m.SlotCommand) -> None:
         self._loop.call_soon_threadsafe(self._apply_slot, command)
