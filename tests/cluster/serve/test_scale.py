@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,15 @@ def test_a_later_scale_overtakes_one_that_waits(monkeypatch: pytest.MonkeyPatch)
     assert served.targets == {"prefill": 2}
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A process that a shell has started in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_while_replicas_start_withdraws_them(monkeypatch: pytest.MonkeyPatch) -> None:
     served = FakeServe(monkeypatch, started=1)
     with pytest.raises(StartupError, match=r"^interrupted; the others are withdrawn"):
@@ -115,6 +125,7 @@ def interrupt(_: StageWaiting) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_while_counts_are_set_withdraws_them(monkeypatch: pytest.MonkeyPatch) -> None:
     served = FakeServe(monkeypatch, started=1)
     served.interrupts_set = True
