@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from cluster.simulator.devices.cache import SimulatedCache
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.result import meets_objectives
 from cluster.simulator.scenario import Scenario, ScenarioPoolsSection
@@ -16,7 +17,8 @@ from cluster.sizing.policy import decide
 LOOK_EVERY = 200
 """Requests between two checks of whether the share can still be reached."""
 LEAD_S = 60.0
-"""Seconds of traffic before a window that are simulated but not counted."""
+"""Seconds of traffic before a window that are simulated but not counted. Earlier requests are
+simulated if their answers can last into the window, and their prompts are cached."""
 
 ProgressPrinter = Callable[[str], None]
 
@@ -55,19 +57,48 @@ class SplitTrial:
     def between(self, begin: float, end: float) -> list[SimulatedRequest]:
         return [job for job in self._jobs if begin <= job.at < end]
 
+    def _unfinished(self, at: float) -> list[SimulatedRequest]:
+        """Return the requests from before ``at`` that can have an effect on later ones."""
+        pace = self.scenario.goals.tpot_s
+        return [
+            job
+            for job in self._jobs
+            if job.at < at and (job.at >= at - LEAD_S or job.at + job.output * pace > at)
+        ]
+
     def attains(self, split: PoolSplit, begin: float = 0.0, end: float = float("inf")) -> bool:
         """Simulate a split; only requests that arrive from ``begin`` to ``end`` count."""
         self.runs += 1
+        played = [*self._unfinished(begin), *self.between(begin, end)]
+        first = min((job.at for job in played), default=begin)
         jobs = [
-            SimulatedRequest(j.number, j.at - begin + LEAD_S, j.prompt, j.output, j.blocks)
-            for j in self.between(begin - LEAD_S, end)
+            SimulatedRequest(j.number, j.at - first, j.prompt, j.output, j.blocks) for j in played
         ]
-        counted = [job for job in jobs if job.at >= LEAD_S or not begin]
+        counted = [job for job, of in zip(jobs, played, strict=True) if of.at >= begin]
         may_miss = int((1 - self.share) * len(counted) + 1e-9)
         pools = ScenarioPoolsSection(prefill=split.prefill, decode=split.decode)
         scenario = self.scenario.model_copy(update={"pools": pools})
         world = Simulation(scenario, self.machines, decide, False)
+        caches = [worker.cache for worker in world.fleet.workers if worker.role == "prefill"]
+        cache_prompts(caches, self.machines["prefill"].kv_tokens, self.between(0.0, begin))
         return _misses(world, jobs, set(counted), may_miss) <= may_miss
+
+
+def cache_prompts(
+    caches: Sequence[SimulatedCache], tokens: int, jobs: Sequence[SimulatedRequest]
+) -> None:
+    """Fill caches of ``tokens`` each with the latest prompts: a prompt comes to the cache that has
+    most of it, or to each in turn."""
+    room, latest = len(caches) * tokens, []
+    for job in reversed(jobs):
+        room -= job.prompt if job.blocks else 0
+        if room < 0:
+            break
+        latest.append(job)
+    for number, job in enumerate(reversed(latest)):
+        best = max(caches, key=lambda cache: cache.cached_tokens(job.blocks))
+        is_held = 2 * best.cached_tokens(job.blocks) > job.prompt
+        (best if is_held else caches[number % len(caches)]).insert(job.blocks)
 
 
 def _misses(

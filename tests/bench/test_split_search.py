@@ -1,0 +1,70 @@
+"""The searches behind ``bench.pools`` begin each window with the state that the past left."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from bench.simulator.split_search import PoolSplit, SplitTrial, cache_prompts
+from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
+from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.scenario import parse_scenario
+from router.placement.prefix_index import PrefixIndex
+
+MACHINE: dict[str, Any] = {
+    "step": [0.0217, 1.5e-4, 4.9e-8, 2.67e-4, 5.3e-9],
+    "chunk": 2048,
+    "max_batch": 256,
+    "kv_tokens": 386_000,
+    "kv_bytes": 163_840,
+    "link_gb_per_s": 50,
+}
+
+
+def _prompt(number: int, keys: list[int]) -> SimulatedRequest:
+    blocks = tuple(key.to_bytes(8, "big") for key in keys)
+    return SimulatedRequest(number, float(number), len(keys) * CACHE_BLOCK_TOKENS, 10, blocks)
+
+
+def test_a_window_begins_with_the_answers_that_last_into_it(tmp_path: Path) -> None:
+    """600 answers of 4,000 tokens, given up to 200 s before the window, fill one decode worker, of
+    which each step of 256 sequences takes 61 ms and more."""
+    trace = tmp_path / "trace.jsonl"
+    long = [(1000 * n // 3, 4000) for n in range(600)]
+    short = [(1000 * (200 + n), 100) for n in range(30)]
+    trace.write_text(
+        "\n".join(
+            f'{{"timestamp": {at}, "input_length": 800, "output_length": {tokens}}}'
+            for at, tokens in [*long, *short]
+        )
+    )
+    scenario = parse_scenario(
+        {
+            "name": "window",
+            "machines": {"prefill": MACHINE},
+            "objectives": {"ttft_ms": 4000, "tpot_ms": 100},
+            "traffic": {"trace": str(trace)},
+        }
+    )
+    trial = SplitTrial(scenario, share=0.9)
+    assert trial.attains(PoolSplit(1, 4), 200.0, math.inf)
+    assert not trial.attains(PoolSplit(1, 1), 200.0, math.inf)
+
+
+def test_prompts_are_cached_where_most_of_them_is() -> None:
+    index = PrefixIndex()
+    caches = [SimulatedCache(name, index, 8 * CACHE_BLOCK_TOKENS) for name in ("a", "b")]
+    first, other, longer = _prompt(0, [1, 2]), _prompt(1, [8, 9]), _prompt(2, [1, 2, 3])
+    cache_prompts(caches, 8 * CACHE_BLOCK_TOKENS, [first, other, longer])
+    assert caches[0].cached_tokens(longer.blocks) == 3 * CACHE_BLOCK_TOKENS
+    assert caches[1].cached_tokens(other.blocks) == 2 * CACHE_BLOCK_TOKENS
+    assert caches[1].cached_tokens(longer.blocks) == 0
+
+
+def test_only_the_latest_prompts_find_room() -> None:
+    caches = [SimulatedCache("a", PrefixIndex(), 4 * CACHE_BLOCK_TOKENS)]
+    old, new = _prompt(0, [1, 2]), _prompt(1, [7, 8, 9])
+    cache_prompts(caches, 4 * CACHE_BLOCK_TOKENS, [old, new])
+    assert caches[0].cached_tokens(old.blocks) == 0
+    assert caches[0].cached_tokens(new.blocks) == 3 * CACHE_BLOCK_TOKENS
