@@ -18,7 +18,7 @@ from router.openai.parser_names import (
     ToolParserName,
     UnknownFields,
 )
-from router.placement.admission import QUEUE_SHARE, AdmissionLimits, default_ttft_limit_s
+from router.placement.admission import AdmissionLimits, admission_limits
 from router.placement.snapshot import Objectives
 
 
@@ -76,21 +76,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys((self.model_id, *self.model_aliases)))
 
     @property
-    def ttft_deadline_s(self) -> float:
-        if self.admission_ttft_ms is None:
-            return default_ttft_limit_s(self.ttft_slo_s)
-        return self.admission_ttft_ms / 1000
-
-    @property
     def admission_limits(self) -> AdmissionLimits:
-        """Limits of a request without its own deadline. Where the operator bounds neither TTFT nor
-        queue, the queue is bounded by the objective while an overload lasts."""
-        if self.admission_queue_ms is not None:
-            return AdmissionLimits(self.ttft_deadline_s, self.admission_queue_ms / 1000)
-        if self.admission_ttft_ms is not None:
-            return AdmissionLimits(self.ttft_deadline_s)
-        bound_s = QUEUE_SHARE * self.ttft_slo_s
-        return AdmissionLimits(self.ttft_deadline_s, lasting_queue_s=bound_s)
+        """Limits of a request without its own deadline."""
+        given = self.admission_ttft_ms, self.admission_queue_ms
+        ttft_s, queue_s = (None if ms is None else ms / 1000 for ms in given)
+        return admission_limits(self.ttft_slo_s, ttft_s, queue_s)
 
     @property
     def checked_hosts(self) -> AllowedHosts | None:

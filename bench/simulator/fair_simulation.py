@@ -98,6 +98,7 @@ class SimulatedChoice:
     ) -> None:
         self.arrived = simulation.clock.now
         self.traffic = traffic
+        self.prompt_tokens = traffic.prompt
         self.waiting: WaitingRequest | None = None
         self._simulation = simulation
         self._router = router

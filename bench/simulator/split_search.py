@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from cluster.simulator.simulation import Simulation, scenario_machines
 from cluster.simulator.traffic import scenario_requests
 from cluster.sizing.policy import decide
 
+AMPLE = 4
+"""Workers with which no prompt waits for long, in times of those that are needed."""
 LOOK_EVERY = 200
 """Requests between two checks of whether the share can still be reached."""
 LEAD_S = 60.0
@@ -44,7 +47,6 @@ class SplitTrial:
     """
 
     def __init__(self, scenario: Scenario, share: float = 1.0) -> None:
-        self.runs = 0
         self.share = share
         self.scenario = scenario
         self.machines = scenario_machines(scenario)
@@ -66,22 +68,33 @@ class SplitTrial:
             if job.at < at and (job.at >= at - LEAD_S or job.at + job.output * pace > at)
         ]
 
-    def attains(self, split: PoolSplit, begin: float = 0.0, end: float = float("inf")) -> bool:
+    def attains(self, split: PoolSplit, begin: float = 0.0, end: float = math.inf) -> bool:
         """Simulate a split; only requests that arrive from ``begin`` to ``end`` count."""
-        self.runs += 1
+        return self.misses_at_most(split, begin, end, self.may_miss(begin, end))
+
+    def misses_at_most(self, split: PoolSplit, begin: float, end: float, may_miss: int) -> bool:
+        return self.misses(split, begin, end, may_miss) <= may_miss
+
+    def may_miss(self, begin: float, end: float) -> int:
+        return int((1 - self.share) * len(self.between(begin, end)) + 1e-9)
+
+    def misses(
+        self, split: PoolSplit, begin: float = 0.0, end: float = math.inf, enough: float = math.inf
+    ) -> int:
+        """Simulate a split; return how many requests from ``begin`` to ``end`` miss an objective,
+        or a number above ``enough``."""
         played = [*self._unfinished(begin), *self.between(begin, end)]
         first = min((job.at for job in played), default=begin)
         jobs = [
             SimulatedRequest(j.number, j.at - first, j.prompt, j.output, j.blocks) for j in played
         ]
         counted = [job for job, of in zip(jobs, played, strict=True) if of.at >= begin]
-        may_miss = int((1 - self.share) * len(counted) + 1e-9)
         pools = ScenarioPoolsSection(prefill=split.prefill, decode=split.decode)
         scenario = self.scenario.model_copy(update={"pools": pools})
         world = Simulation(scenario, self.machines, decide, False)
         caches = [worker.cache for worker in world.fleet.workers if worker.role == "prefill"]
         cache_prompts(caches, self.machines["prefill"].kv_tokens, self.between(0.0, begin))
-        return _misses(world, jobs, set(counted), may_miss) <= may_miss
+        return _misses(world, jobs, set(counted), enough)
 
 
 def cache_prompts(
@@ -102,30 +115,28 @@ def cache_prompts(
 
 
 def _misses(
-    world: Simulation, jobs: Sequence[SimulatedRequest], counted: set[SimulatedRequest], enough: int
-) -> int:
+    world: Simulation, jobs: Sequence[SimulatedRequest], counted: set[SimulatedRequest],
+    enough: float,
+) -> int:  # fmt: skip
     """Count the requests of ``counted`` that miss an objective, and stop above ``enough``."""
     clock, ended, missed, seen = world.clock, world.lifecycle.ended, 0, 0
     goals = world.goals
+    unanswered: list[SimulatedRequest] = []
     for number, job in enumerate(jobs):
         clock.run_before(job.at)
         world.lifecycle.arrive(job)
+        if job in counted:
+            unanswered.append(job)
         if number % LOOK_EVERY == 0 or job is jobs[-1]:
             missed += sum(not all(meets_objectives(j, goals)) for j in ended[seen:] if j in counted)
             seen = len(ended)
-            late = sum(
-                j.first_s is None and clock.now - j.at > goals.ttft_s for j in _inside(world)
-            )
+            unanswered = [j for j in unanswered if j.first_s is None and not j.status]
+            late = sum(clock.now - j.at > goals.ttft_s for j in unanswered)
             if missed + late > enough:
                 return missed + late
     while len(ended) < len(jobs) and clock.step():
         pass
-    missed += sum(not all(meets_objectives(j, goals)) for j in ended[seen:] if j in counted)
-    return missed
-
-
-def _inside(world: Simulation) -> set[SimulatedRequest]:
-    return {job for worker in world.fleet.workers for job in worker.requests}
+    return missed + sum(not all(meets_objectives(j, goals)) for j in ended[seen:] if j in counted)
 
 
 def least(
@@ -174,12 +185,20 @@ def _smaller(split: PoolSplit, step: int) -> list[PoolSplit]:
 def oracle(
     trial: SplitTrial, guesses: Sequence[PoolSplit], window_s: float, report: ProgressPrinter
 ) -> float:
-    """Return the GPU-hours of the fewest workers for each window by itself, from its guess."""
+    """Return the GPU-hours of the fewest workers for each window by itself, from its guess. Where
+    too many prompts of a window take longer than the objective with any number of workers, the
+    others have to meet it."""
     hours = 0.0
     for number, guess in enumerate(guesses):
         begin = number * window_s
         end = trial.ends if number == len(guesses) - 1 else begin + window_s
-        found = least(partial(trial.attains, begin=begin, end=end), guess, lambda _: None)
+        ample = PoolSplit(AMPLE * guess.prefill, AMPLE * guess.decode)
+        may_miss = max(trial.may_miss(begin, end), trial.misses(ample, begin, end))
+
+        found = least(
+            partial(trial.misses_at_most, begin=begin, end=end, may_miss=may_miss),
+            *(guess, lambda _: None),
+        )
         report(f"  {begin:.0f} s: {found}; by the policy's formulas {guess}")
         hours += found.total * (end - begin) / 3600
     return hours

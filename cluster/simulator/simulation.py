@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from protocol.errors import UsageError
 from protocol.garbage_collection import without_garbage_collection
 from protocol.performance.step_model import DEFAULT_CHUNK
 from protocol.roles import ROLES, Role
-from router.placement.admission import AdmissionLimits, default_ttft_limit_s
+from router.placement.admission import admission_limits
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives
 
@@ -194,11 +193,11 @@ class Simulation:
 
 def _routing_terms(scenario: Scenario, machines: dict[Role, MachineModel]) -> RoutingTerms:
     goals, routing = scenario.goals, scenario.routing
-    given_ms = routing.admission_ttft_ms
-    patience = AdmissionLimits(
-        default_ttft_limit_s(goals.ttft_s) if given_ms is None else given_ms / 1e3,
-        math.inf if routing.admission_queue_ms is None else routing.admission_queue_ms / 1e3,
-    )
+    given = routing.admission_ttft_ms, routing.admission_queue_ms
+    ttft_s, queue_s = (None if ms is None else ms / 1e3 for ms in given)
     return RoutingTerms(
-        Objectives(goals.ttft_s, goals.tpot_s), patience, machines["prefill"].kv_bytes
+        Objectives(goals.ttft_s, goals.tpot_s),
+        admission_limits(goals.ttft_s, ttft_s, queue_s),
+        machines["prefill"].kv_bytes,
+        routing.routers,
     )

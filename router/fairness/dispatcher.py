@@ -93,6 +93,8 @@ class FairDispatcher:
         call_later: CallLater,
         on_refusal: Callable[[str], None] = lambda reason: None,
         on_dispatch: OnDispatch = lambda waited_s: None,
+        *,
+        rng: random.Random | None = None,
     ) -> None:
         self.queue = queue
         self.counters = queue.counters
@@ -102,7 +104,7 @@ class FairDispatcher:
         self._on_refusal = on_refusal
         self._on_dispatch = on_dispatch
         self.spread_s: Callable[[], float] = lambda: 0.0
-        self._rng = random.Random()
+        self._rng = rng or random.Random()
         self._look: TimerHandle | None = None  # at a queue that waits for room
         self._look_at = math.inf  # when that is
         self._soon_at = -math.inf  # of the last look that a report has brought

@@ -49,6 +49,10 @@ class RoutedWork(NamedTuple):
 class QueuedWork(Protocol):
     """What the queue dispatches; see ``ChoiceStream``."""
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the prompt tokens, cached ones included."""
+
     def place(self, *, ahead: bool = False) -> RoutedWork | None:
         """Choose workers; None: no decode worker is attached. May be called often. ``ahead``: the
         workers will compute it before the other requests of its class that they have."""
@@ -134,6 +138,7 @@ class FairQueue:
         self._numbers = itertools.count()
         self.length = 0
         self.service = 0.0  # expected weighted tokens
+        self.prompt_tokens = 0  # cached ones included
 
     @property
     def tenants(self) -> Collection[str]:
@@ -186,6 +191,7 @@ class FairQueue:
         heapq.heappush(heap.heap, (request.place_in_tenant, next(self._numbers), request))
         heap.length += 1
         self.length += 1
+        self.prompt_tokens += request.work.prompt_tokens
         heap.service += request.service
         self.service += request.service
         self._turns.touch(name)
@@ -200,6 +206,7 @@ class FairQueue:
         heap.length -= 1
         heap.served = next(self._numbers)
         self.length -= 1
+        self.prompt_tokens -= request.work.prompt_tokens
         heap.service -= request.service
         self.service -= request.service
         if not heap.length:

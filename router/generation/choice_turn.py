@@ -82,6 +82,10 @@ class ChoiceTurn:
         self._waiting: WaitingRequest | None = None
         self._entry: RequestEntry | None = None
 
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._request.prompt)
+
     def enter(self, arrived: float, entry: RequestEntry) -> None:
         """Submit at once or wait for the turn. Raises ApiError: 429 or 503."""
         self._entry = entry

@@ -64,6 +64,19 @@ class AdmissionLimits(NamedTuple):
     lasting_queue_s: float = math.inf  # on the time in a queue while an overload lasts
 
 
+def admission_limits(
+    goal_s: float, ttft_s: float | None = None, queue_s: float | None = None
+) -> AdmissionLimits:
+    """Return the limits for a TTFT objective of ``goal_s``. Where the operator bounds neither TTFT
+    nor queue, the queue is bounded by the objective while an overload lasts."""
+    deadline_s = default_ttft_limit_s(goal_s) if ttft_s is None else ttft_s
+    if queue_s is not None:
+        return AdmissionLimits(deadline_s, queue_s)
+    if ttft_s is not None:
+        return AdmissionLimits(deadline_s)
+    return AdmissionLimits(deadline_s, lasting_queue_s=QUEUE_SHARE * goal_s)
+
+
 class AdmissionController:
     """Counts the requests in one router; ``on_refusal`` is called with the reason of each
     refusal."""

@@ -67,7 +67,7 @@ class SimulatedFleet:
             r: DraftPace(StepModel(*m.step), m.speculation) for r, m in machines.items()
         }
         self._drain_s = drain_s
-        self._routers = routers
+        self.routers = routers
         self._lifecycle = lifecycle
         self._network = network
         self._index = index
@@ -83,7 +83,7 @@ class SimulatedFleet:
         machine = self._machines[home]
         worker = SimulatedWorker(
             *(self._next_number, home, machine, self._clock, self._lifecycle, self._index),
-            *(self._drafts[home], self._routers[0].terms.goals),
+            *(self._drafts[home], self.routers[0].terms.goals),
         )
         self._next_number += 1
         worker.asked_s = self._clock.now if asked_s is None else asked_s
@@ -114,7 +114,7 @@ class SimulatedFleet:
             self.add(worker.home, worker.asked_s)
 
     def _workers_changed(self) -> None:
-        for router in self._routers:
+        for router in self.routers:
             router.update_workers(self.workers)
         self._lifecycle.retry_waiting()
 

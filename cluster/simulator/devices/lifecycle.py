@@ -1,6 +1,6 @@
 """The way of every simulated request through router and workers.
 
-arrive --choose, admit--> enter --> P: started, computed --> D: reserved --> KV carried --> join
+arrive --router's queue--> enter --> P: started, computed --> D: reserved --> KV carried --> join
               ^                                                                     --> finished
               +---- a worker died, or hands over what it cannot finish ----+
 """
@@ -17,8 +17,6 @@ from cluster.simulator.devices.routing import SimulatedRouter
 from cluster.simulator.devices.transfer import KvCarrier
 from cluster.simulator.devices.worker import SimulatedWorker
 from protocol.retry_budget import DEATH_LIMIT, RetryBudget
-from router.common.errors import ApiError
-from router.placement.admission import check_admission_limits
 from router.placement.cost import LOCAL_PATH_S, Placement, usable_tokens
 
 RESUBMIT_S = 10.0
@@ -63,21 +61,21 @@ class RequestLifecycle:
             self._place(request, request.attempt)
 
     def _place(self, request: SimulatedRequest, attempt: int) -> None:
+        """Place a request. What has been accepted before does not wait for its turn."""
         if request.attempt != attempt or request.status:
             return
-        choice = request.router.choose(request)
-        if choice is None:
+        router = request.router
+        routed = router.route(request) if request.attempt > 1 else None
+        if not router.decode.workers:
             self._waiting.append(request)
             self._clock.at(self._clock.now + RESUBMIT_S, self._give_up, request, attempt)
-            return
-        if not request.emitted and request.attempt == 1:
-            waited_s = self._clock.now - request.at
-            try:
-                check_admission_limits(choice.chosen, request.router.terms.patience, waited_s)
-            except ApiError:
-                self._end(request, "refused")
-                return
-        self._enter(request, choice.chosen)
+        elif routed is not None:
+            self._enter(request, routed.placement)
+        else:
+            router.queue.enter(request, router.terms.patience, self._enter, self._refuse)
+
+    def _refuse(self, request: SimulatedRequest) -> None:
+        self._end(request, "refused")
 
     def _give_up(self, request: SimulatedRequest, attempt: int) -> None:
         if request in self._waiting and request.attempt == attempt:
@@ -92,7 +90,7 @@ class RequestLifecycle:
             self._place(request, request.attempt)
 
     def _enter(self, request: SimulatedRequest, chosen: Placement) -> None:
-        router = request.router
+        router, request.sent_s = request.router, self._clock.now
         decode = request.decode = router.decode.named(chosen.decode)
         if chosen.prefill is not None:
             request.prefill = router.prefill.named(chosen.prefill)
@@ -144,7 +142,7 @@ class RequestLifecycle:
         request.computed_s = now
         if request.first_s is None:
             if request.attempt == 1:
-                request.router.record_first_token(request, first_s - request.at)
+                request.router.record_first_token(request, first_s - request.sent_s)
             request.first_s = first_s
             request.uncached = request.context - request.cached
             cached = min(request.cached, request.prompt)

@@ -38,7 +38,7 @@ class SimulatedRequest:
         *("number", "at", "prompt", "output", "blocks", "status", "emitted", "first_s", "done_s"),
         *("uncached", "deaths", "attempt", "stage", "prefill", "decode", "context", "left"),
         *("pool_tokens", "cached", "kv_cached", "tail", "fetched", "ticket", "predicted_s"),
-        *("computed_s", "reserved_s", "asked", "death_budget", "router"),
+        *("sent_s", "computed_s", "reserved_s", "asked", "death_budget", "router"),
     )
 
     number: int
@@ -79,6 +79,7 @@ class SimulatedRequest:
         self.fetched = 0
         self.ticket: PlacementTicket | None = None
         self.predicted_s = 0.0
+        self.sent_s = 0.0
         self.computed_s: float | None = None
         self.reserved_s: float | None = None
         self.asked = False  # for room at the decode worker

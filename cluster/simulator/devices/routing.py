@@ -21,11 +21,15 @@ import numpy as np
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.devices.router_queue import PRIORITY, RouterQueue
 from cluster.simulator.devices.worker import SimulatedWorker
+from router.fairness.fair_queue import RoutedWork
+from router.fairness.virtual_counters import ExpectedCost
 from router.placement.admission import AdmissionLimits
 from router.placement.choose import PRESELECTED, PlacementChoice, choose_placement
 from router.placement.cost import Placement, queued_prompts_s
 from router.placement.estimates import RoutingEstimates
+from router.placement.expected_prefixes import ExpectedPrefix
 from router.placement.ledger import DecodeLoad, PromptQueue, WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import (
@@ -35,9 +39,6 @@ from router.placement.snapshot import (
     PlacementSnapshot,
     PrefillState,
 )
-
-PRIORITY = 0
-"""Priority of every simulated request."""
 
 
 class RoutablePool:
@@ -71,7 +72,10 @@ class PromptPrefixes(NamedTuple):
     """Leading blocks of one prompt by worker."""
 
     cached: dict[str, int]
-    coming: dict[str, int]  # more than cached, once the worker has computed what it was sent
+    coming: dict[str, tuple[int, ExpectedPrefix]]  # more than cached, once it has been computed
+
+    def coming_tokens(self, name: str) -> int:
+        return self.coming[name][0] * CACHE_BLOCK_TOKENS if name in self.coming else 0
 
 
 class RoutingTerms(NamedTuple):
@@ -80,6 +84,7 @@ class RoutingTerms(NamedTuple):
     goals: Objectives
     patience: AdmissionLimits
     kv_bytes: float  # of one token on the wire
+    routers: int = 1
 
 
 class SimulatedRouter:
@@ -100,6 +105,7 @@ class SimulatedRouter:
         self._reports: dict[str, DecodeLoad] = {}  # empty: it knows the workers' present loads
         self._index = index
         self._rng = rng
+        self.queue = RouterQueue(clock, self.ledger, self.route, terms.goals.ttft_s, rng)
 
     def update_workers(self, workers: list[SimulatedWorker]) -> None:
         """Replace both pools by the ``workers`` that serve."""
@@ -111,6 +117,7 @@ class SimulatedRouter:
         serving = [w for w in workers if w.state == "serving"]
         self.prefill = RoutablePool([w for w in serving if w.role == "prefill"], self.ledger)
         self.decode = RoutablePool([w for w in serving if w.role == "decode"], self.ledger)
+        self.queue.spread_looks(self.terms.routers, len(self.prefill.workers))
 
     def take_report(self, worker: SimulatedWorker) -> None:
         """Take the load that a worker reports, a part of which other routers have sent."""
@@ -119,12 +126,34 @@ class SimulatedRouter:
         own = self.in_decode[worker.name]
         self._reports[worker.name] = DecodeLoad(own, requests, own, max(0, total - used), total)
 
-    def choose(self, request: SimulatedRequest) -> PlacementChoice | None:
-        """Return the product's choice of workers; None without a decode worker."""
-        query = PlacementQuery(
-            request.context, max(2.0, self.estimates.outputs.mean), self.terms.kv_bytes
-        )
+    def route(self, request: SimulatedRequest) -> RoutedWork | None:
+        """Return where a request would go now; None without a decode worker."""
         held = self._find_prefixes(request.blocks)
+        choice = self._choose(request, held)
+        if choice is None:
+            return None
+        chosen = choice.chosen
+        cost = ExpectedCost(request.context - chosen.p.cached, self._expected_output)
+        return RoutedWork(chosen, self._batched_s(chosen, held), cost)
+
+    @property
+    def _expected_output(self) -> float:
+        return max(2.0, self.estimates.outputs.mean)
+
+    def _batched_s(self, chosen: Placement, held: PromptPrefixes) -> float:
+        """Return the seconds of the prompts queued at P, as ``Placer`` does."""
+        name = chosen.p.instance
+        queue = self.ledger.queue(name)
+        pool = self.decode if chosen.prefill is None else self.prefill
+        worker = pool.named(name)
+        tokens, prompts = queue.tokens + queue.others, queue.requests + queue.other_prompts
+        if name in held.coming:
+            tokens, prompts = tokens - held.coming[name][1].tokens, prompts - 1
+        return queued_prompts_s(worker.model, tokens, prompts, worker.machine.chunk)
+
+    def _choose(self, request: SimulatedRequest, held: PromptPrefixes) -> PlacementChoice | None:
+        """Return the product's choice of workers."""
+        query = PlacementQuery(request.context, self._expected_output, self.terms.kv_bytes)
         queues = self.prefill.queue_s()
         batches = [self.in_decode[w.name] for w in self.decode.workers]
         snapshot = PlacementSnapshot(
@@ -145,8 +174,12 @@ class SimulatedRouter:
         """Look up a prompt as ``Placer`` does."""
         held = PromptPrefixes(self._index.match(keys), {})
         for name, (blocks, prefix) in self.ledger.expected.match(keys).items():
-            if blocks > held.cached.get(name, 0):
-                (held.cached if prefix.computed else held.coming)[name] = blocks
+            if blocks <= held.cached.get(name, 0):
+                continue
+            if prefix.computed:
+                held.cached[name] = blocks
+            else:
+                held.coming[name] = blocks, prefix
         return held
 
     def _preselect(
@@ -155,7 +188,8 @@ class SimulatedRouter:
         """Return the places of the workers that the policy would look at closely, in its order."""
         if len(pool.workers) <= PRESELECTED or self.compares_all_workers:
             return list(range(len(pool.workers)))
-        near = _best_holders(pool, loads, held.cached | held.coming)
+        coming = {name: blocks for name, (blocks, _) in held.coming.items()}
+        near = _best_holders(pool, loads, held.cached | coming)
         by_load: list[int] = np.argsort(np.array(loads), kind="stable")[:PRESELECTED].tolist()
         return (near + [place for place in by_load if place not in near])[:PRESELECTED]
 
@@ -163,7 +197,7 @@ class SimulatedRouter:
         self, worker: SimulatedWorker, queue_s: float, held: PromptPrefixes
     ) -> PrefillState:
         cached = held.cached.get(worker.name, 0) * CACHE_BLOCK_TOKENS
-        coming = held.coming.get(worker.name, 0) * CACHE_BLOCK_TOKENS
+        coming = held.coming_tokens(worker.name)
         correction = self.estimates.correction(worker.name)
         chunk = worker.machine.chunk
         return PrefillState(worker.name, worker.model, chunk, queue_s, correction, cached, coming)
@@ -195,8 +229,7 @@ class SimulatedRouter:
             request.decode.name,
             tokens=request.context - chosen.p.cached,
             seconds=chosen.p.prefill_s,
-            kv_tokens=int(request.context + max(2.0, self.estimates.outputs.mean))
-            - chosen.d.cached,
+            kv_tokens=int(request.context + self._expected_output) - chosen.d.cached,
             priority=PRIORITY,
             keys=request.blocks if chosen.p.fetch is None else (),
         )

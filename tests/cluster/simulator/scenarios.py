@@ -13,6 +13,8 @@ MACHINE: dict[str, Any] = {
     "kv_tokens": 1_000_000,
     "kv_bytes": 1000,
 }
+NO_DEADLINE: dict[str, Any] = {"routing": {"admission_ttft_ms": 1e9}}
+"""Requests wait for their turn however long it takes."""
 PATH_S = 0.004
 
 

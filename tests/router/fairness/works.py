@@ -19,6 +19,8 @@ def placement(worker: str = "p", queue_s: float = 0.0, wait_s: float = 0.0) -> P
 class UnusedWork:
     """Work that is neither placed nor dispatched."""
 
+    prompt_tokens = 100
+
     def place(self, *, ahead: bool = False) -> RoutedWork | None:
         raise AssertionError
 
@@ -39,6 +41,7 @@ class FakeWork:
         self.dispatched: bool | None = None  # whether it went ahead
         self.error: ApiError | None = None
         self.fails = False
+        self.prompt_tokens = round(tokens)
         self._cost = ExpectedCost(tokens, 0)
         self._ahead = False
 

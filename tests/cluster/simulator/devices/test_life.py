@@ -17,7 +17,7 @@ from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts
 from protocol.errors import StartupError
 from protocol.roles import ROLES, Role
-from tests.cluster.simulator.scenarios import mix, scenario
+from tests.cluster.simulator.scenarios import NO_DEADLINE, mix, scenario
 
 SCALING = {"mode": "act", "prefill_max": 8, "decode_max": 8, "start_s": 5, "down_after_s": 20,
            "down_every_s": 5, "warm_up_s": 5, "loan_drain_s": 1}  # fmt: skip
@@ -164,7 +164,7 @@ def test_a_death_costs_time_and_no_request() -> None:
 def test_who_keeps_the_numbers_starts_another_for_one_that_died() -> None:
     events = [{"kind": "die", "at_s": 5, "pool": "decode"}]
     scaler = {"mode": "act", "start_s": 7, "loans": False}
-    of = scenario(mix(5), seconds=60, events=events, autoscaler=scaler)
+    of = scenario(mix(5), seconds=60, events=events, autoscaler=scaler, **NO_DEADLINE)
     result = simulate(of).result
     there = {moment.at_s: moment.decode for moment in result.moments}
     assert {n for at, n in there.items() if 6 < at < 11} == {0}
@@ -281,6 +281,7 @@ def test_short_prompts_do_not_wait_for_the_pages_of_long_ones_that_are_computed(
         machine={"chunk": 500, "kv_tokens": 60_000, "link_gb_per_s": 1.0},
         pools={"prefill": 24, "decode": 1},
         objectives={"ttft_ms": 30_000, "tpot_ms": 100},
+        **NO_DEADLINE,
     )
     result = simulate(of).result
     assert result.ok == result.requests > 300
