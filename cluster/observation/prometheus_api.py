@@ -20,7 +20,12 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from cluster.observation.reading import MAX_REQUEST_RATE, TrafficReading, is_plausible
+from cluster.observation.reading import (
+    MAX_REQUEST_RATE,
+    TrafficReading,
+    is_plausible,
+    plausible_queue,
+)
 from cluster.observation.request_lengths import LengthHistogram
 from cluster.observation.request_mix import RunningMean, TrafficCounts, request_samples
 from cluster.observation.router_pages import (
@@ -29,6 +34,7 @@ from cluster.observation.router_pages import (
     CACHED_PAIRS,
     LENGTHS,
     NOT_FULL,
+    QUEUED,
     TIMES,
 )
 from cluster.observation.sliding_window import (
@@ -99,6 +105,7 @@ def build_query(cluster: str, window_s: float, burst_s: float) -> str:
         "begun": f"count({ARRIVALS}{selector} offset {round(window_s * 1000)}ms)",
         "answered": f"sum(increase({ANSWERED}{window}))",
         "pairs": f"sum(increase({CACHED_PAIRS}{window}))",
+        "queued": f"sum({QUEUED}{selector})",
     }
     for name, metric in LENGTHS.items():
         parts[name] = f"sum by (le) (increase({metric}_bucket{window}))"
@@ -167,6 +174,7 @@ class PrometheusApi:
             rate=window[0] / window[1],
             window_s=window[1],
             samples=self._samples,
+            backlog_tokens=plausible_queue(_scalar(values, "queued")),
             arrivals=self._past(),
         )
         observed = observed_latency(counted)

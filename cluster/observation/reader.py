@@ -100,7 +100,7 @@ class ClusterReader:
             return self._reading(at_s, None, "the directory was emptied, or all workers are gone")
         mix = replace(
             traffic.mix,
-            backlog_tokens=workers.backlog_tokens(records),
+            backlog_tokens=traffic.mix.backlog_tokens + workers.backlog_tokens(records),
             residents=workers.resident_count(records),
         )
         return self._reading(at_s, mix, "")

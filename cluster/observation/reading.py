@@ -77,9 +77,13 @@ MAX_REQUEST_RATE = 1e7
 """Requests/s; a higher figure is garbage."""
 
 
+MAX_QUEUED_TOKENS = 1e12
+"""Prompt tokens in routers' queues; a higher figure is garbage."""
+
+
 class TrafficReading(NamedTuple):
-    """``mix``: without the figures that only workers report. ``at_s``: monotonic time of the
-    metrics."""
+    """``mix``: without the figures that only workers report. Its backlog is that of the routers'
+    queues. ``at_s``: monotonic time of the metrics."""
 
     mix: RequestMix
     observed: ObservedLatency
@@ -99,6 +103,11 @@ class TrafficSource(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *gone: object) -> None: ...
+
+
+def plausible_queue(tokens: float) -> float:
+    """Return the prompt tokens in queues; 0 for a figure that cannot be one."""
+    return tokens if 0 <= tokens <= MAX_QUEUED_TOKENS else 0.0
 
 
 def is_plausible(counted: TrafficCounts) -> bool:

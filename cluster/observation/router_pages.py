@@ -10,6 +10,7 @@ it was first seen, or after the last page of one that is gone, is not known.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -17,7 +18,7 @@ from typing import Self
 import msgspec
 from msgspec.structs import replace
 
-from cluster.observation.reading import TrafficReading, is_plausible
+from cluster.observation.reading import TrafficReading, is_plausible, plausible_queue
 from cluster.observation.request_lengths import LengthHistogram
 from cluster.observation.request_mix import RunningMean, TrafficCounts
 from cluster.observation.sliding_window import BURST_INTERVALS, SlidingWindow
@@ -26,7 +27,7 @@ from protocol.registry.directory import RouterRecord
 from protocol.security.tls import TlsFiles
 from router.http.service_discovery import target_groups
 from router.overview.cluster_scraper import MetricsTls
-from router.overview.prometheus_text import MetricsPage, MetricsSnapshot
+from router.overview.prometheus_text import MetricsPage, MetricsSnapshot, sum_samples
 from router.overview.rates import RateWindow
 from router.overview.scraper import MetricsScraper, ScrapeLimits, ScrapeResult, TargetGroup
 
@@ -38,6 +39,7 @@ MAX_ROUTERS = 1024
 ARRIVALS = "baton_requests_received_total"
 ANSWERED = "baton_prompt_tokens_total"
 CACHED_PAIRS = "baton_prompt_cached_pairs_total"
+QUEUED = "baton_router_queue_prompt_tokens"
 LENGTHS = {
     "prompts": "baton_request_prompt_tokens",
     "uncached": "baton_request_uncached_prompt_tokens",
@@ -48,7 +50,7 @@ TIMES = {
     "tpot": "baton_request_time_per_output_token_seconds",
 }
 _COUNTED = (
-    *(ARRIVALS, ANSWERED, CACHED_PAIRS, "process_start_time_seconds"),
+    *(ARRIVALS, ANSWERED, CACHED_PAIRS, QUEUED, "process_start_time_seconds"),
     *LENGTHS.values(),
     *(f"{name}_{part}" for name in TIMES.values() for part in ("sum", "count")),
 )
@@ -98,7 +100,10 @@ class RouterScraper:
         mix = self._sliding.mix()
         if mix is None:
             raise Unavailable(NOT_FULL)
-        mix = replace(mix, rate=mix.rate / (1.0 - self._share_silent(seen, now)))
+        pages = seen.snapshot.pages.values()
+        queued = math.fsum(plausible_queue(sum_samples(page, QUEUED)) for page in pages)
+        all_routers = 1.0 / (1.0 - self._share_silent(seen, now))
+        mix = replace(mix, rate=all_routers * mix.rate, backlog_tokens=all_routers * queued)
         return TrafficReading(mix, self._sliding.observed(), now)
 
     async def _scrape(self, routers: Sequence[RouterRecord]) -> ScrapeResult:

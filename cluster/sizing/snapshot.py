@@ -46,7 +46,7 @@ class RequestMix(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     window_s: float
     samples: tuple[RequestSample, ...]
-    backlog_tokens: float = 0.0  # of prompts in a queue or computed, cached tokens included
+    backlog_tokens: float = 0.0  # of prompts in any queue or computed, cached tokens included
     residents: float = 0.0  # sequences that decode now
     growth: float = 0.1  # of the load while a worker starts: a high quantile, as a share of it
     arrivals: Arrivals = NO_ARRIVALS  # of the last hour

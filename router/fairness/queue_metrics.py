@@ -22,6 +22,12 @@ class QueueMetrics:
             ["model", "role", "replica"],
             registry=registry,
         ).labels(*labels, replica)
+        self._prompt_tokens = Gauge(
+            "baton_router_queue_prompt_tokens",
+            "Prompt tokens of the requests that wait in this router, cached ones included",
+            ["model", "role", "replica"],
+            registry=registry,
+        ).labels(*labels, replica)
         self._waits = Histogram(
             "baton_router_queue_seconds",
             "Time that a dispatched request has waited in this router's queue",
@@ -30,9 +36,10 @@ class QueueMetrics:
             registry=registry,
         ).labels(*labels)
 
-    def read_length(self, length: Callable[[], int]) -> None:
-        """Let the gauge call ``length`` whenever metrics are read."""
+    def read(self, length: Callable[[], int], prompt_tokens: Callable[[], int]) -> None:
+        """Let the gauges call these whenever metrics are read."""
         self._length.set_function(length)
+        self._prompt_tokens.set_function(prompt_tokens)
 
     def observe_dispatch(self, waited_s: float) -> None:
         """Observe the time that a request has waited; none where it did not wait."""

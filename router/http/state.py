@@ -204,7 +204,7 @@ def new_dispatcher(ttft_slo_s: float, book: UsageBook, metrics: RouterMetrics) -
     """Return the queue of one router. Call it within the event loop."""
     clock = time.perf_counter  # as that of the requests' arrivals
     queue = FairQueue(VirtualCounters(clock, book))
-    metrics.queue.read_length(lambda: queue.length)
+    metrics.queue.read(lambda: queue.length, lambda: queue.prompt_tokens)
     return FairDispatcher(
         queue,
         OverloadMonitor(queue, ttft_slo_s, clock),

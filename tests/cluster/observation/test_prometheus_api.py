@@ -33,6 +33,8 @@ def test_the_query_is_what_prometheus_takes(tmp_path: Path) -> None:
         f'baton_request_prompt_tokens_bucket{{{OF}, le="+Inf"}}': "0+10x24",
         f"baton_request_prompt_tokens_sum{{{OF}}}": "0+1000x24",
         f"baton_time_to_first_token_seconds_count{{{OF}}}": "0+10x24",
+        f"baton_router_queue_prompt_tokens{{{OF}}}": "300+0x24",
+        f"baton_router_queue_prompt_tokens{{{OF}, replica='b'}}": "40+0x24",
     }
     expected = {
         '{asked="age"}': 0,
@@ -42,6 +44,7 @@ def test_the_query_is_what_prometheus_takes(tmp_path: Path) -> None:
         '{asked="prompts", le="16"}': 60,
         '{asked="prompts", le="+Inf"}': 120,
         '{asked="prompts_sum"}': 12000,
+        '{asked="queued"}': 340,
         '{asked="ttft_count"}': 120,
     }
     test = {
@@ -82,6 +85,7 @@ GOOD = {
     ("burst", ""): 35,
     ("answered", ""): 12000,
     ("pairs", ""): 450_000,
+    ("queued", ""): 700,
     **{(name, le): n for name in ("prompts", "uncached") for le, n in (("128", 60), ("+Inf", 60))},
     ("prompts_sum", ""): 6000,
     ("uncached_sum", ""): 3000,
@@ -130,6 +134,7 @@ async def test_an_answer() -> None:
         age_s = asyncio.get_running_loop().time() - look.at_s
     assert age_s == pytest.approx(2.5, abs=0.5)
     assert (look.mix.rate, look.mix.window_s) == (2.0, 60.0)
+    assert look.mix.backlog_tokens == 700
     assert look.observed.ttft_s == 0.5
     assert look.observed.tpot_s is None
     assert sum(s.weight * s.uncached for s in look.mix.samples) == pytest.approx(25)

@@ -26,7 +26,9 @@ from protocol.registry.redis_client import connect
 from tests.cluster.observation.records import router, worker
 
 LOOK = TrafficReading(
-    RequestMix(rate=3.0, window_s=60.0, samples=()), ObservedLatency(ttft_s=0.2), 100.0
+    RequestMix(rate=3.0, window_s=60.0, samples=(), backlog_tokens=500.0),
+    ObservedLatency(ttft_s=0.2),
+    100.0,
 )
 
 
@@ -93,7 +95,7 @@ async def test_a_reading(case: Case) -> None:
     case.now = 103.0
     reading = await case.reader.read()
     assert reading.mix == RequestMix(
-        rate=3.0, window_s=60.0, samples=(), backlog_tokens=70.0, residents=3.0
+        rate=3.0, window_s=60.0, samples=(), backlog_tokens=570.0, residents=3.0
     )
     assert {w.instance: (w.home, w.state) for w in reading.workers} == {
         "d": ("decode", "serving"),

@@ -95,6 +95,17 @@ async def test_increases_of_all_routers() -> None:
     assert look.observed.tpot_s == pytest.approx(0.0)
 
 
+async def test_prompts_that_wait_in_routers_are_backlog() -> None:
+    async with routers("a", "b", "c") as (a, b, c):
+        of = scraper()
+        there = [r.record for r in (a, b, c)]
+        await begun(of, *there)
+        a.metrics.queue.read(lambda: 2, lambda: 3000)
+        b.metrics.queue.read(lambda: 1, lambda: 500)
+        c.page = b"baton_router_queue_prompt_tokens 1e30\n"
+        assert (await of.read_traffic(there)).mix.backlog_tokens == 3500
+
+
 async def test_a_router_that_started_anew() -> None:
     async with routers("a") as (a,):
         of = scraper()
