@@ -131,18 +131,23 @@ def rows(traffic: MeasuredTraffic) -> list[ResultRow]:
     """Fit the light segments, and compare the predictions of the loaded ones."""
     light, loaded, known = traffic
     fit = fit_segments(light, known._replace(prefill=1, decode=1))
-    failed = sum(a.status != 200 for segment in [*light, *loaded] for a in segment.answers)
     found = _fit_rows(fit, known.step)
-    found.append(ResultRow("requests that failed", failed, ""))
     for name, kind in {"all": loaded, **by_name(loaded)}.items():
         said = [simulated_times(segment, known, fit) for segment in kind]
         truth = [measured_times(segment) for segment in kind]
         found += _compared(name, pooled_percentiles(said), pooled_percentiles(truth))
-        if [len(times) for times in said] == [len(times) for times in truth]:
-            pairs = [p for s, t in zip(said, truth, strict=True) for p in zip(s, t, strict=True)]
-            for place, label in enumerate(("TTFT", "TPOT")):
-                off = median([abs(s[place] / t[place] - 1) for s, t in pairs])
-                found.append(ResultRow(f"{name}: {label} of a request, median error", off, "share"))
+        for whose, times in (("real", truth), ("predicted", said)):
+            refused = sum(pair is None for segment in times for pair in segment)
+            found.append(ResultRow(f"{name}: refused or failed, {whose}", refused, ""))
+        pairs = [
+            (s, t)
+            for ours, theirs in zip(said, truth, strict=True)
+            for s, t in zip(ours, theirs, strict=True)
+            if s is not None and t is not None
+        ]
+        for place, label in enumerate(("TTFT", "TPOT")):
+            off = median([abs(s[place] / t[place] - 1) for s, t in pairs])
+            found.append(ResultRow(f"{name}: {label} of a request, median error", off, "share"))
     return found
 
 

@@ -61,12 +61,12 @@ class TrafficSegment(NamedTuple):
     answers: Sequence[StreamTiming]
 
 
-LatencyPairs = list[tuple[float, float]]
-"""TTFT and TPOT of each request, in seconds."""
+LatencyPairs = list[tuple[float, float] | None]
+"""TTFT and TPOT of each request, in seconds; None: it was refused, or it failed."""
 
 
 def measured_times(segment: TrafficSegment) -> LatencyPairs:
-    return [(a.ttft_s, a.tpot_s) for a in segment.answers if a.status == 200]
+    return [(a.ttft_s, a.tpot_s) if a.status == 200 else None for a in segment.answers]
 
 
 def simulated_times(
@@ -80,14 +80,16 @@ def simulated_times(
     ]
     world.run(jobs)
     return [
-        (ttft + fit.path_s, tpot)
+        None
+        if (ttft := job.ttft_s) is None or (tpot := job.tpot_s) is None
+        else (ttft + fit.path_s, tpot)
         for job in jobs
-        if (ttft := job.ttft_s) is not None and (tpot := job.tpot_s) is not None
     ]
 
 
 def percentiles(times: LatencyPairs) -> LatencyPercentiles:
-    ttft, tpot = [t for t, _ in times], [t for _, t in times]
+    answered = [pair for pair in times if pair is not None]
+    ttft, tpot = [t for t, _ in answered], [t for _, t in answered]
     return LatencyPercentiles(
         *(percentile(of, share) for of in (ttft, tpot) for share in (0.5, 0.9))
     )

@@ -21,7 +21,10 @@ def segment(phase: TrafficPhase, seed: int, workers: int) -> TrafficSegment:
     sent = arrivals(phase, seed)
     known = KNOWN._replace(prefill=workers, decode=workers)
     times = simulated_times(TrafficSegment(phase.name, sent, ()), known, TRUTH)
-    answers = [StreamTiming(a.at, 200, 9.0, *t) for a, t in zip(sent, times, strict=True)]
+    answers = [
+        StreamTiming(a.at, 429, 9.0) if t is None else StreamTiming(a.at, 200, 9.0, *t)
+        for a, t in zip(sent, times, strict=True)
+    ]
     return TrafficSegment(phase.name, sent, answers)
 
 
@@ -36,3 +39,5 @@ def test_a_fit_to_one_pair_of_workers_predicts_two_pairs_under_load() -> None:
     for row in compared:
         assert row.ratio == pytest.approx(1.0, abs=0.05)
     assert found["all: TTFT of a request, median error"].value < 0.05
+    refused = [found[f"all: refused or failed, {whose}"].value for whose in ("real", "predicted")]
+    assert refused == [0, 0]
