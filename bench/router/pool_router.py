@@ -8,6 +8,7 @@ from random import Random
 
 from bench.router.pooled_workers import CHUNK, KV_BYTES, LINK_BYTES_S, PooledWorker, PoolTurn
 from cluster.simulator.devices.clock import SimulatedClock
+from cluster.simulator.devices.router_queue import SimulatedTimer
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.registry.directory import WorkerRecord
 from protocol.requests import Request
@@ -34,20 +35,6 @@ GOALS = Objectives(1.0, 0.03)
 PATH_S = 0.002  # from a router to a worker, and from one worker to another
 TENANT = Tenant("t")
 MAX_TOKENS = 1024
-
-
-class _Timer:
-    """A call that may be cancelled, like the handle of ``loop.call_later``."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call: Callable[[], None] | None = call
-
-    def cancel(self) -> None:
-        self._call = None
-
-    def run(self) -> None:
-        if self._call is not None:
-            self._call()
 
 
 class _IgnoredOutputs:
@@ -93,7 +80,7 @@ class PoolRouter:
                 link.report(worker.load())
 
     def _call_later(self, delay_s: float, call: Callable[[], None]) -> TimerHandle:
-        timer = _Timer(call)
+        timer = SimulatedTimer(call)
         self._clock.at(self._clock.now + delay_s, timer.run)
         return timer
 

@@ -17,6 +17,7 @@ from random import Random
 from typing import NamedTuple
 
 from cluster.simulator.devices.clock import SimulatedClock
+from cluster.simulator.devices.router_queue import SimulatedTimer
 from protocol.performance.step_model import StepModel
 from router.common.errors import ApiError
 from router.fairness.dispatcher import FairDispatcher, TimerHandle
@@ -74,20 +75,6 @@ class TenantResult(NamedTuple):
     service: float  # weighted tokens whose prompts were computed in the measured time
     ttft: list[float]  # seconds from arrival, in the order of the first tokens
     refused: list[float]  # seconds from arrival
-
-
-class SimulatedTimer:
-    """A call that may be cancelled, like the handle of ``loop.call_later``."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call: Callable[[], None] | None = call
-
-    def cancel(self) -> None:
-        self._call = None
-
-    def run(self) -> None:
-        if self._call is not None:
-            self._call()
 
 
 class SimulatedChoice:
