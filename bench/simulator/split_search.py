@@ -103,8 +103,8 @@ def cache_prompts(
     """Fill caches of ``tokens`` each with the latest prompts: a prompt comes to the cache that has
     most of it, or to each in turn."""
     room, latest = len(caches) * tokens, []
-    for job in reversed(jobs):
-        room -= job.prompt if job.blocks else 0
+    for job in reversed([job for job in jobs if job.blocks]):
+        room -= job.prompt
         if room < 0:
             break
         latest.append(job)
@@ -194,7 +194,6 @@ def oracle(
         end = trial.ends if number == len(guesses) - 1 else begin + window_s
         ample = PoolSplit(AMPLE * guess.prefill, AMPLE * guess.decode)
         may_miss = max(trial.may_miss(begin, end), trial.misses(ample, begin, end))
-
         found = least(
             partial(trial.misses_at_most, begin=begin, end=end, may_miss=may_miss),
             *(guess, lambda _: None),

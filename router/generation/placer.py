@@ -165,11 +165,9 @@ class Placer:
         queue = self._ledger.queues.get(instance)
         if queue is None:
             return 0.0
-        tokens, prompts = queue.tokens + queue.others, queue.requests + queue.other_prompts
-        if instance in view.coming:
-            tokens, prompts = tokens - view.coming[instance][1].tokens, prompts - 1
-        chunk = record.prefill_chunk or DEFAULT_CHUNK
-        return queued_prompts_s(self._pool.step_model(instance), tokens, prompts, chunk)
+        queued = queue.beside(view.coming[instance][1] if instance in view.coming else None)
+        chunk, model = record.prefill_chunk or DEFAULT_CHUNK, self._pool.step_model(instance)
+        return queued_prompts_s(model, queued.tokens, queued.prompts, chunk)
 
     def _add_candidate(self, submit: pb.Submit, placement: Placement, tokens: int) -> None:
         record = self._pool.prefill.get(placement.prefill or "")

@@ -125,8 +125,8 @@ def check_admission_limits(
     on_refusal: Callable[[str], None] = lambda reason: None,
     wait_s: float = 0.0,
 ) -> None:
-    """Raise ApiError (429) if a request that arrived ``waited_s`` ago, and whose turn comes in
-    ``wait_s``, is predicted to exceed its limits at this placement."""
+    """Raise ApiError (429) for a request that is predicted to exceed its limits at this placement.
+    It arrived ``waited_s`` ago, and its turn comes in ``wait_s``."""
     queue_s = wait_s + max(placement.p.correction * placement.p.queue_s, placement.d.wait_s)
     predicted_s = waited_s + wait_s + max(placement.ttft_s, placement.d.wait_s)
     if predicted_s > limits.ttft_s:

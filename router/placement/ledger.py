@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.registry.directory import WorkerRecord
 from protocol.wire import wire_pb2 as pb
-from router.placement.expected_prefixes import ExpectedPrefixes
+from router.placement.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
 
 K = TypeVar("K", str, tuple[str, str])
 
@@ -117,6 +117,13 @@ class PromptQueue:
             self.others, self._counted_at = others, now
         own_prompts = max(own for _, own in self._seen)
         self.other_prompts = max(1, prompts - own_prompts) if others else 0
+
+    def beside(self, prefix: ExpectedPrefix | None) -> QueuedPrompts:
+        """Return the prompts of all routers, less the one that computes ``prefix``."""
+        tokens, prompts = self.tokens + self.others, self.requests + self.other_prompts
+        if prefix is None:
+            return QueuedPrompts(tokens, prompts)
+        return QueuedPrompts(tokens - prefix.tokens, prompts - 1)
 
     def others_s(self, seconds: float, step_s: float) -> float:
         """Return what is left of the other routers' tokens, which took ``seconds`` when they were

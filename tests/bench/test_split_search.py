@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
+from bench.pools import MACHINES
 from bench.simulator.split_search import PoolSplit, SplitTrial, cache_prompts
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.scenario import parse_scenario
 from router.placement.prefix_index import PrefixIndex
-
-MACHINE: dict[str, Any] = {
-    "step": [0.0217, 1.5e-4, 4.9e-8, 2.67e-4, 5.3e-9],
-    "chunk": 2048,
-    "max_batch": 256,
-    "kv_tokens": 386_000,
-    "kv_bytes": 163_840,
-    "link_gb_per_s": 50,
-}
 
 
 def _prompt(number: int, keys: list[int]) -> SimulatedRequest:
@@ -42,7 +33,7 @@ def test_a_window_begins_with_the_answers_that_last_into_it(tmp_path: Path) -> N
     scenario = parse_scenario(
         {
             "name": "window",
-            "machines": {"prefill": MACHINE},
+            "machines": MACHINES,
             "objectives": {"ttft_ms": 4000, "tpot_ms": 100},
             "traffic": {"trace": str(trace)},
         }

@@ -143,13 +143,12 @@ class SimulatedRouter:
     def _batched_s(self, chosen: Placement, held: PromptPrefixes) -> float:
         """Return the seconds of the prompts queued at P, as ``Placer`` does."""
         name = chosen.p.instance
-        queue = self.ledger.queue(name)
+        prefix = held.coming[name][1] if name in held.coming else None
+        queued = self.ledger.queue(name).beside(prefix)
         pool = self.decode if chosen.prefill is None else self.prefill
         worker = pool.named(name)
-        tokens, prompts = queue.tokens + queue.others, queue.requests + queue.other_prompts
-        if name in held.coming:
-            tokens, prompts = tokens - held.coming[name][1].tokens, prompts - 1
-        return queued_prompts_s(worker.model, tokens, prompts, worker.machine.chunk)
+        chunk = worker.machine.chunk
+        return queued_prompts_s(worker.model, queued.tokens, queued.prompts, chunk)
 
     def _choose(self, request: SimulatedRequest, held: PromptPrefixes) -> PlacementChoice | None:
         """Return the product's choice of workers."""
