@@ -13,6 +13,7 @@ from engine.kernels.paged_rows import PagedRows
 from engine.kv_cache.kv_format import Storage
 from engine.kv_cache.kv_pool import KVPool
 from engine.model.fused_layers import pool_layers
+from protocol.block_keys import BLOCK_TOKENS
 from tests.kernels.paged import Tree, paged_rows, random_pool, reference_attention
 
 HEADS, KV_HEADS, PAGES = 4, 2, 40
@@ -84,3 +85,24 @@ def test_a_sequence_without_rows_is_skipped(device: torch.device) -> None:
     part = attend(q, pool, rows, shape)
     assert torch.equal(part[1], full[1])
     assert not part[0].any()
+
+
+@pytest.mark.parametrize("storage", ["wide", "fp8"])
+@pytest.mark.parametrize("tree", [Tree(0), Tree(31), Tree(290), Tree(254, BUSH)])
+def test_slots_behind_the_last_token_do_not_matter(
+    storage: Storage, tree: Tree, device: torch.device
+) -> None:
+    torch.manual_seed(6)
+    pool = random_pool("fp8", storage, PAGES, KV_HEADS, 32, str(device))
+    rows = paged_rows([tree], PAGES, str(device))
+    q, shape = queries(rows, 32, device), AttentionShape(0.2, 0.0, 0)
+    before = attend(q, pool, rows, shape)
+    end = tree.known + tree.rows
+    page = rows.table[1, (end - 1) // BLOCK_TOKENS]
+    others = torch.arange(PAGES * BLOCK_TOKENS, device=device)
+    used = torch.isin(others // BLOCK_TOKENS, rows.table[1])
+    behind = (others // BLOCK_TOKENS == page) & (others % BLOCK_TOKENS > (end - 1) % BLOCK_TOKENS)
+    stale = others[behind | ~used]
+    assert len(stale)
+    pool.store(0, stale, torch.full((len(stale), 2, KV_HEADS, 32), 5e4, device=device))
+    assert torch.equal(attend(q, pool, rows, shape), before)

@@ -18,7 +18,7 @@ from engine.scheduling.sequence import blocks_for
 from engine.speculation.draft_source import DraftSize
 from engine.speculation.proposers import draft_passes
 from protocol.block_keys import BLOCK_TOKENS
-from tests.engine.execution.test_workspace import LLAMA_3_8B
+from tests.engine.execution.llama_3_8b import LLAMA_3_8B
 
 
 def graph_sizes(max_batch: int, max_len: int) -> GraphSizes:

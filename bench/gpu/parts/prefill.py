@@ -34,7 +34,7 @@ class PrefillSizes:
     chunks: tuple[int, ...]
 
 
-FULL = PrefillSizes((2048, 4096, 8192), (2048, 8192))
+FULL = PrefillSizes((128, 512, 2048, 4096, 8192), (2048, 8192))
 TINY = PrefillSizes((128,), (32, 128))
 
 

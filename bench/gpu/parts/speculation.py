@@ -139,7 +139,7 @@ class SpeculationBenchmark:
 
     def _pass_s(self, rows: int) -> float:
         """Time the model's pass alone, because a step on a GPU does not know what it waits for."""
-        engine = self._plain.engine
+        engine = self._other.engine  # its steps with drafts are recorded too
         run = dummy_pass(engine)
         taken = seconds(lambda: run(rows), engine.model.device)
         engine.manager.evict_unused()  # it wrote where prompts were cached

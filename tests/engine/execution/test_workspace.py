@@ -30,24 +30,8 @@ from engine.model_config.config import ModelConfig, MoeConfig, RopeConfig
 from engine.speculation.draft_source import DraftSize
 from protocol.errors import StartupError
 from protocol.roles import Role
+from tests.engine.execution.llama_3_8b import LLAMA_3_8B
 
-LLAMA_3_8B = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    layers=32,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    norm_eps=1e-5,
-    max_positions=131072,
-    tied_embeddings=False,
-    eos_token_ids=(128001,),
-    rope=RopeConfig(theta=500000.0),
-    windows=(0,) * 32,
-    attention_scale=128**-0.5,
-)
 LLAMA_ELEMENTS = 8_030_261_248
 GEMMA_2_9B = ModelConfig(
     architecture="Gemma2ForCausalLM",
