@@ -20,7 +20,7 @@ from bench.speculation.measurements import (
     TimedModel,
 )
 from engine.execution.engine import Engine
-from engine.execution.speculation_loading import dummy_pass
+from engine.execution.speculation_loading import dummy_pass, step_costs
 from engine.model.layers import ModelWeights
 from engine.model_config.config import ModelConfig
 from engine.scheduling.step_policy import plan_decode_step
@@ -28,7 +28,6 @@ from engine.speculation.control.controller import Controller
 from engine.speculation.control.draft_lengths import DraftLengthPolicy
 from engine.speculation.control.latency_curve import LatencyCurve, calibrate
 from engine.speculation.control.speculator import Speculator
-from engine.speculation.control.step_costs import StepCostModel
 from engine.speculation.proposers.proposer import Proposer
 from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
@@ -113,8 +112,7 @@ class DecodingContestant:
             rows = self.engine.config.max_batch * (1 + proposer.most)
             self._curve = calibrate(dummy_pass(self.engine), rows, self._clock)
             self.engine.manager.evict_unused()  # it wrote where prompts may have been cached
-        costs = StepCostModel(self._curve, lambda: self.engine.step_time.known)
-        return Controller(costs, proposer.most, proposer.passes)
+        return Controller(step_costs(self.engine, self._curve), proposer.most, proposer.passes)
 
     def start(self, load: DecodingLoad) -> None:
         """Add the requests, and run until all of them decode and have run the warm-up steps."""

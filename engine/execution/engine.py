@@ -126,6 +126,12 @@ class Engine:
         it takes; return whether there is one."""
         return self._stepper.run_empty_graph(rows)
 
+    @property
+    def rows_computed(self) -> Callable[[int, int], int] | None:
+        """A function that returns the rows that a decode step of so many sequences with up to so
+        many drafts each computes; None where steps are not recorded, and have no other rows."""
+        return self._stepper.rows_computed
+
     def take_role(self, policy: StepPolicy, *, drafts: bool) -> None:
         """Plan with ``policy`` from the next step on. Without ``drafts`` the speculator pauses and
         keeps its state."""

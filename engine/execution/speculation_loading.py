@@ -21,7 +21,7 @@ from engine.ipc.settings import SpeculationSettings
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from engine.speculation.control.controller import Controller
 from engine.speculation.control.draft_lengths import FixedDraftLength
-from engine.speculation.control.latency_curve import calibrate
+from engine.speculation.control.latency_curve import LatencyCurve, calibrate
 from engine.speculation.control.speculator import Speculator
 from engine.speculation.control.step_costs import StepCostModel
 from engine.speculation.draft_source import DraftSource, resolve_draft_source
@@ -81,10 +81,14 @@ def start_controller(engine: Engine, clock: Callable[[], float] = time.perf_coun
             config.max_batch * most, MAX_DRAFT_NODES, config.prefill_chunk
         )
         curve = calibrate(dummy_pass(engine), rows, clock)
-        costs = StepCostModel(curve, lambda: engine.step_time.known)
-        return Controller(costs, most, proposer.passes)
+        return Controller(step_costs(engine, curve), most, proposer.passes)
 
     speculator.use_policy(controller)
+
+
+def step_costs(engine: Engine, curve: LatencyCurve) -> StepCostModel:
+    """Return the costs of the steps of ``engine``, whose passes take as long as ``curve`` says."""
+    return StepCostModel(curve, lambda: engine.step_time.known, engine.rows_computed)
 
 
 def dummy_pass(engine: Engine) -> Callable[[int], None]:

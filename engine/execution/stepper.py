@@ -154,6 +154,11 @@ class Stepper:
         is one."""
         return self._graphs is not None and self._graphs.run_empty(rows)
 
+    @property
+    def rows_computed(self) -> Callable[[int, int], int] | None:
+        """As that of the engine."""
+        return None if self._graphs is None else self._graphs.rows_computed
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[TokenOut]:
         """Run a planned step and return the tokens drawn in it. Draft pages that the plan allocated

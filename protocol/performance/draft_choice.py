@@ -47,12 +47,26 @@ class BatchCosts:
     per_node: float = 0.0  # each proposed node
     per_sequence: float = 0.0  # catching up with the text of each sequence that gets drafts
     most: int = 1 << 30  # nodes of the step
+    padded: Vector | None = None
+    """[most+1] Seconds of the model's pass where every sequence has room for 0 .. most nodes, as in
+    recorded steps, which have a fixed number of rows; None: it takes as long as its nodes."""
 
     def sequence_limits(self) -> NDArray[np.int64]:
-        """Return the limits on nodes of a sequence worth trying: one node less saves a pass."""
+        """Return the limits on nodes of a sequence worth trying: one more takes another pass, or
+        more room."""
         most = len(self.passes) - 1
-        dearer = np.flatnonzero(np.diff(self.passes) > 0)
-        return np.unique(np.append(dearer[dearer > 0], most))
+        dearer = np.diff(self.passes) > 0
+        if self.padded is not None:
+            dearer |= np.diff(self.padded) > 0
+        found = np.flatnonzero(dearer)
+        return np.unique(np.append(found[found > 0], most))
+
+    def pass_s(self, limits: NDArray[np.int64], nodes: Vector) -> Vector:
+        """Return the seconds [L, n] of the model's pass with expected ``nodes`` [L, n] of which no
+        sequence has more than ``limits`` [L]."""
+        if self.padded is None:
+            return interpolate(self.verify, nodes)
+        return np.repeat(self.padded[limits][:, None], nodes.shape[1], axis=1)
 
 
 @dataclass(frozen=True)
@@ -75,15 +89,16 @@ def choose_draft_lengths(gains: Vector, rows: Vector, costs: BatchCosts) -> Draf
     batch, most = gains.shape
     worth = np.minimum.accumulate(gains / np.maximum(rows, MIN_GAIN), axis=1).ravel()
     order = np.argsort(-worth, kind="stable")
-    order = order[: min(int(np.count_nonzero(worth > MIN_GAIN)), costs.most)]
+    order = order[: int(np.count_nonzero(worth > MIN_GAIN))]
     if not len(order):
         return DraftChoice([0] * batch, float(batch), costs.plain, 1.0)
     node = order % most
     limits = costs.sequence_limits()
     taken = node < limits[:, None]  # [limits, nodes in order]
+    taken &= np.cumsum(taken, axis=1) <= costs.most
     tokens = batch + np.cumsum(gains.ravel()[order] * taken, axis=1)
     verified = np.cumsum(rows.ravel()[order] * taken, axis=1)
-    seconds = interpolate(costs.verify, verified) + costs.per_node * verified
+    seconds = costs.pass_s(limits, verified) + costs.per_node * verified
     seconds += (costs.per_pass * costs.passes[limits])[:, None]
     seconds += costs.per_sequence * np.cumsum(node == 0)
     rate = np.where(taken, tokens / seconds, 0.0)

@@ -174,6 +174,8 @@ class Controller(DraftLengthPolicy):
             per_node=costs.proposing.per_node,
             per_sequence=costs.catching_up.per_sequence,
             most=MAX_DRAFT_NODES,
+            # A step that also computes a chunk is not recorded.
+            padded=None if chunk_tokens else costs.padded(batch, self._most, kv_tokens),
         )
 
     def _margin(self, group: BatchGroup, choice: DraftChoice) -> float:
@@ -203,7 +205,7 @@ class Controller(DraftLengthPolicy):
         nodes = sum(outcome.proposed)
         if not outcome.chunked:
             self._costs.observe(
-                batch, batch + nodes, outcome.kv_tokens, outcome.step_s, outcome.draft_s
+                batch, outcome.proposed, outcome.kv_tokens, outcome.step_s, outcome.draft_s
             )
         if outcome.asked:
             proposing_s = outcome.draft_s - outcome.caught_up_s

@@ -21,7 +21,8 @@ REPEATS = 3
 """Measurements of each number of rows; the shortest one counts, as disturbances only add time."""
 
 FIRST_ROW_COUNTS = (1, 32, 8, 2, 128, 4, 16, 64)
-"""Row counts measured first; the first three are measured in any case."""
+"""Row counts measured first, with the largest one in fourth place; the first three are measured in
+any case."""
 
 
 class LatencyCurve:
@@ -71,11 +72,14 @@ def calibrate(
     ``run(rows)`` computes one pass of the model and returns when it has completed."""
     ends = clock() + budget_s
     counts = padded_row_counts(max(most_rows, FIRST_ROW_COUNTS[1]))
-    first = [rows for rows in FIRST_ROW_COUNTS if rows <= counts[-1]]
+    # The largest one soon: passes of more rows than any recorded step has take much longer.
+    first = [rows for rows in FIRST_ROW_COUNTS if rows < counts[-1]]
+    first.insert(3, counts[-1])
     measured: dict[int, float] = {}
     run(1)
     for rows in first + [rows for rows in counts if rows not in first]:
         longest = max(measured.values(), default=0.0)
+        longest *= max(1.0, rows / max(measured, default=rows))
         # The first pass of a size may include its warm-up; with two passes the other one counts.
         repeats = REPEATS if len(counts) * REPEATS * longest < 2 * budget_s else 2
         if len(measured) < 3 or clock() + repeats * longest < ends:

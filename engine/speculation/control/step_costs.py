@@ -9,6 +9,9 @@ what the curve leaves out (sampling, reading KV, Python) grows with the batch. `
 steps that verify, so the overhead of verification needs no model. ``kv`` is the time for reading
 KV, which is the same either way.
 
+Recorded steps have the same number of rows for every sequence, whatever the nodes of each. Then
+``rows`` tells how many are computed, and takes the place of B + n in the curve.
+
 StepTimeFilter estimates ``p`` and ``v`` with a Kalman filter of two states (Kalman, "A New Approach
 to Linear Filtering and Prediction Problems", 1960):
 
@@ -24,8 +27,10 @@ deviations. Torch-free.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from engine.speculation.control.draft_lengths import StepOutcome
 from engine.speculation.control.latency_curve import LatencyCurve
@@ -160,10 +165,13 @@ class CatchUpCost:
 @dataclass
 class StepCostModel:
     """Predicts the seconds of the steps of one engine; its Controller owns it. ``fitted`` returns
-    the engine's step time model, which knows what reading KV costs."""
+    the engine's step time model, which knows what reading KV costs. ``rows`` returns the rows that
+    a step of so many sequences with room for so many nodes each computes; None: there are as many
+    as sequences and nodes."""
 
     curve: LatencyCurve
     fitted: Callable[[], StepModel | None] = lambda: None
+    rows: Callable[[int, int], int] | None = None
     proposing: ProposalCost = field(default_factory=ProposalCost)
     catching_up: CatchUpCost = field(default_factory=CatchUpCost)
     _filters: dict[int, StepTimeFilter] = field(default_factory=dict)
@@ -198,17 +206,39 @@ class StepCostModel:
         seconds: Vector = self.filter(batch).verify * (span - span[0] + base)
         return seconds
 
-    def observe(self, batch: int, rows: int, kv_tokens: int, step_s: float, draft_s: float) -> None:
-        """Learn from a step without chunks; ``rows`` exceeds ``batch`` if nodes were verified."""
+    def padded(self, batch: int, most: int, kv_tokens: int) -> Vector | None:
+        """Return the seconds [most + 1] of the model's pass with room for 0 .. most nodes of each
+        sequence, in a step without chunks; None: its time depends on the nodes alone."""
+        if self.rows is None:
+            return None
+        passes = np.array([self.curve(self.rows(batch, nodes)) for nodes in range(most + 1)])
+        base = self.predicted(batch, kv_tokens)
+        seconds: Vector = self.filter(batch).verify * (passes - passes[0] + base)
+        return seconds
+
+    def observe(
+        self,
+        batch: int,
+        proposed: Sequence[int],
+        kv_tokens: int,
+        step_s: float,
+        draft_s: float,
+    ) -> None:
+        """Learn from a step without chunks; ``proposed`` [B]: nodes verified for each sequence, or
+        empty."""
+        nodes = sum(proposed)
+        rows = self.rows(batch, max(proposed)) if self.rows and nodes else batch + nodes
         ratio = max(step_s - draft_s, 1e-7) / self.predicted(rows, kv_tokens)
-        self.filter(batch).observe(ratio, verified=rows > batch)
+        self.filter(batch).observe(ratio, verified=nodes > 0)
 
     def extra_seconds(self, outcome: StepOutcome, plain: float) -> float:
         """Return the seconds of a step with drafts beyond those of a ``plain`` step. This is the
         prediction, or the measured excess where that is larger, up to ``plain`` more than
         predicted. A single step that took hardly longer is no measurement."""
         batch, nodes = len(outcome.sequences), sum(outcome.proposed)
-        verify = float(self.verify(batch, nodes, 0, outcome.kv_tokens)[-1])
+        room = self.padded(batch, max(outcome.proposed, default=0), outcome.kv_tokens)
+        passes = self.verify(batch, nodes, 0, outcome.kv_tokens) if room is None else room
+        verify = float(passes[-1])
         more = max(0.0, verify - plain + outcome.draft_s)
         if nodes and not outcome.chunked:
             more = max(more, min(outcome.step_s - plain, more + plain))

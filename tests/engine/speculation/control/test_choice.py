@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ def value(counts: tuple[int, ...], gains: Vector, costs: BatchCosts) -> float:
     """Tokens per second of proposing exactly these."""
     nodes = sum(counts)
     tokens = len(counts) + sum(gains[i, :n].sum() for i, n in enumerate(counts))
-    seconds = costs.verify[nodes] + costs.per_node * nodes
+    seconds = costs.verify[nodes] if costs.padded is None else costs.padded[max(counts)]
+    seconds = seconds + costs.per_node * nodes
     return float(tokens / (seconds + costs.per_pass * costs.passes[max(counts)]))
 
 
@@ -37,7 +39,11 @@ def problems(draw: st.DrawFn) -> tuple[Vector, BatchCosts]:
     chain = np.arange(most + 1)
     passes = draw(st.sampled_from([chain, np.minimum(chain, 1), (chain + 1) // 2]))
     per_pass, per_node = draw(st.floats(0, 1)), draw(st.floats(0, 0.2))
-    return np.array(drawn), BatchCosts(1.0, verify, passes, per_pass, per_node)
+    padded = None
+    if draw(st.booleans()):
+        more = [draw(st.sampled_from([0.0, 0.1, 3.0])) for _ in range(most)]
+        padded = 1.0 + np.cumsum(np.array([0.0, *more]))
+    return np.array(drawn), BatchCosts(1.0, verify, passes, per_pass, per_node, padded=padded)
 
 
 @given(problems())
@@ -76,6 +82,19 @@ def test_rarely_proposed_rows_cost_little() -> None:
     surely = choose_draft_lengths(np.array([[0.4, 0.2]]), np.array([[1.0, 1.0]]), costs)
     seldom = choose_draft_lengths(np.array([[0.4, 0.2]]), np.array([[0.5, 0.5]]), costs)
     assert surely.speedup < 1.0 < seldom.speedup
+
+
+def test_recorded_steps_have_as_many_nodes_for_each_sequence() -> None:
+    """64 sequences with room for three nodes each are recorded; with room for four they are not."""
+    padded = np.array([1.8, 2.0, 2.3, 2.3, 9.0, 9.0, 9.0, 9.0, 9.0])
+    verify = 1.8 + 0.005 * np.arange(513.0)
+    costs = BatchCosts(1.8, verify, np.minimum(np.arange(9), 1), most=256)
+    gains = np.ones((64, 8))
+    alike = choose_draft_lengths(gains, gains, costs)
+    assert alike.counts == [8] * 32 + [0] * 32
+    found = choose_draft_lengths(gains, gains, replace(costs, padded=padded))
+    assert found.counts == [3] * 64
+    assert found.speedup == pytest.approx(4 * 1.8 / 2.3)
 
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8, 0.95])

@@ -66,7 +66,8 @@ def test_disturbed_knot_is_lowered_to_the_next() -> None:
 def observe_steps(costs: StepCostModel, batch: int, nodes: int, ratio: float, steps: int) -> None:
     for _ in range(steps):
         took = costs.curve(batch + nodes) * ratio
-        costs.observe(batch, batch + nodes, 0, took + 1e-3, 1e-3)
+        proposed = [nodes // batch] * batch if nodes else []
+        costs.observe(batch, proposed, 0, took + 1e-3, 1e-3)
 
 
 def test_the_overhead_of_verifying_is_learned_from_steps() -> None:
@@ -139,3 +140,34 @@ def test_proposal_cost_is_fitted(per_pass: float, per_node: float) -> None:
         proposing.observe(passes, passes * batch, seconds)
     assert proposing.per_pass == pytest.approx(per_pass, rel=0.1, abs=1e-5)
     assert proposing.per_node == pytest.approx(per_node, rel=0.1, abs=1e-6)
+
+
+def padded_to_a_power_of_two(sequences: int, nodes: int) -> int:
+    return sequences * (1 << nodes.bit_length())
+
+
+def test_recorded_steps_cost_what_their_rows_do() -> None:
+    curve = LatencyCurve(np.linspace(1e-2, 2e-2, 65))
+    costs = StepCostModel(curve, rows=padded_to_a_power_of_two)
+    seconds = costs.padded(4, 4, 0)
+    assert seconds is not None
+    assert seconds.tolist() == pytest.approx([curve(rows) for rows in (4, 8, 16, 16, 32)])
+    for _ in range(80):  # one sequence with three nodes makes room for three of each
+        costs.observe(4, [3, 0, 0, 0], 0, 1.2 * curve(16), 0.0)
+        costs.observe(4, [], 0, curve(4), 0.0)
+    seconds = costs.padded(4, 4, 0)
+    assert seconds is not None and seconds[3] == pytest.approx(1.2 * curve(16), rel=0.02)
+    assert StepCostModel(curve).padded(4, 4, 0) is None
+
+
+def test_curve_knows_where_passes_begin_to_take_much_longer() -> None:
+    """On a GPU passes of up to 256 rows are recorded. Few counts fit into the budget here."""
+    now = 0.0
+
+    def run(rows: int) -> None:
+        nonlocal now
+        now += 1.3e-3 + 3e-6 * rows if rows <= 256 else 8e-3
+
+    curve = calibrate(run, 512, lambda: now, budget_s=0.2)
+    assert curve(512) == pytest.approx(8e-3)
+    assert curve(64) == pytest.approx(1.3e-3 + 3e-6 * 64)

@@ -1,0 +1,45 @@
+"""Which sizes of recorded steps there are, and how many rows a step computes in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.execution.decode_graphs import ROWS
+from engine.kernels.recording import MOST_DRAFTED_ROWS, GraphSizes
+
+
+@pytest.fixture
+def recorded() -> GraphSizes:
+    """All sizes for 64 sequences of up to 32 pieces, with drafts."""
+    sizes = GraphSizes(64, 32, 16 << 10)
+    sizes.add(sizes.of_rows(ROWS))
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("sequences", "drafts", "rows"),
+    [
+        (1, 0, 1),
+        (17, 0, 24),  # the next number of sequences
+        (16, 1, 32),
+        (16, 4, 128),  # room for seven drafts of each
+        (16, 8, 256),
+        (64, 3, 256),
+    ],
+)
+def test_every_sequence_has_the_same_rows(
+    recorded: GraphSizes, sequences: int, drafts: int, rows: int
+) -> None:
+    assert recorded.rows_computed(sequences, drafts) == rows
+
+
+@pytest.mark.parametrize(("sequences", "drafts"), [(17, 8), (64, 4), (65, 1), (1, 16)])
+def test_steps_without_a_graph_have_more_rows_than_any_with_drafts(
+    recorded: GraphSizes, sequences: int, drafts: int
+) -> None:
+    assert recorded.rows_computed(sequences, drafts) >= 2 * MOST_DRAFTED_ROWS
+
+
+def test_batch_invariant_steps_have_the_most_sequences(recorded: GraphSizes) -> None:
+    assert recorded.rows_computed(3, 0, widest=True) == 64
+    assert recorded.rows_computed(3, 2, widest=True) == 256
