@@ -13,7 +13,8 @@ policy, to which requests go in turn, with one of them instead, at 50% and 75%. 
 measures what the machine sustains, as the mean of the policies; then requests come at their times
 in the trace, at 50% and 90% of that. In a segment each policy in turn serves the same requests with
 a cache salt of its own; the first quarter of the segment warms the cache and is not counted.
-Figures are medians over the rounds, and every round draws other conversations. Goodput is requests
+Figures are medians over the rounds, and every round draws other conversations; ratios of hit rates
+and of goodputs are of their means, because all serve the same conversations. Goodput is requests
 per second that meet both objectives, and the hit rate is cached over prompt tokens.
 """
 
@@ -181,19 +182,25 @@ def middle(segments: Sequence[PolicySegment]) -> PolicySegment:
     return PolicySegment(*(median(values) for values in zip(*segments, strict=True)))
 
 
+def average(segments: Sequence[PolicySegment]) -> PolicySegment:
+    return PolicySegment(*(mean(values) for values in zip(*segments, strict=True)))
+
+
 def rows(capacity: float, results: Results, than: str) -> list[ResultRow]:
     """``than``: the contestant with which the others are compared."""
     found = [ResultRow("closed loop", capacity, "requests/s")]
     for load in sorted({at for at, _ in results}):
         of = {name: middle(results[at, name]) for at, name in results if at == load}
-        base = of[than]
+        means = {name: average(results[load, name]) for name in of}
+        base, mean_base = of[than], means[than]
         for name, s in of.items():
-            at = f"{load:.0%}, {name}"
+            at, own = f"{load:.0%}, {name}", means[name]
+            hits, good = _over(own[2], mean_base[2]), _over(own[3], mean_base[3])
             found += [
                 ResultRow(f"{at}: TTFT p50", 1e3 * s.ttft_p50_s, "ms", than, base[0] / s[0]),
                 ResultRow(f"{at}: TTFT p90", 1e3 * s.ttft_p90_s, "ms", than, base[1] / s[1]),
-                ResultRow(f"{at}: hit rate", s.hit_rate, "", than, _over(s[2], base[2])),
-                ResultRow(f"{at}: goodput", s.goodput, "requests/s", than, _over(s[3], base[3])),
+                ResultRow(f"{at}: hit rate", s.hit_rate, "", than, hits),
+                ResultRow(f"{at}: goodput", s.goodput, "requests/s", than, good),
             ]
         cost = of[COST]
         found += [

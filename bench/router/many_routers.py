@@ -25,7 +25,7 @@ from bench.router.pool_router import GOALS, MAX_TOKENS, PATH_S, PoolRouter
 from bench.router.pooled_workers import PooledWorker, PoolLinks, PoolTurn
 from cluster.simulator.devices.clock import SimulatedClock
 from decode_worker.router_link import HEARTBEAT_S
-from decode_worker.service import PUSH_S, load_has_changed
+from decode_worker.service import load_has_changed, push_interval_s
 from engine.ipc.messages import LEAST_BEAT_S
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.registry.leases import RENEW_S
@@ -105,7 +105,8 @@ class SharedPool:
     def _on_load(self, worker: PooledWorker) -> None:
         now, due = self._clock.now, self._due[worker.name]
         if self._plan.pushes and due <= now:
-            self._due[worker.name] = max(now, due + PUSH_S) + LEAST_BEAT_S
+            interval_s = push_interval_s(len(self._routers))
+            self._due[worker.name] = max(now, due + interval_s) + LEAST_BEAT_S
             self._clock.at(self._due[worker.name], self._push, worker)
 
     def _push(self, worker: PooledWorker) -> None:

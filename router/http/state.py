@@ -38,6 +38,7 @@ from router.placement.admission import AdmissionController, AdmissionLimits
 from router.placement.estimates import RoutingEstimates
 from router.placement.index_reader import IndexReader
 from router.placement.ledger import QueuedPrompts, WorkLedger
+from router.placement.prefix_exchange import PrefixExchange
 from router.placement.prefix_index import PrefixIndex
 from router.settings import RouterSettings
 from router.tenants.tenant_services import TenantServices
@@ -166,6 +167,14 @@ async def open_router_state(
         stack.push_async_callback(pool.close)
         dispatcher = new_dispatcher(settings.goals.ttft_s, tenants.book, metrics)
         stack.callback(dispatcher.close)
+        if client is not None:
+            exchange = PrefixExchange(
+                *(client, settings.cluster, registration.instance, ledger.expected),
+                lambda: pool.routers > 1,
+            )
+            stack.push_async_callback(exchange.close)
+            exchange.start()
+            ledger.on_prompt = exchange.announce
         ledger.on_less_work = dispatcher.wake
         ledger.on_report = dispatcher.look_soon
         dispatcher.spread_s = lambda: look_spread_s(pool.routers, len(pool.prefill))

@@ -1,8 +1,9 @@
-"""Prefixes on their way: what workers compute for this router's requests and do not report yet.
+"""Prefixes on their way: what workers compute and do not report as cached yet.
 
     add --> computing --on_computed--> cached --LINGER_S--> forgotten
                 |
                 +--drop (the request has ended before its first token)--> forgotten
+    add_of_other --> computing --its time is over--> forgotten
 
 A worker's cache events reach a router up to a second after the prompt has been computed. Until then
 the prefix index does not know the prefix, and siblings, such as the choices of one request or the
@@ -12,12 +13,14 @@ engine lets a request wait for a prefix that another one is computing
 
 ``WorkLedger`` owns the prefixes of its tickets, and the placer looks prompts up in them. Every
 ``SAMPLE_BLOCKS``-th key of a prompt leads to it, so that one of 128k tokens takes 512 entries; the
-exact length is found by comparing the keys themselves, which the request keeps anyway.
+exact length is found by comparing the keys themselves, which the request keeps anyway. What other
+routers have sent is here too (``prefix_exchange.py``).
 """
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
+import itertools
 from collections.abc import Callable, Sequence
 
 SAMPLE_BLOCKS = 8
@@ -31,17 +34,19 @@ MAX_SAMPLES = 1 << 18
 
 
 class ExpectedPrefix:
-    """The prompt of one request at one worker. Created by ``ExpectedPrefixes.add``."""
+    """The prompt of one request at one worker. Created by ``ExpectedPrefixes``."""
 
-    __slots__ = ("computed", "expires", "instance", "keys", "level", "sampled", "tokens")
+    __slots__ = ("computed", "first", "instance", "keys", "level", "sampled", "tokens")
 
-    def __init__(self, instance: str, keys: Sequence[bytes], tokens: int, level: float) -> None:
+    def __init__(
+        self, instance: str, keys: Sequence[bytes], tokens: int, level: float, first: int
+    ) -> None:
         self.instance = instance
-        self.keys = keys
+        self.keys = keys  # of its blocks from ``first`` on
+        self.first = first
         self.tokens = tokens  # that the worker has to compute for it
         self.level = level  # priority in the ledger
         self.computed = False
-        self.expires = 0.0
         self.sampled: list[bytes] = []  # keys that lead to it
 
 
@@ -52,16 +57,37 @@ class ExpectedPrefixes:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_key: dict[bytes, dict[str, ExpectedPrefix]] = {}
-        self._lingering: deque[ExpectedPrefix] = deque()  # computed, in the order of their expiry
+        self._expiring: list[tuple[float, int, ExpectedPrefix]] = []  # a heap
+        self._numbers = itertools.count()
         self._samples = 0
 
     def add(
         self, instance: str, keys: Sequence[bytes], tokens: int, level: float
     ) -> ExpectedPrefix:
         """Remember that the worker will compute a prompt with these block keys."""
+        return self._add(ExpectedPrefix(instance, keys, tokens, level, 0))
+
+    def add_of_other(
+        self,
+        instance: str,
+        keys: Sequence[bytes],
+        tokens: int,
+        level: float,
+        first: int,
+        seconds: float,
+    ) -> None:
+        """Remember for ``seconds`` that the worker will compute a prompt for another router;
+        ``keys``: of its blocks from ``first`` on."""
+        prefix = self._add(ExpectedPrefix(instance, keys, tokens, level, first))
+        if prefix.sampled:
+            self._forget_after(prefix, seconds)
+
+    def _add(self, prefix: ExpectedPrefix) -> ExpectedPrefix:
         self._expire()
-        prefix = ExpectedPrefix(instance, keys, tokens, level)
-        for key in keys[::SAMPLE_BLOCKS] if self._samples < MAX_SAMPLES else ():
+        instance, keys = prefix.instance, prefix.keys
+        for key in keys[-prefix.first % SAMPLE_BLOCKS :: SAMPLE_BLOCKS]:
+            if self._samples + len(prefix.sampled) >= MAX_SAMPLES:
+                break
             holders = self._by_key.setdefault(key, {})
             if instance not in holders:
                 holders[instance] = prefix
@@ -72,8 +98,8 @@ class ExpectedPrefixes:
     def on_computed(self, prefix: ExpectedPrefix) -> None:
         """The first token has come: the prefix is in the cache, and events will say so."""
         if prefix.sampled and not prefix.computed:
-            prefix.computed, prefix.expires = True, self._clock() + LINGER_S
-            self._lingering.append(prefix)
+            prefix.computed = True
+            self._forget_after(prefix, LINGER_S)
 
     def drop(self, prefix: ExpectedPrefix) -> None:
         """Forget a prefix that has not been computed; one that has been is kept until it
@@ -92,17 +118,20 @@ class ExpectedPrefixes:
         for at in range(last, -1, -SAMPLE_BLOCKS):  # the longest match of each worker comes first
             for instance, prefix in self._by_key.get(keys[at], {}).items():
                 if instance not in found:
-                    found[instance] = at + _common(keys, prefix.keys, at), prefix
+                    found[instance] = at + _common(keys, prefix, at), prefix
         return found
 
     def __len__(self) -> int:
         """Return the number of entries."""
         return self._samples
 
+    def _forget_after(self, prefix: ExpectedPrefix, seconds: float) -> None:
+        heapq.heappush(self._expiring, (self._clock() + seconds, next(self._numbers), prefix))
+
     def _expire(self) -> None:
         now = self._clock()
-        while self._lingering and self._lingering[0].expires <= now:
-            self._forget(self._lingering.popleft())
+        while self._expiring and self._expiring[0][0] <= now:
+            self._forget(heapq.heappop(self._expiring)[2])
 
     def _forget(self, prefix: ExpectedPrefix) -> None:
         self._samples -= len(prefix.sampled)
@@ -114,9 +143,10 @@ class ExpectedPrefixes:
         prefix.sampled = []
 
 
-def _common(keys: Sequence[bytes], others: Sequence[bytes], start: int) -> int:
+def _common(keys: Sequence[bytes], prefix: ExpectedPrefix, start: int) -> int:
     """Return how many keys from ``start`` on are equal, up to the next one that was sampled."""
-    at, end = start, min(start + SAMPLE_BLOCKS, len(keys), len(others))
-    while at < end and keys[at] == others[at]:
+    others, first = prefix.keys, prefix.first
+    at, end = start, min(start + SAMPLE_BLOCKS, len(keys), first + len(others))
+    while at < end and keys[at] == others[at - first]:
         at += 1
     return at - start

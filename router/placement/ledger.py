@@ -123,7 +123,8 @@ class PromptQueue:
         tokens, prompts = self.tokens + self.others, self.requests + self.other_prompts
         if prefix is None:
             return QueuedPrompts(tokens, prompts)
-        return QueuedPrompts(tokens - prefix.tokens, prompts - 1)
+        # That of another router may not be in the worker's report yet.
+        return QueuedPrompts(max(0, tokens - prefix.tokens), max(0, prompts - 1))
 
     def others_s(self, seconds: float, step_s: float) -> float:
         """Return what is left of the other routers' tokens, which took ``seconds`` when they were
@@ -153,6 +154,7 @@ class WorkLedger:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.on_less_work: Callable[[], None] = lambda: None  # own work ended: there may be room
         self.on_report: Callable[[], None] = lambda: None  # of a worker, of any load
+        self.on_prompt: Callable[[ExpectedPrefix, float], None] = lambda prefix, seconds: None
         self._clock = clock
         self.queues: dict[str, PromptQueue] = {}
         self.pending_kv: Counter[str] = Counter()  # tokens that D will need, and not yet reports
@@ -221,8 +223,11 @@ class WorkLedger:
         """Record an attempt: ``tokens`` to compute in predicted ``seconds`` at P (None: at D), and
         ``kv_tokens`` to store at D. ``keys``: block keys of the prompt, which later requests may
         share. The caller releases the ticket."""
-        queued = (tokens, seconds, priority)
-        return PlacementTicket(self, prefill, decode, queued, kv_tokens, keys)
+        ticket = PlacementTicket(
+            self, prefill, decode, (tokens, seconds, priority), kv_tokens, keys
+        )
+        self.on_prompt(ticket.prefix, self.queue(ticket.prefix.instance).seconds(priority))
+        return ticket
 
 
 class PlacementTicket:
@@ -243,7 +248,7 @@ class PlacementTicket:
         self._link = None if prefill is None else (prefill, decode)
         self._queued = queued
         self._keys = keys
-        self._prefix = ledger.expected.add(self._computing, keys, queued[0], queued[2])
+        self.prefix = ledger.expected.add(self._computing, keys, queued[0], queued[2])
         self.kv_tokens = kv_tokens
         self._phase = "placed"
         ledger.queue(self._computing).add(*self._queued)
@@ -255,7 +260,7 @@ class PlacementTicket:
         expected = self._ledger.expected
         if self._phase == "placed":
             self._leave_queue()
-            expected.on_computed(self._prefix)
+            expected.on_computed(self.prefix)
             self._phase = "decoding"
             if self._link is not None:
                 self._ledger.active[self._link] += 1
@@ -271,7 +276,7 @@ class PlacementTicket:
             self._leave_queue()
         elif self._phase == "receiving":
             self._leave_link()
-        self._ledger.expected.drop(self._prefix)
+        self._ledger.expected.drop(self.prefix)
         self._phase = "released"
         self._ledger.on_less_work()  # D has a row and pages less in use
 

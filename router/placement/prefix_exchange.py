@@ -1,0 +1,161 @@
+"""Tells the other routers which prompts this one has sent to which workers, and listens to them.
+
+    ledger --announce--> pending --one exchange at a time--> XADD baton:{cluster}:expected
+    XREAD of the same stream ----------------------------> ``ExpectedPrefixes`` of each other router
+
+A prefix that a worker computes is in no cache event yet. Without this, siblings that come to other
+routers meanwhile are computed again: with eight routers under load, an eighth of all hits
+(docs/benchmarks.md). An entry holds the keys of the blocks that are computed, and how long that may
+take. It is a hint: a lost one costs a prefix computed twice, a wrong one a prediction, and nothing
+is remembered longer than MOST_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Annotated, Any, cast
+
+import msgspec
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from protocol.block_keys import BLOCK_TOKENS, KEY_BYTES
+from protocol.kv_events import FIELD, split_keys
+from router.placement.expected_prefixes import (
+    LINGER_S,
+    SAMPLE_BLOCKS,
+    ExpectedPrefix,
+    ExpectedPrefixes,
+)
+
+log = logging.getLogger(__name__)
+
+BLOCK_MS = 250  # an XREAD waits this long for a new entry
+DEADLINE_S = 3.0  # of every exchange with Redis
+PAUSE_S = 1.0  # after an error
+ENTRIES = 64  # in one XREAD, and prompts that wait to be sent; more are not announced
+STREAM_ENTRIES = 256  # that Redis keeps
+EXPIRE_MS = 30_000  # the stream outlives its last entry by this
+MOST_KEYS = 4096  # of one prompt: 128k tokens
+MOST_S = 30.0
+FACTOR = 2.0
+"""Times the predicted seconds until a prompt is computed, for which it is remembered."""
+
+_Reply = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]  # XREAD's: stream, (id, fields)
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
+
+
+class SentPrompt(msgspec.Struct, array_like=True, frozen=True):
+    """An entry of the stream. ``keys``: of the blocks from ``first`` on, back to back."""
+
+    router: _Name
+    instance: _Name
+    first: _Count
+    tokens: _Count  # that the worker has to compute
+    level: float
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
+    keys: Annotated[bytes, msgspec.Meta(max_length=MOST_KEYS * KEY_BYTES)]
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it has whole keys and no numbers that compare with nothing."""
+        numbers = math.isfinite(self.level) and math.isfinite(self.seconds)
+        return numbers and len(self.keys) % KEY_BYTES == 0
+
+
+class PrefixExchange:
+    """One router's part: start -> announce ... -> close. ``others`` tells whether there are other
+    routers; without them nothing is sent. Errors of Redis cost announcements and nothing else."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        cluster: str,
+        router: str,
+        expected: ExpectedPrefixes,
+        others: Callable[[], bool],
+    ) -> None:
+        self._redis = client
+        self._stream = f"baton:{cluster}:expected"
+        self._router = router
+        self._expected = expected
+        self._others = others
+        self._pending: list[bytes] = []
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._last: bytes | str = "$"
+        self._closing = False
+
+    def start(self) -> None:
+        for name, work in (("send", self._send), ("read", self._read)):
+            self._tasks.append(asyncio.create_task(self._run(work), name=f"{name} prefixes"))
+
+    async def close(self) -> None:
+        """Stop; idempotent."""
+        self._closing = True  # a client library may swallow a cancellation
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    def announce(self, prefix: ExpectedPrefix, seconds: float) -> None:
+        """Tell the others of a prompt that will be computed in about ``seconds``."""
+        if not prefix.sampled or len(self._pending) >= ENTRIES or not self._others():
+            return
+        cached = len(prefix.keys) - 1 - prefix.tokens // BLOCK_TOKENS
+        first = max(0, cached) // SAMPLE_BLOCKS * SAMPLE_BLOCKS
+        keys = b"".join(prefix.keys[first : first + MOST_KEYS])
+        left_s = min(FACTOR * seconds + LINGER_S, MOST_S)
+        sent = SentPrompt(
+            self._router, prefix.instance, first, prefix.tokens, prefix.level, left_s, keys
+        )
+        self._pending.append(msgspec.msgpack.encode(sent))
+        self._wake.set()
+
+    async def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        failed = False
+        while not self._closing:
+            try:
+                await work()
+                failed = False
+            except (RedisError, OSError, TimeoutError) as error:
+                if not failed:
+                    log.warning("prefixes on their way cannot be exchanged: %r", error)
+                failed = True
+                await asyncio.sleep(PAUSE_S)
+
+    async def _send(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+        entries, self._pending = self._pending, []
+        async with asyncio.timeout(DEADLINE_S), self._redis.pipeline(transaction=False) as pipe:
+            for entry in entries:
+                pipe.xadd(self._stream, {FIELD: entry}, maxlen=STREAM_ENTRIES)
+            pipe.pexpire(self._stream, EXPIRE_MS)
+            await pipe.execute()
+
+    async def _read(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            reply = await self._redis.xread(
+                {self._stream: self._last}, count=ENTRIES, block=BLOCK_MS
+            )
+        for _, entries in cast("_Reply", reply):
+            for sent in self._decoded(entries):
+                keys = split_keys(sent.keys)
+                about = (sent.tokens, sent.level, sent.first, sent.seconds)
+                self._expected.add_of_other(sent.instance, keys, *about)
+
+    def _decoded(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[SentPrompt]:
+        """Yield what other routers have sent; what is in Redis may be garbage."""
+        for entry_id, fields in entries:
+            self._last = entry_id
+            try:
+                sent = msgspec.msgpack.decode(fields.get(FIELD, b""), type=SentPrompt)
+            except msgspec.DecodeError:
+                continue
+            if sent.router != self._router and sent.is_valid:
+                yield sent
