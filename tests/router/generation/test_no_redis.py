@@ -26,7 +26,8 @@ from router.settings import RouterSettings
 from tests.router.conftest import MODEL, until
 from tests.router.fake_worker import FakeWorker, outputs
 
-BACKGROUND = {"directory", "cache index", "lease", "usage exchange", "cache events"}
+EXCHANGES = {"usage exchange", "send prefixes", "read prefixes"}
+BACKGROUND = {"directory", "cache index", "lease", "cache events"} | EXCHANGES
 """Tasks that may send commands; the last one is the worker's, whose log shares this process."""
 
 PROMPT = [5 + i % 200 for i in range(320)]
