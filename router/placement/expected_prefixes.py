@@ -36,7 +36,7 @@ MAX_SAMPLES = 1 << 18
 class ExpectedPrefix:
     """The prompt of one request at one worker. Created by ``ExpectedPrefixes``."""
 
-    __slots__ = ("computed", "first", "instance", "keys", "level", "sampled", "tokens")
+    __slots__ = ("computed", "first", "instance", "keys", "level", "of_other", "sampled", "tokens")
 
     def __init__(
         self, instance: str, keys: Sequence[bytes], tokens: int, level: float, first: int
@@ -47,6 +47,7 @@ class ExpectedPrefix:
         self.tokens = tokens  # that the worker has to compute for it
         self.level = level  # priority in the ledger
         self.computed = False
+        self.of_other = False  # a router's hint
         self.sampled: list[bytes] = []  # keys that lead to it
 
 
@@ -78,7 +79,9 @@ class ExpectedPrefixes:
     ) -> None:
         """Remember for ``seconds`` that the worker will compute a prompt for another router;
         ``keys``: of its blocks from ``first`` on."""
-        prefix = self._add(ExpectedPrefix(instance, keys, tokens, level, first))
+        prefix = ExpectedPrefix(instance, keys, tokens, level, first)
+        prefix.of_other = True
+        self._add(prefix)
         if prefix.sampled:
             self._forget_after(prefix, seconds)
 
@@ -89,7 +92,11 @@ class ExpectedPrefixes:
             if self._samples + len(prefix.sampled) >= MAX_SAMPLES:
                 break
             holders = self._by_key.setdefault(key, {})
-            if instance not in holders:
+            known = holders.get(instance)
+            if known is None or (known.of_other and not prefix.of_other):
+                if known is not None:  # what this router knows takes the place of a hint
+                    known.sampled.remove(key)
+                    self._samples -= 1
                 holders[instance] = prefix
                 prefix.sampled.append(key)
         self._samples += len(prefix.sampled)
@@ -117,7 +124,7 @@ class ExpectedPrefixes:
         last = (len(keys) - 1) // SAMPLE_BLOCKS * SAMPLE_BLOCKS
         for at in range(last, -1, -SAMPLE_BLOCKS):  # the longest match of each worker comes first
             for instance, prefix in self._by_key.get(keys[at], {}).items():
-                if instance not in found:
+                if instance not in found and at >= prefix.first:  # another router may say anything
                     found[instance] = at + _common(keys, prefix, at), prefix
         return found
 

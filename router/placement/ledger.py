@@ -123,8 +123,10 @@ class PromptQueue:
         tokens, prompts = self.tokens + self.others, self.requests + self.other_prompts
         if prefix is None:
             return QueuedPrompts(tokens, prompts)
-        # That of another router may not be in the worker's report yet.
-        return QueuedPrompts(max(0, tokens - prefix.tokens), max(0, prompts - 1))
+        if prefix.of_other:  # it may not be in the worker's report yet
+            known = min(prefix.tokens, self.others)
+            return QueuedPrompts(tokens - known, prompts - min(1, self.other_prompts))
+        return QueuedPrompts(tokens - prefix.tokens, prompts - 1)
 
     def others_s(self, seconds: float, step_s: float) -> float:
         """Return what is left of the other routers' tokens, which took ``seconds`` when they were

@@ -6,8 +6,8 @@
 A prefix that a worker computes is in no cache event yet. Without this, siblings that come to other
 routers meanwhile are computed again: with eight routers under load, an eighth of all hits
 (docs/benchmarks.md). An entry holds the keys of the blocks that are computed, and how long that may
-take. It is a hint: a lost one costs a prefix computed twice, a wrong one a prediction, and nothing
-is remembered longer than MOST_S.
+take. It is a hint: if one is lost, a prefix is computed twice; if one is wrong, a prediction is
+wrong; and nothing is remembered longer than MOST_S.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 
 from protocol.block_keys import BLOCK_TOKENS, KEY_BYTES
 from protocol.kv_events import FIELD, split_keys
+from protocol.registry.untrusted import decode_untrusted
 from router.placement.expected_prefixes import (
     LINGER_S,
     SAMPLE_BLOCKS,
@@ -65,6 +66,10 @@ class SentPrompt(msgspec.Struct, array_like=True, frozen=True):
         """Whether it has whole keys and no numbers that compare with nothing."""
         numbers = math.isfinite(self.level) and math.isfinite(self.seconds)
         return numbers and len(self.keys) % KEY_BYTES == 0
+
+
+MOST_BYTES = MOST_KEYS * KEY_BYTES + 1024
+_DECODER = msgspec.msgpack.Decoder(SentPrompt)
 
 
 class PrefixExchange:
@@ -153,9 +158,6 @@ class PrefixExchange:
         """Yield what other routers have sent; what is in Redis may be garbage."""
         for entry_id, fields in entries:
             self._last = entry_id
-            try:
-                sent = msgspec.msgpack.decode(fields.get(FIELD, b""), type=SentPrompt)
-            except msgspec.DecodeError:
-                continue
-            if sent.router != self._router and sent.is_valid:
+            sent = decode_untrusted(_DECODER, fields.get(FIELD), MOST_BYTES)
+            if sent is not None and sent.router != self._router and sent.is_valid:
                 yield sent

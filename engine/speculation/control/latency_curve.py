@@ -73,8 +73,9 @@ def calibrate(
     ends = clock() + budget_s
     counts = padded_row_counts(max(most_rows, FIRST_ROW_COUNTS[1]))
     # The largest one soon: passes of more rows than any recorded step has take much longer.
-    first = [rows for rows in FIRST_ROW_COUNTS if rows < counts[-1]]
-    first.insert(3, counts[-1])
+    first = [rows for rows in FIRST_ROW_COUNTS if rows <= counts[-1]]
+    if counts[-1] not in first:
+        first.insert(3, counts[-1])
     measured: dict[int, float] = {}
     run(1)
     for rows in first + [rows for rows in counts if rows not in first]:

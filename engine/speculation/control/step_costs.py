@@ -211,9 +211,9 @@ class StepCostModel:
         sequence, in a step without chunks; None: its time depends on the nodes alone."""
         if self.rows is None:
             return None
-        passes = np.array([self.curve(self.rows(batch, nodes)) for nodes in range(most + 1)])
-        base = self.predicted(batch, kv_tokens)
-        seconds: Vector = self.filter(batch).verify * (passes - passes[0] + base)
+        rows = [self.rows(batch, nodes) for nodes in range(most + 1)]
+        passes = np.array([self.predicted(count, kv_tokens) for count in rows])
+        seconds: Vector = self.filter(batch).verify * passes
         return seconds
 
     def observe(
@@ -236,7 +236,8 @@ class StepCostModel:
         prediction, or the measured excess where that is larger, up to ``plain`` more than
         predicted. A single step that took hardly longer is no measurement."""
         batch, nodes = len(outcome.sequences), sum(outcome.proposed)
-        room = self.padded(batch, max(outcome.proposed, default=0), outcome.kv_tokens)
+        most = max(outcome.proposed, default=0)
+        room = None if outcome.chunked else self.padded(batch, most, outcome.kv_tokens)
         passes = self.verify(batch, nodes, 0, outcome.kv_tokens) if room is None else room
         verify = float(passes[-1])
         more = max(0.0, verify - plain + outcome.draft_s)

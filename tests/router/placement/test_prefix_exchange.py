@@ -121,12 +121,36 @@ async def test_garbage_is_skipped(setting: ExchangeSetting) -> None:
 
     for bad in (b"", b"\xc1", sent(level=float("nan")), sent(seconds=float("nan"))):
         await setting.send_raw(bad)
+    for bad in (b"\xdc\xff" * 9, b"\x91" * 3000, sent(first=8, keys=KEYS[0])):
+        await setting.send_raw(bad)
+    await setting.send_raw(sent().replace(b"three", b"\xff\xffree"))
     for bad in (sent(seconds=1e9), sent(keys=KEYS[0][1:]), sent(first=-8)):
         await setting.send_raw(bad)
     await setting.client.xadd("baton:test:expected", {b"other": b"field"})
     await setting.send_raw(sent())
     await until(lambda: setting.two.known == {"p1": 40})
     assert setting.one.known == {"p1": 40}
+
+
+async def test_own_knowledge_takes_the_place_of_a_hint(setting: ExchangeSetting) -> None:
+    setting.one.send(40)
+    await until(lambda: bool(setting.two.known))
+    setting.two.send(40)
+    ((_, prefix),) = setting.two.ledger.expected.match(KEYS).values()
+    assert not prefix.of_other
+    setting.now = 60.0  # the hint is over, and the prompt is still computed
+    assert setting.two.known == {"p0": 40}
+
+
+async def test_a_hint_takes_nothing_from_own_work(setting: ExchangeSetting) -> None:
+    setting.one.send(40)
+    await until(lambda: bool(setting.two.known))
+    ((_, hint),) = setting.two.ledger.expected.match(KEYS).values()
+    setting.two.send(30, block_keys(b"n" * 16, [7] * 1000))
+    queue = setting.two.ledger.queue("p0")
+    assert queue.beside(hint) == (30 * BLOCK_TOKENS, 1, 0)
+    queue.report(70 * BLOCK_TOKENS, 2)  # the worker's report has both
+    assert queue.beside(hint) == (30 * BLOCK_TOKENS, 1, 0)
 
 
 async def test_redis_may_fail(setting: ExchangeSetting, caplog: pytest.LogCaptureFixture) -> None:
