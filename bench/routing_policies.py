@@ -26,7 +26,7 @@ import random
 import secrets
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
@@ -178,20 +178,18 @@ def _line(s: PolicySegment) -> str:
     )
 
 
-def middle(segments: Sequence[PolicySegment]) -> PolicySegment:
-    return PolicySegment(*(median(values) for values in zip(*segments, strict=True)))
-
-
-def average(segments: Sequence[PolicySegment]) -> PolicySegment:
-    return PolicySegment(*(mean(values) for values in zip(*segments, strict=True)))
+def combined(
+    segments: Sequence[PolicySegment], by: Callable[[Iterable[float]], float]
+) -> PolicySegment:
+    return PolicySegment(*(by(values) for values in zip(*segments, strict=True)))
 
 
 def rows(capacity: float, results: Results, than: str) -> list[ResultRow]:
     """``than``: the contestant with which the others are compared."""
     found = [ResultRow("closed loop", capacity, "requests/s")]
     for load in sorted({at for at, _ in results}):
-        of = {name: middle(results[at, name]) for at, name in results if at == load}
-        means = {name: average(results[load, name]) for name in of}
+        of = {name: combined(results[at, name], median) for at, name in results if at == load}
+        means = {name: combined(results[load, name], mean) for name in of}
         base, mean_base = of[than], means[than]
         for name, s in of.items():
             at, own = f"{load:.0%}, {name}", means[name]

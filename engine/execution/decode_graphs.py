@@ -215,9 +215,12 @@ class DecodeGraphs:
         rows = next((n for n in self._sizes.rows if n >= most and (n == 1) == (layout is None)), 0)
         return self._sizes.find(rows, len(decode), pieces, widest=self._invariant)
 
-    def rows_computed(self, sequences: int, drafts: int) -> int:
-        """Return the rows that a step of ``sequences`` with up to ``drafts`` each computes."""
-        return self._sizes.rows_computed(sequences, drafts, widest=self._invariant)
+    def rows_computed(self, sequences: int, drafts: int, kv_tokens: int) -> int:
+        """Return the rows that a step of ``sequences`` with up to ``drafts`` each computes, whose
+        contexts have ``kv_tokens`` in all."""
+        # The last piece of a context may be a part of one.
+        pieces = sequences + piece_count(kv_tokens + sequences * drafts)
+        return self._sizes.rows_computed(sequences, drafts, pieces, widest=self._invariant)
 
     def run_empty(self, rows: int) -> bool:
         """Run the smallest graph with at least ``rows`` rows without any sequence, to measure how

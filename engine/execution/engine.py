@@ -127,9 +127,10 @@ class Engine:
         return self._stepper.run_empty_graph(rows)
 
     @property
-    def rows_computed(self) -> Callable[[int, int], int] | None:
-        """A function that returns the rows that a decode step of so many sequences with up to so
-        many drafts each computes; None where steps are not recorded, and have no other rows."""
+    def rows_computed(self) -> Callable[[int, int, int], int] | None:
+        """A function that returns the rows that a decode step computes, by its sequences, the most
+        drafts of one, and the tokens of all contexts; None where steps are not recorded, and have
+        the rows of their sequences and drafts alone."""
         return self._stepper.rows_computed
 
     def take_role(self, policy: StepPolicy, *, drafts: bool) -> None:

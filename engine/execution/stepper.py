@@ -155,8 +155,8 @@ class Stepper:
         return self._graphs is not None and self._graphs.run_empty(rows)
 
     @property
-    def rows_computed(self) -> Callable[[int, int], int] | None:
-        """As that of the engine."""
+    def rows_computed(self) -> Callable[[int, int, int], int] | None:
+        """What ``Engine.rows_computed`` returns."""
         return None if self._graphs is None else self._graphs.rows_computed
 
     @torch.inference_mode()

@@ -32,7 +32,13 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels import fp8 as fp8_grid
-from engine.kernels.fp8 import INTERPRETED, MIN_EXPONENT, power_of_two, unpack_e4m3
+from engine.kernels.fp8 import (
+    INTERPRETED,
+    MIN_EXPONENT,
+    e4m3_halves,
+    e4m3_values,
+    power_of_two,
+)
 from engine.kernels.kv_store import PoolLayer
 from engine.kernels.paged_rows import MAX_ROWS, PIECE_TOKENS, PagedRows
 
@@ -73,45 +79,6 @@ def first_piece(known, WINDOW: tl.constexpr, PIECE: tl.constexpr):
     if WINDOW > 0:
         return tl.maximum(known + 1 - WINDOW, 0) // PIECE
     return known * 0
-
-
-@triton.jit
-def _values(x, FP8: tl.constexpr, NATIVE: tl.constexpr, PRODUCT: tl.constexpr):
-    """Return K of a tile, without scale, in the type of the matrix product."""
-    if FP8:
-        if NATIVE:
-            x = x.to(tl.float8e4nv, bitcast=True)
-        else:
-            x = unpack_e4m3(x)
-    return x.to(PRODUCT)
-
-
-_CONVERT = """{{ .reg .b32 bytes; .reg .b16 low, high;
-prmt.b32 bytes, $1, $1, {bytes};
-mov.b32 {{low, high}}, bytes;
-cvt.rn.f16x2.e4m3x2 $0, low; }}"""
-"""Converts two bytes of two pairs to two fp16 values; Triton's own conversion needs twice the
-instructions, because it extracts every byte first."""
-
-_CONVERT_LOWER = tl.constexpr(_CONVERT.format(bytes="0x0020"))
-_CONVERT_UPPER = tl.constexpr(_CONVERT.format(bytes="0x0031"))
-
-
-@triton.jit
-def _halves(pairs, UPPER: tl.constexpr, NATIVE: tl.constexpr, PRODUCT: tl.constexpr):
-    """Return the lower or upper values, without scale, of ``pairs`` (int16) of e4m3 bytes."""
-    if NATIVE:
-        half = tl.inline_asm_elementwise(
-            _CONVERT_UPPER if UPPER else _CONVERT_LOWER,
-            "=r,r",
-            [pairs],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        half = unpack_e4m3(((pairs >> (8 if UPPER else 0)) & 0xFF).to(tl.uint8))
-    return half.to(PRODUCT)
 
 
 @triton.jit
@@ -235,13 +202,14 @@ def attention_pieces(
             else:
                 k = tl.load(k_at + d[None, :], mask=at_d[None, :], other=0)
                 v = tl.load(pair_at, mask=(2 * half_d < D)[None, :], other=0)
+            k = e4m3_values(k, NATIVE)
             k_scale = tl.load(exponents_ptr + at).to(tl.int32)
             v_scale = tl.load(exponents_ptr + at + KV_HEADS).to(tl.int32)
         else:
             mask = inside[:, None] & at_d[None, :]
             k = tl.load(k_at + d[None, :], mask=mask, other=0)
             v = tl.load(v_at + d[None, :], mask=mask, other=0)
-        scores = tl.dot(q, tl.trans(_values(k, FP8, NATIVE, PRODUCT)), input_precision="ieee")
+        scores = tl.dot(q, tl.trans(k.to(PRODUCT)), input_precision="ieee")
         if FP8:
             scores = scores * (power_of_two(k_scale + MIN_EXPONENT) * scale)[None, :]
         else:
@@ -269,8 +237,8 @@ def attention_pieces(
             top = tl.max(v_scale, 0)
             p = (p * power_of_two(v_scale - top)[None, :]).to(PRODUCT)
             unit = power_of_two(top + MIN_EXPONENT)
-            low = tl.dot(p, _halves(v, False, NATIVE, PRODUCT), input_precision="ieee")
-            high = tl.dot(p, _halves(v, True, NATIVE, PRODUCT), input_precision="ieee")
+            low = tl.dot(p, e4m3_halves(v, False, NATIVE).to(PRODUCT), input_precision="ieee")
+            high = tl.dot(p, e4m3_halves(v, True, NATIVE).to(PRODUCT), input_precision="ieee")
             even = even * shrink[:, None] + low * unit
             odd = odd * shrink[:, None] + high * unit
         else:

@@ -76,3 +76,42 @@ def unpack_e4m3(data):
     wide = data.to(tl.int8, bitcast=True).to(tl.int32) << 20
     # The byte's bits are at their places in fp32, whose exponent bias is 120 higher.
     return (wide & -0x78100000).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+
+
+@triton.jit
+def e4m3_values(data, NATIVE: tl.constexpr):
+    """Return the values of e4m3 bytes (uint8) without their scale, in a type that holds them
+    exactly; ``NATIVE``: the GPU has instructions for it."""
+    if NATIVE:
+        values = data.to(tl.float8e4nv, bitcast=True)
+    else:
+        values = unpack_e4m3(data)
+    return values
+
+
+_CONVERT = """{{ .reg .b32 bytes; .reg .b16 low, high;
+prmt.b32 bytes, $1, $1, {bytes};
+mov.b32 {{low, high}}, bytes;
+cvt.rn.f16x2.e4m3x2 $0, low; }}"""
+"""Converts two bytes of two pairs to two fp16 values; Triton's own conversion needs twice the
+instructions, because it extracts every byte first."""
+
+_CONVERT_LOWER = tl.constexpr(_CONVERT.format(bytes="0x0020"))
+_CONVERT_UPPER = tl.constexpr(_CONVERT.format(bytes="0x0031"))
+
+
+@triton.jit
+def e4m3_halves(pairs, UPPER: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the lower or upper values of ``pairs`` (int16) of e4m3 bytes, as ``e4m3_values``."""
+    if NATIVE:
+        values = tl.inline_asm_elementwise(
+            _CONVERT_UPPER if UPPER else _CONVERT_LOWER,
+            "=r,r",
+            [pairs],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        values = unpack_e4m3(((pairs >> (8 if UPPER else 0)) & 0xFF).to(tl.uint8))
+    return values

@@ -171,12 +171,15 @@ class GraphSizes:
                 return GraphSize(rows, most, bounds[bisect_left(bounds, pieces)])
         return None
 
-    def rows_computed(self, sequences: int, drafts: int, *, widest: bool = False) -> int:
+    def rows_computed(
+        self, sequences: int, drafts: int, pieces: int, *, widest: bool = False
+    ) -> int:
         """Return the rows of the smallest recorded size for ``sequences`` with up to ``drafts``
-        each. Where there is none, return more rows than any recorded step with drafts has: without
-        a graph a step takes as long as one of these."""
+        each, over at most ``pieces``. Where there is none, return more rows than any recorded step
+        with drafts has: without a graph a step takes as long as one of these."""
         rows = next((n for n in self.rows if n > drafts), 0)
-        size = self.find(rows, sequences, sequences, widest=widest)
+        pieces = min(pieces, sequences * self._longest)
+        size = self.find(rows, sequences, pieces, widest=widest)
         if size is None:
             return max(sequences * (1 + drafts), 2 * MOST_DRAFTED_ROWS)
         return size.rows * size.sequences

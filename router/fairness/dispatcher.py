@@ -56,8 +56,8 @@ _LOOK_SHARE = 0.1  # of the time, at most, for looks in vain: among many workers
 
 
 REPORT_S = 0.05
-"""Seconds until a worker has told all routers of a prompt that one of them has sent: PUSH_S of
-decode_worker/service.py, and the way."""
+"""Seconds until a worker has told all routers of a prompt that one of them has sent, with up to
+eight routers: ``push_interval_s`` of decode_worker/service.py, and the way."""
 MAX_SPREAD_S = 0.2
 """Room is left unused meanwhile: workers have ROOM_S of work in store."""
 

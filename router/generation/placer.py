@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from protocol.block_keys import BLOCK_TOKENS
@@ -74,7 +74,9 @@ class PlacedRequest(NamedTuple):
 
 
 class Placer:
-    """Places the requests of one router. Created with the router, holds no state of its own."""
+    """Places the requests of one router. Created with the router, holds no state of its own.
+
+    ``announce`` is told each prompt that is sent, and the predicted seconds to its first token."""
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class Placer:
         estimates: RoutingEstimates,
         goals: Objectives,
     ) -> None:
+        self.announce: Callable[[ExpectedPrefix, float], None] = lambda prefix, seconds: None
         self.estimates = estimates
         self._pool = pool
         self._index = index
@@ -128,7 +131,7 @@ class Placer:
         chosen, query = placed.choice.chosen, placed.query
         workers = (chosen.p.instance, chosen.decode)
         self.estimates.sessions.record(placed.session, workers)
-        return self._ledger.open(
+        ticket = self._ledger.open(
             *(chosen.prefill, chosen.decode),
             tokens=query.tokens - chosen.p.cached,
             seconds=chosen.p.prefill_s,
@@ -137,6 +140,8 @@ class Placer:
             # An engine lets a sibling wait for a prompt that it computes, not for one on its way.
             keys=() if chosen.p.fetch is not None else placed.keys,
         )
+        self.announce(ticket.prefix, chosen.ttft_s)
+        return ticket
 
     def submit_message(self, placed: PlacedRequest, request: Request) -> pb.Submit:
         """Return the message that submits the request to its decode worker."""

@@ -167,18 +167,17 @@ async def open_router_state(
         stack.push_async_callback(pool.close)
         dispatcher = new_dispatcher(settings.goals.ttft_s, tenants.book, metrics)
         stack.callback(dispatcher.close)
-        if client is not None:
-            exchange = PrefixExchange(
-                *(client, settings.cluster, registration.instance, ledger.expected),
-                lambda: pool.routers > 1,
-            )
-            stack.push_async_callback(exchange.close)
-            exchange.start()
-            ledger.on_prompt = exchange.announce
         ledger.on_less_work = dispatcher.wake
         ledger.on_report = dispatcher.look_soon
         dispatcher.spread_s = lambda: look_spread_s(pool.routers, len(pool.prefill))
         await pool.start()
+        placer = Placer(pool, index, ledger, estimates, settings.goals)
+        if client is not None:
+            about = (client, settings.cluster, registration.instance, ledger.expected)
+            exchange = PrefixExchange(*about, lambda: pool.routers > 1)
+            stack.push_async_callback(exchange.close)
+            exchange.start()
+            placer.announce = exchange.announce
         state = RouterState(
             settings=settings,
             vocabulary=vocabulary,
@@ -193,7 +192,7 @@ async def open_router_state(
             bodies=BodyBudget(settings.max_body_bytes),
             admission=AdmissionController(settings.max_requests, metrics.count_refusal),
             dispatcher=dispatcher,
-            placer=Placer(pool, index, ledger, estimates, settings.goals),
+            placer=placer,
             tenants=tenants,
             registration=registration,
             live_overview=live_overview,

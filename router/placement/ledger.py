@@ -156,7 +156,6 @@ class WorkLedger:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.on_less_work: Callable[[], None] = lambda: None  # own work ended: there may be room
         self.on_report: Callable[[], None] = lambda: None  # of a worker, of any load
-        self.on_prompt: Callable[[ExpectedPrefix, float], None] = lambda prefix, seconds: None
         self._clock = clock
         self.queues: dict[str, PromptQueue] = {}
         self.pending_kv: Counter[str] = Counter()  # tokens that D will need, and not yet reports
@@ -225,11 +224,8 @@ class WorkLedger:
         """Record an attempt: ``tokens`` to compute in predicted ``seconds`` at P (None: at D), and
         ``kv_tokens`` to store at D. ``keys``: block keys of the prompt, which later requests may
         share. The caller releases the ticket."""
-        ticket = PlacementTicket(
-            self, prefill, decode, (tokens, seconds, priority), kv_tokens, keys
-        )
-        self.on_prompt(ticket.prefix, self.queue(ticket.prefix.instance).seconds(priority))
-        return ticket
+        queued = (tokens, seconds, priority)
+        return PlacementTicket(self, prefill, decode, queued, kv_tokens, keys)
 
 
 class PlacementTicket:

@@ -127,9 +127,11 @@ class PrefixExchange:
             try:
                 await work()
                 failed = False
-            except (RedisError, OSError, TimeoutError) as error:
+            except Exception as error:  # the next exchange may work
                 if not failed:
-                    log.warning("prefixes on their way cannot be exchanged: %r", error)
+                    known = isinstance(error, (RedisError, OSError, TimeoutError))
+                    told = "prefixes on their way cannot be exchanged: %r"
+                    log.warning(told, error, exc_info=not known)
                 failed = True
                 await asyncio.sleep(PAUSE_S)
 
@@ -148,6 +150,8 @@ class PrefixExchange:
             reply = await self._redis.xread(
                 {self._stream: self._last}, count=ENTRIES, block=BLOCK_MS
             )
+        if not reply:  # whatever ids there were, also in a Redis of before
+            self._last = "$"
         for _, entries in cast("_Reply", reply):
             for sent in self._decoded(entries):
                 keys = split_keys(sent.keys)

@@ -166,12 +166,12 @@ class CatchUpCost:
 class StepCostModel:
     """Predicts the seconds of the steps of one engine; its Controller owns it. ``fitted`` returns
     the engine's step time model, which knows what reading KV costs. ``rows`` returns the rows that
-    a step of so many sequences with room for so many nodes each computes; None: there are as many
-    as sequences and nodes."""
+    a step computes, by its sequences, the most nodes of one, and the tokens of all contexts; None:
+    there are as many as sequences and nodes."""
 
     curve: LatencyCurve
     fitted: Callable[[], StepModel | None] = lambda: None
-    rows: Callable[[int, int], int] | None = None
+    rows: Callable[[int, int, int], int] | None = None
     proposing: ProposalCost = field(default_factory=ProposalCost)
     catching_up: CatchUpCost = field(default_factory=CatchUpCost)
     _filters: dict[int, StepTimeFilter] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class StepCostModel:
         sequence, in a step without chunks; None: its time depends on the nodes alone."""
         if self.rows is None:
             return None
-        rows = [self.rows(batch, nodes) for nodes in range(most + 1)]
+        rows = [self.rows(batch, nodes, kv_tokens) for nodes in range(most + 1)]
         passes = np.array([self.predicted(count, kv_tokens) for count in rows])
         seconds: Vector = self.filter(batch).verify * passes
         return seconds
@@ -227,7 +227,9 @@ class StepCostModel:
         """Learn from a step without chunks; ``proposed`` [B]: nodes verified for each sequence, or
         empty."""
         nodes = sum(proposed)
-        rows = self.rows(batch, max(proposed)) if self.rows and nodes else batch + nodes
+        rows = batch + nodes
+        if self.rows and nodes:
+            rows = self.rows(batch, max(proposed), kv_tokens)
         ratio = max(step_s - draft_s, 1e-7) / self.predicted(rows, kv_tokens)
         self.filter(batch).observe(ratio, verified=nodes > 0)
 

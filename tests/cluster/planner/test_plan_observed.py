@@ -26,9 +26,9 @@ def decode_ratios() -> Iterator[float]:
         yield model.decode_s(batch, batch * context) * 1e3 / ms
 
 
-def prefill_ratios() -> Iterator[float]:
+def prefill_ratios(rows: str) -> Iterator[float]:
     """Yield predicted over observed seconds."""
-    for prompt, chunk, ms in OBSERVED["prefill"]:
+    for prompt, chunk, ms in OBSERVED[rows]:
         model = step_model(SHAPE, RATES, prompt, 1)
         yield model.prefill_s(0, prompt, chunk) * 1e3 / ms
 
@@ -41,6 +41,12 @@ def test_decode_steps_are_within_16_percent() -> None:
 
 
 def test_prefills_are_within_10_percent() -> None:
-    found = list(prefill_ratios())
+    found = list(prefill_ratios("prefill"))
     print("prefill", *(f"{ratio:.2f}" for ratio in found))
     assert max(abs(ratio - 1) for ratio in found) < 0.1
+
+
+def test_short_prefills_are_within_half() -> None:
+    found = list(prefill_ratios("short_prefill"))
+    print("short prefill", *(f"{ratio:.2f}" for ratio in found))
+    assert max(abs(ratio - 1) for ratio in found) < 0.5

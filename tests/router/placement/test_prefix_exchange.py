@@ -30,13 +30,13 @@ class ExchangingRouter:
         self.exchange = PrefixExchange(
             client, "test", name, self.ledger.expected, lambda: self.has_others
         )
-        self.ledger.on_prompt = self.exchange.announce
         self.exchange.start()
 
     def send(self, uncached: int, keys: list[bytes] = KEYS) -> None:
         tokens = uncached * BLOCK_TOKENS
         about = {"tokens": tokens, "seconds": 1.0, "kv_tokens": 0, "priority": 0.0}
-        self.ledger.open("p0", "d0", **about, keys=keys)  # type: ignore[arg-type]
+        ticket = self.ledger.open("p0", "d0", **about, keys=keys)  # type: ignore[arg-type]
+        self.exchange.announce(ticket.prefix, 1.0)
 
     @property
     def known(self) -> dict[str, int]:

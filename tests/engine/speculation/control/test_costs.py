@@ -142,7 +142,7 @@ def test_proposal_cost_is_fitted(per_pass: float, per_node: float) -> None:
     assert proposing.per_node == pytest.approx(per_node, rel=0.1, abs=1e-6)
 
 
-def padded_to_a_power_of_two(sequences: int, nodes: int) -> int:
+def padded_to_a_power_of_two(sequences: int, nodes: int, _kv_tokens: int) -> int:
     return sequences * (1 << nodes.bit_length())
 
 
