@@ -53,6 +53,9 @@ class SimulatedEngine:
     passes: Callable[[int], int] = lambda nodes: nodes
     seed: int = 0
     catch_up: float = 0.0  # seconds of a sequence's first draft, which proposes nothing
+    # Rows that a step computes, by its sequences and the most nodes of one; None: those it has
+    computed: Callable[[int, int], int] | None = None
+    new_shape: float = 0.0  # seconds of the first step with these numbers of nodes
     time: float = 0.0
     tokens: int = 0
     steps: int = 0
@@ -63,6 +66,7 @@ class SimulatedEngine:
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
         self._caught: set[int] = set()
+        self._shapes: set[tuple[int, ...]] = {()}
         while len(self.running) < self.batch:
             self._join(self._draw.randrange(1, self.length))
 
@@ -90,8 +94,13 @@ class SimulatedEngine:
         slower = self.machine.speed(self.steps) * self._noise()
         draft_s = self._draft_seconds(sequences, asked, proposed) * slower
         nodes = sum(proposed)
-        step_s = draft_s + self.machine.seconds(len(sequences) + nodes) * slower
+        rows = len(sequences) + nodes
+        if self.computed is not None:
+            rows = self.computed(len(sequences), max(proposed, default=0))
+        step_s = draft_s + self.machine.seconds(rows) * slower
         step_s += self.machine.overhead * slower * bool(nodes)
+        step_s += self.new_shape * (tuple(proposed) not in self._shapes)
+        self._shapes.add(tuple(proposed))
         lengths.observe(
             StepOutcome(
                 sequences,

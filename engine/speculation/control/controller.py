@@ -51,6 +51,7 @@ class Controller(DraftLengthPolicy):
     def __init__(self, costs: StepCostModel, most: int, passes: Callable[[int], int]) -> None:
         self._costs = costs
         self._most = most
+        self._looks_up = passes(1) == 0  # drafts are copied, not computed
         self._passes = np.array([0] + [max(1, passes(n)) for n in range(1, most + 1)])
         self._tracker = AcceptanceTracker(most)
         self._exploration = Exploration(self._tracker, most)
@@ -132,7 +133,9 @@ class Controller(DraftLengthPolicy):
             self._plain_gap = PLAIN_GAP
             self._plain_at = self._step + PLAIN_GAP
         if counts:
-            counts = self._exploration.pick(batch, counts, choice, self._step)
+            free = self._looks_up or self._costs.catching_up.is_free
+            whole = costs.padded is not None and free
+            counts = self._exploration.pick(batch, counts, choice, self._step, whole=whole)
         self._idle_batch = 0 if pays or any(counts) else len(decoding)
         self._next_decision = self._next_decision_step(
             pays and bool(counts), steady=counts == self._counts

@@ -112,9 +112,16 @@ class Exploration:
         return PROMISING_STEPS if any(self._schedules[k].promising for k in self._handles) else 1
 
     def pick(
-        self, batch: BatchGroup, counts: list[int], choice: DraftChoice, step: int
+        self,
+        batch: BatchGroup,
+        counts: list[int],
+        choice: DraftChoice,
+        step: int,
+        *,
+        whole: bool = False,
     ) -> list[int]:
-        """Return ``counts`` [B] with added nodes for sequences that join a trial."""
+        """Return ``counts`` [B] with added nodes for sequences that join a trial; ``whole``: all of
+        its class join, because drafts for all cost as much as for one."""
         self.due = NEVER
         out = list(counts)
         idle = np.asarray(counts) == 0
@@ -129,7 +136,7 @@ class Exploration:
             if len(without):
                 self.due = min(self.due, schedule.due)
             if len(without) and schedule.due <= step:
-                size = schedule.trial_size(len(without))
+                size = len(without) if whole else schedule.trial_size(len(without))
                 picked = self._tracker.least_tested(batch, without, step)[:size].tolist()
                 self._handles[key] = [batch.handles[index] for index in picked]
                 for index in picked:

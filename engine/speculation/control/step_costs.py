@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -146,8 +147,11 @@ class CatchUpCost:
     """Seconds of catching up with recent texts, spread over the steps that get drafts. Where long
     prompts precede short outputs, drafts may not pay because of it."""
 
+    FIRST_STEPS: ClassVar[float] = 64.0
+    """Steps of one text, before any was observed."""
+
     _seconds: float = 0.0
-    _steps: float = 64.0  # of one text, before any was observed
+    _steps: float = FIRST_STEPS
 
     def observe(self, sequences: int, seconds: float) -> None:
         """Add a step in which drafts were requested for ``sequences``."""
@@ -155,6 +159,11 @@ class CatchUpCost:
             self._seconds = KEEP * self._seconds + seconds
             self._steps *= KEEP
         self._steps += sequences
+
+    @property
+    def is_free(self) -> bool:
+        """Whether drafts were requested, and no text had to be caught up with."""
+        return self._seconds == 0.0 and self._steps > self.FIRST_STEPS
 
     @property
     def per_sequence(self) -> float:

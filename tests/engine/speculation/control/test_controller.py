@@ -39,7 +39,9 @@ def odd(sequence: Sequence, step: int) -> bool:
 def controller(world: SimulatedEngine, curve: LatencyCurve | None = None) -> Controller:
     machine = world.machine
     measured = LatencyCurve([machine.seconds(rows) for rows in range(1, 257)])
-    return Controller(StepCostModel(curve or measured), MOST, world.passes)
+    computed = world.computed
+    rows = None if computed is None else lambda batch, nodes, _: computed(batch, nodes)
+    return Controller(StepCostModel(curve or measured, rows=rows), MOST, world.passes)
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,27 @@ def test_a_good_draft_brings_what_it_can(machine: str, batch: int, acceptance: f
         assert ran.speedup > 0.98
     else:
         assert ran.speedup > 0.95 * possible - 0.02 * (possible - 1.0)
+
+
+@pytest.mark.parametrize(("batch", "least"), [(4, 1.9), (16, 1.8), (64, 1.4)])
+def test_where_rows_are_padded_all_sequences_try_drafts_together(batch: int, least: float) -> None:
+    """A recorded step computes as many rows for each sequence, and takes longer when it has other
+    numbers of drafts than before: drafts for a few cost more than they bring, those for all pay."""
+
+    def padded(sequences: int, nodes: int) -> int:
+        return sequences << nodes.bit_length()
+
+    ran = run(
+        200,
+        machine=replace(LOOKUP, step=1.2e-3, row=2e-6, overhead=0.8e-3),
+        acceptance=always(0.8),
+        batch=batch,
+        length=1 << 16,
+        passes=lambda nodes: 0,
+        computed=padded,
+        new_shape=1.5e-3,
+    )
+    assert ran.speedup > least
 
 
 def test_beyond_the_ridge_only_as_many_rows_as_are_free() -> None:
