@@ -75,9 +75,10 @@ def make_engine(
     chunk: int,
     max_model_len: int,
     precision: Precision = "fp8",
+    recorded: bool = True,
 ) -> Engine:
     """Return an engine as a decode worker on a GPU has it, where fp8 KV is stored as bytes, after
-    its warm-up."""
+    its warm-up. ``recorded``: it runs its steps in CUDA graphs where there is one."""
     storage: Storage = "fp8" if precision == "fp8" else "wide"
     config = EngineConfig(
         pages=pages,
@@ -93,7 +94,7 @@ def make_engine(
     )
     engine = Engine(model, config, plan_decode_step)
     warm_up(engine)
-    if model.uses_kernels:
+    if model.uses_kernels and recorded:
         engine.record_graphs(lambda _: None)
         warm_up(engine)
     return engine

@@ -75,12 +75,15 @@ class ModelCost:
         operations = 2 * self.parameters * batch + 4 * self.attention_width * batch * context
         return StepFloor(moved / machine.bandwidth, operations / machine.rate)
 
-    def prefill(self, machine: MachineLimits, sequences: int, tokens: int) -> StepFloor:
-        """Prompts of ``tokens`` tokens, all at once: (2 N u + 4 L d u^2 / 2) each, the head for the
-        last token only; KV is written once."""
+    def prefill(
+        self, machine: MachineLimits, sequences: int, tokens: int, cached: int = 0
+    ) -> StepFloor:
+        """Prompts of ``tokens`` tokens behind ``cached`` ones, all at once: (2 N u + 4 L d u (c +
+        u / 2)) each, the head for the last token only; KV is written once, and the cached KV read
+        once."""
         body = 2 * (self.parameters - self.head_parameters) * tokens + 2 * self.head_parameters
-        pairs = 4 * self.attention_width * tokens * tokens / 2
-        moved = self.weight_bytes + sequences * tokens * self.kv_bytes
+        pairs = 4 * self.attention_width * tokens * (cached + tokens / 2)
+        moved = self.weight_bytes + sequences * (tokens + cached) * self.kv_bytes
         return StepFloor(moved / machine.bandwidth, sequences * (body + pairs) / machine.rate)
 
 

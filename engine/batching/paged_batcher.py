@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.batching.attention_metadata import AttentionMetadata, PackedBatch, chunk_attention
 from engine.batching.batcher import RowState
 from engine.batching.draft_layout import DraftLayout, IntArray
+from engine.batching.prompt_runs import pool_slots
 from engine.kernels.paged_rows import (
     PagedAttention,
     PagedRows,
@@ -27,10 +28,9 @@ from engine.kernels.paged_rows import (
 )
 from engine.kernels.step_inputs import StepInputs, fill_step_inputs
 from engine.model_config.config import ModelConfig
-from engine.scheduling.sequence import Sequence, blocks_for
+from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_policy import StepPlan
 from engine.uploads import upload, upload_parts
-from protocol.block_keys import BLOCK_TOKENS
 
 MOST_GATHERED_KEYS = 1 << 16
 """Keys whose KV is gathered at a time for chunks of several prompts: 256 MiB for a layer of
@@ -167,7 +167,7 @@ def pack_prompts(
     A span (sequence, first, end) stands for the tokens first .. end of a sequence. The rows begin
     with ``first_row`` of the batch."""
     starts = _starts([end - first for _, first, end in spans])
-    slots = [_slots(s, 0, end) for s, _, end in spans]
+    slots = [pool_slots(s, 0, end) for s, _, end in spans]
     groups = _key_groups([len(own) for own in slots])
     parts = [
         np.concatenate([np.array(s.tokens[a:b], dtype=np.int64) for s, a, b in spans]),
@@ -214,14 +214,6 @@ def _key_groups(keys: Seq[int]) -> list[slice]:
 
 def _in_threes(tensors: Seq[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     return zip(tensors[::3], tensors[1::3], tensors[2::3], strict=True)
-
-
-def _slots(sequence: Sequence, first: int, end: int) -> IntArray:
-    """Return the pool slots of the tokens ``first .. end`` of a sequence."""
-    pages = np.array(sequence.pages[: blocks_for(end)], dtype=np.int64)
-    every = (pages[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)).ravel()
-    slots: IntArray = every[first:end]
-    return slots
 
 
 def _joined(parts: Seq[Tensor]) -> Tensor:

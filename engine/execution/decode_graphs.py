@@ -138,7 +138,7 @@ class DecodeGraphs:
         batch_invariant: bool = False,
     ) -> None:
         self._model, self._pool, self._state, self._draw = model, pool, state, draw
-        self._recorder = make_recorder(state.device)
+        self.recorder = make_recorder(state.device)
         self._taps = tuple(taps)
         self._invariant = batch_invariant
         self._most = most = len(state.length) - 1
@@ -186,7 +186,7 @@ class DecodeGraphs:
         inputs = StepInputs(*(numbers[:count] for numbers in source.inputs))
         hidden, *taps = self._hidden[:, :count]
         output = GraphOutput(hidden, self._logits[:count], taps, rows, inputs, source.drafts)
-        return output, self._recorder(lambda: self._compute(output))
+        return output, self.recorder(lambda: self._compute(output))
 
     @torch.inference_mode()
     def _compute(self, out: GraphOutput) -> None:

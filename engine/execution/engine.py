@@ -112,9 +112,12 @@ class Engine:
         self.speculator = self._stepper.speculator = speculator
 
     def record_graphs(self, progress: Callable[[float], None]) -> None:
-        """Record the decode steps as CUDA graphs, where kernels compute the model. No sequence may
-        be running. Steps with drafts are recorded if the engine drafts."""
-        self._stepper.record_graphs(progress, batch_invariant=self.config.batch_invariant)
+        """Record decode steps, and steps with few prompt tokens, as CUDA graphs, where kernels
+        compute the model. No sequence may be running. Steps with drafts are recorded if the engine
+        drafts."""
+        rows = self.config.prefill_chunk + self.config.max_batch
+        invariant = self.config.batch_invariant
+        self._stepper.record_graphs(progress, rows, batch_invariant=invariant)
 
     @property
     def steps_ahead(self) -> int:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from engine.batching.paged_batcher import PagedBatcher
     from engine.execution.decode_graphs import DecodeGraphs
     from engine.execution.device_verifier import DeviceVerifier
+    from engine.execution.prompt_graphs import PromptGraphs
     from engine.kernels.recording import GraphSize
 
 
@@ -122,6 +123,7 @@ class Stepper:
         self._verifier = Verifier(state, pool, self._sampler)
         self._device = make_device_verifier(model, state, pool)
         self._graphs: DecodeGraphs | None = None
+        self._prompt_graphs: PromptGraphs | None = None
         self._ahead: StepAhead | None = None
         self.steps_ahead = 0
         self._shapes = DraftShapeCache(model.device)
@@ -130,13 +132,14 @@ class Stepper:
         self._refused: list[tuple[int, InvalidRequest]] = []
 
     def record_graphs(
-        self, progress: Callable[[float], None], *, batch_invariant: bool = False
+        self, progress: Callable[[float], None], most_rows: int, *, batch_invariant: bool = False
     ) -> None:
-        """Record steps without prompts, and run them in graphs from now on where one fits. Steps
-        with drafts are recorded if there is a speculator. On a CPU nothing is recorded."""
+        """Record steps, which have up to ``most_rows`` rows, and run them in graphs from now on
+        where one fits. Steps with drafts are recorded if there is a speculator, steps with prompts
+        unless ``batch_invariant``. On a CPU nothing is recorded."""
         if self._device is None or not self._model.can_be_recorded:
             return
-        from engine.execution import decode_graphs
+        from engine.execution import decode_graphs, prompt_graphs
 
         taps = () if self.speculator is None else self.speculator.taps
         graphs = decode_graphs.DecodeGraphs(
@@ -146,6 +149,12 @@ class Stepper:
         rows = decode_graphs.ROWS[:1] if self.speculator is None else decode_graphs.ROWS
         graphs.record(rows, progress)
         self._graphs = graphs
+        if not batch_invariant:  # the rows of its products differ from step to step
+            prompts = prompt_graphs.PromptGraphs(
+                *(self._model, self._pool, self._state, graphs.recorder, taps, most_rows)
+            )
+            prompts.record(progress)
+            self._prompt_graphs = prompts
         if self.speculator is not None:
             self.speculator.record_graphs(progress)
 
@@ -213,7 +222,10 @@ class Stepper:
 
     def _replay(self, plan: StepPlan, layout: DraftLayout | None) -> ModelPass | None:
         """Run the model in a recorded graph, if there is one for the step."""
-        if self._graphs is None or plan.chunks:
+        if plan.chunks:
+            graphs = self._prompt_graphs
+            return None if graphs is None or layout is not None else graphs.run(plan)
+        if self._graphs is None:
             return None
         size = self._graphs.size_for(plan.decode, layout)
         return None if size is None else self._run_graph(size, plan.decode, layout)

@@ -4,7 +4,7 @@ On a GPU that runs the kernels (sm_80 and later), with rows for all prompt token
 
     frames     staging memory of KV frames
     tables     block table, sampling parameters, and the token history that penalties need
-    graphs     buffers of the recorded decode steps, their shared pool, and each graph itself
+    graphs     buffers of the recorded steps, their shared pool, and each graph itself
     drafts     the same of the passes of a draft model
     libraries  workspaces of cuBLAS
     layers     the widest moment of a layer, and attention: partial results of decode rows, and the
@@ -37,6 +37,9 @@ than 8192 tokens take up to 70, from the reserve of a GPU."""
 PIECE_TOKENS = 256  # of decode attention, as in engine/kernels/paged_rows.py
 _PIECE_BYTES = 8  # an item of a list of pieces
 RECORDED_ROWS = 256  # of a step with drafts at most, as in engine/kernels/recording.py
+PROMPT_ROWS = 768  # of a recorded step with prompts at most, likewise
+RUN_ROWS = 16  # of results that a run of its rows has
+PROMPT_GRAPHS = 40  # of steps with prompts, at most
 _PLAIN_SHAPES = 18  # numbers of sequences of graphs with one row each
 DRAFTED_SHAPES = 36  # and numbers of rows, of graphs with 2, 4, 8 or 16 rows each
 PASS_SHAPES = 22  # of passes of a draft model with 2 or 4 rows
@@ -171,12 +174,15 @@ def _graphs(work: GpuWork) -> Workspace:
     """Logits and hidden states that all graphs share, and the memory pool in which one largest step
     computes."""
     c, drafts = work.config, work.draft.most > 0
-    kept = max(work.sizes.max_batch, RECORDED_ROWS)
-    buffers = kept * (c.vocab_size * 4 + (1 + work.taps) * c.hidden_size * work.element)
+    kept, element = max(work.sizes.max_batch, RECORDED_ROWS), work.element
+    hidden = (kept + PROMPT_ROWS) * (1 + work.taps) * c.hidden_size * element
     rows = kept if drafts else work.sizes.max_batch
-    pool = rows * (_row_elements(c) + c.vocab_size) * work.element  # logits before fp32
-    graphs = most_graphs(work.max_len, DRAFTED_SHAPES if drafts else 0) * _GRAPH_BYTES
-    return Workspace(buffers + pool + graphs + _recorded_results(work, _row_bytes(c)))
+    decode = rows * (_row_elements(c) + c.vocab_size) * element  # logits before fp32
+    pool = max(decode, PROMPT_ROWS * _row_elements(c) * element)
+    graphs = PROMPT_GRAPHS + most_graphs(work.max_len, DRAFTED_SHAPES if drafts else 0)
+    runs = work.sizes.max_batch + PROMPT_ROWS // RUN_ROWS
+    results = _recorded_results(work, max(rows, runs * RUN_ROWS), _row_bytes(c))
+    return Workspace(kept * c.vocab_size * 4 + hidden + pool + graphs * _GRAPH_BYTES + results)
 
 
 def _draft_passes(work: GpuWork) -> Workspace:
@@ -184,7 +190,8 @@ def _draft_passes(work: GpuWork) -> Workspace:
     the logits, of which a pass has at most as many as there are sequences."""
     logits = work.sizes.max_batch * work.config.vocab_size * (4 + work.element)
     graphs = most_graphs(work.max_len, PASS_SHAPES) * _GRAPH_BYTES
-    return Workspace(logits + graphs + _recorded_results(work, work.draft.row_bytes))
+    rows = max(work.sizes.max_batch, RECORDED_ROWS)
+    return Workspace(logits + graphs + _recorded_results(work, rows, work.draft.row_bytes))
 
 
 def most_graphs(max_len: int, drafted_shapes: int) -> int:
@@ -200,10 +207,9 @@ def _longest(max_len: int) -> int:
     return -(-(blocks_for(max_len) + 1) * BLOCK_TOKENS // PIECE_TOKENS)
 
 
-def _recorded_results(work: GpuWork, row_bytes: int) -> int:
+def _recorded_results(work: GpuWork, rows: int, row_bytes: int) -> int:
     """Return the bytes of partial results in the largest graph, whose rows have all pieces of the
     longest context each. Those with more run without a graph."""
-    rows = max(work.sizes.max_batch, RECORDED_ROWS if work.draft.most else 0)
     # The limit is one of the values, beside which there is an lse for each head.
     most = MOST_PARTIAL_BYTES + MOST_PARTIAL_BYTES // work.config.head_dim
     return min(rows * _longest(work.max_len) * row_bytes, most)

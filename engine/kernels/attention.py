@@ -45,13 +45,15 @@ from engine.kernels.paged_rows import MAX_ROWS, PIECE_TOKENS, PagedRows
 _PAGE = tl.constexpr(32)  # tokens of a page
 
 TILE, SMALL_TILE = 64, 32
-"""Tokens that the inner loop reads at a time: under fp8 storage with few rows, and otherwise."""
+"""Tokens that the inner loop reads at a time: under fp8 storage, and for wide values or few rows
+with drafts.
+
+Under fp8 storage, instructions limit the kernel and not memory. Of tiles with 32 to 256 tokens,
+programs with 1 to 8 warps and loads 1 to 4 tiles ahead, the choices of this module were the fastest
+for large batches on an H100 (one row a sequence) and an H200 (2 to 32 rows)."""
 
 WARPS, WIDE_WARPS = 2, 4
-"""Warps of a program with few rows, under fp8 storage and for wide values.
-
-Under fp8 storage, instructions limit the kernel and not memory. Of tiles with 32 to 256 tokens and
-programs with 1 to 8 warps, this choice was the fastest for large batches on an H100."""
+"""Warps of a program with few rows, under fp8 storage and for wide values."""
 
 MOST_REGISTERS = 168
 """Of a thread, with WARPS and one row a sequence: six programs fit on a multiprocessor with 65,536
@@ -96,7 +98,7 @@ def _on_path(visible, position, key, known, depth, WINDOW: tl.constexpr):
     """Return which keys [keys] the rows attend to that have the bits ``visible`` [rows] and are at
     ``position`` [rows]. depth: [keys], of keys that are draft nodes."""
     node = key - known
-    bit = (visible[:, None] >> tl.minimum(tl.maximum(node, 0), 63)[None, :]) & 1
+    bit = (visible[:, None] >> tl.minimum(tl.maximum(node, 0), 31)[None, :]) & 1
     seen = (node < 0)[None, :] | (bit != 0)
     if WINDOW > 0:
         place = tl.where(node >= 0, known + depth, key)
@@ -174,7 +176,7 @@ def attention_pieces(
         q = tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0)
     q = q.to(PRODUCT)
     if MOST > 1:
-        visible = tl.load(ancestors_ptr + row)
+        visible = tl.load(ancestors_ptr + row).to(tl.int32)
         position = known + tl.load(depth_ptr + row).to(tl.int32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -215,15 +217,16 @@ def attention_pieces(
         else:
             scores = scores * scale
         scores = _log2_scores(scores, softcap, SOFTCAP)
-        seen = inside[None, :]
         if MOST == 1:
+            seen = inside[None, :]
             if WINDOW > 0:
                 seen = seen & (key > known - WINDOW)[None, :]
-        else:
+            scores = tl.where(seen, scores, float("-inf"))
+        elif (WINDOW > 0) | (tile + TILE > known):  # all rows attend to all tokens before them
             node = (key >= known) & inside
             depth = tl.load(depth_ptr + first_row + key - known, mask=node, other=0).to(tl.int32)
-            seen = seen & _on_path(visible, position, key, known, depth, WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
+            seen = inside[None, :] & _on_path(visible, position, key, known, depth, WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
         best = tl.maximum(peak, tl.max(scores, 1))
         if MOST > 1 or WINDOW > 0:  # otherwise every row attends to the first key of each piece
             safe = tl.where(best == float("-inf"), 0.0, best)
@@ -348,9 +351,11 @@ def decode_attention(
 def _launch_options(options: dict[str, Any]) -> dict[str, int]:
     """Return how the specialisation ``options`` of ``attention_pieces`` is launched."""
     # With fewer warps, programs with many accumulated values would run out of registers.
-    accumulated, fp8 = options["ROWS"] * options["BLOCK_D"], options["FP8"]
-    warps = max(WARPS if fp8 else WIDE_WARPS, min(8, accumulated >> 11))
-    launch = {"num_warps": warps, "num_stages": 3}
+    rows, fp8 = options["ROWS"], options["FP8"]
+    least = max(WARPS, rows >> 4) if fp8 else WIDE_WARPS
+    warps = min(8, max(least, rows * options["BLOCK_D"] >> 11))
+    stages = 3 if options["MOST"] == 1 or not fp8 else 2 if rows <= 32 else 1
+    launch = {"num_warps": warps, "num_stages": stages}
     if fp8 and options["MOST"] == 1 and warps == WARPS and options["BLOCK_D"] <= 128:
         launch["maxnreg"] = MOST_REGISTERS
     return launch
@@ -375,7 +380,7 @@ def _options(
         "ROWS": rows,
         "MOST": most_rows,
         "PIECE": PIECE_TOKENS,
-        "TILE": TILE if fp8 and rows <= 32 and block_d <= 128 else SMALL_TILE,
+        "TILE": TILE if fp8 and block_d <= 128 and (most_rows == 1 or rows > 16) else SMALL_TILE,
         "WINDOW": shape.window,
         "SOFTCAP": shape.softcap > 0,
         "FP8": fp8,

@@ -24,6 +24,17 @@ MOST_DRAFTED_ROWS = 256
 """Rows of a graph with several rows a sequence: a step has at most as many draft nodes."""
 
 
+PROMPT_ROWS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768)
+"""Rows of graphs of steps with prompts. With more, a GPU computes for longer than the host needs
+for its launches: for Llama-3-8B these take 15 to 30 ms, and on an H200 768 rows take 20 ms."""
+
+RUN_ROWS = 16
+"""Rows of a run of consecutive prompt tokens in these, at most. More would read the KV of a prompt
+less often, and leave fewer programs for its attention."""
+
+PROMPT_PIECES = (32, 128, 512)
+"""Pieces of their contexts, besides as many as have room."""
+
 MOST_PARTIAL_BYTES = 256 << 20
 """Bytes of the partial results of attention in a graph. Steps with longer contexts run without one;
 for Llama-3-8B these are 4 million tokens."""
@@ -183,3 +194,26 @@ class GraphSizes:
         if size is None:
             return max(sequences * (1 + drafts), 2 * MOST_DRAFTED_ROWS)
         return size.rows * size.sequences
+
+
+class PromptGraphSize(NamedTuple):
+    """What a graph of a step with prompts is made for: at most so many rows and pieces."""
+
+    rows: int
+    pieces: int
+
+
+def prompt_graph_sizes(
+    most_rows: int, sequences: int, longest: int, row_bytes: int
+) -> list[PromptGraphSize]:
+    """Return the sizes of graphs for steps of up to ``most_rows`` rows, in ascending order. Up to
+    ``sequences`` have contexts of up to ``longest`` pieces each. A row takes ``row_bytes`` of
+    partial results in each piece."""
+    needed = next((n for n in PROMPT_ROWS if n >= most_rows), PROMPT_ROWS[-1])
+    sizes = []
+    for rows in PROMPT_ROWS[: PROMPT_ROWS.index(needed) + 1]:
+        runs = min(rows, sequences + rows // RUN_ROWS)
+        most = min(runs * longest, MOST_PARTIAL_BYTES // (RUN_ROWS * row_bytes))
+        bounds = [n for n in PROMPT_PIECES if n * 1.1 < most]
+        sizes += [PromptGraphSize(rows, pieces) for pieces in (*bounds, most)]
+    return sizes

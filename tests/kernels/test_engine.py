@@ -19,6 +19,8 @@ from tests.engine.conftest import drain, request
 from tests.engine.families import save
 from tests.engine.grammars import Constrained, regex, save_tokenizer
 
+pytestmark = pytest.mark.usefixtures("only_decode_graphs")
+
 POSITIONS = 512
 
 
