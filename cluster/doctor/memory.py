@@ -17,8 +17,8 @@ from cluster.doctor.gpus import GpuDevice, GpuFacts
 from cluster.doctor.subject import DoctorSubject
 from cluster.local.start_report import format_size
 from cluster.models import drafting
-from engine.execution.memory_footprint import Footprint, GpuMemory, estimate_footprint
 from engine.ipc.settings import DeviceKind, EngineSettings
+from engine.memory.memory_footprint import Footprint, GpuMemory, estimate_footprint
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
 from protocol.roles import Role

@@ -26,8 +26,8 @@ import msgspec
 from cluster.planner.gpus import GpuSpec, known_gpus
 from cluster.planner.model_shape import ModelShape
 from cluster.sizing.snapshot import MachineModel
-from engine.execution.memory_footprint import RUNTIME_BYTES
 from engine.ipc.settings import StepSizes, default_step_sizes
+from engine.memory.memory_footprint import RUNTIME_BYTES
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
@@ -37,7 +37,7 @@ from protocol.roles import Role
 
 PLANNED_KV_SHARE = 0.8
 """Share of a GPU's memory beside the weights that holds KV in a plan. A worker counts exactly, with
-the shapes of its model and 10% in reserve (``engine/execution/memory_footprint.py``): Llama-3-8B
+the shapes of its model and 10% in reserve (``engine/memory/memory_footprint.py``): Llama-3-8B
 gets 0.84 on an H200 and 0.78 on an H100."""
 PCIE_GB_PER_S = 64.0
 """Of a GPU without NVLink, both directions together."""

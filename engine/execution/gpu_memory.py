@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from engine.execution.build_tools import missing_build_tools
-from engine.execution.memory_footprint import (
+from engine.memory.memory_footprint import (
     RUNTIME_BYTES,
     Footprint,
     GpuMemory,

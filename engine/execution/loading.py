@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from engine.execution import memory_footprint
 from engine.execution.engine import Engine, EngineConfig
 from engine.execution.gpu_memory import MemoryGuard, prepare_gpu
 from engine.execution.machine_ceilings import measure_ceilings
@@ -22,6 +21,7 @@ from engine.ipc.counters import SpeculationStatus
 from engine.ipc.messages import EngineReady
 from engine.ipc.settings import DeviceKind, EngineSettings, MachineCeilings
 from engine.kv_cache.kv_format import KVFormat
+from engine.memory import memory_footprint
 from engine.model.decoder import DecoderModel, warm_up_products
 from engine.model.weights import load_weights
 from engine.model_config.checkpoint import fingerprint, load_config, read_shards

@@ -4,7 +4,7 @@ The engine allocates pages for draft nodes before a step, and the stepper frees 
 
 Drafts use only pages that are free or evictable, so they never preempt a sequence; where these do
 not suffice, there are fewer drafts. One step has at most MAX_DRAFT_NODES of them, because its
-memory was estimated for so many (engine/execution/memory_footprint.py).
+memory was estimated for so many (engine/memory/memory_footprint.py).
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.execution import decode_graphs, workspace
-from engine.execution.workspace import GpuWork, gpu_workspace_parts, most_graphs
+from engine.execution import decode_graphs
 from engine.ipc.settings import StepSizes
 from engine.kernels import paged_rows, recording, sampling
 from engine.kernels.paged_rows import piece_count
 from engine.kernels.recording import RUN_ROWS, GraphSizes, prompt_graph_sizes
+from engine.memory import workspace
+from engine.memory.workspace import GpuWork, gpu_workspace_parts, most_graphs
 from engine.scheduling.sequence import blocks_for
 from engine.speculation.draft_source import DraftSize
 from engine.speculation.proposers import draft_passes

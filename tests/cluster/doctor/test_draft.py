@@ -13,8 +13,8 @@ from cluster.doctor import draft
 from cluster.doctor.subject import DoctorSubject, SubjectPool
 from cluster.local.start_report import StartReporter
 from cluster.models import download, drafting, locate
-from engine.execution.memory_footprint import estimate_footprint
 from engine.ipc.settings import METHODS_WITH_MODEL, SpeculationMethod
+from engine.memory.memory_footprint import estimate_footprint
 from engine.model_config.checkpoint import load_config, read_shards
 from protocol.errors import StartupError
 from tests.cluster.doctor.subjects import SPEC, levels

@@ -12,12 +12,12 @@ from cluster.doctor.gpus import GpuDevice
 from cluster.doctor.memory import MemoryFacts, MemoryPlan, PoolEngines
 from cluster.doctor.subject import SubjectPool
 from cluster.models import locate
-from engine.execution.memory_footprint import (
+from engine.memory.memory_footprint import (
     Footprint,
     GpuMemory,
     estimate_footprint,
 )
-from engine.execution.workspace import Workspace
+from engine.memory.workspace import Workspace
 from engine.model_config.checkpoint import load_config, read_shards
 from protocol.block_keys import BLOCK_TOKENS
 from tests.cluster.doctor.subjects import SUBJECT, levels

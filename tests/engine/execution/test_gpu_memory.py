@@ -14,7 +14,7 @@ from cluster.worker import engine_main
 from engine.execution import gpu_memory, loading
 from engine.execution.build_tools import MissingTool
 from engine.execution.gpu_memory import MemoryGuard, prepare_gpu
-from engine.execution.memory_footprint import RUNTIME_BYTES, estimate_footprint
+from engine.memory.memory_footprint import RUNTIME_BYTES, estimate_footprint
 from engine.model_config.checkpoint import load_config, read_shards
 from engine.scheduling.step_policy import plan_decode_step
 from protocol.errors import EngineDied, StartupError

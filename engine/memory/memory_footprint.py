@@ -6,7 +6,7 @@ weights    every tensor in the type it is computed in, including those of a draf
 kv         all pages of the pool; a draft model has the same number of its own
 workspace  the activations of the largest step, including draft nodes, and on a CPU the prepared
            products for each number of rows; on a GPU also tables, recorded steps and memory for
-           KV frames (engine/execution/workspace.py)
+           KV frames (engine/memory/workspace.py)
 runtime    the interpreter and torch; on a GPU what CUDA takes there
 shared     slots for KV frames in both directions (engine/ipc/shared_memory.py)
 pinned     the same slots of an engine on a GPU, which are in the host's memory
@@ -24,15 +24,15 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.execution.workspace import (
+from engine.ipc.settings import DeviceKind, EngineSettings
+from engine.kv_cache.kv_format import KVFormat, Storage
+from engine.memory.workspace import (
     GpuWork,
     Workspace,
     cpu_workspace,
     gpu_workspace_parts,
     rotary_bytes,
 )
-from engine.ipc.settings import DeviceKind, EngineSettings
-from engine.kv_cache.kv_format import KVFormat, Storage
 from engine.model_config.checkpoint import WeightShards, resident_elements
 from engine.model_config.config import ModelConfig
 from engine.scheduling.sequence import blocks_for
@@ -45,7 +45,7 @@ CPU_KV_BYTES = 256 << 20
 """Default limit of the KV pool on a CPU; ``kv_tokens`` overrides it."""
 GPU_USABLE_SHARE = 0.9
 """Share of a GPU's memory that is counted out to engines. The rest holds what is not estimated:
-fragmentation, and steps whose sequences share long prefixes (engine/execution/workspace.py)."""
+fragmentation, and steps whose sequences share long prefixes (engine/memory/workspace.py)."""
 
 # On a CPU measured with torch 2.13 on x86-64; what CUDA takes is an assumption.
 RUNTIME_BYTES: dict[DeviceKind, int] = {"cpu": 236 << 20, "cuda": 500 << 20}

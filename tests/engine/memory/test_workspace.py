@@ -10,22 +10,22 @@ from cluster.doctor import memory
 from cluster.doctor.gpus import GpuDevice
 from cluster.doctor.memory import MemoryFacts, PoolEngines
 from cluster.doctor.subject import DoctorSubject, SubjectPool
-from engine.execution.memory_footprint import (
+from engine.ipc.settings import SpeculationMethod, StepSizes
+from engine.ipc.shared_memory import ArenaShape
+from engine.memory.memory_footprint import (
     RUNTIME_BYTES,
     Footprint,
     GpuMemory,
     estimate_footprint,
     gpu_footprint,
 )
-from engine.execution.workspace import (
+from engine.memory.workspace import (
     GpuWork,
     GpuWorkspaceParts,
     Workspace,
     gpu_workspace_parts,
     rotary_bytes,
 )
-from engine.ipc.settings import SpeculationMethod, StepSizes
-from engine.ipc.shared_memory import ArenaShape
 from engine.model_config.config import ModelConfig, MoeConfig, RopeConfig
 from engine.speculation.draft_source import DraftSize
 from protocol.errors import StartupError

@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from bench.lib.settings import engine_settings, speculation_settings
 from cluster.models import locate
-from engine.execution.memory_footprint import (
+from engine.ipc.settings import DeviceKind, SpeculationMethod, StepSizes
+from engine.memory.memory_footprint import (
     RUNTIME_BYTES,
     Footprint,
     GpuMemory,
     estimate_footprint,
     gpu_footprint,
 )
-from engine.execution.workspace import Workspace
-from engine.ipc.settings import DeviceKind, SpeculationMethod, StepSizes
+from engine.memory.workspace import Workspace
 from engine.model_config.checkpoint import load_config
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from protocol.block_keys import BLOCK_TOKENS
