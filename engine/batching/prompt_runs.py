@@ -1,4 +1,4 @@
-"""The rows of a step with prompts, divided into runs: at most RUN_ROWS consecutive tokens each.
+"""The rows of a step with prompts, divided into runs of consecutive tokens: 16 each at most, here.
 
     rows   [ d | e | a a a a a a a a a a a a a a a a | a a a | b b b ]
     runs     d   e   16 tokens of a                    3 of a  3 of b
@@ -18,7 +18,6 @@ import numpy as np
 
 from engine.batching.draft_layout import IntArray
 from engine.kernels.paged_rows import PIECE_TOKENS
-from engine.kernels.recording import RUN_ROWS
 from engine.scheduling.sequence import Sequence, blocks_for
 from engine.scheduling.step_policy import StepPlan
 from protocol.block_keys import BLOCK_TOKENS
@@ -42,12 +41,11 @@ class RunRows:
     drawing: IntArray  # [R], state rows of these
 
     @classmethod
-    def of(cls, plan: StepPlan) -> RunRows:
-        """Return the rows of a plan without drafts, whose sequences have their pages."""
-        spans = [(s, len(s.tokens) - 1, len(s.tokens)) for s in plan.decode]
-        spans += [(s, s.computed, s.computed + count) for s, count in plan.chunks]
-        known, count, span = _divide([end - first for _, first, end in spans])
-        known = known + _array([first for _, first, _ in spans])[span]
+    def of(cls, plan: StepPlan, most: int) -> RunRows:
+        """Return the rows of a plan without drafts, whose sequences have their pages, in runs of up
+        to ``most`` tokens."""
+        spans = _spans(plan)
+        known, count, span = _divide(spans, most)
         first_row = np.cumsum(count) - count
         owner = np.repeat(np.arange(len(count)), count)
         depth = np.arange(len(owner)) - first_row[owner]
@@ -64,7 +62,7 @@ class RunRows:
             known=known,
             first_row=first_row,
             row_count=count,
-            pieces=-(-(known + count) // PIECE_TOKENS),
+            pieces=_pieces(known, count),
             logit_rows=ends[drawing],
             drawing=rows[drawing],
         )
@@ -82,6 +80,12 @@ class RunRows:
         return run << 32 | (np.arange(len(run)) - starts[run]), starts
 
 
+def count_pieces(plan: StepPlan, most: int) -> int:
+    """Return the pieces of all contexts of the runs that ``RunRows.of`` returns."""
+    known, count, _ = _divide(_spans(plan), most)
+    return int(_pieces(known, count).sum())
+
+
 def pool_slots(sequence: Sequence, first: int, end: int) -> IntArray:
     """Return the pool slots [end - first] of the tokens ``first .. end`` of a sequence."""
     page = first // BLOCK_TOKENS
@@ -91,14 +95,28 @@ def pool_slots(sequence: Sequence, first: int, end: int) -> IntArray:
     return slots
 
 
-def _divide(counts: Seq[int]) -> tuple[IntArray, IntArray, IntArray]:
-    """Divide spans of ``counts`` tokens into runs; return for each run its first token in the span,
-    its tokens, and its span."""
-    rows = _array(counts)
-    runs = -(-rows // RUN_ROWS)
-    span = np.repeat(np.arange(len(rows)), runs)
-    first = (np.arange(len(span)) - (np.cumsum(runs) - runs)[span]) * RUN_ROWS
-    return first, np.minimum(rows[span] - first, RUN_ROWS), span
+def _spans(plan: StepPlan) -> list[tuple[Sequence, int, int]]:
+    """Return the sequences of a plan with the first and the end of the tokens to compute."""
+    spans = [(s, len(s.tokens) - 1, len(s.tokens)) for s in plan.decode]
+    return spans + [(s, s.computed, s.computed + count) for s, count in plan.chunks]
+
+
+def _divide(
+    spans: Seq[tuple[Sequence, int, int]], most: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Divide spans into runs of up to ``most`` tokens; return for each run its first token in the
+    sequence, its tokens, and its span."""
+    first, end = _array([a for _, a, _ in spans]), _array([b for _, _, b in spans])
+    runs = -(-(end - first) // most)
+    span = np.repeat(np.arange(len(spans)), runs)
+    known = first[span] + (np.arange(len(span)) - (np.cumsum(runs) - runs)[span]) * most
+    return known, np.minimum(end[span] - known, most), span
+
+
+def _pieces(known: IntArray, count: IntArray) -> IntArray:
+    """Return the pieces of the contexts of runs of ``count`` tokens with ``known`` before them."""
+    pieces: IntArray = -(-(known + count) // PIECE_TOKENS)
+    return pieces
 
 
 def _array(values: Seq[int]) -> IntArray:

@@ -279,6 +279,8 @@ class Engine:
 
     def _with_drafts(self, plan: StepPlan, speculator: Speculator) -> StepPlan:
         """Add the draft nodes that the speculator wants, with pages that ``run`` trims."""
+        if not self._stepper.takes_drafts(plan):
+            return plan
         wanted = speculator.choose_lengths(plan.decode, plan.work.prompt_tokens)
         fitting = allocate_draft_pages(self.manager, plan.decode, wanted) if wanted else ()
         return replace(plan, draft_nodes=fitting) if any(fitting) else plan

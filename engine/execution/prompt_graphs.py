@@ -6,7 +6,8 @@
 The host launches the kernels of such a step one after the other more slowly than a GPU computes
 them. A graph has a fixed number of rows; those beyond the step's stand for no token and have no
 slot. Its attention takes the rows as runs (engine/batching/prompt_runs.py). Steps with drafts or
-with more rows are not recorded. The engine's stepper owns this object.
+with more rows are not recorded; a step that has a graph gets no drafts, which would cost more than
+they bring. The engine's stepper owns this object.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from torch import Tensor
 from engine.batching.attention_metadata import PackedBatch
 from engine.batching.batcher import RowState
 from engine.batching.draft_layout import IntArray
-from engine.batching.prompt_runs import RunRows
+from engine.batching.prompt_runs import RunRows, count_pieces
 from engine.execution.model_pass import ModelPass
+from engine.kernels.attention import rows_of_runs
 from engine.kernels.paged_rows import PagedAttention, PagedRows, PieceList, piece_count
 from engine.kernels.recording import (
     RUN_ROWS,
@@ -97,7 +99,10 @@ class PromptGraphs:
         self._recorder, self._taps = recorder, tuple(taps)
         c, longest = model.config, piece_count(state.block_table.shape[1] * BLOCK_TOKENS)
         sequences = len(state.length) - 1
-        self._sizes = prompt_graph_sizes(most_rows, sequences, longest, 4 * c.heads * c.head_dim)
+        group, element = c.heads // c.kv_heads, model.dtype.itemsize
+        self._run_rows = rows_of_runs(RUN_ROWS, group, c.head_dim, element)
+        row_bytes = 4 * c.heads * c.head_dim
+        self._sizes = prompt_graph_sizes(most_rows, sequences, longest, row_bytes, self._run_rows)
         rows, pieces = max(n for n, _ in self._sizes), max(n for _, n in self._sizes)
         self._memory = _GraphMemory(rows, pieces, state.device)
         self._hidden = model.weights.embedding.new_empty((1 + len(taps), rows, c.hidden_size))
@@ -127,7 +132,7 @@ class PromptGraphs:
             ancestors=row["ancestors"],
             owner=row["owner"],
             pieces=PieceList(items, run["starts"], total),
-            most_rows=RUN_ROWS,
+            most_rows=self._run_rows,
         )
         paged = PagedAttention(size.rows, rows, ())
         return PackedBatch(row["tokens"], row["positions"], row["slots"], {}, None, paged)
@@ -140,23 +145,24 @@ class PromptGraphs:
             assert tap is not None
             kept.copy_(tap)
 
-    def run(self, plan: StepPlan) -> ModelPass | None:
-        """Compute a step without drafts; None: there is no graph for it. What is returned is
-        overwritten by the next step."""
+    def size_for(self, plan: StepPlan) -> PromptGraphSize | None:
+        """Return the size of the graph that computes a step; None: there is none."""
         count = len(plan.decode) + plan.work.prompt_tokens
         if count > self._sizes[-1].rows:
             return None
-        rows = RunRows.of(plan)
-        pieces = int(rows.pieces.sum())
-        size = next((n for n in self._sizes if n.rows >= count and n.pieces >= pieces), None)
-        if size is None:
-            return None
+        pieces = count_pieces(plan, self._run_rows)
+        return next((n for n in self._sizes if n.rows >= count and n.pieces >= pieces), None)
+
+    def run(self, plan: StepPlan, size: PromptGraphSize) -> ModelPass:
+        """Compute a step without drafts in the graph of ``size``, which ``size_for`` returned. What
+        is returned is overwritten by the next step."""
+        rows = RunRows.of(plan, self._run_rows)
         self._state.seat([*plan.decode, *(sequence for sequence, _ in plan.chunks)])
         self._memory.write(rows)
         graph = self._graphs[size]
         graph.recording.replay()
         at, drawing = (self._memory.tensors[name][: len(rows.drawing)] for name in _DRAWN)
-        hidden, *taps = (kept[:count] for kept in graph.hidden)
+        hidden, *taps = (kept[: len(rows.tokens)] for kept in graph.hidden)
         last_hidden = hidden[at]
         logits = self._model.logits(last_hidden)
         seen = [tap[at] for tap in taps]

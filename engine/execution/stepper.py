@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from engine.execution.decode_graphs import DecodeGraphs
     from engine.execution.device_verifier import DeviceVerifier
     from engine.execution.prompt_graphs import PromptGraphs
-    from engine.kernels.recording import GraphSize
+    from engine.kernels.recording import GraphSize, PromptGraphSize
 
 
 def finish_reason(sequence: Sequence, token: int, eos: Set[int]) -> Finish:
@@ -134,9 +134,9 @@ class Stepper:
     def record_graphs(
         self, progress: Callable[[float], None], most_rows: int, *, batch_invariant: bool = False
     ) -> None:
-        """Record steps, which have up to ``most_rows`` rows, and run them in graphs from now on
-        where one fits. Steps with drafts are recorded if there is a speculator, steps with prompts
-        unless ``batch_invariant``. On a CPU nothing is recorded."""
+        """Record steps, and run them in graphs from now on where one fits. No step of this engine
+        has more than ``most_rows`` rows. Steps with drafts are recorded if there is a speculator,
+        steps with prompts unless ``batch_invariant``. On a CPU nothing is recorded."""
         if self._device is None or not self._model.can_be_recorded:
             return
         from engine.execution import decode_graphs, prompt_graphs
@@ -157,6 +157,15 @@ class Stepper:
             self._prompt_graphs = prompts
         if self.speculator is not None:
             self.speculator.record_graphs(progress)
+
+    def takes_drafts(self, plan: StepPlan) -> bool:
+        """Return whether drafts may be added to ``plan``: not where a graph computes prompts."""
+        return self._prompt_graph_size(plan) is None
+
+    def _prompt_graph_size(self, plan: StepPlan) -> PromptGraphSize | None:
+        if self._prompt_graphs is None or not plan.chunks:
+            return None
+        return self._prompt_graphs.size_for(plan)
 
     def run_empty_graph(self, rows: int) -> bool:
         """Run a recorded step of at least ``rows`` rows without any sequence; return whether there
@@ -222,10 +231,10 @@ class Stepper:
 
     def _replay(self, plan: StepPlan, layout: DraftLayout | None) -> ModelPass | None:
         """Run the model in a recorded graph, if there is one for the step."""
-        if plan.chunks:
-            graphs = self._prompt_graphs
-            return None if graphs is None or layout is not None else graphs.run(plan)
-        if self._graphs is None:
+        if (prompts := self._prompt_graph_size(plan)) is not None and layout is None:
+            assert self._prompt_graphs is not None
+            return self._prompt_graphs.run(plan, prompts)
+        if self._graphs is None or plan.chunks:
             return None
         size = self._graphs.size_for(plan.decode, layout)
         return None if size is None else self._run_graph(size, plan.decode, layout)

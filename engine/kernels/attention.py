@@ -60,6 +60,11 @@ MOST_REGISTERS = 168
 of them. Of two variants on an H100, the one with 168 took 13% less time than the one with 180."""
 
 
+MOST_QUERY_BYTES = 32 << 10
+"""Of the queries of a program that attends for a run of prompt tokens. With twice as many, bf16
+queries need more registers than there are, and fp32 ones more shared memory than sm_89 has."""
+
+
 @dataclass(frozen=True)
 class AttentionShape:
     """What attention of one layer depends on besides its tensors. ``window`` 0: no window."""
@@ -73,6 +78,15 @@ def product_rows(most_rows: int, group: int) -> int:
     """Return the rows of the matrix product: a power of two, at least the 16 of a tensor core."""
     rows: int = max(16, triton.next_power_of_2(most_rows * group))
     return rows
+
+
+def rows_of_runs(most: int, group: int, head_dim: int, element: int) -> int:
+    """Return how many rows a run of prompt tokens may have, at most ``most``: a power of two. It
+    has ``group`` query heads for each KV head, with elements of ``element`` bytes."""
+    row_bytes = triton.next_power_of_2(head_dim) * element
+    while most > 1 and product_rows(most, group) * row_bytes > MOST_QUERY_BYTES:
+        most //= 2
+    return most
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """The rows of a batch as kernels take them: tensors on the device instead of masks.
 
-    decode rows   the last token of each sequence, with drafts followed by its draft nodes
+    decode rows   the last token of each sequence, with drafts followed by its draft nodes; in a
+                  recorded step, also runs of prompt tokens (engine/batching/prompt_runs.py)
     prompt rows   chunks of prompts, back to back
 
 ``PagedBatcher`` creates them, and ``FusedLayers`` passes them to the kernels.

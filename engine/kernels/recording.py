@@ -1,8 +1,8 @@
 """Records computations as CUDA graphs, and knows for which sizes there is one.
 
 A graph reads the same memory in every replay and has a fixed number of rows, so a step runs in the
-smallest graph that is large enough. The engine's decode steps and the passes of a draft model are
-recorded.
+smallest graph that is large enough. The engine's decode steps, its steps with few prompt tokens,
+and the passes of a draft model are recorded.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ for its launches: for Llama-3-8B these take 15 to 30 ms, and on an H200 768 rows
 
 RUN_ROWS = 16
 """Rows of a run of consecutive prompt tokens in these, at most. More would read the KV of a prompt
-less often, and leave fewer programs for its attention."""
+less often, and leave fewer programs for its attention. Models with many query heads for each KV
+head have shorter runs (``rows_of_runs`` in engine/kernels/attention.py)."""
 
 PROMPT_PIECES = (32, 128, 512)
 """Pieces of their contexts, besides as many as have room."""
 
 MOST_PARTIAL_BYTES = 256 << 20
-"""Bytes of the partial results of attention in a graph. Steps with longer contexts run without one;
-for Llama-3-8B these are 4 million tokens."""
+"""Bytes of the partial results of attention in a graph. Steps with longer contexts run without one.
+For Llama-3-8B these are 4 million tokens without drafts. With a prompt, every sequence takes the
+results of a whole run, so these are 262,144 tokens: of 64 sequences, 4,096 each."""
 
 
 class Recording(Protocol):
@@ -204,16 +206,16 @@ class PromptGraphSize(NamedTuple):
 
 
 def prompt_graph_sizes(
-    most_rows: int, sequences: int, longest: int, row_bytes: int
+    most_rows: int, sequences: int, longest: int, row_bytes: int, run_rows: int = RUN_ROWS
 ) -> list[PromptGraphSize]:
     """Return the sizes of graphs for steps of up to ``most_rows`` rows, in ascending order. Up to
     ``sequences`` have contexts of up to ``longest`` pieces each. A row takes ``row_bytes`` of
-    partial results in each piece."""
+    partial results in each piece, and a run has up to ``run_rows`` of them."""
     needed = next((n for n in PROMPT_ROWS if n >= most_rows), PROMPT_ROWS[-1])
     sizes = []
     for rows in PROMPT_ROWS[: PROMPT_ROWS.index(needed) + 1]:
-        runs = min(rows, sequences + rows // RUN_ROWS)
-        most = min(runs * longest, MOST_PARTIAL_BYTES // (RUN_ROWS * row_bytes))
+        runs = min(rows, sequences + rows // run_rows)
+        most = min(runs * longest, MOST_PARTIAL_BYTES // (run_rows * row_bytes))
         bounds = [n for n in PROMPT_PIECES if n * 1.1 < most]
         sizes += [PromptGraphSize(rows, pieces) for pieces in (*bounds, most)]
     return sizes

@@ -7,7 +7,8 @@
 Ten launches a layer for decode rows. ``DecoderModel`` creates it where kernels run, and is the
 reference. Rows of prompts attend by torch's variable-length attention over gathered KV, in its form
 whose bits do not depend on the batch (``num_splits=1``), or by torch's general attention where
-that form does not exist: fp32, soft caps, and the CPU.
+that form does not exist: fp32, soft caps, and the CPU. In a recorded step, rows of prompts come as
+decode rows (engine/batching/prompt_runs.py).
 """
 
 from __future__ import annotations

@@ -52,6 +52,13 @@ SHAPES = {
     "mistral-7b": ModelShape(4096, 14336, 32, 8, 128, window=4096),
     "gemma-2-9b": ModelShape(3584, 14336, 16, 8, 256, window=4096, softcap=50.0, gelu=True),
 }
+GROUPED_SHAPES = {
+    "llama-3-70b": ModelShape(8192, 28672, 64, 8, 128),
+    "qwen2.5-7b": ModelShape(3584, 18944, 28, 4, 128),
+    "qwen3-235b": ModelShape(4096, 12288, 64, 4, 128, qk_norm=True),
+}
+"""Models with more query heads for each KV head, whose attention needs more memory."""
+
 STORAGES: tuple[Storage, ...] = ("fp8", "wide")
 QUERIES = (1, 2, 4, 16, 32)
 """Rows of a sequence: one, and with drafts."""
@@ -194,4 +201,9 @@ def product_cases() -> dict[str, Callable[[], None]]:
             for queries in QUERIES:
                 launch = partial(_attention, shape, storage, queries)
                 cases[f"{own} attention, {queries} rows"] = launch
+    for name, shape in GROUPED_SHAPES.items():
+        most = attention.rows_of_runs(16, shape.heads // shape.kv_heads, shape.head_dim, 2)
+        for storage, queries in itertools.product(STORAGES, (1, most)):
+            launch = partial(_attention, shape, storage, queries)
+            cases[f"{name} {storage} attention, {queries} rows"] = launch
     return cases

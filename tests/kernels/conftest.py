@@ -30,4 +30,4 @@ def few_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def only_decode_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute steps with prompts without graphs, likewise; test_prompt_graphs.py has those."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(PromptGraphs, "run", lambda *_: None)
+        monkeypatch.setattr(PromptGraphs, "size_for", lambda *_: None)

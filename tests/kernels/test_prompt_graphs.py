@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.batching.prompt_runs import RunRows, pool_slots
+from engine.batching.prompt_runs import RunRows, count_pieces, pool_slots
 from engine.execution.engine import Engine
 from engine.execution.prompt_graphs import PromptGraphs
 from engine.kernels import recording
+from engine.kernels.attention import rows_of_runs
+from engine.kernels.recording import RUN_ROWS
 from engine.kv_cache.kv_format import Storage
 from engine.scheduling.sequence import Phase, Sequence
 from engine.scheduling.step_policy import StepPlan
+from engine.speculation.control.draft_lengths import FixedDraftLength
+from engine.speculation.control.speculator import Speculator
+from engine.speculation.proposers.ngram import NgramProposer
 from protocol.performance.step_model import StepWork
 from tests.engine.conftest import drain, request
 from tests.engine.families import save
@@ -31,7 +36,9 @@ def sequence(handle: int, tokens: int, computed: int) -> Sequence:
 def test_rows_are_divided_into_runs_of_one_sequence_each() -> None:
     decoding, whole, part = sequence(1, 300, 299), sequence(2, 20, 0), sequence(3, 700, 500)
     chunks = ((whole, 20), (part, 33))
-    rows = RunRows.of(StepPlan((decoding,), chunks, StepWork(1, 300, 53)))
+    plan = StepPlan((decoding,), chunks, StepWork(1, 300, 53))
+    rows = RunRows.of(plan, 16)
+    assert count_pieces(plan, 16) == rows.pieces.sum()
     assert rows.row_count.tolist() == [1, 16, 4, 16, 16, 1]
     assert rows.known.tolist() == [299, 0, 16, 500, 516, 532]
     assert rows.state_row.tolist() == [11, 12, 12, 13, 13, 13]
@@ -59,17 +66,32 @@ def test_slots_are_those_of_the_pages(first: int, end: int) -> None:
     assert pool_slots(own, first, end).tolist() == expected
 
 
-def texts(own: Engine) -> dict[int, list[int]]:
+@pytest.mark.parametrize(
+    ("group", "head_dim", "element", "rows"),
+    [
+        *((1, 128, 2, 16), (4, 128, 2, 16), (7, 128, 2, 16), (8, 128, 2, 16), (2, 256, 2, 16)),
+        *((16, 128, 2, 8), (32, 128, 2, 4), (8, 256, 2, 8), (4, 128, 4, 16), (8, 128, 4, 8)),
+    ],
+)
+def test_runs_are_as_long_as_a_multiprocessor_has_room_for(
+    group: int, head_dim: int, element: int, rows: int
+) -> None:
+    assert rows_of_runs(RUN_ROWS, group, head_dim, element) == rows
+    assert rows_of_runs(RUN_ROWS, 1000, head_dim, element) == 1
+
+
+def texts(own: Engine) -> dict[int, list[Any]]:
     """Chunks beside decoding sequences, of a prompt that is longer than a chunk, and a prompt whose
-    beginning is cached. Log-probabilities of prompt tokens go into the text."""
-    drawn: dict[int, list[int]] = {}
+    beginning is cached. The ranks of prompt tokens and the likeliest ones go into the text."""
+    drawn: dict[int, list[Any]] = {}
     more: list[dict[str, Any]] = [{}, {"temperature": 0.8, "seed": 1}, {"prompt_logprobs": 1}]
     for handle, length in enumerate((3, 90, 31)):
         prompt = [3 + (handle * 7 + i * i) % 300 for i in range(length)]
         own.generate(handle, request(f"r{handle}", prompt, max_tokens=6, **more[handle]))
-    for token in (t for _ in range(3) for t in own.run(own.plan())):
+    for token in (t for _ in range(4) for t in own.run(own.plan())):
         drawn.setdefault(token.handle, []).append(token.token)
-        drawn[token.handle] += [each.tokens[0] for each in token.prompt_logprobs]
+        drawn[token.handle] += [(each.rank, each.top_tokens) for each in token.prompt_logprobs]
+    assert len(drawn[2]) >= 30, "of the prompt's tokens but the first one"
     again = [3 + (7 + i * i) % 300 for i in range(70)]
     own.generate(9, request("again", again, max_tokens=4))
     for handle, tokens in drain(own).items():
@@ -94,14 +116,14 @@ def test_steps_with_prompts_draw_the_texts_of_the_cpu(
     own = engine(folder, kernels=True, storage=storage, kv_precision="fp8", max_batch=4, pages=16)
     own.record_graphs(lambda _: None)
     ran: list[bool] = []
-    run = PromptGraphs.run
+    size_for = PromptGraphs.size_for
 
     def noted(self: PromptGraphs, plan: StepPlan) -> Any:
-        passed = run(self, plan)
-        ran.append(passed is not None)
-        return passed
+        size = size_for(self, plan)
+        ran.append(size is not None)
+        return size
 
-    monkeypatch.setattr(PromptGraphs, "run", noted)
+    monkeypatch.setattr(PromptGraphs, "size_for", noted)
     assert texts(own) == expected
     assert len(ran) >= 5 and all(ran)
 
@@ -124,3 +146,26 @@ def test_a_step_that_fits_no_graph_is_computed_without_one(
     own = engine(folder, kernels=True, chunk=64, pages=4, max_batch=1)
     own.record_graphs(lambda _: None)
     assert run(own) == run(engine(folder, kernels=False))
+
+
+def test_a_step_with_a_graph_gets_no_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside 40 prompt tokens, which fit no graph here, the sequence that decodes has drafts."""
+    monkeypatch.setattr(recording, "PROMPT_ROWS", (16,))
+    folder = save(tmp_path, "llama", **{**SMALL, "num_hidden_layers": 1})
+    own = engine(folder, kernels=True, chunk=64, pages=12, max_batch=2)
+    own.speculate(Speculator(NgramProposer(4), FixedDraftLength(4), 320))
+    own.record_graphs(lambda _: None)
+    own.generate(1, request("first", [3 + i % 3 for i in range(9)], max_tokens=60))
+    own.run(own.plan())
+    drafts = {}
+    for handle, length in enumerate((9, 40), 2):
+        assert any(own.plan().draft_nodes)
+        prompt = [100 + handle + i for i in range(length)]
+        own.generate(handle, request(f"r{handle}", prompt, max_tokens=1))
+        plan = own.plan()
+        assert plan.chunks and plan.decode
+        drafts[length] = sum(plan.draft_nodes)
+        own.run(plan)
+    assert drafts == {9: 0, 40: 4}

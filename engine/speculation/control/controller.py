@@ -177,7 +177,7 @@ class Controller(DraftLengthPolicy):
             per_node=costs.proposing.per_node,
             per_sequence=costs.catching_up.per_sequence,
             most=MAX_DRAFT_NODES,
-            # A step that also computes a chunk is not recorded.
+            # A step that also computes a chunk gets no drafts if it is recorded.
             padded=None if chunk_tokens else costs.padded(batch, self._most, kv_tokens),
         )
 
