@@ -146,15 +146,15 @@ class Stepper:
             *(self._model, self._pool, self._state, self._device, taps),
             batch_invariant=batch_invariant,
         )
-        rows = decode_graphs.ROWS[:1] if self.speculator is None else decode_graphs.ROWS
-        graphs.record(rows, progress)
-        self._graphs = graphs
         if not batch_invariant:  # the rows of its products differ from step to step
             prompts = prompt_graphs.PromptGraphs(
                 *(self._model, self._pool, self._state, graphs.recorder, taps, most_rows)
             )
-            prompts.record(progress)
+            prompts.record(progress)  # first: the others find room in the pool of these
             self._prompt_graphs = prompts
+        rows = decode_graphs.ROWS[:1] if self.speculator is None else decode_graphs.ROWS
+        graphs.record(rows, progress)
+        self._graphs = graphs
         if self.speculator is not None:
             self.speculator.record_graphs(progress)
 

@@ -172,8 +172,7 @@ def _tables(work: GpuWork) -> Workspace:
 
 def _graphs(work: GpuWork) -> Workspace:
     """Logits and hidden states that all graphs share, and the memory pool in which one largest step
-    computes. A graph of prompts may not find room for its partial results in the memory that those
-    of decode steps have left, so both are counted."""
+    computes."""
     c, drafts = work.config, work.draft.most > 0
     kept, element = max(work.sizes.max_batch, RECORDED_ROWS), work.element
     hidden = (kept + PROMPT_ROWS) * (1 + work.taps) * c.hidden_size * element
@@ -182,8 +181,7 @@ def _graphs(work: GpuWork) -> Workspace:
     pool = max(decode, PROMPT_ROWS * _row_elements(c) * element)
     graphs = PROMPT_GRAPHS + most_graphs(work.max_len, DRAFTED_SHAPES if drafts else 0)
     runs = work.sizes.max_batch + PROMPT_ROWS // RUN_ROWS
-    results = _recorded_results(work, rows, _row_bytes(c))
-    results += _recorded_results(work, runs * RUN_ROWS, _row_bytes(c))
+    results = _recorded_results(work, max(rows, runs * RUN_ROWS), _row_bytes(c))
     return Workspace(kept * c.vocab_size * 4 + hidden + pool + graphs * _GRAPH_BYTES + results)
 
 

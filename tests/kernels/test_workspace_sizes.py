@@ -95,8 +95,7 @@ def test_partial_results_of_recorded_steps_fit(max_len: int, max_batch: int, dra
     largest = max(size.pieces * size.rows for size in sizes)
     longest = piece_count((blocks_for(max_len) + 1) * BLOCK_TOKENS)
     prompts = prompt_graph_sizes(4096, max_batch, longest, 32 * 128 * 4)
-    largest += max(size.pieces for size in prompts) * RUN_ROWS
-    largest *= 32 * 129 * 4
+    largest = max(largest, *(size.pieces * RUN_ROWS for size in prompts)) * 32 * 129 * 4
     assert largest <= counted < 2 * largest
 
 
