@@ -4,12 +4,20 @@
 
 with ``u`` new prompt tokens of a chunk after ``m`` computed ones, summed over the chunks.
 
-The fit is recursive least squares with forgetting, in information form: A = sum of forget^age x x^T
-and b = sum of forget^age x y. The coefficients are the c >= 0 that minimise
-c^T A c / 2 - b^T c + anchor |c - last c|^2 / 2. In directions without recent data the anchor keeps
-the last coefficients, so hours of pure decoding leave those of prefill unchanged (Gunnarsson,
-"Combining tracking and regularization in recursive least squares identification", CDC 1996). Each
-step is weighted by its relative error, so long steps do not dominate short ones.
+The fit is recursive least squares in information form. With A, what is known of the coefficients c,
+new steps x that took y lead to the c >= 0 that minimise
+
+    (c - last c)^T A' (c - last c) + sum (y - x^T c)^2        A' = D A D, D diagonal
+
+and A' + sum x x^T is known then. A coefficient's part of D is below 1 only for steps that have its
+feature, so hours of pure decoding leave what is known of prefill unchanged (Vahidi, Stefanopoulou
+and Peng, "Recursive least squares with forgetting for online estimation of vehicle mass and road
+grade", Vehicle System Dynamics 43, 2005). Each step is weighted by its relative error, so long
+steps do not dominate short ones.
+
+Where engines share cores, a step now and then takes several times as long as usual, and a mean
+would follow these. So a step differs from its prediction by MOST_SURPRISE at most, and by more only
+as far as the prediction is uncertain (Huber, "Robust estimation of a location parameter", 1964).
 
 Each engine has one ``StepTimeModel``. The stepper feeds it through ``StepTimer``; the step policy
 and the speculation controller read its coefficients.
@@ -29,13 +37,11 @@ from protocol.performance.step_model import StepModel, StepWork
 Vector: TypeAlias = NDArray[np.float64]
 
 FORGETTING_FACTOR = 0.98
-"""Weight of all earlier steps when a new one arrives: a memory of about 50 steps."""
+"""Weight of earlier steps when a new one with the same features arrives: a memory of about 50."""
 
-ANCHOR_STEPS = 0.3
-"""Weight of the last coefficients at each fit, in steps, in every direction."""
-
-OUTLIER_RATIO = 3.0
-"""A longer step counts as this multiple of its prediction, after MIN_OBSERVATIONS steps."""
+MOST_SURPRISE = 0.25
+"""Largest relative error of a step whose prediction is certain. Of 0.15 to 0.5, and of forgetting
+factors of 0.97 to 0.995, these predicted the steps of four engines on two cores among the best."""
 
 MIN_OBSERVATIONS = 16
 """Steps until the model is used for predictions."""
@@ -43,8 +49,8 @@ MIN_OBSERVATIONS = 16
 FIT_EVERY = 4
 """Steps between two fits, after MIN_OBSERVATIONS steps."""
 
-SIZE_FOLLOW_RATE = 0.1
-"""Weight of a step in the running mean of squared features, which is the unit of the anchor."""
+LEAST_INFORMATION = 1e-9
+"""Of each coefficient, as a share of the mean, so that A can be inverted."""
 
 MIN_STEP_S = 1e-5
 """Shorter durations measure the clock rather than the step."""
@@ -56,6 +62,7 @@ LEAST_SEEN = (16.0, 32768.0, 256.0)
 """Decode rows, KV tokens and prompt tokens of a step that count as seen in any case: no kernel is
 faster for fewer rows, and an engine that was idle must not look slow."""
 
+_KEEP = math.sqrt(FORGETTING_FACTOR)  # of a feature: A has its square
 _SIZES = np.array([1.0, 8.0, 4096.0, 256.0, 65536.0])  # [5] typical features, for scaling
 
 
@@ -69,10 +76,17 @@ class StepTimeModel:
         """Forget all observations."""
         self.steps = 0
         self.coefficients = StepModel(0.0, 0.0, 0.0, 0.0, 0.0)
-        self._information = np.zeros((5, 5))  # A, for scaled features
-        self._evidence = np.zeros(5)  # b
+        self._scaled = np.zeros(5)  # c, for scaled features
+        self._information = np.zeros((5, 5))  # A, likewise
+        self._uncertainty = np.zeros((5, 5))  # its inverse
+        self._clear_new()
         self._seen = LEAST_SEEN  # per step
-        self._sizes = np.zeros(5)  # mean of x^2 over the steps that have the feature
+
+    def _clear_new(self) -> None:
+        """Forget the steps since the last fit."""
+        self._new_information = np.zeros((5, 5))  # sum of x x^T
+        self._new_evidence = np.zeros(5)  # sum of x y
+        self._decay = np.ones(5)  # D
 
     @property
     def known(self) -> StepModel | None:
@@ -83,16 +97,16 @@ class StepTimeModel:
         """Add a measurement: ``steps`` steps with ``work`` in total took ``seconds``. Steps that
         were measured only as a sum fit as well, because the model is linear."""
         seconds = expected = max(seconds, MIN_STEP_S)
-        if self.steps >= MIN_OBSERVATIONS:
+        if self.steps:
             last = self.coefficients
             expected = max(MIN_STEP_S, last.step * steps + last.added_seconds(work))
-            seconds = min(seconds, OUTLIER_RATIO * expected)
         # Relative error: features and duration are divided by the expected duration.
         x = np.array((steps, *work)) / (_SIZES * expected)
-        self._information *= FORGETTING_FACTOR
-        self._information += np.multiply.outer(x, x)
-        self._evidence *= FORGETTING_FACTOR
-        self._evidence += x * (seconds / expected)
+        most = MOST_SURPRISE * math.sqrt(1.0 + max(0.0, x @ self._uncertainty @ x))
+        ratio = min(max(seconds / expected, 1.0 - most), 1.0 + most)
+        self._new_information += np.multiply.outer(x, x)
+        self._new_evidence += x * ratio
+        self._decay[x > 0] *= _KEEP
         keep = math.exp(-seconds / SEEN_MEMORY_S)
         rows, kv_tokens, prompt_tokens, _ = work
         self._seen = (
@@ -100,19 +114,20 @@ class StepTimeModel:
             max(keep * self._seen[1], kv_tokens / steps),
             max(keep * self._seen[2], prompt_tokens / steps),
         )
-        self._sizes += (x > 0) * (SIZE_FOLLOW_RATE * (x * x - self._sizes))
         self.steps += 1
         if self.steps < MIN_OBSERVATIONS or self.steps % FIT_EVERY == 0:
             self._fit()
 
     def _fit(self) -> None:
-        last = np.array(self.coefficients[: len(_SIZES)]) * _SIZES
-        anchor = ANCHOR_STEPS * self._sizes + 1e-9 * self._sizes.max()
-        scaled = _solve_non_negative(
-            self._information + np.diag(anchor), self._evidence + anchor * last
-        )
+        known = self._information * np.multiply.outer(self._decay, self._decay)
+        evidence = known @ self._scaled + self._new_evidence
+        known += self._new_information
+        least = LEAST_INFORMATION * known.trace() / len(known) * np.eye(len(known))
+        self._scaled = _solve_non_negative(known + least, evidence + least @ self._scaled)
+        self._information, self._uncertainty = known, np.linalg.inv(known + least)
+        self._clear_new()
         seen = map(max, self._seen, LEAST_SEEN)
-        self.coefficients = StepModel(*(scaled / _SIZES).tolist(), *seen)
+        self.coefficients = StepModel(*(self._scaled / _SIZES).tolist(), *seen)
 
 
 class StepTimer:
