@@ -82,6 +82,7 @@ class Engine:
         config: EngineConfig,
         policy: StepPolicy,
         clock: Callable[[], float] = time.perf_counter,
+        core_clock: Callable[[], float] | None = None,
     ) -> None:
         self.model = model
         self.config = config
@@ -91,7 +92,7 @@ class Engine:
         self.pool = make_pool(self.format, config.pages, model.dtype, model.device)
         self.manager = BlockManager(config.pages)
         self.step_time = StepTimeModel()
-        self._timer = StepTimer(self.step_time, clock)
+        self._timer = StepTimer(self.step_time, clock, core_clock)
         self._clock = clock
         bounds = StepBounds.from_settings(config)
         planner = StepPlanner(policy, config.prefill_chunk, bounds, self.step_time)

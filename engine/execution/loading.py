@@ -158,7 +158,8 @@ def _build(
         ttft_slo_s=settings.ttft_slo_s,
         tpot_slo_s=settings.tpot_slo_s,
     )
-    return Engine(model, sizes, policy), ceilings
+    core_clock = time.thread_time if device.type == "cpu" else None
+    return Engine(model, sizes, policy, core_clock=core_clock), ceilings
 
 
 def choose_device(settings: EngineSettings) -> torch.device:

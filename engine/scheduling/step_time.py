@@ -15,9 +15,14 @@ and Peng, "Recursive least squares with forgetting for online estimation of vehi
 grade", Vehicle System Dynamics 43, 2005). Each step is weighted by its relative error, so long
 steps do not dominate short ones.
 
-Where engines share cores, a step now and then takes several times as long as usual, and a mean
-would follow these. So a step differs from its prediction by MOST_SURPRISE at most, and by more only
-as far as the prediction is uncertain (Huber, "Robust estimation of a location parameter", 1964).
+Engines that share cores slow each other, by one factor whatever a step computes. On a CPU a step
+is measured twice: by the time of the processor, which the fit explains, and by the clock. Their
+ratio in recent steps is the slowdown, and ``coefficients`` are those of the fit times the slowdown.
+On a GPU there is none.
+
+A step now and then takes several times as long as usual, and a mean would follow these. So a step
+differs from its prediction by MOST_SURPRISE at most, and by more only as far as the prediction is
+uncertain (Huber, "Robust estimation of a location parameter", 1964).
 
 Each engine has one ``StepTimeModel``. The stepper feeds it through ``StepTimer``; the step policy
 and the speculation controller read its coefficients.
@@ -42,6 +47,9 @@ FORGETTING_FACTOR = 0.98
 MOST_SURPRISE = 0.25
 """Largest relative error of a step whose prediction is certain. Of 0.15 to 0.5, and of forgetting
 factors of 0.97 to 0.995, these predicted the steps of four engines on two cores among the best."""
+
+SLOWDOWN_WEIGHT = 0.1
+"""Of a step in the logarithm of the slowdown."""
 
 MIN_OBSERVATIONS = 16
 """Steps until the model is used for predictions."""
@@ -76,6 +84,8 @@ class StepTimeModel:
         """Forget all observations."""
         self.steps = 0
         self.coefficients = StepModel(0.0, 0.0, 0.0, 0.0, 0.0)
+        self.slowdown = 1.0  # seconds on the clock for each one of the processor
+        self._alone = self.coefficients  # without the slowdown
         self._scaled = np.zeros(5)  # c, for scaled features
         self._information = np.zeros((5, 5))  # A, likewise
         self._uncertainty = np.zeros((5, 5))  # its inverse
@@ -93,16 +103,24 @@ class StepTimeModel:
         """The coefficients, or None before MIN_OBSERVATIONS steps."""
         return self.coefficients if self.steps >= MIN_OBSERVATIONS else None
 
-    def observe(self, work: StepWork, seconds: float, steps: int = 1) -> None:
-        """Add a measurement: ``steps`` steps with ``work`` in total took ``seconds``. Steps that
-        were measured only as a sum fit as well, because the model is linear."""
-        seconds = expected = max(seconds, MIN_STEP_S)
+    def observe(
+        self, work: StepWork, seconds: float, steps: int = 1, *, waited_s: float = 0.0
+    ) -> None:
+        """Add a measurement: ``steps`` steps with ``work`` in total took ``seconds``, of which the
+        engine waited ``waited_s`` for a core. Steps that were measured only as a sum fit as well,
+        because the model is linear."""
+        taken = max(seconds, MIN_STEP_S)
+        seconds = expected = max(taken - waited_s, MIN_STEP_S)
+        slower = taken / seconds / self.slowdown
+        slower = min(max(slower, 1.0 - MOST_SURPRISE), 1.0 + MOST_SURPRISE)
+        self.slowdown *= slower**SLOWDOWN_WEIGHT
         if self.steps:
-            last = self.coefficients
+            last = self._alone
             expected = max(MIN_STEP_S, last.step * steps + last.added_seconds(work))
         # Relative error: features and duration are divided by the expected duration.
         x = np.array((steps, *work)) / (_SIZES * expected)
-        most = MOST_SURPRISE * math.sqrt(1.0 + max(0.0, x @ self._uncertainty @ x))
+        uncertainty = max(0.0, float(x @ self._uncertainty @ x))  # squared, of the prediction
+        most = MOST_SURPRISE * math.sqrt(1.0 + uncertainty)
         ratio = min(max(seconds / expected, 1.0 - most), 1.0 + most)
         self._new_information += np.multiply.outer(x, x)
         self._new_evidence += x * ratio
@@ -126,18 +144,29 @@ class StepTimeModel:
         self._scaled = _solve_non_negative(known + least, evidence + least @ self._scaled)
         self._information, self._uncertainty = known, np.linalg.inv(known + least)
         self._clear_new()
-        seen = map(max, self._seen, LEAST_SEEN)
-        self.coefficients = StepModel(*(self._scaled / _SIZES).tolist(), *seen)
+        seen = tuple(map(max, self._seen, LEAST_SEEN))
+        alone = self._scaled / _SIZES
+        self._alone = StepModel(*alone.tolist(), *seen)
+        self.coefficients = StepModel(*(self.slowdown * alone).tolist(), *seen)
 
 
 class StepTimer:
     """Measures steps for a model. On a GPU a step that draws no token returns before it has been
-    computed; its work is measured together with that of the next step that draws one."""
+    computed; its work is measured together with that of the next step that draws one.
 
-    def __init__(self, model: StepTimeModel, clock: Callable[[], float]) -> None:
+    ``core_clock`` returns the seconds that this thread has had a core; None: it needs none."""
+
+    def __init__(
+        self,
+        model: StepTimeModel,
+        clock: Callable[[], float],
+        core_clock: Callable[[], float] | None = None,
+    ) -> None:
         self._model = model
         self._clock = clock
+        self._core_clock = core_clock
         self._began = self._ended = 0.0
+        self._core_began = 0.0
         self._work = StepWork()
         self._steps = 0  # steps that have begun and are not known to be computed
 
@@ -145,6 +174,8 @@ class StepTimer:
         """Start to measure a step; one that was launched ``ahead`` began at the last one's end."""
         if not self._steps:
             self._began = self._ended if ahead else self._clock()
+            if self._core_clock is not None:
+                self._core_began = self._core_clock()
             self._work = StepWork()
         self._steps += 1
 
@@ -154,7 +185,10 @@ class StepTimer:
         self._work = self._work.plus(work)
         if done:
             self._ended = self._clock()
-            self._model.observe(self._work, self._ended - self._began, self._steps)
+            seconds, waited_s = self._ended - self._began, 0.0
+            if self._core_clock is not None:
+                waited_s = max(0.0, seconds - (self._core_clock() - self._core_began))
+            self._model.observe(self._work, seconds, self._steps, waited_s=waited_s)
             self._steps = 0
 
     def idle(self) -> None:

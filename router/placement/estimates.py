@@ -22,8 +22,11 @@ INITIAL_BANDWIDTH = 500e6
 """Bytes/s of a link before any measurement."""
 CORRECTION_RANGE = (0.5, 2.0)
 """Of either factor in ``TtftCorrections``."""
-RATIO_RANGE = (0.25, 4.0)
-"""One observed/predicted ratio is clamped to this range: a single stall is not a trend."""
+MOST_SURPRISE = 0.2
+"""Largest error in the logarithm of a factor that one request corrects: a single stall is not a
+trend."""
+MIN_RATIO = 1e-3
+"""A smaller one of observed over predicted counts as this."""
 MAX_NEIGHBOURS = 8
 """More busy engines beside a worker count as so many."""
 MAX_KV_BYTES = 1 << 26
@@ -61,12 +64,12 @@ class TtftCorrections:
     """Observed over predicted time in the queue and of the prefill: a factor of the worker, times
     one for the engines beside it.
 
-    Engines on one host may share its cores and its memory's bandwidth. A worker fits its step times
-    to steps of the last seconds, some of which ran beside others, so that a step alone is faster
-    than its model and one beside busy engines slower. The second factor depends on how many are
-    busy when a request is placed; all hosts share it, and on GPUs it stays near 1. Both are
-    geometric means, as a median is: one stall of four times weighs as much as a quarter of the
-    time. ``neighbours``: busy engines on the worker's host besides its own.
+    Engines on one host may share its cores and its memory's bandwidth. What a worker reports holds
+    for its last seconds, so that it computes a prompt faster while fewer engines are busy than
+    were then, and slower beside more. The second factor depends on how many are busy when a request
+    is placed; all hosts share it, and on GPUs it stays near 1. Both follow the median of the
+    logarithm rather than the mean, which a few stalls would move (MOST_SURPRISE). ``neighbours``:
+    busy engines on the worker's host besides its own.
     """
 
     def __init__(self) -> None:
@@ -80,9 +83,9 @@ class TtftCorrections:
     def record(self, instance: str, neighbours: int, ratio: float) -> None:
         """Learn from one observed time over its prediction without any correction."""
         neighbours = min(neighbours, MAX_NEIGHBOURS)
-        low, high = RATIO_RANGE
         of_worker, beside = self._of_worker.get(instance, 0.0), self._of_neighbours(neighbours)
-        error = math.log(min(high, max(low, ratio))) - of_worker - beside
+        error = math.log(max(MIN_RATIO, ratio)) - of_worker - beside
+        error = min(MOST_SURPRISE, max(-MOST_SURPRISE, error))
         self._of_worker[instance] = _clamped(of_worker + EWMA_WEIGHT * error)
         if neighbours:
             self._beside[neighbours] = _clamped(beside + EWMA_WEIGHT * error)

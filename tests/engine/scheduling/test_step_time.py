@@ -87,6 +87,43 @@ def test_outlier_changes_the_prediction_little() -> None:
     assert worst(model, TRUE, [mixed(draw) for _ in range(100)]) < 0.2
 
 
+def test_stalls_of_some_steps_do_not_move_the_prediction() -> None:
+    """A fifth of the steps takes three times as long; their mean would be 40% above the others."""
+    draw = random.Random(5)
+    model = StepTimeModel()
+    for work in [mixed(draw) for _ in range(1000)]:
+        model.observe(work, TRUE.seconds(work) * draw.choice([0.95, 1.0, 1.0, 1.05, 3.0]))
+    assert worst(model, TRUE, [mixed(draw) for _ in range(100)]) < 0.15
+
+
+def test_waiting_for_a_core_is_a_factor_for_all_work() -> None:
+    """While others compute on the same core, and again alone, the engine only decodes; the
+    prediction for prompts follows."""
+    draw = random.Random(6)
+    model = StepTimeModel()
+    teach(model, TRUE, [mixed(draw) for _ in range(300)], draw)
+    works = [mixed(draw) for _ in range(100)]
+    for work in [decode_only(draw) for _ in range(100)]:
+        own_s = TRUE.seconds(work)
+        model.observe(work, 2 * own_s, waited_s=own_s)
+    assert model.slowdown == pytest.approx(2, rel=0.02)
+    assert worst(model, StepModel(*(2 * c for c in TRUE)), works) < 0.1
+    teach(model, TRUE, [decode_only(draw) for _ in range(100)], draw)
+    assert model.slowdown == pytest.approx(1, rel=0.02)
+    assert worst(model, TRUE, works) < 0.1
+
+
+def test_a_step_waits_while_its_thread_has_no_core() -> None:
+    clock, core = iter([0.0, 0.5, 1.0, 1.5]), iter([0.0, 0.1, 0.1, 0.6])
+    model, expected = StepTimeModel(), StepTimeModel()
+    timer = StepTimer(model, lambda: next(clock), lambda: next(core))
+    for waited_s in (0.4, 0.0):
+        timer.begin()
+        timer.end(StepWork(1, 100), done=True)
+        expected.observe(StepWork(1, 100), 0.5, waited_s=waited_s)
+    assert model.coefficients == expected.coefficients and model.slowdown == expected.slowdown > 1
+
+
 @given(
     steps=st.lists(
         st.tuples(

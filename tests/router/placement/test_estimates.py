@@ -61,6 +61,13 @@ def test_a_stall_weighs_as_much_as_the_same_gain() -> None:
     assert learned.correction("p") == pytest.approx(1.0, abs=0.1), "the mean ratio is 1.25"
 
 
+def test_requests_that_were_stalled_move_the_factor_little() -> None:
+    learned = RoutingEstimates()
+    for observed_s in (0.2, 0.2, 0.2, 2.0) * 50:
+        learned.record_first_token("p", 0.2, observed_s)
+    assert learned.correction("p") < 1.1, "the geometric mean is 1.8"
+
+
 def test_engines_that_share_cores_slow_each_other_by_their_number() -> None:
     """Four engines on two cores. Their step times are those of the mean of what they have seen."""
     draw = random.Random(1)
