@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvtransfer.nixl.messages import TOKEN_BYTES, MoverAddress
@@ -54,13 +55,22 @@ async def test_killed_server_fails_the_read_and_the_next_one_is_served() -> None
         await pair.copy_again(DATA[::-1])
 
 
+async def stop(process: int) -> None:
+    """Stop a process, and return once all of its threads stand still."""
+    os.kill(process, signal.SIGSTOP)
+    async with asyncio.timeout(PROMPT_S):
+        for thread in psutil.Process(process).threads():  # of which each has an id of its own
+            while psutil.Process(thread.id).status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.001)
+
+
 async def test_stopped_server_fails_the_read_within_the_deadline() -> None:
     async with mover_pair("tcp") as pair:
         await pair.copy(DATA)
         reader, address, peer = await pair.connect()
         server = await pair.servers.wait_ready(pair.serving.engine)
         ignore_silence(server)
-        os.kill(pid(server), signal.SIGSTOP)
+        await stop(pid(server))
         began = time.monotonic()
         reads = [
             asyncio.create_task(
