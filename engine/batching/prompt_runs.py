@@ -1,4 +1,4 @@
-"""The rows of a step with prompts, divided into runs of consecutive tokens: 16 each at most, here.
+"""The rows of a step with prompts, divided into runs of consecutive tokens, here of up to 16.
 
     rows   [ d | e | a a a a a a a a a a a a a a a a | a a a | b b b ]
     runs     d   e   16 tokens of a                    3 of a  3 of b

@@ -231,7 +231,7 @@ class Stepper:
 
     def _replay(self, plan: StepPlan, layout: DraftLayout | None) -> ModelPass | None:
         """Run the model in a recorded graph, if there is one for the step."""
-        if (prompts := self._prompt_graph_size(plan)) is not None and layout is None:
+        if layout is None and (prompts := self._prompt_graph_size(plan)) is not None:
             assert self._prompt_graphs is not None
             return self._prompt_graphs.run(plan, prompts)
         if self._graphs is None or plan.chunks:
