@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cluster.sizing.decision import Loan
 from cluster.sizing.demand import machine_for_role
-from cluster.sizing.memory import has_history, largest_demand, needed_lately
+from cluster.sizing.memory import has_history, lacking_s, largest_demand, needed_lately
 from cluster.sizing.snapshot import (
     PoolLimits,
     RequestMix,
@@ -30,6 +30,9 @@ from cluster.sizing.worker_counts import (
 from protocol.performance.step_model import StepModel
 from protocol.roles import ROLES, Role
 
+SMALL_DELAY = 0.1
+"""Share of the TTFT objective by which prompts may wait longer, until it is known that a lack of
+workers is no chance."""
 ROLE_CHANGE_S = 1.0
 """Seconds until all routers know that a worker has another role."""
 
@@ -82,7 +85,9 @@ def plan_actions(
     """Return the actions towards ``wanted``, the demand before limits."""
     target = fit_to_snapshot(wanted, snapshot)
     loans = _loans(snapshot, mix, memory, target)
-    targets, started, unmet = _starts(snapshot, mix, wanted, target, loans)
+    lasting = _lasting_demand(snapshot, mix, memory, target)
+    targets, started, denied = _starts(snapshot, mix, lasting, loans)
+    unmet = denied + sum(max(0, wanted.of(r) - target.of(r)) for r in ROLES)
     if loans or started or not _may_stop(snapshot, memory):
         return ScalingActions(targets, loans, started=started, unmet=unmet)
     stopped = _stop(snapshot, mix, memory, target, targets)
@@ -136,15 +141,35 @@ def loan_cost_s(snapshot: SizingSnapshot, worker: WorkerSnapshot) -> float:
     return 2 * ROLE_CHANGE_S + snapshot.tuning.loan_drain_s + kv / machine.chunk * chunk_s
 
 
+def _lasting_demand(
+    snapshot: SizingSnapshot, mix: RequestMix, memory: SizingMemory, target: WorkerCounts
+) -> WorkerCounts:
+    """Return ``target`` without workers of which the lack may be chance. While n of c are missing,
+    waits grow by n/c seconds in each second: the n-th is asked for before that comes to SMALL_DELAY
+    of the TTFT objective, and before a start would be over."""
+    registered, starting = registered_workers(snapshot, mix), count_starting(snapshot)
+    small_s = SMALL_DELAY * snapshot.goals.ttft_s
+
+    def lasting(role: Role) -> int:
+        have = registered.of(role) + starting.of(role)
+        for missing in range(target.of(role) - have, 0, -1):
+            within_s = min(snapshot.tuning.start_s, small_s * have / missing)
+            least = snapshot.limits.least.of(role)  # is needed whatever the demand is
+            if have + missing <= least or lacking_s(memory, role, have + missing) > within_s:
+                return have + missing
+        return min(target.of(role), have)
+
+    return WorkerCounts(**{role: lasting(role) for role in ROLES})
+
+
 def _starts(
     snapshot: SizingSnapshot,
     mix: RequestMix,
-    wanted: WorkerCounts,
     target: WorkerCounts,
     loans: tuple[Loan, ...],
 ) -> tuple[dict[Role, int], int, int]:
-    """Return the targets by home, the number of starts, and the starts that were denied. Workers
-    that loans replace are no longer started."""
+    """Return the targets by home, the number of starts, and the starts that the budget denies.
+    Workers that loans replace are no longer started."""
     registered, starting = registered_workers(snapshot, mix), count_starting(snapshot)
     targets: dict[Role, int] = {role: snapshot.targets.of(role) for role in ROLES}
     lent = {role: sum(loan.role == role for loan in loans) for role in ROLES}
@@ -163,8 +188,7 @@ def _starts(
         more = int(min(short[role], left - started))
         targets[role] += more
         started += more
-    denied = sum(max(0, wanted.of(r) - target.of(r)) for r in ROLES)
-    return targets, started, sum(short.values()) - started + denied
+    return targets, started, sum(short.values()) - started
 
 
 def _may_stop(snapshot: SizingSnapshot, memory: SizingMemory) -> bool:

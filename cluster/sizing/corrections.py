@@ -4,9 +4,10 @@
               these steps should take. Waits are in neither. A step that several prompts share
               takes less than they would alone, which counts.
     decode    TPOT, while the workers are the same, so that the observation belongs to them
-    kv        tokens that resident sequences hold
+    kv        tokens that sequences hold while they decode
 
-All are means that forget, within bounds. ``policy.py`` calls this.
+All are means that forget, within bounds, and count by how many requests they are of. ``policy.py``
+calls this.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cluster.sizing.decision import PredictedLatency
 from cluster.sizing.demand import machine_for_role
 from cluster.sizing.queueing import mean_prompt_tokens, mean_uncached_tokens, prefill_service
 from cluster.sizing.snapshot import (
-    ComputedPrompts,
+    ComparedWork,
     Corrections,
     ObservedLatency,
     RequestMix,
@@ -28,17 +29,17 @@ from cluster.sizing.snapshot import (
 from protocol.roles import ROLES
 
 CORRECTION_WEIGHT = 0.1
-"""Weight of a new ratio of observed to predicted."""
+"""Weight of a new ratio of observed to predicted TPOT."""
 TOLERANCE = 1.3
 """Ratio of TPOT up to which nothing is corrected: it has waits for pages that the model does not
 know, and as a correction they would count as work. In the simulator, whose steps are exact, they
 came to 1.4 where decode pools were nearly full."""
 MEMORY_S = 300.0
-"""Computed prompts count by exp(-age/MEMORY_S)."""
-MIN_COMPUTED_S = 30.0
-"""Predicted seconds of computed prompts from which on they are compared."""
-MIN_RESIDENTS = 20
-"""Resident sequences from which on their mean KV is trusted."""
+"""Compared work counts by exp(-age/MEMORY_S), and where fewer requests than KNOWN_REQUESTS come in
+that time, by exp(-requests/KNOWN_REQUESTS)."""
+KNOWN_REQUESTS = 200
+"""Requests after which a ratio counts in full: lengths differ so much that the ratio of n requests
+is off by some 1.5/sqrt(n). Of fewer, it counts by their share."""
 MIN_CORRECTION, MAX_CORRECTION = 0.5, 2.0
 """Bounds of a correction."""
 CORRECTIONS = ("prefill", "decode", "kv")
@@ -47,7 +48,8 @@ CORRECTIONS = ("prefill", "decode", "kv")
 def updated_corrections(
     snapshot: SizingSnapshot,
     expected: PredictedLatency,
-    computed: ComputedPrompts,
+    computed_s: ComparedWork,
+    held_kv: ComparedWork,
     *,
     lacks_room: bool,
 ) -> Corrections:
@@ -57,44 +59,69 @@ def updated_corrections(
     ``lacks_room``: sequences wait for pages, so that their TPOT says nothing about the speed of
     decode.
     """
-    before, observed = snapshot.memory.corrections, snapshot.observed
-    kv = _updated(before.kv, _resident_kv(snapshot), expected.kv_tokens)
-    prefill, decode = before.prefill, before.decode
-    if computed.expected_s >= MIN_COMPUTED_S:
-        prefill = _bounded(computed.busy_s / computed.expected_s)
+    decode = snapshot.memory.corrections.decode
     if is_stable(snapshot) and not lacks_room:
-        decode = _updated(decode, observed.tpot_s, expected.tpot_s, TOLERANCE)
-    return Corrections(prefill=prefill, decode=decode, kv=kv)
+        decode = _updated_pace(decode, snapshot.observed.tpot_s, expected.tpot_s)
+    return Corrections(prefill=_correction(computed_s), decode=decode, kv=_correction(held_kv))
 
 
-def _resident_kv(snapshot: SizingSnapshot) -> float | None:
-    """Return the mean KV tokens of a sequence that decodes; None where there are too few."""
-    if snapshot.mix is None or snapshot.mix.residents < MIN_RESIDENTS:
-        return None
+def compared_prompts(snapshot: SizingSnapshot, mix: RequestMix) -> ComparedWork:
+    """Add what the prefill workers have computed since the last decision. ``mix``: of the prompts
+    that were answered."""
+    before, tokens = snapshot.memory.computed_s, mean_uncached_tokens(mix)
+    seconds = _seconds_since(snapshot, mix)
+    if tokens <= 0:
+        return before
+    busy = expected = requests = 0.0
+    for home in ROLES:
+        mean_s = prefill_service(mix, machine_for_role(home, snapshot.machines)).mean_s
+        for worker in snapshot.workers:
+            if worker.home == home and worker.role == "prefill" and worker.state != "changing":
+                prompts = worker.prompt_tokens_s / tokens
+                busy, expected = busy + worker.busy, expected + prompts * mean_s
+                requests += prompts
+    return _compared(before, busy, expected, requests, seconds)
+
+
+def compared_kv(
+    snapshot: SizingSnapshot, mix: RequestMix, expected: PredictedLatency
+) -> ComparedWork:
+    """Add what the sequences that decode have held since the last decision."""
+    before = snapshot.memory.held_kv
+    if not expected.kv_tokens or mix.residents <= 0:
+        return before
     held = sum(
         w.kv_tokens for w in snapshot.workers if w.role == "decode" and w.state != "changing"
     )
-    return held / snapshot.mix.residents
+    each = expected.kv_tokens / snapshot.memory.corrections.kv
+    seconds = _seconds_since(snapshot, mix)
+    return _compared(before, held, mix.residents * each, mix.rate, seconds)
 
 
-def computed_prompts(snapshot: SizingSnapshot, mix: RequestMix) -> ComputedPrompts:
-    """Add what the prefill workers have computed since the last decision. ``mix``: of the prompts
-    that were answered."""
-    before, past = snapshot.memory.computed, snapshot.memory.past
-    tokens = mean_uncached_tokens(mix)
-    if not past or tokens <= 0:
-        return before
-    seconds = min(snapshot.at_s - past[-1].at_s, mix.window_s)  # of a gap, nothing more is known
-    kept = math.exp(-seconds / MEMORY_S)
-    busy_s, expected_s = before.busy_s * kept, before.expected_s * kept
-    for home in ROLES:
-        machine = machine_for_role(home, snapshot.machines)
-        token_s = prefill_service(mix, machine).mean_s / tokens
-        for worker in snapshot.workers:
-            if worker.home == home and worker.role == "prefill" and worker.state != "changing":
-                busy_s += worker.busy * seconds
-                expected_s += worker.prompt_tokens_s * token_s * seconds
-    return ComputedPrompts(busy_s, expected_s)
+def _seconds_since(snapshot: SizingSnapshot, mix: RequestMix) -> float:
+    """Return the time since the last decision. Of a gap, no more is known than the window."""
+    past = snapshot.memory.past
+    return min(snapshot.at_s - past[-1].at_s, mix.window_s) if past else 0.0
+
+
+def _compared(
+    before: ComparedWork, observed: float, expected: float, requests: float, seconds: float
+) -> ComparedWork:
+    """Add the work of ``seconds``; all figures are those of each second."""
+    kept = math.exp(-seconds * min(1.0 / MEMORY_S, requests / KNOWN_REQUESTS))
+    return ComparedWork(
+        observed=before.observed * kept + observed * seconds,
+        expected=before.expected * kept + expected * seconds,
+        requests=before.requests + requests * seconds,
+    )
+
+
+def _correction(of: ComparedWork) -> float:
+    """Return the ratio as far as it is known."""
+    if of.expected <= 0:
+        return 1.0
+    known = min(1.0, of.requests / KNOWN_REQUESTS)
+    return 1.0 + known * (_bounded(of.observed / of.expected) - 1.0)
 
 
 def answered_mix(mix: RequestMix, observed: ObservedLatency) -> RequestMix:
@@ -129,13 +156,11 @@ def bounded_corrections(corrections: Corrections) -> tuple[str, ...]:
     return tuple(name for name in CORRECTIONS if getattr(corrections, name) in bounds)
 
 
-def _updated(
-    before: float, observed: float | None, expected: float | None, tolerance: float = 1.0
-) -> float:
+def _updated_pace(before: float, observed: float | None, expected: float | None) -> float:
     if observed is None or not expected:
         return before
     ratio = before * observed / expected
-    ratio = max(ratio / tolerance, min(1.0, ratio * tolerance))
+    ratio = max(ratio / TOLERANCE, min(1.0, ratio * TOLERANCE))
     return _bounded(before + CORRECTION_WEIGHT * (ratio - before))
 
 

@@ -14,7 +14,7 @@ Slo = Literal["ttft", "tpot"]
 ScalingReason = Literal[
     "no_metrics",  # nothing is known: change nothing
     "steady",  # the pools have the size that the load needs
-    "settling",  # fewer would do, but not for long enough, or one was stopped just now
+    "settling",  # fewer would do, or a few more are needed, but not for long enough yet
     "demand",  # more workers are needed
     "surplus",  # fewer have sufficed for long enough
     "loan",  # one pool lends workers to the other
@@ -131,7 +131,7 @@ def describe_decision(
 
 def _reason_text(reason: ScalingReason, have: WorkerCounts, target: WorkerCounts) -> str:
     if reason == "settling" and all(have.of(role) <= target.of(role) for role in ROLES):
-        return "lending is faster than starting, and is enough here"
+        return "some more are needed, but not yet for so long that it is no chance"
     return _REASON_TEXT[reason]
 
 

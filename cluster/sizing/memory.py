@@ -61,7 +61,8 @@ def record_demand(
         memory = SizingMemory(
             growth=memory.growth,
             corrections=memory.corrections,
-            computed=memory.computed,
+            computed_s=memory.computed_s,
+            held_kv=memory.held_kv,
             last_down_s=memory.last_down_s,
             last_change_s=memory.last_change_s,
         )
@@ -208,6 +209,20 @@ def largest_demand(memory: SizingMemory, at_s: float, within_s: float) -> Worker
         prefill=max((p.prefill for p in recent), default=0),
         decode=max((p.decode for p in recent), default=0),
     )
+
+
+def lacking_s(memory: SizingMemory, role: Role, workers: int) -> float:
+    """Return the time for which at least so many workers will have been needed at the next
+    decision; inf where this is the first one."""
+    if len(memory.past) < 2:
+        return math.inf
+    now, before = memory.past[-1], memory.past[-2]
+    since_s = now.at_s
+    for sample in reversed(memory.past):
+        if (sample.prefill if role == "prefill" else sample.decode) < workers:
+            break
+        since_s = sample.at_s
+    return 2 * now.at_s - before.at_s - since_s
 
 
 def has_history(memory: SizingMemory, at_s: float, within_s: float) -> bool:

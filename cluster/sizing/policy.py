@@ -14,7 +14,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from cluster.sizing.actions import ScalingActions, fit_to_snapshot, plan_actions
-from cluster.sizing.corrections import answered_mix, computed_prompts, updated_corrections
+from cluster.sizing.corrections import (
+    answered_mix,
+    compared_kv,
+    compared_prompts,
+    updated_corrections,
+)
 from cluster.sizing.decision import (
     LoadForecast,
     ScalingDecision,
@@ -41,13 +46,16 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
     mix = replace(mix, growth=expected_growth(snapshot.memory))
     found = demand_by_role(mix, snapshot.machines, snapshot.goals, before, snapshot.tuning.start_s)
     lacks_room = found["decode"].workers > serving.decode
-    computed = computed_prompts(snapshot, answered)
-    corrections = updated_corrections(snapshot, expected, computed, lacks_room=lacks_room)
+    computed_s = compared_prompts(snapshot, answered)
+    held_kv = compared_kv(snapshot, mix, expected)
+    corrections = updated_corrections(
+        snapshot, expected, computed_s, held_kv, lacks_room=lacks_room
+    )
     wanted = WorkerCounts(prefill=found["prefill"].workers, decode=found["decode"].workers)
     current, target = count_present(snapshot), fit_to_snapshot(wanted, snapshot)
     starting = count_starting(snapshot)
     memory = record_demand(snapshot.memory, at_s, mix, wanted, current, snapshot.tuning, starting)
-    memory = replace(memory, corrections=corrections, computed=computed)
+    memory = replace(memory, corrections=corrections, computed_s=computed_s, held_kv=held_kv)
     actions = plan_actions(snapshot, mix, memory, wanted)
     reason = _reason(actions, steady=current == target)
     return ScalingDecision(

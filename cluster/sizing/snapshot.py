@@ -177,12 +177,14 @@ class WorkerLevel(msgspec.Struct, frozen=True, array_like=True):
     extra_s: float = 0.0
 
 
-class ComputedPrompts(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds of the steps of prefill workers, and those that their prompt tokens should have taken
-    without a correction. Older ones count less and less."""
+class ComparedWork(msgspec.Struct, frozen=True, array_like=True):
+    """Sums of what was observed, and of what was expected of the same work without a correction.
+    Older work counts less and less. ``requests``: the number of requests that this work was for,
+    all told."""
 
-    busy_s: float = 0.0
-    expected_s: float = 0.0
+    observed: float = 0.0
+    expected: float = 0.0
+    requests: float = 0.0
 
 
 class SizingMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +197,8 @@ class SizingMemory(msgspec.Struct, frozen=True, kw_only=True):
     growth: tuple[float, ...] = ()
     growth_s: float | None = None  # end of the last of these periods
     corrections: Corrections = NO_CORRECTIONS
-    computed: ComputedPrompts = ComputedPrompts()
+    computed_s: ComparedWork = ComparedWork()  # seconds of the steps of prefill workers
+    held_kv: ComparedWork = ComparedWork()  # token-seconds of sequences that decode
     last_down_s: float | None = None
     last_change_s: float | None = None
 

@@ -71,6 +71,7 @@ async def test_who_lacks_the_lease_watches(tmp_path: Path) -> None:
     for held in (False, None, True):
         scaled.lease.held = held
         await scaled.loop.turn()
+        await asyncio.sleep(0.05)  # a lack of workers that is this new may be chance
     assert [record.acted for record in scaled.records()] == [False, False, True]
     assert len(scaled.asked.asked) == 1
     assert scaled.loop.failures == {"lease": 1}

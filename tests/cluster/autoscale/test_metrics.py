@@ -14,7 +14,7 @@ from cluster.observation.reading import ClusterReading
 from cluster.sizing.decision import DecisionRecord
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import (
-    Corrections,
+    ComparedWork,
     DemandSample,
     ObservedLatency,
     RequestMix,
@@ -104,7 +104,10 @@ def test_what_cannot_be_met_is_raised() -> None:
 
 
 def test_a_correction_at_its_bound_is_raised() -> None:
-    wrong = SizingMemory(corrections=Corrections(prefill=1.9, decode=1.0, kv=0.5))
+    wrong = SizingMemory(
+        computed_s=ComparedWork(1.9, 1.0, requests=1000),
+        held_kv=ComparedWork(0.4, 1.0, requests=1000),
+    )
     found = shown(figures(turn(busy(memory=wrong))))
     at_bound = "baton_correction_at_bound"
     assert found[at_bound, "autoscaler kv"] == 1

@@ -19,4 +19,4 @@ def test_why_nothing_is_done() -> None:
     more = describe_decision(
         "settling", have, WorkerCounts(prefill=1, decode=3), {"prefill": NEED, "decode": NEED}
     )
-    assert "decode 2 -> 3 (" in more and "would be enough" not in more
+    assert "decode 2 -> 3 (" in more and "some more are needed" in more
