@@ -129,7 +129,7 @@ async def test_garbage_is_skipped(setting: ExchangeSetting) -> None:
     await setting.client.xadd("baton:test:expected", {b"other": b"field"})
     await setting.send_raw(sent())
     await until(lambda: setting.two.known == {"p1": 40})
-    assert setting.one.known == {"p1": 40}
+    await until(lambda: setting.one.known == {"p1": 40})
 
 
 async def test_own_knowledge_takes_the_place_of_a_hint(setting: ExchangeSetting) -> None:
