@@ -182,7 +182,7 @@ def needed(trial: SplitTrial, begin: float, end: float) -> PoolSplit:
         ),
         growth=0.0,
     )
-    found = demand_by_role(mix, trial.machines, trial.scenario.goals, NO_CORRECTIONS, START_S)
+    found = demand_by_role(mix, trial.machines, trial.scenario.goals, NO_CORRECTIONS)
     return PoolSplit(found["prefill"].workers, found["decode"].workers)
 
 

@@ -6,8 +6,8 @@
     decode    TPOT, while the workers are the same, so that the observation belongs to them
     kv        tokens that sequences hold while they decode
 
-All are means that forget, within bounds, and count by how many requests they are of. ``policy.py``
-calls this.
+All are means that forget, within bounds. Those of prefill and KV count by how many requests they
+are of. ``policy.py`` calls this.
 """
 
 from __future__ import annotations
