@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
@@ -34,7 +35,7 @@ from kvtransfer.prefill_call import PrefillRunCall, guarded_by
 from kvtransfer.receiver_context import PrefillStream, ReceiverContext
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import InvalidRequest, NoPages, PeerRefused, TransferFailed
-from protocol.page_reservation import reservation_delay_s, reserves_at_start
+from protocol.page_reservation import is_pace_known, reservation_delay_s, reserves_at_start
 from protocol.requests import (
     Finish,
     Logprobs,
@@ -102,7 +103,7 @@ class Handover:
         self.pages_reserved = asyncio.Event()  # set when the engine has answered Reserve
         self._flowing = asyncio.Event()  # pages are there: KV may come
         self._cached_there = 0  # leading tokens that the prefill worker did not have to compute
-        self._started_s = 0.0
+        self._started_s = math.inf  # when the prefill worker has said that it has started
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -196,7 +197,8 @@ class Handover:
 
     def _on_computed(self, tokens: int) -> None:
         """The prefill worker has computed the first ``tokens`` of the context."""
-        if self._inbound is None or self._pages.due.is_set():
+        elapsed_s = time.monotonic() - self._started_s
+        if self._inbound is None or self._pages.due.is_set() or not is_pace_known(elapsed_s):
             return
         ready = self._context.session.ready
         assert ready is not None
@@ -205,7 +207,7 @@ class Handover:
         delay_s = reservation_delay_s(
             tokens=self._tokens_there,
             computed=min(tokens, total) - self._cached_there,
-            elapsed_s=time.monotonic() - self._started_s,
+            elapsed_s=elapsed_s,
             kv_bytes=missing * ready.kv.layers * ready.kv.block_layer_bytes(inbound.codec),
             link_bytes_s=inbound.link_bytes_s,
             reserve_s=min(ready.step_seconds, MAX_RESERVE_S),

@@ -29,6 +29,13 @@ MARGIN_S = 0.01
 """Allowance for messages and events between the two workers."""
 
 
+def is_pace_known(elapsed_s: float) -> bool:
+    """Return whether progress ``elapsed_s`` seconds after the start tells how fast a prompt is
+    computed. On a busy machine a report may arrive together with the message of the start; then the
+    next one decides, or at the latest the first token."""
+    return elapsed_s >= MARGIN_S
+
+
 def reserves_at_start(tokens: int, chunk: int) -> bool:
     """Return whether a prompt with ``tokens`` to compute, in steps of at most ``chunk`` (0:
     unknown), reserves when its prefill starts instead of waiting for the first progress."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.page_reservation import MARGIN_S, reservation_delay_s, reserves_at_start
+from protocol.page_reservation import (
+    MARGIN_S,
+    is_pace_known,
+    reservation_delay_s,
+    reserves_at_start,
+)
 
 RESERVE_S = 0.03
 
@@ -91,6 +97,12 @@ def test_long_prompt_holds_no_pages_for_most_of_its_time() -> None:
 def test_short_prompt_reserves_at_the_start(chunks: int, at_start: bool) -> None:
     assert reserves_at_start(chunks * 512, 512) is at_start
     assert reserves_at_start(chunks * 512, 0)  # the chunk is not known
+
+
+def test_progress_that_comes_together_with_the_start_tells_no_pace() -> None:
+    assert not is_pace_known(-math.inf)  # before the start is known
+    assert not is_pace_known(0.0002)
+    assert is_pace_known(MARGIN_S)
 
 
 def test_without_a_known_link_the_first_progress_decides() -> None:
