@@ -1,8 +1,9 @@
 """How long a request will wait in the router's queue, and whether the overload lasts.
 
 One rate decides, in expected weighted tokens per second: what is ``served``, by the requests
-dispatched while others wait, so that it is what the pool can do. It is a mean that fades with
-``FADE_S``.
+dispatched while others wait, so that it is what the pool can do. It is a mean that fades within a
+quarter of the objective, and at least within ``LEAST_FADE_S``: where prompts may take half a
+minute, none may be dispatched for seconds without the pool being slow.
 
 A burst is served late: it waits up to the deadline of admission, because it may be over before that
 costs anything. While an overload lasts, a queue that deep makes every request miss the objective,
@@ -43,23 +44,26 @@ it."""
 GROWTH_S = 0.5
 """Growth of the queue, in seconds of what the pool serves, that shows an overload."""
 
-FADE_S = 2.0
+FADE_SHARE = 0.25
+"""Share of the objective after which what was served counts 1/e."""
+LEAST_FADE_S = 2.0
 _LEAST_BUSY_S = 0.05  # of observation before the served rate is used
 
 
 class FadingRate:
-    """Mean of an amount per second; what happened ``FADE_S`` ago counts 1/e."""
+    """Mean of an amount per second; what happened ``fade_s`` ago counts 1/e."""
 
-    def __init__(self) -> None:
+    def __init__(self, fade_s: float) -> None:
+        self._fade_s = fade_s
         self._sum = 0.0
         self._seconds = 0.0  # weighted, the time that has been observed
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         if seconds > 0:
-            fade = math.exp(-seconds / FADE_S)
+            fade = math.exp(-seconds / self._fade_s)
             self._sum *= fade
-            self._seconds = self._seconds * fade + FADE_S * (1 - fade)
+            self._seconds = self._seconds * fade + self._fade_s * (1 - fade)
 
     def add(self, amount: float) -> None:
         self._sum += amount
@@ -82,7 +86,7 @@ class OverloadMonitor:
         self._queue = queue
         self._goal_s = goal_s
         self._clock = clock
-        self._served = FadingRate()
+        self._served = FadingRate(max(LEAST_FADE_S, FADE_SHARE * goal_s))
         self._at = clock()
         self._waited_at = self._at  # when a request last waited
         self._long_since = math.inf  # since when the queue has taken longer than the bound

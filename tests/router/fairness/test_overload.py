@@ -63,10 +63,10 @@ def test_refusals_come_at_once_also_when_the_storm_is_over(seed: int) -> None:
 class Watched:
     """A monitor and its queue, from which a pool takes 100 tokens every 10 ms."""
 
-    def __init__(self) -> None:
+    def __init__(self, goal_s: float = 1.0) -> None:
         self.now = 0.0
         self.queue = FairQueue(VirtualCounters(lambda: self.now))
-        self.monitor = OverloadMonitor(self.queue, 1.0, lambda: self.now)
+        self.monitor = OverloadMonitor(self.queue, goal_s, lambda: self.now)
         self.refused: list[WaitingRequest] = []
 
     def arrive(self, count: int, alone_s: float = 0.0) -> None:
@@ -123,6 +123,17 @@ def test_queue_that_does_not_grow_is_no_overload() -> None:
     watched.arrive(200)
     watched.serve(5.0, arrivals=1)
     assert watched.queue.length > 190 and not watched.monitor.lasting and not watched.refused
+
+
+@pytest.mark.parametrize("goal_s", [1.0, 30.0])
+def test_pause_is_no_overload_where_the_objective_is_long(goal_s: float) -> None:
+    watched = Watched(goal_s)
+    watched.arrive(220)
+    watched.serve(4.0, arrivals=1)
+    for _ in range(6):  # all workers compute long prompts, or have no room for KV
+        watched.now += 1.0
+        watched.arrive(10)
+    assert watched.monitor.lasting is bool(watched.refused) is (goal_s == 1.0)
 
 
 def test_rate_counts_the_time_since_a_request_was_queued() -> None:
