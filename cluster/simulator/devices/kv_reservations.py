@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
 from cluster.simulator.devices.request import SimulatedRequest
@@ -17,8 +18,8 @@ class KvReservations:
     """What live sequences hold of a worker's KV pool, and the requests that wait for room.
 
     ``requests``: the tokens that each request of the worker began with. ``tokens``: size of the
-    pool; 0 means unlimited. ``on_reserved`` is called for each request that gets room, in the order
-    in which they asked, after ``preempted`` ones. The rest of the pool is prefix cache.
+    pool; 0 means unlimited. ``on_reserved`` is called for each request that gets room, the oldest
+    of those that wait first, after ``preempted`` ones. The rest of the pool is prefix cache.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class KvReservations:
         self.cache = cache
         self._tokens = tokens
         self._on_reserved = on_reserved
-        self._waiting: deque[SimulatedRequest] = deque()
+        self._waiting: list[SimulatedRequest] = []  # by age
 
     def fits(self, tokens: int) -> bool:
         """Return whether ``tokens`` fit; a single request does, as admission checked its length."""
@@ -69,7 +70,7 @@ class KvReservations:
 
     def serve_waiting(self) -> None:
         while self._can_reserve and self._waiting and self.fits(self._waiting[0].pool_tokens):
-            self._reserve(self._waiting.popleft())
+            self._reserve(self._waiting.pop(0))
 
     @property
     def _can_reserve(self) -> bool:
@@ -87,7 +88,7 @@ class KvReservations:
         if self._can_reserve and not self._waiting and self.fits(request.pool_tokens):
             self._reserve(request)
         else:
-            self._waiting.append(request)
+            bisect.insort(self._waiting, request, key=attrgetter("age"))
 
     def _reserve(self, request: SimulatedRequest) -> None:
         self.take(request, request.pool_tokens)

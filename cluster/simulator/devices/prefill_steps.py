@@ -1,14 +1,14 @@
-"""The steps of a simulated prefill worker: prompts in order, several of them in one step.
+"""The steps of a simulated prefill worker: prompts by age, several of them in one step.
 
-A step computes ``chunk`` prompt tokens. The first prompt may take all of them, and what its last
+A step computes ``chunk`` prompt tokens. The oldest prompt may take all of them, and what its last
 chunk leaves goes to those behind it, as in ``engine/scheduling``. The whole chunks of a long prompt
-are one event, because nothing else can take part in them.
+are one event, unless an older prompt, which a fetch or a failure has delayed, comes meanwhile.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
@@ -19,12 +19,25 @@ if TYPE_CHECKING:
     from cluster.simulator.devices.worker import SimulatedWorker
 
 
+class _RunningSteps(NamedTuple):
+    """One step, or those of the whole chunks of one prompt."""
+
+    begin: float
+    seconds: float
+    counts: dict[SimulatedRequest, int]  # tokens
+    attempts: dict[SimulatedRequest, int]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.counts.values())
+
+
 class PrefillStepRunner:
     """Computes the prompts of one worker in its prefill role; the worker creates it.
 
-    ``prompts``: tokens computed of each admitted prompt, cached ones included. ``free_s``: end of
-    the running step. ``busy_s``: seconds of all steps, from the beginning of each on. ``tokens``:
-    prompt tokens computed in them.
+    ``prompts``: tokens computed of each admitted prompt, cached ones included, by age. ``free_s``:
+    end of the running step. ``busy_s``: seconds of all steps, from the beginning of each on.
+    ``tokens``: prompt tokens computed in them.
     """
 
     def __init__(
@@ -34,60 +47,96 @@ class PrefillStepRunner:
         self.prompts: dict[SimulatedRequest, int] = {}
         self.free_s = self.busy_s = 0.0
         self.tokens = 0
-        self.is_running = False
+        self._running: _RunningSteps | None = None
         self._worker = worker
         self._clock = clock
         self._chunk = machine.chunk
         self._model = model
 
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None
+
     def run(self) -> None:
         """Begin the next step, unless one is running or there is nothing to compute."""
-        if self.is_running:
+        if self._running is not None:
+            if self._running.tokens > self._chunk and self._older_waits():
+                self._end_at_next_chunk(self._running)
             return
+        while self._older_waits() and self._worker.can_admit_prompt:
+            self._admit()
         counts = self._whole_chunks() or self._shared_step()
-        if not counts:
-            return
+        if counts:
+            self._begin(self._clock.now, counts)
+
+    def _older_waits(self) -> bool:
+        """Return whether a prompt waits that is older than all that are computed."""
+        first = next(iter(self.prompts), None)
+        queue = self._worker.queue
+        return bool(queue) and (first is None or queue[0].age < first.age)
+
+    def _begin(self, at: float, counts: dict[SimulatedRequest, int]) -> None:
+        steps = _RunningSteps(at, self._seconds(counts), counts, {r: r.attempt for r in counts})
+        self._running = steps
+        self.busy_s += steps.seconds
+        self.tokens += steps.tokens
+        self.free_s = at + steps.seconds
+        self._clock.at(self.free_s, self._end, steps)
+
+    def _seconds(self, counts: dict[SimulatedRequest, int]) -> float:
         added_s = sum(self._model.prompt_s(self.prompts[r], n) for r, n in counts.items())
-        tokens = sum(counts.values())
-        seconds = math.ceil(tokens / self._chunk) * self._model.step + added_s
-        self.is_running = True
-        self.busy_s += seconds
-        self.tokens += tokens
-        self.free_s = self._clock.now + seconds
-        self._clock.at(self.free_s, self._end, [(r, r.attempt, n) for r, n in counts.items()])
+        return math.ceil(sum(counts.values()) / self._chunk) * self._model.step + added_s
+
+    def _end_at_next_chunk(self, running: _RunningSteps) -> None:
+        """Let the prompt that is computed end its present chunk, and no further one."""
+        ((request, whole),) = running.counts.items()
+        if request not in self.prompts:
+            return  # dropped while its steps ran
+        passed_s = self._clock.now - running.begin
+        for count in range(self._chunk, whole, self._chunk):
+            if self._seconds({request: count}) >= passed_s:
+                self.busy_s -= running.seconds
+                self.tokens -= running.tokens
+                self._begin(running.begin, {request: count})
+                return
 
     def _whole_chunks(self) -> dict[SimulatedRequest, int]:
-        """Return the tokens of the first prompt before its last chunk, if there are any."""
-        if not self.prompts and self._worker.can_admit_prompt:
-            self._admit()
+        """Return the tokens of the first prompt before its last chunk, if there are any; those of
+        one chunk where an older prompt cannot begin yet."""
         for request, computed in self.prompts.items():
             whole = (request.context - computed - 1) // self._chunk * self._chunk
-            return {request: whole} if whole > 0 else {}
+            count = min(whole, self._chunk) if self._older_waits() else whole
+            return {request: count} if count > 0 else {}
         return {}
 
     def _shared_step(self) -> dict[SimulatedRequest, int]:
-        counts = {r: min(self._chunk, r.context - done) for r, done in self.prompts.items()}
-        left = self._chunk - sum(counts.values())
+        counts, left = {}, self._chunk
+        for request, done in self.prompts.items():
+            counts[request] = min(left, request.context - done)
+            left -= counts[request]
         while left > 0 and counts and self._worker.can_admit_prompt:
             request = self._admit()
             counts[request] = min(left, request.context - request.cached)
             left -= counts[request]
-        return counts
+        return {r: n for r, n in counts.items() if n}
 
     def _admit(self) -> SimulatedRequest:
         request = self._worker.start_prompt()
         self.prompts[request] = request.cached
+        self.prompts = dict(sorted(self.prompts.items(), key=lambda item: item[0].age))
         return request
 
-    def _end(self, counts: list[tuple[SimulatedRequest, int, int]]) -> None:
-        if self._worker.state == "gone":
+    def _end(self, steps: _RunningSteps) -> None:
+        if self._worker.state == "gone" or steps is not self._running:
             return
-        for request, attempt, count in counts:
-            if request.attempt != attempt or request not in self.prompts:
+        for request, count in steps.counts.items():
+            if request.attempt != steps.attempts[request] or request not in self.prompts:
                 continue  # dropped while the step ran
             self.prompts[request] += count
             if self.prompts[request] >= request.context:
                 del self.prompts[request]
                 self._worker.on_computed(request)  # which may pump: the step still runs
-        self.is_running = False
+            else:
+                self._worker.on_progress(request, self.prompts[request])
+        self._running = None
         self._worker.pump()

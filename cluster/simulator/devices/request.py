@@ -64,6 +64,11 @@ class SimulatedRequest:
         self.attempt = 0
         self.begin_attempt()
 
+    @property
+    def age(self) -> tuple[float, int]:
+        """Return the sort key of workers' queues: all attempts of a request are equally old."""
+        return self.at, self.number
+
     def begin_attempt(self) -> None:
         """Reset everything that belongs to one attempt and give the next one a new number."""
         self.attempt += 1

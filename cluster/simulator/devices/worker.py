@@ -10,8 +10,9 @@ holds its context and the tokens that it was given; when the pool is full, the n
 
 from __future__ import annotations
 
-from collections import deque
+import bisect
 from collections.abc import Collection
+from operator import attrgetter
 
 from cluster.simulator.devices.batch import DraftPace
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
@@ -53,7 +54,7 @@ class SimulatedWorker:
         self.state: SimulatedWorkerState = "serving"
         self.asked_s = self.since_s = clock.now
         self.gone_s: float | None = None
-        self.queue: deque[SimulatedRequest] = deque()
+        self.queue: list[SimulatedRequest] = []  # by age
         self.queued_tokens = 0
         self.cache = SimulatedCache(self.name, index, machine.kv_tokens)
         self._pool = KvReservations(machine.kv_tokens, self.cache, self._on_reserved)
@@ -112,9 +113,12 @@ class SimulatedWorker:
     def submit(self, request: SimulatedRequest) -> None:
         """Queue the request's context to be computed here."""
         self.requests.setdefault(request, 0)
-        self.queue.append(request)
-        self.queued_tokens += request.context
+        self._enqueue(request)
         self.pump()
+
+    def _enqueue(self, request: SimulatedRequest) -> None:
+        bisect.insort(self.queue, request, key=attrgetter("age"))
+        self.queued_tokens += request.context
 
     def pump(self) -> None:
         """Start the work that can start."""
@@ -157,7 +161,7 @@ class SimulatedWorker:
 
     def start_prompt(self) -> SimulatedRequest:
         """Take the first queued prompt, look up its prefix, and leave one token to compute."""
-        request = self.queue.popleft()
+        request = self.queue.pop(0)
         if request in self._pool.preempted:  # its blocks are cached, the last ones to be evicted
             request.fetched = int(min(self.free_tokens, request.context))
         self._pool.take(request, self._pool_tokens(request))
@@ -173,6 +177,10 @@ class SimulatedWorker:
     def _pool_tokens(self, request: SimulatedRequest) -> int:
         """Return the pool tokens of a prompt; one that decodes elsewhere leaves soon."""
         return request.pool_tokens if request.decode is self else request.context
+
+    def on_progress(self, request: SimulatedRequest, tokens: int) -> None:
+        """Cache the whole blocks of the first ``tokens``, which other prompts may wait for."""
+        self.cache.insert(request.blocks[: tokens // CACHE_BLOCK_TOKENS])
 
     def on_computed(self, request: SimulatedRequest) -> bool:
         self.queued_tokens -= request.context
@@ -208,8 +216,7 @@ class SimulatedWorker:
         """Take the pages of a decoding request, and compute its context again when it fits."""
         self._pool.preempt(request)
         self._listener.on_preempted(request, given)
-        self.queue.appendleft(request)
-        self.queued_tokens += request.context
+        self._enqueue(request)
 
     # ---- the end of a request ---------------------------------------------------------------
 
