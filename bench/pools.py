@@ -6,15 +6,17 @@
 Each study plays one workload at a rate that needs about ``--gpus`` at its peak, or copies of any
 other trace:
 
-    autoscaled   Baton's own policy (cluster/sizing), from about the pools that the beginning needs;
-                 its attainment of both objectives is the mark for the others
+    autoscaled   Baton's own policy (cluster/sizing), from the pools that its formulas want for the
+                 first five minutes; its attainment of both objectives is the mark for the others
     fixed        the smallest number of workers of which some split P + D attains as much
     oracle       for every five minutes, the smallest such number for these five minutes alone;
-                 the future is known and starts take no time
+                 the future is known and starts take no time. What no number of workers meets may
+                 miss, and of the other misses each five minutes have their part
 
 GPU-hours are counted from asking for a worker until it is gone, and for all three end with the last
-arrival. Searches end a simulation as soon as too many requests have missed their objectives. A
-worker is an H200 that serves Llama-3-70B with fp8 weights and bf16 arithmetic; its coefficients are
+arrival. Routers refuse what would be late while an overload lasts: a refused request has missed its
+objectives. Searches end a simulation as soon as too many requests have missed theirs. A worker is
+an H200 that serves Llama-3-70B with fp8 weights and bf16 arithmetic; its coefficients are
 constants, so that the figures of two versions of Baton can be compared.
 
 ``--quick`` plays a part of each workload on fewer GPUs: about 2 minutes of one core, and 2 more for
@@ -168,9 +170,9 @@ def scaled(study: Study, begin: PoolSplit, most: int, tuning: dict[str, Any]) ->
     )
 
 
-def needed(trial: SplitTrial, begin: float, end: float) -> PoolSplit:
-    """Compute the pools that the policy's formulas want for these requests. Prefixes that they
-    share are cached."""
+def needed(trial: SplitTrial, begin: float, end: float, start_s: float = math.inf) -> PoolSplit:
+    """Compute the pools that the policy's formulas want for these requests, if others can serve
+    after ``start_s``. Prefixes that they share are cached."""
     jobs = trial.between(begin, end)
     cached = cached_tokens((job.prompt - 1, job.blocks) for job in jobs)
     mix = RequestMix(
@@ -182,7 +184,7 @@ def needed(trial: SplitTrial, begin: float, end: float) -> PoolSplit:
         ),
         growth=0.0,
     )
-    found = demand_by_role(mix, trial.machines, trial.scenario.goals, NO_CORRECTIONS)
+    found = demand_by_role(mix, trial.machines, trial.scenario.goals, NO_CORRECTIONS, start_s)
     return PoolSplit(found["prefill"].workers, found["decode"].workers)
 
 
@@ -192,6 +194,7 @@ class StudyOutcome(NamedTuple):
     result: SimulationResult
     fixed: PoolSplit
     fixed_hours: float
+    fixed_refused: int
     oracle_hours: float
     seconds: float
 
@@ -200,7 +203,7 @@ def run(study: Study, tuning: dict[str, Any], *, known: bool) -> StudyOutcome:
     """Run one study; ``known`` includes the oracle, which knows the future."""
     began = time.perf_counter()
     trial = SplitTrial(parse_scenario({**study.scenario, "name": study.name}))
-    begin = needed(trial, 0.0, WINDOW_S)
+    begin = needed(trial, 0.0, WINDOW_S, START_S)
     print_progress(f"{study.name}: begins with {begin}")
     simulated = simulate(scaled(study, begin, 1000, tuning), keep_records=True)
     of = simulated.result
@@ -210,9 +213,13 @@ def run(study: Study, tuning: dict[str, Any], *, known: bool) -> StudyOutcome:
     windows = [needed(trial, at, at + WINDOW_S) for at in starts(trial.ends)]
     guess = PoolSplit(max(w.prefill for w in windows), max(w.decode for w in windows))
     fixed = least(trial.attains, guess, print_progress)
-    print_progress(f"fixed: {fixed}, {fixed.total * hours:.1f} GPU-hours")
+    pools = {"prefill": fixed.prefill, "decode": fixed.decode}
+    whole = simulate(parse_scenario({**study.scenario, "name": study.name, "pools": pools})).result
+    refused = whole.refused
+    print_progress(f"fixed: {fixed}, {fixed.total * hours:.1f} GPU-hours, refused {refused}")
     best = oracle(trial, windows, WINDOW_S, print_progress) if known else math.nan
-    return StudyOutcome(of, fixed, fixed.total * hours, best, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return StudyOutcome(of, fixed, fixed.total * hours, refused, best, seconds)
 
 
 def starts(ends: float) -> list[float]:
@@ -235,8 +242,11 @@ def print_progress(text: str) -> None:
 
 def rows(study: Study, of: StudyOutcome) -> list[ResultRow]:
     used = of.result.gpu_hours
+    refused, fixed_refused = (n / of.result.requests for n in (of.result.refused, of.fixed_refused))
     found = [
         ResultRow(f"{study.name}: attainment", of.result.both_met, "share"),
+        ResultRow(f"{study.name}: refused by autoscaled pools", refused, "share"),
+        ResultRow(f"{study.name}: refused by the fixed split", fixed_refused, "share"),
         ResultRow(f"{study.name}: autoscaled", used, "GPU-hours"),
         ResultRow(
             f"{study.name}: fixed {of.fixed}", of.fixed_hours, "GPU-hours", "autoscaled",

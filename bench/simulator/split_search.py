@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -182,22 +183,34 @@ def _smaller(split: PoolSplit, step: int) -> list[PoolSplit]:
     return [s for s in found if s.prefill >= 1 and s.decode >= 1]
 
 
+def allowed_misses(share: float, unavoidable: Sequence[int], requests: Sequence[int]) -> list[int]:
+    """Return how many requests of each window may miss their objectives, so that ``share`` of all
+    meet them: those that miss with any number of workers, and of the rest the window's part."""
+    rest = max(0.0, (1 - share) * sum(requests) - sum(unavoidable)) / max(1, sum(requests))
+    until = [math.floor(rest * count + 1e-9) for count in itertools.accumulate(requests)]
+    parts = [now - before for before, now in itertools.pairwise([0, *until])]
+    return [missed + part for missed, part in zip(unavoidable, parts, strict=True)]
+
+
 def oracle(
     trial: SplitTrial, guesses: Sequence[PoolSplit], window_s: float, report: ProgressPrinter
 ) -> float:
-    """Return the GPU-hours of the fewest workers for each window by itself, from its guess. Where
-    too many prompts of a window take longer than the objective with any number of workers, the
-    others have to meet it."""
+    """Return the GPU-hours of the fewest workers for each window by itself, from its guess, with
+    which all windows together attain the share."""
+    begins = [number * window_s for number in range(len(guesses))]
+    windows = [*itertools.pairwise([*begins, trial.ends])]
+    unavoidable = [
+        trial.misses(PoolSplit(AMPLE * guess.prefill, AMPLE * guess.decode), *window)
+        for guess, window in zip(guesses, windows, strict=True)
+    ]
+    requests = [len(trial.between(*window)) for window in windows]
+    allowed = allowed_misses(trial.share, unavoidable, requests)
     hours = 0.0
-    for number, guess in enumerate(guesses):
-        begin = number * window_s
-        end = trial.ends if number == len(guesses) - 1 else begin + window_s
-        ample = PoolSplit(AMPLE * guess.prefill, AMPLE * guess.decode)
-        may_miss = max(trial.may_miss(begin, end), trial.misses(ample, begin, end))
+    for guess, (begin, end), may_miss in zip(guesses, windows, allowed, strict=True):
         found = least(
             partial(trial.misses_at_most, begin=begin, end=end, may_miss=may_miss),
             *(guess, lambda _: None),
         )
-        report(f"  {begin:.0f} s: {found}; by the policy's formulas {guess}")
+        report(f"  {begin:.0f} s: {found}, {may_miss} may miss; by the policy's formulas {guess}")
         hours += found.total * (end - begin) / 3600
     return hours

@@ -6,7 +6,12 @@ import math
 from pathlib import Path
 
 from bench.pools import MACHINES
-from bench.simulator.split_search import PoolSplit, SplitTrial, cache_prompts
+from bench.simulator.split_search import (
+    PoolSplit,
+    SplitTrial,
+    allowed_misses,
+    cache_prompts,
+)
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.scenario import parse_scenario
@@ -59,3 +64,9 @@ def test_only_the_latest_prompts_find_room() -> None:
     cache_prompts(caches, 4 * CACHE_BLOCK_TOKENS, [old, new])
     assert caches[0].cached_tokens(old.blocks) == 0
     assert caches[0].cached_tokens(new.blocks) == 3 * CACHE_BLOCK_TOKENS
+
+
+def test_windows_share_the_misses_that_more_workers_would_avoid() -> None:
+    assert allowed_misses(0.9, [0, 10, 2], [100, 100, 200]) == [7, 17, 16]
+    assert allowed_misses(0.9, [0, 45, 0], [100, 100, 200]) == [0, 45, 0]
+    assert allowed_misses(0.99, [0, 0, 0], [50, 50, 50]) == [0, 1, 0]
