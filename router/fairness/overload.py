@@ -13,12 +13,8 @@ early enough for their own prompt to be computed within ``IN_TIME_SHARE`` of the
 An overload lasts when the queue takes longer than ``bound_s``, and ``PROOF_S`` after it has become
 so long still grows, by ``GROWTH_S`` of service. All of a burst has come by then, and clients that
 send again when they are answered do not let the queue grow. The requests that have come before that
-was known and will miss the objective are refused then.
-
-It is over when no request has waited for ``bound_s``, or when the queue has been short for longer:
-where prompts are long, some request always waits for a worker. A queue may also be short because
-requests are refused. Then the overload is soon back, and the next time the queue has to be short
-for twice as long.
+was known and will miss the objective are refused then. It is over when no request has waited for
+``bound_s``.
 
 CoDel (Nichols and Jacobson, "Controlling Queue Delay", ACM Queue 2012) tells bursts from standing
 queues by time, too; it drops at the head what has waited. Here the wait is predicted, and requests
@@ -47,16 +43,6 @@ it."""
 
 GROWTH_S = 0.5
 """Growth of the queue, in seconds of what the pool serves, that shows an overload."""
-
-SHORT_SHARE = 0.25
-"""A queue that takes less than this share of ``bound_s`` is short."""
-
-CALM_BOUNDS = 4.0
-MAX_CALM_BOUNDS = 64.0
-"""For how long, in times of ``bound_s``, the queue has to be short: at first, and at most."""
-
-SOON_CALMS = 4.0
-"""An overload that comes back within so many times of that is the same one."""
 
 FADE_SHARE = 0.25
 """Share of the objective after which what was served counts 1/e."""
@@ -103,9 +89,6 @@ class OverloadMonitor:
         self._served = FadingRate(max(LEAST_FADE_S, FADE_SHARE * goal_s))
         self._at = clock()
         self._waited_at = self._at  # when a request last waited
-        self._short_since = self._at  # when the queue was last not short
-        self._calm_s = 0.0  # for how long it has to be short
-        self._over_at = -math.inf  # when the last overload was over
         self._long_since = math.inf  # since when the queue has taken longer than the bound
         self._grew_from = 0.0  # service queued when that was PROOF_S ago
 
@@ -136,23 +119,15 @@ class OverloadMonitor:
         will miss the objective. Call it at an arrival, before the request is queued."""
         self._advance()
         if self.lasting:
-            self._end_if_over()
+            self.lasting = not self._is_over()
         elif self._begins():
             self.lasting = True
-            is_back = self._at - self._over_at < SOON_CALMS * self._calm_s
-            calm_s = 2 * self._calm_s if is_back else CALM_BOUNDS * self.bound_s
-            self._calm_s = min(calm_s, MAX_CALM_BOUNDS * self.bound_s)
             return self._late_requests()
         return []
 
-    def _end_if_over(self) -> None:
-        if self._is_empty() or self._at - self._short_since >= self._calm_s:
-            self.lasting = False
-            self._over_at = self._at  # _long_since stays: the queue has proved to grow
-
     def _begins(self) -> bool:
         served, service = self._served.value, self._queue.service
-        if self._is_empty():
+        if self._is_over():
             self._long_since = math.inf
         if not served or service <= self.bound_s * served:
             return False
@@ -161,8 +136,7 @@ class OverloadMonitor:
             self._grew_from = service
         return service > self._grew_from + GROWTH_S * served
 
-    def _is_empty(self) -> bool:
-        """Return whether no request has waited for ``bound_s``."""
+    def _is_over(self) -> bool:
         return self._at - self._waited_at >= self.bound_s
 
     def _late_requests(self) -> list[WaitingRequest]:
@@ -198,6 +172,4 @@ class OverloadMonitor:
         if self._queue.length:
             self._served.advance(now - self._at)
             self._waited_at = now
-            if self._queue.service > SHORT_SHARE * self.bound_s * (self._served.value or 0.0):
-                self._short_since = now
         self._at = now

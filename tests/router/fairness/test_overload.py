@@ -107,38 +107,6 @@ def test_overload_lasts_while_the_queue_is_empty_for_an_instant() -> None:
     assert not watched.monitor.lasting
 
 
-def test_overload_is_over_when_the_queue_stays_short_though_some_request_always_waits() -> None:
-    watched = Watched()
-    watched.serve(0.5, arrivals=10)
-    assert watched.monitor.lasting
-    for request in list(watched.queue.requests())[2:]:
-        watched.queue.remove(request)
-    watched.serve(1.5, arrivals=1)
-    assert watched.monitor.lasting and watched.queue.length
-    watched.serve(1.0, arrivals=1)
-    assert not watched.monitor.lasting and watched.queue.length
-
-
-def test_overload_that_comes_back_has_to_be_over_for_longer() -> None:
-    watched = Watched()
-
-    def lasts(pause_s: float) -> float:
-        """Return how long an overload takes to end beside a queue of two requests."""
-        watched.serve(pause_s, arrivals=1)
-        while not watched.monitor.lasting:
-            watched.serve(0.01, arrivals=10)
-        for request in list(watched.queue.requests())[2:]:
-            watched.queue.remove(request)
-        began = watched.now
-        while watched.monitor.lasting:
-            watched.serve(0.01, arrivals=1)
-        return watched.now - began
-
-    assert [lasts(0.1) for _ in range(3)] == pytest.approx([2.0, 4.0, 8.0], rel=0.05)
-    assert lasts(60.0) == pytest.approx(2.0, rel=0.05), "it is another one"
-    assert max(lasts(0.1) for _ in range(8)) == pytest.approx(32.0, rel=0.05)
-
-
 def test_overload_is_known_within_a_few_hundredths_of_a_second_of_a_burst() -> None:
     watched = Watched()
     watched.arrive(30)
