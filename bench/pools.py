@@ -19,7 +19,7 @@ objectives. Searches end a simulation as soon as too many requests have missed t
 an H200 that serves Llama-3-70B with fp8 weights and bf16 arithmetic; its coefficients are
 constants, so that the figures of two versions of Baton can be compared.
 
-``--quick`` plays a part of each workload on fewer GPUs: about 2 minutes of one core, and 2 more for
+``--quick`` plays a part of each workload on fewer GPUs: about 5 minutes of one core, and 5 more for
 the oracle.
 """
 
