@@ -6,12 +6,7 @@ import math
 from pathlib import Path
 
 from bench.pools import MACHINES
-from bench.simulator.split_search import (
-    PoolSplit,
-    SplitTrial,
-    allowed_misses,
-    cache_prompts,
-)
+from bench.simulator.split_search import PoolSplit, SplitTrial, allowed_misses, cache_prompts
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.scenario import parse_scenario
