@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from bench.lib.oracle import BUSY_ROUTER
 from bench.lib.standalone import Standalone
 from tests.e2e.slow_clients import (
     ResidentMemory,
@@ -27,7 +28,7 @@ GROWTH_MIB = 40
 async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Standalone]:
     folder = tmp_path_factory.mktemp("slow")
     workers = ("--kv-tokens", "65536", "--max-model-len", "4096")
-    pool = Standalone(folder, ("prefill", "decode"), workers)
+    pool = Standalone(folder, ("prefill", "decode"), workers, BUSY_ROUTER)
     try:
         await pool.start()
         yield pool
