@@ -228,6 +228,9 @@ class _StartFollower:
         if self._signals:
             self._report.say("stopped; no process is left")
             return 0 if self._ready and self._signals == 1 else 130
+        if not self._failed and status in _ENDED_ON_REQUEST:
+            self._report.say("the cluster was stopped by another process; no process is left")
+            return 0 if self._ready else 1
         if not self._failed and status == os.EX_IOERR:
             text = f"{self._home.path} or {self._launch.run_dir} cannot be written any more: make"
             self._report(StageFailed("start", f"{text} room, or set BATON_HOME and TMPDIR"))
@@ -240,6 +243,9 @@ class _StartFollower:
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._signals += 1
 
+
+_ENDED_ON_REQUEST = (0, 130)
+"""Exit statuses of a guardian that was told to stop: after the drain, and at once."""
 
 _STOP_TEXTS = {
     1: "draining: no new requests are accepted, and running ones may finish",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 
@@ -10,7 +12,7 @@ from cluster.planner.pools import PlanRequest, SizedPools, size_pools
 from cluster.planner.roofline import DraftingOptions
 from cluster.sizing.queueing import least_number, prefill_service
 from engine.kv_cache.kv_format import Codec
-from protocol.performance.speculation_profile import SpeculationProfile, decode_pace
+from protocol.performance.speculation_profile import decode_pace
 from protocol.performance.step_model import StepModel
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -93,26 +95,33 @@ def speculation_payoffs(request: PlanRequest, sized: SizedPools) -> list[Specula
     planned = [request.drafting.acceptance] if request.drafting else []
 
     def payoff(acceptance: float) -> SpeculationPayoff:
+        speedup = speculation_speedup(request, acceptance)
+
         def ceases(batch: int) -> bool:
-            return batch > LARGEST_BATCH or speedup(request, sized, acceptance, batch) <= 1.0
+            return batch > LARGEST_BATCH or speedup(batch) <= 1.0
 
         return SpeculationPayoff(
             acceptance=acceptance,
-            speedup=speedup(request, sized, acceptance, sized.ceilings.size),
+            speedup=speedup(sized.ceilings.size),
             pays_up_to=least_number(ceases, 1) - 1,
         )
 
     return [payoff(acceptance) for acceptance in sorted({*ACCEPTANCES, *planned})]
 
 
-def speedup(request: PlanRequest, sized: SizedPools, acceptance: float, batch: int) -> float:
-    """Return the tokens/s of a decode worker that drafts over those of one that does not."""
-    machine, kv = sized.pools["decode"].machine, batch * request.workload.context
-    model = StepModel(*machine.step)
-    drafts = machine.speculation or SpeculationProfile(accept=(), row_s=model.row)
-    places = request.drafting.most if request.drafting else DraftingOptions(acceptance=0.0).most
-    drafts = msgspec.structs.replace(drafts, accept=(acceptance,) * places)
-    return model.decode_s(batch, kv) / decode_pace(model, drafts, batch, kv).tpot_s
+def speculation_speedup(request: PlanRequest, acceptance: float) -> Callable[[int], float]:
+    """Return a function of the batch: the tokens/s of a decode worker that drafts over those of
+    one that does not."""
+    drafting = request.drafting or DraftingOptions(acceptance=acceptance)
+    drafting = msgspec.structs.replace(drafting, acceptance=acceptance)
+    machine = msgspec.structs.replace(request, drafting=drafting).machine("decode")
+    model, context = StepModel(*machine.step), request.workload.context
+
+    def speedup(batch: int) -> float:
+        pace = decode_pace(model, machine.speculation, batch, batch * context)
+        return model.decode_s(batch, batch * context) / pace.tpot_s
+
+    return speedup
 
 
 def wire_payoff(request: PlanRequest, sized: SizedPools) -> WirePayoff:

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from cluster.planner import tables
-from cluster.planner.break_even import ACCEPTANCES, best_colocated, speedup
+from cluster.planner.break_even import ACCEPTANCES, best_colocated, speculation_speedup
 from cluster.planner.plan import DeploymentPlan
 from cluster.planner.pools import PlanRequest, size_pools
 from cluster.planner.roofline import step_model
@@ -180,7 +180,7 @@ def _drafts(plan: DeploymentPlan) -> go.Figure:
     figure = _figure("Speed-up by speculation", "sequences", "speed-up (tokens per second)")
     _logarithmic(figure, "x")
     for acceptance, shade in zip(ACCEPTANCES, _SHADES, strict=True):
-        gains = [speedup(plan.wanted, plan.sized, acceptance, b) for b in BATCHES]
+        gains = list(map(speculation_speedup(plan.wanted, acceptance), BATCHES))
         _line(figure, f"acceptance {acceptance:g}", BATCHES, gains, shade)
     _mark_batch(figure, plan)
     figure.update_xaxes(tickvals=list(BATCHES))

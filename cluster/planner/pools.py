@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from cluster.planner.gpus import GpuSpec
 from cluster.planner.model_shape import ModelShape
@@ -67,17 +68,22 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     def machine(self, role: Role, gpu: GpuSpec | None = None) -> MachineModel:
         """Return a worker of the role; ``gpu`` replaces that of its pool. Raises StartupError for a
         model that does not fit."""
-        sizes = self.step_sizes(role)
-        return machine_model(
+        sizes, gpu = self.step_sizes(role), gpu or self.gpus[role]
+        drafting = self.drafting if role == "decode" else None  # as `baton up` sets it
+        machine = machine_model(
             self.shape,
-            gpu or self.gpus[role],
+            gpu,
             context=self.workload.context,
             chunk=sizes.prefill_chunk,
             max_batch=sizes.max_batch,
             efficiency=self.efficiency,
             link_bytes_s=self.link_bytes_s,
-            drafting=self.drafting if role == "decode" else None,  # as `baton up` sets it
+            draft=drafting.model if drafting else None,
         )
+        if drafting is None:
+            return machine
+        drafts = drafting.profile(machine, self.shape, gpu, self.efficiency, self.workload)
+        return replace(machine, speculation=drafts)
 
 
 class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +206,7 @@ def _pool(request: PlanRequest, role: Role, need: RoleDemand, machine: MachineMo
 def _ceilings(resident: ResidentSequences, goals: SloTargets) -> BatchCeilings:
     """Return each bound by itself; the policy's own limits are all cut at ``max_batch``."""
     machine = resident.machine
-    unbound = msgspec.structs.replace(machine, max_batch=MAX_BATCH_BOUND)
+    unbound = replace(machine, max_batch=MAX_BATCH_BOUND)
     limits = decode_batch_limits(resident._replace(machine=unbound), goals)
     bounds: dict[BatchCeiling, int] = {
         "tpot": int(limits.by_tpot),

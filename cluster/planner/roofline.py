@@ -25,13 +25,15 @@ import msgspec
 
 from cluster.planner.gpus import GpuSpec, known_gpus
 from cluster.planner.model_shape import ModelShape
+from cluster.planner.workload import Workload
 from cluster.sizing.snapshot import MachineModel
 from engine.ipc.settings import StepSizes, default_step_sizes
 from engine.memory.memory_footprint import RUNTIME_BYTES
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
+from engine.speculation.draft_source import catch_up_chunk
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
-from protocol.performance.speculation_profile import SpeculationProfile
+from protocol.performance.speculation_profile import SpeculationProfile, decode_pace
 from protocol.performance.step_model import StepModel
 from protocol.roles import Role
 
@@ -130,32 +132,6 @@ def _reached_in_windows(shape: ModelShape, context: float) -> float:
     return sum(count * (near - near**2 / (2 * context)) for near, count in within if near)
 
 
-class DraftingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``acceptance``: of a drafted token once the one before it is accepted. ``model``: that
-    drafts, beside the model on the same GPUs; None: drafts cost nothing, as n-grams do. ``most``:
-    drafted tokens of a sequence in a step."""
-
-    acceptance: float
-    model: ModelShape | None = None
-    most: int = 8
-
-    def profile(
-        self, model: StepModel, gpu: GpuSpec, efficiency: Efficiency, context: float, batch: float
-    ) -> SpeculationProfile:
-        """Return what a worker would report whose steps are ``model``."""
-        draft = StepModel(0.0, 0.0, 0.0, 0.0, 0.0)
-        if self.model is not None:
-            rates = gpu_rates(self.model, gpu, efficiency)
-            draft = step_model(self.model, rates, context, batch)
-        return SpeculationProfile(
-            accept=(self.acceptance,) * self.most,
-            per_pass_s=draft.step,
-            per_node_s=draft.row + draft.kv_token * context,
-            row_s=model.row,
-            most_nodes=MAX_DRAFT_NODES,
-        )
-
-
 def kv_pool_tokens(
     shape: ModelShape,
     gpu: GpuSpec,
@@ -204,15 +180,15 @@ def machine_model(
     efficiency: Efficiency = ASSUMED,
     link_bytes_s: float | None = None,
     pool: int | None = None,
-    drafting: DraftingOptions | None = None,
+    draft: ModelShape | None = None,
 ) -> MachineModel:
     """Return the machine model of a worker on ``gpu``.
 
     ``context``: mean tokens of a sequence while it decodes. ``link_bytes_s`` None: as in the data
-    file. ``pool``: KV tokens, None: what the worker would take. Raises StartupError for a model
-    that does not fit.
+    file. ``pool``: KV tokens, None: what the worker would take. ``draft``: a model whose weights
+    and KV take memory there, too. Raises StartupError for models that do not fit.
     """
-    tokens = kv_pool_tokens(shape, gpu, draft=drafting.model if drafting else None)
+    tokens = kv_pool_tokens(shape, gpu, draft=draft)
     tokens = tokens if pool is None else min(pool, tokens)
     batch = max(1.0, min(max_batch, tokens / max(1.0, context)))
     model = step_model(shape, gpu_rates(shape, gpu, efficiency), context, batch)
@@ -223,5 +199,45 @@ def machine_model(
         kv_tokens=tokens,
         kv_bytes=shape.wire_bytes(shape.codec),
         link_bytes_s=gpu.link_gb_per_s * 1e9 if link_bytes_s is None else link_bytes_s,
-        speculation=drafting.profile(model, gpu, efficiency, context, batch) if drafting else None,
     )
+
+
+class DraftingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``acceptance``: of a drafted token once the one before it is accepted. ``model``: that
+    drafts, beside the model on the same GPUs; None: drafts cost nothing, as n-grams do. ``most``:
+    drafted tokens of a sequence in a step."""
+
+    acceptance: float
+    model: ModelShape | None = None
+    most: int = 8
+
+    def profile(
+        self,
+        machine: MachineModel,
+        shape: ModelShape,
+        gpu: GpuSpec,
+        efficiency: Efficiency,
+        workload: Workload,
+    ) -> SpeculationProfile:
+        """Return what ``machine`` would report, a worker with the model ``shape`` on ``gpu``.
+
+        A draft model computes each prompt, too, in chunks beside the steps of the decode worker.
+        Workers spread these seconds over the steps of the sequence, and so does this profile: over
+        as many as a sequence takes if its drafts had to compute no prompt."""
+        target = StepModel(*machine.step)
+        free = SpeculationProfile(
+            accept=(self.acceptance,) * self.most, row_s=target.row, most_nodes=MAX_DRAFT_NODES
+        )
+        if self.model is None:
+            return free
+        context = workload.context
+        batch = max(1.0, min(machine.max_batch, machine.kv_tokens / max(1.0, context)))
+        draft = step_model(self.model, gpu_rates(self.model, gpu, efficiency), context, batch)
+        drafting = msgspec.structs.replace(
+            free, per_pass_s=draft.step, per_node_s=draft.row + draft.kv_token * context
+        )
+        chunk = catch_up_chunk(shape.weight_bytes, self.model.weight_bytes)
+        prompt_s = draft.prefill_s(0, round(workload.prompt), chunk)
+        tokens = decode_pace(target, drafting, batch, batch * context).tokens
+        steps = max(1.0, workload.output / tokens)
+        return msgspec.structs.replace(drafting, per_sequence_s=prompt_s / steps)

@@ -24,8 +24,20 @@ DraftMethod: TypeAlias = Literal["ngram"] | DraftKind
 
 DRAFT_KIND_TEXT = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "an EAGLE head"}
 
+SIZE_RATIO_TOKENS = 12
+MIN_CATCH_UP, MAX_CATCH_UP = 32, 512
+"""Bounds of ``catch_up_chunk``, in tokens."""
+
 _MEDUSA = re.compile(r"^(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight$")
 _PICKLES = ("*.bin", "*.pt", "*.pth")
+
+
+def catch_up_chunk(target_bytes: float, draft_bytes: float) -> int:
+    """Return how many tokens of texts a draft model computes at most in a step, from the bytes of
+    both models' weights. On a CPU they take about one step of the target with a single
+    sequence."""
+    by_size = int(SIZE_RATIO_TOKENS * target_bytes // draft_bytes)
+    return min(MAX_CATCH_UP, max(MIN_CATCH_UP, by_size))
 
 
 class DraftSource(msgspec.Struct, frozen=True):

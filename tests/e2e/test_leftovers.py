@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.lib.local_cluster import baton
+
 pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(180)]
 
 
@@ -62,4 +64,13 @@ def test_ctrl_c_drains_and_leaves_nothing(tmp_path: Path) -> None:
     launcher = launch(tmp_path)
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(timeout=30) in (0, 130)
+    wait_until_gone(tmp_path, 2.0)
+
+
+def test_down_ends_up_in_the_other_terminal(tmp_path: Path) -> None:
+    launcher = launch(tmp_path)
+    assert "is down" in baton(tmp_path, "down")
+    said, _ = launcher.communicate(timeout=10)
+    assert launcher.returncode == 0
+    assert said.rstrip().endswith("the cluster was stopped by another process; no process is left")
     wait_until_gone(tmp_path, 2.0)

@@ -26,7 +26,7 @@ from engine.model.weights import load_weights
 from engine.model_config.checkpoint import load_config
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.device_span import DeviceSpan
-from engine.speculation.draft_source import check_vocabularies
+from engine.speculation.draft_source import MAX_CATCH_UP, catch_up_chunk, check_vocabularies
 from engine.speculation.drafts import Drafts
 from engine.speculation.proposers.draft_kv_index import DraftKvIndex
 from engine.speculation.proposers.draft_runner import DraftModelRunner, DraftRequest
@@ -44,11 +44,6 @@ MAX_INLINE_TOKENS = 4
 CATCH_UP_WORTH = 16
 """Missing tokens worth catching up for each token that may still be generated: a draft computes a
 prompt token in about a hundredth of the target's step time."""
-
-SIZE_RATIO_TOKENS = 12
-MIN_CATCH_UP, MAX_CATCH_UP = 32, 512
-"""Maximum tokens caught up in a step: SIZE_RATIO_TOKENS times the size ratio of target to draft,
-within these bounds. On a CPU they take about one step of the target with a single sequence."""
 
 WARM_UP_S = 0.5
 """Maximum seconds for preparing matrix products on a CPU; the others are prepared when needed."""
@@ -195,8 +190,7 @@ def load_draft(
     longest = state.block_table.shape[1] * BLOCK_TOKENS
     positions = min(config.max_positions, longest)
     model = DecoderModel(config, weights, positions)
-    by_size = SIZE_RATIO_TOKENS * target.weights.bytes // model.weights.bytes
-    chunk = min(MAX_CATCH_UP, max(MIN_CATCH_UP, by_size))
+    chunk = catch_up_chunk(target.weights.bytes, model.weights.bytes)
     if model.device.type == "cpu":
         warm_up_products(model, max(chunk, MAX_INLINE_TOKENS * len(state.length)), most_s=WARM_UP_S)
     return DraftModel(model, state, pages=pages, positions=positions, most=most, chunk=chunk)

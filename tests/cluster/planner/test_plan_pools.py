@@ -10,7 +10,7 @@ import pytest
 
 from cluster.planner import model_shape
 from cluster.planner.bottleneck import find_bottleneck
-from cluster.planner.break_even import speculation_payoffs, split_payoff
+from cluster.planner.break_even import speculation_payoffs, speculation_speedup, split_payoff
 from cluster.planner.gpus import find_gpu, known_gpus
 from cluster.planner.model_shape import shape_from_config
 from cluster.planner.plan import plan_cost
@@ -29,6 +29,7 @@ from cluster.sizing.snapshot import NO_CORRECTIONS
 from cluster.workloads.distributions import LogNormalLength
 from cluster.workloads.traces import TraceRequest
 from engine.model_config.families import parse_config
+from engine.speculation.draft_source import catch_up_chunk
 from protocol.errors import StartupError
 from protocol.roles import Role
 
@@ -181,6 +182,26 @@ def test_a_draft_model_takes_time_and_memory() -> None:
     assert free.least_tpot_s < paid.least_tpot_s
     with pytest.raises(StartupError, match="--draft needs --acceptance"):
         asked(draft="Llama-3.2-1B")
+
+
+def test_a_draft_model_computes_prompts_too() -> None:
+    """What it takes for a prompt is spread over the steps of the answer, so drafts pay less where
+    answers are short."""
+    short, long = (
+        asked(acceptance=0.8, draft="Llama-3.2-1B", prompt="4000", output=output)
+        for output in ("100", "2000")
+    )
+    model, draft = (model_shape.find_model(name, "fp8") for name in ("Llama-3-8B", "Llama-3.2-1B"))
+    step = step_model(draft, gpu_rates(draft, find_gpu("H100")), short.workload.context, 16)
+    prompt_s = step.prefill_s(0, 4000, catch_up_chunk(model.weight_bytes, draft.weight_bytes))
+    for each in (short, long):
+        machine = each.machine("decode")
+        assert machine.speculation is not None
+        assert machine.step == asked(prompt="4000").machine("decode").step
+        in_all_s = machine.speculation.per_sequence_s * each.workload.output
+        assert prompt_s <= in_all_s <= 5 * prompt_s  # a step brings up to five tokens
+    at_16 = [speculation_speedup(each, 0.8)(16) for each in (short, long)]
+    assert at_16[0] == 1.0 < at_16[1] - 0.1  # none are drafted for the short ones
 
 
 def test_drafts_pay_the_more_are_accepted() -> None:
