@@ -6,6 +6,10 @@ https://prometheus.io/docs/prometheus/latest/querying/api/
 
 ``increase`` needs two samples of a series: a burst is known only where Prometheus scrapes often
 enough, and what a router counted before its first scrape is not known.
+
+The window follows the variance of the traffic as in ``sliding_window.py``, but is window_s at
+least: the next query is over as long a time as the last answer showed to be long enough, and where
+that is longer than window_s, over none before a change.
 """
 
 from __future__ import annotations
@@ -40,8 +44,10 @@ from cluster.observation.router_pages import (
 from cluster.observation.sliding_window import (
     BURST_INTERVALS,
     HISTORY_S,
+    LONGEST,
     SHARE,
     has_changed,
+    long_enough_s,
     observed_latency,
 )
 from cluster.sizing.burstiness import arrival_dispersion
@@ -94,15 +100,16 @@ def check_prometheus_url(url: str) -> URL:
     return parsed
 
 
-def build_query(cluster: str, window_s: float, burst_s: float) -> str:
-    """Return the whole query as one PromQL expression."""
+def build_query(cluster: str, window_s: float, burst_s: float, first_s: float) -> str:
+    """Return the whole query as one PromQL expression. ``first_s``: for so long a router must have
+    been scraped."""
     selector = f'{{cluster="{_quoted(cluster)}"}}'
     window, burst = (f"{selector}[{round(seconds * 1000)}ms]" for seconds in (window_s, burst_s))
     parts = {
         "age": f"time() - max(timestamp({ARRIVALS}{selector}))",
         "arrivals": f"sum(increase({ARRIVALS}{window}))",
         "burst": f"sum(increase({ARRIVALS}{burst}))",
-        "begun": f"count({ARRIVALS}{selector} offset {round(window_s * 1000)}ms)",
+        "begun": f"count({ARRIVALS}{selector} offset {round(first_s * 1000)}ms)",
         "answered": f"sum(increase({ANSWERED}{window}))",
         "pairs": f"sum(increase({CACHED_PAIRS}{window}))",
         "queued": f"sum({QUEUED}{selector})",
@@ -133,7 +140,8 @@ class PrometheusApi:
         self._api = url / "api/v1/query"
         self._cluster = cluster
         self._window_s, self._burst_s = window_s, BURST_INTERVALS * interval_s
-        self._query = build_query(cluster, window_s, self._burst_s)
+        self._asked_s = window_s  # window of the next query
+        self._alike_since_s: float | None = None  # monotonic; nothing before it is asked for
         self._samples: tuple[RequestSample, ...] = ()
         self._arrivals: deque[float] = deque(maxlen=round(HISTORY_S / self._burst_s))
         self._remembered_s = -math.inf  # time of the last of them
@@ -149,36 +157,47 @@ class PrometheusApi:
     async def read_traffic(self, routers: Sequence[RouterRecord]) -> TrafficReading:
         """Query once. Raises Unavailable. Prometheus knows the routers, so ``routers`` is not
         used."""
-        values = parse_answer(await self._query_api())
+        window_s, now = self._asked_s, time.monotonic()
+        query = build_query(self._cluster, window_s, self._burst_s, self._window_s)
+        values = parse_answer(await self._query_api(query))
         if "arrivals" not in values:
             raise Unavailable(
                 f"Prometheus has no {ARRIVALS} of cluster {self._cluster} over the last"
-                f" {self._window_s:g} s: it must scrape it twice in that time, as `baton"
+                f" {window_s:.0f} s: it must scrape it twice in that time, as `baton"
                 " monitoring` sets it up"
             )
         if "begun" not in values:
             raise Unavailable(NOT_FULL)
-        counted = traffic_counts(values, self._window_s)
+        counted = traffic_counts(values, window_s)
         burst = _scalar(values, "burst") if "burst" in values else None
         if not is_plausible(counted) or not 0 <= (burst or 0) <= MAX_REQUEST_RATE * self._burst_s:
             raise Unavailable("what Prometheus has cannot be a router's")
         self._samples = request_samples(counted) or self._samples
-        window = counted.arrivals, self._window_s
+        arrivals = counted.arrivals
+        if self._alike_since_s is None:
+            self._alike_since_s = now - self._window_s
         if burst is not None:
             self._remember(burst)
-            arrivals = burst, max(0.0, counted.arrivals - burst)
-            seconds = self._burst_s, self._window_s - self._burst_s
-            if has_changed(arrivals, arrival_dispersion(self._past(), 1), seconds, 1):
-                window = burst, self._burst_s
+            parts = burst, max(0.0, arrivals - burst)
+            seconds = self._burst_s, window_s - self._burst_s
+            if has_changed(parts, arrival_dispersion(self._past(), 1), seconds, 1):
+                arrivals, window_s = burst, self._burst_s
+                self._alike_since_s = now - self._burst_s
+        self._asked_s = self._next_window_s(counted, now - self._alike_since_s)
         mix = RequestMix(
-            rate=window[0] / window[1],
-            window_s=window[1],
+            rate=arrivals / window_s,
+            window_s=window_s,
             samples=self._samples,
             backlog_tokens=plausible_queue(_scalar(values, "queued")),
             arrivals=self._past(),
         )
         observed = observed_latency(counted)
         return TrafficReading(mix, observed, time.monotonic() - max(0.0, _scalar(values, "age")))
+
+    def _next_window_s(self, counted: TrafficCounts, alike_s: float) -> float:
+        """Return a window that is long enough, after ``alike_s`` without a change."""
+        most_s = min(LONGEST * self._window_s, alike_s)
+        return max(self._window_s, min(most_s, long_enough_s(counted, self._samples)))
 
     def _past(self) -> Arrivals:
         return Arrivals(self._burst_s, tuple(self._arrivals))
@@ -192,8 +211,8 @@ class PrometheusApi:
             self._arrivals.append(round(arrivals))
             self._remembered_s = now
 
-    async def _query_api(self) -> bytes:
-        form = {"query": self._query, "timeout": f"{DEADLINE_S:g}s"}
+    async def _query_api(self, query: str) -> bytes:
+        form = {"query": query, "timeout": f"{DEADLINE_S:g}s"}
         try:
             async with self._client.post(self._api, data=form, allow_redirects=False) as reply:
                 if reply.status != 200:

@@ -94,7 +94,7 @@ class SlidingWindow:
         seconds, both = [c.seconds for c in alike], _tokens(alike)
         past = Arrivals(math.fsum(seconds) / len(seconds), tuple(self._arrivals))
         while recent < len(alike):
-            usual = self._dispersions(arrival_dispersion(past, recent))
+            usual = token_dispersions(self._samples, arrival_dispersion(past, recent))
             if any(has_changed(*of, seconds, recent) for of in zip(both, usual, strict=True)):
                 self._alike = recent
                 return
@@ -103,10 +103,10 @@ class SlidingWindow:
     def _choose_length(self) -> None:
         """Use as many of the alike intervals as the variance asks for."""
         alike = self._latest(self._alike)
-        prompts, outputs = _tokens(alike)
+        least = token_dispersions(self._samples)
         most = [
-            dispersion(tokens, least) / PRECISION**2
-            for tokens, least in zip((prompts, outputs), self._dispersions(), strict=True)
+            dispersion(tokens, each) / PRECISION**2
+            for tokens, each in zip(_tokens(alike), least, strict=True)
         ]
         needed = [tokens if tokens > 0 else math.inf for tokens in most]  # inf: nothing is known
         self._used, seconds, precise = 0, 0.0, False
@@ -117,15 +117,6 @@ class SlidingWindow:
             self._used, seconds, precise = self._used + 1, seconds + one.seconds, max(needed) <= 0
         full = self._known_s >= SHARE * (self._burst_s if precise else self._window_s)
         self._is_full = self._is_full or full
-
-    def _dispersions(self, arrivals: float = 1.0) -> tuple[float, float]:
-        """Return the dispersion of prompt and output tokens for that of arrivals, which is 1 if
-        requests arrive one by one. Lengths of mean m and mean square q have q/m + (arrivals - 1)*m.
-        """
-        prompts = [(s.weight, s.uncached + s.cached) for s in self._samples]
-        outputs = [(s.weight, s.output) for s in self._samples]
-        first, second = (_dispersion(of, arrivals) for of in (prompts, outputs))
-        return first, second
 
     def _lengths(self) -> TrafficCounts:
         """Return the histograms of the mix's requests, each over a longer time where it has too few
@@ -159,6 +150,27 @@ class SlidingWindow:
                 break
             passed, count = passed + one.seconds, count + 1
         return count
+
+
+def token_dispersions(
+    samples: Sequence[RequestSample], arrivals: float = 1.0
+) -> tuple[float, float]:
+    """Return the dispersion of prompt and output tokens for that of arrivals, which is 1 if
+    requests arrive one by one. Lengths of mean m and mean square q have q/m + (arrivals - 1)*m."""
+    prompts = [(s.weight, s.uncached + s.cached) for s in samples]
+    outputs = [(s.weight, s.output) for s in samples]
+    first, second = (_dispersion(of, arrivals) for of in (prompts, outputs))
+    return first, second
+
+
+def long_enough_s(counted: TrafficCounts, samples: Sequence[RequestSample]) -> float:
+    """Return the seconds of traffic as counted after which its tokens are known to PRECISION."""
+    totals = (counted.prompts.total, counted.outputs.total)
+    least = zip(token_dispersions(samples), totals, strict=True)
+    return max(
+        counted.seconds * each / (PRECISION**2 * total) if total > 0 else math.inf
+        for each, total in least
+    )
 
 
 def _tokens(counts: Sequence[TrafficCounts]) -> tuple[list[float], list[float]]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_the_query_is_what_prometheus_takes(tmp_path: Path) -> None:
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [
             {
-                "expr": build_query("c", 60.0, 15.0),
+                "expr": build_query("c", 60.0, 15.0, 60.0),
                 "eval_time": "2m",
                 "exp_samples": [{"labels": k, "value": v} for k, v in expected.items()],
             }
@@ -64,7 +65,7 @@ def test_the_query_is_what_prometheus_takes(tmp_path: Path) -> None:
 
 
 def test_a_name_is_quoted() -> None:
-    assert '{cluster="a\\"b\\\\"}' in build_query('a"b\\', 60.0, 15.0)
+    assert '{cluster="a\\"b\\\\"}' in build_query('a"b\\', 60.0, 15.0, 60.0)
 
 
 # ---- answers ------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ async def test_an_answer() -> None:
     assert look.observed.tpot_s is None
     assert sum(s.weight * s.uncached for s in look.mix.samples) == pytest.approx(25)
     assert sum(s.weight * s.cached for s in look.mix.samples) == pytest.approx(75)
-    assert server.asked == [("Basic bWU6c0BjcmV0", build_query("c", 60.0, 15.0))]
+    assert server.asked == [("Basic bWU6c0BjcmV0", build_query("c", 60.0, 15.0, 60.0))]
 
 
 async def test_nobody_asks_and_what_they_asked_is_known_still() -> None:
@@ -157,6 +158,42 @@ async def test_a_change_is_followed_by_the_short_window() -> None:
         server.body = json.dumps(answer(GOOD | {("burst", ""): 75})).encode()
         look = await api.read_traffic([])
     assert (look.mix.rate, look.mix.window_s) == (5.0, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("requests", "alike_s", "asked_s"),
+    [
+        (60_000, 1000.0, 60.0),
+        (60, 1000.0, 300.0),  # lengths vary too much to know the load by 60 requests a minute
+        (60, 40.0, 100.0),  # but before the first window nothing is known
+    ],
+)
+async def test_the_window_follows_the_variance(
+    monkeypatch: pytest.MonkeyPatch, requests: int, alike_s: float, asked_s: float
+) -> None:
+    now = [5000.0]
+    monkeypatch.setattr(prometheus_api, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    steady = {
+        **GOOD,
+        ("arrivals", ""): requests,
+        ("burst", ""): requests / 4,
+        ("prompts_sum", ""): 100 * requests,
+        ("outputs_sum", ""): 100 * requests,
+        **{("outputs", le): requests for le in ("128", "+Inf")},
+    }
+    async with served() as (server, api):
+        server.body = json.dumps(answer(steady)).encode()
+        for _ in range(2):
+            await api.read_traffic([])
+            now[0] += alike_s
+        await api.read_traffic([])
+        server.body = json.dumps(answer(steady | {("burst", ""): 4 * requests})).encode()
+        await api.read_traffic([])  # the load has risen
+        await api.read_traffic([])
+    asked = [query for _, query in server.asked]
+    assert asked[1] == build_query("c", 60.0, 15.0, 60.0)
+    assert asked[2] == build_query("c", asked_s, 15.0, 60.0)
+    assert asked[4] == build_query("c", 60.0, 15.0, 60.0)  # nothing before the change
 
 
 async def test_nothing_is_known_before_the_first_window_is_full() -> None:
