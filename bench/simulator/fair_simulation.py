@@ -265,7 +265,7 @@ class FairSimulation:
         choice = SimulatedChoice(self, router, source)
         limits = AdmissionLimits(10 * GOALS.ttft_s, lasting_queue_s=QUEUE_SHARE * GOALS.ttft_s)
         try:
-            router.dispatcher.check_tenant(source.tenant, limits, 0.0)
+            router.dispatcher.check_tenant(source.tenant, limits, 0.0, is_short=False)
             choice.waiting = router.dispatcher.submit(
                 source.tenant, source.priority, self.clock.now, limits, choice
             )

@@ -116,9 +116,14 @@ def _check_type(request: Request) -> None:
             raise _unsupported(f"the charset of JSON must be utf-8, got {given[:80]!r}")
 
 
-async def _read(request: Request, limit: int, timeout_s: float, claim: BodyClaim) -> bytes:
+def announced_bytes(request: Request) -> int | None:
+    """Return the length of the body as the client has announced it; None where it has not."""
     announced = request.headers.get("content-length", "")
-    too_long = announced.isdecimal() and int(announced[:20]) > limit
+    return int(announced[:20]) if announced.isdecimal() else None
+
+
+async def _read(request: Request, limit: int, timeout_s: float, claim: BodyClaim) -> bytes:
+    too_long = (announced_bytes(request) or 0) > limit
     if too_long and "expect" in request.headers:
         raise _too_large(limit)  # the body has not been sent yet
     try:

@@ -17,7 +17,10 @@ workers take it for an older one, and compute it between two chunks of other pro
 charged as always, and has no more such requests than its share of those that are computed.
 
 When the head of the queue waits for a prefill worker (one that has its prefix, say), requests
-behind it may go to other prefill workers. Nothing overtakes one that waits for a decode worker.
+behind it may go to other prefill workers. Short prompts that decode workers compute themselves need
+none: while all that wait lack a prefill worker, such a request goes at once. Nothing overtakes one
+that waits for a decode worker.
+
 Several routers would find room by the same report, and each send a prompt there before any of them
 hears of the others'. So a router that looks because of a report, or of the time, waits for a random
 part of ``spread_s`` first. One whose own request ended need not: the others do not know it yet.
@@ -29,7 +32,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from router.common.errors import ApiError, internal_error, overloaded, unavailable
@@ -40,7 +43,9 @@ from router.placement.admission import (
     AdmissionLimits,
     check_admission_limits,
     check_turn,
+    has_decode_room,
     has_room,
+    placed_queue_s,
 )
 from router.placement.cost import Placement
 from router.tenants.tenant import Tenant
@@ -112,8 +117,13 @@ class FairDispatcher:
         self._is_woken = False
         self._expiry: dict[WaitingRequest, TimerHandle] = {}
 
-    def check_tenant(self, tenant: Tenant, limits: AdmissionLimits, waited_s: float) -> None:
-        """Raise ApiError (429) for a request that would be refused whatever its prompt is."""
+    def check_tenant(
+        self, tenant: Tenant, limits: AdmissionLimits, waited_s: float, *, is_short: bool
+    ) -> None:
+        """Raise ApiError (429) for a request that would be refused whatever its prompt is.
+        ``is_short``: a decode worker may compute the prompt."""
+        if is_short and self.queue.awaiting_prefill == self.queue.length:
+            return
         wait_s = self._monitor.wait_s(tenant)
         if wait_s:
             check_turn(wait_s, self._monitor.limits_now(limits), waited_s, self._on_refusal)
@@ -137,7 +147,7 @@ class FairDispatcher:
         request = WaitingRequest(tenant, priority, arrived, limits, routed.cost, work)
         self._refuse_late()
         request.alone_s = _alone_s(routed.placement)
-        is_first = not self.queue.length
+        is_first = not self.queue.length or self._needs_no_turn(routed.placement)
         self.queue.lift(request)
         left_s = limits.ttft_s - (self._clock() - arrived)
         if self.queue.is_behind(tenant) and self._has_room_ahead(work, left_s):
@@ -154,6 +164,11 @@ class FairDispatcher:
             return None
         self._enqueue(request, routed)
         return request
+
+    def _needs_no_turn(self, placement: Placement) -> bool:
+        """Return whether none of the waiting requests needs what this one does: its decode worker
+        computes the prompt, and they wait for prefill workers."""
+        return placement.prefill is None and self.queue.awaiting_prefill == self.queue.length
 
     def _has_room_ahead(self, work: QueuedWork, left_s: float) -> bool:
         """Place a request ahead of others; return whether its workers have room for it there, and
@@ -226,7 +241,7 @@ class FairDispatcher:
         self._refuse_late()
         look_s = _LOOK_S[1]
         blocked: set[str] = set()
-        for request in self.queue.candidates(CANDIDATES):
+        for request in self._looked_at():
             try:
                 routed = request.work.place()
             except Exception:  # it would be the first one again and again
@@ -235,17 +250,28 @@ class FairDispatcher:
             if routed is None:
                 return look_s  # no decode worker is attached
             placement = routed.placement
-            if placement.p.instance in blocked:
+            is_blocked = placement.p.instance in blocked
+            self.queue.set_awaits_prefill(request, _awaits_prefill(routed, is_blocked=is_blocked))
+            if is_blocked:
                 continue
             if has_room(placement, routed.batched_s):
                 self._dispatch(request, routed)
                 return None
-            queue_s = min(placement.p.correction * placement.p.queue_s, routed.batched_s)
+            queue_s = placed_queue_s(placement, routed.batched_s)
             if queue_s <= ROOM_S:
                 return look_s  # it waits for its decode worker
             blocked.add(placement.p.instance)
             look_s = max(_LOOK_S[0], min(look_s, queue_s - ROOM_S))
         return look_s
+
+    def _looked_at(self) -> Iterator[WaitingRequest]:
+        """Yield the requests that may be dispatched now: the first ones, and where these lack
+        prefill workers, the first one that does not."""
+        first = self.queue.candidates(CANDIDATES)
+        yield from first
+        other = self.queue.first_with_prefill()
+        if other is not None and other not in first:
+            yield other
 
     def _dispatch(self, request: WaitingRequest, routed: RoutedWork) -> None:
         waited_s = self._clock() - request.arrived
@@ -276,6 +302,7 @@ class FairDispatcher:
         p = routed.placement.p
         alone_s = routed.placement.ttft_s - p.correction * p.queue_s
         due = request.arrived + request.limits.ttft_s - max(0.0, alone_s)
+        request.awaits_prefill = _awaits_prefill(routed)
         self.queue.push(request)
         left_s = max(0.0, due - self._clock())
         self._expiry[request] = self._call_later(left_s, lambda: self._expire(request))
@@ -322,6 +349,14 @@ class FairDispatcher:
                     self._monitor.wait_s(request.tenant),
                 )
             )
+
+
+def _awaits_prefill(routed: RoutedWork, *, is_blocked: bool = False) -> bool:
+    """Return whether a prefill worker is all that a request lacks. ``is_blocked``: an earlier
+    request waits for the same one."""
+    placement = routed.placement
+    lacks = is_blocked or placed_queue_s(placement, routed.batched_s) > ROOM_S
+    return placement.prefill is not None and lacks and has_decode_room(placement)
 
 
 def _alone_s(placement: Placement) -> float:

@@ -71,8 +71,8 @@ class WaitingRequest:
     """
 
     __slots__ = (
-        *("alone_s", "arrived", "is_waiting", "limits", "priority", "service", "tenant"),
-        "work",
+        *("alone_s", "arrived", "awaits_prefill", "is_waiting", "limits", "priority", "service"),
+        *("tenant", "work"),
     )
 
     def __init__(
@@ -91,6 +91,7 @@ class WaitingRequest:
         self.service = service_of(*cost)
         self.work = work
         self.is_waiting = False
+        self.awaits_prefill = False  # a prefill worker is all that it lacked when last placed
         self.alone_s = 0.0  # predicted time to its first token without any queue
 
     @property
@@ -137,6 +138,7 @@ class FairQueue:
         counters.on_change = self._touch
         self._numbers = itertools.count()
         self.length = 0
+        self.awaiting_prefill = 0  # requests that only lack a prefill worker
         self.service = 0.0  # expected weighted tokens
         self.prompt_tokens = 0  # cached ones included
 
@@ -191,6 +193,7 @@ class FairQueue:
         heapq.heappush(heap.heap, (request.place_in_tenant, next(self._numbers), request))
         heap.length += 1
         self.length += 1
+        self.awaiting_prefill += request.awaits_prefill
         self.prompt_tokens += request.work.prompt_tokens
         heap.service += request.service
         self.service += request.service
@@ -206,6 +209,7 @@ class FairQueue:
         heap.length -= 1
         heap.served = next(self._numbers)
         self.length -= 1
+        self.awaiting_prefill -= request.awaits_prefill
         self.prompt_tokens -= request.work.prompt_tokens
         heap.service -= request.service
         self.service -= request.service
@@ -220,6 +224,22 @@ class FairQueue:
         self._turns.touch(name)
         if not self.length:
             self.service = self._weights = 0.0  # sums of floats leave a remainder
+
+    def set_awaits_prefill(self, request: WaitingRequest, awaits: bool) -> None:
+        """Record what a waiting request lacks, as it has been placed again."""
+        self.awaiting_prefill += awaits - request.awaits_prefill
+        request.awaits_prefill = awaits
+
+    def first_with_prefill(self) -> WaitingRequest | None:
+        """Return the first request in the fair order that did not lack a prefill worker."""
+        if self.awaiting_prefill == self.length:
+            return None
+        for name in self._turns.least(len(self._tenants)):
+            behind = (i for i in self._tenants[name].heap if i[2].is_waiting)
+            found = min((i for i in behind if not i[2].awaits_prefill), default=None)
+            if found is not None:
+                return found[2]
+        return None
 
     def candidates(self, count: int) -> list[WaitingRequest]:
         """Return the next request in the fair order, then others that may go where it cannot: at

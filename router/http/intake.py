@@ -23,7 +23,7 @@ from protocol.block_keys import KEYS_AT_ONCE, block_key_parts, cache_root
 from protocol.registry.directory import ModelInfo
 from protocol.requests import Request
 from router.common.errors import ApiError, invalid, unavailable
-from router.common.request_body import read_json_object
+from router.common.request_body import announced_bytes, read_json_object
 from router.common.work_lane import WorkClaim
 from router.generation.choice_stream import ChoiceStream, GenerationRequest
 from router.generation.choice_turn import RequestEntry
@@ -47,6 +47,10 @@ TTFT_DEADLINE_HEADER = "x-baton-ttft-deadline-ms"
 SESSION_HEADER = "x-session-id"
 CLAUDE_SESSION_HEADERS = ("x-claude-code-session-id", "x-claude-code-agent-id")
 """A session of Claude Code, and the agent in it, which has a conversation of its own."""
+
+SHORT_BYTES = 8 << 10
+"""Bodies up to this size may have prompts that a decode worker computes itself, so that no queue
+for prefill workers refuses them. Longer ones are refused before they are tokenized."""
 
 
 async def accept_request(state: RouterState, http: HttpRequest, dialect: Dialect[Body]) -> Response:
@@ -121,7 +125,8 @@ async def _plan_response(
     check_unknown_fields(settings, parsed.ignored, dialect.fields)
     check_served_model(state, body.model)
     tenant.check_priority(body.priority)
-    model = _model_with_capacity(state, body, tenant, limits, arrived)
+    is_short = (announced_bytes(http) or SHORT_BYTES + 1) <= SHORT_BYTES
+    model = _model_with_capacity(state, body, tenant, limits, arrived, is_short=is_short)
     claim = WorkClaim(tenant.name, arrived + limits.ttft_s)
     planned = await dialect.plan(state, parsed, model, claim)
     planned.check_vocabulary(body, model)
@@ -169,6 +174,8 @@ def _model_with_capacity(
     tenant: Tenant,
     limits: AdmissionLimits,
     arrived: float,
+    *,
+    is_short: bool,
 ) -> ModelInfo:
     """Raises ApiError (503, 429) where the request would be refused whatever its prompts are."""
     model = state.pool.model
@@ -176,7 +183,8 @@ def _model_with_capacity(
         if model is None or not state.pool.attached:
             raise unavailable("no decode worker is connected; try again shortly")
         state.admission.check(tenant.name)
-        state.dispatcher.check_tenant(tenant, limits, time.perf_counter() - arrived)
+        waited_s = time.perf_counter() - arrived
+        state.dispatcher.check_tenant(tenant, limits, waited_s, is_short=is_short)
     except ApiError:
         state.metrics.demand.count_refused(body.generations)
         raise

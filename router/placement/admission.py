@@ -164,15 +164,22 @@ def check_turn(
 
 
 def has_room(placement: Placement, batched_s: float = math.inf) -> bool:
-    """Return whether the workers of this placement should get the request now.
+    """Return whether the workers of this placement should get the request now; see the functions
+    for each of them."""
+    return placed_queue_s(placement, batched_s) <= ROOM_S and has_decode_room(placement)
+
+
+def placed_queue_s(placement: Placement, batched_s: float = math.inf) -> float:
+    """Return the seconds of the queue at P, which has room while these are at most ROOM_S.
 
     ``batched_s``: seconds of the prompts queued at P if as many as fit share each step. Many short
-    prompts take little more than one, which the sum of their predictions does not show.
+    prompts take little more than one, which the sum of their predictions does not show."""
+    return min(placement.p.correction * placement.p.queue_s, batched_s)
 
-    D may be short of a row or of pages for as long as the prompt takes to be computed: by Little's
-    law the requests that leave it meanwhile are those whose prompts are being computed for it.
-    """
+
+def has_decode_room(placement: Placement) -> bool:
+    """Return whether D has room. It may be short of a row or of pages for as long as the prompt
+    takes to be computed: by Little's law the requests that leave it meanwhile are those whose
+    prompts are being computed for it."""
     p = placement.p
-    if min(p.correction * p.queue_s, batched_s) > ROOM_S:
-        return False
     return placement.d.wait_s <= ROOM_S + p.queue_s + p.prefill_s

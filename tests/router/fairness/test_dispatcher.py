@@ -208,6 +208,63 @@ def test_head_that_waits_for_its_prefill_worker_lets_others_go_elsewhere() -> No
     assert not holder.was_sent() and not same.was_sent()
 
 
+def test_prompt_of_a_decode_worker_does_not_wait_for_prefill_workers() -> None:
+    """Behind a few long prompts, hundreds of short ones once were refused by idle decode
+    workers."""
+    router = Router()
+    waiting = router.filled(30)
+    local = placement("d", local=True)
+    short = FakeWork(local)
+    assert router.submit(short) is None and short.dispatched is False
+    full = FakeWork(placement("d", queue_s=3.0, local=True))
+    assert router.submit(full) is not None
+    later = FakeWork(local)
+    assert router.submit(later) is not None, "another one waits for decode workers"
+    full.now = local
+    router.wait(0.2)
+    assert full.was_sent() and later.was_sent()
+    assert not any(work.was_sent() for work in waiting)
+    [no_row] = router.filled(1, NO_ROW)
+    assert router.submit(FakeWork(local)) is not None
+    assert not no_row.was_sent()
+
+
+def test_an_overload_of_prefill_workers_refuses_no_prompt_of_a_decode_worker() -> None:
+    router, limits = Router(), AdmissionLimits(20.0, lasting_queue_s=1.0)
+
+    def submit(work: FakeWork) -> WaitingRequest | None:
+        return router.dispatcher.submit(A, 0, router.clock.now, limits, work)
+
+    served = FakeWork(BUSY)
+    submit(served)
+    router.wait(0.2)
+    served.now = FREE
+    router.wait(0.2)  # the rate is known: 100 tokens in some tenths of a second
+    refused = 0
+    for _ in range(40):
+        router.wait(0.02)
+        try:
+            submit(FakeWork(BUSY))
+        except ApiError:
+            refused += 1
+    assert refused > 0
+    with pytest.raises(ApiError):
+        router.dispatcher.check_tenant(A, limits, 0.0, is_short=False)
+    router.dispatcher.check_tenant(A, limits, 0.0, is_short=True)
+    assert submit(FakeWork(placement("d", local=True))) is None
+
+
+def test_any_request_behind_those_that_wait_for_one_worker_may_go_elsewhere() -> None:
+    router = Router()
+    holders = router.filled(10, placement("holds the prefix", queue_s=3.0))
+    other = FakeWork(placement("idle"))
+    router.submit(other)
+    router.wait(0.2)
+    assert other.dispatched is False
+    assert not any(work.was_sent() for work in holders)
+    assert sum(work.placed for work in holders) < 40, "looks at many requests would cost too much"
+
+
 def test_hang_up_removes_a_request_at_once() -> None:
     router, work = Router(), FakeWork(BUSY)
     request = router.submit(work)

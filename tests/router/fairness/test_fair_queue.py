@@ -111,3 +111,20 @@ def test_candidates_are_heads_of_tenants_and_then_those_behind() -> None:
     queue = new_queue(first, second, other)
     assert set(queue.candidates(2)) == {first, other}
     assert set(queue.candidates(3)) == {first, second, other}
+
+
+def test_first_of_those_that_do_not_lack_a_prefill_worker() -> None:
+    first, second, other = waiting(A, 0.0), waiting(A, 1.0), waiting(B, 2.0)
+    first.awaits_prefill = True
+    queue = new_queue(first, second, other)
+    queue.set_awaits_prefill(other, True)
+    queue.set_awaits_prefill(other, True)
+    assert queue.awaiting_prefill == 2 and queue.first_with_prefill() is second
+    queue.set_awaits_prefill(second, True)
+    assert queue.awaiting_prefill == 3 and queue.first_with_prefill() is None
+    queue.set_awaits_prefill(other, False)
+    assert queue.first_with_prefill() is other
+    for request in (first, second, other):
+        queue.remove(request)
+        queue.remove(request)
+    assert queue.awaiting_prefill == 0

@@ -8,12 +8,17 @@ from router.fairness.virtual_counters import ExpectedCost
 from router.placement.cost import DecodeTerms, Placement, PrefillTerms
 
 
-def placement(worker: str = "p", queue_s: float = 0.0, wait_s: float = 0.0) -> Placement:
-    """A placement whose prompt takes 1 s after ``queue_s``, and that waits ``wait_s`` for a row."""
+def placement(
+    worker: str = "p", queue_s: float = 0.0, wait_s: float = 0.0, *, local: bool = False
+) -> Placement:
+    """A placement whose prompt takes 1 s after ``queue_s``, and that waits ``wait_s`` for a row.
+    ``local``: ``worker`` decodes, too."""
     p = PrefillTerms(worker, 0, None, queue_s, 1.0, queue_s + 1.0, 1.0, 1, 0.0)
     d = DecodeTerms("d", 0, 1, 0, 0.0, 0.01, wait_s, 0.0, 0.0, True)
     ttft_s = queue_s + 1.0
-    return Placement(worker, p, d, 0.0, ttft_s, 0.0, ttft_s, 0.01, 0.0, 0.0, 0.0, 0.0)
+    return Placement(
+        None if local else worker, p, d, 0.0, ttft_s, 0.0, ttft_s, 0.01, 0.0, 0.0, 0.0, 0.0
+    )
 
 
 class UnusedWork:
