@@ -90,12 +90,9 @@ def compared_kv(
     before = snapshot.memory.held_kv
     if not expected.kv_tokens or mix.residents <= 0:
         return before
-    held = sum(
-        w.kv_tokens for w in snapshot.workers if w.role == "decode" and w.state != "changing"
-    )
     each = expected.kv_tokens / snapshot.memory.corrections.kv
     seconds = _seconds_since(snapshot, mix)
-    return _compared(before, held, mix.residents * each, mix.rate, seconds)
+    return _compared(before, mix.resident_kv, mix.residents * each, mix.rate, seconds)
 
 
 def _seconds_since(snapshot: SizingSnapshot, mix: RequestMix) -> float:

@@ -43,6 +43,11 @@ MAX_ERROR = 0.5
 """Standard error of a load that is hardly known, as a share of it."""
 
 
+HORIZON = 2.0
+"""Starts of a worker, after which sequences must have room: a lack that may be chance is not
+acted upon for as long as a start takes."""
+
+
 def queued_work_s(mix: RequestMix, service: ServiceTime) -> float:
     """Return the seconds of work in the queue. ``mix.backlog_tokens`` also holds the prompts that
     are computed: a Poisson number of each length, rate*E[S*tokens] tokens by Little's law with a
@@ -110,34 +115,50 @@ def prefill_demand(
     )
 
 
-def decode_demand(mix: RequestMix, goals: SloTargets, resident: ResidentSequences) -> RoleDemand:
-    """Return the demand for decode workers. Room is made for at least the sequences that decode
-    now, because output lengths are known only when requests have ended, and for their growth while
-    a worker starts. Queued prompts count as arrivals only: in simulations, room for all of them
-    made larger pools and met the objectives no more often than as large a fixed pool
-    (``bench.pools``)."""
+def decode_demand(
+    mix: RequestMix, goals: SloTargets, resident: ResidentSequences, start_s: float = math.inf
+) -> RoleDemand:
+    """Return the demand for decode workers, when those that are asked for now serve. Until then the
+    sequences that decode are replaced by those of the mix only in part, and they need room. Queued
+    prompts count as arrivals only: in simulations, room for all of them made larger pools and met
+    the objectives no more often than as large a fixed pool (``bench.pools``)."""
     limits = decode_batch_limits(resident, goals)
     batch, tokens_s = limits.size, mix.rate * resident.output
+    now = _present_load(mix, goals, resident)
+    flow = math.ceil(tokens_s * resident.tpot_s(batch) / batch)
+    lasts_s = resident.output * resident.tpot_s(batch)
+    known = lasts_s > 0 and mix.residents > 0
+    replaced = -math.expm1(-HORIZON * start_s / lasts_s) if known else 1.0
 
-    def sequences(workers: int) -> float:
-        return workers * resident.mean_batch(tokens_s / workers, batch)
+    def load(workers: int) -> float:
+        """Sequences of the mix, on as many workers as they need in the long run at least."""
+        count = max(1, flow, workers)
+        later = count * resident.mean_batch(tokens_s / count, batch)
+        return min(later, now * batch + replaced * max(0.0, later - now * batch))
 
     def suffices(workers: int) -> bool:
         # A Poisson number of sequences holds KV with a variance of n*E[kv^2].
-        n = sequences(workers)
+        n = load(workers)
         return n + CHANCE_DEVIATIONS * math.sqrt(n * (1.0 + resident.spread)) <= workers * batch
 
-    flow = math.ceil(tokens_s * resident.tpot_s(batch) / batch)
-    residents = math.ceil(mix.residents * (1.0 + mix.growth) / batch)
-    workers = max(least_number(suffices, max(1, flow)), residents)
+    workers = max(least_number(suffices, 1), math.ceil(now * (1.0 + mix.growth)))
     floor = _link_floor(mix, resident.machine)
     return RoleDemand(
         workers=max(workers if tokens_s + mix.residents > 0 else 0, floor),
-        load=sequences(workers),
+        load=load(workers),
         each=batch,
         link_floor=floor,
         infeasible=limits.infeasible,
     )
+
+
+def _present_load(mix: RequestMix, goals: SloTargets, resident: ResidentSequences) -> float:
+    """Return how many decode workers the present sequences fill, with the KV that they hold."""
+    if mix.residents <= 0:
+        return 0.0
+    if mix.resident_kv > 0:
+        resident = resident._replace(kv_tokens=mix.resident_kv / mix.residents, early=0.0)
+    return mix.residents / decode_batch_limits(resident, goals).size
 
 
 def _link_floor(mix: RequestMix, machine: MachineModel) -> int:
@@ -165,7 +186,7 @@ def demand_by_role(
     service = prefill_service(mix, computing, corrections.prefill)
     prefill = prefill_demand(mix, computing, goals, service, start_s)
     resident = resident_sequences(mix, decoding, corrections, computing)
-    return {"prefill": prefill, "decode": decode_demand(mix, goals, resident)}
+    return {"prefill": prefill, "decode": decode_demand(mix, goals, resident, start_s)}
 
 
 def machine_for_role(role: Role, machines: dict[Role, MachineModel]) -> MachineModel:

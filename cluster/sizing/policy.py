@@ -43,7 +43,7 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
     serving = effective_workers(snapshot, mix, serving=True)
     answered = answered_mix(mix, snapshot.observed)
     expected = predict_latency(answered, snapshot.machines, serving, before)
-    mix = replace(mix, growth=expected_growth(snapshot.memory))
+    mix = replace(mix, growth=expected_growth(snapshot.memory), resident_kv=_held_kv(snapshot))
     found = demand_by_role(mix, snapshot.machines, snapshot.goals, before, snapshot.tuning.start_s)
     lacks_room = found["decode"].workers > serving.decode
     computed_s = compared_prompts(snapshot, answered)
@@ -74,6 +74,12 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
         forecast=LoadForecast(rate=mix.rate, prefill=wanted.prefill, decode=wanted.decode),
         forecast_error=forecast_error(memory, at_s),
     )
+
+
+def _held_kv(snapshot: SizingSnapshot) -> float:
+    """Return the KV tokens that decode workers hold for sequences."""
+    decoding = (w for w in snapshot.workers if w.role == "decode" and w.state != "changing")
+    return float(sum(w.kv_tokens for w in decoding))
 
 
 def _keep_everything(snapshot: SizingSnapshot) -> ScalingDecision:
