@@ -7,12 +7,19 @@ started: pools must have room for them. What changes more slowly is followed by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from cluster.sizing.queueing import PrefillOutlook, SampleVector, ServiceTime, late_share
+from cluster.sizing.queueing import (
+    CHANCE_DEVIATIONS,
+    PrefillOutlook,
+    SampleVector,
+    ServiceTime,
+    late_share,
+)
 from cluster.sizing.snapshot import Arrivals
 
 LOCAL_S = 300.0
@@ -56,6 +63,18 @@ def arrival_dispersion(arrivals: Arrivals, intervals: int) -> float:
     if 2 * intervals * arrivals.interval_s > LONGEST_S or known < 2 * MIN_COUNTS:
         return found
     return (found + arrival_dispersion(arrivals, 2 * intervals)) / 2.0
+
+
+def burstiness(arrivals: Arrivals, seconds: float) -> float:
+    """Return by how much the index of dispersion of arrivals in so many seconds exceeds that of
+    requests that arrive one by one; 0 where chance explains it. Of n counts that are Poisson, it
+    is 1 with a variance of 2/n."""
+    intervals = max(1, round(seconds / arrivals.interval_s))
+    known = len(arrivals.counts) // intervals
+    if not known:
+        return 0.0
+    chance = CHANCE_DEVIATIONS * math.sqrt(2.0 / known)
+    return max(0.0, arrival_dispersion(arrivals, intervals) - 1.0 - chance)
 
 
 class ArrivalRates(NamedTuple):

@@ -5,7 +5,9 @@ prefill   the least c >= floor(a) of which P(late) <= MAX_LATE_SHARE, a = rate*E
           of c servers when a worker that is asked for now serves (queueing.py)
 decode    b*: the batch that the TPOT objective, the KV pool and the worker's own limit allow
           N(D): sequences on D workers, by Little's law on each (residency.py)
-          the least D of which N(D) + 2*sqrt(N(D)*(1 + k)) <= D*b*, k of the KV of sequences
+          the least D of which N(D) + 2*sqrt(N(D)*(I + k)) <= D*b*, k of the KV of sequences and I
+          the index of dispersion of arrivals (burstiness.py). Of N(D), only what can have taken the
+          place of the present sequences when a worker that is asked for now serves
 network   floors both: KV of all prompts over 80% of the links
 """
 
@@ -16,8 +18,10 @@ import math
 import numpy as np
 
 from cluster.sizing.burstiness import (
+    LONGEST_S,
     NO_ARRIVAL_RATES,
     ArrivalRates,
+    burstiness,
     late_share_in_bursts,
     usual_bursts,
 )
@@ -129,17 +133,20 @@ def decode_demand(
     lasts_s = resident.output * resident.tpot_s(batch)
     known = lasts_s > 0 and mix.residents > 0
     replaced = -math.expm1(-HORIZON * start_s / lasts_s) if known else 1.0
+    together = 1.0 + burstiness(mix.arrivals, min(LONGEST_S, lasts_s))
 
     def load(workers: int) -> float:
-        """Sequences of the mix, on as many workers as they need in the long run at least."""
-        count = max(1, flow, workers)
-        later = count * resident.mean_batch(tokens_s / count, batch)
+        """Return the sequences that ``workers`` would hold."""
+        later = tokens_s * resident.tpot_s(batch)  # in batches that are full
+        if workers >= flow:
+            later = workers * resident.mean_batch(tokens_s / workers, batch)
         return min(later, now * batch + replaced * max(0.0, later - now * batch))
 
     def suffices(workers: int) -> bool:
-        # A Poisson number of sequences holds KV with a variance of n*E[kv^2].
+        # A Poisson number of sequences holds KV with a variance of n*E[kv^2]; in bursts, more come.
         n = load(workers)
-        return n + CHANCE_DEVIATIONS * math.sqrt(n * (1.0 + resident.spread)) <= workers * batch
+        room = CHANCE_DEVIATIONS * math.sqrt(n * (together + resident.spread))
+        return n + room <= workers * batch
 
     workers = max(least_number(suffices, 1), math.ceil(now * (1.0 + mix.growth)))
     floor = _link_floor(mix, resident.machine)

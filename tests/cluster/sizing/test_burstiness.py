@@ -15,6 +15,7 @@ from cluster.sizing.burstiness import (
     ArrivalRates,
     arrival_dispersion,
     burst_waits,
+    burstiness,
     dispersion,
     usual_bursts,
 )
@@ -76,6 +77,17 @@ def test_bursts_disperse_counts() -> None:
         arrivals = counted(poisson_times(rng, 3600, in_bursts(rng, 3600)))
         found.append([arrival_dispersion(arrivals, size) for size in (1, 4, 16)])
     assert np.mean(found, axis=0) == pytest.approx([89, 199, 0.8 * 255], rel=0.15)
+
+
+def test_chance_is_no_burstiness() -> None:
+    rng = Random(5)
+    alone = counted(poisson_times(rng, 900, lambda _: 4.0))
+    assert [burstiness(alone, seconds) for seconds in (5.0, 20.0, 80.0)] == pytest.approx(
+        [0.0] * 3, abs=1.0
+    )
+    together = counted(poisson_times(rng, 3600, in_bursts(rng, 3600)))
+    assert burstiness(together, 20.0) == pytest.approx(200, rel=0.3)
+    assert burstiness(Arrivals(), 20.0) == 0.0
 
 
 def test_neither_a_step_nor_a_trend_is_a_burst() -> None:

@@ -17,6 +17,7 @@ from cluster.sizing.queueing import PrefillOutlook, late_share, prefill_service
 from cluster.sizing.residency import decode_batch_limits, early_seconds, resident_sequences
 from cluster.sizing.snapshot import (
     NO_CORRECTIONS,
+    Arrivals,
     Corrections,
     MachineModel,
     RequestMix,
@@ -251,6 +252,41 @@ def test_those_who_decode_have_room_and_for_their_growth() -> None:
         for growth in (0.0, 0.1, 0.5)
     ]
     assert (few.workers, many) == (1, [10, 11, 15])
+
+
+def test_long_answers_take_the_place_of_the_present_sequences_in_part() -> None:
+    """They take 200 s, so that until twice a start has passed, 45% of the present 400 sequences
+    have ended, whatever arrives from now on."""
+    load = mix(10.0, output=4000, residents=400.0, growth=0.0)
+    slow = replace(MACHINE, step=(0.05, 0.0, 0.0, 1e-4, 0.0), kv_tokens=10_000_000, max_batch=100)
+    later, soon, still = (demand(load, slow, start_s=s)[1] for s in (math.inf, 60.0, 0.0))
+    assert later.load == pytest.approx(2000, rel=0.01)
+    assert soon.load == pytest.approx(400 + (1 - math.exp(-120 / 200)) * 1600, rel=0.01)
+    assert still.load == pytest.approx(400, rel=0.01)
+    assert later.workers > soon.workers > still.workers >= 4
+    few = demand(replace(load, residents=0.0), slow, start_s=60.0)[1]
+    assert few == later, "nothing is known of the present"
+    short = mix(200.0, output=200, residents=400.0, growth=0.0)
+    assert demand(short, slow, start_s=60.0)[1].workers == demand(short, slow)[1].workers
+
+
+def test_present_sequences_count_with_the_kv_that_they_hold() -> None:
+    load = mix(1.0, residents=100.0, growth=0.0)
+    small, large = (
+        demand(replace(load, resident_kv=kv * load.residents), start_s=0.0)[1]
+        for kv in (1000.0, 10_000.0)
+    )
+    assert small.workers < large.workers == math.ceil(100 * 10_000 / 95_000)
+
+
+def test_bursts_of_arrivals_need_room_for_their_sequences() -> None:
+    steady = mix(10.0, output=2000)
+    counts = ((20.0,) * 12 + (80.0,) * 12) * 12
+    bursts = replace(steady, arrivals=Arrivals(5.0, counts))
+    one, more = (demand(load)[1] for load in (steady, bursts))
+    assert more.workers > one.workers
+    quick = replace(bursts, samples=(RequestSample(1000, 0.0, 2.0),))
+    assert demand(quick)[1].workers >= demand(replace(quick, arrivals=Arrivals()))[1].workers
 
 
 def test_an_objective_out_of_reach_costs_no_pool() -> None:
