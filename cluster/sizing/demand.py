@@ -68,9 +68,12 @@ def queued_work_s(mix: RequestMix, service: ServiceTime) -> float:
 
 def load_error(mix: RequestMix, service: ServiceTime) -> float:
     """Return the standard error of the load as a share of it, after as many requests as the window
-    had; 0 where the mix is declared."""
+    had, which may have come in bursts; 0 where the mix is declared."""
     requests = mix.rate * mix.window_s
-    return min(MAX_ERROR, math.sqrt((1.0 + service.spread) / requests)) if requests > 0 else 0.0
+    if requests <= 0:
+        return 0.0
+    variance = 1.0 + burstiness(mix.arrivals, LONGEST_S) + service.spread
+    return min(MAX_ERROR, math.sqrt(variance / requests))
 
 
 def prefill_workers(

@@ -10,6 +10,7 @@ import math
 
 from msgspec.structs import replace
 
+from cluster.sizing.burstiness import LONGEST_S, burstiness
 from cluster.sizing.decision import LoadForecast
 from cluster.sizing.queueing import CHANCE_DEVIATIONS, service_time
 from cluster.sizing.snapshot import (
@@ -84,7 +85,8 @@ def record_demand(
         decode_levels=levels("decode"),
     )
     requests, new = mix.rate * mix.window_s, min(1.0, tuning.start_s / max(mix.window_s, 1e-9))
-    chance = 2.0 * (1.0 + uncached.spread) * new / max(requests, 1.0)
+    together = 1.0 + burstiness(mix.arrivals, min(LONGEST_S, tuning.start_s))
+    chance = 2.0 * (together + uncached.spread) * new / max(requests, 1.0)
     return _record_growth(memory, at_s, load, tuning.start_s, chance)
 
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from cluster.sizing.decision import RoleDemand
-from cluster.sizing.demand import demand_by_role, queued_work_s
+from cluster.sizing.demand import demand_by_role, load_error, queued_work_s
 from cluster.sizing.predict import predict_latency, relative_speed
 from cluster.sizing.queueing import PrefillOutlook, late_share, prefill_service
 from cluster.sizing.residency import decode_batch_limits, early_seconds, resident_sequences
@@ -287,6 +287,15 @@ def test_bursts_of_arrivals_need_room_for_their_sequences() -> None:
     assert more.workers > one.workers
     quick = replace(bursts, samples=(RequestSample(1000, 0.0, 2.0),))
     assert demand(quick)[1].workers >= demand(replace(quick, arrivals=Arrivals()))[1].workers
+
+
+def test_the_load_is_known_less_well_where_requests_come_in_bursts() -> None:
+    service = prefill_service(mix(10.0), MACHINE)
+    counts = ((20.0,) * 24 + (80.0,) * 24) * 6
+    steady, bursts = mix(10.0), mix(10.0, arrivals=Arrivals(5.0, counts))
+    assert load_error(steady, service) == pytest.approx(math.sqrt(1 / 600))
+    assert load_error(bursts, service) > 2 * load_error(steady, service)
+    assert load_error(replace(bursts, window_s=0.0), service) == 0.0
 
 
 def test_an_objective_out_of_reach_costs_no_pool() -> None:

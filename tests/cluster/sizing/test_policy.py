@@ -16,6 +16,7 @@ from cluster.sizing.decision import DecisionRecord, LoadForecast, decode_record,
 from cluster.sizing.memory import expected_growth, needed_lately, record_demand
 from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import (
+    Arrivals,
     Corrections,
     DemandSample,
     ObservedLatency,
@@ -198,6 +199,17 @@ def test_growth_that_chance_explains_is_none(rate: float, growth: float) -> None
         state = replace(state, mix=mix(rate * (1.3 if turn // 12 % 2 else 1.0)))
         state = after(state, decide(state), 5.0)
     assert expected_growth(state.memory) == pytest.approx(growth, abs=0.005)
+
+
+def test_growth_that_usual_bursts_explain_is_none() -> None:
+    """Requests come in bursts of two minutes, so that counts of a minute vary by far more than
+    those of requests that come one by one."""
+    bursts = Arrivals(5.0, ((100.0,) * 24 + (900.0,) * 24) * 12)
+    state = snapshot(1, 1, mix(100.0))
+    for turn in range(12 * 12):
+        load = mix(100.0 * (1.3 if turn // 12 % 2 else 1.0), arrivals=bursts)
+        state = after(replace(state, mix=load), decide(replace(state, mix=load)), 5.0)
+    assert expected_growth(state.memory) == 0.0
 
 
 def test_the_forecast_and_its_error() -> None:
