@@ -190,7 +190,7 @@ def machine_model(
     """
     tokens = kv_pool_tokens(shape, gpu, draft=draft)
     tokens = tokens if pool is None else min(pool, tokens)
-    batch = max(1.0, min(max_batch, tokens / max(1.0, context)))
+    batch = _full_batch(max_batch, tokens, context)
     model = step_model(shape, gpu_rates(shape, gpu, efficiency), context, batch)
     return MachineModel(
         step=model[:5],
@@ -200,6 +200,11 @@ def machine_model(
         kv_bytes=shape.wire_bytes(shape.codec),
         link_bytes_s=gpu.link_gb_per_s * 1e9 if link_bytes_s is None else link_bytes_s,
     )
+
+
+def _full_batch(max_batch: int, kv_tokens: int, context: float) -> float:
+    """Return the most sequences of ``context`` tokens that decode together."""
+    return max(1.0, min(max_batch, kv_tokens / max(1.0, context)))
 
 
 class DraftingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,7 +236,7 @@ class DraftingOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.model is None:
             return free
         context = workload.context
-        batch = max(1.0, min(machine.max_batch, machine.kv_tokens / max(1.0, context)))
+        batch = _full_batch(machine.max_batch, machine.kv_tokens, context)
         draft = step_model(self.model, gpu_rates(self.model, gpu, efficiency), context, batch)
         drafting = msgspec.structs.replace(
             free, per_pass_s=draft.step, per_node_s=draft.row + draft.kv_token * context

@@ -45,8 +45,6 @@ TARGET_UTILISATION = 0.8
 """Utilisation of links."""
 MAX_ERROR = 0.5
 """Standard error of a load that is hardly known, as a share of it."""
-
-
 HORIZON = 2.0
 """Starts of a worker, after which sequences must have room: a lack that may be chance is not
 acted upon for as long as a start takes."""
@@ -132,18 +130,18 @@ def decode_demand(
     limits = decode_batch_limits(resident, goals)
     batch, tokens_s = limits.size, mix.rate * resident.output
     now = _present_load(mix, goals, resident)
-    flow = math.ceil(tokens_s * resident.tpot_s(batch) / batch)
     lasts_s = resident.output * resident.tpot_s(batch)
-    known = lasts_s > 0 and mix.residents > 0
+    in_full_batches = mix.rate * lasts_s  # sequences, by Little's law
+    known = lasts_s > 0 and mix.residents > 0  # a mix that is declared has no present
     replaced = -math.expm1(-HORIZON * start_s / lasts_s) if known else 1.0
     together = 1.0 + burstiness(mix.arrivals, min(LONGEST_S, lasts_s))
 
     def load(workers: int) -> float:
         """Return the sequences that ``workers`` would hold."""
-        later = tokens_s * resident.tpot_s(batch)  # in batches that are full
-        if workers >= flow:
+        later, present = in_full_batches, now * batch
+        if later <= workers * batch:
             later = workers * resident.mean_batch(tokens_s / workers, batch)
-        return min(later, now * batch + replaced * max(0.0, later - now * batch))
+        return later if later <= present else present + replaced * (later - present)
 
     def suffices(workers: int) -> bool:
         # A Poisson number of sequences holds KV with a variance of n*E[kv^2]; in bursts, more come.

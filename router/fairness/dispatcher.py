@@ -122,7 +122,7 @@ class FairDispatcher:
     ) -> None:
         """Raise ApiError (429) for a request that would be refused whatever its prompt is.
         ``is_short``: a decode worker may compute the prompt."""
-        if is_short and self.queue.awaiting_prefill == self.queue.length:
+        if is_short and self.queue.all_await_prefill:
             return
         wait_s = self._monitor.wait_s(tenant)
         if wait_s:
@@ -147,18 +147,18 @@ class FairDispatcher:
         request = WaitingRequest(tenant, priority, arrived, limits, routed.cost, work)
         self._refuse_late()
         request.alone_s = _alone_s(routed.placement)
-        is_first = not self.queue.length or self._needs_no_turn(routed.placement)
+        waits_for_none = not self.queue.length or self._needs_no_turn(routed.placement)
         self.queue.lift(request)
         left_s = limits.ttft_s - (self._clock() - arrived)
         if self.queue.is_behind(tenant) and self._has_room_ahead(work, left_s):
             self.queue.begin(request)
             work.dispatch()
             return None
-        wait_s = 0.0 if is_first else self._monitor.wait_s(tenant)
+        wait_s = 0.0 if waits_for_none else self._monitor.wait_s(tenant)
         waited_s = self._clock() - arrived
         now = self._monitor.limits_now(limits, request.alone_s)
         check_admission_limits(routed.placement, now, waited_s, self._on_refusal, wait_s)
-        if is_first and has_room(routed.placement, routed.batched_s):
+        if waits_for_none and has_room(routed.placement, routed.batched_s):
             self.queue.begin(request)
             work.dispatch()
             return None
@@ -168,7 +168,7 @@ class FairDispatcher:
     def _needs_no_turn(self, placement: Placement) -> bool:
         """Return whether none of the waiting requests needs what this one does: its decode worker
         computes the prompt, and they wait for prefill workers."""
-        return placement.prefill is None and self.queue.awaiting_prefill == self.queue.length
+        return placement.prefill is None and self.queue.all_await_prefill
 
     def _has_room_ahead(self, work: QueuedWork, left_s: float) -> bool:
         """Place a request ahead of others; return whether its workers have room for it there, and

@@ -138,7 +138,7 @@ class FairQueue:
         counters.on_change = self._touch
         self._numbers = itertools.count()
         self.length = 0
-        self.awaiting_prefill = 0  # requests that only lack a prefill worker
+        self._awaiting_prefill = 0  # requests
         self.service = 0.0  # expected weighted tokens
         self.prompt_tokens = 0  # cached ones included
 
@@ -193,7 +193,7 @@ class FairQueue:
         heapq.heappush(heap.heap, (request.place_in_tenant, next(self._numbers), request))
         heap.length += 1
         self.length += 1
-        self.awaiting_prefill += request.awaits_prefill
+        self._awaiting_prefill += request.awaits_prefill
         self.prompt_tokens += request.work.prompt_tokens
         heap.service += request.service
         self.service += request.service
@@ -209,7 +209,7 @@ class FairQueue:
         heap.length -= 1
         heap.served = next(self._numbers)
         self.length -= 1
-        self.awaiting_prefill -= request.awaits_prefill
+        self._awaiting_prefill -= request.awaits_prefill
         self.prompt_tokens -= request.work.prompt_tokens
         heap.service -= request.service
         self.service -= request.service
@@ -225,14 +225,19 @@ class FairQueue:
         if not self.length:
             self.service = self._weights = 0.0  # sums of floats leave a remainder
 
+    @property
+    def all_await_prefill(self) -> bool:
+        """Return whether a prefill worker is all that any waiting request lacks."""
+        return self._awaiting_prefill == self.length
+
     def set_awaits_prefill(self, request: WaitingRequest, awaits: bool) -> None:
         """Record what a waiting request lacks, as it has been placed again."""
-        self.awaiting_prefill += awaits - request.awaits_prefill
+        self._awaiting_prefill += awaits - request.awaits_prefill
         request.awaits_prefill = awaits
 
     def first_with_prefill(self) -> WaitingRequest | None:
         """Return the first request in the fair order that did not lack a prefill worker."""
-        if self.awaiting_prefill == self.length:
+        if self.all_await_prefill:
             return None
         for name in self._turns.least(len(self._tenants)):
             behind = (i for i in self._tenants[name].heap if i[2].is_waiting)

@@ -125,7 +125,8 @@ async def _plan_response(
     check_unknown_fields(settings, parsed.ignored, dialect.fields)
     check_served_model(state, body.model)
     tenant.check_priority(body.priority)
-    is_short = (announced_bytes(http) or SHORT_BYTES + 1) <= SHORT_BYTES
+    size = announced_bytes(http)
+    is_short = size is not None and size <= SHORT_BYTES
     model = _model_with_capacity(state, body, tenant, limits, arrived, is_short=is_short)
     claim = WorkClaim(tenant.name, arrived + limits.ttft_s)
     planned = await dialect.plan(state, parsed, model, claim)

@@ -43,6 +43,7 @@ MIXES = st.builds(
     growth=st.floats(0, 0.5),
     backlog_tokens=st.one_of(st.just(0.0), st.floats(1e3, 1e6)),
     residents=st.one_of(st.just(0.0), st.floats(1, 500)),
+    resident_kv=st.one_of(st.just(0.0), st.floats(1e3, 1e6)),
 )
 DRAFTS = SpeculationProfile(accept=(0.8, 0.7, 0.6), per_pass_s=1e-3, row_s=1e-4)
 MACHINES = st.builds(
@@ -79,7 +80,7 @@ class Situation(NamedTuple):
 
 
 SITUATIONS = st.builds(Situation, MIXES, MACHINES, GOALS, st.sampled_from([5.0, 60.0, 300.0]))
-MIX_FIELDS = ("rate", "window_s", "growth", "backlog_tokens", "residents")
+MIX_FIELDS = ("rate", "window_s", "growth", "backlog_tokens", "residents", "resident_kv")
 SAMPLE_FIELDS = ("uncached", "cached", "output")
 
 

@@ -119,12 +119,12 @@ def test_first_of_those_that_do_not_lack_a_prefill_worker() -> None:
     queue = new_queue(first, second, other)
     queue.set_awaits_prefill(other, True)
     queue.set_awaits_prefill(other, True)
-    assert queue.awaiting_prefill == 2 and queue.first_with_prefill() is second
+    assert not queue.all_await_prefill and queue.first_with_prefill() is second
     queue.set_awaits_prefill(second, True)
-    assert queue.awaiting_prefill == 3 and queue.first_with_prefill() is None
+    assert queue.all_await_prefill and queue.first_with_prefill() is None
     queue.set_awaits_prefill(other, False)
     assert queue.first_with_prefill() is other
     for request in (first, second, other):
         queue.remove(request)
         queue.remove(request)
-    assert queue.awaiting_prefill == 0
+    assert queue.all_await_prefill and queue._awaiting_prefill == 0
