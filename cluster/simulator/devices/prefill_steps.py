@@ -2,7 +2,8 @@
 
 A step computes ``chunk`` prompt tokens. The oldest prompt may take all of them, and what its last
 chunk leaves goes to those behind it, as in ``engine/scheduling``. The whole chunks of a long prompt
-are one event, unless an older prompt, which a fetch or a failure has delayed, comes meanwhile.
+are one event, unless an older prompt, which a fetch or a failure has delayed, comes meanwhile, or
+the prompt is dropped: then the chunk that is being computed is the last one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class _RunningSteps(NamedTuple):
     seconds: float
     counts: dict[SimulatedRequest, int]  # tokens
     attempts: dict[SimulatedRequest, int]
+    before: dict[SimulatedRequest, int]  # tokens of the same prompts that were computed at begin
 
     @property
     def tokens(self) -> int:
@@ -60,14 +62,14 @@ class PrefillStepRunner:
     def run(self) -> None:
         """Begin the next step, unless one is running or there is nothing to compute."""
         if self._running is not None:
-            if self._running.tokens > self._chunk and self._older_waits():
+            if self._running.tokens > self._chunk and self._is_in_the_way(self._running):
                 self._end_at_next_chunk(self._running)
             return
         while self._older_waits() and self._worker.can_admit_prompt:
             self._admit()
         counts = self._whole_chunks() or self._shared_step()
         if counts:
-            self._begin(self._clock.now, counts)
+            self._begin(counts)
 
     def _older_waits(self) -> bool:
         """Return whether a prompt waits that is older than all that are computed."""
@@ -75,29 +77,41 @@ class PrefillStepRunner:
         queue = self._worker.queue
         return bool(queue) and (first is None or queue[0].age < first.age)
 
-    def _begin(self, at: float, counts: dict[SimulatedRequest, int]) -> None:
-        steps = _RunningSteps(at, self._seconds(counts), counts, {r: r.attempt for r in counts})
+    def _is_in_the_way(self, running: _RunningSteps) -> bool:
+        """Return whether the rest of these chunks is not computed next."""
+        return self._older_waits() or any(self._was_dropped(r, running) for r in running.counts)
+
+    def _was_dropped(self, request: SimulatedRequest, running: _RunningSteps) -> bool:
+        return request not in self.prompts or request.attempt != running.attempts[request]
+
+    def _begin(self, counts: dict[SimulatedRequest, int]) -> None:
+        attempts, before = ({r: r.attempt for r in counts}, {r: self.prompts[r] for r in counts})
+        seconds = self._seconds(counts, before)
+        self._schedule(_RunningSteps(self._clock.now, seconds, counts, attempts, before))
+
+    def _schedule(self, steps: _RunningSteps) -> None:
         self._running = steps
         self.busy_s += steps.seconds
         self.tokens += steps.tokens
-        self.free_s = at + steps.seconds
+        self.free_s = steps.begin + steps.seconds
         self._clock.at(self.free_s, self._end, steps)
 
-    def _seconds(self, counts: dict[SimulatedRequest, int]) -> float:
-        added_s = sum(self._model.prompt_s(self.prompts[r], n) for r, n in counts.items())
+    def _seconds(
+        self, counts: dict[SimulatedRequest, int], before: dict[SimulatedRequest, int]
+    ) -> float:
+        added_s = sum(self._model.prompt_s(before[r], n) for r, n in counts.items())
         return math.ceil(sum(counts.values()) / self._chunk) * self._model.step + added_s
 
     def _end_at_next_chunk(self, running: _RunningSteps) -> None:
         """Let the prompt that is computed end its present chunk, and no further one."""
         ((request, whole),) = running.counts.items()
-        if request not in self.prompts:
-            return  # dropped while its steps ran
         passed_s = self._clock.now - running.begin
         for count in range(self._chunk, whole, self._chunk):
-            if self._seconds({request: count}) >= passed_s:
+            seconds = self._seconds({request: count}, running.before)
+            if seconds >= passed_s:
                 self.busy_s -= running.seconds
                 self.tokens -= running.tokens
-                self._begin(running.begin, {request: count})
+                self._schedule(running._replace(seconds=seconds, counts={request: count}))
                 return
 
     def _whole_chunks(self) -> dict[SimulatedRequest, int]:
@@ -130,8 +144,8 @@ class PrefillStepRunner:
         if self._worker.state == "gone" or steps is not self._running:
             return
         for request, count in steps.counts.items():
-            if request.attempt != steps.attempts[request] or request not in self.prompts:
-                continue  # dropped while the step ran
+            if self._was_dropped(request, steps):
+                continue
             self.prompts[request] += count
             if self.prompts[request] >= request.context:
                 del self.prompts[request]

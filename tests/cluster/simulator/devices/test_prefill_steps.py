@@ -78,6 +78,16 @@ def test_older_prompt_is_computed_at_the_next_chunk(late_s: float) -> None:
     assert prefill.worker.computed_prompts == (13.0, round(12.5 * CHUNK))
 
 
+def test_dropped_prompt_takes_no_further_chunk() -> None:
+    """Its client is gone, or its decode worker: the engine ends the step that runs."""
+    prefill = Prefill()
+    long = prefill.submit_at(0.0, prompt(0, 10))
+    next_one = prefill.submit_at(1.0, prompt(1, 2))
+    prefill.clock.at(2.5, prefill.worker.drop, long)
+    assert prefill.run() == {next_one: 5.0}
+    assert prefill.worker.computed_prompts == (5.0, 5 * CHUNK)
+
+
 def test_older_prompt_waits_for_its_prefix_no_longer_than_that_is_computed() -> None:
     blocks = tuple(bytes([n]) for n in range(10))
     prefill = Prefill()
