@@ -113,15 +113,15 @@ def burst_waits(
     ``mean_s``.
 
     Work is a fluid: what waits after an interval is what waited before and came, less what the
-    servers can do (Lindley, "The theory of queues with a single server", 1952). So waits that are
-    shorter than an interval are underestimated.
+    servers can do (Lindley, "The theory of queues with a single server", 1952). Of it, a prompt
+    waits for all but its own. Waits that are shorter than an interval are underestimated.
     """
     total = float(arrivals.rates.sum())
     if servers <= 0 or total <= 0:
         return np.zeros_like(patience_s)
     surplus = np.cumsum((arrivals.rates * mean_s - servers) * arrivals.interval_s)
     lowest = np.minimum(np.minimum.accumulate(surplus), 0.0)
-    waits_s = (surplus - lowest) / servers
+    waits_s = np.maximum(surplus - lowest - mean_s, 0.0) / servers  # without the prompt's own work
     order = np.argsort(waits_s)
     until = np.concatenate(([0.0], np.cumsum(arrivals.rates[order])))
     shorter = until[np.searchsorted(waits_s[order], patience_s, side="right")]

@@ -133,13 +133,17 @@ def late_share(servers: int, outlook: PrefillOutlook, service: ServiceTime, ttft
         load = outlook.load * max(0.0, 1.0 + deviations * outlook.error)
         grown = load * (1.0 + outlook.growth)
         waits = erlang_c(servers, (load + grown) / 2.0 if outlook.seconds < math.inf else grown)
-        variance = load * service.mean_s * (1.0 + service.spread)  # of the work that comes in 1 s
+        # ``waits`` has the share of prompts that find all servers busy. Of these, the wait has the
+        # mean of Allen-Cunneen only if work varies as that of busy servers does.
+        variance = service.mean_s * (1.0 + service.spread)  # of the work of 1 s, for each erlang
         drift, seconds = _last_drift(servers, load, grown, outlook.seconds)
-        empty = _reflected_tail(work_s, 0.0, drift, variance, seconds)
+        empty = _reflected_tail(work_s, 0.0, drift, max(load, servers) * variance, seconds)
         queued = empty
         if outlook.queued_s > 0 and outlook.seconds < math.inf:
             drift = (load + grown) / 2.0 - servers
-            lasting = _reflected_tail(work_s, outlook.queued_s, drift, variance, outlook.seconds)
+            lasting = _reflected_tail(
+                work_s, outlook.queued_s, drift, load * variance, outlook.seconds
+            )
             queued = np.maximum(empty, lasting)
         late += weight * float(service.weights @ (waits * empty + queued - empty))
     return late

@@ -122,6 +122,13 @@ def test_waits_are_those_of_a_simulated_queue(servers: int, seed: int) -> None:
     assert found == pytest.approx(seen, abs=0.07)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_long_prompt_does_not_wait_for_its_own_work(seed: int) -> None:
+    """One of 25 s comes every 100 s, and two workers compute them: hardly one waits for 2.5 s."""
+    alone = rates(counted(poisson_times(Random(seed), 3600.0, lambda at: 0.01)))
+    assert float(burst_waits(2, 25.0, np.array([2.5]), alone)[0]) <= 0.1
+
+
 def test_bursts_of_another_load_are_scaled_to_the_present_one() -> None:
     """Earlier there were four times as many users, whose bursts are twice as large together."""
     before = [10.0 + 20.0 * (n % 8 == 0) for n in range(600)]  # a mean of 12.5

@@ -76,6 +76,18 @@ def test_late_prompts_of_a_simulated_queue(name: str) -> None:
     assert late / len(seconds) == pytest.approx(told, abs=0.03)
 
 
+@pytest.mark.parametrize("load", [0.2, 0.35, 0.5, 0.7])
+def test_late_prompts_of_a_worker_that_is_often_idle(load: float) -> None:
+    """Prompts of 1 s may wait for as long again: few wait, but those that do wait for long."""
+    chance, free, now, late, prompts = Random(7), 0.0, 0.0, 0, 60_000
+    for _ in range(prompts):
+        now += chance.expovariate(load)
+        late += free - now > 1.0
+        free = max(now, free) + 1.0
+    told = late_share(1, PrefillOutlook(load), ONE_S, 2.0)
+    assert late / prompts == pytest.approx(told, abs=0.03)
+
+
 @pytest.mark.parametrize(
     ("servers", "growth", "queued_s"),
     [
