@@ -82,6 +82,11 @@ class LengthHistogram(msgspec.Struct, frozen=True, array_like=True):
         ]
         return max(sums, key=lambda histogram: histogram.count, default=cls())
 
+    def scaled(self, factor: float) -> LengthHistogram:
+        """Return the histogram of ``factor`` times as many values."""
+        counts = tuple(factor * count for count in self.counts)
+        return LengthHistogram(self.edges, counts, factor * self.total)
+
     def points(self) -> tuple[float, ...]:
         """Return the mean between each two neighbours of BOUNDS in ascending order; nothing without
         values."""

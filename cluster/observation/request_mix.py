@@ -45,6 +45,10 @@ class RunningMean(msgspec.Struct, frozen=True, array_like=True):
     def value(self) -> float | None:
         return self.total / self.count if self.count > 0 else None
 
+    def scaled(self, factor: float) -> RunningMean:
+        """Return the mean of ``factor`` times as many values."""
+        return RunningMean(factor * self.total, factor * self.count)
+
     @classmethod
     def together(cls, means: Iterable[RunningMean]) -> RunningMean:
         of = list(means)
@@ -81,6 +85,20 @@ class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
             outputs=LengthHistogram.together(c.outputs for c in of),
             ttft=RunningMean.together(c.ttft for c in of),
             tpot=RunningMean.together(c.tpot for c in of),
+        )
+
+    def scaled(self, factor: float) -> TrafficCounts:
+        """Return the counts of ``factor`` times as many requests in the same time."""
+        return TrafficCounts(
+            seconds=self.seconds,
+            arrivals=factor * self.arrivals,
+            prompts=self.prompts.scaled(factor),
+            uncached=self.uncached.scaled(factor),
+            answered_tokens=factor * self.answered_tokens,
+            cached_pairs=factor * self.cached_pairs,
+            outputs=self.outputs.scaled(factor),
+            ttft=self.ttft.scaled(factor),
+            tpot=self.tpot.scaled(factor),
         )
 
 

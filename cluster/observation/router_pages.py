@@ -3,8 +3,9 @@
 routers (directory) --/metrics, all at once--> increases of each --sum--> SlidingWindow --> reading
 
 A router that does not answer is not missed for a while: its next page has what came meanwhile.
-After ``stale_s`` the routers that answer are taken to represent it. What a router had counted when
-it was first seen, or after the last page of one that is gone, is not known.
+After ``stale_s`` the routers that answer are taken to represent it, interval by interval, and when
+it answers again, it is as one that is seen for the first time. What a router had counted before
+that, or after the last page of one that is gone, is not known.
 """
 
 from __future__ import annotations
@@ -96,14 +97,14 @@ class RouterScraper:
         self._remember(seen, now)
         if before is None:
             raise Unavailable(NOT_FULL)
-        self._sliding.add(self._counted(seen, before))
+        all_routers = 1.0 / (1.0 - self._share_silent(now))
+        self._sliding.add(self._counted(seen, before).scaled(all_routers))
         mix = self._sliding.mix()
         if mix is None:
             raise Unavailable(NOT_FULL)
         pages = seen.snapshot.pages.values()
         queued = math.fsum(plausible_queue(sum_samples(page, QUEUED)) for page in pages)
-        all_routers = 1.0 / (1.0 - self._share_silent(seen, now))
-        mix = replace(mix, rate=all_routers * mix.rate, backlog_tokens=all_routers * queued)
+        mix = replace(mix, backlog_tokens=all_routers * queued)
         return TrafficReading(mix, self._sliding.observed(), now)
 
     async def _scrape(self, routers: Sequence[RouterRecord]) -> ScrapeResult:
@@ -118,16 +119,16 @@ class RouterScraper:
             return await pages.scrape(msgspec.convert(listed, list[TargetGroup]))
 
     def _remember(self, seen: ScrapeResult, now: float) -> None:
-        """Keep the last page of each router that is registered."""
-        targets = {group.target for group in seen.groups}
+        """Keep the last page of each router that is registered and was not silent for long."""
+        targets, pages = {group.target for group in seen.groups}, seen.snapshot.pages
         last: Mapping[str, MetricsPage] = self._previous.pages if self._previous is not None else {}
-        kept = {target: page for target, page in last.items() if target in targets}
-        pages = seen.snapshot.pages
+        recent = {t for t, at in self._answered.items() if now - at <= self.stale_s}
+        kept = {t: page for t, page in last.items() if t in targets & recent}
         self._previous = MetricsSnapshot(now, {**kept, **pages}, seen.snapshot.silent)
         self._answered = {t: now if t in pages else self._answered.get(t, now) for t in targets}
         self._doubted &= targets
 
-    def _share_silent(self, seen: ScrapeResult, now: float) -> float:
+    def _share_silent(self, now: float) -> float:
         """Return the share of routers that have not answered for long."""
         silent = [t for t, at in self._answered.items() if now - at > self.stale_s]
         return len(silent) / max(1, len(self._answered))

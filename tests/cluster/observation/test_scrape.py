@@ -137,7 +137,24 @@ async def test_those_that_are_silent_for_long_are_as_the_others() -> None:
         await asyncio.sleep(0.2)
         a.serve(2)
         assert arrivals(await of.read_traffic([a.record, GONE])) == pytest.approx(4)
-        assert arrivals(await of.read_traffic([a.record])) == pytest.approx(2)
+        a.serve(3)
+        assert arrivals(await of.read_traffic([a.record])) == pytest.approx(7)
+
+
+async def test_one_that_was_silent_for_long_is_not_counted_twice() -> None:
+    """The other one represented it meanwhile, so that what its next page adds has been counted."""
+    async with routers("a", "b") as (a, b):
+        of = scraper(stale_s=0.3)
+        there = [a.record, b.record]
+        await begun(of, *there)
+        for page in (None, *[b"baton_requests_received_total ?\n"] * 3, None, None):
+            await asyncio.sleep(0.18)
+            b.page = page
+            a.serve(2)
+            b.serve(2)
+            await of.read_traffic(there)
+    counted = [interval.arrivals for interval in reversed(of._sliding._counted)]
+    assert counted == [4, 2, 4, 4, 2, 4]  # silent for long from the second missing page on
 
 
 async def test_nothing_is_known_before_the_first_window_is_full_or_after_a_gap() -> None:
