@@ -89,8 +89,9 @@ def _figures(request: PlanRequest, sized: SizedPools, pool: PoolPlan) -> WorkerU
     allowed."""
     work, at = _work(request, sized, pool), request.rates(pool.role)
     shape, kv = request.shape, request.shape.kv
+    rows = pool.machine.chunk if pool.role == "prefill" else sized.ceilings.size
     both, compute, memory = (
-        step_model(shape, rates, request.workload.context, sized.ceilings.size)
+        step_model(shape, rates, request.workload.context, rows)
         for rates in (at, at.compute_alone, at.memory_alone)
     )
     seconds, moved_s = both.seconds(work), memory.seconds(work)

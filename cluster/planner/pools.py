@@ -77,6 +77,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             chunk=sizes.prefill_chunk,
             max_batch=sizes.max_batch,
             efficiency=self.efficiency,
+            rows=sizes.prefill_chunk if role == "prefill" else None,
             link_bytes_s=self.link_bytes_s,
             draft=drafting.model if drafting else None,
         )
@@ -171,13 +172,21 @@ def _check_load(
     mix: RequestMix, machines: dict[Role, MachineModel], resident: ResidentSequences
 ) -> None:
     """Raise StartupError for a load that cannot be planned for."""
-    decode = machines["decode"]
+    prefill, decode = machines["prefill"], machines["decode"]
+    longest = max(sample.uncached + sample.cached for sample in mix.samples)
+    if longest > prefill.kv_tokens:
+        raise StartupError(
+            f"a prompt has {longest:,.0f} tokens, and a prefill worker's KV pool takes"
+            f" {prefill.kv_tokens:,}: use a GPU with more memory (--prefill-gpu), more of them for"
+            " each worker (--tp), or fp8 KV"
+        )
     if resident.kv_tokens > decode.kv_tokens:
         raise StartupError(
             f"a sequence holds {resident.kv_tokens:,.0f} tokens while it decodes, and a decode"
-            f" worker's KV pool takes {decode.kv_tokens:,}: use a GPU with more memory, or fp8 KV"
+            f" worker's KV pool takes {decode.kv_tokens:,}: use a GPU with more memory"
+            " (--decode-gpu), more of them for each worker (--tp), or fp8 KV"
         )
-    prompts = mix.rate * prefill_service(mix, machines["prefill"]).mean_s
+    prompts = mix.rate * prefill_service(mix, prefill).mean_s
     sequences = mix.rate * resident.output * resident.tpot_s(1.0)
     _check_workers(max(prompts, sequences / decode.max_batch))
 

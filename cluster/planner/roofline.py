@@ -178,20 +178,23 @@ def machine_model(
     chunk: int = 512,
     max_batch: int = 64,
     efficiency: Efficiency = ASSUMED,
+    rows: int | None = None,
     link_bytes_s: float | None = None,
     pool: int | None = None,
     draft: ModelShape | None = None,
 ) -> MachineModel:
     """Return the machine model of a worker on ``gpu``.
 
-    ``context``: mean tokens of a sequence while it decodes. ``link_bytes_s`` None: as in the data
-    file. ``pool``: KV tokens, None: what the worker would take. ``draft``: a model whose weights
-    and KV take memory there, too. Raises StartupError for models that do not fit.
+    ``context``: mean tokens of a sequence while it decodes. ``rows``: tokens of a step, which
+    decide how many experts it reads; None: as many as sequences can decode together.
+    ``link_bytes_s`` None: as in the data file. ``pool``: KV tokens, None: what the worker would
+    take. ``draft``: a model whose weights and KV take memory there, too. Raises StartupError for
+    models that do not fit.
     """
     tokens = kv_pool_tokens(shape, gpu, draft=draft)
     tokens = tokens if pool is None else min(pool, tokens)
     batch = _full_batch(max_batch, tokens, context)
-    model = step_model(shape, gpu_rates(shape, gpu, efficiency), context, batch)
+    model = step_model(shape, gpu_rates(shape, gpu, efficiency), context, rows or batch)
     return MachineModel(
         step=model[:5],
         chunk=chunk,

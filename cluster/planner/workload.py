@@ -118,10 +118,14 @@ def stated_workload(mix: Sequence[RequestShare], rate: float, shared: float) -> 
         for share in mix
         for prompt, output in _pairs(share)
     ]
-    request_mix = RequestMix(rate=rate, window_s=0.0, samples=_merged(samples))
-    found = Workload(told="", mix=request_mix)
+    found = Workload(told="", mix=_steady(rate, _merged(samples)))
     told = f"{rate:g} requests/s, {_means(found)}"
     return msgspec.structs.replace(found, told=told)
+
+
+def _steady(rate: float, samples: tuple[RequestSample, ...]) -> RequestMix:
+    """Return a mix whose load is known, and does not grow."""
+    return RequestMix(rate=rate, window_s=0.0, samples=samples, growth=0.0)
 
 
 def _pairs(share: RequestShare) -> list[tuple[float, float]]:
@@ -164,7 +168,7 @@ def traced_workload(
     samples.sort(key=lambda s: (s.uncached, s.output))
     if not samples:
         raise UsageError("--trace: no request has a prompt")
-    found = Workload(told="", mix=RequestMix(rate=own, window_s=span, samples=_grouped(samples)))
+    found = Workload(told="", mix=_steady(own, _grouped(samples)))
     told = f"{name}: {len(lines)} requests, {own:.3g} requests/s, {_means(found)}"
     return msgspec.structs.replace(found, told=told, kept_tokens=kept)
 

@@ -102,6 +102,7 @@ def _machine(section: MachineSection, role: Role) -> MachineModel:
         context=section.context,
         chunk=sizes.prefill_chunk,
         max_batch=sizes.max_batch,
+        rows=sizes.prefill_chunk if role == "prefill" else None,
         efficiency=Efficiency(
             compute=section.compute, bandwidth=section.bandwidth or ASSUMED.bandwidth
         ),

@@ -24,7 +24,8 @@ from cluster.planner.workload import (
     parse_workload_length,
     traced_workload,
 )
-from cluster.sizing.demand import demand_by_role
+from cluster.sizing.demand import demand_by_role, prefill_workers
+from cluster.sizing.queueing import PrefillOutlook, prefill_service
 from cluster.sizing.snapshot import NO_CORRECTIONS
 from cluster.workloads.distributions import LogNormalLength
 from cluster.workloads.traces import TraceRequest
@@ -124,6 +125,30 @@ def test_workers_are_what_the_autoscaler_would_ask_for() -> None:
         assert 0 < pool.busy < 1
     assert found.infeasible == ()
     assert (found.predicted.ttft_s or 9) < 1.0 and (found.predicted.tpot_s or 9) < 0.04
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_planned_load_is_known_and_does_not_grow(traced: bool) -> None:
+    """A cluster that runs has workers for what its load may grow by; one pool, to which a plan
+    compares its pools, has none either."""
+    request = asked(rate=80.0, ttft_ms=500.0)
+    if traced:
+        lines = [TraceRequest(n / 80, 2000, 300) for n in range(100)]
+        request = msgspec.structs.replace(
+            request, workload=traced_workload(lines, "t", None, 1.0, 0.0)
+        )
+    found = size_pools(request).pools["prefill"]
+    service = prefill_service(request.workload.mix, found.machine)
+    load = request.workload.mix.rate * service.mean_s
+    assert found.workers == prefill_workers(PrefillOutlook(load), service, 0.5)
+
+
+def test_a_chunk_reads_experts_that_a_small_batch_does_not() -> None:
+    few, many = (
+        size_pools(asked(model="Qwen3-30B-A3B", rate=1.0, max_batch=batch)).pools["prefill"]
+        for batch in (4, 256)
+    )
+    assert few.machine.step == many.machine.step
 
 
 def test_each_ceiling_binds_where_it_is_the_least() -> None:
@@ -288,7 +313,11 @@ def test_objectives_that_nothing_meets_are_said() -> None:
         ({"prompt": None}, "--prompt .or --trace"),
         ({"prompt": "4000/2000"}, "the mean at most the p90"),
         ({"prompt": "100/900"}, "at most 2.27 times"),
-        ({"prompt": "900000"}, "a decode worker's KV pool takes"),
+        ({"prompt": "900000"}, "a prefill worker's KV pool takes .*--prefill-gpu"),
+        (
+            {"prompt": "800000", "output": "200000"},
+            "a decode worker's KV pool takes .*--decode-gpu",
+        ),
         ({"trace": Path("none.jsonl")}, "leave out --prompt and --output"),
         ({"trace": Path("none.jsonl"), "prompt": None, "output": None}, "cannot be read"),
     ],
