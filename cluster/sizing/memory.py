@@ -55,6 +55,9 @@ def record_demand(
     """Add the current demand and, once in ``start_s``, the growth of the load. ``present``: the
     workers of each role, with those that are ``starting``.
 
+    While workers start, what was needed in the last ``start_s`` counts as used. Older demand does
+    not, because a start that nothing has room for is pending until it is no longer asked for.
+
     Samples older than needed are dropped, except for the last of them. Where the window of ``mix``
     does not reach back to the latest, nothing is known of the time between, and all are dropped.
     """
@@ -75,15 +78,13 @@ def record_demand(
 
     def levels(role: Role) -> tuple[WorkerLevel, ...]:
         seen = memory.prefill_levels if role == "prefill" else memory.decode_levels
-        needed = max(demand.of(role), present.of(role) if starting.of(role) else 0)
+        asked = min(asked_for.of(role), present.of(role)) if starting.of(role) else 0
+        needed = max(demand.of(role), asked)
         return _used_levels(seen, at_s, needed, present.of(role), tuning)
 
-    memory = replace(
-        memory,
-        past=(*old[-1:], *(p for p in past if p.at_s >= at_s - keep_s)),
-        prefill_levels=levels("prefill"),
-        decode_levels=levels("decode"),
-    )
+    memory = replace(memory, past=(*old[-1:], *(p for p in past if p.at_s >= at_s - keep_s)))
+    asked_for = largest_demand(memory, at_s, tuning.start_s)
+    memory = replace(memory, prefill_levels=levels("prefill"), decode_levels=levels("decode"))
     requests, new = mix.rate * mix.window_s, min(1.0, tuning.start_s / max(mix.window_s, 1e-9))
     together = 1.0 + burstiness(mix.arrivals, min(LONGEST_S, tuning.start_s))
     chance = 2.0 * (together + uncached.spread) * new / max(requests, 1.0)

@@ -165,6 +165,16 @@ def test_a_worker_idles_from_the_end_of_its_start() -> None:
     assert kept[-1] == 115
 
 
+def test_a_start_that_nothing_has_room_for_keeps_no_other_worker() -> None:
+    """Nine decode workers run, and a tenth that a peak asked for is never placed."""
+    state = replace(snapshot(2, 9, mix(1.0)), targets=WorkerCounts(prefill=2, decode=10))
+    for _ in range(120):
+        made = decide(state)
+        running = tuple(w for w in after(state, made, 5.0).workers if w in state.workers)
+        state = replace(after(state, made, 5.0), workers=running)
+    assert state.targets == WorkerCounts(prefill=1, decode=1)
+
+
 def test_a_blind_gap_counts_as_nothing_seen() -> None:
     """After 400 s without metrics, the demand before is no reason to stop anything, and the demand
     of the gap is not known."""
