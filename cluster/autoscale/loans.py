@@ -1,10 +1,9 @@
 """Carries out loans: asks workers by RPC to serve the other role (``Roles.SetRole``, served by
-``cluster/worker/role_service.py``). All loans of one turn run at once."""
+``cluster/worker/role_service.py``)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import grpc
@@ -77,14 +76,13 @@ _LOOK_S = 3.0
 class LoanExecutor(Protocol):
     """Changes the roles of workers."""
 
-    async def lend(self, loans: Sequence[Loan]) -> list[str]:
-        """Carry out the loans and return when each has succeeded or failed, with the reasons of
-        those that failed."""
+    async def lend(self, loan: Loan) -> str:
+        """Carry out the loan; return why it failed, or nothing. It has a deadline."""
         ...
 
 
 class GrpcLoanExecutor:
-    """Finds the workers in the directory and asks them by gRPC. Every loan has a deadline."""
+    """Finds the workers in the directory and asks them by gRPC."""
 
     def __init__(self, directory: Directory, settings: AutoscalerSettings) -> None:
         self._directory = directory
@@ -93,15 +91,12 @@ class GrpcLoanExecutor:
         self._security = EndpointSecurity(settings.tls)
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def lend(self, loans: Sequence[Loan]) -> list[str]:
-        if not loans:
-            return []
+    async def lend(self, loan: Loan) -> str:
         try:
             workers = await self._workers()
         except Unavailable as error:
-            return [f"{len(loans)} loans: {error}"]
-        whys = await asyncio.gather(*(self._lend(loan, workers) for loan in loans))
-        return [why for why in whys if why]
+            return str(error)
+        return await self._lend(loan, workers)
 
     async def end_all(self) -> list[str]:
         """Return all lent workers to the pool they were started for; return the reasons of
@@ -115,7 +110,8 @@ class GrpcLoanExecutor:
             for worker in workers.values()
             if not worker.draining and (home := worker.home or worker.role) != worker.role
         ]
-        return await self.lend(lent)
+        whys = await asyncio.gather(*(self._lend(loan, workers) for loan in lent))
+        return [why for why in whys if why]
 
     async def _workers(self) -> dict[str, WorkerRecord]:
         try:

@@ -25,7 +25,7 @@ from cluster.autoscale.loans import LoanExecutor
 from cluster.autoscale.replica_counts import BlockingCall, ReplicaController
 from cluster.observation.reading import ClusterReading, ReadingSource
 from cluster.settings.autoscaler_settings import AutoscalerSettings
-from cluster.sizing.decision import DecisionRecord, ScalingDecision
+from cluster.sizing.decision import DecisionRecord, Loan, ScalingDecision
 from cluster.sizing.snapshot import (
     SizingMemory,
     SizingSnapshot,
@@ -129,6 +129,7 @@ class AutoscalerLoop:
         restored = decisions.restore(time.monotonic(), RESTORED_S)
         self._memory = restored.memory if restored else SizingMemory()
         self._starts = StartTimeEstimate(restored.start_s if restored else settings.start_s)
+        self._failed_loans: dict[str, float] = {}  # by instance: when its loan failed
         self._targets: WorkerCounts | None = None
         self._number = 0
         self.failures: Counter[str] = Counter()
@@ -158,6 +159,7 @@ class AutoscalerLoop:
             tuning=self._settings.tuning(self._starts.seconds),
             memory=self._memory,
         )
+        snapshot = replace(snapshot, failed_loans=self._recently_failed(reading.at_s))
         decision = self._policy(snapshot)
         self._memory = self._next_memory(decision)
         self._number += 1
@@ -167,6 +169,13 @@ class AutoscalerLoop:
         if acts:
             await self._act(turn)
         return turn
+
+    def _recently_failed(self, at_s: float) -> tuple[str, ...]:
+        """Return the instances of which a loan failed within the time of a start, and forget the
+        others."""
+        since_s = at_s - self._starts.seconds
+        self._failed_loans = {i: s for i, s in self._failed_loans.items() if s > since_s}
+        return tuple(sorted(self._failed_loans))
 
     def _next_memory(self, decision: ScalingDecision) -> SizingMemory:
         """Return the memory for the next turn. Where a decision is not carried out, it changed
@@ -221,8 +230,7 @@ class AutoscalerLoop:
     async def _act(self, turn: AutoscalerTurn) -> None:
         """Carry out loans first: workers that they bring need not be started."""
         decision, before = turn.record.decision, turn.record.snapshot.targets
-        for why in await self._dependencies.loans.lend(decision.loans):
-            self._failed("loan", why)
+        await asyncio.gather(*map(self._lend, decision.loans))
         after = decision.targets
         if after == before or not turn.targets_known or not self._dependencies.replicas.changes:
             return
@@ -235,6 +243,12 @@ class AutoscalerLoop:
             return
         self._targets = after
         self._starts.record_request(before, after, turn.record.snapshot.at_s)
+
+    async def _lend(self, loan: Loan) -> None:
+        why = await self._dependencies.loans.lend(loan)
+        if why:
+            self._failed("loan", why)
+            self._failed_loans[loan.instance] = time.monotonic()
 
     def _failed(self, what: str, why: str) -> None:
         """Count a failure, and log it if its reason is new."""

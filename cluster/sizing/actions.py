@@ -125,8 +125,14 @@ def _loans(
 
 def _donors(snapshot: SizingSnapshot, role: Role) -> list[WorkerSnapshot]:
     """Return the workers that could take ``role``: those that are lent go home first, then those
-    with the least KV."""
-    donors = [w for w in snapshot.workers if w.role != role and w.state == "serving"]
+    with the least KV. A worker of which a loan has just failed is left out, so that the next one is
+    lent, or one is started."""
+    failed = snapshot.failed_loans
+    donors = [
+        w
+        for w in snapshot.workers
+        if w.role != role and w.state == "serving" and w.instance not in failed
+    ]
     return sorted(donors, key=lambda w: (w.home != role, w.kv_tokens, w.instance))
 
 

@@ -207,7 +207,8 @@ class SizingMemory(msgspec.Struct, frozen=True, kw_only=True):
 class SizingSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One input of the policy. ``at_s``: monotonic time of the caller's clock. ``mix``: None when
     metrics are missing. ``targets``: workers that were asked for, by home; those that are not among
-    ``workers`` are starting."""
+    ``workers`` are starting. ``failed_loans``: instances of which a loan failed within the time of
+    a start."""
 
     at_s: float
     mix: RequestMix | None
@@ -219,3 +220,4 @@ class SizingSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     tuning: ScalingTuning = ScalingTuning()
     observed: ObservedLatency = ObservedLatency()
     memory: SizingMemory = SizingMemory()
+    failed_loans: tuple[str, ...] = ()

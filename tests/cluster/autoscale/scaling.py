@@ -71,12 +71,14 @@ class Asked:
 
 
 class Lent:
+    """Loans. ``why``: why all of them fail."""
+
     def __init__(self) -> None:
         self.lent: list[Loan] = []
-        self.why: list[str] = []
+        self.why = ""
 
-    async def lend(self, loans: Sequence[Loan]) -> list[str]:
-        self.lent += loans
+    async def lend(self, loan: Loan) -> str:
+        self.lent.append(loan)
         return self.why
 
 

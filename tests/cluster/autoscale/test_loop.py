@@ -88,21 +88,35 @@ async def test_loans_come_before_numbers(tmp_path: Path) -> None:
     scaled = Scaled(tmp_path, BUSY, policy)
     lend, ask = scaled.loans.lend, scaled.asked.ask
 
-    async def lending(loans: tuple[Loan, ...]) -> list[str]:
+    async def lending(loan: Loan) -> str:
         order.append("loans")
-        return await lend(loans)
+        return await lend(loan)
 
     async def asking(before: WorkerCounts, after: WorkerCounts) -> None:
         order.append("numbers")
         await ask(before, after)
 
-    scaled.loans.lend = lending  # type: ignore[method-assign,assignment]
+    scaled.loans.lend = lending  # type: ignore[method-assign]
     scaled.asked.ask = asking  # type: ignore[method-assign]
-    scaled.loans.why = ["worker p0 is gone"]
+    scaled.loans.why = "worker p0 is gone"
     await scaled.loop.turn()
     assert order == ["loans", "numbers"]
     assert scaled.loans.lent == [loan]
     assert scaled.loop.failures == {"loan": 1}
+
+
+async def test_a_loan_that_failed_is_not_repeated_until_a_start_would_be_over(
+    tmp_path: Path,
+) -> None:
+    loans = (Loan(instance="p0", role="decode"), Loan(instance="d0", role="prefill"))
+    scaled = Scaled(tmp_path, BUSY, lambda seen: replace(decide(seen), loans=loans), start_s=0.2)
+    assert (await scaled.loop.turn()).record.snapshot.failed_loans == ()
+    scaled.loans.why = "it does not answer"
+    assert (await scaled.loop.turn()).record.snapshot.failed_loans == ()
+    assert (await scaled.loop.turn()).record.snapshot.failed_loans == ("d0", "p0")
+    scaled.loans.why = ""
+    await asyncio.sleep(0.25)
+    assert (await scaled.loop.turn()).record.snapshot.failed_loans == ()
 
 
 async def test_who_loses_the_lease_over_loans_asks_for_no_numbers(tmp_path: Path) -> None:
@@ -110,11 +124,11 @@ async def test_who_loses_the_lease_over_loans_asks_for_no_numbers(tmp_path: Path
     scaled = Scaled(tmp_path, BUSY, lambda snapshot: replace(decide(snapshot), loans=(loan,)))
     lend = scaled.loans.lend
 
-    async def slow(loans: tuple[Loan, ...]) -> list[str]:
+    async def slow(loan: Loan) -> str:
         scaled.lease.held = False
-        return await lend(loans)
+        return await lend(loan)
 
-    scaled.loans.lend = slow  # type: ignore[method-assign,assignment]
+    scaled.loans.lend = slow  # type: ignore[method-assign]
     turn = await scaled.loop.turn()
     assert turn.record.decision.targets != turn.record.snapshot.targets
     assert scaled.loans.lent == [loan] and not scaled.asked.asked

@@ -79,6 +79,16 @@ def test_lent_workers_go_home_first() -> None:
     assert made.loans[0].instance == "p9"
 
 
+def test_a_loan_that_failed_leaves_the_next_worker_or_a_start() -> None:
+    """Two more prefill workers are needed, and nine decode workers could be lent."""
+    there = snapshot(2, 9, mix(25.0, output=5), memory=LONG_LOW)
+    made = decide(replace(there, failed_loans=("d0", "d2")))
+    assert [loan.instance for loan in made.loans] == ["d1", "d3"]
+    none_left = decide(replace(there, failed_loans=tuple(f"d{n}" for n in range(9))))
+    assert (none_left.loans, none_left.reason) == ((), "demand")
+    assert none_left.targets == WorkerCounts(prefill=4, decode=9)
+
+
 def test_what_was_needed_just_now_is_not_lent() -> None:
     """A loan costs 4 s, for as long as which the worker must have been spare."""
     needed = SizingMemory(past=(*LOW[:-1], DemandSample(999.0, 1, 9)))
