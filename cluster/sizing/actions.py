@@ -22,10 +22,12 @@ from cluster.sizing.snapshot import (
 from cluster.sizing.worker_counts import (
     affordable_workers,
     count_starting,
+    effective_workers,
     gpus_per_worker,
     pool_to_shrink,
     registered_workers,
     removable_workers,
+    speed_in_role,
 )
 from protocol.performance.step_model import StepModel
 from protocol.roles import ROLES, Role
@@ -104,22 +106,30 @@ def _loans(
     """Return loans of what one role lacks and the other can spare, as far as they pay: the loan
     costs less than the start that it replaces, and the worker has been spare for as long as the
     loan costs, as in ``idle_limit_s``. Registered workers count, starting ones do not, because a
-    loan is quicker."""
+    loan is quicker. A donor counts for its own speed, and a role that is wanted keeps a worker that
+    serves it."""
     tuning, at_s = snapshot.tuning, snapshot.at_s
     registered = registered_workers(snapshot, mix)
+    exact = effective_workers(snapshot, mix, serving=False)
     loans: list[Loan] = []
     for role in ROLES if tuning.loans else ():
         donor = OTHER_ROLE[role]
-        short, have = target.of(role) - registered.of(role), registered.of(donor)
-        for worker in _donors(snapshot, role)[: max(0, short)]:
-            have -= 1
+        short, have = target.of(role) - registered.of(role), exact.of(donor)
+        serving = sum(w.role == donor and w.state == "serving" for w in snapshot.workers)
+        for worker in _donors(snapshot, role):
+            if short <= 0:
+                break
+            left = have - speed_in_role(snapshot, mix, donor, worker.home)
             cost_s = loan_cost_s(snapshot, worker)
             recent = fit_to_snapshot(largest_demand(memory, at_s, cost_s), snapshot)
-            spare = have >= max(recent.of(donor), target.of(donor))
+            spare = left >= max(recent.of(donor), target.of(donor))
+            is_last = serving == 1 and target.of(donor) > 0
             pays = cost_s < tuning.start_s and has_history(memory, at_s, cost_s)
             # decode workers can serve alone, prefill workers cannot
-            if (spare and pays) or (role == "decode" and not registered.decode and not loans):
+            alone = role == "decode" and not registered.decode and not loans
+            if (spare and pays and not is_last) or alone:
                 loans.append(Loan(instance=worker.instance, role=role))
+                short, have, serving = short - 1, left, serving - 1
     return tuple(loans)
 
 
@@ -213,13 +223,14 @@ def _stop(
     return the number of stops."""
     tuning = snapshot.tuning
     floor = fit_to_snapshot(needed_lately(memory, snapshot.at_s, tuning), snapshot)
-    registered, starting = registered_workers(snapshot, mix), count_starting(snapshot)
+    exact, starting = effective_workers(snapshot, mix, serving=False), count_starting(snapshot)
     stopped = 0
     for role in ROLES:
-        have = registered.of(role) + starting.of(role)
-        over = have - max(floor.of(role), target.of(role))
+        have = exact.of(role) + starting.of(role)
+        home = pool_to_shrink(snapshot, role)
+        each = speed_in_role(snapshot, mix, role, home)
+        over = int((have - max(floor.of(role), target.of(role))) / each)
         if over > 0:
-            home = pool_to_shrink(snapshot, role)
             step = min(over, max(1, math.floor(tuning.down_share * have)), targets[home])
             step = removable_workers(snapshot, target, home, step)
             targets[home] -= step

@@ -24,6 +24,11 @@ def count_present(snapshot: SizingSnapshot) -> WorkerCounts:
     return WorkerCounts(**counts)
 
 
+def speed_in_role(snapshot: SizingSnapshot, mix: RequestMix, role: Role, home: Role) -> float:
+    """Return the workers of ``role``'s own pool that a worker of the pool ``home`` replaces."""
+    return relative_speed(role, home, mix, snapshot.machines, snapshot.goals)
+
+
 def effective_workers(snapshot: SizingSnapshot, mix: RequestMix, *, serving: bool) -> RoleValues:
     """Return the registered workers by role, in workers of the role's own pool, since a lent worker
     may be a different machine. ``serving``: without those that warm up or change their role."""
@@ -31,8 +36,7 @@ def effective_workers(snapshot: SizingSnapshot, mix: RequestMix, *, serving: boo
     for worker in snapshot.workers:
         if worker.state == "leaving" or (serving and worker.state != "serving"):
             continue
-        role, home = worker.role, worker.home
-        totals[role] += relative_speed(role, home, mix, snapshot.machines, snapshot.goals)
+        totals[worker.role] += speed_in_role(snapshot, mix, worker.role, worker.home)
     return RoleValues(**totals)
 
 

@@ -31,12 +31,14 @@ from cluster.sizing.snapshot import (
     WorkerLevel,
     WorkerSnapshot,
 )
+from protocol.roles import Role
 from tests.cluster.sizing.worlds import LIMITS, MACHINE, after, mix, roles, snapshot
 
 LOW = tuple(DemandSample(1000.0 - s, 1, 1) for s in range(600, 0, -5))
 IDLE = (WorkerLevel(995.0), *(WorkerLevel(400.0) for _ in range(11)))
 LONG_LOW = SizingMemory(past=LOW, prefill_levels=IDLE, decode_levels=IDLE)
 """Of each role, one worker was needed for the last ten minutes."""
+SLOW_GOALS = SloTargets(ttft_s=1.0, tpot_s=0.1)
 
 
 def test_no_metrics_hold() -> None:
@@ -268,6 +270,45 @@ def test_fits_of_one_machine_differ_and_count_the_same() -> None:
         )
     )
     assert (made.wanted.decode, made.reason) == (1, "surplus")
+
+
+def uneven(load: RequestMix, roles: dict[str, Role]) -> SizingSnapshot:
+    """Workers of the prefill pool, whose names begin with p, decode four times as fast as those of
+    the decode pool. ``roles``: of each worker."""
+    fast = replace(MACHINE, step=(0.005, 5e-5, 1e-8, 1e-4, 0.0), kv_tokens=400_000, max_batch=256)
+    slow = replace(MACHINE, step=(0.02, 2e-4, 4e-8, 4e-4, 0.0))
+    there = tuple(
+        WorkerSnapshot(instance=n, home="prefill" if n[0] == "p" else "decode", role=role)
+        for n, role in roles.items()
+    )
+    state = snapshot(0, 0, load, machines={"prefill": fast, "decode": slow}, workers=there)
+    targets = WorkerCounts.count(w.home for w in there)
+    return replace(state, targets=targets, memory=LONG_LOW, goals=SLOW_GOALS)
+
+
+def test_a_worker_that_is_lent_leaves_with_its_own_speed() -> None:
+    """Two decode workers are needed, and p1 decodes for four, so that d0 is spare and p1 is not."""
+    state = uneven(mix(12.0), {"p0": "prefill", "p1": "decode", "d0": "decode"})
+    made = decide(state)
+    assert (made.wanted.prefill, made.wanted.decode) == (2, 2)
+    assert [loan.instance for loan in made.loans] == ["d0"]
+
+
+def test_the_last_worker_that_serves_is_not_lent() -> None:
+    """It decodes for four, of which one is needed."""
+    state = uneven(mix(10.0, output=20), {"p0": "prefill", "p1": "decode"})
+    made = decide(state)
+    assert (made.wanted.prefill, made.wanted.decode) == (2, 1)
+    assert (made.loans, made.reason) == ((), "demand")
+
+
+def test_a_worker_that_is_stopped_leaves_with_its_own_speed() -> None:
+    """p0 decodes for four. Of five, two are needed: the whole prefill pool decodes, so that it is
+    the one to shrink, but p0 is worth more than what is spare."""
+    roles: dict[str, Role] = {"p0": "decode", "d0": "decode", "d1": "prefill", "d2": "prefill"}
+    made = decide(uneven(mix(12.0, uncached=10), roles))
+    assert made.wanted.decode == 2
+    assert made.targets.prefill == 1
 
 
 def test_never_to_zero_unless_told() -> None:
