@@ -4,19 +4,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import grpc
+from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from cluster.settings.autoscaler_settings import AutoscalerSettings
+from cluster.sizing.actions import ROLE_CHANGE_S
 from cluster.sizing.decision import Loan
+from cluster.sizing.snapshot import WorkerSnapshot
 from protocol.endpoints.grpc_endpoints import EndpointSecurity
 from protocol.errors import TransferFailed, Unavailable
 from protocol.registry.directory import Directory, WorkerRecord
+from protocol.roles import Role
 from protocol.security import cluster_token
 from protocol.wire import wire_pb2 as pb
 from protocol.wire import wire_pb2_grpc as rpc
+
+log = logging.getLogger("baton.autoscaler")
 
 ROLE_CHANGE_MARGIN_S = 5.0
 """Seconds that a role change may take beyond its drain: hand-overs and the RPC itself."""
@@ -79,6 +88,75 @@ class LoanExecutor(Protocol):
     async def lend(self, loan: Loan) -> str:
         """Carry out the loan; return why it failed, or nothing. It has a deadline."""
         ...
+
+
+class PendingLoans:
+    """Carries each loan out in a task of its own, because a drain may take minutes, and turns that
+    waited for it would miss the traffic. The loop creates it and closes it.
+
+        start --> its worker counts as changing --succeeds, and ROLE_CHANGE_S--> forgotten
+                                                --fails--> its worker is not lent again for a while
+
+    ``on_failure`` gets the reason of each failure.
+    """
+
+    def __init__(self, executor: LoanExecutor, on_failure: Callable[[str], None]) -> None:
+        self._executor = executor
+        self._on_failure = on_failure
+        self._running: dict[str, tuple[Role, asyncio.Task[None]]] = {}  # by instance
+        self._failed_s: dict[str, float] = {}  # by instance: when its loan failed
+
+    def start(self, loans: Sequence[Loan]) -> None:
+        """Begin loans, except those of workers that change their role already."""
+        for loan in loans:
+            if loan.instance not in self._running:
+                task = asyncio.create_task(self._lend(loan), name=f"loan of {loan.instance[:8]}")
+                self._running[loan.instance] = (loan.role, task)
+
+    async def _lend(self, loan: Loan) -> None:
+        try:
+            why = await self._executor.lend(loan)
+            if not why:
+                await asyncio.sleep(ROLE_CHANGE_S)  # a record that is older is read no more
+        except Exception as error:  # the worker can be lent again later
+            log.exception("a loan failed")
+            why = repr(error)
+        finally:
+            del self._running[loan.instance]
+        if why:
+            self._failed_s[loan.instance] = time.monotonic()
+            self._on_failure(why)
+
+    def roles(self) -> dict[str, Role]:
+        """Return the roles that workers are about to take, by instance. Ask before workers are
+        read: a loan may end while they are."""
+        return {instance: role for instance, (role, _) in self._running.items()}
+
+    def failed_since(self, since_s: float) -> tuple[str, ...]:
+        """Return the instances of which a loan failed after ``since_s``, and forget the others."""
+        self._failed_s = {i: at_s for i, at_s in self._failed_s.items() if at_s > since_s}
+        return tuple(sorted(self._failed_s))
+
+    async def close(self) -> None:
+        """Stop waiting for loans; workers that change their role go on."""
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def with_pending_roles(
+    workers: Sequence[WorkerSnapshot], roles: dict[str, Role]
+) -> tuple[WorkerSnapshot, ...]:
+    """Return the workers, of which those that are about to take one of ``roles`` are changing, even
+    if their records do not say so yet."""
+    return tuple(
+        replace(worker, role=roles[worker.instance], state="changing")
+        if worker.instance in roles and worker.state != "leaving"
+        else worker
+        for worker in workers
+    )
 
 
 class GrpcLoanExecutor:

@@ -4,6 +4,9 @@
                 ^                    |
                 +------ memory ------+
 
+Loans are carried out while turns go on: the next snapshots show their workers as changing, and
+those of which a loan has failed.
+
 A turn may fail in any of its parts: the failure is logged and counted, and the next turn starts
 from what is true then.
 """
@@ -21,11 +24,11 @@ from msgspec.structs import replace
 
 from cluster.autoscale.acting_lease import ActingLease
 from cluster.autoscale.decision_log import DecisionLog
-from cluster.autoscale.loans import LoanExecutor
+from cluster.autoscale.loans import LoanExecutor, PendingLoans, with_pending_roles
 from cluster.autoscale.replica_counts import BlockingCall, ReplicaController
 from cluster.observation.reading import ClusterReading, ReadingSource
 from cluster.settings.autoscaler_settings import AutoscalerSettings
-from cluster.sizing.decision import DecisionRecord, Loan, ScalingDecision
+from cluster.sizing.decision import DecisionRecord, ScalingDecision
 from cluster.sizing.snapshot import (
     SizingMemory,
     SizingSnapshot,
@@ -87,7 +90,7 @@ ScalingPolicy = Callable[[SizingSnapshot], ScalingDecision]
 RESTORED_S = 180.0
 """Age up to which the memory of the last line of the log is continued."""
 _LOG_S = 2.0
-_LEAST_PAUSE_S = 0.25  # time for all to see a changed role
+_LEAST_PAUSE_S = 0.25
 
 
 class LoopDependencies(NamedTuple):
@@ -129,7 +132,7 @@ class AutoscalerLoop:
         restored = decisions.restore(time.monotonic(), RESTORED_S)
         self._memory = restored.memory if restored else SizingMemory()
         self._starts = StartTimeEstimate(restored.start_s if restored else settings.start_s)
-        self._failed_loans: dict[str, float] = {}  # by instance: when its loan failed
+        self._loans = PendingLoans(dependencies.loans, lambda why: self._failed("loan", why))
         self._targets: WorkerCounts | None = None
         self._number = 0
         self.failures: Counter[str] = Counter()
@@ -137,18 +140,23 @@ class AutoscalerLoop:
 
     async def run(self) -> None:
         """Run turns until cancelled."""
-        while True:
-            began = time.monotonic()
-            try:
-                await self.turn()
-            except Exception:  # any error: the next turn may succeed
-                log.exception("a turn of the autoscaler failed")
-                self.failures["turn"] += 1
-            left_s = self._settings.interval_s - (time.monotonic() - began)
-            await asyncio.sleep(max(_LEAST_PAUSE_S, left_s))
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    await self.turn()
+                except Exception:  # any error: the next turn may succeed
+                    log.exception("a turn of the autoscaler failed")
+                    self.failures["turn"] += 1
+                left_s = self._settings.interval_s - (time.monotonic() - began)
+                await asyncio.sleep(max(_LEAST_PAUSE_S, left_s))
+        finally:
+            await self._loans.close()
 
     async def turn(self) -> AutoscalerTurn:
+        changing = self._loans.roles()
         reading = await self._dependencies.source.read()
+        reading = replace(reading, workers=with_pending_roles(reading.workers, changing))
         acts = await self._take_lease()
         targets, known = await self._current_targets(reading)
         self._starts.observe(reading.workers, reading.at_s)
@@ -159,7 +167,8 @@ class AutoscalerLoop:
             tuning=self._settings.tuning(self._starts.seconds),
             memory=self._memory,
         )
-        snapshot = replace(snapshot, failed_loans=self._recently_failed(reading.at_s))
+        failed = self._loans.failed_since(reading.at_s - self._starts.seconds)
+        snapshot = replace(snapshot, failed_loans=failed)
         decision = self._policy(snapshot)
         self._memory = self._next_memory(decision)
         self._number += 1
@@ -169,13 +178,6 @@ class AutoscalerLoop:
         if acts:
             await self._act(turn)
         return turn
-
-    def _recently_failed(self, at_s: float) -> tuple[str, ...]:
-        """Return the instances of which a loan failed within the time of a start, and forget the
-        others."""
-        since_s = at_s - self._starts.seconds
-        self._failed_loans = {i: s for i, s in self._failed_loans.items() if s > since_s}
-        return tuple(sorted(self._failed_loans))
 
     def _next_memory(self, decision: ScalingDecision) -> SizingMemory:
         """Return the memory for the next turn. Where a decision is not carried out, it changed
@@ -228,14 +230,12 @@ class AutoscalerLoop:
             self._failed("log", f"a decision could not be logged: {error}")
 
     async def _act(self, turn: AutoscalerTurn) -> None:
-        """Carry out loans first: workers that they bring need not be started."""
+        """Begin loans first: workers that they bring need not be started."""
         decision, before = turn.record.decision, turn.record.snapshot.targets
-        await asyncio.gather(*map(self._lend, decision.loans))
+        self._loans.start(decision.loans)
         after = decision.targets
         if after == before or not turn.targets_known or not self._dependencies.replicas.changes:
             return
-        if decision.loans and not await self._take_lease():
-            return  # the loans took long, and another autoscaler took over
         try:
             await self._dependencies.replicas.ask(before, after)
         except Unavailable as error:
@@ -243,12 +243,6 @@ class AutoscalerLoop:
             return
         self._targets = after
         self._starts.record_request(before, after, turn.record.snapshot.at_s)
-
-    async def _lend(self, loan: Loan) -> None:
-        why = await self._dependencies.loans.lend(loan)
-        if why:
-            self._failed("loan", why)
-            self._failed_loans[loan.instance] = time.monotonic()
 
     def _failed(self, what: str, why: str) -> None:
         """Count a failure, and log it if its reason is new."""

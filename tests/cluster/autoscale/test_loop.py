@@ -77,8 +77,7 @@ async def test_who_lacks_the_lease_watches(tmp_path: Path) -> None:
     assert scaled.loop.failures == {"lease": 1}
 
 
-async def test_loans_come_before_numbers(tmp_path: Path) -> None:
-    order: list[str] = []
+async def test_loans_and_numbers_are_carried_out(tmp_path: Path) -> None:
     loan = Loan(instance="p0", role="decode")
 
     def policy(snapshot: SizingSnapshot) -> ScalingDecision:
@@ -86,22 +85,11 @@ async def test_loans_come_before_numbers(tmp_path: Path) -> None:
         return replace(decide(snapshot), loans=(loan,), targets=targets)
 
     scaled = Scaled(tmp_path, BUSY, policy)
-    lend, ask = scaled.loans.lend, scaled.asked.ask
-
-    async def lending(loan: Loan) -> str:
-        order.append("loans")
-        return await lend(loan)
-
-    async def asking(before: WorkerCounts, after: WorkerCounts) -> None:
-        order.append("numbers")
-        await ask(before, after)
-
-    scaled.loans.lend = lending  # type: ignore[method-assign]
-    scaled.asked.ask = asking  # type: ignore[method-assign]
     scaled.loans.why = "worker p0 is gone"
     await scaled.loop.turn()
-    assert order == ["loans", "numbers"]
+    await failed_loans(scaled, 1)
     assert scaled.loans.lent == [loan]
+    assert scaled.asked.asked == [WorkerCounts(prefill=2, decode=2)]
     assert scaled.loop.failures == {"loan": 1}
 
 
@@ -110,28 +98,83 @@ async def test_a_loan_that_failed_is_not_repeated_until_a_start_would_be_over(
 ) -> None:
     loans = (Loan(instance="p0", role="decode"), Loan(instance="d0", role="prefill"))
     scaled = Scaled(tmp_path, BUSY, lambda seen: replace(decide(seen), loans=loans), start_s=0.2)
-    assert (await scaled.loop.turn()).record.snapshot.failed_loans == ()
     scaled.loans.why = "it does not answer"
     assert (await scaled.loop.turn()).record.snapshot.failed_loans == ()
-    assert (await scaled.loop.turn()).record.snapshot.failed_loans == ("d0", "p0")
+    await failed_loans(scaled, 2)
     scaled.loans.why = ""
+    assert (await scaled.loop.turn()).record.snapshot.failed_loans == ("d0", "p0")
     await asyncio.sleep(0.25)
     assert (await scaled.loop.turn()).record.snapshot.failed_loans == ()
 
 
-async def test_who_loses_the_lease_over_loans_asks_for_no_numbers(tmp_path: Path) -> None:
-    loan = Loan(instance="p0", role="decode")
-    scaled = Scaled(tmp_path, BUSY, lambda snapshot: replace(decide(snapshot), loans=(loan,)))
-    lend = scaled.loans.lend
+async def failed_loans(scaled: Scaled, count: int) -> None:
+    """Wait until so many loans have failed."""
+    async with asyncio.timeout(5):
+        while scaled.loop.failures["loan"] < count:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("why", ["", "its streams did not end"])
+async def test_turns_go_on_while_a_worker_drains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Its record does not say yet that it changes, and it is not lent twice."""
+    monkeypatch.setattr("cluster.autoscale.loans.ROLE_CHANGE_S", 0.0)
+    loan = Loan(instance="d0", role="prefill")
+    scaled = Scaled(tmp_path, BUSY, lambda seen: replace(decide(seen), loans=(loan,)))
+    lend, drained = scaled.loans.lend, asyncio.Event()
 
     async def slow(loan: Loan) -> str:
-        scaled.lease.held = False
-        return await lend(loan)
+        await lend(loan)
+        await drained.wait()
+        return why
 
     scaled.loans.lend = slow  # type: ignore[method-assign]
-    turn = await scaled.loop.turn()
-    assert turn.record.decision.targets != turn.record.snapshot.targets
-    assert scaled.loans.lent == [loan] and not scaled.asked.asked
+    changing = replace(scaled.seen.workers[1], role="prefill", state="changing")
+    async with asyncio.timeout(5):
+        for workers_then in (scaled.seen.workers, (scaled.seen.workers[0], changing)):
+            turn = await scaled.loop.turn()
+            assert turn.record.snapshot.workers == workers_then
+            await asyncio.sleep(0.01)
+    assert scaled.loans.lent == [loan]
+    drained.set()
+    await asyncio.sleep(0.05)
+    assert (await scaled.loop.turn()).record.snapshot.workers == scaled.seen.workers
+    assert scaled.loop.failures == ({"loan": 1} if why else {})
+
+
+async def test_the_end_of_the_loop_is_that_of_its_loans(tmp_path: Path) -> None:
+    loan = Loan(instance="d0", role="prefill")
+    scaled = Scaled(tmp_path, BUSY, lambda seen: replace(decide(seen), loans=(loan,)))
+    cancelled: list[str] = []
+
+    async def endless(loan: Loan) -> str:
+        try:
+            await asyncio.sleep(3600.0)
+        except asyncio.CancelledError:
+            cancelled.append(loan.instance)
+            raise
+        return ""
+
+    scaled.loans.lend = endless  # type: ignore[method-assign]
+    task = asyncio.create_task(scaled.loop.run())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled() and cancelled == ["d0"]
+
+
+async def test_a_loan_that_raises_has_failed(tmp_path: Path) -> None:
+    loan = Loan(instance="d0", role="prefill")
+    scaled = Scaled(tmp_path, BUSY, lambda seen: replace(decide(seen), loans=(loan,)))
+
+    async def broken(loan: Loan) -> str:
+        raise RuntimeError("a bug")
+
+    scaled.loans.lend = broken  # type: ignore[method-assign]
+    await scaled.loop.turn()
+    await failed_loans(scaled, 1)
+    assert (await scaled.loop.turn()).record.snapshot.failed_loans == ("d0",)
 
 
 async def test_without_serve_numbers_are_held(tmp_path: Path) -> None:
