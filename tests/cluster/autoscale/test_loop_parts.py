@@ -113,6 +113,18 @@ def test_starts_are_timed() -> None:
     assert starts.seconds == pytest.approx(11.0)
 
 
+def test_the_replacement_of_a_dead_worker_is_not_the_start_that_is_awaited() -> None:
+    """There is no room for the third decode worker. In an hour, others are replaced."""
+    starts = StartTimeEstimate(60.0)
+    first, second, third, fourth = workers(0, 4)
+    starts.observe((first, second), 0.0)
+    starts.record_request(counts(0, 2), counts(0, 3), 10.0)
+    starts.observe((first,), 3000.0)
+    starts.observe((first, third), 3040.0)
+    starts.observe((first, replace(third, state="leaving"), fourth), 3080.0)
+    assert starts.seconds == 60.0
+
+
 def test_who_is_no_longer_asked_for_is_not_awaited() -> None:
     starts = StartTimeEstimate(60.0)
     starts.observe(workers(1, 1), 0.0)
