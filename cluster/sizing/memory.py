@@ -25,6 +25,9 @@ from protocol.roles import Role
 
 FORECAST_S = 60.0
 """Seconds that a forecast is for."""
+LONGEST_GAP = 1.5
+"""Windows of the mix from one sample of the demand to the next. Turns may be a window apart, and
+never are exactly so."""
 MAX_EXTRA_STARTS = 5
 """``WorkerLevel.extra_s`` at most, in times of a start."""
 START_COST = 2.0
@@ -58,10 +61,10 @@ def record_demand(
     While workers start, what was needed in the last ``start_s`` counts as used. Older demand does
     not, because a start that nothing has room for is pending until it is no longer asked for.
 
-    Samples older than needed are dropped, except for the last of them. Where the window of ``mix``
-    does not reach back to the latest, nothing is known of the time between, and all are dropped.
+    Samples older than needed are dropped, except for the last of them. Where the latest is older
+    than LONGEST_GAP windows of ``mix``, too little is known of the time between: all are dropped.
     """
-    if memory.past and at_s - memory.past[-1].at_s > mix.window_s:
+    if memory.past and at_s - memory.past[-1].at_s > LONGEST_GAP * mix.window_s:
         memory = SizingMemory(
             growth=memory.growth,
             corrections=memory.corrections,

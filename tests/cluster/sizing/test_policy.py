@@ -198,6 +198,15 @@ def test_a_blind_gap_counts_as_nothing_seen() -> None:
     assert (made.reason, len(made.memory.past)) == ("settling", 1)
 
 
+@pytest.mark.parametrize(("apart_s", "stops"), [(60.5, True), (89.0, True), (91.0, False)])
+def test_turns_that_are_a_window_apart_leave_no_gap(apart_s: float, stops: bool) -> None:
+    """The window is 60 s, and turns are never exactly so far apart."""
+    state = snapshot(6, 6, mix(1.0))
+    for _ in range(120):
+        state = after(state, decide(state), apart_s)
+    assert (state.targets == WorkerCounts(prefill=1, decode=1)) == stops
+
+
 def test_growth_is_what_was_seen_while_workers_start() -> None:
     """Before anything was seen it is PRIOR_GROWTH; a load that grows by a third in each minute is
     expected to do so."""
