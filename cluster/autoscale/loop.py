@@ -91,7 +91,8 @@ log = logging.getLogger("baton.autoscaler")
 ScalingPolicy = Callable[[SizingSnapshot], ScalingDecision]
 
 RESTORED_S = 180.0
-"""Age up to which the memory of the last line of the log is continued."""
+"""Age up to which the memory of the last line of the log is continued. Corrections and growth
+survive in any case, the demand only where the first window reaches back to it (``LONGEST_GAP``)."""
 _LOG_S = 2.0
 _LEAST_PAUSE_S = 0.25
 

@@ -136,7 +136,11 @@ class AutoscalerCollector(Collector):
         )
         for role_of, name, text in (
             (made.wanted.of, "desired_replicas", "Workers that are wanted, within the limits"),
-            (present.of, "actual_replicas", "Workers that serve the role or are starting"),
+            (
+                present.of,
+                "actual_replicas",
+                "Workers that are present, by the role that they serve",
+            ),
             (
                 starting.of,
                 "starting_replicas",

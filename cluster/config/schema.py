@@ -84,7 +84,7 @@ class AutoscalerSection(Section):
     decode_min: int = key(1, "Minimum number of decode workers.", ge=1, le=_MAX_WORKERS)
     decode_max: int = key(8, "Maximum number of decode workers.", ge=1, le=_MAX_WORKERS)
     gpus: float | None = key(
-        None, "Maximum number of GPUs of all workers together; null: no limit.", gt=0
+        None, "Maximum number of workers together, each counted as one GPU; null: no limit.", gt=0
     )
     loans: bool = key(True, "Allow lending workers of one pool to the other.")
     loan_drain_s: float = key(

@@ -171,7 +171,7 @@ TRANSFER = _histogram(
 
 # The autoscaler, and what it moves.
 DESIRED = _gauge("desired_replicas", "count", "Workers that are wanted, within the limits")
-THERE = _gauge("actual_replicas", "count", "Workers that serve the role or are starting")
+THERE = _gauge("actual_replicas", "count", "Workers that are present, by the role that they serve")
 STARTING = _gauge(
     "starting_replicas", "count", "Workers that were requested but are not present yet"
 )
