@@ -141,19 +141,19 @@ class FairDispatcher:
         Raises ApiError: 503 without a decode worker, 429 where it is predicted to miss its limits.
         ``arrived``: on the dispatcher's clock.
         """
-        routed = work.place()
-        if routed is None:
-            raise unavailable("no decode worker is connected; try again shortly")
+        routed = _place_arrival(work)
         request = WaitingRequest(tenant, priority, arrived, limits, routed.cost, work)
         self._refuse_late()
+        self.queue.lift(request)
+        if self.queue.is_behind(tenant):
+            left_s = limits.ttft_s - (self._clock() - arrived)
+            if self._has_room_ahead(work, left_s):
+                self.queue.begin(request)
+                work.dispatch()
+                return None
+            routed = _place_arrival(work)  # ``dispatch`` uses the workers that were chosen last
         request.alone_s = _alone_s(routed.placement)
         waits_for_none = not self.queue.length or self._needs_no_turn(routed.placement)
-        self.queue.lift(request)
-        left_s = limits.ttft_s - (self._clock() - arrived)
-        if self.queue.is_behind(tenant) and self._has_room_ahead(work, left_s):
-            self.queue.begin(request)
-            work.dispatch()
-            return None
         wait_s = 0.0 if waits_for_none else self._monitor.wait_s(tenant)
         waited_s = self._clock() - arrived
         now = self._monitor.limits_now(limits, request.alone_s)
@@ -172,7 +172,7 @@ class FairDispatcher:
 
     def _has_room_ahead(self, work: QueuedWork, left_s: float) -> bool:
         """Place a request ahead of others; return whether its workers have room for it there, and
-        are predicted to answer within ``left_s``."""
+        are predicted to answer within ``left_s``. If not, it must be placed again."""
         routed = work.place(ahead=True)
         if routed is None or not has_room(routed.placement):
             return False
@@ -349,6 +349,14 @@ class FairDispatcher:
                     self._monitor.wait_s(request.tenant),
                 )
             )
+
+
+def _place_arrival(work: QueuedWork) -> RoutedWork:
+    """Choose workers for a request that arrives. Raises ApiError (503) without a decode worker."""
+    routed = work.place()
+    if routed is None:
+        raise unavailable("no decode worker is connected; try again shortly")
+    return routed
 
 
 def _awaits_prefill(routed: RoutedWork, *, is_blocked: bool = False) -> bool:

@@ -353,6 +353,33 @@ def test_deadline_holds_for_requests_that_go_ahead() -> None:
     assert not work.was_sent()
 
 
+def test_request_without_room_ahead_of_others_goes_where_it_has_room() -> None:
+    """It once went as one that goes ahead, to the prefill worker that had no room for it."""
+    router = Router()
+    router.filled(5)
+    work = FakeWork(placement("d", local=True))
+    work.ahead_now = BUSY
+    assert router.submit(work, B) is None
+    assert work.dispatched is False
+
+
+def test_last_decode_worker_may_leave_while_a_request_looks_ahead() -> None:
+    router = Router()
+    router.filled(5)
+    work = FakeWork(BUSY)
+    place = work.place
+
+    def place_ahead_last(*, ahead: bool = False) -> RoutedWork | None:
+        routed = place(ahead=ahead)
+        work.now = None
+        return routed
+
+    work.place = place_ahead_last  # type: ignore[method-assign]
+    with pytest.raises(ApiError, match="no decode worker"):
+        router.submit(work, B)
+    assert router.queue.length == 5
+
+
 def test_flooding_tenant_does_not_go_ahead_of_itself() -> None:
     router = Router()
     router.filled(50)
