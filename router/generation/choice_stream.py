@@ -151,8 +151,10 @@ class ChoiceStream:
             self._leave = self._services.admission.enter(self._generation.tenant.name)
 
     def start(self) -> None:
-        """Submit the request, or let it wait for its turn. Raises ApiError: 503 without a decode
-        worker, 429 when there is too much work already."""
+        """Submit the request, or let it wait for its turn; do nothing once the client has hung up.
+        Raises ApiError: 503 without a decode worker, 429 when there is too much work already."""
+        if self._queue.failed:  # it hung up while other choices of its request were started
+            return
         self.reserve()
         self._timer.start()
         self._turn.enter(self._generation.arrived, self._generation.entry)

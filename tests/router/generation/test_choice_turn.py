@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,14 +11,20 @@ import pytest
 
 from protocol.requests import Request
 from router.common.errors import ApiError, overloaded
+from router.common.request_body import ClientDisconnected
+from router.generation.choice_stream import ChoiceStream, GenerationRequest
+from router.generation.choice_text import OutputOptions
 from router.generation.choice_turn import ChoiceTurn, RequestEntry
+from router.generation.output_text import SharedPromptLogprobs
 from router.http.response import GenerationResponse
 from router.placement.admission import AdmissionLimits
 from router.placement.cost import Placement
 from router.placement.snapshot import RequestOrigin
 from router.tenants.tenant import Tenant
+from tests.router.conftest import Start
 from tests.router.fairness.test_dispatcher import BUSY, FREE, Router
 from tests.router.fairness.works import placement
+from tests.router.fake_worker import silent
 
 TTFT_S = 20.0
 
@@ -116,3 +124,30 @@ async def test_no_choice_starts_where_there_is_no_place_for_all() -> None:
     with pytest.raises(ApiError):
         await GenerationResponse._start_choices(response)
     assert not started
+
+
+async def test_no_choice_starts_once_the_client_has_hung_up(start: Start) -> None:
+    """All choices of a client that was gone were once submitted, and charged to its tenant."""
+    cluster = await start(silent)
+    services = cluster.app.state.router.routing_services
+    request, entry = Request(id="x", prompt=(1, 2, 3)), RequestEntry(AdmissionLimits(TTFT_S))
+    generation = GenerationRequest(request, [], time.perf_counter(), entry)
+    choices = [
+        ChoiceStream(services, index, generation, OutputOptions(), SharedPromptLogprobs())
+        for index in range(3)
+    ]
+    response: Any = SimpleNamespace(_choices=choices)
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    watcher = asyncio.create_task(GenerationResponse._watch_disconnect(response, receive))
+    await GenerationResponse._start_choices(response)
+    await watcher
+    assert [len(choice.submissions) for choice in choices] == [1, 0, 0]
+    for choice in choices:
+        with pytest.raises(ClientDisconnected):
+            await choice.next_delta()
+        choice.close("cancelled")
+    assert services.dispatcher.counters.value(generation.tenant.name) == len(request.prompt)
+    assert not services.admission.inside
