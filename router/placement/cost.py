@@ -206,11 +206,14 @@ def decode_terms(
     turn_s = resident_output * before  # a resident leaves, on average, every turn_s / batch
     known = worker.kv_total > 0
     short = max(0.0, need - worker.kv_free) if known else 0.0
-    wait = short / worker.kv_used * turn_s if worker.kv_used else 0.0
+    # What was promised since the last report is in ``kv_free`` alone, but makes room in its turn.
+    # After a burst of requests to an idle worker ``kv_used`` is near 0: the wait would be hours.
+    held = worker.kv_total - worker.kv_free
+    wait = short / held * turn_s if held > 0 else 0.0
     if worker.rows and worker.batch >= worker.rows:
         wait = max(wait, (worker.batch + 1 - worker.rows) * turn_s / worker.rows)
     imposed = batch * (objective_cost(step / goals.tpot_s) - objective_cost(before / goals.tpot_s))
-    crowded = need * min(1.0, worker.kv_used / worker.kv_total) if known else 0.0
+    crowded = need * min(1.0, held / worker.kv_total) if known else 0.0
     eviction = REUSE_SHARE * crowded * model.prompt_token / goals.ttft_s
     busy = worker.batch / worker.rows if worker.rows else worker.batch * step / goals.tpot_s
     return DecodeTerms(

@@ -60,8 +60,8 @@ class DecodeState(NamedTuple):
     own: PrefillState
     batch: int  # requests in the worker
     rows: int  # most sequences in a step; 0: unknown
-    kv_used: int  # tokens of live sequences
-    kv_free: int  # tokens that still fit
+    kv_used: int  # tokens of live sequences, as reported
+    kv_free: int  # tokens that still fit beside all that was promised, also since the report
     kv_total: int  # 0: unknown
     speculation: SpeculationProfile | None = None  # None: it drafts nothing
 

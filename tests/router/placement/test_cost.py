@@ -117,11 +117,33 @@ def test_who_was_slower_than_predicted_is_predicted_slower() -> None:
 
 def test_a_full_worker_makes_wait_as_long_as_its_residents_take() -> None:
     q = query(1000)
-    full = decode("d", batch=10, kv_used=95_000, kv_free=500)
+    full = decode("d", batch=10, kv_used=99_500, kv_free=500)
     terms = decode_terms(full, q, GOALS, 100.0)
     assert not terms.fits
-    turn_s = 100 * MODEL.decode_s(10, 95_000)
-    assert terms.wait_s == pytest.approx((1100 - 500) / 95_000 * turn_s)
+    turn_s = 100 * MODEL.decode_s(10, 99_500)
+    assert terms.wait_s == pytest.approx((1100 - 500) / 99_500 * turn_s)
+
+
+def test_the_wait_for_pages_depends_little_on_how_many_are_only_promised() -> None:
+    """A burst of long prompts to a worker with one short chat was once refused: what had been
+    promised took the room, but did not count among what leaves."""
+    q, promised = query(1000), decode("d", batch=10, kv_free=0)
+    waits = [
+        decode_terms(promised._replace(kv_used=used), q, GOALS, 100.0).wait_s
+        for used in (0, 1, 20, 50_000, 100_000)
+    ]
+    assert waits == sorted(waits) and 0 < waits[-1] < 2 * waits[0]
+    turn_s = 100 * MODEL.decode_s(10, 0)
+    assert waits[0] == pytest.approx(1100 / 100_000 * turn_s)
+
+
+def test_promised_tokens_evict_as_much_as_used_ones() -> None:
+    q = query(1000)
+    promised, used, empty = (
+        decode_terms(decode("d", kv_used=used, kv_free=free), q, GOALS, 100.0).eviction
+        for used, free in ((0, 40_000), (60_000, 40_000), (0, 100_000))
+    )
+    assert promised == used > empty == 0.0
 
 
 def test_a_full_batch_makes_wait_for_a_row() -> None:
