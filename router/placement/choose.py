@@ -1,7 +1,7 @@
 """The placement decision: a pair (P, D) of prefill and decode worker for one request. Pure.
 
-    all workers --best 8 by overlap and by load--> 8 P x 8 D and each D alone --cost--> within 5% of
-    the best --load--> the least loaded --weighted chance--> PlacementChoice
+    all workers --best 8 by overlap, room and load--> 8 P x 8 D and each D alone --cost--> within 5%
+    of the best --load--> the least loaded --weighted chance--> PlacementChoice
 
 The random generator is passed in. Chance keeps several routers that see the same loads from all
 choosing the same worker. With eight routers it brings as much goodput as the less loaded of two
@@ -26,6 +26,7 @@ from router.placement.cost import (
     prefill_terms,
     remote_placements,
     source_wait_s,
+    usable_tokens,
 )
 from router.placement.snapshot import (
     DecodeState,
@@ -53,6 +54,9 @@ MAX_PREFILL_CANDIDATES = 3
 """Prefill workers named to the decode worker: the chosen one, then those to try if it fails."""
 
 W = TypeVar("W", PrefillState, DecodeState)
+
+PreselectionRank: TypeAlias = float | tuple[bool, float]
+"""Sort key of workers; those with the least are preselected."""
 
 
 class PlacementChoice(NamedTuple):
@@ -89,8 +93,12 @@ def placement_candidates(
     """Return the placements on the preselected workers; ``best``: a prefix that any of them may
     fetch."""
     net, residents = snapshot.network, snapshot.resident_output
+
+    def rank(w: DecodeState) -> PreselectionRank:
+        return decode_rank(query, w.cached, w.batch, w.rows, w.kv_free, w.kv_total)
+
     near_p = preselect_workers(snapshot.prefill, attrgetter("queue_s"))
-    near_d = preselect_workers(snapshot.decode, attrgetter("batch"))
+    near_d = preselect_workers(snapshot.decode, rank)
     prefill = [prefill_terms(w, best, query, net, goals) for w in near_p]
     found = []
     for worker in near_d:
@@ -120,17 +128,30 @@ def find_longest_prefix(snapshot: PlacementSnapshot) -> PrefixSource | None:
     return min(sources, key=attrgetter("wait_s"))
 
 
-def preselect_workers(workers: Sequence[W], load: Callable[[W], float]) -> Sequence[W]:
-    """Return at most PRESELECTED workers: half by overlap, the rest by load."""
+def decode_rank(
+    query: PlacementQuery, cached: int, batch: int, rows: int, kv_free: int, kv_total: int
+) -> PreselectionRank:
+    """Return the preselection rank of a decode worker with these values of its ``DecodeState``:
+    workers with KV and a row for the request come first, then the least loaded.
+
+    A batch of few requests with long contexts may fill a worker. If only such workers were looked
+    at, the request would wait for one of them, and all those behind it as well."""
+    need = query.tokens + query.output - usable_tokens(cached, query.tokens)
+    lacks_room = (kv_total > 0 and kv_free < need) or 0 < rows <= batch
+    return lacks_room, batch / rows if rows else float(batch)
+
+
+def preselect_workers(workers: Sequence[W], rank: Callable[[W], PreselectionRank]) -> Sequence[W]:
+    """Return at most PRESELECTED workers: half by overlap, the rest by their rank."""
     if len(workers) <= PRESELECTED:
         return workers
     holders = [w for w in workers if w.reusable]
-    kept = sorted(holders, key=lambda w: (-w.reusable, load(w)))[: PRESELECTED // 2]
+    kept = sorted(holders, key=lambda w: (-w.reusable, rank(w)))[: PRESELECTED // 2]
     taken = {w.instance for w in kept}
-    by_load = sorted(workers, key=load)[
+    by_rank = sorted(workers, key=rank)[
         :PRESELECTED
     ]  # enough, as half of them may be taken already
-    return (kept + [w for w in by_load if w.instance not in taken])[:PRESELECTED]
+    return (kept + [w for w in by_rank if w.instance not in taken])[:PRESELECTED]
 
 
 def pick_near_best(

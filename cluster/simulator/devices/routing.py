@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
-
-import numpy as np
 
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS
 from cluster.simulator.devices.clock import SimulatedClock
@@ -26,7 +24,13 @@ from cluster.simulator.devices.worker import SimulatedWorker
 from router.fairness.fair_queue import RoutedWork
 from router.fairness.virtual_counters import ExpectedCost
 from router.placement.admission import AdmissionLimits
-from router.placement.choose import PRESELECTED, PlacementChoice, choose_placement
+from router.placement.choose import (
+    PRESELECTED,
+    PlacementChoice,
+    PreselectionRank,
+    choose_placement,
+    decode_rank,
+)
 from router.placement.cost import Placement, queued_prompts_s
 from router.placement.estimates import RoutingEstimates
 from router.placement.expected_prefixes import ExpectedPrefix
@@ -154,15 +158,18 @@ class SimulatedRouter:
         """Return the product's choice of workers."""
         query = PlacementQuery(request.context, self._expected_output, self.terms.kv_bytes)
         queues = self.prefill.queue_s()
-        batches = [self.in_decode[w.name] for w in self.decode.workers]
+
+        def rank(place: int) -> PreselectionRank:
+            return self._decode_rank(self.decode.workers[place], query, held)
+
         snapshot = PlacementSnapshot(
             [
                 self._prefill_state(self.prefill.workers[place], queues[place], held)
-                for place in self._preselect(self.prefill, queues, held)
+                for place in self._preselect(self.prefill, queues.__getitem__, held)
             ],
             [
                 self._decode_state(self.decode.workers[place], held)
-                for place in self._preselect(self.decode, batches, held)
+                for place in self._preselect(self.decode, rank, held)
             ],
             self.estimates.network(self.ledger.active),
             self.estimates.outputs.mean,
@@ -182,15 +189,16 @@ class SimulatedRouter:
         return held
 
     def _preselect(
-        self, pool: RoutablePool, loads: Sequence[float], held: PromptPrefixes
+        self, pool: RoutablePool, rank: Callable[[int], PreselectionRank], held: PromptPrefixes
     ) -> list[int]:
-        """Return the places of the workers that the policy would look at closely, in its order."""
+        """Return the places of the workers that the policy would look at closely, in its order.
+        ``rank``: of the worker at a place."""
         if len(pool.workers) <= PRESELECTED or self.compares_all_workers:
             return list(range(len(pool.workers)))
         coming = {name: blocks for name, (blocks, _) in held.coming.items()}
-        near = _best_holders(pool, loads, held.cached | coming)
-        by_load: list[int] = np.argsort(np.array(loads), kind="stable")[:PRESELECTED].tolist()
-        return (near + [place for place in by_load if place not in near])[:PRESELECTED]
+        near = _best_holders(pool, rank, held.cached | coming)
+        by_rank = heapq.nsmallest(PRESELECTED, range(len(pool.workers)), key=rank)
+        return (near + [place for place in by_rank if place not in near])[:PRESELECTED]
 
     def _prefill_state(
         self, worker: SimulatedWorker, queue_s: float, held: PromptPrefixes
@@ -203,20 +211,33 @@ class SimulatedRouter:
 
     def _decode_state(self, worker: SimulatedWorker, held: PromptPrefixes) -> DecodeState:
         queue_s = _queue_s(worker, self.ledger.queue(worker.name))
-        pending = self.ledger.pending_kv[worker.name]
-        total, used = worker.machine.kv_tokens, worker.used_tokens
-        batch, report = self.in_decode[worker.name], self._reports.get(worker.name)
-        if report is not None:
-            used, batch = total - report.kv_free, report._replace(own=batch).requests
+        batch, used, free = self._decode_load(worker)
         return DecodeState(
             self._prefill_state(worker, queue_s, held),
             batch=batch,
             rows=worker.machine.max_batch,
-            kv_used=min(used, total),
-            kv_free=max(0, total - used - pending),
-            kv_total=total,
+            kv_used=used,
+            kv_free=free,
+            kv_total=worker.machine.kv_tokens,
             speculation=worker.machine.speculation,
         )
+
+    def _decode_rank(
+        self, worker: SimulatedWorker, query: PlacementQuery, held: PromptPrefixes
+    ) -> PreselectionRank:
+        cached = held.cached.get(worker.name, 0) * CACHE_BLOCK_TOKENS
+        batch, _, free = self._decode_load(worker)
+        machine = worker.machine
+        return decode_rank(query, cached, batch, machine.max_batch, free, machine.kv_tokens)
+
+    def _decode_load(self, worker: SimulatedWorker) -> tuple[int, int, int]:
+        """Return the requests in a decode worker, and the used and the free tokens of its KV."""
+        total, used = worker.machine.kv_tokens, worker.used_tokens
+        batch, report = self.in_decode[worker.name], self._reports.get(worker.name)
+        if report is not None:
+            used, batch = total - report.kv_free, report._replace(own=batch).requests
+        free = max(0, total - used - self.ledger.pending_kv[worker.name])
+        return batch, min(used, total), free
 
     def record_placement(self, request: SimulatedRequest, chosen: Placement) -> None:
         """Count an attempt in the ledger until ``release``."""
@@ -246,8 +267,10 @@ class SimulatedRouter:
         self.estimates.record_first_token(computing.name, request.predicted_s, observed_s)
 
 
-def _best_holders(pool: RoutablePool, loads: Sequence[float], held: dict[str, int]) -> list[int]:
-    """Return PRESELECTED / 2 places: most cached blocks first, then least load."""
+def _best_holders(
+    pool: RoutablePool, rank: Callable[[int], PreselectionRank], held: dict[str, int]
+) -> list[int]:
+    """Return PRESELECTED / 2 places: most cached blocks first, then least rank."""
     places = pool.places
-    found = ((-n, loads[at], at) for name, n in held.items() if (at := places.get(name, -1)) >= 0)
+    found = ((-n, rank(at), at) for name, n in held.items() if (at := places.get(name, -1)) >= 0)
     return [place for _, _, place in heapq.nsmallest(PRESELECTED // 2, found)]

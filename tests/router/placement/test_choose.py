@@ -183,6 +183,25 @@ def test_holders_and_idle_ones_are_both_looked_at() -> None:
     assert len(preselect_workers(idle, lambda w: w.queue_s)) == PRESELECTED
 
 
+def test_decode_workers_that_few_long_contexts_fill_do_not_hide_those_with_room() -> None:
+    """Eight of them once took all places, and the whole queue waited for their KV."""
+    long = [decode(f"l{i}", batch=3, kv_used=99_000, kv_free=1000) for i in range(PRESELECTED)]
+    crowd = [decode(f"c{i}", batch=4, rows=4) for i in range(PRESELECTED)]  # without a free row
+    short = [decode(f"s{i}", batch=12, kv_used=12_000, kv_free=88_000) for i in range(2)]
+    chosen = pick([prefill("p")], [*long, *crowd, *short], 4000).chosen
+    assert chosen.decode in ("s0", "s1") and chosen.d.wait_s == 0.0
+    holders = [w._replace(own=w.own._replace(cached=3520)) for w in long[:6]]
+    considered = pick([prefill("p")], [*crowd, *holders], 4000).considered
+    assert {w.instance for w in holders} <= {c.decode for c in considered}, "480 tokens fit"
+
+
+def test_decode_workers_are_preselected_by_load_relative_to_their_rows() -> None:
+    small = [decode(f"small{i}", batch=7, rows=8) for i in range(PRESELECTED)]
+    large = [decode(f"large{i}", batch=16, rows=256) for i in range(PRESELECTED)]
+    considered = pick([prefill("p")], [*small, *large], 1000).considered
+    assert {c.decode for c in considered} == {worker.instance for worker in large}
+
+
 def sequence(policy: ChoosePlacement, count: int) -> list[tuple[str | None, str]]:
     prefills = [prefill("p0", queue_s=1.0, cached=320), prefill("p1"), prefill("p2", queue_s=2.0)]
     decodes = [decode("d0", batch=5, cached=320), decode("d1", batch=1)]
