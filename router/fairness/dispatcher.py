@@ -17,7 +17,9 @@ workers take it for an older one, and compute it between two chunks of other pro
 charged as always, and has no more such requests than its share of those that are computed.
 
 When the head of the queue waits for a prefill worker (one that has its prefix, say), requests
-behind it may go to other prefill workers. Short prompts that decode workers compute themselves need
+behind it may go to other prefill workers. Each look goes on with the first request that awaits none
+of the workers that it has found without room, and places some others again, which may have been
+placed when another worker was the best. Short prompts that decode workers compute themselves need
 none: while all that wait lack a prefill worker, such a request goes at once. Nothing overtakes one
 that waits for a decode worker.
 
@@ -32,7 +34,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
 from router.common.errors import ApiError, internal_error, overloaded, unavailable
@@ -54,6 +56,11 @@ log = logging.getLogger(__name__)
 
 CANDIDATES = 3
 """Requests that are looked at when the first one waits for its prefill worker."""
+OTHER_CANDIDATES = 5
+"""Requests that are looked at beside these, each for a prefill worker that the others do not await.
+No more, as each takes a placement, and streams wait meanwhile."""
+RENEWED = 2
+"""Requests that are looked at because they were placed the longest ago."""
 
 _BATCH = 16  # requests dispatched before streams go on
 _LOOK_S = (0.005, 0.1)  # least and most seconds to the next look at a queue that waits for room
@@ -241,7 +248,7 @@ class FairDispatcher:
         self._refuse_late()
         look_s = _LOOK_S[1]
         blocked: set[str] = set()
-        for request in self._looked_at():
+        for request in self._looked_at(blocked):
             try:
                 routed = request.work.place()
             except Exception:  # it would be the first one again and again
@@ -251,7 +258,7 @@ class FairDispatcher:
                 return look_s  # no decode worker is attached
             placement = routed.placement
             is_blocked = placement.p.instance in blocked
-            self.queue.set_awaits_prefill(request, _awaits_prefill(routed, is_blocked=is_blocked))
+            self.queue.set_awaits(request, _awaited_prefill(routed, is_blocked=is_blocked))
             if is_blocked:
                 continue
             if has_room(placement, routed.batched_s):
@@ -264,14 +271,27 @@ class FairDispatcher:
             look_s = max(_LOOK_S[0], min(look_s, queue_s - ROOM_S))
         return look_s
 
-    def _looked_at(self) -> Iterator[WaitingRequest]:
-        """Yield the requests that may be dispatched now: the first ones, and where these lack
-        prefill workers, the first one that does not."""
-        first = self.queue.candidates(CANDIDATES)
-        yield from first
-        other = self.queue.first_with_prefill()
-        if other is not None and other not in first:
+    def _looked_at(self, blocked: Collection[str]) -> Iterator[WaitingRequest]:
+        """Yield the requests that may be dispatched now: the first ones, then the first ones that
+        await none of the ``blocked`` prefill workers, which become more meanwhile. Where there are
+        none, go on with those that were placed the longest ago."""
+        looked_at = set[WaitingRequest]()
+        for request in self.queue.candidates(CANDIDATES):
+            looked_at.add(request)
+            yield request
+        for _ in range(OTHER_CANDIDATES):
+            other = self.queue.first_beside(blocked)
+            if other is None:
+                break
+            if other in looked_at:  # it lacks a decode worker, too, and may not be overtaken
+                return
+            looked_at.add(other)
             yield other
+        else:
+            return
+        for request in self.queue.placed_longest_ago(RENEWED):
+            if request not in looked_at:
+                yield request
 
     def _dispatch(self, request: WaitingRequest, routed: RoutedWork) -> None:
         waited_s = self._clock() - request.arrived
@@ -302,7 +322,7 @@ class FairDispatcher:
         p = routed.placement.p
         alone_s = routed.placement.ttft_s - p.correction * p.queue_s
         due = request.arrived + request.limits.ttft_s - max(0.0, alone_s)
-        request.awaits_prefill = _awaits_prefill(routed)
+        request.awaits = _awaited_prefill(routed)
         self.queue.push(request)
         left_s = max(0.0, due - self._clock())
         self._expiry[request] = self._call_later(left_s, lambda: self._expire(request))
@@ -359,12 +379,12 @@ def _place_arrival(work: QueuedWork) -> RoutedWork:
     return routed
 
 
-def _awaits_prefill(routed: RoutedWork, *, is_blocked: bool = False) -> bool:
-    """Return whether a prefill worker is all that a request lacks. ``is_blocked``: an earlier
-    request waits for the same one."""
+def _awaited_prefill(routed: RoutedWork, *, is_blocked: bool = False) -> str | None:
+    """Return the prefill worker that is all that a request lacks; None: it lacks something else, or
+    nothing. ``is_blocked``: an earlier request waits for the same one."""
     placement = routed.placement
     lacks = is_blocked or placed_queue_s(placement, routed.batched_s) > ROOM_S
-    return placement.prefill is not None and lacks and has_decode_room(placement)
+    return placement.prefill if lacks and has_decode_room(placement) else None
 
 
 def _alone_s(placement: Placement) -> float:

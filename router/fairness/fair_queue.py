@@ -12,12 +12,19 @@ share by asking for urgency, and none can be starved by another one's urgency.
 
 **Within a tenant** priorities are strict, but age: a request gains a level every ``AGE_S`` seconds.
 As all gain at one rate, a request's place is fixed when it arrives: priority * AGE_S + arrival.
+
+**Where the first ones lack prefill workers**, the first one that awaits another worker is sought.
+The requests of each tenant are also kept by the worker that they await, and for each such worker
+the tenants by their turn. So a look costs O(log n) for each worker that is awaited, however many
+requests wait. Which worker that is changes with the load, so a few of those that were placed the
+longest ago are placed again at each look.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from typing import NamedTuple, Protocol
 
@@ -71,7 +78,7 @@ class WaitingRequest:
     """
 
     __slots__ = (
-        *("alone_s", "arrived", "awaits_prefill", "is_waiting", "limits", "priority", "service"),
+        *("alone_s", "arrived", "awaits", "is_waiting", "limits", "priority", "service"),
         *("tenant", "work"),
     )
 
@@ -91,7 +98,7 @@ class WaitingRequest:
         self.service = service_of(*cost)
         self.work = work
         self.is_waiting = False
-        self.awaits_prefill = False  # a prefill worker is all that it lacked when last placed
+        self.awaits: str | None = None  # prefill worker, all that it lacked when last placed
         self.alone_s = 0.0  # predicted time to its first token without any queue
 
     @property
@@ -108,22 +115,52 @@ class WaitingRequest:
 _HeapItem = tuple[float, int, WaitingRequest]
 
 
-class _TenantHeap:
+class _RequestHeap:
+    """Requests in the order of their places. Discarded ones stay in the heap until they come to its
+    top, or outnumber the rest."""
+
+    def __init__(self) -> None:
+        self.items: dict[WaitingRequest, _HeapItem] = {}
+        self.heap: list[_HeapItem] = []
+
+    def add(self, request: WaitingRequest, number: int) -> None:
+        item = self.items[request] = (request.place_in_tenant, number, request)
+        heapq.heappush(self.heap, item)
+
+    def discard(self, request: WaitingRequest) -> None:
+        del self.items[request]
+        if len(self.heap) > 2 * len(self.items) + _SPARE:
+            self.heap = list(self.items.values())
+            heapq.heapify(self.heap)
+
+    def head(self) -> _HeapItem:
+        heap = self.heap
+        while self.items.get(heap[0][2]) is not heap[0]:
+            heapq.heappop(heap)
+        return heap[0]
+
+    def first(self, count: int) -> list[WaitingRequest]:
+        """Return the first requests in order, at most ``count``."""
+        found = list[_HeapItem]()
+        while self.heap and len(found) < count:
+            item = heapq.heappop(self.heap)
+            if self.items.get(item[2]) is item:
+                found.append(item)
+        for item in found:
+            heapq.heappush(self.heap, item)
+        return [request for _, _, request in found]
+
+
+class _WaitingTenant:
     """The waiting requests of one tenant."""
 
     def __init__(self, weight: float, number: int) -> None:
         self.weight = weight
         self.number = number  # tenants in the order in which they came
-        self.heap: list[_HeapItem] = []
-        self.length = 0  # requests that have not been removed
+        self.requests = _RequestHeap()
+        self.awaiting: dict[str | None, _RequestHeap] = {}  # the same, by the worker they await
         self.service = 0.0  # expected weighted tokens
         self.served = 0  # number of the tenant's last removal: breaks ties
-
-    def head(self) -> WaitingRequest:
-        heap = self.heap
-        while not heap[0][2].is_waiting:
-            heapq.heappop(heap)
-        return heap[0][2]
 
 
 class FairQueue:
@@ -131,14 +168,15 @@ class FairQueue:
 
     def __init__(self, counters: VirtualCounters) -> None:
         self.counters = counters
-        self._tenants: dict[str, _TenantHeap] = {}  # those with waiting requests
+        self._tenants: dict[str, _WaitingTenant] = {}  # those with waiting requests
         self._weights = 0.0  # sum of theirs
         self._turns = LeastKeys(self._turn)
         self._virtual_times = LeastKeys(counters.virtual_time)
+        self._awaited: dict[str | None, LeastKeys] = {}  # tenants, by the worker they await
+        self._placed: OrderedDict[WaitingRequest, None] = OrderedDict()  # the last one at the end
         counters.on_change = self._touch
         self._numbers = itertools.count()
         self.length = 0
-        self._awaiting_prefill = 0  # requests
         self.service = 0.0  # expected weighted tokens
         self.prompt_tokens = 0  # cached ones included
 
@@ -183,21 +221,22 @@ class FairQueue:
         """Let a request wait."""
         self.lift(request)
         name = request.tenant.name
-        heap = self._tenants.get(name)
-        if heap is None:
-            heap = self._tenants[name] = _TenantHeap(request.tenant.weight, next(self._numbers))
-            self._weights += heap.weight
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = _WaitingTenant(request.tenant.weight, next(self._numbers))
+            self._tenants[name] = tenant
+            self._weights += tenant.weight
             self._turns.add(name)
             self._virtual_times.add(name)
         request.is_waiting = True
-        heapq.heappush(heap.heap, (request.place_in_tenant, next(self._numbers), request))
-        heap.length += 1
+        tenant.requests.add(request, next(self._numbers))
+        self._add_awaiting(request, tenant)
+        self._placed[request] = None
         self.length += 1
-        self._awaiting_prefill += request.awaits_prefill
         self.prompt_tokens += request.work.prompt_tokens
-        heap.service += request.service
+        tenant.service += request.service
         self.service += request.service
-        self._turns.touch(name)
+        self._touch_turn(name)
 
     def remove(self, request: WaitingRequest) -> None:
         """Take a request out, to dispatch it or to forget it. May be called again."""
@@ -205,73 +244,102 @@ class FairQueue:
             return
         request.is_waiting = False
         name = request.tenant.name
-        heap = self._tenants[name]
-        heap.length -= 1
-        heap.served = next(self._numbers)
+        tenant = self._tenants[name]
+        tenant.requests.discard(request)
+        self._discard_awaiting(request, tenant)
+        del self._placed[request]
+        tenant.served = next(self._numbers)
         self.length -= 1
-        self._awaiting_prefill -= request.awaits_prefill
         self.prompt_tokens -= request.work.prompt_tokens
-        heap.service -= request.service
+        tenant.service -= request.service
         self.service -= request.service
-        if not heap.length:
+        if tenant.requests.items:
+            self._touch_turn(name)
+        else:
             del self._tenants[name]
-            self._weights -= heap.weight
+            self._weights -= tenant.weight
             self._turns.discard(name)
             self._virtual_times.discard(name)
-        elif len(heap.heap) > 2 * heap.length + _SPARE:
-            heap.heap = [item for item in heap.heap if item[2].is_waiting]
-            heapq.heapify(heap.heap)
-        self._turns.touch(name)
         if not self.length:
             self.service = self._weights = 0.0  # sums of floats leave a remainder
 
     @property
     def all_await_prefill(self) -> bool:
         """Return whether a prefill worker is all that any waiting request lacks."""
-        return self._awaiting_prefill == self.length
+        return None not in self._awaited
 
-    def set_awaits_prefill(self, request: WaitingRequest, awaits: bool) -> None:
-        """Record what a waiting request lacks, as it has been placed again."""
-        self._awaiting_prefill += awaits - request.awaits_prefill
-        request.awaits_prefill = awaits
+    def set_awaits(self, request: WaitingRequest, worker: str | None) -> None:
+        """Record the prefill worker that is all that a waiting request lacks, as it has been placed
+        again; None: it lacks something else, or nothing."""
+        self._placed.move_to_end(request)
+        if worker != request.awaits:
+            tenant = self._tenants[request.tenant.name]
+            self._discard_awaiting(request, tenant)
+            request.awaits = worker
+            self._add_awaiting(request, tenant)
 
-    def first_with_prefill(self) -> WaitingRequest | None:
-        """Return the first request in the fair order that did not lack a prefill worker."""
-        if self.all_await_prefill:
-            return None
-        for name in self._turns.least(len(self._tenants)):
-            behind = (i for i in self._tenants[name].heap if i[2].is_waiting)
-            found = min((i for i in behind if not i[2].awaits_prefill), default=None)
-            if found is not None:
-                return found[2]
-        return None
+    def first_beside(self, blocked: Collection[str | None]) -> WaitingRequest | None:
+        """Return the first request in the fair order that awaits none of the ``blocked`` prefill
+        workers."""
+        found = []
+        for worker, turns in self._awaited.items():
+            if worker not in blocked:
+                [name] = turns.least(1)
+                place, number, request = self._tenants[name].awaiting[worker].head()
+                found.append((self._turn(name), place, number, request))
+        return min(found)[-1] if found else None
+
+    def placed_longest_ago(self, count: int) -> list[WaitingRequest]:
+        """Return the requests that were placed the longest ago, at most ``count``."""
+        return list(itertools.islice(self._placed, count))
 
     def candidates(self, count: int) -> list[WaitingRequest]:
         """Return the next request in the fair order, then others that may go where it cannot: at
         most ``count``. They are the heads of the next tenants; with few tenants, those behind the
         head."""
-        heaps = [self._tenants[name] for name in self._turns.least(count)]
-        found = [heap.head() for heap in heaps]
-        for heap in heaps:
-            behind = (item[2] for item in heap.heap[1:3])  # one of them is the second
-            found += [request for request in behind if request.is_waiting]
-        return found[:count]
+        names = self._turns.least(count)
+        first = [self._tenants[name].requests.first(count) for name in names]
+        heads = [requests[0] for requests in first]
+        behind = [request for requests in first for request in requests[1:]]
+        return (heads + behind)[:count]
 
     def requests(self) -> Iterator[WaitingRequest]:
         """Return the requests of every tenant in the order of that tenant."""
-        for heap in self._tenants.values():
-            for *_, request in sorted(heap.heap):
-                if request.is_waiting:
-                    yield request
+        for tenant in self._tenants.values():
+            for *_, request in sorted(tenant.requests.items.values()):
+                yield request
 
     def _turn(self, name: str) -> tuple[float, int, int]:
         """Sort key of tenants. Equal counters take turns: one that was served last waits."""
-        heap = self._tenants[name]
-        head, value = heap.head(), self.counters.value(name)
-        return value - head.borrowed, heap.served, heap.number
+        tenant = self._tenants[name]
+        *_, head = tenant.requests.head()
+        return self.counters.value(name) - head.borrowed, tenant.served, tenant.number
 
     def _touch(self, tenant: str) -> None:
         """The counter of a tenant has changed."""
         if tenant in self._tenants:
-            self._turns.touch(tenant)
+            self._touch_turn(tenant)
             self._virtual_times.touch(tenant)
+
+    def _touch_turn(self, name: str) -> None:
+        self._turns.touch(name)
+        for worker in self._tenants[name].awaiting:
+            self._awaited[worker].touch(name)
+
+    def _add_awaiting(self, request: WaitingRequest, tenant: _WaitingTenant) -> None:
+        worker, name = request.awaits, request.tenant.name
+        if worker not in tenant.awaiting:
+            tenant.awaiting[worker] = _RequestHeap()
+            if worker not in self._awaited:
+                self._awaited[worker] = LeastKeys(self._turn)
+            self._awaited[worker].add(name)
+        tenant.awaiting[worker].add(request, next(self._numbers))
+
+    def _discard_awaiting(self, request: WaitingRequest, tenant: _WaitingTenant) -> None:
+        worker = request.awaits
+        tenant.awaiting[worker].discard(request)
+        if not tenant.awaiting[worker].items:
+            del tenant.awaiting[worker]
+            self._awaited[worker].discard(request.tenant.name)
+            if not self._awaited[worker]:
+                del self._awaited[worker]

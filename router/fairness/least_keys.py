@@ -30,6 +30,9 @@ class LeastKeys:
         self._heap: list[_Entry] = []
         self._numbers = itertools.count()
 
+    def __len__(self) -> int:
+        return len(self._versions)
+
     def add(self, name: str) -> None:
         """Make it an item."""
         self._versions[name] = -1

@@ -10,7 +10,9 @@ from bench.simulator.fair_simulation import SimulatedTimer
 from cluster.simulator.devices.clock import SimulatedClock
 from router.common.errors import ApiError
 from router.fairness.dispatcher import (
+    CANDIDATES,
     MAX_SPREAD_S,
+    RENEWED,
     FairDispatcher,
     TimerHandle,
     look_spread_s,
@@ -134,7 +136,7 @@ def test_many_reports_without_room_cost_few_looks() -> None:
         router.ledger.report("p", 0)
         router.wait(0.0001)
     looks = sum(work.placed for work in works) - placed
-    assert 0 < looks <= 3 * 0.1 / 0.005 + 3
+    assert 0 < looks <= (CANDIDATES + RENEWED) * (0.1 / 0.005 + 1)
     works[0].now = FREE
     router.ledger.report("p", 0)
     router.wait(0.006)
@@ -263,6 +265,48 @@ def test_any_request_behind_those_that_wait_for_one_worker_may_go_elsewhere() ->
     assert other.dispatched is False
     assert not any(work.was_sent() for work in holders)
     assert sum(work.placed for work in holders) < 40, "looks at many requests would cost too much"
+
+
+def test_prefill_worker_that_gets_idle_is_used_whatever_waits_ahead() -> None:
+    """Only the first requests were once looked at, and it idled until the others had gone."""
+    router = Router()
+    holders = router.filled(10, placement("holds the prefix", queue_s=3.0))
+    [other] = router.filled(1, placement("other", queue_s=1.0))
+    router.wait(0.2)
+    other.now = placement("other")
+    router.ledger.report("other", 0)
+    router.wait(0.006)
+    assert other.was_sent() and not any(work.was_sent() for work in holders)
+
+
+def test_each_prefill_worker_that_is_awaited_is_looked_at() -> None:
+    router = Router()
+    works = [router.filled(5, placement(f"p{i}", queue_s=3.0)) for i in range(4)]
+    router.wait(0.2)
+    works[3][0].now = placement("p3")
+    router.wait(0.2)
+    assert [work.was_sent() for batch in works for work in batch].index(True) == 15
+
+
+def test_requests_that_would_go_elsewhere_by_now_are_found() -> None:
+    """When it arrived, the worker that all wait for was the best one for this request, too."""
+    router = Router()
+    works = router.filled(20, placement("holds the prefix", queue_s=3.0))
+    works[15].now = placement("idle")
+    router.wait(2.0)
+    assert [work.was_sent() for work in works].index(True) == 15
+
+
+def test_many_waiting_requests_cost_no_more_placements_than_few() -> None:
+    placed = []
+    for count in (20, 2000):
+        router = Router()
+        works = router.filled(count)
+        router.wait(0.001)
+        before = sum(work.placed for work in works)
+        router.wait(1.0)
+        placed.append(sum(work.placed for work in works) - before)
+    assert placed[0] == placed[1] > 0
 
 
 def test_hang_up_removes_a_request_at_once() -> None:

@@ -100,7 +100,8 @@ def test_removed_requests_leave_nothing_behind() -> None:
         queue.remove(request)
         queue.remove(request)
     assert queue.length == 1
-    assert len(queue._tenants["a"].heap) < 100
+    assert len(queue._tenants["a"].requests.heap) < 100
+    assert len(queue._tenants["a"].awaiting[None].heap) < 100
     serve_next(queue)
     assert (queue.length, queue.service) == (0, 0.0)
     assert not queue.tenants and not queue.candidates(3)
@@ -113,18 +114,41 @@ def test_candidates_are_heads_of_tenants_and_then_those_behind() -> None:
     assert set(queue.candidates(3)) == {first, second, other}
 
 
-def test_first_of_those_that_do_not_lack_a_prefill_worker() -> None:
+def test_candidates_are_requests_that_still_wait() -> None:
+    """Two clients that had hung up once hid the requests behind theirs."""
+    first, *gone, last = (waiting(A, float(arrived)) for arrived in range(4))
+    queue = new_queue(first, *gone, last)
+    for request in gone:
+        queue.remove(request)
+    assert queue.candidates(3) == [first, last]
+
+
+def test_first_of_those_that_await_none_of_the_blocked_workers() -> None:
     first, second, other = waiting(A, 0.0), waiting(A, 1.0), waiting(B, 2.0)
-    first.awaits_prefill = True
+    first.awaits = "p"
     queue = new_queue(first, second, other)
-    queue.set_awaits_prefill(other, True)
-    queue.set_awaits_prefill(other, True)
-    assert not queue.all_await_prefill and queue.first_with_prefill() is second
-    queue.set_awaits_prefill(second, True)
-    assert queue.all_await_prefill and queue.first_with_prefill() is None
-    queue.set_awaits_prefill(other, False)
-    assert queue.first_with_prefill() is other
+    queue.set_awaits(other, "q")
+    assert queue.first_beside(()) is first and queue.first_beside({"p"}) is second
+    assert not new_queue(waiting(A)).all_await_prefill
+    queue.set_awaits(second, "p")
+    assert queue.all_await_prefill and queue.first_beside({"p"}) is other
+    assert queue.first_beside({"p", "q"}) is None
+    queue.counters.charge("a", 1000.0)
+    assert queue.first_beside(()) is other, "its tenant is next now"
+    for _ in range(500):
+        queue.set_awaits(first, "q")
+        queue.set_awaits(first, "p")
+    assert len(queue._tenants["a"].awaiting["p"].heap) < 100
     for request in (first, second, other):
         queue.remove(request)
         queue.remove(request)
-    assert queue.all_await_prefill and queue._awaiting_prefill == 0
+    assert queue.all_await_prefill and queue.first_beside(()) is None and not queue._awaited
+
+
+def test_requests_in_the_order_in_which_they_were_placed() -> None:
+    requests = [waiting(A, float(arrived)) for arrived in range(3)]
+    queue = new_queue(*requests)
+    queue.set_awaits(requests[0], None)
+    assert queue.placed_longest_ago(5) == [requests[1], requests[2], requests[0]]
+    queue.remove(requests[1])
+    assert queue.placed_longest_ago(1) == [requests[2]]

@@ -80,7 +80,7 @@ def test_refusals_come_at_once_while_an_overload_lasts() -> None:
     ]
     results = simulation.run(traffic, 12.0)
     assert len(results["a"].refused) > 300
-    assert percentile(results["a"].refused, 0.99) < 0.1
+    assert percentile(results["a"].refused, 0.99) < 0.15  # 0 to 0.14 with other seeds
 
 
 def test_burst_is_served_late_and_not_refused() -> None:
