@@ -26,7 +26,7 @@ that waits for a decode worker.
 Several routers would find room by the same report, and each send a prompt there before any of them
 hears of the others'. So a router that looks because of a report, or of the time, waits for a random
 part of ``spread_s`` first. One whose own request ended need not: the others do not know it yet.
-One per router; ``ChoiceStream`` submits.
+One per router; ``ChoiceTurn`` submits.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class RoutedWork(NamedTuple):
 
 
 class QueuedWork(Protocol):
-    """What the queue dispatches; see ``ChoiceStream``."""
+    """What the queue dispatches; see ``ChoiceTurn``."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -221,7 +221,8 @@ class ExpectedCost(NamedTuple):
 class RequestCharge:
     """What one request has been charged: expected at its dispatch, corrected by what is measured.
 
-    Created by a ``ChoiceStream``, which calls each method once at most, in this order.
+    Created by a ``ChoiceTurn``, which calls ``on_dispatch``. Its ``ChoiceStream`` calls the others,
+    in this order.
     """
 
     def __init__(self, counters: VirtualCounters, tenant: str) -> None:

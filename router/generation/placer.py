@@ -3,7 +3,7 @@
     pool (workers, load) + index (cached blocks) + ledger (own work) + estimates (links, outputs)
         --PlacementSnapshot--> choose_placement --PlacementChoice--> ticket, Submit message
 
-Called by ``ChoiceStream`` and ``Submission``.
+Called by ``ChoiceTurn``, ``ChoiceStream`` (for other attempts) and ``Submission``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@
 
     until the first token             prompt tokens and predicted seconds in the queue of P
     from there to the second          a transfer on the link P -> D, if the prefill is remote
-    until released                    a request at D
     until the first token, or D's     KV tokens that D will need; in its reports D itself counts
     next report if that comes first   what its requests will need as used
     until LINGER_S after the first    a prefix that P will have (``expected_prefixes.py``); from the
