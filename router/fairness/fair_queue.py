@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Protocol
 
 from router.common.errors import ApiError
@@ -41,6 +42,9 @@ urgent of the 201 levels lie 20 s."""
 
 TOKENS_PER_LEVEL = 64.0
 """Service (weighted tokens) that a level of priority borrows."""
+
+MOST_COUNTED = 100
+"""Tenants that a prediction of a wait looks at, at most."""
 
 _SPARE = 32  # removed requests that a heap may hold beside half of its length
 
@@ -154,13 +158,15 @@ class _RequestHeap:
 class _WaitingTenant:
     """The waiting requests of one tenant."""
 
-    def __init__(self, weight: float, number: int) -> None:
+    def __init__(self, name: str, weight: float, number: int) -> None:
+        self.name = name
         self.weight = weight
         self.number = number  # tenants in the order in which they came
         self.requests = _RequestHeap()
         self.awaiting: dict[str | None, _RequestHeap] = {}  # the same, by the worker they await
         self.service = 0.0  # expected weighted tokens
         self.served = 0  # number of the tenant's last removal: breaks ties
+        self.position = 0  # in ``FairQueue._sampled``
 
 
 class FairQueue:
@@ -169,6 +175,7 @@ class FairQueue:
     def __init__(self, counters: VirtualCounters) -> None:
         self.counters = counters
         self._tenants: dict[str, _WaitingTenant] = {}  # those with waiting requests
+        self._sampled: list[_WaitingTenant] = []  # the same in any order, to sample them
         self._weights = 0.0  # sum of theirs
         self._turns = LeastKeys(self._turn)
         self._virtual_times = LeastKeys(counters.virtual_time)
@@ -185,24 +192,62 @@ class FairQueue:
         """Return the names of the tenants that wait."""
         return self._tenants.keys()
 
-    def service_at_full_rate(self, tenant: Tenant) -> float:
-        """Return what is served to all tenants while the waiting requests of this one are: these
-        alone until the tenant has caught up with the next one, then those of all by weight."""
-        found = self._tenants.get(tenant.name)
-        if found is None:
+    def service_before(self, tenant: Tenant) -> float:
+        """Return the expected service until a new request of this tenant has its turn, if no other
+        request comes: the tenant's own waiting requests, and those of the other tenants that start
+        at a counter up to the one at which the new request will. Priorities are left out.
+
+        With more than ``MOST_COUNTED`` tenants every n-th represents all, because every arrival
+        asks; the first one of them changes, so that no tenant is always left out.
+        """
+        if not self._tenants:
             return 0.0
-        others = [name for name in self._turns.least(2) if name != tenant.name]
-        gaps = [self.counters.value(name) - self.counters.value(tenant.name) for name in others[:1]]
-        first = min(found.service, max([0.0, *gaps]) * tenant.weight)
-        return first + (found.service - first) * self._weights / tenant.weight
+        value_of, own = self.counters.value, self._tenants.get(tenant.name)
+        if own is None:
+            mean = self.service / self.length  # the new request may not be known yet
+            mine, end = 0.0, self.counters.lifted_value(tenant, mean, self._least_virtual_time())
+        else:
+            mine = own.service
+            end = value_of(tenant.name) + mine / own.weight
+        every = math.ceil(len(self._sampled) / MOST_COUNTED)
+        others = 0.0
+        for other in self._sampled[next(self._numbers) % every :: every]:
+            until_end = (end - value_of(other.name)) * other.weight
+            if until_end >= 0 and other is not own:
+                *_, head = other.requests.head()
+                others += min(other.service, max(head.service, until_end))
+        return mine + every * others
+
+    def late_requests(
+        self, is_late: Callable[[WaitingRequest, float], bool]
+    ) -> list[WaitingRequest]:
+        """Return the waiting requests for which ``is_late`` returns true. It is called in the fair
+        order, with a request and the service of those before it that are not late."""
+        turns = []
+        for name, tenant in self._tenants.items():
+            items = sorted(tenant.requests.items.values(), reverse=True)
+            requests = [request for _, _, request in items]
+            turns.append((self._turn(name), self.counters.value(name), requests))
+        heapq.heapify(turns)
+        late, before = list[WaitingRequest](), 0.0
+        while turns:
+            (_, served, number), value, requests = heapq.heappop(turns)
+            request = requests.pop()
+            if is_late(request, before):
+                late.append(request)
+            else:
+                before += request.service
+                value += request.service / request.tenant.weight
+                served = next(self._numbers)
+            if requests:
+                turn = (value - requests[-1].borrowed, served, number)
+                heapq.heappush(turns, (turn, value, requests))
+        return late
 
     def lift(self, request: WaitingRequest) -> None:
         """Let its tenant compete. Called before a request waits, or is dispatched at once."""
         if request.tenant.name not in self._tenants:
-            least = None
-            if self._tenants:
-                [name] = self._virtual_times.least(1)
-                least = self.counters.virtual_time(name)
+            least = self._least_virtual_time() if self._tenants else None
             self.counters.lift(request.tenant, self._tenants.keys(), request.service, least)
 
     def begin(self, request: WaitingRequest) -> None:
@@ -223,8 +268,10 @@ class FairQueue:
         name = request.tenant.name
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = _WaitingTenant(request.tenant.weight, next(self._numbers))
+            tenant = _WaitingTenant(name, request.tenant.weight, next(self._numbers))
             self._tenants[name] = tenant
+            tenant.position = len(self._sampled)
+            self._sampled.append(tenant)
             self._weights += tenant.weight
             self._turns.add(name)
             self._virtual_times.add(name)
@@ -257,6 +304,9 @@ class FairQueue:
             self._touch_turn(name)
         else:
             del self._tenants[name]
+            last = self._sampled.pop()
+            if last is not tenant:
+                self._sampled[tenant.position], last.position = last, tenant.position
             self._weights -= tenant.weight
             self._turns.discard(name)
             self._virtual_times.discard(name)
@@ -308,6 +358,11 @@ class FairQueue:
         for tenant in self._tenants.values():
             for *_, request in sorted(tenant.requests.items.values()):
                 yield request
+
+    def _least_virtual_time(self) -> float:
+        """Return the least one of the tenants that wait."""
+        [name] = self._virtual_times.least(1)
+        return self.counters.virtual_time(name)
 
     def _turn(self, name: str) -> tuple[float, int, int]:
         """Sort key of tenants. Equal counters take turns: one that was served last waits."""

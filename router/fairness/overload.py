@@ -98,13 +98,12 @@ class OverloadMonitor:
         self._served.add(service)
 
     def wait_s(self, tenant: Tenant) -> float:
-        """Return the predicted seconds until a new request of this tenant has its turn: the
-        tenant's own requests are served at its share of the rate, and it waits no longer than for
-        all that waits."""
+        """Return the predicted seconds until a new request of this tenant has its turn, at most
+        those for all that waits."""
         rate = self._served.value
         if not rate:
             return 0.0  # not known yet
-        return min(self._queue.service_at_full_rate(tenant), self._queue.service) / rate
+        return min(self._queue.service_before(tenant), self._queue.service) / rate
 
     def limits_now(self, limits: AdmissionLimits, alone_s: float = 0.0) -> AdmissionLimits:
         """Return the limits that hold now for a request whose first token takes ``alone_s`` without
@@ -143,19 +142,12 @@ class OverloadMonitor:
         """Return those that bound themselves by the objective and will miss it."""
         rate = self._served.value
         assert rate
-        weights = {r.tenant.name: r.tenant.weight for r in self._queue.requests()}
-        every = sum(weights.values())
-        ahead: dict[str, float] = {}
-        late = []
-        for request in self._queue.requests():
-            name = request.tenant.name
-            wait_s = ahead.get(name, 0.0) * every / (request.tenant.weight * rate)
-            turn_s = self._at - request.arrived + wait_s
-            if turn_s > self._turn_limit_s(request.limits, request.alone_s):
-                late.append(request)
-            else:
-                ahead[name] = ahead.get(name, 0.0) + request.service
-        return late
+
+        def is_late(request: WaitingRequest, before: float) -> bool:
+            turn_s = self._at - request.arrived + before / rate
+            return turn_s > self._turn_limit_s(request.limits, request.alone_s)
+
+        return self._queue.late_requests(is_late)
 
     def _turn_limit_s(self, limits: AdmissionLimits, alone_s: float) -> float:
         """Return within which time a request must have its turn while an overload lasts; infinite

@@ -126,6 +126,14 @@ class VirtualCounters:
         counter.value = max(counter.value, counter.start - BURST * service / counter.weight)
         self.on_change(tenant.name)
 
+    def lifted_value(self, tenant: Tenant, service: float, least: float) -> float:
+        """Return the counter that a tenant that has not waited has once it is lifted, while others
+        wait. ``service``: of its next request; ``least``: virtual time of those that wait."""
+        counter, start = self._counters.get(tenant.name), min(self._last, least)
+        if counter is not None and counter.start == start:
+            return counter.value  # it has been lifted already, by the service of its own request
+        return max(self.value(tenant.name), start - BURST * service / tenant.weight)
+
     def _virtual_time(self, counter: _Counter, least: float | None) -> float:
         """Return the counter from which a tenant starts that has not waited. ``least``: the virtual
         time of those that wait; None: there are none."""

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
-from router.fairness.fair_queue import AGE_S, TOKENS_PER_LEVEL, FairQueue, WaitingRequest
+import pytest
+
+from router.fairness.fair_queue import (
+    AGE_S,
+    MOST_COUNTED,
+    TOKENS_PER_LEVEL,
+    FairQueue,
+    WaitingRequest,
+)
 from router.fairness.virtual_counters import ExpectedCost, VirtualCounters
 from router.placement.admission import AdmissionLimits
 from router.tenants.tenant import Tenant
@@ -152,3 +161,61 @@ def test_requests_in_the_order_in_which_they_were_placed() -> None:
     assert queue.placed_longest_ago(5) == [requests[1], requests[2], requests[0]]
     queue.remove(requests[1])
     assert queue.placed_longest_ago(1) == [requests[2]]
+
+
+def served_before(queue: FairQueue, tenant: Tenant) -> float:
+    """Push a request and return what is really served before it."""
+    last = waiting(tenant, arrived=1e6)
+    queue.push(last)
+    before = 0.0
+    while (request := serve_next(queue)) is not last:
+        before += request.service
+    return before
+
+
+@pytest.mark.parametrize("tenants", [3, 30, 10 * MOST_COUNTED])
+@pytest.mark.parametrize("asks", ["newcomer", "has had more", "waits"])
+def test_predicted_service_is_what_is_served_before_a_new_request(tenants: int, asks: str) -> None:
+    random = Random(tenants)
+    names = [Tenant(f"t{i}", weight=random.choice((1.0, 1.0, 2.0))) for i in range(tenants)]
+    queue = new_queue(*(waiting(t) for t in names for _ in range(random.randint(3, 6))))
+    served(queue, round(1.5 * queue.length / 4))
+    tenant = A
+    if asks == "has had more":
+        queue.counters.lift(A, queue.tenants, 100.0)
+        queue.counters.charge("a", 250.0)
+    elif asks == "waits":
+        tenant = next(t for t in names if t.name in queue.tenants)
+        queue.push(waiting(tenant, arrived=1.0))
+    predicted = queue.service_before(tenant)
+    really = served_before(queue, tenant)
+    assert predicted == pytest.approx(really, rel=0.15, abs=100.0 * min(tenants, 3))
+
+
+def test_prediction_of_a_wait_changes_no_counter() -> None:
+    queue = new_queue(*(waiting(A) for _ in range(9)))
+    served(queue, 8)
+    queue.service_before(B)
+    assert queue.counters.value("b") == 0.0
+
+
+def test_requests_are_judged_in_the_order_in_which_they_would_be_served() -> None:
+    heavy = Tenant("heavy", weight=2.0)
+    tenants = [*[A] * 8, *[B] * 3, *[heavy] * 8]
+    queue = new_queue(*(waiting(t, i, priority=-(i % 2)) for i, t in enumerate(tenants)))
+    judged: list[WaitingRequest] = []
+
+    def is_late(request: WaitingRequest, before: float) -> bool:
+        assert before == 100.0 * len(judged)
+        judged.append(request)
+        return False
+
+    assert not queue.late_requests(is_late)
+    assert judged == [serve_next(queue) for _ in tenants]
+
+
+def test_late_requests_cost_their_tenant_no_turn() -> None:
+    queue = new_queue(*(waiting(A, i) for i in range(6)), *(waiting(B, 6 + i) for i in range(6)))
+    late = queue.late_requests(lambda request, before: before >= 300 or request.arrived < 3)
+    kept = [r for r in queue.requests() if r not in late]
+    assert [r.arrived for r in kept] == [3, 6, 7] or [r.arrived for r in kept] == [3, 4, 6]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -68,12 +69,13 @@ class Watched:
         self.queue = FairQueue(VirtualCounters(lambda: self.now))
         self.monitor = OverloadMonitor(self.queue, goal_s, lambda: self.now)
         self.refused: list[WaitingRequest] = []
+        self.tenants: Iterator[Tenant] = itertools.repeat(A)  # of the requests that arrive
 
     def arrive(self, count: int, alone_s: float = 0.0) -> None:
         for _ in range(count):
             self.refused += self.look()
             cost = ExpectedCost(100.0, 0)
-            request = WaitingRequest(A, 0, self.now, LIMITS, cost, UnusedWork())
+            request = WaitingRequest(next(self.tenants), 0, self.now, LIMITS, cost, UnusedWork())
             request.alone_s = alone_s
             self.queue.push(request)
 
@@ -91,6 +93,8 @@ class Watched:
                 [first, *_] = self.queue.candidates(1)
                 self.monitor.on_dispatch(first.service)
                 self.queue.remove(first)
+                self.queue.begin(first)
+                self.queue.counters.charge(first.tenant.name, first.service)
             self.refused += self.look()
             self.arrive(arrivals, alone_s)
 
@@ -116,6 +120,25 @@ def test_overload_is_known_within_a_few_hundredths_of_a_second_of_a_burst() -> N
         watched.serve(0.01, arrivals=10)
     assert watched.now - began < 0.2
     assert max(r.arrived for r in watched.refused) <= watched.now
+
+
+@pytest.mark.parametrize("tenants", [1, 20, 1000])
+def test_overload_is_refused_however_many_tenants_share_it(tenants: int) -> None:
+    watched = Watched()
+    watched.tenants = itertools.cycle([Tenant(f"t{i}") for i in range(tenants)])
+    while not watched.monitor.lasting:
+        watched.serve(0.01, arrivals=10)
+    kept = watched.queue.length * 0.01
+    assert watched.refused and 0.6 * QUEUE_SHARE < kept <= QUEUE_SHARE + 0.1
+
+
+def test_overload_refuses_none_of_a_tenant_that_is_served_before_the_others() -> None:
+    watched = Watched()
+    watched.serve(0.1, arrivals=3)
+    watched.tenants = itertools.cycle([A] * 49 + [Tenant("b")])
+    while not watched.monitor.lasting:
+        watched.serve(0.01, arrivals=10)
+    assert {request.tenant.name for request in watched.refused} == {"a"}
 
 
 def test_queue_that_does_not_grow_is_no_overload() -> None:

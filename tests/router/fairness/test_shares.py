@@ -19,10 +19,12 @@ def share(results: dict[str, TenantResult], tenant: str) -> float:
     return results[tenant].service / sum(result.service for result in results.values())
 
 
-def goodput(of_capacity: float, seconds: float = 12.0) -> float:
+def goodput(of_capacity: float, seconds: float = 12.0, tenants: int = 1) -> float:
     simulation = FairSimulation()
-    results = simulation.run([TenantTraffic(A, rate(simulation, of_capacity))], seconds)
-    return sum(ttft_s <= GOALS.ttft_s for ttft_s in results["a"].ttft) / seconds
+    each = rate(simulation, of_capacity) / tenants
+    traffic = [TenantTraffic(Tenant(f"t{i}"), each) for i in range(tenants)]
+    results = simulation.run(traffic, seconds).values()
+    return sum(ttft_s <= GOALS.ttft_s for result in results for ttft_s in result.ttft) / seconds
 
 
 def test_flood_at_ten_times_gets_no_more_than_its_weight() -> None:
@@ -70,6 +72,12 @@ def test_flood_hardly_delays_a_tenant_that_uses_less_than_its_share() -> None:
 def test_goodput_lasts_at_ten_times_the_load_by_default() -> None:
     peak = max(goodput(load) for load in (1.0, 3.0))
     assert goodput(10.0) > 0.9 * peak
+
+
+def test_goodput_does_not_depend_on_the_number_of_tenants() -> None:
+    one = goodput(3.0, 20.0)
+    for tenants in (10, 30, 100, 1000):
+        assert goodput(3.0, 20.0, tenants) > 0.8 * one
 
 
 def test_refusals_come_at_once_while_an_overload_lasts() -> None:
