@@ -12,9 +12,10 @@ first token, the end of a request. Workers' reports, which come far more often, 
 some milliseconds (``look_soon``); workers have a little work in store. A timer covers the rest.
 
 A prompt that a worker computes cannot be taken back, and may take seconds. So a request whose
-tenant has none waiting and has had less than its share does not wait for room. It is sent ahead:
-workers take it for an older one, and compute it between two chunks of other prompts. Its tenant is
-charged as always, and has no more such requests than its share of those that are computed.
+tenant has none waiting and has had less than its share, and than the tenant that is next, does not
+wait for room. It is sent ahead: workers take it for an older one, and compute it between two chunks
+of other prompts. Its tenant is charged as always, and has no more such requests than its share of
+those that are computed.
 
 When the head of the queue waits for a prefill worker (one that has its prefix, say), requests
 behind it may go to other prefill workers. Each look goes on with the first request that awaits none

@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 
 from router.common.errors import ApiError
 from router.fairness.least_keys import LeastKeys
-from router.fairness.virtual_counters import ExpectedCost, VirtualCounters, service_of
+from router.fairness.virtual_counters import BURST, ExpectedCost, VirtualCounters, service_of
 from router.placement.admission import AdmissionLimits
 from router.placement.cost import Placement
 from router.tenants.tenant import Tenant
@@ -256,8 +256,17 @@ class FairQueue:
 
     def is_behind(self, tenant: Tenant) -> bool:
         """Return whether a tenant that has no request waiting, unlike others, has had less than its
-        share. Its counter must have been lifted."""
+        share, and would be next itself. Its counter must have been lifted.
+
+        A tenant that is next by an equal counter is likely to have been lifted as well. It keeps
+        its turn, unless more of its requests wait than a tenant that seldom sends has at once.
+        """
         if not self._tenants or tenant.name in self._tenants:
+            return False
+        [name] = self._turns.least(1)
+        value, (next_value, *_) = self.counters.value(tenant.name), self._turn(name)
+        is_flood = self._tenants[name].length > BURST
+        if value > next_value or (value == next_value and not is_flood):
             return False
         share = tenant.weight / (tenant.weight + self._weights)
         return self.counters.is_behind(tenant.name, share)

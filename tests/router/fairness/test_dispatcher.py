@@ -19,14 +19,14 @@ from router.fairness.dispatcher import (
 )
 from router.fairness.fair_queue import FairQueue, RoutedWork, WaitingRequest
 from router.fairness.overload import OverloadMonitor
-from router.fairness.virtual_counters import VirtualCounters
+from router.fairness.virtual_counters import BURST, VirtualCounters
 from router.placement.admission import AdmissionLimits
 from router.placement.cost import Placement
 from router.placement.ledger import WorkLedger
 from router.tenants.tenant import Tenant
 from tests.router.fairness.works import FakeWork, placement
 
-A, B = Tenant("a"), Tenant("b")
+A, B, C, D = (Tenant(name) for name in "abcd")
 FREE, BUSY = placement(), placement(queue_s=3.0)
 NO_ROW = placement(wait_s=5.0)
 
@@ -385,6 +385,34 @@ def test_tenant_with_less_than_its_share_goes_ahead_of_a_flood() -> None:
     work.ahead_now = FREE
     assert router.submit(work, B) is None
     assert work.dispatched is True
+
+
+@pytest.mark.parametrize(("count", "goes_ahead"), [(1, False), (BURST, False), (BURST + 1, True)])
+def test_newcomer_does_not_overtake_another_one_that_has_had_as_little(
+    count: int, goes_ahead: bool
+) -> None:
+    router = Router()
+    router.filled(count, tenant=B)
+    work = FakeWork(BUSY)
+    work.ahead_now = FREE
+    assert (router.submit(work, C) is None) is goes_ahead
+
+
+def test_newcomer_waits_behind_a_newcomer_that_waits_beside_a_flood() -> None:
+    router = Router()
+    for _ in range(10):
+        router.submit(FakeWork(FREE))
+        router.queue.counters.charge("a", 100.0)
+    router.filled(50)
+    [waits] = router.filled(1, tenant=B)
+    work = FakeWork(BUSY)
+    work.ahead_now = FREE
+    assert router.submit(work, C) is not None
+    waits.now = FREE
+    router.wait(0.2)
+    later = FakeWork(BUSY)
+    later.ahead_now = FREE
+    assert waits.was_sent() and router.submit(later, D) is not None, "the other one is next"
 
 
 def test_deadline_holds_for_requests_that_go_ahead() -> None:

@@ -80,6 +80,17 @@ def test_goodput_does_not_depend_on_the_number_of_tenants() -> None:
         assert goodput(3.0, 20.0, tenants) > 0.8 * one
 
 
+def test_requests_of_a_tenant_each_are_served_in_the_order_of_arrival() -> None:
+    """Newcomers once overtook those that waited, which were refused after seconds."""
+    simulation = FairSimulation()
+    gap_s = 1 / rate(simulation, 3.0)
+    traffic = [TenantTraffic(Tenant(f"t{i}"), 0.0, begins=i * gap_s, burst=1) for i in range(500)]
+    results = simulation.run(traffic, 500 * gap_s).values()
+    ttft = [ttft_s for result in results for ttft_s in result.ttft]
+    assert len(ttft) > 150 and max(ttft) < 2 * GOALS.ttft_s
+    assert max(waited_s for result in results for waited_s in result.refused) < GOALS.ttft_s
+
+
 def test_refusals_come_at_once_while_an_overload_lasts() -> None:
     simulation = FairSimulation()
     traffic = [
